@@ -1,0 +1,10 @@
+"""The study: one module per figure or table of the paper, drawn from records only.
+
+Each module says what to run and how to draw it, and is a command::
+
+    regimes ablate smoke --seeds 5            # train: leaves records in runs/smoke
+    python -m analysis.figure2 runs/smoke     # draw: PNG, SVG and the plotted numbers as CSV
+
+Nothing here trains or imports torch. A missing schedule or an unfinished run is an error: a
+figure refuses to guess. Every mean comes with its n and its spread.
+"""

@@ -1,0 +1,110 @@
+"""The signals of one run beside each other: gradient norm, Fisher trace, Hessian trace, eigenvalue.
+
+Do Fisher trace and Hessian trace tell the same story around critical periods? In a notebook::
+
+    import regimes
+    from analysis.signals import signals
+
+    record = regimes.run(regimes.get_preset("smoke-signals/low"), "runs/signals")
+    figure, numbers = signals(record)
+
+or from the command line: ``python -m analysis.signals RUN``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from analysis import style
+from analysis.compare import compressed
+from regimes.errors import RecordError
+from regimes.records import Record, load
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PANELS = {  # title: columns of ``record.epochs``, and their words
+    "gradient norm": {"norm": "accumulated update"},
+    "Fisher trace": {"fisher_trace": "running statistics"},
+    "Hessian trace": {
+        "hessian_trace": "running statistics", "hessian_trace:batch": "batch statistics",
+    },
+    "top Hessian eigenvalue": {
+        "eigenvalue": "running statistics", "eigenvalue:batch": "batch statistics",
+    },
+}  # fmt: skip
+WORDS = ("running statistics", "batch statistics")
+LINES = (("#0173b2", "-"), ("#de8f05", (0, (4, 1.5))))
+
+
+def numbers(record: Record) -> pd.DataFrame:
+    """One row per epoch: lr, the whole model's gradient norm, and every model statistic."""
+    names = [layer["name"] for layer in compressed(record)]
+    layers = record.layers[record.layers["layer"].isin(names)]
+    norm = layers.groupby("epoch")[record.statistic].apply(lambda v: float(np.sqrt((v**2).sum())))
+    known = [c for columns in PANELS.values() for c in columns if c in record.epochs]
+    return record.epochs[["epoch", "lr", *known]].merge(norm.rename("norm"), on="epoch")
+
+
+def signals(record: Record) -> tuple[Figure, pd.DataFrame]:
+    """One panel per signal over the epochs of one run, learning-rate decays marked.
+
+    Raises:
+        RecordError: the run recorded none but the norm.
+    """
+    table = numbers(record)
+    panels = {t: {c: w for c, w in columns.items() if c in table} for t, columns in PANELS.items()}
+    panels = {title: columns for title, columns in panels.items() if columns}
+    if len(panels) < 2:
+        raise RecordError(
+            f"{record.folder} recorded no curvature: switch it on, e.g. --set "
+            "instruments.curvature.probes=10 --set instruments.fisher={}"
+        )
+    with style.theme():
+        fig = style.figure(1.0 + 1.15 * len(panels))
+        for ax, (title, columns) in zip(
+            fig.subplots(len(panels), 1, sharex=True), panels.items(), strict=True
+        ):
+            for (column, words), (colour, dash) in zip(columns.items(), LINES, strict=False):
+                rows = table[["epoch", column]].dropna()
+                ax.plot(rows["epoch"], rows[column], color=colour, linestyle=dash, label=words)
+            if all((table[c].dropna() > 0).all() for c in columns):
+                style.log_axis(ax)
+            ax.set_ylabel(title.replace(" Hess", "\nHess").replace("nt n", "nt\nn"))
+            style.mark_decays(ax, record.config, labelled=title == "gradient norm")
+        ax.set_xlabel("epoch")
+        handles = {line.get_label(): line for line in ax.lines if line.get_label() in WORDS}
+        fig.legend(handles.values(), handles.keys(), loc="outside upper right", ncols=2,
+                   title="BatchNorm in the curvature", handlelength=4)  # fmt: skip
+        probe = record.config["instruments"].get("curvature", {}).get("images", 200)
+        style.caption(
+            fig,
+            f"One run ({record.name}, seed {record.seed}). Norm: of the gradient accumulated over "
+            f"an epoch, all compressed layers. Curvature: of the loss on {probe} training images. "
+            f"{style.setting(record)}.",
+        )
+    return fig, table
+
+
+def main(run: Path, out: Path | None = None) -> list[Path]:
+    """Draw the signals of one run.
+
+    Args:
+        run: its folder.
+        out: folder for the figure; default figures/NAME.
+    """
+    record = load(run)
+    fig, table = signals(record)
+    paths = style.save(fig, (out or Path("figures", record.name)) / "signals", table)
+    print(*paths, sep="\n")
+    return paths
+
+
+if __name__ == "__main__":
+    from analysis.command import start
+
+    start(main, "analysis.signals")

@@ -1,0 +1,195 @@
+"""The house style of all figures: how a schedule looks, how a figure is captioned and saved.
+
+Colours are seaborn's colour-blind-safe set; every schedule also has a line style and a marker of
+its own, so that a grey print reads as well. ``save`` writes the same bytes for the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+import seaborn as sns
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
+
+from regimes.errors import RecordError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+    from regimes.records import Record
+
+WIDTH = 7.2  # inches: two columns of a paper
+DPI = 200
+CAPTION_LETTERS = 132  # of size 7 that fit into WIDTH
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one schedule is drawn everywhere."""
+
+    label: str
+    colour: str
+    dash: Any = "-"
+    marker: str = "o"
+    width: float = 1.4
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """Keywords of ``Axes.plot``."""
+        return {
+            "color": self.colour,
+            "linestyle": self.dash,
+            "linewidth": self.width,
+            "marker": self.marker,
+            "markersize": 8 if self.marker == "*" else 4.5,
+            "markeredgecolor": "white",
+            "markeredgewidth": 0.5,
+            "zorder": 2 + self.width,
+        }
+
+
+_C = sns.color_palette("colorblind").as_hex()
+LOOKS = {
+    "dense": Look("dense (no compression)", "#000000", "-", "s"),
+    "low": Look("low compression", _C[0], (0, (6, 1.2)), "o"),
+    "high": Look("high compression", _C[3], (0, (1.2, 1.2)), "v"),
+    "accordion": Look("ACCORDION", _C[1], "-", "*", 2.2),
+    "low-in-critical": Look("low in critical, high elsewhere", _C[2], (0, (4, 1.2, 1.2, 1.2)), "D"),
+    "high-in-critical": Look("high in critical, dense elsewhere", _C[4], (0, (8, 2)), "X"),
+    "dense-deleted": Look("control: dense, early epochs deleted", _C[7], (0, (2, 1)), "^"),
+    "low-early": Look("control: low early only", _C[9], (0, (4, 1, 1, 1, 1, 1)), "<"),
+    "low-late": Look("control: low late only", _C[7], (0, (2.5, 2.5)), ">"),
+}
+LEVELS = {"high": "#e4e4e4", "low": _C[0], "dense": "#1a1a1a"}  # light to dark: more traffic
+
+
+def look(name: str) -> Look:
+    """A schedule's look; a plain brown one under its own name if the table has none."""
+    return LOOKS.get(name, Look(name, _C[5], (0, (1, 1.5)), "P"))
+
+
+def order(names: Iterable[str]) -> list[str]:
+    """The table's order, then the unknown ones by name."""
+    known = list(LOOKS)
+    return sorted(set(names), key=lambda n: (known.index(n) if n in known else len(known), n))
+
+
+def theme() -> AbstractContextManager[None]:
+    """matplotlib's settings while a figure is drawn or saved; leaves no trace on other figures."""
+    return mpl.rc_context(
+        {
+            **sns.axes_style("ticks"),
+            **sns.plotting_context("paper"),
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "grid.color": "#e8e8e8",
+            "grid.linewidth": 0.6,
+            "legend.frameon": False,
+            "font.family": ["DejaVu Sans"],  # comes with matplotlib: the same everywhere
+            "font.size": 8,
+            "axes.labelsize": 8,
+            "axes.titlesize": 8.5,
+            "xtick.labelsize": 7.5,
+            "ytick.labelsize": 7.5,
+            "legend.fontsize": 7.5,
+            "legend.title_fontsize": 7.5,
+            "svg.hashsalt": "regimes",
+        }
+    )
+
+
+def figure(height: float, width: float = WIDTH) -> Figure:
+    """An empty figure, inches; not known to pyplot, so that nothing needs closing."""
+    return Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+
+
+# -- what all figures say --------------------------------------------------------------------
+
+
+def setting(run: Record) -> str:
+    """Data set, model, scale and workers of a run, in words."""
+    c, h = run.config, run.header
+    parameters = sum(math.prod(layer["shape"]) for layer in h["layers"])
+    name, path = c["data"]["name"], c["data"].get("path")
+    data = Path(path).name if name == "folder" and path else name
+    size = c["data"].get("image_size")
+    pixels = f" at {size} × {size} pixels" if size else ""
+    levels = ", ".join(f"{name}\xa0=\xa0{value}" for name, value in c["levels"].items())
+    return (
+        f"Setting: {data}, {h['data']['train']:,} training and "
+        f"{h['data']['test']:,} test images{pixels}; {c['model']['name']}, "
+        f"{parameters:,} parameters; {c['epochs']} epochs; "
+        f"W\xa0=\xa0{c['workers']} workers\xa0×\xa0{c['batch_size']} images; "
+        f"{c['compressor']['name']} ({levels})"
+    )
+
+
+def seeds_in_words(counts: Sequence[int]) -> str:
+    """ "n = 5 seeds", or a range."""
+    low, high = min(counts), max(counts)
+    return (
+        f"n\xa0=\xa0{low if low == high else f'{low} to {high}'}\xa0seed{'' if high == 1 else 's'}"
+    )
+
+
+def caption(fig: Figure, text: str) -> None:
+    """A small wrapped paragraph below the figure; the layout makes room for it."""
+    letters = round(CAPTION_LETTERS * fig.get_size_inches()[0] / WIDTH)
+    wrapped = "\n".join(textwrap.wrap(text, letters))  # keeps non-breaking spaces
+    fig.supxlabel(wrapped, x=0.012, ha="left", fontsize=7, color="#444444", linespacing=1.35)
+
+
+def log_axis(ax: Axes) -> None:
+    """A logarithmic y axis with ticks at 1, 2 and 5, written out."""
+    ax.set_yscale("log")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    ax.yaxis.set_minor_locator(NullLocator())
+
+
+def mark_decays(ax: Axes, config: dict[str, Any], labelled: bool = True) -> None:
+    """A dotted vertical line before each epoch that is the first at a lower learning rate."""
+    optimizer = config["optimizer"]
+    for first in optimizer.get("decay_epochs", ()):
+        if first < config["epochs"]:
+            ax.axvline(first - 0.5, color="black", linewidth=1, linestyle=(0, (1, 1.6)), zorder=1.5)
+            if labelled:
+                ax.text(first - 0.5, 1.01, f"lr ÷ {optimizer['decay_factor']:g}", fontsize=7,
+                        ha="center", va="bottom", transform=ax.get_xaxis_transform())  # fmt: skip
+
+
+def shade(ax: Axes, windows: Iterable[Sequence[int]]) -> None:
+    """Grey behind the epochs of each window ``[first, stop)``."""
+    for first, stop in windows:
+        ax.axvspan(first - 0.5, stop - 0.5, color="#ececec", linewidth=0, zorder=0)
+
+
+# -- to disk ---------------------------------------------------------------------------------
+
+
+def save(fig: Figure, stem: Path, numbers: pd.DataFrame) -> list[Path]:
+    """``stem``.png, .svg, and .csv with the plotted numbers in full precision.
+
+    Raises:
+        RecordError: the folder cannot be written.
+    """
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg", "csv")]
+    try:
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        with theme():
+            fig.savefig(paths[0], dpi=DPI, metadata={"Software": None})
+            fig.savefig(paths[1], metadata={"Date": None, "Creator": None})
+        numbers.to_csv(paths[2], index=False, lineterminator="\n")
+    except OSError as error:
+        raise RecordError(f"cannot write {stem}: {error.strerror}") from None
+    return paths

@@ -1,0 +1,428 @@
+"""Hessian-vector products and eigenvalues against PyHessian, hessian-eigenthings and curvlinops.
+
+    pip install pyhessian hessian-eigenthings curvlinops-for-pytorch
+    OMP_NUM_THREADS=1 python -m benchmarks.curvature --report curvature.json    # ~15 min, one core
+
+Two probes: `small` = ResNet-8 at 16 x 16, 250 images; `resnet18` = CIFAR ResNet-18 at 32 x 32, 32
+images for products, 16 for eigenvalues. The images are synthetic (a random prototype per class
+plus noise): timings do not depend on them, and a few SGD steps on them give the spectrum its
+outliers. Times are CPU seconds of one thread, which other load on the machine moves little;
+everything runs interleaved in one process, medians are reported, and each method's time includes
+building its own graph and objects. Warm starts come from a measurement taken `between` SGD steps
+earlier. Errors are against float64 with torch's own operations (see `reference`). PyHessian finds
+the largest in magnitude, and is compared with those; all others the largest algebraically.
+A peer that is not installed is left out and listed as missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from scipy.sparse.linalg import LinearOperator, eigsh
+from torch import Tensor, nn
+
+from regimes.instruments.curvature import Eigenpairs, HessianProduct, cross_entropy, eigenvalues
+from regimes.instruments.lanczos import lanczos
+from regimes.models import build
+from regimes.seeding import derive, stream
+
+# Target of the issue, as a share of PyHessian's time, by (probe, method, k).
+TARGETS = {
+    ("small", "regimes cold", 1): 0.8,
+    ("resnet18", "regimes cold", 1): 1.0,
+    ("small", "regimes warm", 1): 0.4,
+    ("resnet18", "regimes warm", 1): 0.4,
+    ("small", "regimes cold", 5): 0.3,
+    ("resnet18", "regimes cold", 5): 0.3,
+}
+FLOOR, ALLOWED = 2.0, 1.1  # of one product, in forward + backward passes
+Batch = tuple[Tensor, Tensor]
+Product = Callable[[Tensor], Tensor]
+
+
+def declare_torchvision_operators() -> None:
+    """torchvision's Python part fails to import beside a CPU torch without these two."""
+    for name in ("nms", "qnms"):
+        try:
+            torch.library.define(f"torchvision::{name}", "(Tensor a, Tensor b, float c) -> Tensor")
+        except RuntimeError:
+            return
+
+
+def peers() -> dict[str, Any]:
+    """The installed peers by name."""
+    found: dict[str, Any] = {}
+    declare_torchvision_operators()
+    for name in ("pyhessian", "hessian_eigenthings", "curvlinops"):
+        try:
+            found[name] = __import__(name)
+        except ImportError as error:
+            print(f"left out: {name} ({error})", file=sys.stderr)
+    return found
+
+
+def images(n: int, size: int, *key: str | int) -> Batch:
+    """Ten noisy prototypes."""
+    prototypes = torch.randn(10, 3, size, size, generator=stream("prototypes", size))
+    generator = stream("images", *key)
+    labels = torch.randint(0, 10, (n,), generator=generator)
+    return prototypes[labels] + 2 * torch.randn(n, 3, size, size, generator=generator), labels
+
+
+def train(model: nn.Module, size: int, steps: int, first: int, batch: int, lr: float) -> None:
+    """SGD with momentum from step `first` on."""
+    model.train()
+    optimiser = torch.optim.SGD(model.parameters(), lr, momentum=0.9, nesterov=True)
+    for step in range(first, first + steps):
+        optimiser.zero_grad()
+        cross_entropy(model, images(batch, size, "step", step)).backward()
+        optimiser.step()
+    optimiser.zero_grad()
+    model.eval()
+
+
+def plain_product(model: nn.Module, batch: Batch) -> Product:
+    """Double backward through a retained graph of torch's own operations."""
+    parameters = list(model.parameters())
+    g = torch.autograd.grad(cross_entropy(model, batch), parameters, create_graph=True)
+
+    def product(v: Tensor) -> Tensor:
+        pieces = v.split([p.numel() for p in parameters])
+        shaped = [piece.view_as(p) for piece, p in zip(pieces, parameters, strict=True)]
+        out = torch.autograd.grad(g, parameters, shaped, retain_graph=True)
+        return torch.cat([h.reshape(-1) for h in out])
+
+    return product
+
+
+def forward_over_reverse(model: nn.Module, batch: Batch) -> Product:
+    """A forward derivative of the gradient (torch.func)."""
+    named = dict(model.named_parameters())
+
+    def loss(parameters: dict[str, Tensor]) -> Tensor:
+        logits = torch.func.functional_call(model, parameters, (batch[0],))
+        return nn.functional.cross_entropy(logits, batch[1])
+
+    def product(v: Tensor) -> Tensor:
+        pieces = v.split([p.numel() for p in named.values()])
+        tangent = {n: piece.view_as(p) for (n, p), piece in zip(named.items(), pieces, strict=True)}
+        detached = {n: p.detach() for n, p in named.items()}
+        out = torch.func.jvp(torch.func.grad(loss), (detached,), (tangent,))[1]
+        return torch.cat([h.reshape(-1) for h in out.values()])
+
+    return product
+
+
+def curvlinops_product(library: Any, model: nn.Module, batch: Batch) -> Product:
+    return library.HessianLinearOperator(
+        model, nn.CrossEntropyLoss(), list(model.parameters()), [batch], check_deterministic=False
+    ).__matmul__
+
+
+def eigenthings_operator(library: Any, model: nn.Module, batch: Batch) -> Any:
+    return library.HessianOperator(model, [batch], cross_entropy)
+
+
+def interleaved(tasks: dict[str, Callable[[], Any]], repetitions: int) -> dict[str, list[float]]:
+    """Seconds of each task, round by round, so that a busy machine hits all alike."""
+    seconds: dict[str, list[float]] = {name: [] for name in tasks}
+    for _ in range(repetitions):
+        for name, task in tasks.items():
+            began = time.process_time()
+            task()
+            seconds[name].append(time.process_time() - began)
+    return seconds
+
+
+def products(model: nn.Module, batch: Batch, libraries: dict, repetitions: int) -> dict[str, Any]:
+    """Seconds of one product over one forward + backward pass, by method."""
+    parameters = list(model.parameters())
+    nhwc = (batch[0].contiguous(memory_format=torch.channels_last), batch[1])
+    d = sum(p.numel() for p in parameters)
+    v = torch.randn(d, generator=stream("vector"))
+
+    def step(b: Batch) -> Callable[[], Any]:
+        return lambda: torch.autograd.grad(cross_entropy(model, b), parameters)
+
+    made: dict[str, Product] = {
+        "double backward, retained (as PyHessian)": plain_product(model, batch),
+        "forward over reverse": forward_over_reverse(model, batch),
+        "regimes": HessianProduct(model, cross_entropy, [batch]),
+        "regimes, graph rebuilt": HessianProduct(model, cross_entropy, [batch], memory=0),
+        "regimes, batch statistics": HessianProduct(
+            model, cross_entropy, [batch], mode="batch-statistics"
+        ),
+        "regimes, Gauss-Newton": HessianProduct(model, cross_entropy, [batch], kind="gauss-newton"),
+    }
+    if "hessian_eigenthings" in libraries:
+        operator = eigenthings_operator(libraries["hessian_eigenthings"], model, batch)
+        made["hessian-eigenthings"] = operator.matvec
+    if "curvlinops" in libraries:
+        made["curvlinops"] = curvlinops_product(libraries["curvlinops"], model, batch)
+    tasks = {name: (lambda f=f: f(v)) for name, f in made.items()}
+    for task in tasks.values():
+        task()  # builds what is retained
+    steps = {"forward + backward": step(batch), "forward + backward, channels-last": step(nhwc)}
+    seconds = interleaved(steps | tasks, repetitions)
+    unit = statistics.median(seconds["forward + backward"])
+    best = min(unit, statistics.median(seconds["forward + backward, channels-last"]))
+    return {
+        name: {
+            "seconds": statistics.median(times),
+            "over_forward_backward": statistics.median(times) / unit,
+            "over_fastest_layout": statistics.median(times) / best,
+        }
+        for name, times in seconds.items()
+    }
+
+
+def reference(model: nn.Module, batch: Batch, cheap: bool) -> tuple[list[float], list[float]]:
+    """Top five algebraically and by magnitude, in float64 with torch's own operations.
+
+    `cheap`: vectors from float32, values from ten float64 products (Rayleigh-Ritz). A value's
+    error is of the order of the printed residual's square over its gap.
+    """
+    d, double = sum(p.numel() for p in model.parameters()), copy.deepcopy(model).double()
+    product = plain_product(double, (batch[0].double(), batch[1]))
+    found = lanczos(
+        plain_product(model, batch) if cheap else product,
+        d,
+        largest=5,
+        smallest=5,
+        tolerance=1e-4,
+        max_products=120,
+        generator=stream("reference"),
+        dtype=torch.float32 if cheap else torch.float64,
+    )
+    q = torch.linalg.qr(found.vectors.double().mT).Q
+    hq = torch.stack([product(column.contiguous()) for column in q.mT], dim=1)
+    values, y = torch.linalg.eigh(q.mT @ hq)
+    left = float(((hq - q @ (q.mT @ hq)) @ y).norm(dim=0).div(values.abs()).max())
+    print(f"reference: {found.products} products, relative residual {left:.1e}", file=sys.stderr)
+    ordered = values.flip(0).tolist()
+    return ordered[:5], sorted(ordered, key=abs, reverse=True)[:5]
+
+
+Answer = tuple[list[float], int]  # values, products
+
+
+def by_pyhessian(library: Any, model: nn.Module, batch: Batch, k: int, seed: int) -> Answer:
+    module, calls = sys.modules["pyhessian.hessian"], [0]
+    product = module.hessian_vector_product
+
+    def counted(*args: Any) -> Any:
+        calls[0] += 1
+        return product(*args)
+
+    torch.manual_seed(derive(seed))
+    with warnings.catch_warnings(), patch.object(module, "hessian_vector_product", counted):
+        warnings.simplefilter("ignore")
+        peer = library.hessian(model, nn.CrossEntropyLoss(), data=batch, cuda=False)
+        values, _ = peer.eigenvalues(top_n=k)
+    model.zero_grad(set_to_none=True)
+    return values, calls[0]
+
+
+def by_eigenthings(
+    library: Any, model: nn.Module, batch: Batch, k: int, seed: int, steps: int | None
+) -> Answer:
+    operator = eigenthings_operator(library, model, batch)
+    found = library.lanczos(operator, k=k, max_iter=steps, which="LA", seed=seed)
+    return sorted(found.eigenvalues.tolist(), reverse=True), steps or 2 * k
+
+
+def by_eigsh(library: Any, model: nn.Module, batch: Batch, k: int, seed: int) -> Answer:
+    product, calls = curvlinops_product(library, model, batch), [0]
+    d = sum(p.numel() for p in model.parameters())
+
+    def matvec(v: np.ndarray) -> np.ndarray:
+        calls[0] += 1
+        return product(torch.from_numpy(v.reshape(-1).astype(np.float32))).numpy()
+
+    operator = LinearOperator((d, d), matvec=matvec, dtype=np.float32)
+    start = np.random.default_rng(seed).standard_normal(d).astype(np.float32)
+    values = eigsh(operator, k=k, which="LA", tol=1e-3, v0=start, return_eigenvectors=False)
+    return sorted(values.tolist(), reverse=True), calls[0]
+
+
+def by_regimes(
+    model: nn.Module, batch: Batch, k: int, seed: int, start: Eigenpairs | None = None
+) -> Answer:
+    product = HessianProduct(model, cross_entropy, [batch])
+    found = eigenvalues(product, largest=k, start=start, seed=seed)
+    return found.largest.tolist(), found.products
+
+
+def by_block(model: nn.Module, batch: Batch, k: int, seed: int, start: Eigenpairs) -> Answer:
+    product = HessianProduct(model, cross_entropy, [batch])
+    found = lanczos(
+        product, product.dimension, largest=k, start=start.vectors, generator=stream(seed)
+    )
+    return found.largest.tolist(), found.products
+
+
+def top(
+    model: nn.Module, batch: Batch, before: Eigenpairs, k: int, libraries: dict, repetitions: int
+) -> dict[str, Any]:
+    """Seconds, products and worst relative error of the top k, by method."""
+    methods: dict[str, Callable[[int], Answer]] = {}
+    if "pyhessian" in libraries:
+        methods["PyHessian"] = lambda s: by_pyhessian(libraries["pyhessian"], model, batch, k, s)
+    if "hessian_eigenthings" in libraries:
+        library = libraries["hessian_eigenthings"]
+        methods["hessian-eigenthings, default"] = lambda s: by_eigenthings(
+            library, model, batch, k, s, None
+        )
+        methods["hessian-eigenthings, 20 steps"] = lambda s: by_eigenthings(
+            library, model, batch, k, s, 20
+        )
+    if "curvlinops" in libraries:
+        methods["curvlinops + eigsh"] = lambda s: by_eigsh(
+            libraries["curvlinops"], model, batch, k, s
+        )
+    methods["regimes cold"] = lambda s: by_regimes(model, batch, k, s)
+    methods["regimes warm"] = lambda s: by_regimes(model, batch, k, s, before)
+    methods["regimes warm, block start"] = lambda s: by_block(model, batch, k, s, before)
+    seconds: dict[str, list[float]] = {name: [] for name in methods}
+    answers: dict[str, list[Answer]] = {name: [] for name in methods}
+    for seed in range(repetitions):
+        for name, method in methods.items():
+            began = time.process_time()
+            answer = method(seed)
+            seconds[name].append(time.process_time() - began)
+            answers[name].append(answer)
+    return {
+        name: {
+            "seconds": statistics.median(seconds[name]),
+            "products": statistics.median(n for _, n in answers[name]),
+            "values": [values for values, _ in answers[name]],
+        }
+        for name in methods
+    }
+
+
+def errors(rows: dict[str, Any], algebraic: list[float], magnitude: list[float], k: int) -> None:
+    """Adds the worst relative error over the k values (median over repetitions), and ratios."""
+    for name, row in rows.items():
+        exact = magnitude if name == "PyHessian" else algebraic
+        worst = []
+        for values in row["values"]:
+            ordered = sorted(values, key=abs, reverse=True) if name == "PyHessian" else values
+            pairs = zip(ordered, exact[:k], strict=True)
+            worst.append(max(abs(a - b) / abs(b) for a, b in pairs))
+        row["error"] = statistics.median(worst)
+        if "PyHessian" in rows:
+            row["over_pyhessian"] = row["seconds"] / rows["PyHessian"]["seconds"]
+
+
+def run(name: str, libraries: dict, repetitions: int, between: int) -> dict[str, Any]:
+    """All measurements of one probe."""
+    small = name == "small"
+    size = 16 if small else 32
+    torch.manual_seed(derive("benchmark", name))
+    model = build(
+        "resnet8" if small else "resnet18-cifar10", classes=10, channels=3, image_size=size
+    )
+    train(model, size, 60 if small else 8, 0, 64 if small else 16, 0.05)
+    batch = images(250 if small else 32, size, "probe")
+    result: dict[str, Any] = {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "images": len(batch[1]),
+        "products": products(model, batch, libraries, repetitions),
+    }
+    probe = batch if small else images(16, size, "probe")
+    first = HessianProduct(model, cross_entropy, [probe])
+    before = {k: eigenvalues(first, largest=k) for k in (1, 5)}
+    del first
+    train(model, size, between, 100, 64 if small else 16, 0.05)
+    print(json.dumps(result["products"], indent=1), file=sys.stderr)
+    result |= {"eigenvalue_images": len(probe[1]), "steps_between": between}
+    algebraic, magnitude = reference(model, probe, cheap=not small)
+    result["reference"] = {"algebraic": algebraic, "magnitude": magnitude}
+    for k in (1, 5):
+        rows = top(model, probe, before[k], k, libraries, max(repetitions // 2, 2))
+        errors(rows, algebraic, magnitude, k)
+        brief = {m: [round(r["seconds"], 2), r["products"], r["error"]] for m, r in rows.items()}
+        print(f"top-{k}: {json.dumps(brief)}", file=sys.stderr)
+        result[f"top{k}"] = rows
+    return result
+
+
+def verdicts(report: dict[str, Any]) -> list[str]:
+    """One line per target: reached or missed, and by how much."""
+    lines = []
+    for name, result in report["probes"].items():
+        ratio = result["products"]["regimes"]["over_forward_backward"]
+        lines.append(
+            f"{name}: product {ratio:.2f} of forward+backward, target {FLOOR * ALLOWED:.2f}"
+        )
+        for (probe, method, k), limit in TARGETS.items():
+            row = result[f"top{k}"].get(method, {})
+            if probe == name and "over_pyhessian" in row:
+                share, peer = row["over_pyhessian"], result[f"top{k}"]["PyHessian"]["error"]
+                gain = peer / row["error"] if row["error"] else float("inf")
+                lines.append(
+                    f"{name}: top-{k} {method}: {share:.2f} of PyHessian's time, target {limit}; "
+                    f"error {row['error']:.1e}, {gain:.0f} times smaller"
+                )
+    return lines
+
+
+def show(report: dict[str, Any]) -> None:
+    """The tables on standard output."""
+    for name, result in report["probes"].items():
+        print(f"\n{name}: {result['parameters']} parameters, {result['images']} images")
+        for method, row in result["products"].items():
+            print(
+                f"  {method:44} {row['seconds']:8.3f} s  {row['over_forward_backward']:5.2f}"
+                f"  {row['over_fastest_layout']:5.2f}"
+            )
+        for k in (1, 5):
+            print(f"  top-{k}, {result['eigenvalue_images']} images")
+            for method, row in result[f"top{k}"].items():
+                print(
+                    f"    {method:32} {row['seconds']:8.2f} s {row['products']:6} products"
+                    f"  error {row['error']:.1e}  {row.get('over_pyhessian', float('nan')):.2f}"
+                )
+    print("\n" + "\n".join(verdicts(report)))
+
+
+def main() -> None:
+    """Measures, prints, and writes the report."""
+    parser = argparse.ArgumentParser(description="Benchmark of products and eigenvalues.")
+    parser.add_argument("--report", type=Path, help="where to write the results as JSON")
+    parser.add_argument("--probe", choices=("small", "resnet18"), action="append")
+    parser.add_argument("--repetitions", type=int, default=6)
+    parser.add_argument("--between", type=int, default=5, help="SGD steps before a warm start")
+    chosen = parser.parse_args()
+    libraries = peers()
+    report: dict[str, Any] = {
+        "torch": torch.__version__,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "threads": torch.get_num_threads(),
+        "peers": sorted(libraries),
+        "probes": {},
+    }
+    for name in chosen.probe or ("small", "resnet18"):
+        report["probes"][name] = run(name, libraries, chosen.repetitions, chosen.between)
+    show(report)
+    if chosen.report:
+        chosen.report.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Regimes: train under a communication schedule, measure critical learning regimes, record it all.
+
+Vocabulary (one word for one thing, in code, command line and plots):
+
+- *worker*: a logical data-parallel worker; W of them, fixed by a run's configuration.
+- *process*: an operating-system process; P of them, P divides W, each hosts W / P workers.
+- *layer*: one named parameter tensor, the unit at which compressors and ACCORDION decide.
+- *compressor*: how a layer's worker gradients become one shared update.
+- *level*: how much is sent, ``low`` or ``high`` *compression*, or "dense".
+- *detector*: a pure function from a statistic's history to "is this a critical regime?".
+- *policy*: turns detector answers, epochs and learning-rate events into the next levels.
+- *instrument*: measures a statistic during training and leaves no trace on the run.
+- *traffic*: what was handed to the collectives, as floats (the paper's count) and bytes.
+- *record*: what a run leaves on disk: enough for every figure and for replaying every policy.
+
+In five lines::
+
+    import regimes
+    config = regimes.get_preset("smoke")
+    config = regimes.override(config, ["policy.interval=4", "seed=1"])
+    record = regimes.run(config, "runs/mine")
+    print(record.epochs[["epoch", "metric", "total_floats"]])
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Public names, grouped, imported at first use (`import regimes` does not load torch).
+_PUBLIC = {
+    "regimes.config": ("RunConfig", "DataConfig", "ModelConfig", "OptimizerConfig", "override",
+                       "load_toml", "to_toml"),
+    "regimes.presets": ("get_preset", "get_grid"),
+    "regimes.train": ("run",),
+    "regimes.records": ("Record", "load", "load_all", "summary"),
+    "regimes.policies": ("Static", "Windows", "Accordion", "Detected", "PastEpoch", "Decision"),
+    "regimes.detectors": ("NormChange", "EigenvalueChange", "FisherChange", "TraceCusum",
+                          "MsdrFall", "FirstShare", "RandomWindows", "FixedWindows", "Verdict"),
+    "regimes.compression.base": ("Compressor", "Layer", "Mean", "Gather", "State", "Traffic"),
+    "regimes.compression.dense": ("Dense",),
+    "regimes.compression.powersgd": ("PowerSGD",),
+    "regimes.compression.sparse": ("TopK", "RandomK"),
+    "regimes.compression.quantised": ("Sign", "Quantise", "Cast"),
+    "regimes.errors": ("RegimesError", "ConfigError", "DataError", "RecordError", "TrainingError"),
+}  # fmt: skip
+_HOME = {name: module for module, names in _PUBLIC.items() for name in names}
+__all__ = sorted(_HOME)
+
+if TYPE_CHECKING:
+    from regimes.config import DataConfig as DataConfig
+    from regimes.config import ModelConfig as ModelConfig
+    from regimes.config import OptimizerConfig as OptimizerConfig
+    from regimes.config import RunConfig as RunConfig
+    from regimes.config import override as override
+    from regimes.presets import get_preset as get_preset
+    from regimes.records import Record as Record
+    from regimes.records import load as load
+    from regimes.records import load_all as load_all
+    from regimes.train import run as run
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'regimes' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,81 @@
+"""The ``ablate`` command: run a grid's cells, say how it goes, print the table at the end."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from regimes import launch
+from regimes.errors import TrainingError
+from regimes.presets import Grid
+from regimes.records import load, summary
+
+
+def main(grid: Grid, seeds: list[int], out: Path, jobs: int) -> None:
+    """Run what is missing and print the table.
+
+    Raises:
+        TrainingError: some cells failed; all others are finished.
+    """
+    leader = int(os.environ.get("RANK", "0")) == 0
+    console = Console(quiet=not leader, highlight=False)
+    cells = launch.cells(grid, seeds, out)
+    todo = [cell for cell in cells if not launch.done(*cell)]
+    console.print(f"{len(cells)} runs in {out}, {len(cells) - len(todo)} already finished")
+    start, ended = time.monotonic(), 0
+
+    def progress(folder: Path, error: str | None) -> None:
+        nonlocal ended
+        ended += 1
+        passed = time.monotonic() - start
+        left = passed / ended * (len(todo) - ended)
+        if error:
+            said = f"failed: {error}"
+        else:
+            epochs = load(folder).epochs
+            floats = epochs["floats"].sum() / 1e6
+            said = f"{100 * epochs['metric'].iloc[-1]:5.1f} %  {floats:.3f} M floats"
+        name = folder.relative_to(out)
+        console.print(
+            escape(f"[{ended}/{len(todo)}] {name}: {said}, {left / 60:.1f} min left"),
+            soft_wrap=True,
+        )
+
+    failures = launch.ablate(todo, jobs, progress)
+    if failures:
+        raise TrainingError(f"{len(failures)} of {len(todo)} runs failed; first: {failures[0]}")
+    console.print(as_table(summary([load(folder) for folder, _ in cells])))
+
+
+def as_table(runs: pd.DataFrame) -> Table:
+    """Per schedule: accuracy (mean of the last three epochs, mean +- sd over seeds), floats."""
+    table = Table(
+        Column("schedule", no_wrap=True),
+        "n", "accuracy %", "floats (M)", "of low", "MB sent", "s per run",
+        caption="accuracy: mean of the last 3 epochs, mean ± sd over seeds; "
+        "floats: the paper's count; MB: by each worker",
+    )  # fmt: skip
+    means = runs.groupby("name", sort=False).agg(
+        n=("seed", "count"),
+        metric=("metric", "mean"),
+        sd=("metric", "std"),
+        floats=("floats", "mean"),
+        bytes=("bytes", "mean"),
+        seconds=("seconds", "mean"),
+    )
+    low = means["floats"].get("low")
+    for name, row in means.iterrows():
+        spread = "" if pd.isna(row["sd"]) else f" ± {100 * row['sd']:.1f}"
+        ratio = f"{row['floats'] / low:.2f}" if low else ""
+        table.add_row(
+            str(name), f"{row['n']:.0f}", f"{100 * row['metric']:.1f}{spread}",
+            f"{row['floats'] / 1e6:.3f}", ratio, f"{row['bytes'] / 1e6:.2f}",
+            f"{row['seconds']:.1f}",
+        )  # fmt: skip
+    return table

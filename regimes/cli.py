@@ -1,0 +1,200 @@
+"""The subcommands. Each is thin: parse, call, print. torch is imported when training starts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from tyro.extras import SubcommandApp
+
+from regimes import presets as _presets
+from regimes.config import RunConfig, load_toml, override, to_toml
+from regimes.errors import ConfigError
+
+app = SubcommandApp()
+Settings = tyro.conf.UseAppendAction[tuple[str, ...]]
+
+
+def _configuration(preset: str, settings: tuple[str, ...]) -> RunConfig:
+    known = load_toml(preset) if preset.endswith(".toml") else _presets.get_preset(preset)
+    return override(known, list(settings))
+
+
+@app.command
+def run(
+    preset: Annotated[str, tyro.conf.Positional],
+    set: Settings = (),
+    seed: int | None = None,
+    out: Path | None = None,
+    workers: int | None = None,
+    processes: int = 1,
+    resume: bool = False,
+    quiet: bool = False,
+) -> None:
+    """Train one configuration and leave its record in a folder.
+
+    Args:
+        preset: a preset, GRID/SCHEDULE, or a .toml file; see `regimes presets`.
+        set: change a field, e.g. --set policy.interval=4 --set levels.low=2.
+        seed: the run's seed.
+        out: folder of the record; default runs/NAME/seed-SEED.
+        workers: logical workers W.
+        processes: local processes P that share the workers (P divides W).
+        resume: continue the run in the folder from its last checkpoint.
+        quiet: print nothing but errors.
+    """
+    from regimes import launch
+
+    if processes < 1:
+        raise ConfigError(f"--processes must be at least 1, got {processes}")
+    config = _configuration(preset, set)
+    config = replace(
+        config,
+        seed=config.seed if seed is None else seed,
+        workers=config.workers if workers is None else workers,
+    )
+    stem = Path(preset).stem if preset.endswith(".toml") else preset
+    out = out or Path("runs", stem, f"seed-{config.seed}")
+    if processes > 1 and "WORLD_SIZE" not in os.environ:
+        if config.workers % processes:
+            raise ConfigError(
+                f"{config.workers} workers cannot be divided among {processes} processes: "
+                "the number of workers must be a multiple of the number of processes"
+            )
+        launch.processes(config, out, processes, resume=resume, quiet=quiet)
+        return
+    from regimes.train import run as train
+
+    if quiet or int(os.environ.get("RANK", "0")) > 0:
+        train(config, out, resume=resume)
+    else:
+        from regimes.progress import reporters
+
+        record = train(config, out, resume=resume, reporters=reporters(config, out))
+        last = record.epochs.iloc[-1]
+        print(
+            f"{out}: {record.header['metric']} {100 * last['metric']:.1f} %, "
+            f"{last['total_floats'] / 1e6:.3f} M floats, {last['total_bytes'] / 1e6:.2f} MB "
+            "sent by each worker"
+        )
+
+
+@app.command
+def ablate(
+    grid: Annotated[str, tyro.conf.Positional],
+    set: Settings = (),
+    seeds: int = 3,
+    first_seed: int = 0,
+    schedules: Settings = (),
+    out: Path | None = None,
+    jobs: int = 1,
+) -> None:
+    """Run every schedule of a grid with several seeds; finished runs are skipped, broken ones
+    resumed.
+
+    Args:
+        grid: a grid; see `regimes presets`.
+        set: change a field in all runs.
+        seeds: how many seeds.
+        first_seed: the first of them.
+        schedules: only this one; may be given several times.
+        out: folder of the records; default runs/GRID.
+        jobs: runs at a time, each on its share of the cores.
+    """
+    from regimes import ablation
+
+    cells = _presets.get_grid(grid)
+    for name in schedules:
+        if name not in cells:
+            raise ConfigError(f"grid {grid!r} has no schedule {name!r}: it has {', '.join(cells)}")
+    if seeds < 1 or jobs < 1:
+        raise ConfigError(f"--seeds and --jobs must be at least 1, got {seeds} and {jobs}")
+    chosen = {name: cell for name, cell in cells.items() if not schedules or name in schedules}
+    _presets.check_common(chosen, set)
+    chosen = {name: override(cell, list(set)) for name, cell in chosen.items()}
+    ablation.main(
+        chosen, list(range(first_seed, first_seed + seeds)), out or Path("runs", grid), jobs
+    )
+
+
+@app.command
+def presets(name: Annotated[str | None, tyro.conf.Positional] = None) -> None:
+    """List presets and grids, or print one preset as TOML.
+
+    Args:
+        name: a preset, or GRID/SCHEDULE.
+    """
+    if name:
+        print(to_toml(_presets.get_preset(name)), end="")
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    tables = (("preset", _presets.PRESETS), ("grid", _presets.GRIDS))
+    for title, known in tables:
+        table = Table(title, "command, what, how long", box=None, header_style="bold")
+        for key, make in known.items():
+            table.add_row(key, " ".join((make.__doc__ or "").split()))
+        Console().print(table)
+
+
+@app.command
+def watch(folder: Annotated[Path, tyro.conf.Positional], once: bool = False) -> None:
+    """Follow a run, or a folder of runs, from the record alone.
+
+    Args:
+        folder: of a run or of many.
+        once: print the state and return.
+    """
+    from regimes.watch import watch as follow
+
+    follow(folder, once=once)
+
+
+@app.command
+def pack(
+    folder: Annotated[Path, tyro.conf.Positional], archive: Annotated[Path, tyro.conf.Positional]
+) -> None:
+    """Write the records under a folder, without checkpoints, to one small .tar.xz.
+
+    Args:
+        folder: of runs.
+        archive: the file to write; every command that reads a folder of runs reads it too.
+    """
+    from regimes.records import pack as write
+
+    print(f"{archive}: {write(folder, archive)} runs")
+
+
+@app.command
+def detect(
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional],
+    detectors: tuple[str, ...] = (),
+    out: Path | None = None,
+) -> None:
+    """Replay detectors over recorded runs, without training: agreement, lead or lag, share of
+    epochs called critical, traffic, and what the signal costs.
+
+    `python -m analysis.detectors RUN ...` draws the figure.
+
+    Args:
+        runs: runs, or folders of runs; several seeds give means and 95 % intervals.
+        detectors: NAME or NAME:key=value,key=value, e.g. norm-change:interval=3,eta=0.4; default
+            all whose signal was recorded, and controls of equal length.
+        out: folder for detectors.csv, pairs.csv and epochs.csv.
+    """
+    from regimes.bench import main
+
+    main(runs, detectors, out)
+
+
+@app.command
+def doctor() -> None:
+    """What is installed, which devices and backends work, which data sets are found."""
+    from regimes.doctor import report
+
+    sys.exit(0 if report() else 1)

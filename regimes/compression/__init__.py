@@ -1,0 +1,29 @@
+"""Compressors: one contract (``base``), one file per family, and the names that select them."""
+
+from regimes.compression.base import (
+    Compressor,
+    Gather,
+    Layer,
+    Mean,
+    State,
+    Traffic,
+)
+from regimes.config import plug_in
+
+REGISTRY = {
+    "dense": "regimes.compression.dense:Dense",
+    "powersgd": "regimes.compression.powersgd:PowerSGD",
+    "topk": "regimes.compression.sparse:TopK",
+    "randomk": "regimes.compression.sparse:RandomK",
+    "sign": "regimes.compression.quantised:Sign",
+    "quantise": "regimes.compression.quantised:Quantise",
+    "cast": "regimes.compression.quantised:Cast",
+}
+
+
+def compressor(table: dict) -> Compressor:
+    """The compressor that a configuration table names; ConfigError if it is none."""
+    return plug_in("compressor", table, REGISTRY)
+
+
+__all__ = ["REGISTRY", "Compressor", "Gather", "Layer", "Mean", "State", "Traffic", "compressor"]

@@ -1,0 +1,95 @@
+"""PowerSGD (Vogels, Karimireddy & Jaggi, 2019, algorithm 1): low-rank updates by power iteration.
+
+The level is the rank. One power iteration per step from the last step's right factor Q, which
+therefore follows the gradient's leading directions. Differences with the paper: none in the
+maths; Q is kept when the rank changes (columns are added or dropped).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regimes.compression.base import (
+    Compressor,
+    Layer,
+    Mean,
+    Program,
+    Sending,
+    State,
+    Traffic,
+    reject,
+)
+from regimes.config import DENSE, Level
+from regimes.seeding import stream
+
+
+@dataclass
+class PowerState(State):
+    """``q``: the right factor of the last step, the same on every worker; its rows are columns of
+    Q, because products with row factors are several times faster on a CPU."""
+
+    q: Float[Tensor, "rank m"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PowerSGD(Compressor):
+    """Rank-r updates; two small means per layer and step, ``(n + m) min(r, n, m)`` floats.
+
+    Attributes:
+        reset_on_change: the authors' quirk: a change of level forgets Q, and a change to dense
+            forgets the residual instead of sending it.
+    """
+
+    reset_on_change: bool = False
+    linear: ClassVar[bool] = True
+
+    def check(self, level: Level) -> None:
+        if level != DENSE and (type(level) is not int or level < 1):
+            raise reject("PowerSGD", level, "a rank, a whole number from 1")
+
+    def init(self, layer: Layer, seed: int, first_worker: int = 0) -> PowerState:
+        return PowerState((seed, layer.name), first_worker)
+
+    def reduce(self, grad: Tensor, state: State, level: Level) -> Program:
+        if self.reset_on_change and level == DENSE:
+            state.residual = cast(PowerState, state).q = None
+        return super().reduce(grad, state, level)
+
+    def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
+        state = cast(PowerState, state)
+        n, m = delta.shape[1:]
+        q = self._start(state, min(int(level), n, m), delta)
+        p = orthonormal((yield Mean(q @ delta.mT)))  # [r, n]
+        state.q = yield Mean(p @ delta)  # [r, m]
+        update = p.mT @ state.q  # [n, m]
+        return update, update
+
+    def _start(self, state: PowerState, rank: int, like: Tensor) -> Float[Tensor, "rank m"]:
+        """Last step's Q with columns dropped, or added as seeded normal noise."""
+        have = 0 if state.q is None else len(state.q)
+        if self.reset_on_change and have != rank:
+            have = 0
+        if have >= rank:
+            return cast(Tensor, state.q)[:rank]
+        fresh = [
+            torch.randn(like.shape[-1], generator=stream(*state.key, "q", column), dtype=like.dtype)
+            for column in range(have, rank)
+        ]
+        kept = [] if state.q is None else list(state.q[:have])
+        return torch.stack([*kept, *(f.to(like.device) for f in fresh)])
+
+    def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
+        n, m = layer.matrix
+        floats = (n + m) * min(int(level), n, m)
+        return Traffic(floats, floats * itemsize)
+
+
+def orthonormal(rows: Float[Tensor, "rank n"]) -> Float[Tensor, "rank n"]:
+    """An orthonormal basis of the rows' span, completed where they are dependent (Householder QR:
+    a zero gradient must not leave a zero factor, from which power iteration never returns)."""
+    return torch.linalg.qr(rows.mT)[0].mT

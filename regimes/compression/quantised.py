@@ -1,0 +1,144 @@
+"""Quantisers: sign with scale, QSGD-style integers, and half-precision casts.
+
+What travels is packed (1, 2, 4, 8 or 16 bits per coordinate) and gathered, because integers of
+different scales cannot be added on the way; only the casts can use a mean.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from regimes.compression.base import (
+    Compressor,
+    Gather,
+    Layer,
+    Mean,
+    Sending,
+    State,
+    Traffic,
+    reject,
+)
+from regimes.config import DENSE, Level
+from regimes.errors import ConfigError
+from regimes.seeding import stream
+
+
+def pack(codes: UInt8[Tensor, "*batch size"], bits: int) -> UInt8[Tensor, "*batch packed"]:
+    """Codes of 1, 2, 4 or 8 bits, ``8 / bits`` to the byte, low bits first, padded with zeros."""
+    per_byte = 8 // bits
+    padded = torch.nn.functional.pad(codes, (0, -codes.shape[-1] % per_byte))
+    shifts = bits * torch.arange(per_byte, device=codes.device)
+    parts = padded.unflatten(-1, (-1, per_byte)).to(torch.int32) << shifts
+    return parts.sum(-1).to(torch.uint8)
+
+
+def unpack(packed: UInt8[Tensor, "*batch packed"], bits: int, size: int) -> Tensor:
+    """The inverse of ``pack``, as int32 codes."""
+    shifts = bits * torch.arange(8 // bits, device=packed.device)
+    codes = (packed.unsqueeze(-1).to(torch.int32) >> shifts) & (2**bits - 1)
+    return codes.flatten(-2)[..., :size]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sign(Compressor):
+    """One bit per coordinate and one scale, the mean magnitude (Karimireddy et al., 2019,
+    EF-SignSGD). Its one level is 1 (bit)."""
+
+    def check(self, level: Level) -> None:
+        if level not in (DENSE, 1) or isinstance(level, bool):
+            raise reject("sign", level, "1 (bit)")
+
+    def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
+        flat = delta.flatten(1)
+        positive = flat >= 0
+        scale = flat.abs().mean(1)  # [L]
+        scales = yield Gather(scale)  # [W]
+        codes = yield Gather(pack(positive.to(torch.uint8), 1))
+        signs = unpack(codes, 1, flat.shape[1]).to(flat.dtype) * 2 - 1  # [W, n * m]
+        update = scales @ signs / len(scales)
+        sent = torch.where(positive, scale[:, None], -scale[:, None])
+        return update.view(delta.shape[1:]), sent.view(delta.shape)
+
+    def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
+        packed = math.ceil(layer.size / 8)
+        return Traffic(workers * (packed / 4 + 1), packed + itemsize)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantise(Compressor):
+    """QSGD-style integers (Alistarh et al., 2017) scaled by the largest magnitude: the level is
+    the number of bits, 2, 4, 8 or 16; two bits are TernGrad (Wen et al., 2017).
+
+    Attributes:
+        stochastic: round up or down at random, so that the update is unbiased. That and error
+            feedback exclude each other: the error of random rounding can exceed the signal, so
+            that residuals grow without bound.
+    """
+
+    error_feedback: bool = False
+    stochastic: bool = True
+
+    def __post_init__(self) -> None:
+        if self.stochastic and self.error_feedback:
+            raise ConfigError(
+                "compressor.stochastic and compressor.error_feedback exclude each other for "
+                '"quantise" (residuals would grow without bound): set one of them to false'
+            )
+
+    def check(self, level: Level) -> None:
+        if level not in (DENSE, 2, 4, 8, 16):
+            raise reject("quantise", level, "2, 4, 8 or 16 (bits)")
+
+    def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
+        flat, bits = delta.flatten(1), int(level)
+        steps = 2 ** (bits - 1) - 1  # codes -steps .. steps
+        scale = flat.abs().amax(1).clamp_min(torch.finfo(flat.dtype).tiny)  # [L]
+        scaled = flat / scale[:, None] * steps
+        code = (scaled + self._noise(scaled, state) if self.stochastic else scaled + 0.5).floor()
+        code = code.clamp_(-steps, steps)
+        scales = yield Gather(scale)  # [W]
+        wire = code.to(torch.int16) if bits == 16 else pack((code + steps).to(torch.uint8), bits)
+        received = yield Gather(wire)
+        codes = received if bits == 16 else unpack(received, bits, flat.shape[1]) - steps
+        update = (scales / steps) @ codes.to(flat.dtype) / len(scales)
+        sent = code * (scale / steps)[:, None]
+        return update.view(delta.shape[1:]), sent.view(delta.shape)
+
+    def _noise(self, like: Tensor, state: State) -> Tensor:
+        """Uniform noise in [0, 1), a stream of its own for each worker and step."""
+        first = state.first_worker
+        rows = [
+            torch.rand(like.shape[1], generator=stream(*state.key, "quantise", state.step, worker))
+            for worker in range(first, first + len(like))
+        ]
+        return torch.stack(rows).to(like)
+
+    def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
+        packed = math.ceil(layer.size * int(level) / 8)
+        return Traffic(workers * (packed / 4 + 1), packed + itemsize)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cast(Compressor):
+    """Half precision on the way: the level is "fp16" or "bf16". Equal between simulated and real
+    workers up to the rounding of that format, in which the processes add."""
+
+    def check(self, level: Level) -> None:
+        if level not in (DENSE, *_HALF):
+            raise reject("cast", level, '"fp16" or "bf16"')
+
+    def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
+        half = delta.to(_HALF[str(level)])
+        mean = yield Mean(half)
+        return mean.to(delta.dtype), half.to(delta.dtype)
+
+    def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
+        return Traffic(layer.size / 2, layer.size * 2)
+
+
+_HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}

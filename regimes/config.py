@@ -1,0 +1,278 @@
+"""One run, described: frozen dataclasses, checked before any work, in and out as TOML.
+
+A configuration is a diff from the defaults. Plug-ins (compressor, policy) are tables with a
+``name`` that is either registered or spelt ``package.module:Class``; the rest of the table are
+the fields of that class. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import json
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from regimes.errors import ConfigError, nearest
+
+T = TypeVar("T")
+Level = float | int | str  # a rank, a kept percentage, a number of bits, or "dense"
+DENSE = "dense"
+Signal = Literal["update", "global", "local-mean", "worker0"]
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which images, how many of them, and in what order (see ``data.py``)."""
+
+    name: str = "digits"  # "digits", "cifar10", "cifar100" or "folder"
+    path: str | None = None  # image folder or archive for "folder"; root for CIFAR
+    train_size: int | None = None  # images, equally many per class; None = all
+    test_size: int | None = None
+    image_size: int | None = None  # pixels; average-pooled down to it; None = as they are
+    augment: bool = False  # random crop with padding 4, random horizontal flip
+    drop_last: bool = False  # leave out an epoch's last, short batch
+    reshuffle: bool = True  # False: one order for all epochs (the authors' sampler)
+    download: bool = False
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which network (see ``models/``)."""
+
+    name: str = "vgg7"
+    width: int | None = None  # channels of the first layer, where the family has a choice
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """SGD with momentum; linear warm-up, then division at each decay (see ``learning_rate.py``)."""
+
+    lr: float = 0.4  # after the warm-up
+    warmup_from: float | None = None  # lr of the first epoch; None = no warm-up
+    warmup_epochs: int = 5
+    decay_epochs: tuple[int, ...] = ()  # first epoch that trains at the lower lr
+    decay_factor: float = 10.0
+    momentum: float = 0.9
+    nesterov: bool = True
+    weight_decay: float = 1e-4
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides the numbers of a run. ``processes`` and ``device`` only divide work.
+
+    Attributes:
+        levels: what the words of a policy mean for this compressor, e.g. ``{low = 4, high = 1}``
+            for PowerSGD ranks. "dense" is always known and sends the gradient uncompressed.
+        signal: the statistic that detectors read, per layer and epoch (design: four values).
+        quirks: "authors" replaces fields so as to do what the published code does.
+    """
+
+    name: str = "run"
+    seed: int = 0
+    epochs: int = 24
+    workers: int = 4
+    batch_size: int = 8  # samples per worker and step
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    compressor: dict[str, Any] = field(default_factory=lambda: {"name": "powersgd"})
+    levels: dict[str, Level] = field(default_factory=lambda: {"low": 4, "high": 1})
+    policy: dict[str, Any] = field(default_factory=lambda: {"name": "static"})
+    signal: Signal = "update"
+    instruments: dict[str, dict[str, Any]] = field(default_factory=dict)  # see ``instruments/``
+    quirks: Literal["none", "authors"] = "none"
+    union_pass: bool = True  # one pass over all hosted workers' batches, where it is exact
+    dtype: Literal["float32", "float64"] = "float32"
+    autocast: Literal["none", "bfloat16"] = "none"
+    channels_last: bool = False  # of the activations; parameters stay as they are
+    device: str = "auto"  # "auto", "cpu", "cuda", "cuda:0"
+    checkpoint_every: int = 1  # epochs
+    tensorboard: bool = False
+
+    def digest(self) -> str:
+        """SHA-256 of all that decides the numbers; processes compare it at start-up."""
+        return hashlib.sha256(json.dumps(to_dict(self), sort_keys=True).encode()).hexdigest()
+
+
+# -- dictionaries and TOML -------------------------------------------------------------------
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Plain nested dictionary, without the fields that are ``None``."""
+    plain = dataclasses.asdict(config)
+    return json.loads(json.dumps(_without_none(plain)))
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _without_none(v) for k, v in value.items() if v is not None}
+    return value
+
+
+def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
+    """Build a dataclass from a nested dictionary; every key and type is checked.
+
+    Raises:
+        ConfigError: an unknown key (with the nearest known one) or a value of the wrong type.
+    """
+    hints = typing.get_type_hints(cls)
+    names = [f.name for f in dataclasses.fields(cls) if f.init]  # type: ignore[arg-type]
+    for key in values:
+        if key not in names:
+            raise ConfigError(f"unknown key {where + key!r}: {nearest(key, names)}")
+    made = {k: convert(hints[k], v, where + k) for k, v in values.items()}
+    try:
+        return cls(**made)
+    except TypeError as error:
+        raise ConfigError(f"{where.rstrip('.') or cls.__name__}: {error}") from None
+
+
+def convert(kind: Any, value: Any, where: str) -> Any:
+    """Check ``value`` against an annotation; integers pass as floats, lists as tuples."""
+    origin, args = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return value
+    if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
+        return from_dict(typing.cast(type, kind), value, where + ".")
+    if origin in (typing.Union, types.UnionType):
+        return _convert_union(args, value, where)
+    if origin is Literal:
+        if value in args and not isinstance(value, bool):
+            return value
+        raise ConfigError(f"{where} = {value!r}: {nearest(str(value), map(str, args))}")
+    if origin is tuple and isinstance(value, list | tuple):
+        if len(args) == 2 and args[1] is Ellipsis:
+            return tuple(convert(args[0], v, f"{where}[{i}]") for i, v in enumerate(value))
+        if len(args) == len(value):
+            pairs = enumerate(zip(args, value, strict=True))
+            return tuple(convert(a, v, f"{where}[{i}]") for i, (a, v) in pairs)
+    if origin is dict and isinstance(value, Mapping):
+        return {str(k): convert(args[1], v, f"{where}.{k}") for k, v in value.items()}
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    number = isinstance(kind, type) and isinstance(value, kind)
+    if number and (kind is bool or not isinstance(value, bool)):  # True is no number here
+        return value
+    raise ConfigError(f"{where} must be {_spell(kind)}, got {value!r}")
+
+
+def _convert_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
+    exact = [k for k in kinds if isinstance(k, type) and type(value) is k]
+    for kind in (*exact, *kinds):
+        try:
+            return convert(kind, value, where)
+        except ConfigError:
+            continue
+    spelt = " or ".join(_spell(k) for k in kinds if k is not type(None))
+    raise ConfigError(f"{where} must be {spelt}, got {value!r}")
+
+
+def _spell(kind: Any) -> str:
+    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    if kind in words:
+        return words[kind]
+    if get_origin(kind) is tuple:
+        inner = get_args(kind)[0]
+        return f"a list of {_spell(inner).removeprefix('a ')}s"
+    if get_origin(kind) is dict or dataclasses.is_dataclass(kind):
+        return "a table"
+    return str(kind)
+
+
+def override(config: RunConfig, settings: list[str]) -> RunConfig:
+    """Apply ``a.b=c`` settings; values are read as TOML, bare words as text.
+
+    Raises:
+        ConfigError: a setting without "=", an unknown key, a wrong type.
+    """
+    plain: dict[str, Any] = dataclasses.asdict(config)
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {setting!r} needs the form key=value, e.g. optimizer.lr=0.2")
+        *parents, key = path.strip().split(".")
+        table = plain
+        for parent in parents:
+            if table is plain["instruments"]:
+                table.setdefault(parent, {})  # naming an instrument's field switches it on
+            if not isinstance(table.get(parent), dict):
+                raise ConfigError(f"unknown key {path.strip()!r}: {nearest(parent, table)}")
+            table = table[parent]
+        value = read_value(text.strip())
+        if path.strip() in ("compressor", "policy") and isinstance(value, str):
+            value = {"name": value}
+        if path.strip() in ("compressor.name", "policy.name") and table.get("name") != value:
+            table.clear()  # another plug-in: the fields of the old one mean nothing to it
+        table[key] = value
+    return from_dict(RunConfig, _without_none(plain))
+
+
+def read_value(text: str) -> Any:
+    """A value from the command line: TOML; "none" is None; anything else is text."""
+    if text.lower() == "none":
+        return None
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def load_toml(path: str | Path) -> RunConfig:
+    """Read a configuration file.
+
+    Raises:
+        ConfigError: a missing file, a syntax error, an unknown key or wrong type.
+    """
+    try:
+        return from_dict(RunConfig, tomllib.loads(Path(path).read_text()))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error}") from None
+
+
+def to_toml(config: RunConfig) -> str:
+    """The configuration as TOML; ``load_toml`` gives it back."""
+    import tomli_w
+
+    return tomli_w.dumps(to_dict(config))
+
+
+# -- plug-ins --------------------------------------------------------------------------------
+
+
+def plug_in(
+    kind: str, table: Mapping[str, Any], registry: Mapping[str, str], where: str | None = None
+) -> Any:
+    """Make the plug-in that a configuration table names.
+
+    Args:
+        kind: "compressor" or "policy", for messages.
+        table: ``{"name": ..., field: value, ...}``.
+        registry: short name -> ``package.module:Class``.
+        where: the table's place in the configuration, if that is not ``kind``.
+
+    Raises:
+        ConfigError: an unknown name, a module or class that cannot be imported, bad fields.
+    """
+    values = dict(table)
+    name = values.pop("name", None)
+    if not isinstance(name, str):
+        raise ConfigError(f"{kind}.name is missing: {nearest('', registry)}")
+    target = registry.get(name, name)
+    module, colon, attribute = target.partition(":")
+    if not colon:
+        raise ConfigError(f"unknown {kind} {name!r}: {nearest(name, registry)}")
+    try:
+        cls = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise ConfigError(f"cannot import the {kind} {target!r}: {error}") from None
+    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+        raise ConfigError(f"the {kind} {target!r} is no dataclass: see the contract it must keep")
+    return from_dict(cls, values, f"{where or kind}.")

@@ -1,0 +1,91 @@
+"""The paper's rule and its kin: a statistic that changes fast marks a critical regime.
+
+One rule, different statistics: the accumulated gradient's norm (ACCORDION, section 4.2), the top
+Hessian eigenvalue (Jastrzebski et al. 2019; the paper's Figure 3), the trace of the Fisher
+information (Achille et al. 2019).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from regimes.detectors.base import Values, Verdict, latest
+from regimes.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class RelativeChange:
+    """``|old - new| / |old| >= eta``, of any statistic.
+
+    Evaluated after epochs 0, interval, 2 x interval, ... against the evaluation before. Where
+    nothing was measured, the newest measurement before stands in; with no new one since the last
+    evaluation there is no opinion. Before the first evaluation, at it, and after an old value
+    that is zero or not finite it is critical (the authors' code).
+
+    Attributes:
+        eta: relative change.
+        interval: epochs between evaluations.
+        statistic: what is compared; "norm*lr" and the like are multiplied by the epoch's rate.
+        direction: "decay" counts only falls, ``(old - new) / |old|``.
+
+    Raises:
+        ConfigError: eta is not positive or interval is below 1.
+    """
+
+    eta: float = 0.5
+    interval: int = 10
+    statistic: str = "norm"
+    per_layer: bool = True
+    direction: Literal["either", "decay"] = "either"
+
+    def __post_init__(self) -> None:
+        if not self.eta > 0 or self.interval < 1:
+            raise ConfigError(
+                f"eta must be positive and interval at least 1 epoch, "
+                f"got eta = {self.eta}, interval = {self.interval}"
+            )
+
+    def __call__(self, values: Values) -> Verdict:
+        epoch = len(values) - 1
+        if epoch < 0:
+            return Verdict(True, threshold=self.eta)
+        if epoch % self.interval:
+            return Verdict(None)
+        now, before = latest(values, epoch), latest(values, epoch - self.interval)
+        if now is None or now == before:
+            return Verdict(None)
+        new, old = values[now], None if before is None else values[before]
+        if new is None or old is None or old == 0 or not math.isfinite(old):
+            return Verdict(True, old, new, None, self.eta)
+        fall = (old - new) / abs(old)
+        score = fall if self.direction == "decay" else abs(fall)
+        return Verdict(score >= self.eta or math.isnan(score), old, new, score, self.eta)
+
+
+@dataclass(frozen=True)
+class NormChange(RelativeChange):
+    """The paper's rule (section 4.2): ``| |old| - |new| | / |old| >= eta``, per layer.
+
+    The accumulated gradient's norm scales like displacement / lr, so that it jumps at each decay
+    whatever the loss does; ``statistic = "norm*lr"`` takes the learning rate out.
+    """
+
+
+@dataclass(frozen=True)
+class EigenvalueChange(RelativeChange):
+    """Rapid decay of the top Hessian eigenvalue (Jastrzebski et al. 2019; Figure 3)."""
+
+    statistic: str = field(default="eigenvalue", init=False)
+    per_layer: bool = False
+    direction: Literal["either", "decay"] = "decay"
+
+
+@dataclass(frozen=True)
+class FisherChange(RelativeChange):
+    """Change of the Fisher information's trace, which rises and falls through a critical period
+    (Achille et al. 2019)."""
+
+    statistic: str = field(default="fisher_trace", init=False)
+    per_layer: bool = False

@@ -1,0 +1,114 @@
+"""Controls: rules that look at nothing but the epoch. A detector that does not beat them at equal
+length has detected nothing."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from regimes.detectors.base import Values, Verdict
+from regimes.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class FixedWindows:
+    """Critical in given epochs.
+
+    Attributes:
+        windows: pairs ``[first, stop)``, e.g. ``[[0, 6], [12, 14]]``.
+
+    Raises:
+        ConfigError: a pair that is no window.
+    """
+
+    windows: tuple[tuple[int, int], ...] = ()
+    statistic: None = field(default=None, init=False)
+    per_layer: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        for first, stop in self.windows:
+            if not 0 <= first < stop:
+                raise ConfigError(
+                    f"[{first}, {stop}] is no window; expected [first, stop) with 0 <= first < stop"
+                )
+
+    def __call__(self, values: Values) -> Verdict:
+        return Verdict(any(first <= len(values) < stop for first, stop in self.windows))
+
+
+@dataclass(frozen=True)
+class FirstShare:
+    """Critical in the first epochs of a run.
+
+    Attributes:
+        share: of the run's epochs, rounded to whole epochs.
+        epochs: length of the run.
+
+    Raises:
+        ConfigError: a share outside 0..1, or no length.
+    """
+
+    share: float = 0.25
+    epochs: int = 0
+    statistic: None = field(default=None, init=False)
+    per_layer: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        _check("first-share", self.share, self.epochs)
+
+    def __call__(self, values: Values) -> Verdict:
+        return Verdict(len(values) < round(self.share * self.epochs))
+
+
+@dataclass(frozen=True)
+class RandomWindows:
+    """Critical in windows drawn once, evenly over all ways to place them without overlap.
+
+    Attributes:
+        share: of the run's epochs, in all windows together, rounded to whole epochs.
+        epochs: length of the run.
+        count: windows, as equal in length as whole epochs allow; fewer if there are fewer epochs.
+        seed: other seeds, other windows.
+
+    Raises:
+        ConfigError: a share outside 0..1, no length, or no window.
+    """
+
+    share: float = 0.25
+    epochs: int = 0
+    count: int = 2
+    seed: int = 0
+    statistic: None = field(default=None, init=False)
+    per_layer: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        _check("random-windows", self.share, self.epochs)
+        if self.count < 1:
+            raise ConfigError(f"random-windows: count must be at least 1, got {self.count}")
+
+    @cached_property
+    def chosen(self) -> frozenset[int]:
+        """The epochs inside the windows: ``round(share * epochs)`` of them."""
+        total = round(self.share * self.epochs)
+        count, free = min(self.count, total), self.epochs - total
+        if not count:
+            return frozenset()
+        lengths = [total // count + (i < total % count) for i in range(count)]
+        draw = random.Random(self.seed)
+        draw.shuffle(lengths)
+        slots = sorted(draw.sample(range(free + count), count))  # windows among the free epochs
+        starts = [slot - i + sum(lengths[:i]) for i, slot in enumerate(slots)]
+        pairs = zip(starts, lengths, strict=True)
+        return frozenset(e for start, length in pairs for e in range(start, start + length))
+
+    def __call__(self, values: Values) -> Verdict:
+        return Verdict(len(values) in self.chosen)
+
+
+def _check(name: str, share: float, epochs: int) -> None:
+    if not 0 <= share <= 1 or epochs < 1:
+        raise ConfigError(
+            f"{name} needs a share between 0 and 1 and epochs, the length of the run; got "
+            f"share = {share}, epochs = {epochs}"
+        )

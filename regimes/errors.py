@@ -1,0 +1,38 @@
+"""The errors a user can cause or meet: one sentence each (what, what was expected, what to do)."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RegimesError(Exception):
+    """Base of every error raised on purpose; the command line prints it without a traceback."""
+
+    exit_code = 2
+
+
+class ConfigError(RegimesError):
+    """A configuration that cannot be run."""
+
+
+class DataError(RegimesError):
+    """A data set that is missing, corrupt or too small."""
+
+
+class RecordError(RegimesError):
+    """A record or checkpoint that cannot be read, written or continued."""
+
+
+class TrainingError(RegimesError):
+    """A run that cannot go on (a non-finite loss, a lost process); its record is intact."""
+
+    exit_code = 3
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint for a misspelt name: the nearest known one and the whole list."""
+    known = sorted(known)
+    match = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    hint = f"did you mean {match[0]!r}? " if match else ""
+    return f"{hint}Known: {', '.join(known)}."

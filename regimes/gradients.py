@@ -1,0 +1,164 @@
+"""Gradients of the hosted workers, stacked on a leading axis, by one of two passes.
+
+- *Worker by worker*: one forward and backward pass for each hosted worker, ``[L, *shape]``.
+- *Union*: one pass over all hosted workers' samples, which gives their mean, ``[1, *shape]``.
+  Exact for a compressor that declares itself ``linear`` and a model without randomness, because
+  BatchNorm still normalises each worker's samples by themselves.
+
+BatchNorm in both: each worker normalises with its own batch, the running statistics follow
+worker 0 (what DistributedDataParallel's broadcast of buffers does).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from regimes.compression.base import Layer
+from regimes.seeding import derive
+from regimes.world import World
+
+Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+
+@dataclass
+class NormalisationMode:
+    """How the BatchNorm layers of one model behave during the current pass.
+
+    Attributes:
+        groups: how many workers' samples the batch interleaves (sample i: worker i mod groups).
+        update: whether the running statistics follow the first of them.
+    """
+
+    groups: int = 1
+    update: bool = True
+
+
+def per_worker_batchnorm(model: nn.Module) -> NormalisationMode:
+    """Let every BatchNorm layer of ``model`` obey the returned mode in training; evaluation and
+    the state dictionary stay as they are."""
+    mode = NormalisationMode()
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            original = module.forward
+
+            def forward(x: Tensor, bn: _BatchNorm = module, original: Any = original) -> Tensor:
+                return _normalise(bn, x, mode) if bn.training else original(x)
+
+            module.forward = forward  # type: ignore[method-assign, assignment]
+    return mode
+
+
+def _normalise(bn: _BatchNorm, x: Tensor, mode: NormalisationMode) -> Tensor:
+    """Training-mode BatchNorm of ``groups`` interleaved batches, as one of groups * C channels
+    (for contiguous input the reshape is free)."""
+    groups, channels = mode.groups, bn.num_features
+    grouped = x.reshape(len(x) // groups, groups * channels, *x.shape[2:])
+    weight = None if bn.weight is None else bn.weight.repeat(groups)
+    bias = None if bn.bias is None else bn.bias.repeat(groups)
+    if not mode.update or bn.running_mean is None:
+        return F.batch_norm(grouped, None, None, weight, bias, True, 0.0, bn.eps).reshape(x.shape)
+    running = bn.running_mean, cast(Tensor, bn.running_var)
+    count = cast(Tensor, bn.num_batches_tracked).add_(1)
+    factor = 1.0 / float(count) if bn.momentum is None else bn.momentum  # None: cumulative mean
+    mean, var = (statistic.repeat(groups) for statistic in running)
+    y = F.batch_norm(grouped, mean, var, weight, bias, True, factor, bn.eps)
+    for statistic, new in zip(running, (mean, var), strict=True):
+        statistic.copy_(new[:channels])
+    return y.reshape(x.shape)
+
+
+def draws_random_numbers(model: nn.Module, x: Tensor) -> bool:
+    """Does a training pass of ``model`` consume randomness (dropout, stochastic depth)?"""
+    probe = copy.deepcopy(model).train()
+    devices = [x.device] if x.device.type == "cuda" else []
+    with torch.random.fork_rng(devices), torch.no_grad():
+        torch.manual_seed(0)
+        before = torch.get_rng_state()
+        on_device = torch.cuda.get_rng_state(x.device) if devices else before
+        probe(x)
+        after = torch.cuda.get_rng_state(x.device) if devices else before
+        return not (torch.equal(before, torch.get_rng_state()) and torch.equal(on_device, after))
+
+
+class Gradients:
+    """Computes stacked gradients into one reused buffer.
+
+    Attributes:
+        stack: ``[G, N]``, all layers' gradients end to end; G is 1 in a union pass, else L.
+        layers: its views, ``[G, *shape]`` each, in parameter order.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        world: World,
+        *,
+        union: bool,
+        seed: int,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        self.model, self.loss, self.world, self.seed = model, loss, world, seed
+        self.union, self.autocast = union, autocast
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.mode = per_worker_batchnorm(model)
+        like = self.parameters[0]
+        rows = 1 if union else world.local
+        self.stack = like.new_zeros(rows, sum(p.numel() for p in self.parameters))
+        parts = self.stack.split([p.numel() for p in self.parameters], dim=1)
+        self.layers = [
+            part.view(rows, *p.shape) for part, p in zip(parts, self.parameters, strict=True)
+        ]
+
+    def compute(self, x: Tensor, y: Tensor, epoch: int, step: int) -> Float[Tensor, " rows"]:
+        """Fill ``stack`` from a batch ``x [L, b, ...]``, ``y [L, b]``; returns the losses.
+
+        ``x.transpose(0, 1)`` should be contiguous (``Batches`` gives it so): then a union pass
+        copies nothing. Parameters' ``.grad`` are left pointing into the buffer.
+        """
+        self.model.train()
+        self.stack.zero_()
+        if self.union:
+            self.mode.groups = len(x)
+            self.mode.update = 0 in self.world.hosted
+            losses = [self._pass(0, x.transpose(0, 1).flatten(0, 1), y.T.flatten())]
+        else:
+            losses = []
+            for row, worker in enumerate(self.world.hosted):
+                self.mode.update = worker == 0
+                torch.manual_seed(derive(self.seed, "dropout", epoch, step, worker))
+                losses.append(self._pass(row, x[row], y[row]))
+        self.mode.groups, self.mode.update = 1, False  # outside of here, nothing is updated
+        return torch.stack(losses)
+
+    def _pass(self, row: int, x: Tensor, y: Tensor) -> Tensor:
+        for parameter, layer in zip(self.parameters, self.layers, strict=True):
+            parameter.grad = layer[row]
+        context: Any = nullcontext()
+        if self.autocast is not None:
+            context = torch.autocast(x.device.type, self.autocast)
+        with context:
+            loss = self.loss(self.model, x, y)
+        loss.backward()
+        return loss.detach()
+
+
+def layer_table(model: nn.Module) -> list[Layer]:
+    """The trainable parameters, in order; a tensor shared by several modules appears once."""
+    return [Layer(name, tuple(p.shape)) for name, p in model.named_parameters() if p.requires_grad]
+
+
+def install(parameters: Sequence[nn.Parameter], updates: Sequence[Tensor]) -> None:
+    """Hand the updates to the optimiser as gradients."""
+    for parameter, update in zip(parameters, updates, strict=True):
+        parameter.grad = update

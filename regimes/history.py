@@ -1,0 +1,76 @@
+"""What a policy may know of a run: its past epochs, as the record has them. No torch.
+
+The loop and the replay both make it from the record's rows, so that a policy cannot see during a
+run what it would not see afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from regimes.detectors import Detector
+
+
+@dataclass(frozen=True)
+class PastEpoch:
+    """What a policy may know of one epoch.
+
+    Attributes:
+        lr, next_lr: the rate it trained at and that of the epoch after.
+        statistics: per statistic, one value per layer. "norm" is the run's ``signal``. What was
+            not measured in the epoch is absent; None is what was measured and came out undefined.
+        levels: the level's name that each layer had.
+        model: per statistic, one value for the whole model.
+    """
+
+    lr: float
+    next_lr: float
+    statistics: dict[str, list[float | None]]
+    levels: list[str]
+    model: dict[str, float | None] = field(default_factory=dict)
+
+
+def history(
+    rows: Sequence[dict[str, Any]], compressed: Sequence[int], signal: str
+) -> list[PastEpoch]:
+    """What the record's epoch rows tell a policy about the compressed layers."""
+    return [
+        PastEpoch(
+            lr=row["lr"],
+            next_lr=row["next_lr"],
+            statistics={
+                name: [values[i] for i in compressed]
+                for key, values in row["statistics"].items()
+                for name in ((key, "norm") if key == f"norm:{signal}" else (key,))
+            },
+            levels=[row["layers"]["level"][i] for i in compressed],
+            model=row.get("model", {}),
+        )
+        for row in rows
+    ]
+
+
+def signal_values(history: Sequence[PastEpoch], rule: Detector, layer: int) -> list[float | None]:
+    """What a detector reads: its statistic in all past epochs, of a layer or the whole model.
+
+    The whole model's norm is the root of the sum of squares over the compressed layers.
+    """
+    if rule.statistic is None:
+        return [None] * len(history)
+    name = rule.statistic.removesuffix("*lr")
+    values: list[float | None] = []
+    for past in history:
+        layers = past.statistics.get(name, [])
+        known = [value for value in layers if value is not None]
+        if rule.per_layer:
+            value = layers[layer] if layers else None
+        elif layers and name.startswith("norm"):
+            value = math.hypot(*known) if len(known) == len(layers) else None
+        else:
+            value = past.model.get(name)
+        scaled = value is not None and name != rule.statistic
+        values.append(value * past.lr if value is not None and scaled else value)
+    return values

@@ -1,0 +1,112 @@
+"""The contract of an instrument: hyper-parameters apart from the gauge that is read.
+
+An ``Instrument`` is a frozen dataclass (its fields are the configuration's table of that name). At
+the start of a run it makes one ``Gauge``, which sees every step's gradients and updates and is
+read at the end of an epoch. Neither may leave a trace on the run: not on weights, buffers,
+``.grad``, flags or random streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regimes.compression.base import Layer
+from regimes.world import World
+
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What an instrument may look at.
+
+    Attributes:
+        union: gradients come as one row, the mean of the hosted workers (a union pass).
+        probe: ``probe(images, batch)`` gives this process's equal share of the first so many
+            training images (balanced over classes, never augmented), in batches of ``batch`` that
+            are the same ones for any number of processes.
+        samples: ``samples(epoch, count, batch)`` gives ``count`` seeded training batches of
+            ``batch`` samples of an epoch, the same on every process.
+    """
+
+    model: nn.Module
+    loss: Callable[[nn.Module, Tensor, Tensor], Tensor]
+    world: World
+    layers: Sequence[Layer]
+    seed: int
+    union: bool
+    probe: Callable[[int, int], list[Batch]]
+    samples: Callable[[int, int, int], list[Batch]]
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The trainable parameters, one per layer."""
+        return [p for p in self.model.parameters() if p.requires_grad]
+
+
+@dataclass
+class Reading:
+    """One epoch's statistics.
+
+    Attributes:
+        layers: per statistic, one value per layer.
+        model: per statistic, one value for the whole model.
+        detail: anything else worth keeping (plain JSON types); goes to ``instruments.jsonl``.
+    """
+
+    layers: dict[str, list[float]] = field(default_factory=dict)
+    model: dict[str, float] = field(default_factory=dict)
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Gauge(Protocol):
+    """The running part of an instrument."""
+
+    def step(self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor]) -> None:
+        """See one step's stacked gradients and updates; both are left as they are."""
+        ...
+
+    def read(self, epoch: int) -> Reading:
+        """The statistics of the epoch just ended; every process gets the same."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next readings depend on, the same on all processes, for the checkpoint."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse."""
+        ...
+
+
+@runtime_checkable
+class Instrument(Protocol):
+    """Hyper-parameters; ``every`` how many epochs the gauge is read (0, every, 2 every, ...)."""
+
+    @property
+    def every(self) -> int: ...
+
+    def start(self, scene: Scene) -> Gauge: ...
+
+
+class Memoryless:
+    """Base of gauges whose readings do not depend on earlier epochs."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class Still(Memoryless):
+    """Base of gauges that do nothing during steps."""
+
+    def step(self, stack: Tensor, updates: Sequence[Tensor]) -> None:
+        pass

@@ -1,0 +1,126 @@
+"""Runs a user's unchanged model on the operations of `double_backward.py`.
+
+torch's modules reach convolution and batch normalisation through functional calls, and a
+`TorchFunctionMode` sees every one of them. So nothing is replaced in the model: while
+`NativeDoubleBackward` is active, those calls build a graph that is cheap to differentiate twice.
+It stands under `hvp.py`, and knows neither losses nor parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from regimes.instruments.double_backward import Affine, BatchNorm, Convolution, Geometry
+
+_DIRECT = ("bias", "stride", "padding", "dilation", "groups")
+_TRANSPOSED = ("bias", "stride", "padding", "output_padding", "groups", "dilation")
+_CONVOLUTIONS: dict[Callable, tuple[tuple[str, ...], bool]] = {
+    torch.conv1d: (_DIRECT, False),
+    torch.conv2d: (_DIRECT, False),
+    torch.conv3d: (_DIRECT, False),
+    torch.conv_transpose1d: (_TRANSPOSED, True),
+    torch.conv_transpose2d: (_TRANSPOSED, True),
+    torch.conv_transpose3d: (_TRANSPOSED, True),
+}
+_LAYOUT_MATTERS = {torch.Tensor.view, torch.Tensor.as_strided, torch.as_strided}
+
+
+class NativeDoubleBackward(TorchFunctionMode):
+    """While active, convolutions and batch norms are the ones above; the rest is torch's.
+
+    `batch_statistics`: every batch norm uses its batch's statistics and updates none.
+    `channels_last`: convolutions ask for that layout (faster on CPUs in float32). Values do not
+    depend on it; `view` and `as_strided`, which do, see the layout that the model expects.
+    """
+
+    def __init__(self, *, batch_statistics: bool = False, channels_last: bool = False) -> None:
+        super().__init__()
+        self.batch_statistics, self.channels_last = batch_statistics, channels_last
+        self._last: tuple[Any, ...] | None = None  # the last convolution: output, inputs
+
+    def __torch_function__(
+        self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _CONVOLUTIONS:
+            return self._convolution(func, *args, **kwargs)
+        if func is torch.nn.functional.batch_norm:
+            return self._batch_norm(*args, **kwargs)
+        if self.channels_last and func in _LAYOUT_MATTERS and _is_channels_last(args[0]):
+            args = (args[0].contiguous(), *args[1:])
+        return func(*args, **kwargs)
+
+    def __exit__(self, *exc: Any) -> None:
+        self._last = None
+        super().__exit__(*exc)
+
+    def _convolution(
+        self, func: Callable, input: Tensor, weight: Tensor, *args: Any, **kw: Any
+    ) -> Any:
+        n = weight.ndim - 2
+        names, transposed = _CONVOLUTIONS[func]
+        given = dict(zip(names, args, strict=False)) | kw
+        usual = input.ndim == weight.ndim and input.is_floating_point()
+        if (
+            not usual
+            or isinstance(given.get("padding"), str)
+            or torch.is_autocast_enabled(input.device.type)
+        ):
+            return func(input, weight, *args, **kw)
+        geometry = Geometry(
+            stride=_per_dimension(given.get("stride", 1), n),
+            padding=_per_dimension(given.get("padding", 0), n),
+            dilation=_per_dimension(given.get("dilation", 1), n),
+            transposed=transposed,
+            output_padding=_per_dimension(given.get("output_padding", 0), n),
+            groups=given.get("groups", 1),
+        )
+        if self.channels_last and n == 2:
+            input = input.contiguous(memory_format=torch.channels_last)
+        bias = given.get("bias")
+        out = Convolution.apply(input, weight, bias, geometry)
+        self._last = (out, input, weight, bias, geometry)
+        return out
+
+    def _batch_norm(
+        self,
+        input: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        channels = input.shape[1]
+        weight = input.new_ones(channels) if weight is None else weight
+        bias = input.new_zeros(channels) if bias is None else bias
+        if self.batch_statistics or training or running_mean is None or running_var is None:
+            return BatchNorm.apply(input, weight, bias, eps)
+        scale = weight * torch.rsqrt(running_var + eps)
+        shift = bias - running_mean * scale
+        if self._last is None or self._last[0] is not input or input._version:
+            return Affine.apply(input, scale, shift)
+        _, x, w, b, geometry = self._last
+        if geometry.transposed:
+            return Affine.apply(input, scale, shift)
+        self._last = None
+        folded = w * scale.view((-1,) + (1,) * (w.ndim - 1))
+        known = (input.detach(), scale.detach(), shift.detach())
+        shift = shift if b is None else shift + b * scale
+        return Convolution.apply(x, folded, shift, geometry, known)
+
+
+def _per_dimension(value: Any, dimensions: int) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value)
+    return values * dimensions if len(values) == 1 else values
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    return not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,186 @@
+"""How noisy the gradient is: noise scale, diversity and MSDR, from what the loop has at hand.
+
+``Noise`` compares each worker's gradient g_w (batch b) with their mean (batch W b), step by step:
+
+- ``noise_scale``: tr(Sigma) / |G|^2, the simple noise scale (McCandlish et al. 2018, section 2.2).
+  With s the mean of |g_w|^2 and m = |mean g|^2, appendix A.1's unbiased estimators are
+  |G|^2 = (W m - s) / (W - 1) and tr(Sigma) / b = W (s - m) / (W - 1). Both are averaged over the
+  epoch's steps before the ratio is taken. *In worker batches*: times ``batch_size`` it is in
+  samples; above W, the union's batch is still below the noise scale. A short last batch counts
+  like the others. NaN where the estimate of |G|^2 is not positive: the epoch does not resolve it.
+- ``diversity``: sum |g_w|^2 / |sum g_w|^2 = s / (W m), summed over the steps before the ratio (Yin
+  et al. 2018, definition 2, of workers' instead of samples' gradients): 1 / W for equal gradients,
+  1 for orthogonal ones.
+
+``Msdr`` needs the aggregated updates u_t of an epoch's T steps alone, the same on every process:
+
+- ``msdr``: |mean u| / sqrt(sum |u_t - mean u|^2 / (T - 1)), the mean to standard deviation ratio
+  behind AdaQS (Guo et al. 2020; the ACCORDION paper, section 5.6, gives it in these words and no
+  formula). Mean and spread are taken over steps and of whole vectors. A mean over a layer's
+  *coordinates* would change with the sign convention of a neuron and sits near zero. Pure noise
+  gives about 1 / sqrt(T), not 0. Updates carry the compressor's error: rank 1 raises the spread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regimes.errors import ConfigError
+from regimes.instruments.base import Memoryless, Reading, Scene
+from regimes.world import mean_program
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Noise scale and diversity, per layer and of the model.
+
+    Attributes:
+        stride: measure steps 0, stride, 2 stride, ... of an epoch. A measured step costs two
+            passes over the gradients, and one dense mean on several processes (counted as signal
+            bytes in every mode): the mean gradient is nowhere else, because updates are compressed.
+    """
+
+    stride: int = 1
+    every: int = field(default=1, init=False)
+
+    def __post_init__(self) -> None:
+        if self.stride < 1:
+            raise ConfigError(f"noise.stride = {self.stride}: expected at least 1 step")
+
+    def start(self, scene: Scene) -> GradientNoise:
+        return GradientNoise(self.stride, scene)
+
+
+class GradientNoise(Memoryless):
+    """Sums over an epoch's steps.
+
+    Raises:
+        ConfigError: a union pass, or a single worker.
+    """
+
+    def __init__(self, stride: int, scene: Scene) -> None:
+        if scene.world.workers < 2:
+            raise ConfigError(
+                "the noise scale and the diversity compare workers: with workers = 1 they are "
+                "undefined, use 2 or more"
+            )
+        if scene.union:
+            raise ConfigError(
+                "the noise scale and the diversity need each worker's own gradient, which the "
+                "union pass does not compute: set union_pass = false"
+            )
+        self.stride, self.world = stride, scene.world
+        self.sizes = [layer.size for layer in scene.layers]
+        self._reset()
+
+    def _reset(self) -> None:
+        self.seen = self.steps = 0
+        self.small = torch.zeros(len(self.sizes), dtype=torch.float64)  # sum of s, per layer
+        self.big = torch.zeros_like(self.small)  # sum of m
+
+    def step(self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor]) -> None:
+        """Measure one step; the gradients are left as they are."""
+        self.seen += 1
+        if (self.seen - 1) % self.stride:
+            return
+        programs = [mean_program(stack), mean_program(layer_squares(stack, self.sizes))]
+        mean, squares = self.world.drive(programs, [-1, -1], signal=True)
+        self.small += squares.double().cpu()
+        self.big += layer_squares(mean[None], self.sizes)[0].double().cpu()
+        self.steps += 1
+
+    def read(self, epoch: int) -> Reading:
+        """``noise_scale`` and ``diversity``; in detail, what they are ratios of, for pooling."""
+        small, big = (self.small / self.steps).tolist(), (self.big / self.steps).tolist()
+        whole = math.fsum(small), math.fsum(big)
+        steps, workers = self.steps, self.world.workers
+        self._reset()
+        pairs = list(zip([*small, whole[0]], [*big, whole[1]], strict=True))
+        found = [estimates(s, m, workers) for s, m in pairs]
+        scale = [ratio(trace, signal) for trace, signal in found]
+        spread = [ratio(s, workers * m) for s, m in pairs]
+        return Reading(
+            layers={"noise_scale": scale[:-1], "diversity": spread[:-1]},
+            model={"noise_scale": scale[-1], "diversity": spread[-1]},
+            detail={
+                "steps": steps,
+                "trace": [trace for trace, _ in found],  # of the worker batch; the last: the model
+                "signal": [signal for _, signal in found],
+            },
+        )
+
+
+def estimates(small: float, big: float, workers: int) -> tuple[float, float]:
+    """Unbiased (tr(Sigma) / b, |G|^2), units of the gradient squared, from the mean squared norm
+    of W gradients of batch b and the squared norm of their mean."""
+    return workers * (small - big) / (workers - 1), (workers * big - small) / (workers - 1)
+
+
+def ratio(above: float, below: float) -> float:
+    """NaN unless the denominator is positive."""
+    return above / below if below > 0 else math.nan
+
+
+def layer_squares(stack: Float[Tensor, "rows N"], sizes: list[int]) -> Float[Tensor, "rows layers"]:
+    """Squared norm of every row's part in each layer."""
+    parts = stack.split(sizes, dim=1)
+    return torch.stack([torch.linalg.vector_norm(part, dim=1) for part in parts], dim=1).square()
+
+
+@dataclass(frozen=True)
+class Msdr:
+    """Mean to standard deviation ratio of the updates, per layer and of the model; union passes
+    included. Nothing is sent."""
+
+    every: int = field(default=1, init=False)
+
+    def start(self, scene: Scene) -> MeanToDeviation:
+        return MeanToDeviation()
+
+
+class MeanToDeviation(Memoryless):
+    """Sum and squared norms of an epoch's updates."""
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self.steps = 0
+        self.sums: list[Tensor] = []
+        self.squares: list[float] = []
+
+    def step(self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor]) -> None:
+        """Add one step's updates, which are left as they are."""
+        squares = _squares(updates)
+        if self.steps:
+            torch._foreach_add_(self.sums, list(updates))
+            squares = [a + b for a, b in zip(self.squares, squares, strict=True)]
+        else:
+            self.sums = [update.clone() for update in updates]
+        self.squares, self.steps = squares, self.steps + 1
+
+    def read(self, epoch: int) -> Reading:
+        """``msdr``; NaN after a single step, or where no update differs from another."""
+        pairs, steps = list(zip(_squares(self.sums), self.squares, strict=True)), self.steps
+        self._reset()
+        whole = math.fsum(t for t, _ in pairs), math.fsum(s for _, s in pairs)
+        *layers, model = (mean_to_deviation(t, s, steps) for t, s in [*pairs, whole])
+        return Reading(layers={"msdr": layers}, model={"msdr": model}, detail={"steps": steps})
+
+
+def _squares(tensors: Sequence[Tensor]) -> list[float]:
+    return torch.stack(torch._foreach_norm(list(tensors))).double().square().tolist()
+
+
+def mean_to_deviation(total: float, squares: float, steps: int) -> float:
+    """From |sum u|^2 and sum |u|^2 of ``steps`` vectors u."""
+    if steps < 2:
+        return math.nan
+    variance = (squares - total / steps) / (steps - 1)
+    return math.sqrt(ratio(total / steps**2, variance))

@@ -1,0 +1,230 @@
+"""Support overlap: how many of their largest coordinates do two stochastic gradients share?
+
+The paper's Figure 4a (section 4.3) says more than 90 % of the top 10 %, and takes from it that a
+large batch and a highly compressed gradient pick up the same coordinates. Here, at the end of an
+epoch and with the weights as they then are: a few of that epoch's training batches, drawn by seed;
+the gradient of each; and for every pair of them |support intersection| / K, for the whole model's
+gradient and for each layer's. Two independent random supports of K among N coordinates share K / N
+of K on average (the hypergeometric mean K K / N, over K): "chance".
+
+Each gradient is what the loop would compute for a worker that is handed that batch: the model in
+train mode, BatchNorm with the statistics of the whole batch (one pass, so memory grows with it),
+dropout from a stream of its own; in the model's dtype, without autocast. Running statistics stay.
+
+Worker w computes draws w, w + W, ...; supports travel as bits, counted as signal bytes.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, UInt8
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from regimes.compression.base import Gather, Program
+from regimes.compression.sparse import kept, top_indices
+from regimes.errors import ConfigError, TrainingError
+from regimes.instruments.base import Batch, Reading, Scene, Still
+from regimes.instruments.untouched import untouched
+from regimes.seeding import derive
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """What to draw and compare.
+
+    Attributes:
+        every: epochs between readings.
+        percent: K, the percentage of coordinates in a support, in (0, 100].
+        batches: samples per stochastic gradient; each size is a measurement of its own.
+        count: gradients drawn per size, or as many as the training set has disjoint batches (at
+            least 2); all pairs of them are compared.
+        layers: also compare each layer's own top K percent.
+
+    Raises:
+        ConfigError: a value out of range.
+    """
+
+    every: int = 1
+    percent: float = 10.0
+    batches: tuple[int, ...] = (32, 128, 512)
+    count: int = 8
+    layers: bool = True
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ConfigError(f"overlap.every = {self.every}: expected at least 1 epoch")
+        if not 0 < self.percent <= 100:
+            raise ConfigError(
+                f"overlap.percent = {self.percent}: expected a percentage in (0, 100]"
+            )
+        if self.count < 2:
+            raise ConfigError(
+                f"overlap.count = {self.count}: expected at least 2 gradients, a pair to compare"
+            )
+        if not self.batches or min(self.batches) < 1:
+            raise ConfigError(
+                f"overlap.batches = {list(self.batches)}: expected batch sizes of at least 1"
+            )
+
+    def start(self, scene: Scene) -> SupportOverlap:
+        return SupportOverlap(self, scene)
+
+
+class SupportOverlap(Still):
+    """The gauge; all its work is in ``read``.
+
+    Raises:
+        ConfigError: the training set does not hold two batches of a size.
+    """
+
+    def __init__(self, options: Overlap, scene: Scene) -> None:
+        self.options, self.scene = options, scene
+        self.draws = {batch: drawable(scene, options.count, batch) for batch in options.batches}
+        self.sizes = [layer.size for layer in scene.layers]
+        self.size = sum(self.sizes)
+
+    def read(self, epoch: int) -> Reading:
+        """``overlap:b<size>``, mean over pairs: one for the model, one per layer.
+
+        Detail, per size: draws, pairs, mean, sd over pairs (which share draws, so they are not
+        independent; None for one pair), min, max. ``chance`` K / N, and of each layer.
+
+        Raises:
+            TrainingError: a gradient is not finite; on every process.
+        """
+        percent = self.options.percent
+        chances = [kept(percent, n) / n for n in self.sizes]
+        detail: dict[str, Any] = {
+            "percent": percent,
+            "chance": kept(percent, self.size) / self.size,
+            "chance_layers": chances if self.options.layers else None,
+            "sizes": {},
+        }
+        reading = Reading(detail=detail)
+        for batch, count in self.draws.items():
+            masks = self._supports(epoch, batch, count)
+            overlaps = pair_overlaps(masks[:, 0], kept(percent, self.size)).tolist()
+            reading.model[f"overlap:b{batch}"] = statistics.mean(overlaps)
+            detail["sizes"][str(batch)] = {"draws": count, **_spread(overlaps)}
+            if self.options.layers:
+                reading.layers[f"overlap:b{batch}"] = [
+                    pair_overlaps(part, kept(percent, part.shape[1])).mean().item()
+                    for part in masks[:, 1].split(self.sizes, dim=1)
+                ]
+        return reading
+
+    def _supports(self, epoch: int, batch: int, count: int) -> Bool[Tensor, "draws kinds N"]:
+        """Every draw's support, on every process. Kinds: the whole model's, the layers'."""
+        world, kinds = self.scene.world, 1 + self.options.layers
+        rows, width = -(-count // world.workers), -(-kinds * self.size // 8)
+        device = self.scene.parameters[0].device
+        packed = torch.zeros(world.local, rows, width, dtype=torch.uint8, device=device)
+        batches = self.scene.samples(epoch, count, batch)
+        with untouched(self.scene.model):
+            train_on_batch_statistics(self.scene.model)
+            for row, worker in enumerate(world.hosted):
+                for place, draw in enumerate(range(worker, count, world.workers)):
+                    torch.manual_seed(derive(self.scene.seed, "overlap", epoch, batch, draw))
+                    packed[row, place] = _pack(self._masks(self._gradient(batches[draw])))
+        (everyone,) = world.drive([_gather(packed)], [-1], signal=True)  # [W, rows, bytes]
+        in_order = everyone.transpose(0, 1).flatten(0, 1)[:count]
+        masks = _unpack(in_order, kinds * self.size).view(count, kinds, self.size)
+        if not masks.any(2).all():
+            raise TrainingError(
+                f"the overlap instrument met a gradient that is not finite in epoch {epoch}, batch "
+                f"size {batch}: lower optimizer.lr; the record up to the epoch before is intact"
+            )
+        return masks
+
+    def _gradient(self, batch: Batch) -> Float[Tensor, " N"]:
+        loss = self.scene.loss(self.scene.model, *batch)
+        parts = torch.autograd.grad(
+            loss, self.scene.parameters, allow_unused=True, materialize_grads=True
+        )
+        return torch.cat([part.flatten() for part in parts])
+
+    def _masks(self, gradient: Float[Tensor, " N"]) -> Bool[Tensor, "kinds N"]:
+        """Empty for a gradient that is not finite."""
+        if not gradient.isfinite().all():
+            empty = torch.zeros_like(gradient, dtype=torch.bool)
+            return empty.expand(1 + self.options.layers, -1)
+        kinds = [support(gradient, self.options.percent)]
+        if self.options.layers:
+            parts = gradient.split(self.sizes)
+            kinds.append(torch.cat([support(part, self.options.percent) for part in parts]))
+        return torch.stack(kinds)
+
+
+def support(values: Float[Tensor, " n"], percent: float) -> Bool[Tensor, " n"]:
+    """Where the top ``percent`` by magnitude are; ties go to the smaller index, as in TopK."""
+    mask = torch.zeros_like(values, dtype=torch.bool)
+    mask[top_indices(values, kept(percent, values.numel())).long()] = True
+    return mask
+
+
+def pair_overlaps(masks: Bool[Tensor, "draws n"], k: int) -> Float[Tensor, " pairs"]:
+    """|intersection| / k of every pair (a, b), a < b, of supports of ``k`` coordinates."""
+    indicator = masks.float()  # counts stay exact below 2^24
+    common = indicator @ indicator.T
+    a, b = torch.triu_indices(len(masks), len(masks), 1, device=masks.device)
+    return common[a, b].double() / k
+
+
+def drawable(scene: Scene, wanted: int, batch: int) -> int:
+    """How many disjoint batches of this size an epoch has, up to ``wanted``.
+
+    Raises:
+        ConfigError: fewer than two.
+    """
+    for count in range(wanted, 1, -1):
+        with suppress(ConfigError):
+            scene.samples(0, count, batch)
+            return count
+    raise ConfigError(
+        f"overlap.batches has {batch}: the training set does not hold two batches of that size; "
+        "take at most half of data.train_size"
+    )
+
+
+def train_on_batch_statistics(model: nn.Module) -> None:
+    """Train mode, in which every BatchNorm normalises with the whole batch and keeps no statistics.
+
+    A BatchNorm in eval mode without running statistics does so, whatever the loop has set up for
+    its own passes. For use within ``untouched``, which puts all back.
+    """
+    model.train()
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.eval()
+            module.running_mean = module.running_var = None
+
+
+def _spread(values: Sequence[float]) -> dict[str, Any]:
+    return {
+        "pairs": len(values),
+        "mean": statistics.mean(values),
+        "sd": statistics.stdev(values) if len(values) > 1 else None,
+        "min": min(values),
+        "max": max(values),
+    }
+
+
+def _gather(packed: Tensor) -> Program:
+    return (yield Gather(packed))
+
+
+def _pack(masks: Bool[Tensor, "kinds N"]) -> UInt8[Tensor, " bytes"]:
+    return torch.from_numpy(np.packbits(masks.flatten().cpu().numpy())).to(masks.device)
+
+
+def _unpack(packed: UInt8[Tensor, "draws bytes"], bits: int) -> Bool[Tensor, "draws bits"]:
+    array = np.unpackbits(packed.cpu().numpy(), axis=1, count=bits)
+    return torch.from_numpy(array).to(packed.device).bool()

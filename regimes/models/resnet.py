@@ -1,0 +1,76 @@
+"""Residual networks for small images: ResNet-18 as the paper trains it, and a small one for a CPU.
+
+He et al., "Deep Residual Learning for Image Recognition" (2016), in the widely used variant for
+32x32 images (github.com/kuangliu/pytorch-cifar; github.com/weiaicunzai/pytorch-cifar100 has the
+same layers): a 3x3 stem without max-pool, no biases in convolutions, PyTorch's default init.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class Block(nn.Module):
+    """relu(bn(conv(relu(bn(conv(x))))) + shortcut(x)); the shortcut is 1x1 where shapes differ."""
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, width, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or channels != width:
+            self.shortcut.append(nn.Conv2d(channels, width, 1, stride, bias=False))
+            self.shortcut.append(nn.BatchNorm2d(width))
+
+    def forward(
+        self, x: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch features rows columns"]:
+        y = functional.relu(self.bn1(self.conv1(x)))
+        return functional.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """A stem, stages of blocks (each but the first halves the image and doubles the width), a mean
+    over the image and one linear layer."""
+
+    def __init__(self, blocks: Sequence[int], *, classes: int, channels: int, width: int) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
+        )
+        layers: list[Block] = []
+        features = width
+        for stage, count in enumerate(blocks):
+            for block in range(count):
+                stride = 2 if stage > 0 and block == 0 else 1
+                layers.append(Block(features, width * 2**stage, stride))
+                features = width * 2**stage
+        self.blocks = nn.Sequential(*layers)
+        self.head = nn.Linear(features, classes)
+
+    def forward(
+        self, x: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch classes"]:
+        return self.head(self.blocks(self.stem(x)).mean((2, 3)))
+
+
+def resnet18(*, classes: int, channels: int, image_size: int, width: int = 64) -> ResNet:
+    """ResNet-18 of Tables 8 and 9: 11,173,962 parameters for 10 classes, 11,220,132 for 100.
+
+    Takes images of any size.
+    """
+    return ResNet((2, 2, 2, 2), classes=classes, channels=channels, width=width)
+
+
+def resnet8(*, classes: int, channels: int, image_size: int, width: int = 16) -> ResNet:
+    """Three blocks (w, 2w, 4w), for tests and laptops: 78,042 parameters for CIFAR-10, width 16.
+
+    Takes images of any size.
+    """
+    return ResNet((1, 1, 1), classes=classes, channels=channels, width=width)

@@ -1,0 +1,296 @@
+"""Where workers live: W logical workers hosted by P processes. The only user of torch.distributed.
+
+Everything that crosses workers goes through ``World`` and is counted there. ``drive`` runs the
+compressors' generators in lock-step: in each round all ``Mean`` requests travel as one flat
+all-reduce and all ``Gather`` requests as one all-gather of bytes. A world of one process answers
+the same requests with plain tensor means, so that a run is the same numbers on any P.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from regimes.compression.base import Gather, Mean, Program, Traffic
+from regimes.errors import ConfigError, TrainingError
+
+KINDS = ("mean", "gather", "broadcast")
+
+
+@dataclass
+class Meter:
+    """What was handed to the collectives since the last ``take``.
+
+    Attributes:
+        layers: traffic per layer index; -1 holds what belongs to no layer (loss, buffers).
+        calls: number of collectives, per kind ("mean", "gather", "broadcast").
+        sent: bytes that one worker sent, per kind.
+    """
+
+    dtype: torch.dtype
+    workers: int
+    layers: dict[int, Traffic] = field(default_factory=lambda: defaultdict(lambda: Traffic(0, 0)))
+    calls: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+    sent: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+
+    def count(self, layer: int, kind: str, tensor: Tensor, convention: bool = True) -> None:
+        """Count one request; ``tensor`` is stacked, its first row is one worker's share."""
+        row = tensor[0]
+        size = row.numel() * row.element_size()
+        words = row.numel() if row.dtype == self.dtype else size / 4
+        floats = words * (self.workers if kind == "gather" else 1) if convention else 0
+        self.layers[layer] = self.layers[layer] + Traffic(floats, size)
+        self.sent[kind] += size
+        self.calls["broadcast"] += kind == "broadcast"
+
+    def take(self) -> Meter:
+        """The counts so far, and start again from zero."""
+        taken = Meter(self.dtype, self.workers, self.layers, self.calls, self.sent)
+        fresh = Meter(self.dtype, self.workers)
+        self.layers, self.calls, self.sent = fresh.layers, fresh.calls, fresh.sent
+        return taken
+
+
+class World:
+    """W workers on this one process (simulated). ``ProcessWorld`` spreads them over several.
+
+    Attributes:
+        workers: W, fixed by the run's configuration.
+        processes, rank: P and this process's place among them.
+        hosted: the workers that live here, ``W / P`` consecutive ones.
+        meter: the traffic so far.
+        seconds: time spent waiting in collectives so far.
+    """
+
+    def __init__(self, workers: int, *, processes: int = 1, rank: int = 0) -> None:
+        if workers < 1 or workers % processes:
+            raise ConfigError(
+                f"{workers} workers cannot be divided among {processes} processes: "
+                "the number of workers must be a multiple of the number of processes"
+            )
+        self.workers, self.processes, self.rank = workers, processes, rank
+        each = workers // processes
+        self.hosted = range(rank * each, (rank + 1) * each)
+        self.meter = Meter(torch.float32, workers)
+        self.seconds = 0.0
+
+    @property
+    def local(self) -> int:
+        """L, the number of hosted workers."""
+        return len(self.hosted)
+
+    # -- requests ----------------------------------------------------------------------------
+
+    def drive(
+        self, programs: Sequence[Program], layers: Sequence[int], *, signal: bool = False
+    ) -> list[Tensor]:
+        """Run generators in lock-step, one collective per kind and round; return their results.
+
+        Args:
+            programs: generators that yield ``Mean`` or ``Gather`` and return a tensor.
+            layers: the layer index that each one's traffic is counted for; -1 for none.
+            signal: these are a detector's statistics: bytes, but no floats of the paper's count.
+        """
+        results: list[Any] = [None] * len(programs)
+        answers: list[Any] = [None] * len(programs)
+        live = list(range(len(programs)))
+        while live:
+            means: list[int] = []
+            gathers: list[int] = []
+            asked: dict[int, Tensor] = {}
+            for i in live:
+                try:
+                    request = programs[i].send(answers[i])
+                except StopIteration as stop:
+                    results[i] = stop.value
+                    continue
+                kind = "gather" if isinstance(request, Gather) else "mean"
+                (gathers if kind == "gather" else means).append(i)
+                asked[i] = request.tensor
+                counted = layers[i] >= 0 and not signal
+                self.meter.count(layers[i], kind, request.tensor, convention=counted)
+            for ids, collective in ((means, self.mean), (gathers, self.gather)):
+                for i, answer in zip(ids, collective([asked[i] for i in ids]), strict=True):
+                    answers[i] = answer
+            live = sorted(asked)
+        return results
+
+    def mean(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Means over all workers: each ``[L, ...] -> [...]``."""
+        if tensors:
+            self.meter.calls["mean"] += 1
+        return [t[0] if len(t) == 1 else t.mean(0) for t in tensors]
+
+    def gather(self, tensors: list[Tensor]) -> list[Tensor]:
+        """All workers' rows, in worker order: each ``[L, ...] -> [W, ...]``."""
+        if tensors:
+            self.meter.calls["gather"] += 1
+        return tensors
+
+    # -- plain services ----------------------------------------------------------------------
+
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        """Overwrite every process's tensors with those of worker 0; counted for no layer."""
+        for tensor in tensors:
+            self.meter.count(-1, "broadcast", tensor[None], convention=False)
+
+    def gather_object(self, value: Any) -> list[Any]:
+        """Every process's value (plain JSON types), in rank order."""
+        return [value]
+
+    def barrier(self) -> None:
+        """Wait for all processes."""
+
+    def close(self) -> None:
+        """Leave the group of processes."""
+
+    def agree(self, **facts: str) -> None:
+        """Check that all processes hold the same configuration, code and data.
+
+        Raises:
+            ConfigError: naming what differs and on which process.
+        """
+        everyone = self.gather_object(facts)
+        for fact, value in facts.items():
+            odd = [
+                rank for rank, theirs in enumerate(everyone) if theirs[fact] != everyone[0][fact]
+            ]
+            if odd or value != everyone[0][fact]:
+                raise ConfigError(
+                    f"process {odd[0]} holds another {fact} than process 0: start all processes "
+                    f"with the same configuration, code and data"
+                )
+
+
+class ProcessWorld(World):
+    """W workers over P processes of torch.distributed (gloo or NCCL)."""
+
+    def __init__(self, workers: int, device: torch.device) -> None:
+        super().__init__(workers, processes=dist.get_world_size(), rank=dist.get_rank())
+        self.device = device
+
+    def mean(self, tensors: list[Tensor]) -> list[Tensor]:
+        answers: list[Tensor] = [torch.empty(0)] * len(tensors)
+        for dtype in sorted({t.dtype for t in tensors}, key=str):
+            ids = [i for i, t in enumerate(tensors) if t.dtype == dtype]
+            parts = [t[0] if len(t) == 1 else t.mean(0) for t in (tensors[i] for i in ids)]
+            flat = torch.cat([p.flatten() for p in parts])
+            self.meter.calls["mean"] += 1
+            self._wait(dist.all_reduce, flat)
+            flat /= self.processes
+            pieces = flat.split([p.numel() for p in parts])
+            for i, piece, part in zip(ids, pieces, parts, strict=True):
+                answers[i] = piece.view(part.shape)
+        return answers
+
+    def gather(self, tensors: list[Tensor]) -> list[Tensor]:
+        if not tensors:
+            return []
+        wires = [t.contiguous().view(self.local, -1).view(torch.uint8) for t in tensors]
+        flat = torch.cat(wires, dim=1)  # [L, bytes]
+        everyone = flat.new_empty((self.workers, flat.shape[1]))
+        self.meter.calls["gather"] += 1
+        self._wait(dist.all_gather_into_tensor, everyone, flat)
+        pieces = everyone.split([w.shape[1] for w in wires], dim=1)
+        return [
+            # a copy, because a view as another dtype needs aligned storage
+            p.clone(memory_format=torch.contiguous_format)
+            .view(t.dtype)
+            .view(self.workers, *t.shape[1:])
+            for p, t in zip(pieces, tensors, strict=True)
+        ]
+
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        super().broadcast(tensors)
+        for tensor in tensors:
+            self._wait(dist.broadcast, tensor, 0)
+
+    def gather_object(self, value: Any) -> list[Any]:
+        everyone: list[Any] = [None] * self.processes
+        self._wait(dist.all_gather_object, everyone, value)
+        return everyone
+
+    def barrier(self) -> None:
+        self.gather_object(None)
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+    def _wait(self, collective: Any, *args: Any) -> None:
+        start = time.perf_counter()
+        try:
+            collective(*args)
+        except RuntimeError as error:
+            raise TrainingError(
+                f"process {self.rank} of {self.processes} lost contact with the others in "
+                f"{collective.__name__} (one of them has died or hangs): "
+                f"{str(error).splitlines()[0]}"
+            ) from error
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # a sync point, so that the split of time is true
+        self.seconds += time.perf_counter() - start
+
+
+def launched() -> int:
+    """The number of processes that torchrun (or our launcher) has started; 1 without one."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def pick_device(wanted: str) -> torch.device:
+    """The device of this process: "auto" takes a GPU where there is one.
+
+    Raises:
+        ConfigError: a device that is not there.
+    """
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if wanted in ("auto", "cuda"):
+        if torch.cuda.is_available():
+            return torch.device("cuda", local_rank % torch.cuda.device_count())
+        if wanted == "cuda":
+            raise ConfigError('device = "cuda", but torch finds no GPU here: use "cpu" or "auto"')
+        return torch.device("cpu")
+    try:
+        torch.zeros(1, device=wanted).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device = {wanted!r} cannot be used: {reason}") from None
+    return torch.device(wanted)
+
+
+def connect(workers: int, device: torch.device, timeout: float = 600.0) -> World:
+    """The world of this process: simulated when alone, else joined to the launched group.
+
+    Processes that outnumber a node's GPUs share them through gloo, which NCCL cannot.
+
+    Raises:
+        ConfigError: W is not a multiple of P.
+    """
+    if launched() == 1:
+        return World(workers)
+    if dist.is_initialized():  # of a run in this process that has failed
+        dist.destroy_process_group()
+    World(workers, processes=launched())  # check the division before anyone waits for anyone
+    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", launched()))
+    alone = device.type == "cuda" and per_node <= torch.cuda.device_count()
+    dist.init_process_group(
+        "nccl" if alone else "gloo",
+        init_method=os.environ.get("REGIMES_RENDEZVOUS", "env://"),
+        world_size=launched(),
+        rank=int(os.environ["RANK"]),
+        timeout=datetime.timedelta(seconds=timeout),
+    )
+    return ProcessWorld(workers, device)
+
+
+def mean_program(value: Tensor) -> Program:
+    """The smallest program: one mean of one stacked tensor."""
+    return (yield Mean(value))

@@ -1,0 +1,371 @@
+"""Compressors: closed forms, torch as oracle, conservation, reductions, traffic formulas."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regimes.compression import Compressor, Layer, compressor
+from regimes.compression.powersgd import PowerSGD, orthonormal
+from regimes.compression.quantised import Cast, Quantise, Sign, pack, unpack
+from regimes.compression.reducer import Reducer
+from regimes.compression.sparse import RandomK, TopK, kept, top_indices
+from regimes.config import DENSE
+from regimes.errors import ConfigError
+from regimes.world import World
+
+F64 = torch.float64
+EVERY = [  # one case per family: compressor, a level that sends more, a level that sends less
+    pytest.param(PowerSGD(), 4, 1, id="powersgd"),
+    pytest.param(TopK(), 40, 5.0, id="topk"),
+    pytest.param(RandomK(), 40, 5.0, id="randomk"),
+    pytest.param(Sign(), DENSE, 1, id="sign"),
+    pytest.param(Quantise(), 8, 2, id="qsgd"),
+    pytest.param(Quantise(stochastic=False, error_feedback=True), 8, 2, id="nearest"),
+    pytest.param(Cast(), "fp16", "bf16", id="cast"),
+]
+SHAPES = [(6, 10), (8, 3, 3, 3), (5,), (4, 1)]
+
+
+def world(workers: int, dtype: torch.dtype = F64) -> World:
+    w = World(workers)
+    w.meter.dtype = dtype
+    return w
+
+
+def layers() -> list[Layer]:
+    return [Layer(f"layer{i}", shape) for i, shape in enumerate(SHAPES)]
+
+
+def gradients(workers: int, step: int, dtype: torch.dtype = F64) -> list[torch.Tensor]:
+    g = torch.Generator().manual_seed(step)
+    return [torch.randn(workers, *shape, generator=g, dtype=dtype) for shape in SHAPES]
+
+
+def step(reducer: Reducer, grads: list[torch.Tensor], level: object) -> list[torch.Tensor]:
+    rows = len(grads[0])
+    levels = [level if layer.compressed else DENSE for layer in reducer.layers]
+    stack = torch.cat([g.flatten(1) for g in grads], dim=1)
+    return reducer.step(grads, levels, torch.zeros(rows, dtype=stack.dtype), stack)[0]  # type: ignore[arg-type]
+
+
+# -- conservation ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("chosen", "low", "high"),
+    [c for c in EVERY if c.values[0].error_feedback],  # type: ignore[attr-defined]
+)
+@pytest.mark.parametrize("workers", [1, 3])
+def test_sum_of_updates_and_mean_residual_is_the_sum_of_mean_gradients(
+    chosen: Compressor, low: object, high: object, workers: int
+) -> None:
+    reducer = Reducer(chosen, layers(), world(workers), seed=1)
+    total = [torch.zeros(s, dtype=F64) for s in SHAPES]
+    sent = [torch.zeros(s, dtype=F64) for s in SHAPES]
+    for t, level in enumerate([low, low, high, high, low, DENSE, high]):
+        grads = gradients(workers, t)
+        for i, update in enumerate(step(reducer, grads, level)):
+            total[i] += grads[i].mean(0)
+            sent[i] += update
+    tolerance = 1e-2 if isinstance(chosen, Cast) else 1e-12  # the mean itself is in half precision
+    for i, residual in enumerate(reducer.residuals()):
+        owed = 0 if residual is None else residual.mean(0).view(SHAPES[i])
+        torch.testing.assert_close(sent[i] + owed, total[i], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(("chosen", "low", "high"), EVERY)
+def test_dense_after_compression_pays_the_residual_once(
+    chosen: Compressor, low: object, high: object
+) -> None:
+    reducer = Reducer(chosen, layers()[:1], world(2), seed=1)
+    step(reducer, gradients(2, 0)[:1], high)
+    owed = reducer.residuals()[0]
+    owed = 0 if owed is None else owed.mean(0).clone()
+    grads = gradients(2, 1)[:1]
+    update = step(reducer, grads, DENSE)[0]
+    torch.testing.assert_close(update, grads[0].mean(0) + owed)
+    assert reducer.residuals()[0] is None
+    torch.testing.assert_close(step(reducer, grads, DENSE)[0], grads[0].mean(0))
+
+
+@pytest.mark.parametrize(("chosen", "low", "high"), EVERY)
+def test_gradients_are_left_as_they_are(chosen: Compressor, low: object, high: object) -> None:
+    reducer = Reducer(chosen, layers(), world(3), seed=1)
+    for level in (low, high, DENSE, high):
+        grads = gradients(3, 5)
+        step(reducer, grads, level)
+        for mine, original in zip(grads, gradients(3, 5), strict=True):
+            assert torch.equal(mine, original)
+
+
+# -- reductions to the dense mean ------------------------------------------------------------
+
+FULL = [(PowerSGD(), 100), (TopK(), 100), (RandomK(), 100), (TopK(error_feedback=False), 100)]
+
+
+@pytest.mark.parametrize(("chosen", "level"), FULL)
+def test_the_fullest_level_is_dense(chosen: Compressor, level: object) -> None:
+    reducer = Reducer(chosen, layers(), world(3), seed=2)
+    for t in range(3):
+        grads = gradients(3, t)
+        for update, grad in zip(step(reducer, grads, level), grads, strict=True):
+            torch.testing.assert_close(update, grad.mean(0), rtol=1e-12, atol=1e-12)
+
+
+def test_rank_r_is_exact_for_a_gradient_of_rank_r_from_the_second_step() -> None:
+    g = torch.Generator().manual_seed(0)
+    left, right = (
+        torch.randn(9, 2, generator=g, dtype=F64),
+        torch.randn(2, 7, generator=g, dtype=F64),
+    )
+    matrix = (left @ right).expand(3, 9, 7).contiguous()
+    reducer = Reducer(PowerSGD(), [Layer("m", (9, 7))], world(3), seed=0)
+    update = step(reducer, [matrix], 2)[0]
+    torch.testing.assert_close(update, matrix[0], rtol=1e-10, atol=1e-10)
+
+
+def test_repeated_powersgd_without_memory_finds_the_best_rank_r_approximation() -> None:
+    g = torch.Generator().manual_seed(3)
+    matrix = torch.randn(1, 12, 8, generator=g, dtype=F64)
+    reducer = Reducer(PowerSGD(error_feedback=False), [Layer("m", (12, 8))], world(1), seed=0)
+    for _ in range(300):
+        update = step(reducer, [matrix], 3)[0]
+    u, s, v = torch.linalg.svd(matrix[0], full_matrices=False)
+    torch.testing.assert_close(update, u[:, :3] * s[:3] @ v[:3], rtol=1e-6, atol=1e-6)
+
+
+def test_q_is_kept_when_the_rank_changes() -> None:
+    reducer = Reducer(PowerSGD(), [Layer("m", (6, 10))], world(2), seed=0)
+    grads = gradients(2, 0)[:1]
+    step(reducer, grads, 3)
+    three = reducer.states[0].q.clone()  # type: ignore[attr-defined]
+    start = PowerSGD()._start(reducer.states[0], 2, grads[0])  # type: ignore[arg-type]
+    assert torch.equal(start, three[:2])
+    start = PowerSGD()._start(reducer.states[0], 5, grads[0])  # type: ignore[arg-type]
+    assert torch.equal(start[:3], three)
+    assert start.shape == (5, 10)
+    start = PowerSGD(reset_on_change=True)._start(reducer.states[0], 2, grads[0])  # type: ignore[arg-type]
+    assert not torch.equal(start, three[:2])
+
+
+def test_powersgd_recovers_from_a_zero_gradient() -> None:
+    reducer = Reducer(PowerSGD(), [Layer("m", (6, 10))], world(1), seed=0)
+    assert step(reducer, [torch.zeros(1, 6, 10, dtype=F64)], 1)[0].count_nonzero() == 0
+    grad = gradients(1, 0)[:1]
+    moved = [step(reducer, grad, 1)[0] for _ in range(3)]
+    assert all(m.count_nonzero() > 0 for m in moved)
+
+
+def test_authors_quirk_dense_forgets_the_residual() -> None:
+    reducer = Reducer(PowerSGD(reset_on_change=True), [Layer("m", (6, 10))], world(2), seed=0)
+    step(reducer, gradients(2, 0)[:1], 1)
+    grads = gradients(2, 1)[:1]
+    torch.testing.assert_close(step(reducer, grads, DENSE)[0], grads[0].mean(0))
+
+
+# -- closed forms and other libraries --------------------------------------------------------
+
+
+@given(st.integers(1, 5), st.integers(1, 12), st.integers(0, 10**6))
+@settings(max_examples=40, deadline=None)
+def test_orthonormal_spans_the_rows(rank: int, n: int, seed: int) -> None:
+    rank = min(rank, n)
+    rows = torch.randn(rank, n, generator=torch.Generator().manual_seed(seed), dtype=F64)
+    basis = orthonormal(rows)
+    torch.testing.assert_close(basis @ basis.mT, torch.eye(rank, dtype=F64))
+    torch.testing.assert_close(rows @ basis.mT @ basis, rows)
+
+
+@given(st.lists(st.integers(-4, 4), min_size=1, max_size=40), st.floats(0.5, 100))
+@settings(max_examples=200, deadline=None)
+def test_top_indices_against_a_stable_sort(values: list[int], percent: float) -> None:
+    tensor = torch.tensor(values, dtype=torch.float32)
+    k = kept(percent, len(values))
+    order = sorted(range(len(values)), key=lambda i: (-abs(values[i]), i))
+    assert top_indices(tensor, k).tolist() == sorted(order[:k])
+
+
+def test_top_indices_against_torch_topk() -> None:
+    values = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
+    for k in (1, 100, 5_000, 9_900, 10_000):
+        expected = values.abs().topk(k).indices.sort().values
+        assert torch.equal(top_indices(values, k).long(), expected)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_top_indices_survive_what_is_not_finite(bad: float) -> None:
+    values = torch.tensor([1.0, bad, bad, 2.0])
+    assert len(top_indices(values, 2)) == 2
+
+
+def test_topk_mean_and_sum_over_workers() -> None:
+    grad = torch.tensor([[[3.0, 0.1], [0.2, 0.3]], [[0.1, -5.0], [0.2, 0.3]]], dtype=F64)
+    for reduction, factor in (("mean", 0.5), ("sum", 1.0)):
+        reducer = Reducer(TopK(reduction=reduction), [Layer("m", (2, 2))], world(2), seed=0)
+        update = step(reducer, [grad], 25)[0]
+        assert update.tolist() == [[3.0 * factor, -5.0 * factor], [0.0, 0.0]]
+
+
+@given(st.sampled_from([1, 2, 4, 8]), st.integers(1, 50), st.integers(0, 10**6))
+@settings(max_examples=60, deadline=None)
+def test_pack_and_unpack_are_inverse(bits: int, size: int, seed: int) -> None:
+    codes = torch.randint(0, 2**bits, (3, size), generator=torch.Generator().manual_seed(seed))
+    packed = pack(codes.to(torch.uint8), bits)
+    assert packed.shape == (3, math.ceil(size * bits / 8))
+    assert torch.equal(unpack(packed, bits, size), codes.to(torch.int32))
+
+
+def test_sign_is_the_mean_magnitude_with_the_sign() -> None:
+    grad = torch.tensor([[[1.0, -2.0], [3.0, -6.0]]], dtype=F64)
+    update = step(Reducer(Sign(), [Layer("m", (2, 2))], world(1), seed=0), [grad], 1)[0]
+    assert update.tolist() == [[3.0, -3.0], [3.0, -3.0]]
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8, 16])
+def test_nearest_quantisation_is_within_half_a_step(bits: int) -> None:
+    grad = gradients(1, 0)[:1]
+    chosen = Quantise(stochastic=False)
+    update = step(Reducer(chosen, layers()[:1], world(1), seed=0), grad, bits)[0]
+    half = grad[0].abs().max() / (2 ** (bits - 1) - 1) / 2
+    assert (update - grad[0][0]).abs().max() <= half * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_stochastic_quantisation_is_unbiased(bits: int) -> None:
+    grad = gradients(2, 0)[:1]
+    reducer = Reducer(Quantise(), layers()[:1], world(2), seed=0)
+    n = 4000
+    mean = sum(step(reducer, grad, bits)[0] for _ in range(n)) / n
+    width = grad[0].abs().amax() / (2 ** (bits - 1) - 1)  # the error's sd is at most width / 2
+    assert (mean - grad[0].mean(0)).abs().max() < 5 * width / 2 / math.sqrt(n)  # type: ignore[union-attr]
+
+
+def test_workers_round_independently() -> None:
+    grad = gradients(1, 0)[0].expand(2, -1, -1).contiguous()
+    one = step(Reducer(Quantise(), layers()[:1], world(1), seed=0), [grad[:1]], 2)[0]
+    two = step(Reducer(Quantise(), layers()[:1], world(2), seed=0), [grad], 2)[0]
+    assert not torch.equal(one, two)
+
+
+def test_randomk_scales_without_memory_and_is_unbiased() -> None:
+    grad = gradients(2, 0)[:1]
+    reducer = Reducer(RandomK(error_feedback=False), layers()[:1], world(2), seed=0)
+    n = 3000
+    mean = sum(step(reducer, grad, 20)[0] for _ in range(n)) / n
+    sd = grad[0].mean(0).abs() * math.sqrt((1 - 0.2) / 0.2 / n)
+    assert ((mean - grad[0].mean(0)).abs() <= 5 * sd + 1e-12).all()  # type: ignore[union-attr]
+
+
+def test_cast_is_torch_rounding() -> None:
+    grad = gradients(1, 0, torch.float32)[:1]
+    update = step(Reducer(Cast(), layers()[:1], world(1, torch.float32), seed=0), grad, "bf16")[0]
+    assert torch.equal(update, grad[0][0].bfloat16().float())
+
+
+# -- traffic ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("chosen", "low", "high"), EVERY)
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_metered_equals_computed_at_each_level_and_across_changes(
+    chosen: Compressor, low: object, high: object, dtype: torch.dtype
+) -> None:
+    w = world(4, dtype)
+    reducer = Reducer(chosen, layers(), w, seed=1)
+    for t, level in enumerate([low, high, DENSE, high, low]):
+        step(reducer, gradients(4, t, dtype), level)
+        meter = w.meter.take()
+        for i, layer in enumerate(reducer.layers):
+            expected = chosen.cost(layer, level, 4, dtype.itemsize)  # type: ignore[arg-type]
+            assert meter.layers[i].bytes == expected.bytes, (layer, level)
+            if dtype == torch.float32 or not isinstance(chosen, Sign | Quantise | Cast):
+                assert meter.layers[i].floats == expected.floats, (layer, level)
+
+
+def test_one_round_is_one_collective_per_kind() -> None:
+    w = world(2)
+    step(Reducer(PowerSGD(), layers(), w, seed=0), gradients(2, 0), 1)
+    assert w.meter.take().calls == {"mean": 2, "gather": 0, "broadcast": 0}
+    step(Reducer(TopK(), layers(), w, seed=0), gradients(2, 0), 10)
+    assert w.meter.take().calls == {"mean": 1, "gather": 2, "broadcast": 0}
+
+
+def test_levels_may_differ_between_layers() -> None:
+    two = [Layer("a", (6, 10)), Layer("b", (6, 10))]
+    g = gradients(2, 0)[0]
+    apart = [step(Reducer(PowerSGD(), [x], world(2), seed=0), [g], r)[0]
+             for x, r in zip(two, (1, 3), strict=True)]  # fmt: skip
+    reducer = Reducer(PowerSGD(), two, world(2), seed=0)
+    stack = torch.cat([g.flatten(1)] * 2, dim=1)
+    together, _ = reducer.step([g, g], [1, 3], torch.zeros(2, dtype=F64), stack)
+    for mine, theirs in zip(together, apart, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-14, atol=1e-14)
+
+
+def test_the_loss_tells_of_a_gradient_that_is_not_finite() -> None:
+    reducer = Reducer(PowerSGD(), layers()[:1], world(2), seed=0)
+    grads = gradients(2, 0)[:1]
+    stack = grads[0].flatten(1)
+    _, loss = reducer.step(grads, [1], torch.tensor([1.0, 2.0], dtype=F64), stack)
+    assert loss.item() == 1.5
+    stack[1, 3] = math.inf
+    _, loss = reducer.step(grads, [1], torch.tensor([1.0, 2.0], dtype=F64), stack)
+    assert math.isnan(loss.item())
+
+
+# -- the simulated short cut -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("chosen", "low", "high"), [c for c in EVERY if c.values[0].linear])
+def test_linear_compressors_need_only_the_mean(
+    chosen: Compressor, low: object, high: object
+) -> None:
+    apart, together = (Reducer(chosen, layers(), world(4), seed=3) for _ in range(2))
+    for t, level in enumerate([low, high, DENSE, high, low] * 10):
+        grads = gradients(4, t)
+        mean = [g.mean(0, keepdim=True) for g in grads]
+        for a, b in zip(step(apart, grads, level), step(together, mean, level), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+# -- bad input -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "part"),
+    [
+        ("powersgd", 0, "a rank"),
+        ("powersgd", -1, "a rank"),
+        ("powersgd", 1.5, "a rank"),
+        ("powersgd", True, "a rank"),
+        ("topk", 0, "percentage"),
+        ("topk", 101, "percentage"),
+        ("topk", "fp16", "percentage"),
+        ("randomk", -3, "percentage"),
+        ("sign", 2, "1 (bit)"),
+        ("quantise", 3, "2, 4, 8 or 16"),
+        ("cast", 16, "fp16"),
+        ("dense", 1, "no other level"),
+    ],
+)
+def test_a_level_of_another_compressor_is_refused(name: str, level: object, part: str) -> None:
+    with pytest.raises(ConfigError, match="level") as error:
+        compressor({"name": name}).check(level)  # type: ignore[arg-type]
+    assert part in str(error.value)
+
+
+def test_stochastic_rounding_with_error_feedback_is_refused() -> None:
+    with pytest.raises(ConfigError, match="exclude each other"):
+        compressor({"name": "quantise", "error_feedback": True})
+
+
+def test_unknown_compressor_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'powersgd'"):
+        compressor({"name": "powerSGD"})
+    with pytest.raises(ConfigError, match=r"unknown key 'compressor\.rank'"):
+        compressor({"name": "powersgd", "rank": 3})

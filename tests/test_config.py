@@ -1,0 +1,156 @@
+"""Configurations: round trips, and one clear sentence for each way to get one wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regimes.config import RunConfig, from_dict, load_toml, override, to_dict, to_toml
+from regimes.errors import ConfigError, RegimesError
+from regimes.learning_rate import learning_rate
+from regimes.policies import check_levels, policy
+from regimes.presets import GRIDS, PRESETS, check_common, get_grid, get_preset
+from regimes.quirks import resolve
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_survive_toml(name: str, tmp_path: Path) -> None:
+    config = get_preset(name)
+    path = tmp_path / "run.toml"
+    path.write_text(to_toml(config))
+    assert load_toml(path) == from_dict(RunConfig, to_dict(config))
+    assert load_toml(path).digest() == config.digest()
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_every_cell_of_every_grid_is_sound(name: str) -> None:
+    for schedule, config in get_grid(name).items():
+        assert config.name == schedule
+        check_levels(policy(config.policy), config.levels)
+        assert get_preset(f"{name}/{schedule}") == config
+
+
+@given(st.integers(0, 10**9), st.floats(1e-6, 10), st.lists(st.integers(1, 500), max_size=4))
+def test_override_reads_back_what_it_is_told(seed: int, lr: float, decays: list[int]) -> None:
+    config = override(
+        get_preset("smoke"),
+        [f"seed={seed}", f"optimizer.lr={lr!r}", f"optimizer.decay_epochs={decays}"],
+    )
+    assert (config.seed, config.optimizer.lr) == (seed, lr)
+    assert config.optimizer.decay_epochs == tuple(decays)
+
+
+def test_overriding_a_plug_in_forgets_the_old_ones_fields() -> None:
+    config = override(get_preset("smoke"), ["policy=static", "policy.level=high"])
+    assert config.policy == {"name": "static", "level": "high"}
+    config = override(get_preset("smoke"), ["policy.interval=5"])
+    assert config.policy["name"] == "accordion"
+    config = override(get_preset("smoke"), ["levels.low=dense", "data.path=none"])
+    assert config.levels == {"low": "dense", "high": 1}
+    assert config.data.path is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("epoch=3", "unknown key 'epoch': did you mean 'epochs'"),
+        ("optimizer.learning=3", "unknown key 'optimizer.learning'"),
+        ("optimiser.lr=3", "unknown key 'optimiser.lr': did you mean 'optimizer'"),
+        ("epochs=many", "epochs must be a whole number, got 'many'"),
+        ("epochs=1.5", "epochs must be a whole number, got 1.5"),
+        ("epochs=true", "epochs must be a whole number, got True"),
+        ("optimizer.nesterov=1", "optimizer.nesterov must be true or false, got 1"),
+        ("optimizer.decay_epochs=12", "optimizer.decay_epochs must be a list of whole numbers"),
+        ("signal=updates", "did you mean 'update'"),
+        ("dtype=float16", "dtype = 'float16'"),
+        ("epochs", "needs the form key=value"),
+        ("levels.low=true", "levels.low must be"),
+        ("data=digits", "data must be a table"),
+    ],
+)
+def test_bad_settings(setting: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        override(get_preset("smoke"), [setting])
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        ({"name": "acordion"}, "did you mean 'accordion'"),
+        ({"name": "accordion", "etta": 1}, "did you mean 'eta'"),
+        ({"name": "accordion", "eta": 0.0}, "eta must be positive"),
+        ({"name": "accordion", "interval": 0}, "interval at least 1"),
+        ({"name": "accordion", "needs": []}, "unknown key 'policy.needs'"),
+        ({"name": "windows", "windows": [[3, 3]]}, "is no window"),
+        ({"name": "windows", "windows": [[3]]}, "policy.windows[0] must be"),
+        ({"name": "nowhere.to.be:Found"}, "cannot import the policy"),
+        ({}, "policy.name is missing"),
+    ],
+)
+def test_bad_policies(table: dict, sentence: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        policy(table)
+    assert sentence in str(error.value)
+
+
+def test_a_policy_may_only_ask_for_levels_that_exist() -> None:
+    with pytest.raises(ConfigError, match=r"asks for level 'medium'.*add levels.medium"):
+        check_levels(policy({"name": "static", "level": "medium"}), {"low": 4, "high": 1})
+    check_levels(policy({"name": "static", "level": "dense"}), {})
+
+
+def test_names_are_checked_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="unknown preset 'smok': did you mean 'smoke'"):
+        get_preset("smok")
+    with pytest.raises(ConfigError, match="unknown grid"):
+        get_grid("figure2")
+    with pytest.raises(ConfigError, match="has no schedule 'hihg': did you mean 'high'"):
+        get_preset("smoke/hihg")
+
+
+def test_a_grids_schedules_stay_apart() -> None:
+    cells = get_grid("smoke")
+    check_common(cells, ("optimizer.lr=0.2", "data.train_size=100"))
+    for setting in ("epochs=4", "optimizer.decay_epochs=[3]", "policy.interval=4"):
+        with pytest.raises(ConfigError, match="choose those it is meant for with --schedules"):
+            check_common(cells, (setting,))
+    check_common({"accordion": cells["accordion"]}, ("policy.interval=4",))
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(RegimesError, match="cannot read the configuration"):
+        load_toml(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("epochs = = 3")
+    with pytest.raises(RegimesError, match="cannot read the configuration"):
+        load_toml(tmp_path / "bad.toml")
+
+
+# -- the learning rate, by hand from Table 7 -------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("epoch", "rate"),
+    [(0, 0.1), (1, 0.16), (4, 0.34), (5, 0.4), (150, 0.4), (151, 0.04), (250, 0.04), (251, 0.004)],
+)
+def test_learning_rate_of_the_paper(epoch: int, rate: float) -> None:
+    config = get_preset("paper-resnet18-cifar10").optimizer
+    assert learning_rate(config, epoch) == pytest.approx(rate)
+
+
+# -- quirks ----------------------------------------------------------------------------------
+
+
+def test_authors_quirks_are_ordinary_fields() -> None:
+    config = resolve(replace(get_preset("smoke"), quirks="authors"))
+    assert config.signal == "worker0"
+    assert config.compressor == {"name": "powersgd", "reset_on_change": True}
+    assert not config.data.reshuffle
+    topk = resolve(replace(get_preset("smoke"), quirks="authors", compressor={"name": "topk"}))
+    assert topk.compressor == {"name": "topk", "reduction": "sum", "error_feedback": False}
+    assert resolve(get_preset("smoke")) == get_preset("smoke")

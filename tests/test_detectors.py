@@ -1,0 +1,298 @@
+"""Detectors against their rules written out by hand, and the `detected` policy on top of them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regimes import detectors, policies
+from regimes.detectors import (
+    Detector,
+    EigenvalueChange,
+    FirstShare,
+    FisherChange,
+    FixedWindows,
+    MsdrFall,
+    NormChange,
+    RandomWindows,
+    RelativeChange,
+    TraceCusum,
+    detector,
+)
+from regimes.errors import ConfigError
+from regimes.history import PastEpoch, history, signal_values
+from regimes.policies import Detected
+
+POSITIVE = st.floats(1e-3, 1e3)
+MAYBE = st.one_of(st.none(), POSITIVE)
+
+
+def calls(rule: Detector, values: list[float | None]) -> list[bool | None]:
+    """What a rule says of epochs 0, 1, ..., fed as a run feeds it."""
+    return [rule(values[:epoch]).critical for epoch in range(len(values) + 1)]
+
+
+# -- change ----------------------------------------------------------------------------------
+
+
+@given(st.lists(POSITIVE, max_size=30), st.integers(1, 6), st.booleans())
+def test_eigenvalue_change_by_hand(values: list[float], interval: int, decay: bool) -> None:
+    rule = EigenvalueChange(eta=0.4, interval=interval, direction="decay" if decay else "either")
+    expected: list[bool | None] = [True]
+    for epoch, new in enumerate(values):
+        if epoch % interval:
+            expected.append(None)
+        elif epoch == 0:
+            expected.append(True)
+        else:
+            old = values[epoch - interval]
+            fall = (old - new) / old
+            expected.append((fall if decay else abs(fall)) >= 0.4)
+    assert calls(rule, values) == expected
+
+
+@given(st.lists(MAYBE, max_size=30), st.integers(1, 6))
+def test_change_compares_measured_values(values: list[float | None], interval: int) -> None:
+    """Each evaluation: the newest measurement against the newest of the evaluation before."""
+    expected: list[bool | None] = [True]
+    for epoch in range(len(values)):
+        seen = [e for e in range(epoch + 1) if values[e] is not None]
+        older = [e for e in seen if e <= epoch - interval]
+        if epoch % interval or not seen or (older and older[-1] == seen[-1]):
+            expected.append(None)
+        elif not older:
+            expected.append(True)
+        else:
+            old, new = values[older[-1]], values[seen[-1]]
+            assert old is not None
+            assert new is not None
+            expected.append(abs(old - new) / old >= 0.5)
+    assert calls(NormChange(interval=interval), values) == expected
+
+
+def test_direction_and_scope() -> None:
+    rising = [1.0, 2.0]
+    assert EigenvalueChange(interval=1)(rising).critical is False
+    assert EigenvalueChange(interval=1, direction="either")(rising).critical is True
+    assert FisherChange(interval=1)(rising).critical is True
+    assert [r.statistic for r in (NormChange(), EigenvalueChange(), FisherChange(), TraceCusum(),
+            MsdrFall())] == ["norm", "eigenvalue", "fisher_trace", "hessian_trace",
+                             "msdr"]  # fmt: skip
+    assert [r.per_layer for r in (NormChange(), EigenvalueChange(), TraceCusum())] == [
+        True, False, True,
+    ]  # fmt: skip
+    assert RelativeChange(interval=1)([-2.0, -5.0]).score == 1.5  # signed statistics, too
+
+
+def test_an_eigenvalue_that_is_not_a_number_is_critical() -> None:
+    assert EigenvalueChange(interval=1)([1.0, math.nan]).critical
+    assert EigenvalueChange(interval=1)([math.inf, 1.0]).critical
+
+
+# -- CUSUM -----------------------------------------------------------------------------------
+
+
+def cusum(values: list[float], k: float, h: float, warmup: int) -> list[bool]:
+    """Page's two sums in his own order, restarted after each alarm."""
+    out, base, up, down = [True], [], 0.0, 0.0
+    for x in map(math.log, values):
+        if len(base) < warmup:
+            base = [*base, x]
+            out.append(len(base) < warmup)
+            continue
+        z = (x - statistics.fmean(base)) / max(0.01, statistics.stdev(base))
+        up, down = max(0, up + z - k), max(0, down - z - k)
+        out.append(max(up, down) > h)
+        if out[-1]:
+            base, up, down = [x], 0.0, 0.0
+    return out
+
+
+@given(st.lists(POSITIVE, max_size=40), st.integers(2, 6), st.sampled_from([0.0, 0.5, 1.0]))
+def test_cusum_by_hand(values: list[float], warmup: int, k: float) -> None:
+    assert calls(TraceCusum(k=k, h=4.0, warmup=warmup), values) == cusum(values, k, 4.0, warmup)
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_cusum_finds_a_step_either_way_and_then_a_new_baseline(factor: float) -> None:
+    quiet = [1.0, 1.1, 0.9, 1.05, 0.95]
+    values = quiet * 4 + [factor * v for v in quiet * 4]
+    said = calls(TraceCusum(warmup=5), values)
+    assert said[:5] == [True] * 5  # no baseline yet
+    assert not any(said[5:21])
+    assert said[21:25] == [True] * 4  # the alarm at the step begins the new warm-up of 5
+    assert not any(said[25:])
+
+
+def test_cusum_adds_up_what_single_values_hide() -> None:
+    """A shift of 1.5 standard deviations adds 1.5 - k = 1 per measurement until it passes h = 5."""
+    base = [math.exp(x) for x in (-1.0, 1.0, -1.0, 1.0)]  # mean 0, sd 2 / sqrt(3)
+    shifted = [math.exp(1.5 * 2 / math.sqrt(3) * (1 - 1e-9))] * 6
+    said = calls(TraceCusum(k=0.5, h=5.0, warmup=4), base + shifted)
+    assert said[5:10] == [False] * 5
+    assert said[10] is True
+    scores = [TraceCusum(warmup=4)(base + shifted[:n]).score for n in range(1, 6)]
+    assert scores == pytest.approx([1, 2, 3, 4, 5])
+
+
+def test_cusum_without_a_measurement_keeps_and_without_a_logarithm_alarms() -> None:
+    quiet: list[float | None] = [1.0, 1.1, 0.9, 1.05, 0.95]
+    rule = TraceCusum()
+    assert rule([*quiet, 1.0]).critical is False
+    assert rule([*quiet, None]).critical is None
+    assert rule([None]).critical is None
+    with_gaps = [v for value in [*quiet, 1.0] for v in (None, value)]
+    assert rule(with_gaps).score == rule([*quiet, 1.0]).score
+    assert rule([*quiet, -3.0]).critical is True
+    assert rule([*quiet, math.nan]).critical is True
+    assert rule([2.0] * 8).critical is False  # equal values have no deviation
+
+
+# -- MSDR ------------------------------------------------------------------------------------
+
+
+def test_msdr_by_hand() -> None:
+    values: list[float | None] = [1.0, 0.8, 0.5, 0.4, None, 0.26, 0.25, 0.9]
+    once = MsdrFall(fall=0.5, latch=False)
+    assert calls(once, values) == [False, False, False, True, False, None, False, True, False]
+    assert calls(MsdrFall(), values) == [False] * 3 + [True, True, None, True, True, True]
+    assert once(values[:3]).score == 0.5
+    assert once(values[:6]).old == 0.5  # the reference is the value of the last fall
+
+
+# -- controls --------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 60), st.floats(0, 1), st.integers(1, 6), st.integers(0, 99))
+def test_random_windows_have_the_length_asked_for(
+    epochs: int, share: float, count: int, seed: int
+) -> None:
+    rule = RandomWindows(share=share, epochs=epochs, count=count, seed=seed)
+    said = [rule([None] * epoch).critical for epoch in range(epochs)]
+    assert sum(map(bool, said)) == round(share * epochs)
+    assert rule.chosen == RandomWindows(share, epochs, count, seed).chosen
+    edges = sum(bool(b) and not a for a, b in zip([False, *said], said, strict=False))
+    assert edges <= count
+    first = FirstShare(share, epochs)
+    assert [bool(first([None] * e).critical) for e in range(epochs)] == sorted(
+        map(bool, said), reverse=True
+    )
+
+
+def test_random_windows_are_placed_evenly() -> None:
+    drawn = [RandomWindows(share=0.2, epochs=5, count=1, seed=s).chosen for s in range(500)]
+    for epoch in range(5):
+        assert 70 < sum(epoch in d for d in drawn) < 130  # 100 expected, sd 9
+    assert len({RandomWindows(0.25, 24, 2, s).chosen for s in range(50)}) > 30
+
+
+def test_fixed_windows_are_half_open() -> None:
+    rule = FixedWindows(windows=((0, 2), (4, 5)))
+    assert calls(rule, [None] * 5) == [True, True, False, False, True, False]
+
+
+# -- by name ---------------------------------------------------------------------------------
+
+
+def test_every_registered_detector_keeps_the_contract() -> None:
+    for name in detectors.REGISTRY:
+        fields = {"epochs": 9} if name in ("first-share", "random-windows") else {}
+        rule = detector({"name": name, **fields})
+        assert isinstance(rule, Detector), name
+        assert rule([]).critical is not None, name  # epoch 0 has an answer
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"name": "norm-chnage"}, "unknown detector 'norm-chnage': did you mean 'norm-change'"),
+        ({"name": "norm-change", "eat": 1}, "'detector.eat'.*'eta'"),
+        ({"name": "norm-change", "eta": -1}, "eta must be positive"),
+        ({"name": "eigenvalue-change", "statistic": "norm"}, "unknown key 'detector.statistic'"),
+        ({"name": "eigenvalue-change", "direction": "decya"}, "did you mean 'decay'"),
+        ({"name": "trace-cusum", "warmup": 1}, "warmup >= 2"),
+        ({"name": "msdr-fall", "fall": 1.0}, "between 0 and 1"),
+        ({"name": "first-share"}, "epochs, the length of the run"),
+        ({"name": "random-windows", "epochs": 9, "share": 1.5}, "share between 0 and 1"),
+        ({"name": "random-windows", "epochs": 9, "count": 0}, "count must be at least 1"),
+        ({"name": "fixed-windows", "windows": [[3, 3]]}, "is no window"),
+    ],
+)  # fmt: skip
+def test_bad_fields_are_one_sentence(table: dict, message: str) -> None:  # type: ignore[type-arg]
+    with pytest.raises(ConfigError, match=message):
+        detector(table)
+
+
+# -- the policy ------------------------------------------------------------------------------
+
+
+def past(model: list[float | None], rates: list[float], levels: list[str]) -> list[PastEpoch]:
+    return [
+        PastEpoch(rates[e], rates[e + 1], {"norm": [3.0, 4.0]}, levels,
+                  {} if value is None else {"eigenvalue": value})
+        for e, value in enumerate(model)
+    ]  # fmt: skip
+
+
+def test_a_detector_of_the_model_decides_for_all_layers() -> None:
+    policy = policies.policy(
+        {"name": "detected", "detector": {"name": "eigenvalue-change", "interval": 1}}
+    )
+    assert policy.needs == ("eigenvalue",)
+    assert policy.names == ("low", "high")
+    start = policy.decide([], ["a", "b"])
+    assert [d.level for d in start] == ["low", "low"]
+    assert start[0].why == {"rule": "start"}
+    flat = policy.decide(past([2.0, 2.0], [1.0] * 3, ["low", "low"]), ["a", "b"])
+    assert [d.level for d in flat] == ["high", "high"]
+    assert flat[0].why == {
+        "rule": "eigenvalue change", "old": 2.0, "new": 2.0, "ratio": 0.0, "threshold": 0.5,
+    }  # fmt: skip
+    kept = policy.decide(past([2.0, None], [1.0] * 3, ["low", "high"]), ["a", "b"])
+    assert [(d.level, d.why) for d in kept] == [("low", None), ("high", None)]
+
+
+def test_the_decay_rule_of_detected() -> None:
+    table = {"name": "eigenvalue-change", "interval": 1}
+    after = past([2.0, 2.0], [1.0, 1.0, 0.1], ["high", "high"])
+    assert Detected(table).decide(after, ["a", "b"])[0].level == "high"
+    decided = Detected(table, decay_rule=True).decide(after, ["a", "b"])
+    assert decided[0].level == "low"
+    assert decided[0].why == {"rule": "lr decay", "old": 1.0, "new": 0.1}
+
+
+def test_a_detector_that_is_calm_at_the_start_starts_high() -> None:
+    assert Detected({"name": "msdr-fall"}).decide([], ["a"])[0].level == "high"
+    assert Detected(FixedWindows(((1, 2),))).decide([], ["a"])[0].level == "high"
+
+
+def test_what_a_detector_reads() -> None:
+    epochs = past([7.0, None], [0.5, 0.25, 0.25], ["low", "low"])
+    assert signal_values(epochs, NormChange(), 1) == [4.0, 4.0]
+    assert signal_values(epochs, NormChange(statistic="norm*lr"), 1) == [2.0, 1.0]
+    assert signal_values(epochs, NormChange(per_layer=False), 0) == [5.0, 5.0]
+    assert signal_values(epochs, EigenvalueChange(), 0) == [7.0, None]
+    assert signal_values(epochs, FirstShare(epochs=4), 0) == [None, None]
+    assert Detected(NormChange(statistic="norm*lr")).needs == ("norm",)
+    assert Detected(FirstShare(epochs=4)).needs == ()
+
+
+def test_the_signal_is_there_under_both_its_names() -> None:
+    row = {"lr": 1.0, "next_lr": 1.0, "layers": {"level": ["low", "dense"]},
+           "statistics": {"norm:update": [1.0, 2.0], "norm:global": [3.0, 4.0]}}  # fmt: skip
+    assert history([row], [0], "update")[0].statistics == {
+        "norm:update": [1.0], "norm": [1.0], "norm:global": [3.0],
+    }  # fmt: skip
+
+
+def test_a_policy_without_a_detector_is_refused() -> None:
+    with pytest.raises(ConfigError, match="must be a table with a name, got 3"):
+        policies.policy({"name": "detected", "detector": 3})
+    with pytest.raises(ConfigError, match="did you mean 'trace-cusum'"):
+        policies.policy({"name": "detected", "detector": {"name": "trace-cusums"}})
+    with pytest.raises(ConfigError, match=r"policy\.detector\.eat"):
+        policies.policy({"name": "detected", "detector": {"name": "norm-change", "eat": 1}})

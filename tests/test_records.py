@@ -1,0 +1,169 @@
+"""Records: what was written is read, whatever happened in between."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regimes.errors import RecordError
+from regimes.records import Writer, find, load, load_all, pack, read_lines, summary
+
+HEADER = {
+    "config": {"name": "low", "seed": 3, "epochs": 3, "signal": "update"},
+    "layers": [{"name": "a", "shape": [2, 2], "compressed": True}],
+}
+
+
+def row(epoch: int) -> dict[str, Any]:
+    return {
+        "epoch": epoch, "lr": 0.1, "next_lr": 0.1, "metric": 0.5 + epoch / 10,
+        "floats": 10.0, "bytes": 40,
+        "layers": {"level": ["low"], "floats": [10.0], "bytes": [40], "why": [{"rule": "start"}]},
+        "statistics": {"norm:update": [1.5 + epoch]},
+    }  # fmt: skip
+
+
+def make(folder: Path, epochs: int = 3) -> Path:
+    writer = Writer.create(folder, HEADER)
+    for epoch in range(epochs):
+        writer.epoch(row(epoch), {"compute": 1.0, "evaluate": 0.5})
+    writer.close()
+    return folder
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    record = load(make(tmp_path / "run"))
+    assert (record.name, record.seed, record.finished) == ("low", 3, True)
+    assert record.epochs["total_floats"].tolist() == [10, 20, 30]
+    assert record.epochs["seconds_compute"].tolist() == [1, 1, 1]
+    assert record.layers[record.statistic].tolist() == [1.5, 2.5, 3.5]
+    assert record.layers["why"].tolist()[0] == {"rule": "start"}
+
+
+@pytest.mark.parametrize("cut", [1, 20, 100])
+def test_a_torn_last_line_is_no_line(tmp_path: Path, cut: int) -> None:
+    folder = make(tmp_path / "run")
+    path = folder / "epochs.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-cut])
+    record = load(folder)
+    assert len(record.epochs) == 2
+    assert not record.finished
+    writer = Writer.resume(folder, 2)
+    writer.epoch(row(2), {"compute": 1.0})
+    writer.close()
+    assert path.read_bytes() == whole
+
+
+def test_a_crash_at_any_byte_leaves_a_readable_record(tmp_path: Path) -> None:
+    folder = make(tmp_path / "run")
+    path = folder / "epochs.jsonl"
+    whole = path.read_bytes()
+    for length in range(len(whole) + 1):
+        path.write_bytes(whole[:length])
+        assert len(read_lines(path)) == whole[:length].count(b"\n")
+
+
+def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
+    folder = make(tmp_path / "run")
+    path = folder / "epochs.jsonl"
+    lines = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join([lines[0], b"{broken", *lines[2:]]))
+    with pytest.raises(RecordError, match="line 2 is damaged"):
+        load(folder)
+
+
+def test_resume_sets_later_lines_aside_and_loses_none(tmp_path: Path) -> None:
+    folder = make(tmp_path / "run")
+    Writer.resume(folder, 1).close()
+    assert [r["epoch"] for r in read_lines(folder / "epochs.jsonl")] == [0]
+    aside = read_lines(folder / "superseded.jsonl")
+    assert [r["epoch"] for r in aside if r["file"] == "epochs.jsonl"] == [1, 2]
+
+
+def test_one_folder_one_run(tmp_path: Path) -> None:
+    folder = make(tmp_path / "run")
+    with pytest.raises(RecordError, match="already holds a run: continue it with --resume"):
+        Writer.create(folder, HEADER)
+    first = Writer.resume(folder, 3)
+    with pytest.raises(RecordError, match="another run is writing"):
+        Writer.resume(folder, 3)
+    first.close()
+    Writer.resume(folder, 3).close()
+
+
+def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecordError, match="cannot write to"):
+        Writer.create(tmp_path / "file" / "run", HEADER)
+    with pytest.raises(RecordError, match="holds no run to resume"):
+        Writer.resume(tmp_path, 0)
+    with pytest.raises(RecordError, match="holds no run"):
+        load(tmp_path)
+    with pytest.raises(RecordError, match="no run in or under"):
+        load_all(tmp_path)
+
+
+def test_a_later_schema_is_refused(tmp_path: Path) -> None:
+    folder = make(tmp_path / "run")
+    header = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**header, "schema": 99}))
+    with pytest.raises(RecordError, match="schema 99"):
+        load(folder)
+    (folder / "run.json").write_text("{")
+    with pytest.raises(RecordError, match="is damaged"):
+        load(folder)
+
+
+def test_an_archive_is_as_good_as_the_folder(tmp_path: Path) -> None:
+    make(tmp_path / "runs/low/seed-3")
+    (tmp_path / "runs/low/seed-3/checkpoints").mkdir()
+    assert pack(tmp_path / "runs", tmp_path / "a.tar.xz") == 1
+    assert pack(tmp_path / "runs", tmp_path / "b.tar.xz") == 1
+    assert (tmp_path / "a.tar.xz").read_bytes() == (tmp_path / "b.tar.xz").read_bytes()
+    packed, plain = load_all(tmp_path / "a.tar.xz"), load_all(tmp_path / "runs")
+    assert packed[0].epochs.equals(plain[0].epochs)
+    assert packed[0].header == plain[0].header
+    (tmp_path / "a.tar.xz").write_bytes((tmp_path / "b.tar.xz").read_bytes()[:400])
+    with pytest.raises(RecordError, match="is no archive of records"):
+        load_all(tmp_path / "a.tar.xz")
+
+
+def test_summary_needs_finished_runs(tmp_path: Path) -> None:
+    make(tmp_path / "a")
+    assert find(tmp_path) == [tmp_path / "a"]
+    table = summary(load_all(tmp_path))
+    assert table["metric"].tolist() == [pytest.approx(0.6)]
+    assert table["floats"].tolist() == [30]
+    make(tmp_path / "b", epochs=2)
+    with pytest.raises(RecordError, match="is not finished"):
+        summary(load_all(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["epochs.jsonl", "seconds.jsonl", "events.jsonl"])
+def test_a_file_of_one_torn_line_can_be_continued(name: str, tmp_path: Path) -> None:
+    folder = make(tmp_path / "run", epochs=1)
+    (folder / name).write_bytes((folder / name).read_bytes()[:20])
+    writer = Writer.resume(folder, 0)
+    writer.epoch(row(0), {"compute": 1.0})
+    writer.close()
+    assert len(load(folder).epochs) == 1
+    assert read_lines(folder / "events.jsonl")[-1]["event"] == "resume"
+
+
+@pytest.mark.parametrize("text", ['{"schema": 1}', '{"schema": "x"}', "[]", "3"])
+def test_odd_headers_are_damaged(text: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(RecordError, match="is damaged"):
+        load(tmp_path)
+
+
+def test_pack_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="no run in or under"):
+        pack(tmp_path, tmp_path / "a.tar.xz")
+    make(tmp_path / "run")
+    with pytest.raises(RecordError, match="cannot write"):
+        pack(tmp_path, tmp_path / "nowhere" / "a.tar.xz")

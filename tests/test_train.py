@@ -1,0 +1,406 @@
+"""The trainer against itself: processes == simulation, resumed == uninterrupted, union == worker by
+worker, instruments leave no trace; and what it says when it cannot go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import regimes
+from regimes import checkpoint, launch, setup, train
+from regimes.config import RunConfig, override, to_toml
+from regimes.errors import ConfigError, DataError, RecordError, TrainingError
+from regimes.records import Record, read_lines
+
+torch.set_num_threads(1)
+POWERSGD: tuple[str, ...] = ()
+TOPK = ("compressor=topk", "levels.low=50", "levels.high=2")
+
+
+def config(*settings: str, epochs: int = 4) -> RunConfig:
+    """The smoke preset, cut short, in float64."""
+    short = [f"epochs={epochs}", "dtype=float64", "data.train_size=120", "data.test_size=100",
+             "policy.interval=1", "optimizer.decay_epochs=[3]"]  # fmt: skip
+    return override(regimes.get_preset("smoke"), [*short, *settings])
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    found = checkpoint.load(folder)
+    assert found is not None
+    return next(f["shared"] for f in found[1] if "shared" in f)["model"]
+
+
+def same_run(a: Path, b: Path, tolerance: float = 1e-12) -> None:
+    """Equal levels, reasons, floats; weights equal to a relative tolerance."""
+    for mine, theirs in zip(*(read_lines(x / "epochs.jsonl") for x in (a, b)), strict=True):
+        for key in ("level", "floats"):
+            assert mine["layers"][key] == theirs["layers"][key]
+        assert [w and w["rule"] for w in mine["layers"]["why"]] == [
+            w and w["rule"] for w in theirs["layers"]["why"]
+        ]
+        assert mine["metric"] == theirs["metric"]
+    other = weights(b)
+    for name, tensor in weights(a).items():
+        scale = other[name].abs().max().clamp_min(1e-30) if tensor.is_floating_point() else 1
+        assert ((tensor - other[name]).abs().max() / scale) <= tolerance, name
+
+
+def same_bits(a: Path, b: Path) -> None:
+    assert (a / "epochs.jsonl").read_bytes() == (b / "epochs.jsonl").read_bytes()
+    other = weights(b)
+    for name, tensor in weights(a).items():
+        assert torch.equal(tensor, other[name]), name
+
+
+# -- equivalence -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compressor", [POWERSGD, TOPK], ids=["powersgd", "topk"])
+def test_processes_equal_simulation(compressor: tuple[str, ...], tmp_path: Path) -> None:
+    c = config(*compressor)
+    regimes.run(c, tmp_path / "1x4")
+    levels = {x for r in read_lines(tmp_path / "1x4/epochs.jsonl") for x in r["layers"]["level"]}
+    assert levels == {"low", "high", "dense"}  # ACCORDION has switched, or the test shows nothing
+    for count in (2, 4):
+        launch.processes(c, tmp_path / f"{count}x{4 // count}", count)
+        same_run(tmp_path / "1x4", tmp_path / f"{count}x{4 // count}")
+
+
+@pytest.mark.parametrize("compressor", ["powersgd", "randomk", "dense"])
+def test_the_union_pass_equals_worker_by_worker(compressor: str, tmp_path: Path) -> None:
+    levels = {"powersgd": (4, 1), "randomk": (30, 5), "dense": ("dense", "dense")}[compressor]
+    c = config(f"compressor={compressor}", f"levels.low={levels[0]}", f"levels.high={levels[1]}")
+    union = regimes.run(c, tmp_path / "union")
+    apart = regimes.run(replace(c, union_pass=False), tmp_path / "apart")
+    assert union.header["world"]["union_pass"]
+    assert not apart.header["world"]["union_pass"]
+    same_run(tmp_path / "union", tmp_path / "apart", tolerance=1e-10)
+
+
+def test_a_model_with_dropout_goes_worker_by_worker() -> None:
+    from regimes.gradients import draws_random_numbers
+
+    x = torch.ones(2, 4)
+    assert draws_random_numbers(torch.nn.Sequential(torch.nn.Dropout(0.5)), x)
+    assert not draws_random_numbers(torch.nn.Linear(4, 4), x)
+
+
+@pytest.mark.parametrize("model", ["vgg7", "resnet8"])
+def test_channels_last_is_the_same_training(model: str, tmp_path: Path) -> None:
+    c = config(f"model.name={model}", epochs=2)
+    regimes.run(c, tmp_path / "planes")
+    regimes.run(replace(c, channels_last=True), tmp_path / "last")
+    same_run(tmp_path / "planes", tmp_path / "last", tolerance=1e-9)
+
+
+def test_bfloat16_autocast_trains(tmp_path: Path) -> None:
+    c = config("autocast=bfloat16", "dtype=float32", "policy=static")
+    record = regimes.run(c, tmp_path / "run")
+    exact = regimes.run(replace(c, autocast="none"), tmp_path / "exact")
+    ours, theirs = (r.epochs["train_loss"].to_numpy() for r in (record, exact))
+    assert (ours != theirs).all()
+    assert abs(ours / theirs - 1).max() < 0.2
+
+
+def test_one_worker_without_compression_is_plain_sgd(tmp_path: Path) -> None:
+    """The oracle is a bare torch loop."""
+    c = config("workers=1", "policy=static", "policy.level=dense", epochs=2)
+    regimes.run(c, tmp_path / "run")
+    parts = setup.prepare(c)
+    model = setup.build_model(c, parts.images).double()
+    sgd = torch.optim.SGD(
+        model.parameters(), lr=1.0, momentum=0.9, nesterov=True, weight_decay=1e-4
+    )
+    for epoch in range(2):
+        sgd.param_groups[0]["lr"] = [0.1, 0.25][epoch]
+        for x, y in parts.batches.epoch(epoch, [0]):
+            sgd.zero_grad()
+            torch.nn.functional.cross_entropy(model(x[0]), y[0]).backward()
+            sgd.step()
+    for name, tensor in weights(tmp_path / "run").items():
+        torch.testing.assert_close(tensor, model.state_dict()[name], rtol=1e-12, atol=1e-12)
+
+
+def test_low_equal_to_high_makes_accordion_static(tmp_path: Path) -> None:
+    a = regimes.run(config("levels.high=4"), tmp_path / "a")
+    b = regimes.run(config("policy=static", "levels.high=4"), tmp_path / "b")
+    assert a.epochs["train_loss"].tolist() == b.epochs["train_loss"].tolist()
+
+
+# -- resume ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compressor", [POWERSGD, TOPK, ("compressor=quantise", "levels.low=8",
+    "levels.high=2")], ids=["powersgd", "topk", "quantise"])  # fmt: skip
+def test_resumed_equals_uninterrupted(
+    compressor: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c = config("dtype=float32", *compressor)
+    regimes.run(c, tmp_path / "whole")
+    stop_after(2, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        regimes.run(c, tmp_path / "broken")
+    monkeypatch.undo()
+    regimes.run(c, tmp_path / "broken", resume=True)
+    same_bits(tmp_path / "whole", tmp_path / "broken")
+
+
+def stop_after(epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = train._epoch
+
+    def wrapped(parts: Any, epoch: int, watchers: Any) -> Any:
+        if epoch == epochs:
+            raise KeyboardInterrupt
+        return original(parts, epoch, watchers)
+
+    monkeypatch.setattr(train, "_epoch", wrapped)
+
+
+@pytest.mark.parametrize("kill_at", [1, 2, 5])
+def test_kill_9_and_resume(kill_at: int, tmp_path: Path) -> None:
+    c = config("dtype=float32", epochs=8)
+    regimes.run(c, tmp_path / "whole")
+    (tmp_path / "c.toml").write_text(to_toml(c))
+    command = [sys.executable, "-m", "regimes", "run", str(tmp_path / "c.toml"),
+               "--quiet", "--out", str(tmp_path / "broken")]  # fmt: skip
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    wait(lambda: len(read_lines(tmp_path / "broken/epochs.jsonl")) >= kill_at)
+    time.sleep(0.03 * kill_at)  # anywhere within an epoch, a line or a checkpoint
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    regimes.run(c, tmp_path / "broken", resume=True)
+    same_bits(tmp_path / "whole", tmp_path / "broken")
+
+
+def wait(condition: Callable[[], bool], seconds: float = 90.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.01)
+
+
+def test_resume_on_another_number_of_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c = config(*TOPK)
+    regimes.run(c, tmp_path / "whole")
+    stop_after(2, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        regimes.run(c, tmp_path / "broken")
+    monkeypatch.undo()
+    launch.processes(c, tmp_path / "broken", 2, resume=True)
+    same_run(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    c = config()
+    regimes.run(c, tmp_path / "run")
+    before = weights(tmp_path / "run")
+    newest, older = sorted((tmp_path / "run/checkpoints").iterdir())[::-1]
+    file = newest / "process-0.pt"
+    file.write_bytes(file.read_bytes()[:-7])
+    regimes.run(c, tmp_path / "run", resume=True)  # trains the last epoch again
+    assert all(torch.equal(t, weights(tmp_path / "run")[n]) for n, t in before.items())
+    for folder in (newest, older):
+        (folder / "process-0.pt").write_bytes(b"nothing")
+    with pytest.raises(RecordError, match=r"no checkpoint of .* is whole"):
+        regimes.run(c, tmp_path / "run", resume=True)
+
+
+# -- no trace --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signal_", ["update", "global", "local-mean", "worker0"])
+def test_all_instruments_on_ends_in_the_same_bits(signal_: str, tmp_path: Path) -> None:
+    c = config("dtype=float32", "union_pass=false", f"signal={signal_}")
+    none = regimes.run(c, tmp_path / "none")
+    every = regimes.run(replace(c, instruments={"norms": {}}), tmp_path / "all")
+    for name, tensor in weights(tmp_path / "none").items():
+        assert torch.equal(tensor, weights(tmp_path / "all")[name]), name
+    column = none.statistic
+    assert none.layers[column].tolist() == every.layers[column].tolist()
+    assert {f"norm:{s}" for s in ("update", "global", "local-mean", "worker0")} <= set(every.layers)
+
+
+def test_signals_against_gradients_recomputed_by_hand(tmp_path: Path) -> None:
+    """One step per epoch, dense: the four readings from plain autograd."""
+    c = config("union_pass=false", "policy=static", "policy.level=dense", "data.train_size=40",
+               "batch_size=10", 'instruments={norms={}}', epochs=1)  # fmt: skip
+    record = regimes.run(c, tmp_path / "run")
+    parts = setup.prepare(c)
+    model = setup.build_model(c, parts.images).double()
+    x, y = next(iter(parts.batches.epoch(0, range(4))))
+    own = []
+    for worker in range(4):
+        loss = torch.nn.functional.cross_entropy(model(x[worker]), y[worker])
+        own.append(torch.autograd.grad(loss, list(model.parameters())))
+    mean = [torch.stack(g).mean(0).norm().item() for g in zip(*own, strict=True)]
+    squares = [
+        torch.stack(g).flatten(1).square().sum(1).mean().sqrt().item()
+        for g in zip(*own, strict=True)
+    ]
+    expected = {
+        "norm:update": mean,
+        "norm:global": mean,
+        "norm:local-mean": squares,
+        "norm:worker0": [g.norm().item() for g in own[0]],
+    }
+    for column, values in expected.items():
+        assert record.layers[column].tolist() == pytest.approx(values, rel=1e-9), column
+
+
+# -- traffic over real steps -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compressor", [POWERSGD, TOPK], ids=["powersgd", "topk"])
+def test_metered_traffic_is_the_formula_times_steps(
+    compressor: tuple[str, ...], tmp_path: Path
+) -> None:
+    c = config(*compressor, "policy=windows", "policy.windows=[[0, 2]]", "dtype=float32", epochs=3)
+    record = regimes.run(c, tmp_path / "run")
+    steps = record.header["steps_per_epoch"]
+    for level, row in zip(["low", "low", "high"], record.epochs.itertuples(), strict=True):
+        assert row.floats == record.header["per_step"][level]["floats"] * steps
+
+
+# -- bad input, before any training ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "sentence"),
+    [
+        (["levels.low=0"], ConfigError, "level 0 is none of PowerSGD"),
+        ([*TOPK, "levels.low=101"], ConfigError, "percentage in (0, 100]"),
+        (["levels.low=1", "levels.high=4"], ConfigError, "sends less than levels.high"),
+        (["compressor=dense"], ConfigError, "none of the dense compressor"),
+        (["compressor=sign"], ConfigError, "level 4 is none of sign"),
+        (["policy=static", "policy.level=middle"], ConfigError, "add levels.middle"),
+        (["epochs=0"], ConfigError, "epochs must be at least 1"),
+        (["optimizer.lr=-1"], ConfigError, "optimizer needs lr > 0"),
+        (["optimizer.decay_factor=0"], ConfigError, "optimizer.decay_factor must be a positive"),
+        (["optimizer.warmup_from=nan"], ConfigError, "optimizer.warmup_from must be a positive"),
+        (["optimizer.decay_epochs=[-5]"], ConfigError, "must be at least 1, got [-5]"),
+        (["levels.dense=4"], ConfigError, "levels.dense is always"),
+        (["policy=windows", "policy.windows=[[9, 12]]"], ConfigError, "a window starts in epoch 9"),
+        (["policy=os:path"], ConfigError, "is no dataclass"),
+        (["policy=:x"], ConfigError, "cannot import the policy"),
+        (["device=meta"], ConfigError, "device = 'meta' cannot be used"),
+        (["model.name=vgg8"], ConfigError, "vgg7"),
+        (["device=tpu7"], ConfigError, "device = 'tpu7' cannot be used"),
+        (["instruments.everything={}"], ConfigError, "unknown instrument 'everything'"),
+        (["instruments.norms.readings=[\"all\"]"], ConfigError, "instruments.norms.readings[0]"),
+        (["instruments={norms={}}"], ConfigError, "set union_pass = false"),
+        (["batch_size=500"], DataError, "too few for one step of 4 workers x 500"),
+        (["data.name=folder", "data.path=nowhere"], DataError, "nowhere"),
+        (["data.name=cifar10", "data.path=nowhere"], DataError, "nowhere"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_sentence_before_any_work(
+    settings: list[str], error: type[Exception], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error) as caught:
+        regimes.run(config(*settings), tmp_path / "run")
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run" / "epochs.jsonl").exists()
+
+
+def test_the_command_line_prints_one_sentence_and_a_code(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "regimes", "run", "smok"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 2
+    assert (
+        done.stderr
+        == "error: unknown preset 'smok': did you mean 'smoke'? Known: "
+        + (done.stderr.partition("Known: ")[2])
+    )
+    command = [sys.executable, "-m", "regimes", "run", "smoke", "--processes", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 2
+    assert "4 workers cannot be divided among 3 processes" in done.stderr
+
+
+def test_a_folder_keeps_its_run(tmp_path: Path) -> None:
+    c = config(epochs=1)
+    regimes.run(c, tmp_path / "run")
+    with pytest.raises(RecordError, match="already holds a run"):
+        regimes.run(c, tmp_path / "run")
+    with pytest.raises(RecordError, match="another seed"):
+        regimes.run(replace(c, seed=9), tmp_path / "run", resume=True)
+    with pytest.raises(RecordError, match="holds no run"):
+        regimes.run(c, tmp_path / "empty", resume=True)
+
+
+def test_an_ablation_refuses_results_of_another_configuration(tmp_path: Path) -> None:
+    c = config(epochs=1)
+    regimes.run(c, tmp_path / "cell")
+    assert launch.done(tmp_path / "cell", c)
+    assert not launch.done(tmp_path / "other", c)
+    with pytest.raises(RecordError, match="another optimizer"):
+        launch.done(tmp_path / "cell", override(c, ["optimizer.lr=0.01"]))
+
+
+def test_resume_refuses_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    regimes.run(config(epochs=1), tmp_path / "run")
+    load = setup.data.load
+    monkeypatch.setattr(setup.data, "load", lambda c: replace(load(c), digest="changed"))
+    with pytest.raises(RecordError, match="was trained on other data"):
+        regimes.run(config(epochs=1), tmp_path / "run", resume=True)
+
+
+# -- during training -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("union", [True, False])
+def test_a_loss_that_is_not_finite_stops_and_says_where(
+    union: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c = config(f"union_pass={str(union).lower()}")
+    original = setup.cross_entropy
+    calls = 0
+
+    def poisoned(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        steps = 3 * (1 if union else 4)  # per epoch
+        at = 2 * steps + (0 if union else 4 + 2)  # third epoch; second step, worker 2
+        return original(model, x, y) * (float("nan") if calls == at + 1 else 1.0)
+
+    monkeypatch.setattr(setup, "cross_entropy", poisoned)
+    with pytest.raises(TrainingError) as error:
+        regimes.run(c, tmp_path / "run")
+    where = "the workers' union is not finite in epoch 2, step 0"
+    assert ("worker 2 is not finite in epoch 2, step 1" if not union else where) in str(error.value)
+    record: Record = regimes.load(tmp_path / "run")
+    assert record.epochs["epoch"].tolist() == [0, 1]
+    assert read_lines(tmp_path / "run/events.jsonl")[-1]["event"] == "stopped"
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_that_dies_stops_the_others_within_seconds(victim: int, tmp_path: Path) -> None:
+    c = config(epochs=500)
+    (tmp_path / "c.toml").write_text(to_toml(c))
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "regimes", "run", str(tmp_path / "c.toml"), "--out", str(out),
+               "--processes", "2", "--quiet"]  # fmt: skip
+    parent = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ
+    )
+    wait(lambda: len(read_lines(out / "epochs.jsonl")) >= 2)
+    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+    os.kill(int(children[victim]), signal.SIGKILL)
+    _, stderr = parent.communicate(timeout=30)
+    assert parent.returncode == 3
+    assert f"process {victim} of 2 was killed by SIGKILL" in stderr
+    assert "--resume" in stderr
+    assert len(regimes.load(out).epochs) >= 2

@@ -1,0 +1,116 @@
+"""Worlds: simulated == real processes; the meter; refusals. Real gloo groups over loopback."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from regimes.compression import Gather, Mean
+from regimes.errors import ConfigError
+from regimes.world import World, connect
+
+SHAPES = [(3, 4), (5,), (2, 2, 2)]
+
+
+def tensors(workers: range) -> list[torch.Tensor]:
+    def one(worker: int, i: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(100 * worker + i)
+        return torch.randn(SHAPES[i], generator=generator, dtype=torch.float64)
+
+    return [torch.stack([one(w, i) for w in workers]) for i in range(len(SHAPES))]
+
+
+def program(tensor: torch.Tensor, gathers: bool) -> Any:
+    """Two rounds, of kinds that differ between programs."""
+    mean = yield Mean(tensor)
+    if gathers:
+        everyone = yield Gather((tensor * 3).to(torch.int16))
+        return mean + everyone.double().sum(0)
+    return (yield Mean(tensor * mean)) - mean
+
+
+def work(world: World) -> dict[str, Any]:
+    world.meter.dtype = torch.float64
+    stacked = tensors(world.hosted)
+    programs = [program(t, gathers=i == 1) for i, t in enumerate(stacked)]
+    results = world.drive(programs, range(len(programs)))
+    rows = torch.tensor([[float(w)] for w in world.hosted], dtype=torch.float64)
+    first = rows[:1].clone()
+    world.broadcast([first])
+    meter = world.meter.take()
+    return {
+        "results": [r.tolist() for r in results],
+        "gathered": world.gather([rows])[0].tolist(),
+        "broadcast": first.tolist(),
+        "floats": [meter.layers[i].floats for i in range(3)],
+        "bytes": [meter.layers[i].bytes for i in range(3)],
+        "calls": meter.calls,
+    }
+
+
+def child(rank: int, count: int, workers: int, rendezvous: str, queue: Any) -> None:
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(count), LOCAL_RANK=str(rank), REGIMES_RENDEZVOUS=rendezvous
+    )
+    torch.set_num_threads(1)
+    world = connect(workers, torch.device("cpu"), timeout=60)
+    queue.put((rank, work(world)))
+    try:
+        world.agree(configuration="a", data="x" if rank < count - 1 else "y")
+    except ConfigError as error:
+        queue.put((rank, str(error)))
+    world.close()
+
+
+@pytest.mark.parametrize(("workers", "count"), [(4, 2), (2, 2)])
+def test_processes_equal_simulation(workers: int, count: int, tmp_path: Path) -> None:
+    expected = work(World(workers))
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    rendezvous = (tmp_path / "rendezvous").as_uri()
+    group = [
+        context.Process(target=child, args=(r, count, workers, rendezvous, queue))
+        for r in range(count)
+    ]
+    for process in group:
+        process.start()
+    answers = [queue.get(timeout=120) for _ in range(2 * count)]
+    for process in group:
+        process.join(30)
+        assert process.exitcode == 0
+    reports = [a for _, a in answers if isinstance(a, dict)]
+    refusals = [a for _, a in answers if isinstance(a, str)]
+    for report in reports:
+        for key in ("gathered", "broadcast", "floats", "bytes", "calls"):
+            assert report[key] == expected[key], key
+        for mine, theirs in zip(report["results"], expected["results"], strict=True):
+            torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs), rtol=1e-12, atol=0)
+    assert len(refusals) == count
+    assert all(f"process {count - 1} holds another data" in r for r in refusals)
+
+
+def test_means_against_plain_torch() -> None:
+    world = World(4)
+    stacked = tensors(world.hosted)
+    for mean, tensor in zip(world.mean(stacked), stacked, strict=True):
+        torch.testing.assert_close(mean, tensor.mean(0))
+
+
+@pytest.mark.parametrize(("workers", "processes"), [(4, 3), (2, 4), (0, 1)])
+def test_workers_that_do_not_divide_are_refused(workers: int, processes: int) -> None:
+    with pytest.raises(ConfigError, match="multiple of the number of processes"):
+        World(workers, processes=processes)
+
+
+def test_the_meter_counts_signals_as_bytes_only() -> None:
+    world = World(2)
+    world.drive([program(torch.ones(2, 3), gathers=False)], [0], signal=True)
+    meter = world.meter.take()
+    assert meter.layers[0].floats == 0
+    assert meter.layers[0].bytes == 2 * 3 * 4
+    assert world.meter.take().layers == {}

@@ -104,9 +104,10 @@ def test_an_odd_old_value_counts_as_critical(odd: float) -> None:
 def test_a_value_that_came_out_undefined_leaves_the_layer_as_it_was() -> None:
     """A record's null (a noise scale that an epoch did not resolve) is no change of the signal."""
     rows = [{"lr": 0.1, "next_lr": 0.1, "layers": {"level": ["high", "low"]},
-             "statistics": {"msdr": [0.5 + epoch, None]}, "model": {"noise_scale": None}}
+             "statistics": {"msdr": [1 / (1 + epoch), None]}, "model": {"noise_scale": None}}
             for epoch in range(3)]  # fmt: skip
     past = history(rows, [0, 1], "update")
-    found = Detected({"name": "msdr-fall"}).decide(past, LAYERS)
+    found = Detected({"name": "msdr-fall", "per_layer": True}).decide(past, LAYERS)
     assert found[1] == Decision("low")
+    assert found[0].level == "low"
     assert found[0].why is not None

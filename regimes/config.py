@@ -29,17 +29,19 @@ Signal = Literal["update", "global", "local-mean", "worker0"]
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which images, how many of them, and in what order (see ``data.py``)."""
+    """Which images or text, how much of it, and in what order (``data.py``, ``text.py``)."""
 
-    name: str = "digits"  # "digits", "cifar10", "cifar100" or "folder"
-    path: str | None = None  # image folder or archive for "folder"; root for CIFAR
-    train_size: int | None = None  # images, equally many per class; None = all
+    name: str = "digits"  # "digits", "cifar10", "cifar100", "folder" or "wikitext-2"
+    path: str | None = None  # image folder or archive for "folder"; root for the others
+    train_size: int | None = None  # images, equally many per class; or tokens; None = all
     test_size: int | None = None
     image_size: int | None = None  # pixels; average-pooled down to it; None = as they are
     augment: bool = False  # random crop with padding 4, random horizontal flip
     drop_last: bool = False  # leave out an epoch's last, short batch
     reshuffle: bool = True  # False: one order for all epochs (the authors' sampler)
     download: bool = False
+    sequence: int = 35  # tokens per step and stream of a text (the window of truncated BPTT)
+    vocabulary: int | None = None  # most frequent words of a text that are kept; None = all
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class ModelConfig:
 
     name: str = "vgg7"
     width: int | None = None  # channels of the first layer, where the family has a choice
+    depth: int | None = None  # layers, likewise
+    dropout: float | None = None  # likewise
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,17 @@ class OptimizerConfig:
     momentum: float = 0.9
     nesterov: bool = True
     weight_decay: float = 1e-4
+    scale_with_batch: bool = True  # the rate times batch size / batch_size (Goyal et al., 2017)
+    clip: float | None = None  # largest norm of each worker's gradient; None = as it is
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A run ends with the epoch in which it has sent as many floats as ``epochs`` epochs at
+    ``level`` (paper, Figure 8); its own ``epochs`` are the most it may take."""
+
+    level: str = "low"
+    epochs: int = 24
 
 
 @dataclass(frozen=True)
@@ -71,6 +86,11 @@ class RunConfig:
     Attributes:
         levels: what the words of a policy mean for this compressor, e.g. ``{low = 4, high = 1}``
             for PowerSGD ranks. "dense" is always known and sends the gradient uncompressed.
+        batch_levels: words for batch sizes, e.g. ``{low = 16, high = 128}``: samples per worker and
+            step, each a multiple of ``batch_size``, which is accumulated that often.
+        batch_policy: which of them is trained at, decided once for the whole model; without one
+            it is ``batch_size`` throughout.
+        deficit: what makes the training worse in chosen epochs (see ``deficits.py``).
         signal: the statistic that detectors read, per layer and epoch (design: four values).
         quirks: "authors" replaces fields so as to do what the published code does.
     """
@@ -86,6 +106,10 @@ class RunConfig:
     compressor: dict[str, Any] = field(default_factory=lambda: {"name": "powersgd"})
     levels: dict[str, Level] = field(default_factory=lambda: {"low": 4, "high": 1})
     policy: dict[str, Any] = field(default_factory=lambda: {"name": "static"})
+    batch_levels: dict[str, int] = field(default_factory=dict)
+    batch_policy: dict[str, Any] | None = None
+    budget: Budget | None = None
+    deficit: dict[str, Any] | None = None
     signal: Signal = "update"
     instruments: dict[str, dict[str, Any]] = field(default_factory=dict)  # see ``instruments/``
     quirks: Literal["none", "authors"] = "none"

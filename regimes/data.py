@@ -25,6 +25,7 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 from torch.nn import functional
 
+from regimes.deficits import Deficit
 from regimes.errors import DataError
 from regimes.seeding import stream
 from regimes.sources import CIFAR_FOLDERS, Found, balanced, find, read
@@ -145,11 +146,14 @@ class Batches:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         channels_last: bool = False,
+        deficit: Deficit | None = None,
     ) -> None:
         self.config, self.seed, self.workers = config, seed, workers
         self.device, self.dtype = torch.device(device), dtype
         self.normalise = Normaliser(images, device, dtype, channels_last)
         self.y = images.train_y.to(device)
+        self.deficit = deficit or Deficit()
+        self.wrong_y = self.deficit.labels(self.y, len(images.classes), seed)
         x = images.train_x.to(device)
         if config.augment:  # every crop of every image is a view: [n, 9, 9, c, h, w]
             h, w = x.shape[2:]
@@ -203,10 +207,14 @@ class Batches:
         order = self.order(epoch).to(self.device)
         crops = self.crops(epoch).to(self.device) if self.config.augment else None
         hosted = torch.tensor(list(workers), device=self.device)
+        worse = self.deficit.active(epoch)
+        labels = self.wrong_y if worse else self.y
         for step in range(start, self.steps):
             index = self._union(order, step)[:, hosted]  # [b, L]
             x = self.normalise(self._gather(index.flatten(), crops))
-            yield x.unflatten(0, index.shape).transpose(0, 1), self.y[index].transpose(0, 1)
+            if worse:
+                x = self.deficit.inputs(x, index.flatten(), self.seed, epoch)
+            yield x.unflatten(0, index.shape).transpose(0, 1), labels[index].transpose(0, 1)
 
     def _union(self, order: Int64[Tensor, " n"], step: int) -> Int64[Tensor, "b W"]:
         first = step * self.workers * self.batch_size

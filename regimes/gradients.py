@@ -15,7 +15,7 @@ import copy
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -28,6 +28,13 @@ from regimes.seeding import derive
 from regimes.world import World
 
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+
+@runtime_checkable
+class Carrying(Protocol):
+    """A loss with a state that runs on from batch to batch within an epoch, detached."""
+
+    def carry(self, model: nn.Module, x: Tensor, y: Tensor, hidden: Any) -> tuple[Tensor, Any]: ...
 
 
 @dataclass
@@ -106,10 +113,13 @@ class Gradients:
         *,
         union: bool,
         seed: int,
+        micro_batch: int | None = None,
+        clip: float | None = None,
         autocast: torch.dtype | None = None,
     ) -> None:
         self.model, self.loss, self.world, self.seed = model, loss, world, seed
-        self.union, self.autocast = union, autocast
+        self.union, self.micro_batch, self.clip, self.autocast = union, micro_batch, clip, autocast
+        self.hidden: dict[int, Any] = {}  # per row, what a language model carries along
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.mode = per_worker_batchnorm(model)
         like = self.parameters[0]
@@ -124,31 +134,51 @@ class Gradients:
         """Fill ``stack`` from a batch ``x [L, b, ...]``, ``y [L, b]``; returns the losses.
 
         ``x.transpose(0, 1)`` should be contiguous (``Batches`` gives it so): then a union pass
-        copies nothing. Parameters' ``.grad`` are left pointing into the buffer.
+        copies nothing. Parameters' ``.grad`` are left pointing into the buffer. A batch larger
+        than ``micro_batch`` is cut along b and accumulated, each part weighed by its share.
         """
         self.model.train()
         self.stack.zero_()
+        if step == 0:
+            self.hidden = {}
+        size = self.micro_batch or x.shape[1]
+        pieces = list(zip(x.split(size, 1), y.split(size, 1), strict=True))
+        losses = torch.zeros_like(self.stack[:, 0])
+        for i, (inputs, targets) in enumerate(pieces):
+            share = inputs.shape[1] / x.shape[1]
+            losses += self._micro(inputs, targets, share, (epoch, step * len(pieces) + i))
+        self.mode.groups, self.mode.update = 1, False  # outside of here, nothing is updated
+        if self.clip is not None:
+            norms = torch.linalg.vector_norm(self.stack, dim=1, keepdim=True)
+            self.stack *= (self.clip / norms.clamp_min(1e-12)).clamp_max(1)
+        return losses
+
+    def _micro(self, x: Tensor, y: Tensor, share: float, when: tuple[int, int]) -> Tensor:
+        """Add one micro-batch's gradient to ``stack``; its losses, ``[rows]``."""
         if self.union:
             self.mode.groups = len(x)
             self.mode.update = 0 in self.world.hosted
-            losses = [self._pass(0, x.transpose(0, 1).flatten(0, 1), y.T.flatten())]
-        else:
-            losses = []
-            for row, worker in enumerate(self.world.hosted):
-                self.mode.update = worker == 0
-                torch.manual_seed(derive(self.seed, "dropout", epoch, step, worker))
-                losses.append(self._pass(row, x[row], y[row]))
-        self.mode.groups, self.mode.update = 1, False  # outside of here, nothing is updated
+            x, y = x.transpose(0, 1).flatten(0, 1), y.transpose(0, 1).flatten(0, 1)
+            return self._pass(0, x, y, share)[None]
+        losses = []
+        for row, worker in enumerate(self.world.hosted):
+            self.mode.update = worker == 0
+            torch.manual_seed(derive(self.seed, "dropout", *when, worker))
+            losses.append(self._pass(row, x[row], y[row], share))
         return torch.stack(losses)
 
-    def _pass(self, row: int, x: Tensor, y: Tensor) -> Tensor:
+    def _pass(self, row: int, x: Tensor, y: Tensor, share: float) -> Tensor:
         for parameter, layer in zip(self.parameters, self.layers, strict=True):
             parameter.grad = layer[row]
         context: Any = nullcontext()
         if self.autocast is not None:
             context = torch.autocast(x.device.type, self.autocast)
         with context:
-            loss = self.loss(self.model, x, y)
+            if isinstance(self.loss, Carrying):
+                loss, self.hidden[row] = self.loss.carry(self.model, x, y, self.hidden.get(row))
+            else:
+                loss = self.loss(self.model, x, y)
+        loss = loss * share
         loss.backward()
         return loss.detach()
 

@@ -19,8 +19,10 @@ class PastEpoch:
     """What a policy may know of one epoch.
 
     Attributes:
-        lr, next_lr: the rate it trained at and that of the epoch after.
-        statistics: per statistic, one value per layer. "norm" is the run's ``signal``. What was
+        lr, next_lr: the rate it trained at and that of the epoch after, at the same batch size.
+        statistics: per statistic, one value per layer. "norm" is the run's ``signal``, summed over
+            an epoch's samples: at m times the batch size it has m times fewer summands, so it
+            counts m times. What was
             not measured in the epoch is absent; None is what was measured and came out undefined.
         levels: the level's name that each layer had.
         model: per statistic, one value for the whole model.
@@ -42,7 +44,7 @@ def history(
             lr=row["lr"],
             next_lr=row["next_lr"],
             statistics={
-                name: [values[i] for i in compressed]
+                name: _scaled([values[i] for i in compressed], _multiple(row) ** (name == "norm"))
                 for key, values in row["statistics"].items()
                 for name in ((key, "norm") if key == f"norm:{signal}" else (key,))
             },
@@ -51,6 +53,35 @@ def history(
         )
         for row in rows
     ]
+
+
+def batch_history(rows: Sequence[dict[str, Any]], signal: str) -> list[PastEpoch]:
+    """What they tell a batch policy: the whole model as its only layer, levels of the batch.
+
+    The norm is that of all parameters (paper, section 4.2: "looks at the gradient of whole
+    model"); other statistics are the model's.
+    """
+    past = []
+    for row in rows:
+        norms = row["statistics"].get(f"norm:{signal}", [])
+        known = [value for value in norms if value is not None]
+        whole = math.hypot(*known) if norms and len(known) == len(norms) else None
+        statistics = {name: [value] for name, value in row.get("model", {}).items()}
+        statistics["norm"] = _scaled([whole], _multiple(row))
+        past.append(
+            PastEpoch(row["lr"], row["next_lr"], statistics, [row["batch"]["level"]],
+                      row.get("model", {}))
+        )  # fmt: skip
+    return past
+
+
+def _multiple(row: dict[str, Any]) -> int:
+    """The batch size in units of the configuration's."""
+    return row.get("batch", {}).get("multiple", 1)
+
+
+def _scaled(values: list[float | None], factor: int) -> list[float | None]:
+    return [value if value is None else value * factor for value in values]
 
 
 def signal_values(history: Sequence[PastEpoch], rule: Detector, layer: int) -> list[float | None]:

@@ -25,7 +25,7 @@ from regimes.config import RunConfig, to_dict, to_toml
 from regimes.errors import RegimesError, TrainingError
 from regimes.presets import Grid
 from regimes.quirks import resolve
-from regimes.records import check_same, read_lines
+from regimes.records import check_same, complete, read_header, read_lines
 
 GRACE = 10.0  # seconds that the others have to end by themselves when one process has died
 
@@ -143,7 +143,7 @@ def done(folder: Path, config: RunConfig) -> bool:
     if not (folder / "run.json").exists():
         return False
     check_same(folder, to_dict(resolve(config)))
-    return len(read_lines(folder / "epochs.jsonl")) >= config.epochs
+    return complete(read_header(folder), read_lines(folder / "epochs.jsonl"))
 
 
 def ablate(

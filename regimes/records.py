@@ -24,12 +24,13 @@ import os
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regimes.errors import RecordError
+from regimes.config import RunConfig, from_dict, to_dict
+from regimes.errors import ConfigError, RecordError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -227,9 +228,18 @@ def read_header(folder: Path) -> dict[str, Any]:
     return header
 
 
+def complete(header: dict[str, Any], rows: Sequence[dict[str, Any]]) -> bool:
+    """Has the run trained all its epochs, or spent its budget of floats?"""
+    budget = header.get("budget")
+    spent = budget is not None and sum(row["floats"] for row in rows) >= budget
+    return spent or len(rows) >= header["config"]["epochs"]
+
+
 def check_same(folder: Path, ours: dict[str, Any]) -> None:
     """Raise RecordError unless the run in ``folder`` has this (plain, resolved) configuration."""
     theirs = read_header(folder)["config"]
+    with contextlib.suppress(ConfigError):  # an older record has what it does not say by default
+        theirs = to_dict(from_dict(RunConfig, theirs))
     keys = {*ours, *theirs} - FREE_ON_RESUME
     differ = sorted(k for k in keys if theirs.get(k) != ours.get(k))
     if differ:
@@ -272,7 +282,7 @@ class Record:
 
     @property
     def finished(self) -> bool:
-        return len(self.epochs) == self.config["epochs"]
+        return complete(self.header, self.rows)
 
     @property
     def statistic(self) -> str:

@@ -20,7 +20,7 @@ def open_record(p: Parts, out: Path, resume: bool) -> Writer | None:
     """Start or continue the record; every process comes back with the same ``rows`` and state."""
     if resume:
         check_same(out, to_dict(p.config))
-        if read_header(out)["data"]["digest"] != p.images.digest:
+        if read_header(out)["data"]["digest"] != p.task.digest:
             raise RecordError(f"{out} was trained on other data: the images have changed since")
         found = checkpoint.load(out)
         done = found[0] if found else 0
@@ -29,6 +29,7 @@ def open_record(p: Parts, out: Path, resume: bool) -> Writer | None:
             raise RecordError(f"{out} lacks epochs that its checkpoint has: was it edited?")
         if found:
             _restore(p, found[1])
+    p.header = _header(p)
     p.world.barrier()
     failure = writer = None
     if p.world.rank == 0:
@@ -37,7 +38,7 @@ def open_record(p: Parts, out: Path, resume: bool) -> Writer | None:
                 place = {"code": provenance.code(), "processes": p.world.processes}
                 writer = Writer.resume(out, len(p.rows), **place)
             else:
-                writer = Writer.create(out, _header(p))
+                writer = Writer.create(out, p.header)
         except RecordError as error:
             failure = str(error)
     failure = p.world.gather_object(failure)[0]
@@ -49,6 +50,7 @@ def open_record(p: Parts, out: Path, resume: bool) -> Writer | None:
 def _header(p: Parts) -> dict[str, Any]:
     levels = {**{n: p.value(n) for n in p.config.levels}, DENSE: DENSE}
     per_step = {n: _per_step(p, value) for n, value in levels.items()}
+    budget = p.config.budget
     return {
         "config": to_dict(p.config),
         "code": provenance.code(),
@@ -59,10 +61,11 @@ def _header(p: Parts) -> dict[str, Any]:
             "device": str(p.device),
             "union_pass": p.gradients.union,
         },
-        "data": {"digest": p.images.digest, "train": len(p.images.train_y),
-                 "test": len(p.images.test_y), "classes": list(p.images.classes)},
-        "metric": "accuracy",
+        "data": p.task.header(),
+        "metric": p.task.metric,
         "steps_per_epoch": len(p.batches),
+        "budget": None if budget is None else budget.epochs * len(p.batches)
+        * per_step[budget.level]["floats"],
         "per_step": per_step,
         "layers": [{"name": x.name, "shape": list(x.shape), "compressed": x.compressed}
                    for x in p.layers],

@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
-from regimes import data, models, provenance
+from regimes import provenance, tasks
 from regimes.compression import Compressor, Layer, compressor
 from regimes.compression.reducer import Reducer, traffic_table
 from regimes.config import DENSE, Level, RunConfig
+from regimes.deficits import Deficit, deficit
 from regimes.errors import ConfigError, DataError, nearest
 from regimes.gradients import Gradients, draws_random_numbers, layer_table
 from regimes.instruments import PROVIDES, UNASKED, instruments
 from regimes.instruments.base import Batch, Gauge, Scene
 from regimes.instruments.gradient_norm import PER_WORKER, Norms
 from regimes.policies import Policy, check_levels, policy
-from regimes.seeding import derive, stream
+from regimes.tasks import Batches, Task
 from regimes.world import World, connect, pick_device
 
 AUTOCAST = {"none": None, "bfloat16": torch.bfloat16}
@@ -34,8 +34,8 @@ class Parts:
     config: RunConfig
     world: World
     device: torch.device
-    batches: data.Batches
-    images: data.Images
+    task: Task
+    batches: Batches
     model: nn.Module
     layers: list[Layer]
     policy: Policy
@@ -45,11 +45,18 @@ class Parts:
     scene: Scene
     gauges: dict[str, tuple[int, Gauge]]  # name -> (every so many epochs, gauge)
     optimizer: torch.optim.SGD
+    batch_policy: Policy | None
+    deficit: Deficit
+    header: dict[str, Any] = field(default_factory=dict)  # of the record
     rows: list[dict[str, Any]] = field(default_factory=list)  # the record so far
 
     @property
     def compressed(self) -> list[int]:
         return [i for i, layer in enumerate(self.layers) if layer.compressed]
+
+    def batch_size(self, level: str | None) -> int:
+        """Samples per worker and step at a level of the batch policy."""
+        return self.config.batch_size if level is None else self.config.batch_levels[level]
 
     def value(self, level: str) -> Level:
         """What a level's name means: ``levels`` of the configuration."""
@@ -63,6 +70,7 @@ def prepare(config: RunConfig) -> Parts:
         ConfigError, DataError: one sentence.
     """
     chosen, rule = compressor(config.compressor), policy(config.policy)
+    batch_rule, worse = check_batches(config), deficit(config.deficit)
     check_numbers(config)
     check_levels(rule, config.levels)
     for level in config.levels.values():
@@ -70,37 +78,27 @@ def prepare(config: RunConfig) -> Parts:
     device = pick_device(config.device)
     world = connect(config.workers, device)
     world.meter.dtype = dtype = getattr(torch, config.dtype)
-    images = data.load(config.data)
-    if len(images.train_y) < config.workers * config.batch_size:
-        raise DataError(
-            f"{len(images.train_y)} training images are too few for one step of "
-            f"{config.workers} workers x {config.batch_size}: lower batch_size or raise train_size"
-        )
-    world.agree(configuration=config.digest(), code=provenance.code_digest(), data=images.digest)
-    model = build_model(config, images).to(device, dtype)
+    task = tasks.load(config)
+    _check_size(config, task)
+    world.agree(configuration=config.digest(), code=provenance.code_digest(), data=task.digest)
+    model = task.build(config).to(device, dtype)
     layers = layer_table(model)
     _check_order(config, chosen, layers)
-    batches = data.Batches(
-        images,
-        config.data,
-        seed=config.seed,
-        workers=config.workers,
-        batch_size=config.batch_size,
-        device=device,
-        dtype=dtype,
-        channels_last=config.channels_last,
-    )
+    batches = task.batches(config, device, dtype)
     union = _union(config, chosen, model, batches)
     gradients = Gradients(
         model,
-        cross_entropy,
+        task.loss,
         world,
         union=union,
         seed=config.seed,
+        micro_batch=config.batch_size,
+        clip=config.optimizer.clip,
         autocast=AUTOCAST[config.autocast],
     )
-    scene = _scene(model, world, layers, config, union, batches, images)
-    gauges = _gauges(config, rule, scene)
+    scene = _scene(task, chosen, model, world, layers, config, union, batches)
+    needs = [*rule.needs, *(batch_rule.needs if batch_rule else ())]
+    gauges = _gauges(config, needs, scene)
     reducer = Reducer(chosen, layers, world, config.seed)
     o = config.optimizer
     optimizer = torch.optim.SGD(
@@ -112,8 +110,8 @@ def prepare(config: RunConfig) -> Parts:
         foreach=True,
     )
     return Parts(
-        config, world, device, batches, images, model, layers, rule, chosen,
-        gradients, reducer, scene, gauges, optimizer,
+        config, world, device, task, batches, model, layers, rule, chosen,
+        gradients, reducer, scene, gauges, optimizer, batch_rule, worse,
     )  # fmt: skip
 
 
@@ -126,12 +124,18 @@ def check_numbers(config: RunConfig) -> None:
             raise ConfigError(f"{name} must be at least 1, got {value}")
     if DENSE in config.levels:
         raise ConfigError('levels.dense is always "dense": give the level another name')
-    for first, _ in config.policy.get("windows", ()):
-        if first >= config.epochs:
-            raise ConfigError(
-                f"policy.windows: a window starts in epoch {first}, but the run ends after "
-                f"{config.epochs} epochs"
-            )
+    for table in ("policy", "batch_policy", "deficit"):
+        for first, _ in (getattr(config, table) or {}).get("windows", ()):
+            if first >= config.epochs:
+                raise ConfigError(
+                    f"{table}.windows: a window starts in epoch {first}, but the run ends after "
+                    f"{config.epochs} epochs"
+                )
+    if config.budget and config.budget.level not in {*config.levels, DENSE}:
+        known = ", ".join([*config.levels, DENSE])
+        raise ConfigError(f"budget.level = {config.budget.level!r}: expected one of {known}")
+    if config.budget and config.budget.epochs < 1:
+        raise ConfigError(f"budget.epochs must be at least 1, got {config.budget.epochs}")
     o = config.optimizer
     rates = {
         "decay_factor": o.decay_factor,
@@ -145,12 +149,50 @@ def check_numbers(config: RunConfig) -> None:
             "optimizer.decay_epochs and optimizer.warmup_epochs must be at least 1, got "
             f"{list(o.decay_epochs)} and {o.warmup_epochs}"
         )
+    if o.clip is not None and not 0 < o.clip < math.inf:
+        raise ConfigError(f"optimizer.clip must be a positive number, got {o.clip}")
     sane = 0 < o.lr < math.inf and 0 <= o.momentum < 1 and 0 <= o.weight_decay < math.inf
     if not sane:
         raise ConfigError(
             "optimizer needs lr > 0, 0 <= momentum < 1 and weight_decay >= 0, got "
             f"lr = {o.lr}, momentum = {o.momentum}, weight_decay = {o.weight_decay}"
         )
+
+
+def check_batches(config: RunConfig) -> Policy | None:
+    """The batch policy, if there is one; ConfigError unless its levels make sense."""
+    for name, size in config.batch_levels.items():
+        if size < config.batch_size or size % config.batch_size:
+            raise ConfigError(
+                f"batch_levels.{name} = {size}: expected a multiple of batch_size = "
+                f"{config.batch_size}, the micro-batch that is accumulated"
+            )
+    if config.batch_policy is None:
+        return None
+    rule = policy(config.batch_policy, "batch_policy")
+    check_levels(rule, config.batch_levels, "batch_policy")
+    levels = config.batch_levels
+    if {"low", "high"} <= set(levels) and levels["low"] > levels["high"]:
+        raise ConfigError(
+            f"batch_levels.low = {levels['low']} is larger than batch_levels.high = "
+            f"{levels['high']}: low is the level that sends more, so the smaller batch; swap them"
+        )
+    return rule
+
+
+def _check_size(config: RunConfig, task: Task) -> None:
+    if config.batch_policy and not task.splits:
+        raise ConfigError(
+            "batch_policy: the batch of a text is its number of parallel streams, which cannot "
+            "change during a run; leave batch_policy out"
+        )
+    used = config.batch_levels.values() if config.batch_policy else ()
+    for batch in (config.batch_size, *used):
+        if task.size < config.workers * batch:
+            raise DataError(
+                f"{task.size} training samples are too few for one step of {config.workers} "
+                f"workers x {batch}: lower the batch size or raise data.train_size"
+            )
 
 
 def _check_order(config: RunConfig, chosen: Compressor, layers: Sequence[Layer]) -> None:
@@ -165,31 +207,19 @@ def _check_order(config: RunConfig, chosen: Compressor, layers: Sequence[Layer])
             )
 
 
-def build_model(config: RunConfig, images: data.Images) -> nn.Module:
-    """The network, initialised from the run's seed alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(config.seed, "init"))
-        return models.build(
-            config.model.name,
-            classes=len(images.classes),
-            channels=images.train_x.shape[1],
-            image_size=images.train_x.shape[2],
-            width=config.model.width,
-        )
-
-
 def _union(config: RunConfig, chosen: Compressor, model: nn.Module, batches: Any) -> bool:
     """May one pass serve all hosted workers? Decided by the configuration alone."""
-    if not config.union_pass or not chosen.linear or config.signal in PER_WORKER:
+    per_worker = config.signal in PER_WORKER or config.optimizer.clip is not None
+    if not config.union_pass or not chosen.linear or per_worker:
         return False
     x, _ = next(iter(batches.epoch(0, [0])))
     return not draws_random_numbers(model, x[0])
 
 
-def _gauges(config: RunConfig, rule: Policy, scene: Scene) -> dict[str, tuple[int, Gauge]]:
-    """The configured instruments and those whose statistics the policy needs."""
+def _gauges(config: RunConfig, needs: Sequence[str], scene: Scene) -> dict[str, tuple[int, Gauge]]:
+    """The configured instruments and those whose statistics the policies need."""
     tables = {name: dict(fields) for name, fields in config.instruments.items()}
-    for statistic in rule.needs:
+    for statistic in needs:
         family = statistic.partition(":")[0]  # "eigenvalue:batch" is of the family "eigenvalue"
         if family not in PROVIDES:
             raise ConfigError(
@@ -206,43 +236,16 @@ def _gauges(config: RunConfig, rule: Policy, scene: Scene) -> dict[str, tuple[in
 
 
 def _scene(
-    model: nn.Module,
-    world: World,
-    layers: Sequence[Layer],
-    config: RunConfig,
-    union: bool,
-    batches: data.Batches,
-    images: data.Images,
-) -> Scene:
+    task: Task, chosen: Compressor, model: nn.Module, world: World, layers: Sequence[Layer],
+    config: RunConfig, union: bool, batches: Batches,
+) -> Scene:  # fmt: skip
     """What instruments see of the data: probes of the training set, and an epoch's batches."""
 
     def probe(size: int, batch: int) -> list[Batch]:
-        share = batch * world.processes
-        if not 0 < size <= len(images.train_y) or size % share:
-            raise ConfigError(
-                f"a probe of {size} images in batches of {batch}: expected a multiple of {share} "
-                f"(batch x processes) of at most {len(images.train_y)}, the training set"
-            )
-        here = size // world.processes
-        mine = slice(world.rank * here, (world.rank + 1) * here)
-        x = batches.normalise(images.train_x[mine].to(batches.device))
-        y = images.train_y[mine].to(batches.device)
-        return list(zip(x.split(batch), y.split(batch), strict=True))
+        return task.probe(batches, world, size, batch)
 
     def samples(epoch: int, count: int, batch: int) -> list[Batch]:
-        whole = len(images.train_y) // batch
-        if count > whole:
-            raise ConfigError(
-                f"{count} batches of {batch} images: the training set has {whole} such batches"
-            )
-        seen = batches.rebatched(batch, workers=1)
-        order = torch.randperm(whole, generator=stream(config.seed, "samples", epoch))
-        drawn = (next(seen.epoch(epoch, [0], start)) for start in order[:count].tolist())
-        return [(x[0], y[0]) for x, y in drawn]
+        return task.samples(batches, config.seed, epoch, count, batch)
 
-    return Scene(model, cross_entropy, world, layers, config.seed, union, probe, samples)
-
-
-def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Mean cross-entropy of a batch."""
-    return F.cross_entropy(model(x), y)
+    return Scene(model, task.loss, world, layers, config.seed, union, probe, samples,
+                 chosen, config.levels)  # fmt: skip

@@ -16,17 +16,15 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from regimes import data
 from regimes.config import DENSE, RunConfig
 from regimes.errors import ConfigError, RegimesError, TrainingError
 from regimes.gradients import install
+from regimes.history import batch_history, history
 from regimes.instruments import PROVIDES
 from regimes.learning_rate import learning_rate
-from regimes.policies import history
 from regimes.quirks import resolve
-from regimes.records import Record, load, read_header
+from regimes.records import Record, complete, load, read_header
 from regimes.resume import open_record, save
 from regimes.setup import Parts, prepare
 
@@ -68,12 +66,13 @@ def run(
         writer = open_record(parts, out, resume)
         for watcher in watchers:
             watcher.start(read_header(out), parts.rows)
-        for epoch in range(len(parts.rows), config.epochs):
+        while not complete(parts.header, parts.rows):
+            epoch = len(parts.rows)
             row, seconds, details = _epoch(parts, epoch, watchers)
             parts.rows.append(row)
             if writer:
                 writer.epoch(row, seconds, details)
-            if (epoch + 1) % config.checkpoint_every == 0 or epoch + 1 == config.epochs:
+            if (epoch + 1) % config.checkpoint_every == 0 or complete(parts.header, parts.rows):
                 save(parts, out)
             for watcher in watchers:
                 watcher.epoch(row, seconds)
@@ -125,7 +124,10 @@ def _epoch(
 ) -> tuple[dict[str, Any], dict[str, float], dict[str, Any]]:
     """Train one epoch; returns its row of the record, where the time went, instruments' details."""
     o, clock = p.config.optimizer, Clock(p.device)
-    lr = learning_rate(o, epoch)
+    batch = _batch(p, epoch)
+    batches = p.batches.rebatched(p.batch_size(batch["level"]))
+    scale = batch["multiple"] if o.scale_with_batch else 1
+    lr = learning_rate(o, epoch) * scale
     for group in p.optimizer.param_groups:
         group["lr"] = lr
     past = history(p.rows, p.compressed, p.config.signal)
@@ -133,8 +135,8 @@ def _epoch(
     decisions = dict(zip(p.compressed, p.policy.decide(past, names), strict=True))
     level = [decisions[i].level if i in decisions else DENSE for i in range(len(p.layers))]
     values = [p.value(name) for name in level]
-    losses, steps = 0.0, len(p.batches)
-    for step, (x, y) in enumerate(p.batches.epoch(epoch, p.world.hosted)):
+    losses, steps, worse = 0.0, len(batches), p.deficit.active(epoch)
+    for step, (x, y) in enumerate(batches.epoch(epoch, p.world.hosted)):
         with clock("compute"):
             own = p.gradients.compute(x, y, epoch, step)
         waited = p.world.seconds
@@ -144,6 +146,8 @@ def _epoch(
         if not math.isfinite(loss.item()):
             _not_finite(p, own, epoch, step)
         losses += loss.item()
+        if worse:
+            updates = p.deficit.updates(updates, p.config.seed, epoch, step)
         with clock("instruments"):
             for _, gauge in p.gauges.values():
                 gauge.step(p.gradients.stack, updates)
@@ -160,14 +164,17 @@ def _epoch(
             with clock("instruments" if name == "norms" else name):
                 readings[name] = gauge.read(epoch)
     with clock("evaluate"):
-        test_loss, metric = evaluate(p) if p.world.rank == 0 else (math.nan, math.nan)
+        test_loss = metric = math.nan
+        if p.world.rank == 0:
+            test_loss, metric = p.task.evaluate(p.model, p.device, p.batches.dtype)
     meter = p.world.meter.take()
     counted = [meter.layers[i] for i in range(len(p.layers))]
     row = {
         "epoch": epoch,
         "lr": lr,
-        "next_lr": learning_rate(o, epoch + 1),
-        "batch_size": p.config.batch_size,
+        "next_lr": learning_rate(o, epoch + 1) * scale,
+        "batch_size": p.batch_size(batch["level"]),
+        "batch": batch,
         "steps": steps,
         "train_loss": losses / steps,
         "test_loss": test_loss,
@@ -192,6 +199,17 @@ def _epoch(
     return row, dict(clock.seconds), details
 
 
+def _batch(p: Parts, epoch: int) -> dict[str, Any]:
+    """The epoch's batch size, as the record has it: its level, why, and the multiple that it is of
+    the configuration's ``batch_size``."""
+    if p.batch_policy is None:
+        return {"level": None, "why": None, "multiple": 1}
+    past = batch_history(p.rows, p.config.signal)
+    decision = p.batch_policy.decide(past, ["batch"])[0]
+    multiple = p.batch_size(decision.level) // p.config.batch_size
+    return {"level": decision.level, "why": decision.why, "multiple": multiple}
+
+
 def _finite(value: float | None) -> float | None:
     """JSON knows no NaN: None is a statistic that could not be formed."""
     return value if value is not None and math.isfinite(value) else None
@@ -199,7 +217,8 @@ def _finite(value: float | None) -> float | None:
 
 def _check_needs(p: Parts, row: dict[str, Any]) -> None:
     """Instruments are read after epoch 0: does the policy now have what it needs?"""
-    for need in p.policy.needs:
+    needs = [*p.policy.needs, *(p.batch_policy.needs if p.batch_policy else ())]
+    for need in needs:
         if need != "norm" and need not in {*row["statistics"], *row["model"]}:
             raise ConfigError(
                 f"the policy needs the statistic {need!r}, which the instrument "
@@ -219,16 +238,3 @@ def _not_finite(p: Parts, own: Tensor, epoch: int, step: int) -> None:
         f"the loss or a gradient of {who} is not finite in epoch {epoch}, step {step}: "
         "lower optimizer.lr or lengthen the warm-up; the record up to the last epoch is intact"
     )
-
-
-@torch.no_grad()
-def evaluate(p: Parts) -> tuple[float, float]:
-    """(mean cross-entropy, accuracy) on the test set, with running BatchNorm statistics."""
-    p.model.eval()
-    loss = correct = count = 0.0
-    for x, y in data.evaluation_batches(p.images, "test", 500, p.device, p.batches.dtype):
-        logits = p.model(x)
-        loss += F.cross_entropy(logits, y, reduction="sum").item()
-        correct += (logits.argmax(1) == y).sum().item()
-        count += len(y)
-    return loss / count, correct / count

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from regimes.errors import RecordError
 from regimes.progress import Row, cells, epoch_table, headline, metric
-from regimes.records import find, read_header, read_lines
+from regimes.records import complete, find, read_header, read_lines
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -58,7 +58,7 @@ def state(folder: Path, header: Row, rows: Sequence[Row]) -> tuple[str, str]:
     """(finished, running, starting, stopped or broken off; more about it)."""
     events = _lines(folder / "events.jsonl")
     last = events[-1] if events else {"event": "none"}
-    if len(rows) >= header["config"]["epochs"]:
+    if complete(header, rows):
         return "finished", ""
     if last["event"] == "stopped":
         return "stopped", last.get("why", "")

@@ -13,7 +13,7 @@ import torch
 from test_train import config, same_bits, stop_after, weights
 
 import regimes
-from regimes import launch, setup
+from regimes import launch, setup, tasks
 from regimes.config import RunConfig
 from regimes.errors import ConfigError
 from regimes.instruments.curvature import HessianProduct, eigenvalues
@@ -54,7 +54,7 @@ def test_the_recorded_eigenvalue_is_that_of_the_last_weights(tmp_path: Path) -> 
     parts = setup.prepare(c)
     parts.model.load_state_dict(weights(tmp_path / "run"))
     hessian = HessianProduct(
-        parts.model, lambda m, b: setup.cross_entropy(m, *b), parts.scene.probe(40, 20), mode="eval"
+        parts.model, lambda m, b: tasks.cross_entropy(m, *b), parts.scene.probe(40, 20), mode="eval"
     )
     found = eigenvalues(hessian, tolerance=1e-6)
     last = record.epochs["eigenvalue"].iloc[-1]

@@ -186,7 +186,7 @@ def test_against_gradients_recomputed_by_hand(tmp_path: Path) -> None:
     c = config("data.train_size=40", "batch_size=10", BOTH, "epochs=1")
     record = regimes.run(c, tmp_path / "run")
     parts = setup.prepare(c)
-    model = setup.build_model(c, parts.images).double()
+    model = parts.task.build(c).double()
     x, y = next(iter(parts.batches.epoch(0, range(4))))
     own = []
     for worker in range(4):

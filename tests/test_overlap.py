@@ -157,7 +157,7 @@ def test_gradient_is_that_of_a_worker_with_that_batch() -> None:
     parts.gradients.compute(x, y, 0, 0)
     parts.gradients.mode.groups, parts.gradients.mode.update = 4, True
     (batch,) = parts.scene.samples(0, 1, 30)
-    plain = copy.deepcopy(setup.build_model(parts.config, parts.images).double()).train()
+    plain = copy.deepcopy(parts.task.build(parts.config).double()).train()
     loss = nn.functional.cross_entropy(plain(batch[0]), batch[1])
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, [*plain.parameters()])])
     before = copy.deepcopy(parts.model.state_dict())

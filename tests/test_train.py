@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import regimes
-from regimes import checkpoint, launch, setup, train
+from regimes import checkpoint, data, launch, setup, tasks, train
 from regimes.config import RunConfig, override, to_toml
 from regimes.errors import ConfigError, DataError, RecordError, TrainingError
 from regimes.records import Record, read_lines
@@ -117,7 +117,7 @@ def test_one_worker_without_compression_is_plain_sgd(tmp_path: Path) -> None:
     c = config("workers=1", "policy=static", "policy.level=dense", epochs=2)
     regimes.run(c, tmp_path / "run")
     parts = setup.prepare(c)
-    model = setup.build_model(c, parts.images).double()
+    model = parts.task.build(c).double()
     sgd = torch.optim.SGD(
         model.parameters(), lr=1.0, momentum=0.9, nesterov=True, weight_decay=1e-4
     )
@@ -238,7 +238,7 @@ def test_signals_against_gradients_recomputed_by_hand(tmp_path: Path) -> None:
                "batch_size=10", 'instruments={norms={}}', epochs=1)  # fmt: skip
     record = regimes.run(c, tmp_path / "run")
     parts = setup.prepare(c)
-    model = setup.build_model(c, parts.images).double()
+    model = parts.task.build(c).double()
     x, y = next(iter(parts.batches.epoch(0, range(4))))
     own = []
     for worker in range(4):
@@ -352,8 +352,8 @@ def test_an_ablation_refuses_results_of_another_configuration(tmp_path: Path) ->
 
 def test_resume_refuses_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     regimes.run(config(epochs=1), tmp_path / "run")
-    load = setup.data.load
-    monkeypatch.setattr(setup.data, "load", lambda c: replace(load(c), digest="changed"))
+    load = data.load
+    monkeypatch.setattr(data, "load", lambda c: replace(load(c), digest="changed"))
     with pytest.raises(RecordError, match="was trained on other data"):
         regimes.run(config(epochs=1), tmp_path / "run", resume=True)
 
@@ -366,7 +366,7 @@ def test_a_loss_that_is_not_finite_stops_and_says_where(
     union: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     c = config(f"union_pass={str(union).lower()}")
-    original = setup.cross_entropy
+    original = tasks.cross_entropy
     calls = 0
 
     def poisoned(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -376,7 +376,7 @@ def test_a_loss_that_is_not_finite_stops_and_says_where(
         at = 2 * steps + (0 if union else 4 + 2)  # third epoch; second step, worker 2
         return original(model, x, y) * (float("nan") if calls == at + 1 else 1.0)
 
-    monkeypatch.setattr(setup, "cross_entropy", poisoned)
+    monkeypatch.setattr(tasks, "cross_entropy", poisoned)
     with pytest.raises(TrainingError) as error:
         regimes.run(c, tmp_path / "run")
     where = "the workers' union is not finite in epoch 2, step 0"

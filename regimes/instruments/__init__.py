@@ -21,6 +21,7 @@ REGISTRY = {
     "overlap": "regimes.instruments.overlap:Overlap",
     "noise": "regimes.instruments.noise:Noise",
     "msdr": "regimes.instruments.noise:Msdr",
+    "error": "regimes.instruments.error:CompressionError",
 }
 PROVIDES = {  # statistic -> instrument
     "norm": "norms",
@@ -31,6 +32,7 @@ PROVIDES = {  # statistic -> instrument
     "noise_scale": "noise",
     "diversity": "noise",
     "msdr": "msdr",
+    "error": "error",
 }
 UNASKED: dict[str, dict[str, Any]] = {  # fields of an instrument that a policy's need switches on
     "eigenvalue:batch": {"modes": ["batch-statistics"]},

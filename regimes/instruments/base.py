@@ -8,14 +8,15 @@ read at the end of an epoch. Neither may leave a trace on the run: not on weight
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regimes.compression.base import Layer
+from regimes.compression.base import Compressor, Layer
+from regimes.config import Level
 from regimes.world import World
 
 Batch = tuple[Tensor, Tensor]
@@ -32,6 +33,7 @@ class Scene:
             are the same ones for any number of processes.
         samples: ``samples(epoch, count, batch)`` gives ``count`` seeded training batches of
             ``batch`` samples of an epoch, the same on every process.
+        compressor, levels: the run's, for what compression would do.
     """
 
     model: nn.Module
@@ -42,6 +44,8 @@ class Scene:
     union: bool
     probe: Callable[[int, int], list[Batch]]
     samples: Callable[[int, int, int], list[Batch]]
+    compressor: Compressor | None = None
+    levels: Mapping[str, Level] = field(default_factory=dict)
 
     @property
     def parameters(self) -> list[nn.Parameter]:

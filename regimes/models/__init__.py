@@ -1,20 +1,33 @@
-"""Networks by name; one file per family. Parameter counts are those of the paper's Tables 8 and 9.
+"""Networks by name; one file per family. Parameter counts are those of the paper's Tables 8-10.
 
-A builder takes ``classes``, ``channels``, ``image_size`` and, if it has a choice, ``width`` (the
-channels of its first layer). Initialisation draws from torch's global generator: seed it around
-`build`.
+A builder takes ``classes``, those of images also ``channels`` and ``image_size``, and, if it has
+a choice, ``width`` (the channels of its first layer), ``depth`` (its layers) and ``dropout`` (a
+probability). Initialisation draws from torch's global generator: seed it
+around `build`.
+
+Language models (``text = True``) take ``classes`` words and map ``tokens [batch, time]`` and a
+hidden state to logits ``[batch, time, classes]`` and the next hidden state: None, or tensors with
+the batch on axis 1.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
+from typing import Any
 
 from torch import nn
 
 from regimes.errors import ConfigError, nearest
+from regimes.models.densenet import densenet121
+from regimes.models.googlenet import googlenet_cifar10, googlenet_cifar100
+from regimes.models.lstm import LSTM
 from regimes.models.resnet import resnet8, resnet18
+from regimes.models.senet import se_resnet18, senet18
+from regimes.models.transformer import Transformer
 from regimes.models.vgg import vgg7, vgg19bn_cifar10, vgg19bn_cifar100
+from regimes.models.wideresnet import wideresnet28_10
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "vgg7": vgg7,
@@ -23,32 +36,80 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet8": resnet8,
     "resnet18-cifar10": resnet18,
     "resnet18-cifar100": resnet18,
+    "senet18-cifar10": senet18,
+    "se-resnet18-cifar10": se_resnet18,
+    "senet18-cifar100": se_resnet18,
+    "wideresnet28-10-cifar10": wideresnet28_10,
+    "wideresnet28-10-cifar100": wideresnet28_10,
+    "densenet-cifar10": densenet121,
+    "densenet-cifar100": densenet121,
+    "googlenet-cifar10": googlenet_cifar10,
+    "googlenet-cifar100": googlenet_cifar100,
+    "lstm": LSTM,
+    "transformer": Transformer,
 }
 
 
 def build(
-    name: str, *, classes: int, channels: int, image_size: int, width: int | None = None
+    name: str,
+    *,
+    classes: int,
+    channels: int | None = None,
+    image_size: int | None = None,
+    width: int | None = None,
+    depth: int | None = None,
+    dropout: float | None = None,
 ) -> nn.Module:
     """The network of that name, or what the callable ``package.module:callable`` returns.
 
-    `width` is passed on only if it is given.
+    `width`, `depth` and `dropout` are passed on only if they are given; `channels` and
+    `image_size` are left out for a language model.
 
     Raises:
-        ConfigError: if there is no such network, or it does not fit the images.
+        ConfigError: if there is no such network, or it does not fit the data, or it has no such
+            choice.
     """
-    keywords = {"classes": classes, "channels": channels, "image_size": image_size}
-    if width is not None:
-        if width < 1:
-            raise ConfigError(f"model.width must be at least 1, got {width}.")
-        keywords["width"] = width
+    builder = _builder(name)
+    keywords: dict[str, Any] = {"classes": classes}
+    if channels is not None or image_size is not None:
+        keywords |= {"channels": channels, "image_size": image_size}
+    if is_text(name) == ("channels" in keywords):
+        takes, given = ("text", "images") if is_text(name) else ("images", "text")
+        raise ConfigError(f"Model {name!r} takes {takes}, the data are {given}: choose another.")
+    choices = {"width": width, "depth": depth, "dropout": dropout}
     try:
-        model = _builder(name)(**keywords)
-    except (TypeError, RuntimeError) as error:
+        keywords |= _choices(name, builder, choices)
+        model = builder(**keywords)
+    except (TypeError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"Model {name!r} cannot be built with {keywords}: {reason}") from None
     if not isinstance(model, nn.Module):
         raise ConfigError(f"Model {name!r} gave a {type(model).__name__}, expected an nn.Module.")
     return model
+
+
+def is_text(name: str) -> bool:
+    """Whether the network of that name (or the user's callable) has ``text = True``.
+
+    Raises:
+        ConfigError: if there is no such network.
+    """
+    return bool(getattr(_builder(name), "text", False))
+
+
+def _choices(name: str, builder: Callable[..., object], choices: dict[str, Any]) -> dict[str, Any]:
+    """Those that are given; ConfigError for one that is out of range or that the builder lacks."""
+    given = {key: value for key, value in choices.items() if value is not None}
+    parameters = inspect.signature(builder).parameters
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for key, value in given.items():
+        if not open_ended and key not in parameters:
+            raise ConfigError(f"Model {name!r} has no choice of {key}: leave model.{key} out.")
+        if key == "dropout" and not 0 <= value < 1:
+            raise ConfigError(f"model.dropout must be at least 0 and below 1, got {value}.")
+        if key != "dropout" and value < 1:
+            raise ConfigError(f"model.{key} must be at least 1, got {value}.")
+    return given
 
 
 def _builder(name: str) -> Callable[..., object]:

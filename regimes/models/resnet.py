@@ -7,11 +7,11 @@ same layers): a 3x3 stem without max-pool, no biases in convolutions, PyTorch's 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
+
+from regimes.models.classifier import Classifier, conv_stem, stages
 
 
 class Block(nn.Module):
@@ -35,42 +35,21 @@ class Block(nn.Module):
         return functional.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
 
 
-class ResNet(nn.Module):
-    """A stem, stages of blocks (each but the first halves the image and doubles the width), a mean
-    over the image and one linear layer."""
-
-    def __init__(self, blocks: Sequence[int], *, classes: int, channels: int, width: int) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(
-            nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
-        )
-        layers: list[Block] = []
-        features = width
-        for stage, count in enumerate(blocks):
-            for block in range(count):
-                stride = 2 if stage > 0 and block == 0 else 1
-                layers.append(Block(features, width * 2**stage, stride))
-                features = width * 2**stage
-        self.blocks = nn.Sequential(*layers)
-        self.head = nn.Linear(features, classes)
-
-    def forward(
-        self, x: Float[Tensor, "batch channels height width"]
-    ) -> Float[Tensor, "batch classes"]:
-        return self.head(self.blocks(self.stem(x)).mean((2, 3)))
-
-
-def resnet18(*, classes: int, channels: int, image_size: int, width: int = 64) -> ResNet:
+def resnet18(*, classes: int, channels: int, image_size: int, width: int = 64) -> Classifier:
     """ResNet-18 of Tables 8 and 9: 11,173,962 parameters for 10 classes, 11,220,132 for 100.
 
     Takes images of any size.
     """
-    return ResNet((2, 2, 2, 2), classes=classes, channels=channels, width=width)
+    stem = conv_stem(channels, width, bias=False)
+    blocks = stages(Block, width, [width, 2 * width, 4 * width, 8 * width], 2)
+    return Classifier(stem, nn.Sequential(*blocks), 8 * width, classes)
 
 
-def resnet8(*, classes: int, channels: int, image_size: int, width: int = 16) -> ResNet:
+def resnet8(*, classes: int, channels: int, image_size: int, width: int = 16) -> Classifier:
     """Three blocks (w, 2w, 4w), for tests and laptops: 78,042 parameters for CIFAR-10, width 16.
 
     Takes images of any size.
     """
-    return ResNet((1, 1, 1), classes=classes, channels=channels, width=width)
+    stem = conv_stem(channels, width, bias=False)
+    blocks = stages(Block, width, [width, 2 * width, 4 * width], 1)
+    return Classifier(stem, nn.Sequential(*blocks), 4 * width, classes)

@@ -63,7 +63,9 @@ def vgg7(*, classes: int, channels: int, image_size: int, width: int = 16) -> VG
     return VGG(features, nn.Linear(size, classes))
 
 
-def vgg19bn_cifar10(*, classes: int, channels: int, image_size: int, width: int = 64) -> VGG:
+def vgg19bn_cifar10(
+    *, classes: int, channels: int, image_size: int, width: int = 64, dropout: float = 0.5
+) -> VGG:
     """VGG-19bn of Table 8: 20,565,834 parameters (10 classes).
 
     The variant of github.com/chengyangfu/pytorch-vgg-cifar10: convolutions with bias, a head
@@ -73,8 +75,8 @@ def vgg19bn_cifar10(*, classes: int, channels: int, image_size: int, width: int 
     features, size = stages(VGG19, width, channels, image_size, bias=True)
     hidden = 8 * width
     head = nn.Sequential(
-        *(nn.Dropout(), nn.Linear(size, hidden), nn.ReLU()),
-        *(nn.Dropout(), nn.Linear(hidden, hidden), nn.ReLU()),
+        *(nn.Dropout(dropout), nn.Linear(size, hidden), nn.ReLU()),
+        *(nn.Dropout(dropout), nn.Linear(hidden, hidden), nn.ReLU()),
         nn.Linear(hidden, classes),
     )
     for module in features:
@@ -85,7 +87,9 @@ def vgg19bn_cifar10(*, classes: int, channels: int, image_size: int, width: int 
     return VGG(features, head)
 
 
-def vgg19bn_cifar100(*, classes: int, channels: int, image_size: int, width: int = 64) -> VGG:
+def vgg19bn_cifar100(
+    *, classes: int, channels: int, image_size: int, width: int = 64, dropout: float = 0.5
+) -> VGG:
     """VGG-19bn of Table 9: 39,327,652 parameters (100 classes).
 
     The variant of github.com/weiaicunzai/pytorch-cifar100: convolutions with bias, a head
@@ -94,8 +98,8 @@ def vgg19bn_cifar100(*, classes: int, channels: int, image_size: int, width: int
     features, size = stages(VGG19, width, channels, image_size, bias=True)
     hidden = 64 * width
     head = nn.Sequential(
-        *(nn.Linear(size, hidden), nn.ReLU(), nn.Dropout()),
-        *(nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout()),
+        *(nn.Linear(size, hidden), nn.ReLU(), nn.Dropout(dropout)),
+        *(nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout(dropout)),
         nn.Linear(hidden, classes),
     )
     return VGG(features, head)

@@ -1,0 +1,54 @@
+"""What all image families but VGG share: blocks, a mean over the image, one linear layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class Classifier(nn.Module):
+    """A stem, blocks that leave ``features`` channels, their mean over the image (with dropout, if
+    any) and a linear layer.
+
+    Takes images of any size.
+    """
+
+    def __init__(
+        self,
+        stem: nn.Module,
+        blocks: nn.Module,
+        features: int,
+        classes: int,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.stem = stem
+        self.blocks = blocks
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(features, classes)
+
+    def forward(
+        self, x: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch classes"]:
+        return self.head(self.dropout(self.blocks(self.stem(x)).mean((2, 3))))
+
+
+def conv_stem(channels: int, width: int, *, bias: bool) -> nn.Sequential:
+    """relu(bn(conv(x))) with a 3x3 convolution."""
+    conv = nn.Conv2d(channels, width, 3, padding=1, bias=bias)
+    return nn.Sequential(conv, nn.BatchNorm2d(width), nn.ReLU())
+
+
+def stages(
+    block: Callable[[int, int, int], nn.Module], features: int, widths: Sequence[int], count: int
+) -> list[nn.Module]:
+    """``count`` blocks (input channels, output channels, stride) of each width; each stage but the
+    first halves the image."""
+    layers = []
+    for stage, width in enumerate(widths):
+        for i in range(count):
+            layers.append(block(features, width, 2 if stage > 0 and i == 0 else 1))
+            features = width
+    return layers

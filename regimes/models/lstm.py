@@ -1,0 +1,61 @@
+"""The two-layer LSTM language model of the paper's Table 10 and Figure 11.
+
+Hochreiter and Schmidhuber, "Long Short-Term Memory" (1997), as a word-level model: embedding,
+LSTM, linear layer; output and input embedding are one matrix (Press and Wolf, "Using the Output
+Embedding to Improve Language Models", 2017).
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+Hidden = tuple[Float[Tensor, "layers batch width"], Float[Tensor, "layers batch width"]]
+
+
+class LSTM(nn.Module):
+    """28,949,319 parameters for 34,069 words: 6,770,400 in the LSTM, (width + 1) per word.
+
+    The embedding starts uniform in +-0.1, its bias at 0, the LSTM from PyTorch's default.
+
+    Args:
+        classes: words in the vocabulary.
+        width: of the embedding and of every layer.
+        depth: LSTM layers.
+        dropout: behind the embedding and every layer; 0.4 in the authors' code.
+    """
+
+    text: ClassVar[bool] = True
+
+    def __init__(
+        self, *, classes: int, width: int = 650, depth: int = 2, dropout: float = 0.4
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(classes, width)
+        between = dropout if depth > 1 else 0.0  # torch warns of one that has no effect
+        self.lstm = nn.LSTM(width, width, depth, batch_first=True, dropout=between)
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(width, classes)
+        self.head.weight = self.embedding.weight
+        nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(
+        self, tokens: Int64[Tensor, "batch time"], hidden: Hidden | None = None
+    ) -> tuple[Float[Tensor, "batch time words"], Hidden]:
+        """Logits of each next word, and the state to continue from; no ``hidden`` is a state of
+        zeros."""
+        x = self.dropout(self.embedding(tokens))
+        with self._kernels():
+            x, hidden = self.lstm(x, hidden)
+        return self.head(self.dropout(x)), hidden
+
+    def _kernels(self) -> AbstractContextManager[Any]:
+        """cuDNN's LSTM has no backward pass in evaluation mode, nor a second derivative."""
+        if self.training or not torch.is_grad_enabled():
+            return nullcontext()
+        return torch.backends.cudnn.flags(enabled=False)

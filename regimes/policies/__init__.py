@@ -1,0 +1,52 @@
+"""Policies: the history of a run in, the next epoch's levels out. No torch.
+
+``base`` has the contract; ``schedules`` those that look at the calendar, ``detected`` those that
+follow a detector, ``ladders`` those with more than two levels. Names map to classes here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from regimes.config import DENSE, plug_in
+from regimes.errors import ConfigError
+from regimes.history import PastEpoch, batch_history, history
+from regimes.policies.base import Decision, Policy
+from regimes.policies.detected import Accordion, BatchAccordion, Detected
+from regimes.policies.ladders import AccordionLadder, AdaQS, ErrorLadder
+from regimes.policies.schedules import Smith, Static, Windows
+
+__all__ = [
+    "Accordion", "AccordionLadder", "AdaQS", "BatchAccordion", "Decision", "Detected",
+    "ErrorLadder", "PastEpoch", "Policy", "Smith", "Static", "Windows", "batch_history",
+    "check_levels", "history", "policy",
+]  # fmt: skip
+
+REGISTRY = {
+    "static": "regimes.policies:Static",
+    "windows": "regimes.policies:Windows",
+    "accordion": "regimes.policies:Accordion",
+    "detected": "regimes.policies:Detected",
+    "accordion-batch": "regimes.policies:BatchAccordion",
+    "smith": "regimes.policies:Smith",
+    "adaqs": "regimes.policies:AdaQS",
+    "error-ladder": "regimes.policies:ErrorLadder",
+    "accordion-ladder": "regimes.policies:AccordionLadder",
+}
+
+
+def policy(table: dict[str, Any], where: str = "policy") -> Policy:
+    """The policy that a configuration table names; ConfigError if it is none."""
+    return plug_in("policy", table, REGISTRY, where)
+
+
+def check_levels(chosen: Policy, levels: dict[str, Any], where: str = "policy") -> None:
+    """Raise ConfigError when a policy asks for a level that the run does not define."""
+    prefix = where.removesuffix("policy")
+    known = [*levels, *([] if prefix else [DENSE])]  # a batch has no dense level
+    for name in chosen.names:
+        if name not in known:
+            raise ConfigError(
+                f"the {where} asks for level {name!r}, but [{prefix}levels] defines only "
+                f"{', '.join(known) or 'none'}: add {prefix}levels.{name}"
+            )

@@ -1,0 +1,145 @@
+"""Policies with more than two levels. No torch.
+
+``levels`` go from the highest compression to the lowest: rungs, climbed to send more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from regimes.detectors import MsdrFall, NormChange
+from regimes.errors import ConfigError
+from regimes.history import PastEpoch, signal_values
+from regimes.policies.base import Decision
+
+
+@dataclass(frozen=True)
+class _Rungs:
+    """What the ladders share: an order of levels, checked."""
+
+    levels: tuple[str, ...] = ("high", "mid", "low")
+
+    def __post_init__(self) -> None:
+        if len(self.levels) < 2 or len(set(self.levels)) < len(self.levels):
+            raise ConfigError(
+                f"policy.levels = {list(self.levels)}: expected two or more different levels, "
+                "from the highest compression to the lowest; with one there is nothing to choose"
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(reversed(self.levels))
+
+    def rung(self, level: str) -> int:
+        """Position of a level; the lowest rung for one that is not on the ladder."""
+        return self.levels.index(level) if level in self.levels else 0
+
+
+@dataclass(frozen=True)
+class AdaQS(_Rungs):
+    """AdaQS (Guo et al. 2020; the paper's section 5.6 and Figure 7), for the whole model.
+
+    Starts at the highest compression; whenever the mean-to-standard-deviation ratio of the
+    gradient has fallen by ``fall`` since the last reference, one rung up ("the compression is
+    halved"), never back.
+    """
+
+    fall: float = 0.5
+    needs: tuple[str, ...] = field(default=("msdr",), init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        MsdrFall(self.fall)
+
+    def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
+        if not history:
+            return [Decision(self.levels[0], {"rule": "start"})] * len(layers)
+        rule = MsdrFall(self.fall, latch=False)
+        values = signal_values(history, rule, 0)
+        verdict = rule(values)
+        why = {"rule": "msdr fall", "old": verdict.old, "new": verdict.new,
+               "ratio": verdict.score, "threshold": verdict.threshold}  # fmt: skip
+        falls = sum(rule(values[: i + 1]).critical is True for i in range(len(values)))
+        level = self.levels[min(falls, len(self.levels) - 1)]
+        return [Decision(level, None if verdict.critical is None else why)] * len(layers)
+
+
+@dataclass(frozen=True)
+class ErrorLadder(_Rungs):
+    """Per layer, the highest compression whose error stays within ``error``.
+
+    Reads ``error:<level>``, the share of the gradient's energy that the compressor would lose at a
+    level (instrument ``error``). For the paper's open problem of choosing l_low and l_high
+    (section 6, Figure 9).
+    """
+
+    error: float = 0.5
+    interval: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.error < 1 or self.interval < 1:
+            raise ConfigError(
+                "policy.error must lie between 0 and 1 and policy.interval be at least 1, got "
+                f"{self.error} and {self.interval}"
+            )
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return tuple(f"error:{level}" for level in self.levels)
+
+    def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
+        if not history:
+            return [Decision(self.levels[-1], {"rule": "start"})] * len(layers)
+        last = history[-1]
+        if (len(history) - 1) % self.interval:
+            return [Decision(level) for level in last.levels]
+        return [self._decision(last, i) for i in range(len(layers))]
+
+    def _decision(self, last: PastEpoch, layer: int) -> Decision:
+        found = [last.statistics.get(need, [None] * (layer + 1))[layer] for need in self.needs]
+        if all(error is None for error in found):
+            return Decision(last.levels[layer])
+        errors = [math.inf if error is None else error for error in found]
+        rung = next((i for i, e in enumerate(errors) if e <= self.error), len(errors) - 1)
+        why = {"rule": "compression error", "new": found[rung], "threshold": self.error}
+        return Decision(self.levels[rung], why)
+
+
+@dataclass(frozen=True)
+class AccordionLadder(_Rungs):
+    """ACCORDION over a ladder, per layer: a critical verdict goes back to the lowest compression,
+    every other evaluation one rung down to higher compression. Only the ends are chosen by hand;
+    a layer that becomes critical at a high compression does not stay there.
+    """
+
+    eta: float = 0.5
+    interval: int = 10
+    decay_rule: bool = True
+    needs: tuple[str, ...] = field(default=("norm",), init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        NormChange(self.eta, self.interval)
+
+    def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
+        best = self.levels[-1]
+        if not history:
+            return [Decision(best, {"rule": "start"})] * len(layers)
+        last = history[-1]
+        if self.decay_rule and last.next_lr < last.lr:
+            why = {"rule": "lr decay", "old": last.lr, "new": last.next_lr}
+            return [Decision(best, why)] * len(layers)
+        return [self._decision(history, i) for i in range(len(layers))]
+
+    def _decision(self, history: Sequence[PastEpoch], layer: int) -> Decision:
+        rule, before = NormChange(self.eta, self.interval), history[-1].levels[layer]
+        verdict = rule(signal_values(history, rule, layer))
+        if verdict.critical is None:
+            return Decision(before)
+        why = {"rule": "norm change", "old": verdict.old, "new": verdict.new,
+               "ratio": verdict.score, "threshold": verdict.threshold}  # fmt: skip
+        rung = len(self.levels) - 1 if verdict.critical else max(self.rung(before) - 1, 0)
+        return Decision(self.levels[rung], why)

@@ -1,0 +1,91 @@
+"""Schedules: levels as a function of the epoch and the learning rate alone. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from regimes.errors import ConfigError
+from regimes.history import PastEpoch
+from regimes.policies.base import Decision, decays
+
+
+@dataclass(frozen=True)
+class Static:
+    """One level throughout."""
+
+    level: str = "low"
+    needs: tuple[str, ...] = field(default=(), init=False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.level,)
+
+    def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
+        why = None if history else {"rule": "static"}
+        return [Decision(self.level, why)] * len(layers)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """One level in given epochs, another outside (paper, section 4.1).
+
+    Attributes:
+        windows: pairs ``[first, stop)`` of epochs, e.g. ``[[0, 6], [12, 14]]``.
+        inside, outside: levels; the reverse schedule is ``inside="high", outside="dense"``.
+    """
+
+    windows: tuple[tuple[int, int], ...] = ()
+    inside: str = "low"
+    outside: str = "high"
+    needs: tuple[str, ...] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        for first, stop in self.windows:
+            if not 0 <= first < stop:
+                raise ConfigError(
+                    f"policy.windows: [{first}, {stop}] is no window; "
+                    "expected [first, stop) with 0 <= first < stop"
+                )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.inside, self.outside)
+
+    def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
+        epoch = len(history)
+        within = any(first <= epoch < stop for first, stop in self.windows)
+        level = self.inside if within else self.outside
+        changed = not history or (history[-1].levels and history[-1].levels[0] != level)
+        why = {"rule": "window" if within else "outside windows"} if changed else None
+        return [Decision(level, why)] * len(layers)
+
+
+@dataclass(frozen=True)
+class Smith:
+    """Grow the batch where the learning rate would decay (Smith et al. 2017).
+
+    At the n-th decay of ``optimizer.decay_epochs`` the n-th of ``levels``. With the rate scaled
+    by the batch and each level ``decay_factor`` times the one before, the rate stays as it is;
+    after the last level it decays. Their "increased initial learning rate" setting starts at a
+    larger rate and batch.
+    """
+
+    levels: tuple[str, ...] = ("x1", "x5", "x25")
+    needs: tuple[str, ...] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        if len(self.levels) < 2:
+            raise ConfigError(f"policy.levels needs two levels or more, got {list(self.levels)}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.levels
+
+    def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
+        level = self.levels[min(decays(history), len(self.levels) - 1)]
+        if not history:
+            return [Decision(level, {"rule": "start"})] * len(layers)
+        last = history[-1]
+        why = {"rule": "lr decay", "old": last.lr, "new": last.next_lr}
+        return [Decision(level, why if before != level else None) for before in last.levels]

@@ -68,10 +68,8 @@ def batch_history(rows: Sequence[dict[str, Any]], signal: str) -> list[PastEpoch
         whole = math.hypot(*known) if norms and len(known) == len(norms) else None
         statistics = {name: [value] for name, value in row.get("model", {}).items()}
         statistics["norm"] = _scaled([whole], _multiple(row))
-        past.append(
-            PastEpoch(row["lr"], row["next_lr"], statistics, [row["batch"]["level"]],
-                      row.get("model", {}))
-        )  # fmt: skip
+        level = row.get("batch", {}).get("level") or "low"
+        past.append(PastEpoch(row["lr"], row["next_lr"], statistics, [level], row.get("model", {})))
     return past
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from regimes.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig, to_dict
+from regimes.config import Budget, DataConfig, ModelConfig, OptimizerConfig, RunConfig, to_dict
 from regimes.errors import ConfigError, nearest
 
 Grid = dict[str, RunConfig]
@@ -219,6 +219,160 @@ def small_signals() -> Grid:
     return _signals(small(), "low")
 
 
+@grid("small-batch")
+def small_batch() -> Grid:
+    """`regimes ablate small-batch --seeds 5 --jobs 2`: Figures 4b, 5 and 10: batch sizes 64, 256
+    and 512 of 3,000 images, uncompressed, at a third of `small`'s learning rate, since four times
+    that rate no longer trains; 10 minutes, 2 cores."""
+    critical = [(0, 6), (12, 14)]
+    cells = _batches(_gentle(), 16, 64, critical, smith=(20, 100, 500), interval=3)
+    for name in ("large-batch", "accordion-batch"):
+        largest = {"low": 16, "high": 128}
+        cells[f"{name}-8x"] = replace(cells[name], name=f"{name}-8x", batch_levels=largest)
+    return cells
+
+
+def _gentle() -> RunConfig:
+    """`small` at a learning rate that leaves room to be scaled with the batch."""
+    optimizer = replace(small().optimizer, lr=0.1, warmup_from=0.02)
+    return replace(small(), optimizer=optimizer)
+
+
+def _batches(
+    base: RunConfig,
+    low: int,
+    high: int,
+    critical: list[tuple[int, int]],
+    smith: tuple[int, ...],
+    interval: int,
+) -> Grid:
+    """Batch size as a level: fixed, in windows, by ACCORDION, and Smith et al., who start with a
+    batch and a rate 1.25 times larger and grow five-fold where the rate would decay."""
+    plain = replace(
+        base,
+        compressor={"name": "dense"},
+        levels={},
+        policy={"name": "static", "level": "dense"},
+        batch_size=low,
+        batch_levels={"low": low, "high": high},
+    )
+    policies: dict[str, dict[str, Any]] = {
+        "small-batch": {"name": "static", "level": "low"},
+        "large-batch": {"name": "static", "level": "high"},
+        "small-in-critical": _windows(*critical),
+        "large-in-critical": _windows(*critical, inside="high", outside="low"),
+        "accordion-batch": {"name": "accordion-batch", "interval": interval},
+    }
+    cells = {name: replace(plain, name=name, batch_policy=p) for name, p in policies.items()}
+    words = [f"x{size // smith[0]}" for size in smith]
+    optimizer = replace(base.optimizer, lr=base.optimizer.lr * smith[0] / low, decay_factor=5.0)
+    cells["smith"] = replace(
+        plain,
+        name="smith",
+        batch_size=smith[0],
+        batch_levels=dict(zip(words, smith, strict=True)),
+        batch_policy={"name": "smith", "levels": words},
+        optimizer=optimizer,
+    )
+    return cells
+
+
+@grid("small-adaqs")
+def small_adaqs() -> Grid:
+    """`regimes ablate small-adaqs --seeds 5 --jobs 2`: Figure 7, AdaQS over ranks 1, 2, 4; 6
+    minutes, 2 cores."""
+    return _adaqs(small(), interval=3)
+
+
+def _adaqs(base: RunConfig, interval: int) -> Grid:
+    low, high = int(base.levels["low"]), int(base.levels["high"])
+    levels: dict[str, Any] = {"low": low, "mid": (low + high) // 2, "high": high}
+    ladder = ["high", "mid", "low"] if high < levels["mid"] < low else ["high", "low"]
+    policies = {
+        "low": {"name": "static", "level": "low"},
+        "high": {"name": "static", "level": "high"},
+        "accordion": {"name": "accordion", "interval": interval},
+        "adaqs": {"name": "adaqs", "levels": ladder},
+    }
+    return {name: replace(base, name=name, levels=levels, policy=p) for name, p in policies.items()}
+
+
+@grid("small-budget")
+def small_budget() -> Grid:
+    """`regimes ablate small-budget --seeds 5 --jobs 2`: Figure 8, rank 1 until it has sent what
+    rank 4 sends in 24 epochs; 10 minutes, 2 cores."""
+    return _budget(small(), 120, interval=3)
+
+
+def _budget(base: RunConfig, most: int, interval: int) -> Grid:
+    """The high level trained on: with the decays where they were, and with all epochs stretched by
+    the ratio of the levels' traffic."""
+    cells = {name: schedules(base, [(0, 6)], late=(12, 18), interval=interval)[name]
+             for name in ("low", "high", "accordion")}  # fmt: skip
+    budget = Budget("low", base.epochs)
+    longer = replace(cells["high"], name="high-longer", epochs=most, budget=budget)
+    decays = tuple(first * most // base.epochs for first in base.optimizer.decay_epochs)
+    stretched = replace(
+        longer, name="high-stretched", optimizer=replace(base.optimizer, decay_epochs=decays)
+    )
+    return {**cells, "high-longer": longer, "high-stretched": stretched}
+
+
+@grid("small-ladder")
+def small_ladder() -> Grid:
+    """`regimes ablate small-ladder --seeds 5 --jobs 2`: Figure 9: which two ranks ACCORDION is
+    given, and three policies that choose among ranks 1, 2, 4 themselves; 9 minutes, 2 cores."""
+    return _ladder(small(), interval=3)
+
+
+def _ladder(base: RunConfig, interval: int) -> Grid:
+    accordion = {"name": "accordion", "interval": interval}
+    ranks: dict[str, Any] = {"r1": 1, "r2": 2, "r4": 4}
+    rungs = list(ranks)
+    policies: dict[str, dict[str, Any]] = {
+        "rank 4": {"name": "static", "level": "r4"},
+        "rank 2": {"name": "static", "level": "r2"},
+        "rank 1": {"name": "static", "level": "r1"},
+        "accordion 4-1": {**accordion, "low": "r4", "high": "r1"},
+        "accordion 4-2": {**accordion, "low": "r4", "high": "r2"},
+        "error-ladder": {"name": "error-ladder", "levels": rungs, "error": 0.5},
+        "accordion-ladder": {"name": "accordion-ladder", "levels": rungs, "interval": interval},
+    }
+    return {name: replace(base, name=name, levels=ranks, policy=p) for name, p in policies.items()}
+
+
+@grid("small-deficit")
+def small_deficit() -> Grid:
+    """`regimes ablate small-deficit --seeds 5 --jobs 2`: blurred images and wrong labels in the
+    first, middle and last third of training (Achille et al. 2019); 7 minutes, 2 cores."""
+    return _deficits(small(), [(0, 6), (6, 12), (12, 18), (18, 24)])
+
+
+def _deficits(base: RunConfig, windows: list[tuple[int, int]]) -> Grid:
+    plain = replace(base, name="none", policy={"name": "static", "level": "dense"})
+    cells = {"none": plain}
+    for kind in ("blur", "labels"):
+        for first, stop in windows:
+            name = f"{kind} {first}-{stop - 1}"
+            table = {"name": kind, "windows": [[first, stop]]}
+            cells[name] = replace(plain, name=name, deficit=table)
+    return cells
+
+
+@grid("small-joint")
+def small_joint() -> Grid:
+    """`regimes ablate small-joint --seeds 5 --jobs 2`: compression and batch size decided
+    together (the paper's future work); 6 minutes, 2 cores."""
+    base = replace(_gentle(), batch_levels={"low": 16, "high": 64})
+    compression = {"name": "accordion", "interval": 3}
+    batch = {"name": "accordion-batch", "interval": 3}
+    low = {"name": "static", "level": "low"}
+    cells = {"low": (low, None), "compression": (compression, None), "batch": (low, batch),
+             "both": (compression, batch)}  # fmt: skip
+    return {name: replace(base, name=name, policy=c, batch_policy=b)
+            for name, (c, b) in cells.items()}  # fmt: skip
+
+
 # -- the paper's scale -----------------------------------------------------------------------
 
 
@@ -275,3 +429,52 @@ def _table(base: Callable[[], RunConfig]) -> Callable[[], Grid]:
 
 grid("paper-table1-resnet18")(_table(paper_resnet18_cifar10))
 grid("paper-table1-vgg19bn")(_table(paper_vgg19bn_cifar10))
+
+
+# -- the paper's scale: batch size, AdaQS, budget, ladder ------------------------------------
+
+
+def _paper_batches(data: str, high: int) -> Grid:
+    """4 x 128 images and ``high`` times as many; decays after epochs 150 and 250 (section 5.1)."""
+    base = paper(data, f"resnet18-{data}", 2, 1)
+    critical = [(0, 20), (151, 161)]
+    return _batches(base, 128, 128 * high, critical, smith=(160, 800, 4000), interval=10)
+
+
+@grid("paper-batch-cifar10")
+def paper_batch_cifar10() -> Grid:
+    """`regimes ablate paper-batch-cifar10`: Figures 4b, 5, 16 and Table 5, batch 512 and 4,096; a
+    GPU."""
+    return _paper_batches("cifar10", 8)
+
+
+@grid("paper-batch-cifar100")
+def paper_batch_cifar100() -> Grid:
+    """`regimes ablate paper-batch-cifar100`: Figures 5, 17 and Table 6; a GPU."""
+    return _paper_batches("cifar100", 8)
+
+
+@grid("paper-batch-16384")
+def paper_batch_16384() -> Grid:
+    """`regimes ablate paper-batch-16384`: Figure 10, batch 512 and 16,384; a GPU."""
+    cells = _paper_batches("cifar10", 32)
+    return {name: cells[name] for name in ("small-batch", "large-batch", "accordion-batch")}
+
+
+@grid("paper-adaqs")
+def paper_adaqs() -> Grid:
+    """`regimes ablate paper-adaqs`: Figure 7, VGG-19bn on CIFAR-10, ranks 1, 2, 4; a GPU."""
+    return _adaqs(paper_vgg19bn_cifar10(), interval=10)
+
+
+@grid("paper-budget")
+def paper_budget() -> Grid:
+    """`regimes ablate paper-budget`: Figure 8, ResNet-18 on CIFAR-100, rank 1 until it has sent
+    what rank 2 sends in 300 epochs; a GPU."""
+    return _budget(paper_resnet18_cifar100(), 600, interval=10)
+
+
+@grid("paper-ladder")
+def paper_ladder() -> Grid:
+    """`regimes ablate paper-ladder`: Figure 9, VGG-19bn on CIFAR-100, ranks 4, 2, 1; a GPU."""
+    return _ladder(paper("cifar100", "vgg19bn-cifar100", 4, 1), interval=10)

@@ -7,7 +7,7 @@ the one it would have steered. No torch; pandas is imported late.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from regimes.agreement import Calls, jaccard, kappa, lag, majority
 from regimes.config import DENSE
 from regimes.detectors import Detector
 from regimes.errors import RecordError
-from regimes.history import PastEpoch, history, signal_values
+from regimes.history import PastEpoch, batch_history, history, signal_values
 from regimes.policies import Detected, Policy
 from regimes.records import Record
 
@@ -67,11 +67,29 @@ def replay(record: Record, rule: Rule) -> pd.DataFrame:
     Raises:
         RecordError: the run recorded no such statistic.
     """
-    import pandas as pd
-
     policy, recorded = as_policy(rule), past_epochs(record)
     layers = [layer["name"] for layer in record.header["layers"] if layer["compressed"]]
     _check_measured(record, policy, recorded)
+    return _decisions(policy, recorded, layers)
+
+
+def replay_batch(record: Record, rule: Rule) -> pd.DataFrame:
+    """What a batch policy would have decided in each epoch of a run: ``replay`` with the whole
+    model as its only layer, "batch".
+
+    Raises:
+        RecordError: the run has no complete epoch.
+    """
+    past_epochs(record)
+    recorded = batch_history(record.rows, record.config["signal"])
+    return _decisions(as_policy(rule), recorded, ["batch"])
+
+
+def _decisions(
+    policy: Policy, recorded: Sequence[PastEpoch], layers: Sequence[str]
+) -> pd.DataFrame:
+    import pandas as pd
+
     past: list[PastEpoch] = []
     rows = []
     for epoch, measured in enumerate(recorded):

@@ -23,6 +23,7 @@ from regimes.policies import (
     Smith,
 )  # fmt: skip
 from regimes.records import read_lines
+from regimes.replay import replay_batch
 
 torch.set_num_threads(1)
 GROW = "batch_policy={name='windows', windows=[[0, 2]], inside='low', outside='high'}"
@@ -212,6 +213,10 @@ def test_joint_mode_decides_both_and_says_why(tmp_path: Path) -> None:
     )  # fmt: skip
     last = record.rows[-1]
     assert last["batch"]["level"] == "high"
+    rule = BatchAccordion(interval=2, eta=3)
+    replayed = replay_batch(record, rule)
+    assert replayed["level"].tolist() == [row["batch"]["level"] for row in record.rows]
+    assert replayed["why"].tolist() == [row["batch"]["why"] for row in record.rows]
     assert any(why and why["rule"] == "norm change" for why in last["layers"]["why"])
 
 

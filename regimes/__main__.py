@@ -9,6 +9,8 @@ def main() -> None:
     """Run the command line; errors made on purpose are one sentence and an exit code."""
     from regimes.errors import RegimesError
 
+    if "" not in sys.path and "." not in sys.path:
+        sys.path.insert(0, "")  # a plug-in beside the user, package.module:Class
     try:
         from regimes.cli import app
     except ModuleNotFoundError as error:

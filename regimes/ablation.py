@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from rich.console import Console
@@ -17,8 +18,18 @@ from regimes.presets import Grid
 from regimes.records import load, summary
 
 
-def main(grid: Grid, seeds: list[int], out: Path, jobs: int) -> None:
+def main(
+    grid: Grid,
+    seeds: list[int],
+    out: Path,
+    jobs: int,
+    executor: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> None:
     """Run what is missing and print the table.
+
+    Args:
+        executor, options: see ``launch.submit``; None: ``jobs`` processes of this machine.
 
     Raises:
         TrainingError: some cells failed; all others are finished.
@@ -47,7 +58,10 @@ def main(grid: Grid, seeds: list[int], out: Path, jobs: int) -> None:
             soft_wrap=True,
         )
 
-    failures = launch.ablate(todo, jobs, progress)
+    if executor is None:
+        failures = launch.ablate(todo, jobs, progress)
+    else:
+        failures = launch.submit(todo, out, executor, options or {}, progress)
     if failures:
         raise TrainingError(f"{len(failures)} of {len(todo)} runs failed; first: {failures[0]}")
     console.print(as_table(summary([load(folder) for folder, _ in cells])))

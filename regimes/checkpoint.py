@@ -17,6 +17,7 @@ import logging
 import os
 import shutil
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -102,8 +103,9 @@ def load(folder: Path) -> tuple[int, list[dict[str, Any]]] | None:
     for path in reversed(candidates):
         try:
             return _read(path)
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            log.warning("checkpoint %s is damaged and passed over: %s", path, error)
+        except (OSError, ValueError, KeyError, RuntimeError, UnpicklingError) as error:
+            reason = str(error).splitlines()[0]
+            log.warning("checkpoint %s is damaged and passed over: %s", path, reason)
     if candidates:
         raise RecordError(f"no checkpoint of {folder} is whole: train anew in another folder")
     return None

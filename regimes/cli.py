@@ -6,13 +6,13 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 from tyro.extras import SubcommandApp
 
 from regimes import presets as _presets
-from regimes.config import RunConfig, load_toml, override, to_toml
+from regimes.config import RunConfig, load_toml, override, read_value, to_toml
 from regimes.errors import ConfigError
 
 app = SubcommandApp()
@@ -69,6 +69,8 @@ def run(
         return
     from regimes.train import run as train
 
+    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    resume = resume or (restarted and (out / "run.json").exists())
     if quiet or int(os.environ.get("RANK", "0")) > 0:
         train(config, out, resume=resume)
     else:
@@ -92,6 +94,8 @@ def ablate(
     schedules: Settings = (),
     out: Path | None = None,
     jobs: int = 1,
+    executor: Literal["slurm", "local"] | None = None,
+    option: Settings = (),
 ) -> None:
     """Run every schedule of a grid with several seeds; finished runs are skipped, broken ones
     resumed.
@@ -104,6 +108,8 @@ def ablate(
         schedules: only this one; may be given several times.
         out: folder of the records; default runs/GRID.
         jobs: runs at a time, each on its share of the cores.
+        executor: submit every run as a job through submitit instead.
+        option: of submitit's executor, e.g. --option slurm_partition=gpu --option timeout_min=60.
     """
     from regimes import ablation
 
@@ -117,8 +123,9 @@ def ablate(
     _presets.check_common(chosen, set)
     chosen = {name: override(cell, list(set)) for name, cell in chosen.items()}
     ablation.main(
-        chosen, list(range(first_seed, first_seed + seeds)), out or Path("runs", grid), jobs
-    )
+        chosen, list(range(first_seed, first_seed + seeds)), out or Path("runs", grid), jobs,
+        executor, {key: read_value(text) for key, _, text in (o.partition("=") for o in option)},
+    )  # fmt: skip
 
 
 @app.command

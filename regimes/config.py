@@ -119,6 +119,7 @@ class RunConfig:
     channels_last: bool = False  # of the activations; parameters stay as they are
     device: str = "auto"  # "auto", "cpu", "cuda", "cuda:0"
     checkpoint_every: int = 1  # epochs
+    timeout: float = 600.0  # seconds that a process waits for the others
     tensorboard: bool = False
 
     def digest(self) -> str:

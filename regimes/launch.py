@@ -20,9 +20,11 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from regimes import grace
 from regimes.config import RunConfig, to_dict, to_toml
-from regimes.errors import RegimesError, TrainingError
+from regimes.errors import ConfigError, RegimesError, TrainingError
 from regimes.presets import Grid
 from regimes.quirks import resolve
 from regimes.records import check_same, complete, read_header, read_lines
@@ -48,12 +50,13 @@ def processes(
         group = [_start(command, rank, count, scratch, logs[rank]) for rank in range(count)]
         try:
             failed = _wait(group)
-        except BaseException:  # Ctrl-C or SIGTERM: the others have nobody to wait for
+        except BaseException:  # Ctrl-C or SIGTERM: they end with the epoch, within the grace
             for process in group:
                 process.terminate()
+            _stop(group, grace.seconds() + GRACE)
             raise
         finally:
-            _stop(group)
+            _stop(group, GRACE)
         if failed is not None:
             raise _failure(group, failed, logs)
 
@@ -95,8 +98,8 @@ def _wait(group: list[subprocess.Popen]) -> int | None:
         time.sleep(0.05)
 
 
-def _stop(group: list[subprocess.Popen]) -> None:
-    deadline = time.monotonic() + GRACE
+def _stop(group: list[subprocess.Popen], patience: float) -> None:
+    deadline = time.monotonic() + patience
     for process in group:
         try:
             process.wait(max(0.0, deadline - time.monotonic()))
@@ -193,6 +196,60 @@ def _start_worker(threads: int) -> None:
 
     torch.set_num_threads(threads)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def submit(
+    todo: list[tuple[Path, RunConfig]],
+    out: Path,
+    executor: str,
+    options: dict[str, Any],
+    progress: Callable[[Path, str | None], None],
+) -> list[str]:
+    """The same through submitit: every cell a job of a cluster ("slurm") or of this machine
+    ("local"). A preempted job is queued again and goes on from its last checkpoint.
+
+    Args:
+        options: of ``submitit.AutoExecutor.update_parameters``, e.g. ``slurm_partition``.
+
+    Raises:
+        ConfigError: submitit is not installed, or knows no such executor or option.
+    """
+    try:
+        import submitit
+    except ImportError:
+        raise ConfigError(
+            "--executor needs submitit: pip install submitit, or leave it out to run here"
+        ) from None
+    try:
+        pool = submitit.AutoExecutor(folder=out / "jobs", cluster=executor)
+        pool.update_parameters(name="regimes", **options)
+    except (RuntimeError, NameError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"--executor {executor} cannot be used: {str(error).splitlines()[0]}"
+        ) from None
+    jobs = {pool.submit(Cell(), *cell): cell[0] for cell in todo}
+    outcomes = ((jobs[job], _outcome(job)) for job in submitit.helpers.as_completed(list(jobs)))
+    return _collect(outcomes, progress)
+
+
+class Cell:
+    """``run_cell`` as a job that submitit may stop and queue again."""
+
+    def __call__(self, folder: Path, config: RunConfig) -> str | None:
+        return run_cell(folder, config)
+
+    def checkpoint(self, folder: Path, config: RunConfig) -> Any:
+        """What to queue after a preemption: the same, since ``run_cell`` resumes."""
+        import submitit
+
+        return submitit.helpers.DelayedSubmission(self, folder, config)
+
+
+def _outcome(job: Any) -> str | None:
+    error = job.exception()
+    if error is None:
+        return job.result()
+    return f"job {job.job_id} failed: {str(error).strip().splitlines()[-1]}; see {job.paths.stderr}"
 
 
 def run_cell(folder: Path, config: RunConfig) -> str | None:

@@ -288,7 +288,7 @@ def _adaqs(base: RunConfig, interval: int) -> Grid:
     low, high = int(base.levels["low"]), int(base.levels["high"])
     levels: dict[str, Any] = {"low": low, "mid": (low + high) // 2, "high": high}
     ladder = ["high", "mid", "low"] if high < levels["mid"] < low else ["high", "low"]
-    policies = {
+    policies: dict[str, dict[str, Any]] = {
         "low": {"name": "static", "level": "low"},
         "high": {"name": "static", "level": "high"},
         "accordion": {"name": "accordion", "interval": interval},
@@ -367,7 +367,7 @@ def small_joint() -> Grid:
     compression = {"name": "accordion", "interval": 3}
     batch = {"name": "accordion-batch", "interval": 3}
     low = {"name": "static", "level": "low"}
-    cells = {"low": (low, None), "compression": (compression, None), "batch": (low, batch),
+    cells: dict[str, Any] = {"low": (low, None), "compression": (compression, None), "batch": (low, batch),
              "both": (compression, batch)}  # fmt: skip
     return {name: replace(base, name=name, policy=c, batch_policy=b)
             for name, (c, b) in cells.items()}  # fmt: skip

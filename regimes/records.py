@@ -36,7 +36,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA = 1
-FREE_ON_RESUME = {"device", "checkpoint_every", "tensorboard"}  # may differ from the start
+FREE_ON_RESUME = {
+    "device",
+    "checkpoint_every",
+    "tensorboard",
+    "timeout",
+}  # may differ from the start
 
 
 # -- writing ---------------------------------------------------------------------------------

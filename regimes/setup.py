@@ -76,7 +76,7 @@ def prepare(config: RunConfig) -> Parts:
     for level in config.levels.values():
         chosen.check(level)
     device = pick_device(config.device)
-    world = connect(config.workers, device)
+    world = connect(config.workers, device, config.timeout)
     world.meter.dtype = dtype = getattr(torch, config.dtype)
     task = tasks.load(config)
     _check_size(config, task)
@@ -149,6 +149,8 @@ def check_numbers(config: RunConfig) -> None:
             "optimizer.decay_epochs and optimizer.warmup_epochs must be at least 1, got "
             f"{list(o.decay_epochs)} and {o.warmup_epochs}"
         )
+    if not 0 < config.timeout < math.inf:
+        raise ConfigError(f"timeout must be a positive number of seconds, got {config.timeout}")
     if o.clip is not None and not 0 < o.clip < math.inf:
         raise ConfigError(f"optimizer.clip must be a positive number, got {o.clip}")
     sane = 0 < o.lr < math.inf and 0 <= o.momentum < 1 and 0 <= o.weight_decay < math.inf

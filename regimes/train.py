@@ -19,12 +19,13 @@ from torch import Tensor
 
 from regimes.config import DENSE, RunConfig
 from regimes.errors import ConfigError, RegimesError, TrainingError
+from regimes.grace import Grace, Terminated
 from regimes.gradients import install
 from regimes.history import batch_history, history
 from regimes.instruments import PROVIDES
 from regimes.learning_rate import learning_rate
 from regimes.quirks import resolve
-from regimes.records import Record, complete, load, read_header
+from regimes.records import Record, Writer, complete, load, read_header
 from regimes.resume import open_record, save
 from regimes.setup import Parts, prepare
 
@@ -66,16 +67,9 @@ def run(
         writer = open_record(parts, out, resume)
         for watcher in watchers:
             watcher.start(read_header(out), parts.rows)
-        while not complete(parts.header, parts.rows):
-            epoch = len(parts.rows)
-            row, seconds, details = _epoch(parts, epoch, watchers)
-            parts.rows.append(row)
-            if writer:
-                writer.epoch(row, seconds, details)
-            if (epoch + 1) % config.checkpoint_every == 0 or complete(parts.header, parts.rows):
-                save(parts, out)
-            for watcher in watchers:
-                watcher.epoch(row, seconds)
+        with Grace() as grace:
+            while not complete(parts.header, parts.rows):
+                _advance(parts, writer, watchers, out, grace)
         if writer:
             writer.event("end")
         for watcher in watchers:
@@ -93,6 +87,28 @@ def run(
             writer.close()
         world.close()
     return load(out)
+
+
+def _advance(
+    p: Parts, writer: Writer | None, watchers: Sequence[Reporter], out: Path, grace: Grace
+) -> None:
+    """One epoch: trained, recorded, saved.
+
+    Raises:
+        Terminated: some process was asked to end.
+    """
+    epoch = len(p.rows)
+    row, seconds, details = _epoch(p, epoch, watchers)
+    p.rows.append(row)
+    if writer:
+        writer.epoch(row, seconds, details)
+    ended, asked = complete(p.header, p.rows), any(p.world.gather_object(grace.asked))
+    if (epoch + 1) % p.config.checkpoint_every == 0 or ended or asked:
+        save(p, out)
+    for watcher in watchers:
+        watcher.epoch(row, seconds)
+    if asked and not ended:
+        raise Terminated(f"ended by SIGTERM after epoch {epoch}: continue with --resume")
 
 
 # -- one epoch -------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ the same requests with plain tensor means, so that a run is the same numbers on 
 from __future__ import annotations
 
 import datetime
+import functools
 import os
 import time
 from collections import defaultdict
@@ -24,6 +25,7 @@ from regimes.compression.base import Gather, Mean, Program, Traffic
 from regimes.errors import ConfigError, TrainingError
 
 KINDS = ("mean", "gather", "broadcast")
+ROLL_CALL = 3.0  # seconds in which a process that lives says so, when contact is lost
 
 
 @dataclass
@@ -174,9 +176,11 @@ class World:
 class ProcessWorld(World):
     """W workers over P processes of torch.distributed (gloo or NCCL)."""
 
-    def __init__(self, workers: int, device: torch.device) -> None:
+    store: dist.Store | None = None  # where the processes have met
+
+    def __init__(self, workers: int, device: torch.device, store: dist.Store | None = None) -> None:
         super().__init__(workers, processes=dist.get_world_size(), rank=dist.get_rank())
-        self.device = device
+        self.device, self.store = device, store
 
     def mean(self, tensors: list[Tensor]) -> list[Tensor]:
         answers: list[Tensor] = [torch.empty(0)] * len(tensors)
@@ -225,6 +229,22 @@ class ProcessWorld(World):
     def close(self) -> None:
         dist.destroy_process_group()
 
+    def _silent(self) -> str:
+        """Who has died or hangs: those that do not answer a roll call in the store."""
+        others = {rank: f"roll call/{rank}" for rank in range(self.processes) if rank != self.rank}
+        try:
+            assert self.store is not None
+            self.store.set(f"roll call/{self.rank}", "here")
+            deadline = time.monotonic() + ROLL_CALL
+            while others and time.monotonic() < deadline:
+                others = {r: key for r, key in others.items() if not self.store.check([key])}
+                time.sleep(0.05)
+        except (RuntimeError, AssertionError):
+            return "one of them has died or hangs"
+        if not others:
+            return "all of them still answer: the network, or another collective"
+        return f"no sign of process {', '.join(map(str, others))}, which has died or hangs"
+
     def _wait(self, collective: Any, *args: Any) -> None:
         start = time.perf_counter()
         try:
@@ -232,8 +252,7 @@ class ProcessWorld(World):
         except RuntimeError as error:
             raise TrainingError(
                 f"process {self.rank} of {self.processes} lost contact with the others in "
-                f"{collective.__name__} (one of them has died or hangs): "
-                f"{str(error).splitlines()[0]}"
+                f"{collective.__name__} ({self._silent()}): {str(error).splitlines()[0]}"
             ) from error
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # a sync point, so that the split of time is true
@@ -281,16 +300,49 @@ def connect(workers: int, device: torch.device, timeout: float = 600.0) -> World
     World(workers, processes=launched())  # check the division before anyone waits for anyone
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", launched()))
     alone = device.type == "cuda" and per_node <= torch.cuda.device_count()
+    patience = datetime.timedelta(seconds=timeout)
+    place, rank = os.environ.get("REGIMES_RENDEZVOUS", "env://"), int(os.environ["RANK"])
+    store, _, _ = next(dist.rendezvous(place, rank, launched(), timeout=patience))
     dist.init_process_group(
         "nccl" if alone else "gloo",
-        init_method=os.environ.get("REGIMES_RENDEZVOUS", "env://"),
+        store=dist.PrefixStore("regimes", store),
         world_size=launched(),
-        rank=int(os.environ["RANK"]),
-        timeout=datetime.timedelta(seconds=timeout),
+        rank=rank,
+        timeout=patience,
     )
-    return ProcessWorld(workers, device)
+    return ProcessWorld(workers, device, store)
 
 
 def mean_program(value: Tensor) -> Program:
     """The smallest program: one mean of one stacked tensor."""
     return (yield Mean(value))
+
+
+class GroupWorld(ProcessWorld):
+    """One worker for each process of an existing group, on a communicator of its own, so that its
+    collectives keep their order whatever else travels (DDP's own, the user's). Made collectively.
+    """
+
+    def __init__(self, group: Any, device: torch.device, timeout: float) -> None:
+        ranks = dist.get_process_group_ranks(group)
+        World.__init__(self, len(ranks), processes=len(ranks), rank=dist.get_rank(group))
+        self.device, self.first = device, ranks[0]
+        backends = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
+        self.group = dist.new_group(
+            ranks,
+            datetime.timedelta(seconds=timeout),
+            backends[device.type],
+            use_local_synchronization=True,
+        )
+
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        World.broadcast(self, tensors)
+        for tensor in tensors:
+            self._wait(dist.broadcast, tensor, self.first)
+
+    def close(self) -> None:
+        dist.destroy_process_group(self.group)
+
+    def _wait(self, collective: Any, *args: Any) -> None:
+        ours = functools.partial(collective, group=self.group)
+        super()._wait(functools.update_wrapper(ours, collective), *args)

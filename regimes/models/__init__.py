@@ -119,6 +119,11 @@ def _builder(name: str) -> Callable[..., object]:
     if not colon:
         raise ConfigError(f"Unknown model {name!r}: {nearest(name, MODELS)}")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        builder = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"Model {name!r} cannot be imported: {error}.") from error
+    if not callable(builder):
+        raise ConfigError(
+            f"Model {name!r} is of type {type(builder).__name__}, expected a callable."
+        )
+    return builder

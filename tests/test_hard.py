@@ -1,0 +1,288 @@
+"""Hard conditions: what is killed, hangs, is full, torn or poisoned. Nothing recorded is lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import regimes
+from regimes import checkpoint
+from regimes.config import RunConfig, override, to_toml
+from regimes.errors import RecordError
+from regimes.records import read_lines
+
+ONE = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def config(*settings: str) -> RunConfig:
+    """The smoke preset, cut short; ACCORDION on."""
+    short = ["epochs=6", "data.train_size=200", "data.test_size=100", "optimizer.decay_epochs=[]"]
+    return override(regimes.get_preset("smoke"), [*short, *settings])
+
+
+def start(c: RunConfig, out: Path, *words: str, **env: str) -> subprocess.Popen[str]:
+    toml = out.with_suffix(".toml")
+    toml.write_text(to_toml(c))
+    command = [sys.executable, "-m", "regimes", "run", str(toml), "--out", str(out), "--quiet"]
+    return subprocess.Popen(
+        [*command, *words], stderr=subprocess.PIPE, text=True, env={**ONE, **env}
+    )
+
+
+def wait(until: Callable[[], object], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not until():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def rows(out: Path) -> list[dict]:
+    return read_lines(out / "epochs.jsonl")
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    found = checkpoint.load(out)
+    assert found is not None
+    return next(f["shared"] for f in found[1] if "shared" in f)["model"]
+
+
+def assert_same(a: Path, b: Path) -> None:
+    """The records' epochs and the final weights, bit for bit."""
+    assert rows(a) == rows(b)
+    theirs = weights(b)
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in weights(a).items())
+
+
+def children(pid: int) -> list[int]:
+    return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+# -- killed ----------------------------------------------------------------------------------
+
+
+def test_kill_9_again_and_again(tmp_path: Path) -> None:
+    """Killed at random moments until it gets through; the same run as one left alone."""
+    c, out, draw, kills = config("epochs=8"), tmp_path / "run", random.Random(0), 0
+    regimes.run(c, tmp_path / "whole")
+    for _ in range(30):
+        before = len(rows(out))
+        process = start(c, out, *(["--resume"] if (out / "run.json").exists() else []))
+        moment = draw.randrange(1, 4)
+        wait(lambda: process.poll() is not None or len(rows(out)) >= before + moment)  # noqa: B023
+        time.sleep(draw.uniform(0, 0.05))
+        if process.poll() is not None:
+            assert process.returncode == 0, process.stderr and process.stderr.read()
+            break
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        kills += 1
+    assert kills >= 2
+    assert_same(out, tmp_path / "whole")
+
+
+@pytest.mark.parametrize("victim", [0, 3])
+def test_one_of_four_processes_killed_and_the_run_resumed(victim: int, tmp_path: Path) -> None:
+    c, out = config("epochs=30"), tmp_path / "run"
+    process = start(c, out, "--processes", "4")
+    wait(lambda: len(rows(out)) >= 2)
+    os.kill(children(process.pid)[victim], signal.SIGKILL)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 3
+    assert f"process {victim} of 4 was killed by SIGKILL" in stderr
+    done = len(rows(out))
+    resumed = start(c, out, "--processes", "4", "--resume")
+    wait(lambda: len(rows(out)) >= done + 2)
+    resumed.terminate()
+    resumed.communicate(timeout=60)
+    seen = rows(out)
+    assert [row["epoch"] for row in seen] == list(range(len(seen)))
+
+
+def test_the_launcher_killed_leaves_no_orphans(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = start(config("epochs=500"), out, "--processes", "2")
+    wait(lambda: len(rows(out)) >= 1)
+    orphans = children(process.pid)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    wait(lambda: not any(_alive(pid) for pid in orphans), 10)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_torchrun_restarts_a_killed_worker(tmp_path: Path) -> None:
+    """torchrun's elastic restart goes on from the last checkpoint, and ends in the same bits."""
+    c, out = config("epochs=12"), tmp_path / "run"
+    regimes_one = start(c, tmp_path / "whole", "--processes", "2")
+    assert regimes_one.wait(120) == 0
+    (tmp_path / "c.toml").write_text(to_toml(c))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
+               "--max-restarts", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0",
+               "--local-addr", "127.0.0.1", "-m", "regimes", "run", str(tmp_path / "c.toml"),
+               "--out", str(out), "--quiet"]  # fmt: skip
+    env = {**ONE, "GLOO_SOCKET_IFNAME": "lo"}
+    process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+    wait(lambda: len(rows(out)) >= 3, 90)
+    os.kill(children(process.pid)[-1], signal.SIGKILL)
+    _, stderr = process.communicate(timeout=180)
+    assert process.returncode == 0, stderr[-3000:]
+    events = [line["event"] for line in read_lines(out / "events.jsonl")]
+    assert events[-1] == "end"
+    assert "resume" in events
+    assert_same(out, tmp_path / "whole")
+
+
+# -- asked to end ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_sigterm_ends_with_the_epoch_and_resumes_exactly(processes: str, tmp_path: Path) -> None:
+    c, out = config("epochs=40", "checkpoint_every=50"), tmp_path / "run"
+    process = start(c, out, "--processes", processes)
+    wait(lambda: len(rows(out)) >= 2)
+    process.terminate()
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
+    done = len(rows(out))
+    found = checkpoint.load(out)
+    assert found is not None
+    assert found[0] == done  # saved though checkpoint_every is far away
+    if processes == "1":
+        assert "ended by SIGTERM after epoch" in stderr
+        short = override(c, [f"epochs={done + 2}"])
+        header = (out / "run.json").read_text().replace('"epochs": 40', f'"epochs": {done + 2}')
+        (out / "run.json").write_text(header)
+        regimes.run(short, out, resume=True)
+        regimes.run(short, tmp_path / "whole")
+        assert_same(out, tmp_path / "whole")
+
+
+def test_a_second_sigterm_ends_at_once(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = start(config("epochs=9", "batch_size=1"), out, REGIMES_GRACE="0.01")
+    wait(lambda: len(rows(out)) >= 1)
+    process.terminate()
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "ended by SIGTERM" in stderr
+
+
+# -- hangs -----------------------------------------------------------------------------------
+
+
+def test_a_process_that_hangs_is_named(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = start(config("epochs=500", "timeout=3"), out, "--processes", "3")
+    wait(lambda: len(rows(out)) >= 1)
+    victim = children(process.pid)[1]
+    os.kill(victim, signal.SIGSTOP)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert "no sign of process 1, which has died or hangs" in stderr
+    assert len(rows(out)) >= 1
+    assert not _alive(victim)
+
+
+# -- disks -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB; skipped where it cannot be mounted."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "regimes-test", str(place)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no right to mount a tmpfs here")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_stops_the_run_and_loses_nothing(small_disk: Path, tmp_path: Path) -> None:
+    c, out = config(), small_disk / "run"
+    with pytest.raises(RecordError, match="No space left on device"):
+        regimes.run(c, out)
+    done = len(rows(out))
+    assert [row["epoch"] for row in rows(out)] == list(range(done))
+    (tmp_path / "room").mkdir()
+    shutil.copytree(out, tmp_path / "room" / "run")
+    regimes.run(c, tmp_path / "room" / "run", resume=True)
+    regimes.run(c, tmp_path / "whole")
+    assert_same(tmp_path / "room" / "run", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("left", [0, 2000])
+def test_a_disk_that_fills_up_within_a_line(left: int, small_disk: Path) -> None:
+    """However few bytes are left, the record reads to its last whole line."""
+    out = small_disk / "run"
+    regimes.run(config("epochs=1", "model.width=2"), out)
+    free = shutil.disk_usage(small_disk).free
+    (small_disk / "ballast").write_bytes(b"x" * max(0, free - left))
+    header = (out / "run.json").read_text()
+    with pytest.raises(RecordError, match="cannot write"):
+        regimes.run(config("epochs=1", "model.width=2"), small_disk / "other")
+    assert (out / "run.json").read_text() == header
+    assert len(rows(out)) == 1
+
+
+# -- poisoned --------------------------------------------------------------------------------
+
+
+def test_no_pickle_of_a_users_folder_is_run(tmp_path: Path) -> None:
+    """A checkpoint with code in it, its checksum in order, is refused."""
+    import hashlib
+    import json
+    import pickle
+
+    c, out = config("epochs=2"), tmp_path / "run"
+    regimes.run(c, out)
+
+    class Evil:
+        def __reduce__(self) -> tuple:
+            return os.system, (f"touch {tmp_path}/owned",)
+
+    for folder in (out / "checkpoints").glob("epoch-*"):
+        (folder / "process-0.pt").write_bytes(pickle.dumps(Evil(), protocol=2))
+        manifest = json.loads((folder / "manifest.json").read_text())
+        content = (folder / "process-0.pt").read_bytes()
+        manifest["files"]["process-0.pt"] = hashlib.sha256(content).hexdigest()
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(RecordError, match="no checkpoint of"):
+        regimes.run(c, out, resume=True)
+    assert not (tmp_path / "owned").exists()
+
+
+# -- a cluster -------------------------------------------------------------------------------
+
+
+def test_an_ablation_through_submitit(tmp_path: Path) -> None:
+    pytest.importorskip("submitit")
+    words = ["ablate", "smoke", "--seeds", "1", "--schedules", "low", "--schedules", "high",
+             "--executor", "local", "--option", "timeout_min=5", "--out", str(tmp_path / "runs"),
+             "--set", "epochs=2", "--set", "data.train_size=100"]  # fmt: skip
+    command = [sys.executable, "-m", "regimes", *words]
+    done = subprocess.run(command, env=ONE, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "[2/2]" in done.stdout
+    assert {r.name for r in regimes.load_all(tmp_path / "runs")} == {"low", "high"}
+    again = subprocess.run(command, env=ONE, capture_output=True, text=True, check=False)
+    assert "2 already finished" in again.stdout
+    bad = [*command, "--out", str(tmp_path / "other"), "--option", "nonsense_min=5"]
+    refused = subprocess.run(bad, env=ONE, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "--executor local cannot be used" in refused.stderr

@@ -22,6 +22,8 @@ REGISTRY = {
     "noise": "regimes.instruments.noise:Noise",
     "msdr": "regimes.instruments.noise:Msdr",
     "error": "regimes.instruments.error:CompressionError",
+    "moments": "regimes.instruments.moments:Moments",
+    "moments-frozen": "regimes.instruments.moments:FrozenMoments",
 }
 PROVIDES = {  # statistic -> instrument
     "norm": "norms",
@@ -33,6 +35,8 @@ PROVIDES = {  # statistic -> instrument
     "diversity": "noise",
     "msdr": "msdr",
     "error": "error",
+    "moments": "moments",
+    "moments-frozen": "moments-frozen",
 }
 UNASKED: dict[str, dict[str, Any]] = {  # fields of an instrument that a policy's need switches on
     "eigenvalue:batch": {"modes": ["batch-statistics"]},

@@ -1,0 +1,146 @@
+"""CPU scale: minutes on two cores, with the paper's phenomena where they show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from regimes.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig
+from regimes.presets import families
+from regimes.presets.registry import Grid, grid, preset
+
+
+@preset("smoke")
+def smoke() -> RunConfig:
+    """`regimes run smoke`: digits, VGG-7 of 18 k parameters, 4 workers x 8; 4 s on one core."""
+    return RunConfig(
+        name="accordion",
+        epochs=24,
+        workers=4,
+        batch_size=8,
+        data=DataConfig(name="digits", train_size=400, drop_last=True),
+        model=ModelConfig(name="vgg7", width=8),
+        optimizer=OptimizerConfig(lr=0.4, warmup_from=0.1, warmup_epochs=2, decay_epochs=(12, 20)),
+        policy={"name": "accordion", "interval": 3},
+    )
+
+
+@grid("smoke")
+def smoke_grid() -> Grid:
+    """`regimes ablate smoke --seeds 5 --jobs 2`: Figure 2 and its controls; 2 minutes, 2 cores."""
+    return families.schedules(smoke(), [(0, 6), (12, 14)], late=(12, 18), interval=3)
+
+
+@preset("small")
+def small() -> RunConfig:
+    """`regimes run small` (with `--set data.name=folder --set data.path=ARCHIVE` for an image
+    archive): 3,000 CIFAR-10 images at 16 x 16, VGG-7 of 75 k parameters, 4 workers x 16; 20 s on
+    one core."""
+    return replace(
+        smoke(),
+        batch_size=16,
+        data=DataConfig(
+            name="cifar10", train_size=3000, test_size=2000, image_size=16, drop_last=True
+        ),
+        model=ModelConfig(name="vgg7", width=16),
+        optimizer=OptimizerConfig(lr=0.3, warmup_from=0.05, warmup_epochs=3, decay_epochs=(12, 20)),
+    )
+
+
+@grid("small")
+def small_grid() -> Grid:
+    """`regimes ablate small --seeds 5 --jobs 2`: Figure 2 and its controls; 12 minutes, 2 cores."""
+    return families.schedules(small(), [(0, 6), (12, 14)], late=(12, 18), interval=3)
+
+
+@grid("smoke-overlap")
+def smoke_overlap() -> Grid:
+    """`regimes ablate smoke-overlap --seeds 5`: Figure 4a, up to half of the 400 training images;
+    3 minutes on one core."""
+    return families.overlap(smoke(), [8, 16, 32, 64, 128, 200], every=1)
+
+
+@grid("small-overlap")
+def small_overlap() -> Grid:
+    """`regimes ablate small-overlap --seeds 3`: Figure 4a, up to half of the 3,000 training
+    images; 7 minutes on one core."""
+    return families.overlap(small(), [16, 32, 128, 512, 1024, 1500], every=3)
+
+
+@grid("smoke-signals")
+def smoke_signals() -> Grid:
+    """`regimes ablate smoke-signals --seeds 5`: Figure 3 and the detector bench on digits; 8
+    minutes on one core."""
+    return families.signals(smoke(), "low", "accordion")
+
+
+@grid("small-signals")
+def small_signals() -> Grid:
+    """`regimes ablate small-signals --seeds 5`: Figure 3 and the detector bench on CIFAR-10; 20
+    minutes on one core."""
+    return families.signals(small(), "low")
+
+
+@grid("small-batch")
+def small_batch() -> Grid:
+    """`regimes ablate small-batch --seeds 5 --jobs 2`: Figures 4b, 5 and 10: batch sizes 64, 256
+    and 512 of 3,000 images, uncompressed, at a third of `small`'s learning rate, since four times
+    that rate no longer trains; 10 minutes, 2 cores."""
+    critical = [(0, 6), (12, 14)]
+    cells = families.batches(_gentle(), 16, 64, critical, smith=(20, 100, 500), interval=3)
+    for name in ("large-batch", "accordion-batch"):
+        largest = {"low": 16, "high": 128}
+        cells[f"{name}-8x"] = replace(cells[name], name=f"{name}-8x", batch_levels=largest)
+    return cells
+
+
+def _gentle() -> RunConfig:
+    """`small` at a learning rate that leaves room to be scaled with the batch."""
+    optimizer = replace(small().optimizer, lr=0.1, warmup_from=0.02)
+    return replace(small(), optimizer=optimizer)
+
+
+@grid("small-adaqs")
+def small_adaqs() -> Grid:
+    """`regimes ablate small-adaqs --seeds 5 --jobs 2`: Figure 7, AdaQS over ranks 1, 2, 4; 6
+    minutes, 2 cores."""
+    return families.adaqs(small(), interval=3)
+
+
+@grid("small-budget")
+def small_budget() -> Grid:
+    """`regimes ablate small-budget --seeds 5 --jobs 2`: Figure 8, rank 1 until it has sent what
+    rank 4 sends in 24 epochs; 10 minutes, 2 cores."""
+    return families.budget(small(), 120, interval=3)
+
+
+@grid("small-ladder")
+def small_ladder() -> Grid:
+    """`regimes ablate small-ladder --seeds 5 --jobs 2`: Figure 9: which two ranks ACCORDION is
+    given, and three policies that choose among ranks 1, 2, 4 themselves; 9 minutes, 2 cores."""
+    return families.ladder(small(), interval=3)
+
+
+@grid("small-deficit")
+def small_deficit() -> Grid:
+    """`regimes ablate small-deficit --seeds 5 --jobs 2`: blurred images and wrong labels in the
+    first, middle and last third of training (Achille et al. 2019); 7 minutes, 2 cores."""
+    return families.deficits(small(), [(0, 6), (6, 12), (12, 18), (18, 24)])
+
+
+@grid("small-joint")
+def small_joint() -> Grid:
+    """`regimes ablate small-joint --seeds 5 --jobs 2`: compression and batch size decided
+    together (the paper's future work); 6 minutes, 2 cores."""
+    base = replace(_gentle(), batch_levels={"low": 16, "high": 64})
+    compression = {"name": "accordion", "interval": 3}
+    batch = {"name": "accordion-batch", "interval": 3}
+    low = {"name": "static", "level": "low"}
+    cells: dict[str, Any] = {
+        "low": (low, None),
+        "compression": (compression, None),
+        "batch": (low, batch),
+        "both": (compression, batch),
+    }
+    return {name: replace(base, name=name, policy=c, batch_policy=b)
+            for name, (c, b) in cells.items()}  # fmt: skip

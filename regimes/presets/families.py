@@ -1,0 +1,168 @@
+"""Families of schedules: each makes a grid from one configuration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from regimes.config import Budget, RunConfig
+from regimes.presets.registry import Grid
+
+
+def windows(
+    *windows: tuple[int, int], inside: str = "low", outside: str = "high"
+) -> dict[str, Any]:
+    return {"name": "windows", "windows": list(windows), "inside": inside, "outside": outside}
+
+
+def schedules(
+    base: RunConfig, critical: list[tuple[int, int]], late: tuple[int, int], **accordion: Any
+) -> Grid:
+    """The schedules of Figure 2 and their controls.
+
+    Args:
+        critical: hand-made critical windows ``[first, stop)``; the first is the early one.
+        late: a window as long as the early one, after the decay (control of equal traffic).
+        accordion: fields of the ACCORDION policy.
+    """
+    early = critical[0]
+    policies = {
+        "dense": {"name": "static", "level": "dense"},
+        "low": {"name": "static", "level": "low"},
+        "high": {"name": "static", "level": "high"},
+        "low-in-critical": windows(*critical),
+        "high-in-critical": windows(*critical, inside="high", outside="dense"),
+        "accordion": {"name": "accordion", **accordion},
+        "low-early": windows(early),
+        "low-late": windows(late),
+    }
+    cells = {name: replace(base, name=name, policy=table) for name, table in policies.items()}
+    return {**cells, "dense-deleted": _without_first(cells["dense"], early[1])}
+
+
+def _without_first(config: RunConfig, epochs: int) -> RunConfig:
+    """The same training with so many epochs deleted before the first decay (the warm-up stays):
+    is what happens in the early window damage, or only lost time?"""
+    sooner = tuple(first - epochs for first in config.optimizer.decay_epochs)
+    return replace(
+        config,
+        name="dense-deleted",
+        epochs=config.epochs - epochs,
+        optimizer=replace(config.optimizer, decay_epochs=sooner),
+    )
+
+
+def overlap(base: RunConfig, batches: list[int], every: int) -> Grid:
+    """Support overlap between stochastic gradients, with and without compression in training."""
+    tables = {"overlap": {"batches": batches, "every": every}}
+    return {
+        level: replace(
+            base, name=level, policy={"name": "static", "level": level}, instruments=tables
+        )
+        for level in ("dense", "low")
+    }
+
+
+def signals(base: RunConfig, *names: str) -> Grid:
+    """Schedules with every signal that a detector may read, from one probe of 200 images."""
+    tables: dict[str, dict[str, Any]] = {
+        "norms": {"readings": ["update", "global"]},
+        "curvature": {"modes": ["eval", "batch-statistics"], "probes": 4},
+        "fisher": {},
+        "msdr": {},
+    }
+    cells = schedules(base, [(0, 6), (12, 14)], late=(12, 18), interval=3)
+    return {name: replace(cells[name], instruments=tables) for name in names}
+
+
+def batches(
+    base: RunConfig,
+    low: int,
+    high: int,
+    critical: list[tuple[int, int]],
+    smith: tuple[int, ...],
+    interval: int,
+) -> Grid:
+    """Batch size as a level: fixed, in windows, by ACCORDION, and Smith et al., who start with a
+    batch and a rate 1.25 times larger and grow five-fold where the rate would decay."""
+    plain = replace(
+        base,
+        compressor={"name": "dense"},
+        levels={},
+        policy={"name": "static", "level": "dense"},
+        batch_size=low,
+        batch_levels={"low": low, "high": high},
+    )
+    policies: dict[str, dict[str, Any]] = {
+        "small-batch": {"name": "static", "level": "low"},
+        "large-batch": {"name": "static", "level": "high"},
+        "small-in-critical": windows(*critical),
+        "large-in-critical": windows(*critical, inside="high", outside="low"),
+        "accordion-batch": {"name": "accordion-batch", "interval": interval},
+    }
+    cells = {name: replace(plain, name=name, batch_policy=p) for name, p in policies.items()}
+    words = [f"x{size // smith[0]}" for size in smith]
+    optimizer = replace(base.optimizer, lr=base.optimizer.lr * smith[0] / low, decay_factor=5.0)
+    cells["smith"] = replace(
+        plain,
+        name="smith",
+        batch_size=smith[0],
+        batch_levels=dict(zip(words, smith, strict=True)),
+        batch_policy={"name": "smith", "levels": words},
+        optimizer=optimizer,
+    )
+    return cells
+
+
+def adaqs(base: RunConfig, interval: int) -> Grid:
+    low, high = int(base.levels["low"]), int(base.levels["high"])
+    levels: dict[str, Any] = {"low": low, "mid": (low + high) // 2, "high": high}
+    ladder = ["high", "mid", "low"] if high < levels["mid"] < low else ["high", "low"]
+    policies: dict[str, dict[str, Any]] = {
+        "low": {"name": "static", "level": "low"},
+        "high": {"name": "static", "level": "high"},
+        "accordion": {"name": "accordion", "interval": interval},
+        "adaqs": {"name": "adaqs", "levels": ladder},
+    }
+    return {name: replace(base, name=name, levels=levels, policy=p) for name, p in policies.items()}
+
+
+def budget(base: RunConfig, most: int, interval: int) -> Grid:
+    """The high level trained on: with the decays where they were, and with all epochs stretched by
+    the ratio of the levels' traffic."""
+    cells = {name: schedules(base, [(0, 6)], late=(12, 18), interval=interval)[name]
+             for name in ("low", "high", "accordion")}  # fmt: skip
+    budget = Budget("low", base.epochs)
+    longer = replace(cells["high"], name="high-longer", epochs=most, budget=budget)
+    decays = tuple(first * most // base.epochs for first in base.optimizer.decay_epochs)
+    stretched = replace(
+        longer, name="high-stretched", optimizer=replace(base.optimizer, decay_epochs=decays)
+    )
+    return {**cells, "high-longer": longer, "high-stretched": stretched}
+
+
+def ladder(base: RunConfig, interval: int) -> Grid:
+    accordion = {"name": "accordion", "interval": interval}
+    ranks: dict[str, Any] = {"r1": 1, "r2": 2, "r4": 4}
+    rungs = list(ranks)
+    policies: dict[str, dict[str, Any]] = {
+        "rank 4": {"name": "static", "level": "r4"},
+        "rank 2": {"name": "static", "level": "r2"},
+        "rank 1": {"name": "static", "level": "r1"},
+        "accordion 4-1": {**accordion, "low": "r4", "high": "r1"},
+        "accordion 4-2": {**accordion, "low": "r4", "high": "r2"},
+        "error-ladder": {"name": "error-ladder", "levels": rungs, "error": 0.5},
+        "accordion-ladder": {"name": "accordion-ladder", "levels": rungs, "interval": interval},
+    }
+    return {name: replace(base, name=name, levels=ranks, policy=p) for name, p in policies.items()}
+
+
+def deficits(base: RunConfig, windows: list[tuple[int, int]]) -> Grid:
+    plain = replace(base, name="none", policy={"name": "static", "level": "dense"})
+    cells = {"none": plain}
+    for kind in ("blur", "labels"):
+        for first, stop in windows:
+            name = f"{kind} {first}-{stop - 1}"
+            table = {"name": kind, "windows": [[first, stop]]}
+            cells[name] = replace(plain, name=name, deficit=table)
+    return cells

@@ -1,0 +1,113 @@
+"""The paper's scale (Table 7): 300 epochs on whole data sets; a GPU, or several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from regimes.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig
+from regimes.presets import families
+from regimes.presets.registry import Grid, grid, preset
+
+
+def paper(data: str, model: str, low: Any, high: Any, compressor: str = "powersgd") -> RunConfig:
+    """The paper's setting (Table 7): 4 workers x 128, 300 epochs, lr 0.1 -> 0.4 in 5 epochs,
+    divided by 10 after epochs 150 and 250: counted from 0, epoch 151 is the first at the lower
+    rate, so that the decay rule holds until the evaluation after epoch 160."""
+    return RunConfig(
+        name="accordion",
+        epochs=300,
+        workers=4,
+        batch_size=128,
+        data=DataConfig(name=data, augment=True),
+        model=ModelConfig(name=model),
+        optimizer=OptimizerConfig(lr=0.4, warmup_from=0.1, decay_epochs=(151, 251)),
+        compressor={"name": compressor},
+        levels={"low": low, "high": high},
+        policy={"name": "accordion", "eta": 0.5, "interval": 10},
+    )
+
+
+@preset("paper-resnet18-cifar100")
+def paper_resnet18_cifar100() -> RunConfig:
+    """`regimes run paper-resnet18-cifar100`: Figures 1 and 2, Table 2; needs a GPU."""
+    return paper("cifar100", "resnet18-cifar100", 2, 1)
+
+
+@grid("paper-figure2")
+def paper_figure2() -> Grid:
+    """`torchrun --nproc-per-node 4 -m regimes ablate paper-figure2 --seeds 3`; four GPUs."""
+    return families.schedules(
+        paper_resnet18_cifar100(), [(0, 20), (151, 161)], late=(151, 171), interval=10
+    )
+
+
+@preset("paper-resnet18-cifar10")
+def paper_resnet18_cifar10() -> RunConfig:
+    """`regimes run paper-resnet18-cifar10`: Table 1, rank 2 / 1; needs a GPU."""
+    return paper("cifar10", "resnet18-cifar10", 2, 1)
+
+
+@preset("paper-vgg19bn-cifar10")
+def paper_vgg19bn_cifar10() -> RunConfig:
+    """`regimes run paper-vgg19bn-cifar10`: Table 1 and Figure 6, rank 4 / 1; needs a GPU."""
+    return paper("cifar10", "vgg19bn-cifar10", 4, 1)
+
+
+def _table(base: Callable[[], RunConfig]) -> Callable[[], Grid]:
+    def cells() -> Grid:
+        rows = families.schedules(base(), [(0, 20), (151, 161)], late=(151, 171), interval=10)
+        return {name: rows[name] for name in ("low", "high", "accordion")}
+
+    cells.__doc__ = f"`regimes ablate NAME --seeds 3`: the rows of Table 1 for {base.__name__}."
+    return cells
+
+
+grid("paper-table1-resnet18")(_table(paper_resnet18_cifar10))
+grid("paper-table1-vgg19bn")(_table(paper_vgg19bn_cifar10))
+
+
+def _paper_batches(data: str, high: int) -> Grid:
+    """4 x 128 images and ``high`` times as many; decays after epochs 150 and 250 (section 5.1)."""
+    base = paper(data, f"resnet18-{data}", 2, 1)
+    critical = [(0, 20), (151, 161)]
+    return families.batches(base, 128, 128 * high, critical, smith=(160, 800, 4000), interval=10)
+
+
+@grid("paper-batch-cifar10")
+def paper_batch_cifar10() -> Grid:
+    """`regimes ablate paper-batch-cifar10`: Figures 4b, 5, 16 and Table 5, batch 512 and 4,096; a
+    GPU."""
+    return _paper_batches("cifar10", 8)
+
+
+@grid("paper-batch-cifar100")
+def paper_batch_cifar100() -> Grid:
+    """`regimes ablate paper-batch-cifar100`: Figures 5, 17 and Table 6; a GPU."""
+    return _paper_batches("cifar100", 8)
+
+
+@grid("paper-batch-16384")
+def paper_batch_16384() -> Grid:
+    """`regimes ablate paper-batch-16384`: Figure 10, batch 512 and 16,384; a GPU."""
+    cells = _paper_batches("cifar10", 32)
+    return {name: cells[name] for name in ("small-batch", "large-batch", "accordion-batch")}
+
+
+@grid("paper-adaqs")
+def paper_adaqs() -> Grid:
+    """`regimes ablate paper-adaqs`: Figure 7, VGG-19bn on CIFAR-10, ranks 1, 2, 4; a GPU."""
+    return families.adaqs(paper_vgg19bn_cifar10(), interval=10)
+
+
+@grid("paper-budget")
+def paper_budget() -> Grid:
+    """`regimes ablate paper-budget`: Figure 8, ResNet-18 on CIFAR-100, rank 1 until it has sent
+    what rank 2 sends in 300 epochs; a GPU."""
+    return families.budget(paper_resnet18_cifar100(), 600, interval=10)
+
+
+@grid("paper-ladder")
+def paper_ladder() -> Grid:
+    """`regimes ablate paper-ladder`: Figure 9, VGG-19bn on CIFAR-100, ranks 4, 2, 1; a GPU."""
+    return families.ladder(paper("cifar100", "vgg19bn-cifar100", 4, 1), interval=10)

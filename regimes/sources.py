@@ -49,6 +49,8 @@ def find(root: str | Path | None = None) -> list[Found]:
     base = Path(root) if root else data_root()
     rows = [Found("digits", True, "embedded in scikit-learn")]
     rows += [Found(n, (base / f).is_dir(), str(base / f)) for n, f in CIFAR_FOLDERS.items()]
+    text = base / "wikitext-2"
+    rows.append(Found("wikitext-2", (text / "wiki.train.tokens").is_file(), str(text)))
     decoded = sorted((Path(root) if root else cache_root()).glob("*.npz"))
     return rows + [Found("folder", True, str(file)) for file in decoded]
 
@@ -78,7 +80,7 @@ def _cifar(config: DataConfig) -> Arrays:
     root = Path(config.path) if config.path else data_root()
     folder = root / CIFAR_FOLDERS[config.name]
     try:
-        with _one_at_a_time(root) if config.download else nullcontext():
+        with one_at_a_time(root) if config.download else nullcontext():
             train, test = (kind(root, train=t, download=config.download) for t in (True, False))
     except (OSError, RuntimeError) as error:
         if config.download:
@@ -101,7 +103,7 @@ def _targets(dataset: Any) -> Int64[np.ndarray, " n"]:
 
 
 @contextmanager
-def _one_at_a_time(root: Path) -> Iterator[None]:
+def one_at_a_time(root: Path) -> Iterator[None]:
     """Of several processes told to download, the first does and the others find it done."""
     import fcntl
 

@@ -166,6 +166,11 @@ class FisherGauge(Still):
     """Measures when read."""
 
     def __init__(self, settings: Fisher, scene: Scene) -> None:
+        if getattr(scene.model, "text", False):
+            raise ConfigError(
+                "the instrument 'fisher' draws one label per image; a text has one per token: "
+                "leave it out, 'curvature' works on both"
+            )
         self.settings, self.scene = settings, scene
         self.batches = scene.probe(settings.images, settings.batch)
 

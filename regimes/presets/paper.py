@@ -111,3 +111,32 @@ def paper_budget() -> Grid:
 def paper_ladder() -> Grid:
     """`regimes ablate paper-ladder`: Figure 9, VGG-19bn on CIFAR-100, ranks 4, 2, 1; a GPU."""
     return families.ladder(paper("cifar100", "vgg19bn-cifar100", 4, 1), interval=10)
+
+
+@preset("paper-lstm")
+def paper_lstm() -> RunConfig:
+    """`regimes run paper-lstm`: Figure 11, a 2-layer LSTM on WikiText-2, TopK 99 % / 2 %; a GPU.
+
+    Table 7 has the rates (2.5 x W, warmed up in 5 epochs, divided by 10 after epochs 60 and 80);
+    the authors' code has the batch, the window, dropout, clipping and no weight decay."""
+    return RunConfig(
+        name="accordion",
+        epochs=90,
+        workers=4,
+        batch_size=128,
+        data=DataConfig(name="wikitext-2", sequence=30),
+        model=ModelConfig(name="lstm", width=650, depth=2, dropout=0.4),
+        optimizer=OptimizerConfig(
+            lr=10.0, warmup_from=2.5, decay_epochs=(61, 81), weight_decay=0.0, clip=0.4
+        ),
+        compressor={"name": "topk"},
+        levels={"low": 99, "high": 2},
+        policy={"name": "accordion", "eta": 0.5, "interval": 10},
+    )
+
+
+@grid("paper-lstm")
+def paper_lstm_grid() -> Grid:
+    """`regimes ablate paper-lstm --seeds 3`: the three curves of Figure 11; a GPU."""
+    cells = families.schedules(paper_lstm(), [(0, 20), (61, 71)], late=(61, 81), interval=10)
+    return {name: cells[name] for name in ("low", "high", "accordion")}

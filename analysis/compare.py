@@ -6,18 +6,22 @@ over common seeds.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 
 from analysis import style
 from regimes.agreement import interval
-from regimes.errors import RecordError
+from regimes.config import DataConfig, from_dict, to_dict
+from regimes.errors import ConfigError, RecordError
 from regimes.records import Record, summary
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Groups = dict[str, list[Record]]
 SCHEDULES = ("dense", "low", "high", "low-in-critical", "high-in-critical", "accordion", "low-late")
@@ -29,15 +33,32 @@ PAIRS = (
     ("accordion", "low"),
     ("low-in-critical", "low-late"),
     ("low-early", "low-late"),  # only where both were run
+    ("small-batch", "large-batch"),
+    ("small-in-critical", "large-batch"),
+    ("small-batch", "large-in-critical"),
+    ("accordion-batch", "small-batch"),
+    ("smith", "small-batch"),
+    ("accordion-batch", "smith"),
+    ("adaqs", "low"),
+    ("accordion", "adaqs"),
+    ("high-longer", "low"),
+    ("accordion", "high-longer"),
+    ("accordion 4-1", "rank 2"),
+    ("accordion 4-2", "accordion 4-1"),
+    ("accordion-ladder", "accordion 4-1"),
 )
-LAST = 3  # epochs whose mean is a run's accuracy
+BASELINES = ("low", "small-batch", "rank 4", "none")  # what the others' traffic is a share of
+LAST = 3  # epochs whose mean is a run's accuracy (or other metric)
 SAME = ("workers", "batch_size", "data", "model", "compressor", "levels", "signal", "quirks")
 
 # -- records to numbers ----------------------------------------------------------------------
 
 
-def groups(runs: Iterable[Record], needed: Sequence[str] = ()) -> Groups:
+def groups(runs: Iterable[Record], needed: Sequence[str] = (), only: bool = False) -> Groups:
     """Runs by schedule, each list by seed.
+
+    Args:
+        only: leave out the runs of schedules that are not ``needed``.
 
     Raises:
         RecordError: an unfinished run, two of one schedule and seed, runs of different settings,
@@ -45,7 +66,17 @@ def groups(runs: Iterable[Record], needed: Sequence[str] = ()) -> Groups:
     """
     found: Groups = {}
     first: Record | None = None
+    runs = list(runs)
+    missing = [name for name in needed if name not in {run.name for run in runs}]
+    if missing:
+        there = ", ".join(style.order(run.name for run in runs)) or "none"
+        raise RecordError(
+            f"no run of schedule {', '.join(missing)}; found {there}: run the "
+            "missing ones (regimes ablate GRID --schedules ...) before drawing"
+        )
     for run in runs:
+        if only and run.name not in needed:
+            continue
         first = first or run
         if not run.finished:
             raise RecordError(
@@ -63,19 +94,24 @@ def groups(runs: Iterable[Record], needed: Sequence[str] = ()) -> Groups:
         if any(run.seed == other.seed for other in others):
             raise RecordError(f"{run.folder}: there is another {run.name!r} run of seed {run.seed}")
         others.append(run)
-    missing = [name for name in needed if name not in found]
-    if missing:
-        raise RecordError(
-            f"no run of schedule {', '.join(missing)}; found {', '.join(found) or 'none'}: run the "
-            "missing ones (regimes ablate GRID --schedules ...) before drawing"
-        )
     return {name: sorted(found[name], key=lambda r: r.seed) for name in style.order(found)}
 
 
 def _setting(run: Record) -> dict[str, Any]:
     """The configuration, with the images themselves in place of where they lay."""
-    data = {k: v for k, v in run.config["data"].items() if k not in ("path", "download")}
-    return {**run.config, "data": {**data, "digest": run.header["data"]["digest"]}}
+    data = run.config["data"]
+    with contextlib.suppress(ConfigError):  # an older record has what it does not say by default
+        data = to_dict(from_dict(DataConfig, data))
+    data = {k: v for k, v in data.items() if k not in ("path", "download")}
+    found = {**run.config, "data": {**data, "digest": run.header["data"]["digest"]}}
+    if run.config.get("batch_policy"):
+        del found["batch_size"]  # the batch is what is compared
+    return found
+
+
+def metric(run: Record) -> style.Metric:
+    """What the run was tested by."""
+    return style.metric(run.header.get("metric", "accuracy"))
 
 
 def compressed(run: Record) -> list[dict[str, Any]]:
@@ -85,9 +121,10 @@ def compressed(run: Record) -> list[dict[str, Any]]:
 
 def windows(found: Groups) -> list[list[int]]:
     """The hand-made critical windows ``[first, stop)``; none if no run has them."""
-    for name in ("low-in-critical", "high-in-critical"):
+    for name, table in (("low-in-critical", "policy"), ("high-in-critical", "policy"),
+                        ("small-in-critical", "batch_policy")):  # fmt: skip
         if found.get(name):
-            return found[name][0].config["policy"].get("windows", [])
+            return found[name][0].config[table].get("windows", [])
     return []
 
 
@@ -103,55 +140,41 @@ def norms(runs: Sequence[Record]) -> pd.DataFrame:
     return frame.sort_values(["depth", "epoch"], ignore_index=True)
 
 
-def curves(found: Groups) -> pd.DataFrame:
-    """Per schedule and epoch: n, accuracy in % with its 95 % t interval, mean floats so far."""
-    rows = []
-    for name, runs in found.items():
-        metric = 100 * np.stack([run.epochs["metric"].to_numpy() for run in runs])
-        floats = np.stack([run.epochs["total_floats"].to_numpy() for run in runs]).mean(0)
-        for epoch in range(metric.shape[1]):
-            mean, low, high = interval(metric[:, epoch].tolist())
-            rows.append((name, epoch, len(runs), mean, low, high, floats[epoch]))
-    columns = ["schedule", "epoch", "n", "accuracy", "ci_low", "ci_high", "floats"]
-    return pd.DataFrame(rows, columns=columns)
-
-
-def levels(runs: Sequence[Record]) -> pd.DataFrame:
-    """One row per seed, epoch and compressed layer: the level."""
-    names = [layer["name"] for layer in compressed(runs[0])]
-    parts = [
-        run.layers.loc[run.layers["layer"].isin(names), ["epoch", "layer", "level"]].assign(
-            seed=run.seed
-        )
-        for run in runs
-    ]
-    return pd.concat(parts, ignore_index=True)[["seed", "epoch", "layer", "level"]]
-
-
 # -- the table -------------------------------------------------------------------------------
 
 
-def table(runs: Iterable[Record]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """(one row per schedule, one row per comparison).
+def table(
+    runs: Iterable[Record], needed: Sequence[str] = SCHEDULES, others: bool = False
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """(one row per schedule, one row per comparison of `PAIRS`).
 
-    Accuracy is the mean of a run's last three epochs, in %; sd over seeds. A comparison is the
-    mean over common seeds of the difference in points, with its 95 % t interval, and the ratio of
-    the two schedules' traffic.
+    The metric (accuracy in %) is the mean of a run's last three epochs; sd over seeds. A comparison
+    is the mean over common seeds of the difference, with its 95 % t interval, and the ratio of the
+    two schedules' traffic.
+
+    Args:
+        others: compare each schedule with the baseline as well.
     """
-    found = groups(runs, SCHEDULES)
+    found = groups(runs, needed)
+    shown = metric(next(iter(found.values()))[0])
     each = summary([run for group in found.values() for run in group], LAST)
-    each["accuracy"], each["floats"] = 100 * each["metric"], each["floats"] / 1e6
+    each[shown.name], each["floats"] = shown.factor * each["metric"], each["floats"] / 1e6
     rows = each.groupby("name", sort=False).agg(
-        n=("seed", "size"), accuracy=("accuracy", "mean"), sd=("accuracy", "std"),
+        **{"n": ("seed", "size"), shown.name: (shown.name, "mean"), "sd": (shown.name, "std")},
         floats_M=("floats", "mean"),
-    )  # fmt: skip
-    rows["of_low"] = rows["floats_M"] / float(rows["floats_M"]["low"])
-    pairs = [_pair(each, a, b) for a, b in PAIRS if {a, b} <= found.keys()]
+    )
+    base = next((name for name in BASELINES if name in found), None)
+    rows["of_low"] = rows["floats_M"] / (float(rows["floats_M"][base]) if base else math.nan)
+    chosen = [pair for pair in PAIRS if {*pair} <= found.keys()]
+    if others and base:
+        rest = [name for name in found if {name, base} not in [{base}, *map(set, chosen)]]
+        chosen += [(name, base) for name in rest]
+    pairs = [_pair(each, a, b, shown) for a, b in chosen]
     return rows.rename_axis("schedule").reset_index(), pd.DataFrame(pairs)
 
 
-def _pair(each: pd.DataFrame, a: str, b: str) -> dict[str, Any]:
-    wide = each.pivot(index="seed", columns="name", values="accuracy")[[a, b]].dropna()
+def _pair(each: pd.DataFrame, a: str, b: str, shown: style.Metric) -> dict[str, Any]:
+    wide = each.pivot(index="seed", columns="name", values=shown.name)[[a, b]].dropna()
     floats = each.groupby("name")["floats"].mean()
     if wide.empty:
         raise RecordError(f"{a} and {b} have no seed in common: run both with the same seeds")
@@ -166,12 +189,14 @@ def _pair(each: pd.DataFrame, a: str, b: str) -> dict[str, Any]:
 
 def as_text(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[list[list[str]], list[list[str]]]:
     """Both tables as rounded text, titles first."""
-    first = [["schedule", "n", "accuracy %", "floats (M)", "of low"]]
+    shown = style.metric(str(rows.columns[2]))
+    base = next((name for name in BASELINES if name in set(rows["schedule"])), "baseline")
+    first = [["schedule", "n", shown.heading, "floats (M)", f"of {base}"]]
     for row in rows.to_dict("records"):
         sd = "" if math.isnan(row["sd"]) else f" ± {row['sd']:.1f}"
-        first.append([row["schedule"], str(row["n"]), f"{row['accuracy']:.1f}{sd}",
+        first.append([row["schedule"], str(row["n"]), f"{row[shown.name]:.1f}{sd}",
                       f"{row['floats_M']:.4g}", f"{row['of_low']:.2f}"])  # fmt: skip
-    second = [["difference", "n", "points", "95 % t interval", "> 0", "traffic ratio"]]
+    second = [["difference", "n", shown.unit, "95 % t interval", "> 0", "traffic ratio"]]
     for pair in pairs.to_dict("records"):
         low, high = pair["ci_low"], pair["ci_high"]
         ends = "-" if math.isnan(low) else f"[{low:+.1f}, {high:+.1f}]"
@@ -181,15 +206,31 @@ def as_text(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[list[list[str]], l
     return first, second
 
 
-def write_tables(folder: Path, rows: pd.DataFrame, pairs: pd.DataFrame, about: str) -> list[Path]:
+def show(rows: pd.DataFrame, pairs: pd.DataFrame, console: Console) -> None:
+    """Both tables in a terminal."""
+    from rich.table import Table
+
+    for lines in as_text(rows, pairs)[: 2 if len(pairs) else 1]:
+        shown = Table(box=None, header_style="bold", pad_edge=False)
+        for i, title in enumerate(lines[0]):
+            shown.add_column(title, justify="right" if i else "left", no_wrap=True)
+        for line in lines[1:]:
+            shown.add_row(*line)
+        console.print(shown, "")
+
+
+def write_tables(
+    folder: Path, rows: pd.DataFrame, pairs: pd.DataFrame, about: str, prefix: str = ""
+) -> list[Path]:
     """``table.csv``, ``differences.csv`` (full precision) and ``table.md`` (rounded)."""
+    paths = [folder / f"{prefix}{name}" for name in ("table.csv", "differences.csv", "table.md")]
     folder.mkdir(parents=True, exist_ok=True)
-    rows.to_csv(folder / "table.csv", index=False, lineterminator="\n")
-    pairs.to_csv(folder / "differences.csv", index=False, lineterminator="\n")
+    rows.to_csv(paths[0], index=False, lineterminator="\n")
+    pairs.to_csv(paths[1], index=False, lineterminator="\n")
     parts = []
     for lines in as_text(rows, pairs):
         cells = [lines[0], ["---", *["---:"] * (len(lines[0]) - 1)], *lines[1:]]
         parts.append("\n".join(f"| {' | '.join(line)} |" for line in cells))
     text = "\n\n".join([about, *parts])
-    (folder / "table.md").write_text(text + "\n", encoding="utf-8")
-    return [folder / name for name in ("table.csv", "differences.csv", "table.md")]
+    paths[2].write_text(text + "\n", encoding="utf-8")
+    return paths

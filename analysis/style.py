@@ -10,7 +10,7 @@ import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,7 @@ class Look:
     label: str
     colour: str
     dash: Any = "-"
-    marker: str = "o"
+    marker: Any = "o"
     width: float = 1.4
 
     @property
@@ -50,7 +50,7 @@ class Look:
             "linestyle": self.dash,
             "linewidth": self.width,
             "marker": self.marker,
-            "markersize": 8 if self.marker == "*" else 4.5,
+            "markersize": 8 if self.marker in ("*", (6, 1, 0)) else 4.5,
             "markeredgecolor": "white",
             "markeredgewidth": 0.5,
             "zorder": 2 + self.width,
@@ -58,6 +58,7 @@ class Look:
 
 
 _C = sns.color_palette("colorblind").as_hex()
+_C[8] = "#7d6b00"  # the palette's yellow is too pale for a line
 LOOKS = {
     "dense": Look("dense (no compression)", "#000000", "-", "s"),
     "low": Look("low compression", _C[0], (0, (6, 1.2)), "o"),
@@ -68,19 +69,86 @@ LOOKS = {
     "dense-deleted": Look("control: dense, early epochs deleted", _C[7], (0, (2, 1)), "^"),
     "low-early": Look("control: low early only", _C[9], (0, (4, 1, 1, 1, 1, 1)), "<"),
     "low-late": Look("control: low late only", _C[7], (0, (2.5, 2.5)), ">"),
+    "adaqs": Look("AdaQS (Guo et al., 2020)", _C[4], (0, (5, 1, 1, 1)), "H"),
+    "smith": Look("Smith et al. (2017)", _C[5], (0, (7, 1.5, 1.5, 1.5)), "h"),
+    "mid": Look("middle compression", _C[9], (0, (3, 1)), "p"),
+    "high-longer": Look("high compression, as many floats as low", _C[8], (0, (2, 1.5)), "d"),
+    "high-stretched": Look("the same, decays stretched", _C[5], (0, (4, 1, 1.5, 1)), "8"),
+    "large-batch-8x": Look("large batch, 8 times the small", _C[8], (0, (2, 3)), (3, 0, 30)),
+    "accordion-batch-8x": Look("ACCORDION, 8 times the small", _C[4], (0, (9, 1)), (6, 1, 0), 1.8),
 }
+LIKE = {  # what plays the same part as one above, in a figure of its own
+    "small-batch": ("low", "small batch"),
+    "large-batch": ("high", "large batch"),
+    "small-in-critical": ("low-in-critical", "small in critical, large elsewhere"),
+    "large-in-critical": ("high-in-critical", "large in critical, small elsewhere"),
+    "accordion-batch": ("accordion", "ACCORDION"),
+    "rank 4": ("low", "rank 4"),
+    "rank 2": ("mid", "rank 2"),
+    "rank 1": ("high", "rank 1"),
+    "accordion 4-1": ("accordion", "ACCORDION, ranks 4 and 1"),
+    "none": ("dense", "no deficit"),
+}
+SPARE = (
+    (_C[5], (0, (1, 1.5)), "P"), (_C[2], (0, (5, 1.5, 2, 1.5)), "<"), (_C[4], (0, (3, 1.5)), "D"),
+    (_C[7], (0, (6, 2)), ">"), (_C[6], (0, (2, 2, 4, 2)), "^"), (_C[8], (0, (1, 1, 3, 1)), "X"),
+    (_C[9], (0, (8, 1.5)), "d"), (_C[0], (0, (1, 3)), "h"),
+)  # fmt: skip
 LEVELS = {"high": "#e4e4e4", "low": _C[0], "dense": "#1a1a1a"}  # light to dark: more traffic
 
 
-def look(name: str) -> Look:
-    """A schedule's look; a plain brown one under its own name if the table has none."""
-    return LOOKS.get(name, Look(name, _C[5], (0, (1, 1.5)), "P"))
+def look(name: str, spare: int = 0) -> Look:
+    """A schedule's look; one that the table lacks has a spare one under its own name."""
+    if name in LIKE:
+        return replace(LOOKS[LIKE[name][0]], label=LIKE[name][1])
+    return LOOKS.get(name, Look(name, *SPARE[spare % len(SPARE)]))
+
+
+def looks(names: Iterable[str]) -> dict[str, Look]:
+    """The looks of one figure's schedules, in order; those that the table lacks differ as well."""
+    ordered = order(names)
+    strangers = [name for name in ordered if name not in LOOKS and name not in LIKE]
+    return {n: look(n, strangers.index(n) if n in strangers else 0) for n in ordered}
 
 
 def order(names: Iterable[str]) -> list[str]:
     """The table's order, then the unknown ones by name."""
     known = list(LOOKS)
-    return sorted(set(names), key=lambda n: (known.index(n) if n in known else len(known), n))
+    roles = {name: LIKE.get(name, (name,))[0] for name in names}
+    return sorted(
+        roles, key=lambda n: (known.index(roles[n]) if roles[n] in known else len(known), n)
+    )
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How a measured column of the epochs is written.
+
+    Attributes:
+        factor: from the record's unit to the shown one.
+        unit: of a difference.
+        log: whether its axis is logarithmic.
+    """
+
+    name: str
+    label: str
+    heading: str
+    unit: str
+    factor: float = 1.0
+    log: bool = False
+
+
+METRICS = {
+    "accuracy": Metric("accuracy", "test accuracy (%)", "accuracy %", "points", 100.0),
+    "perplexity": Metric("perplexity", "test perplexity", "perplexity", "perplexity", log=True),
+    "train_loss": Metric("train_loss", "training loss (nats)", "training loss", "nats"),
+    "test_loss": Metric("test_loss", "test loss (nats)", "test loss", "nats"),
+}
+
+
+def metric(name: str) -> Metric:
+    """How a metric is written; plainly, under its own name, if the table has none."""
+    return METRICS.get(name, Metric(name, name, name, name))
 
 
 def theme() -> AbstractContextManager[None]:
@@ -124,14 +192,25 @@ def setting(run: Record) -> str:
     data = Path(path).name if name == "folder" and path else name
     size = c["data"].get("image_size")
     pixels = f" at {size} × {size} pixels" if size else ""
-    levels = ", ".join(f"{name}\xa0=\xa0{value}" for name, value in c["levels"].items())
+    text = name.startswith("wikitext")
+    unit, batch = ("tokens", "streams") if text else ("images", "images")
     return (
         f"Setting: {data}, {h['data']['train']:,} training and "
-        f"{h['data']['test']:,} test images{pixels}; {c['model']['name']}, "
+        f"{h['data']['test']:,} test {unit}{pixels}; {c['model']['name']}, "
         f"{parameters:,} parameters; {c['epochs']} epochs; "
-        f"W\xa0=\xa0{c['workers']} workers\xa0×\xa0{c['batch_size']} images; "
-        f"{c['compressor']['name']} ({levels})"
+        f"W\xa0=\xa0{c['workers']} workers\xa0×\xa0{c['batch_size']} {batch}; {levels(c)}"
     )
+
+
+def levels(config: dict[str, Any]) -> str:
+    """What the levels of a run mean, in words: of the batch size if that is what changes."""
+    batches = config.get("batch_levels") or {}
+    sizes = ", ".join(f"{name}\xa0=\xa0{size}" for name, size in batches.items())
+    if sizes and config["policy"].get("level") == "dense":
+        return f"batch per worker ({sizes}), no compression"
+    ranks = ", ".join(f"{name}\xa0=\xa0{value}" for name, value in config["levels"].items())
+    compressed = f"{config['compressor']['name']} ({ranks})"
+    return f"{compressed}; batch per worker ({sizes})" if sizes else compressed
 
 
 def seeds_in_words(counts: Sequence[int]) -> str:

@@ -123,6 +123,7 @@ def adaqs(base: RunConfig, interval: int) -> Grid:
         "high": {"name": "static", "level": "high"},
         "accordion": {"name": "accordion", "interval": interval},
         "adaqs": {"name": "adaqs", "levels": ladder},
+        "adaqs-0.2": {"name": "adaqs", "levels": ladder, "fall": 0.2},
     }
     return {name: replace(base, name=name, levels=levels, policy=p) for name, p in policies.items()}
 

@@ -15,6 +15,7 @@ from rich.table import Column, Table
 from regimes import launch
 from regimes.errors import TrainingError
 from regimes.presets import Grid
+from regimes.progress import metric
 from regimes.records import load, summary
 
 
@@ -49,12 +50,13 @@ def main(
         if error:
             said = f"failed: {error}"
         else:
-            epochs = load(folder).epochs
-            floats = epochs["floats"].sum() / 1e6
-            said = f"{100 * epochs['metric'].iloc[-1]:5.1f} %  {floats:.3f} M floats"
-        name = folder.relative_to(out)
+            record = load(folder)
+            floats = record.epochs["floats"].sum() / 1e6
+            name, value = metric(record.header, record.epochs["metric"].iloc[-1])
+            said = f"{name} {value}  {floats:.3f} M floats"
+        place = folder.relative_to(out)
         console.print(
-            escape(f"[{ended}/{len(todo)}] {name}: {said}, {left / 60:.1f} min left"),
+            escape(f"[{ended}/{len(todo)}] {place}: {said}, {left / 60:.1f} min left"),
             soft_wrap=True,
         )
 
@@ -64,15 +66,17 @@ def main(
         failures = launch.submit(todo, out, executor, options or {}, progress)
     if failures:
         raise TrainingError(f"{len(failures)} of {len(todo)} runs failed; first: {failures[0]}")
-    console.print(as_table(summary([load(folder) for folder, _ in cells])))
+    records = [load(folder) for folder, _ in cells]
+    console.print(as_table(summary(records), records[0].header["metric"]))
 
 
-def as_table(runs: pd.DataFrame) -> Table:
-    """Per schedule: accuracy (mean of the last three epochs, mean +- sd over seeds), floats."""
+def as_table(runs: pd.DataFrame, metric: str = "accuracy") -> Table:
+    """Per schedule: the metric (mean of the last three epochs, mean +- sd over seeds), floats."""
+    unit, percent = (" %", 100) if metric == "accuracy" else ("", 1)
     table = Table(
         Column("schedule", no_wrap=True),
-        "n", "accuracy %", "floats (M)", "of low", "MB sent", "s per run",
-        caption="accuracy: mean of the last 3 epochs, mean ± sd over seeds; "
+        "n", metric + unit, "floats (M)", "of low", "MB sent", "s per run",
+        caption=f"{metric}: mean of the last 3 epochs, mean ± sd over seeds; "
         "floats: the paper's count; MB: by each worker",
     )  # fmt: skip
     means = runs.groupby("name", sort=False).agg(
@@ -85,10 +89,10 @@ def as_table(runs: pd.DataFrame) -> Table:
     )
     low = means["floats"].get("low")
     for name, row in means.iterrows():
-        spread = "" if pd.isna(row["sd"]) else f" ± {100 * row['sd']:.1f}"
+        spread = "" if pd.isna(row["sd"]) else f" ± {percent * row['sd']:.1f}"
         ratio = f"{row['floats'] / low:.2f}" if low else ""
         table.add_row(
-            str(name), f"{row['n']:.0f}", f"{100 * row['metric']:.1f}{spread}",
+            str(name), f"{row['n']:.0f}", f"{percent * row['metric']:.1f}{spread}",
             f"{row['floats'] / 1e6:.3f}", ratio, f"{row['bytes'] / 1e6:.2f}",
             f"{row['seconds']:.1f}",
         )  # fmt: skip

@@ -74,12 +74,13 @@ def run(
     if quiet or int(os.environ.get("RANK", "0")) > 0:
         train(config, out, resume=resume)
     else:
-        from regimes.progress import reporters
+        from regimes.progress import metric, reporters
 
         record = train(config, out, resume=resume, reporters=reporters(config, out))
         last = record.epochs.iloc[-1]
+        unit = " %" if record.header["metric"] == "accuracy" else ""
         print(
-            f"{out}: {record.header['metric']} {100 * last['metric']:.1f} %, "
+            f"{out}: {record.header['metric']} {metric(record.header, last['metric'])[1]}{unit}, "
             f"{last['total_floats'] / 1e6:.3f} M floats, {last['total_bytes'] / 1e6:.2f} MB "
             "sent by each worker"
         )

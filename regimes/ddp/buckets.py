@@ -1,0 +1,255 @@
+"""DDP's gradient buckets in, aggregated gradients out, while backward goes on.
+
+*Order.* DDP hands over buckets in the same order on every process, but fills them anew after the
+first step. What travels is therefore a fixed division of the layers into *parcels*, last layers
+first, each at most as large as DDP's bucket size. One thread reduces them in that order, as they
+become complete, all rounds of one before the next, on a communicator that nothing else uses. So
+collectives are issued in the same order everywhere, whatever the timing, and a resumed run adds
+in the same order as one that was never stopped. (Chained callbacks issue a bucket's second round
+whenever its first happens to be done, which differs between processes: torch's own PowerSGD hook
+aborts of that on gloo.)
+
+*Memory.* A layer's state belongs to its parameter, not to a place in a bucket. During backward only
+a copy changes. When DDP has handed the results to the parameters, the copies are kept, unless
+the aggregated gradient is not finite (then a GradScaler skips the step) or DDP has left a parameter
+alone because no process used it. Costs one residual more per process.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from regimes.compression.base import State
+from regimes.compression.reducer import Reducer
+from regimes.config import Level
+from regimes.ddp.parcels import divide, health_of, in_memory_order
+from regimes.errors import ConfigError
+from regimes.instruments.base import Gauge
+from regimes.world import mean_program
+
+Task = Callable[[], Any]
+
+
+@dataclass
+class _Step:
+    """One backward pass in the making; dictionaries are keyed by layer."""
+
+    levels: Sequence[Level]
+    parcels: list[list[int]]  # still to be reduced
+    gradients: dict[int, Tensor] = field(default_factory=dict)  # those that have come
+    states: dict[int, State] = field(default_factory=dict)  # as they will be
+    updates: dict[int, Tensor] = field(default_factory=dict)
+    promised: list[tuple[Future[Tensor], Tensor]] = field(default_factory=list)  # and their buffers
+    scale: float = 0.0
+    finite: bool = True
+
+
+class Buckets:
+    """The communication hook proper.
+
+    Attributes:
+        levels: per layer, what the next backward pass sends.
+        steps, kept: backward passes since ``restart``, and those whose gradient was finite.
+        check: called once, in the thread, before the next gradient is reduced.
+    """
+
+    def __init__(
+        self, model: DistributedDataParallel, parameters: Sequence[nn.Parameter],
+        reducer: Reducer, gauges: Collection[Gauge], *, keep_gradients: bool,
+        scale: Callable[[], float],
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            parameters: the layers' parameters, in the reducer's order.
+            gauges: see every finite step, in units of the unscaled loss.
+            keep_gradients: whether a gauge reads this process's gradients, too.
+            scale: what the loss is multiplied by (a GradScaler's scale).
+        """
+        self.model, self.reducer, self.gauges, self.scale = model, reducer, gauges, scale
+        self.parameters = list(parameters)
+        self.index = {parameter: i for i, parameter in enumerate(parameters)}
+        self.parcels = divide(parameters, model.bucket_bytes_cap)
+        self.levels: Sequence[Level] = []
+        self.spare: list[Tensor | None] = [None] * len(parameters)  # a retired residual's memory
+        self.units = [1.0] * len(parameters)  # the scale in which a residual is kept
+        sizes = [p.numel() for p in parameters]
+        self.stack = parameters[0].new_zeros(1, sum(sizes) if keep_gradients else 0)
+        self.rows = self.stack[0].split(sizes) if keep_gradients else None
+        self.device = parameters[0].device
+        self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self.step: _Step | None = None
+        self.check: Task | None = None
+        self.error: BaseException | None = None
+        self.restart()
+        self.tasks: SimpleQueue[Task | None] = SimpleQueue()
+        threading.Thread(target=_serve, args=(self.tasks,), daemon=True, name="regimes").start()
+        weakref.finalize(self, self.tasks.put, None)
+
+    def restart(self) -> None:
+        """An epoch begins."""
+        self.steps = self.kept = 0
+
+    # -- in the thread of backward -----------------------------------------------------------
+
+    def receive(self, bucket: Any) -> Future[Tensor]:
+        """Take one bucket (``torch.distributed.GradBucket``); its buffer is overwritten with the
+        aggregated gradient, which the future announces."""
+        if bucket.index() == 0:
+            try:
+                _after_backward(self._finish)
+            except RuntimeError:
+                raise ConfigError(
+                    "the hook works inside backward() only: uneven inputs (model.join()) are not "
+                    "supported, let every process take the same number of steps"
+                ) from None
+            self.step = _Step(self.levels, list(self.parcels))
+        assert self.step is not None
+        gradients = {
+            self.index[p]: in_memory_order(g, p)
+            for g, p in zip(bucket.gradients(), bucket.parameters(), strict=True)
+        }
+        on_gpu = self.stream is not None
+        ready = torch.cuda.current_stream(self.device).record_event() if on_gpu else None
+        future: Future[Tensor] = Future(devices=[self.device] if on_gpu else None)
+        self.step.promised.append((future, bucket.buffer()))
+        self.tasks.put(partial(self._arrive, self.step, gradients, ready))
+        return future
+
+    def _finish(self) -> None:
+        """The end of backward, just before DDP takes the results."""
+        done = threading.Event()
+        self.tasks.put(done.set)
+        done.wait()
+        if self.error is not None:
+            raise self.error
+        _after_backward(self._settle)
+
+    @torch.no_grad()
+    def _settle(self) -> None:
+        """Just after DDP has handed the results to the parameters: keep the step or drop it."""
+        step, self.step = self.step, None
+        assert step is not None
+        left = self._left_alone() if step.finite else set(step.states)
+        states = self.reducer.states
+        for i, new in step.states.items():
+            if i in left:
+                self.spare[i] = new.residual
+            else:
+                self.spare[i], states[i], self.units[i] = states[i].residual, new, step.scale
+        self.steps += 1
+        if step.finite:
+            self.kept += 1
+            with self.aside():
+                self._observe(step, left)
+
+    def _left_alone(self) -> set[int]:
+        """Layers that no process has used: DDP does not touch their ``.grad``, unless it lies in
+        the bucket itself."""
+        if not (self.model.find_unused_parameters or self.model.static_graph):
+            return set()
+        used = self.model.reducer._get_local_used_map().tolist()
+        inside = self.model.gradient_as_bucket_view
+        return {
+            i
+            for i, parameter in enumerate(self.parameters)
+            if not used[i] and not (inside and parameter.grad is not None)
+        }
+
+    def _observe(self, step: _Step, left: Collection[int]) -> None:
+        updates = [step.updates[i] for i in range(len(self.parameters))]
+        for i in left:
+            updates[i] = torch.zeros_like(updates[i])
+        if step.scale != 1.0:
+            torch._foreach_div_(updates, step.scale)
+            self.stack /= step.scale
+        for gauge in self.gauges:
+            gauge.step(self.stack, updates)
+
+    def aside(self) -> torch.cuda.StreamContext:
+        """On a GPU: in the hook's own stream, after what the present one has been given."""
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        return torch.cuda.stream(self.stream)
+
+    # -- in the thread of the hook -----------------------------------------------------------
+
+    @torch.no_grad()
+    def _arrive(self, step: _Step, gradients: dict[int, Tensor], ready: Any) -> None:
+        """Reduce the parcels that are now complete."""
+        if self.error is not None:
+            return
+        try:
+            with torch.cuda.stream(self.stream):
+                if self.stream is not None:
+                    self.stream.wait_event(ready)
+                step.gradients.update(gradients)
+                while step.parcels and step.gradients.keys() >= set(step.parcels[0]):
+                    self._reduce(step, step.parcels.pop(0))
+                if not step.parcels:
+                    for future, buffer in step.promised:
+                        future.set_result(buffer)
+        except BaseException as error:
+            self.error = error
+
+    def _reduce(self, step: _Step, parcel: list[int]) -> None:
+        """All rounds of one parcel; the news of a non-finite gradient rides in the first."""
+        if self.check is not None:
+            self.check, check = None, self.check
+            check()
+        if not step.updates:
+            step.scale = self.scale()
+        gradients = [step.gradients[i] for i in parcel]
+        health = health_of(gradients)
+        if not health.isfinite():
+            torch._foreach_zero_(gradients)  # no compressor need know what to do with NaN
+        programs = [mean_program(health[None])]
+        for i, gradient in zip(parcel, gradients, strict=True):
+            if self.rows is not None:
+                self.rows[i].view(gradient.shape).copy_(gradient)
+            step.states[i] = self._copy(i, step.scale)
+            reduce = self.reducer.compressors[i].reduce
+            programs.append(reduce(gradient[None], step.states[i], step.levels[i]))
+        health, *updates = self.reducer.world.drive(programs, [-1, *parcel])
+        step.updates.update(zip(parcel, updates, strict=True))
+        for gradient, update in zip(gradients, updates, strict=True):
+            gradient.copy_(update)
+        if not (health + health_of(updates)).isfinite():
+            step.finite = False
+            for gradient in gradients:
+                gradient.fill_(torch.nan)  # as without compression: a GradScaler must see it
+
+    def _copy(self, layer: int, scale: float) -> State:
+        """A state that the step may change, its residual in units of the step's scale."""
+        state = copy.copy(self.reducer.states[layer])
+        for name, value in vars(state).items():
+            if name != "residual" and isinstance(value, Tensor):
+                setattr(state, name, value.clone())
+        if state.residual is not None:
+            ratio = scale / self.units[layer]
+            state.residual = torch.mul(state.residual, ratio, out=self.spare[layer])
+        return state
+
+
+def _serve(tasks: SimpleQueue[Task | None]) -> None:
+    """The thread: knows the queue only, so that it ends with the hook."""
+    while (task := tasks.get()) is not None:
+        task()
+        del task
+
+
+def _after_backward(callback: Task) -> None:
+    """Callbacks run in the order in which they were asked for; DDP asks for its own when the last
+    bucket is full."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)

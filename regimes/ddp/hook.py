@@ -1,0 +1,231 @@
+"""What a user of the hook holds: its levels, what ends an epoch, its state.
+
+The same compressors, policies and gauges as the trainer's (``regimes.train``), and the same rows of
+past epochs, so that a policy sees here what it would see there. All processes of the model's group
+do the same with the same configuration, which is checked at the first bucket of each epoch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from regimes.compression import Compressor, Layer
+from regimes.compression.base import Traffic
+from regimes.compression.reducer import Reducer
+from regimes.config import DENSE, Level, RunConfig, Signal
+from regimes.ddp import parts, state
+from regimes.ddp.buckets import Buckets
+from regimes.errors import ConfigError
+from regimes.history import history
+from regimes.instruments.base import Scene
+from regimes.policies import Decision, Policy
+from regimes.world import GroupWorld
+
+
+@runtime_checkable
+class Scaler(Protocol):
+    """What the hook wants of a ``torch.amp.GradScaler``."""
+
+    def get_scale(self) -> float: ...
+
+
+def attach(
+    model: nn.Module,
+    *,
+    policy: Any = "accordion",
+    compressor: Any = "powersgd",
+    levels: Mapping[str, Level] | None = None,
+    signal: str = "update",
+    seed: int = 0,
+    scaler: Scaler | None = None,
+    timeout: float = 600.0,
+) -> Hook:
+    """Let a DDP model exchange its gradients compressed, at levels that a policy decides.
+
+    Call it on every process, right after wrapping the model. ``.grad`` then holds the shared
+    update after each backward pass, as without the hook. To accumulate gradients, use
+    ``model.no_sync()`` for all backward passes of a step but the last.
+
+    Args:
+        model: a DistributedDataParallel model.
+        policy, compressor: a name, a table like ``{"name": "accordion", "interval": 5}``, or an
+            object.
+        levels: what the policy's words mean for the compressor; by default PowerSGD ranks,
+            ``{"low": 4, "high": 1}``.
+        signal: what the norm is of, see ``regimes.instruments.gradient_norm``. All but "update"
+            keep a copy of the gradients and send something at the end of an epoch.
+        seed: of the compressor's random numbers.
+        scaler: the GradScaler that scales the loss, if one does. The hook then works in units of
+            the unscaled loss, so that a change of scale changes neither residuals nor norms.
+        timeout: seconds until a process that the others wait for counts as lost.
+
+    Raises:
+        ConfigError: one sentence, before anything is registered.
+    """
+    ddp = parts.wrapped(model)
+    parts.trainable(ddp)
+    read = parts.pick_signal(signal)
+    known = RunConfig().levels if levels is None else dict(levels)
+    chosen = parts.pick_compressor(compressor, known)
+    rule = parts.pick_policy(policy, known)
+    return Hook(ddp, rule, chosen, known, read, seed, scaler, timeout)
+
+
+class Hook:
+    """Made by ``attach``; one per model and process.
+
+    Attributes:
+        rows: the epochs so far, as a record has them.
+    """
+
+    def __init__(
+        self, model: DistributedDataParallel, rule: Policy, compressor: Compressor,
+        levels: Mapping[str, Level], signal: Signal, seed: int, scaler: Scaler | None,
+        timeout: float,
+    ) -> None:  # fmt: skip
+        self.policy, self.compressor, self.values, self.signal = rule, compressor, levels, signal
+        found = parts.trainable(model)
+        self.layers = [Layer(name, tuple(p.shape)) for name, p in found.items()]
+        self.compressed = [i for i, layer in enumerate(self.layers) if layer.compressed]
+        first = next(iter(found.values()))
+        self.world = GroupWorld(model.process_group, first.device, timeout)
+        self.world.meter.dtype = first.dtype
+        self.reducer = Reducer(compressor, self.layers, self.world, seed)
+        scene = Scene(
+            model.module, parts.no_data, self.world, self.layers, seed, False, parts.no_data,
+            parts.no_data, compressor, levels,
+        )  # fmt: skip
+        self.gauges = parts.gauges(rule, signal, scene)
+        from_updates = {"norms", "msdr"} if signal == "update" else {"msdr"}
+        self.buckets = Buckets(
+            model,
+            list(found.values()),
+            self.reducer,
+            list(self.gauges.values()),
+            keep_gradients=not self.gauges.keys() <= from_updates,
+            scale=(lambda: 1.0) if scaler is None else scaler.get_scale,
+        )
+        self.rows: list[dict[str, Any]] = []
+        self.lr: float | None = None
+        self.earlier = Traffic(0, 0)
+        self._decide()
+        receive = self.buckets.receive
+        model.register_comm_hook(None, lambda state, bucket: receive(bucket))
+
+    @property
+    def levels(self) -> dict[str, str]:
+        """The level that each layer has now; "dense" for those that are never compressed."""
+        return dict(zip((layer.name for layer in self.layers), self._levels, strict=True))
+
+    @property
+    def traffic(self) -> Traffic:
+        """What this process has handed to the collectives since training began, detectors'
+        signals and the news of non-finite gradients included."""
+        return sum(self.world.meter.layers.values(), self.earlier)
+
+    # -- epochs ------------------------------------------------------------------------------
+
+    def epoch_end(self, *, lr: float, next_lr: float | None = None) -> dict[str, Decision]:
+        """Read the epoch's statistics and decide the next epoch's levels; all processes call this.
+
+        Args:
+            lr: the learning rate now. Call this after ``scheduler.step()``: then it is that of the
+                next epoch, and the policy hears of a decay in time.
+            next_lr: that of the next epoch, where ``lr`` is still that of the epoch just trained.
+
+        Returns:
+            The decision for each compressed layer.
+
+        Raises:
+            ConfigError: no backward pass since the last call, or a rate that is no positive number.
+        """
+        if not self.buckets.steps:
+            raise ConfigError(
+                "epoch_end: no gradient has been reduced since the epoch began: call it once per "
+                "epoch, after the training steps (backward under no_sync() reduces nothing)"
+            )
+        for rate in (lr, lr if next_lr is None else next_lr):
+            if not (isinstance(rate, int | float) and 0 < rate < math.inf):
+                raise ConfigError(f"epoch_end: a learning rate must be positive, got {rate!r}")
+        if next_lr is None:
+            lr, next_lr = (lr if self.lr is None else self.lr), lr
+        self.lr = next_lr
+        with self.buckets.aside():
+            statistics, whole = self._read()
+        self.rows.append(
+            {
+                "epoch": len(self.rows),
+                "lr": float(lr),
+                "next_lr": float(next_lr),
+                "steps": self.buckets.steps,
+                "skipped": self.buckets.steps - self.buckets.kept,
+                "layers": {"level": self._levels},
+                "statistics": statistics,
+                "model": whole,
+            }
+        )
+        self.buckets.restart()
+        return self._decide()
+
+    def _read(self) -> tuple[dict[str, list[float | None]], dict[str, float | None]]:
+        """The epoch's statistics; none when every step was skipped."""
+        if not self.buckets.kept:
+            return {}, {}
+        readings = [gauge.read(len(self.rows)) for gauge in self.gauges.values()]
+        layers = {k: [_finite(x) for x in v] for r in readings for k, v in r.layers.items()}
+        return layers, {k: _finite(v) for r in readings for k, v in r.model.items()}
+
+    def _decide(self) -> dict[str, Decision]:
+        names = [self.layers[i].name for i in self.compressed]
+        past = history(self.rows, self.compressed, self.signal)
+        decisions = self.policy.decide(past, names)
+        levels = [DENSE] * len(self.layers)
+        for i, decision in zip(self.compressed, decisions, strict=True):
+            levels[i] = decision.level
+        self._use(levels)
+        return dict(zip(names, decisions, strict=True))
+
+    def _use(self, levels: list[str]) -> None:
+        self._levels = levels
+        self.buckets.levels = [DENSE if x == DENSE else self.values[x] for x in levels]
+        self.buckets.check = self._agree
+
+    def _agree(self) -> None:
+        """Processes with different ideas would wait for each other, or mix up their bytes."""
+        plug_ins = state.describe(self.policy), state.describe(self.compressor)
+        configuration = (*plug_ins, dict(self.values), self.signal, self.layers)
+        place = len(self.rows), self.buckets.steps, self._levels
+        facts = {"model or configuration of the hook": configuration, "state of the hook": place}
+        self.world.agree(
+            **{k: hashlib.sha256(repr(v).encode()).hexdigest() for k, v in facts.items()}
+        )
+
+    # -- state -------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """This process's state, which ``torch.load(weights_only=True)`` reads back. Each process
+        saves its own, because each owes something else. Nothing in it changes afterwards.
+
+        Raises:
+            ConfigError: within an epoch, when the policy reads more than the norm.
+        """
+        return state.save(self)
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Continue where ``saved`` was taken; all processes call this.
+
+        Raises:
+            ConfigError: it is of another model, compressor, process or number of processes.
+        """
+        state.restore(self, saved)
+        self._use([saved["levels"][layer.name] for layer in self.layers])
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

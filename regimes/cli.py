@@ -201,6 +201,41 @@ def detect(
 
 
 @app.command
+def cost(
+    what: Annotated[tuple[str, ...], tyro.conf.Positional],
+    network: str = "10Gbit/s,50us",
+    workers: int | None = None,
+    algorithm: Literal["ring", "tree"] = "ring",
+    buckets: int = 1,
+    set: Settings = (),
+    csv: Path | None = None,
+) -> None:
+    """Predict seconds per epoch on a network for each level and policy, and the bandwidth below
+    which compression pays.
+
+    `python -m analysis.cost RUN ...` draws the curves over bandwidth and workers.
+
+    Args:
+        what: a preset, which is timed here for a few steps, or recorded runs.
+        network: bandwidth of each link and latency of a message.
+        workers: how many, one per link; default those of the run.
+        algorithm: of the all-reduce.
+        buckets: into how many parts a step's traffic is cut, so that it overlaps with backward.
+        set: change a field of the preset.
+        csv: file for the numbers.
+    """
+    from regimes.cost import main
+    from regimes.network import Network
+
+    recorded = [Path(place).exists() and not place.endswith(".toml") for place in what]
+    if not what or (len(what) > 1 and not all(recorded)):
+        raise ConfigError("name one preset, or recorded runs: see regimes presets")
+    config = None if all(recorded) else _configuration(what[0], set)
+    main(what, config, Network.parse(network), workers, algorithm=algorithm, buckets=buckets,
+         csv=csv)  # fmt: skip
+
+
+@app.command
 def doctor() -> None:
     """What is installed, which devices and backends work, which data sets are found."""
     from regimes.doctor import report

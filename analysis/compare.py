@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from analysis import style
+from analysis import metrics, style
+from analysis.metrics import Metric
 from regimes.agreement import interval
 from regimes.config import DataConfig, from_dict, to_dict
 from regimes.errors import ConfigError, RecordError
@@ -41,6 +42,8 @@ PAIRS = (
     ("accordion-batch", "smith"),
     ("adaqs", "low"),
     ("accordion", "adaqs"),
+    ("adaqs-0.2", "low"),
+    ("accordion", "adaqs-0.2"),
     ("high-longer", "low"),
     ("accordion", "high-longer"),
     ("accordion 4-1", "rank 2"),
@@ -109,9 +112,9 @@ def _setting(run: Record) -> dict[str, Any]:
     return found
 
 
-def metric(run: Record) -> style.Metric:
+def metric(run: Record) -> Metric:
     """What the run was tested by."""
-    return style.metric(run.header.get("metric", "accuracy"))
+    return metrics.metric(run.header.get("metric", "accuracy"))
 
 
 def compressed(run: Record) -> list[dict[str, Any]]:
@@ -173,7 +176,7 @@ def table(
     return rows.rename_axis("schedule").reset_index(), pd.DataFrame(pairs)
 
 
-def _pair(each: pd.DataFrame, a: str, b: str, shown: style.Metric) -> dict[str, Any]:
+def _pair(each: pd.DataFrame, a: str, b: str, shown: Metric) -> dict[str, Any]:
     wide = each.pivot(index="seed", columns="name", values=shown.name)[[a, b]].dropna()
     floats = each.groupby("name")["floats"].mean()
     if wide.empty:
@@ -189,7 +192,7 @@ def _pair(each: pd.DataFrame, a: str, b: str, shown: style.Metric) -> dict[str, 
 
 def as_text(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[list[list[str]], list[list[str]]]:
     """Both tables as rounded text, titles first."""
-    shown = style.metric(str(rows.columns[2]))
+    shown = metrics.metric(str(rows.columns[2]))
     base = next((name for name in BASELINES if name in set(rows["schedule"])), "baseline")
     first = [["schedule", "n", shown.heading, "floats (M)", f"of {base}"]]
     for row in rows.to_dict("records"):

@@ -87,6 +87,7 @@ LIKE = {  # what plays the same part as one above, in a figure of its own
     "rank 2": ("mid", "rank 2"),
     "rank 1": ("high", "rank 1"),
     "accordion 4-1": ("accordion", "ACCORDION, ranks 4 and 1"),
+    "accordion 4-2": ("accordion-batch-8x", "ACCORDION, ranks 4 and 2"),
     "none": ("dense", "no deficit"),
 }
 SPARE = (
@@ -118,37 +119,6 @@ def order(names: Iterable[str]) -> list[str]:
     return sorted(
         roles, key=lambda n: (known.index(roles[n]) if roles[n] in known else len(known), n)
     )
-
-
-@dataclass(frozen=True)
-class Metric:
-    """How a measured column of the epochs is written.
-
-    Attributes:
-        factor: from the record's unit to the shown one.
-        unit: of a difference.
-        log: whether its axis is logarithmic.
-    """
-
-    name: str
-    label: str
-    heading: str
-    unit: str
-    factor: float = 1.0
-    log: bool = False
-
-
-METRICS = {
-    "accuracy": Metric("accuracy", "test accuracy (%)", "accuracy %", "points", 100.0),
-    "perplexity": Metric("perplexity", "test perplexity", "perplexity", "perplexity", log=True),
-    "train_loss": Metric("train_loss", "training loss (nats)", "training loss", "nats"),
-    "test_loss": Metric("test_loss", "test loss (nats)", "test loss", "nats"),
-}
-
-
-def metric(name: str) -> Metric:
-    """How a metric is written; plainly, under its own name, if the table has none."""
-    return METRICS.get(name, Metric(name, name, name, name))
 
 
 def theme() -> AbstractContextManager[None]:
@@ -192,8 +162,8 @@ def setting(run: Record) -> str:
     data = Path(path).name if name == "folder" and path else name
     size = c["data"].get("image_size")
     pixels = f" at {size} × {size} pixels" if size else ""
-    text = name.startswith("wikitext")
-    unit, batch = ("tokens", "streams") if text else ("images", "images")
+    words = h["data"].get("words")  # of a text
+    unit, batch = (f"tokens of {words:,} words", "streams") if words else ("images", "images")
     return (
         f"Setting: {data}, {h['data']['train']:,} training and "
         f"{h['data']['test']:,} test {unit}{pixels}; {c['model']['name']}, "

@@ -1,0 +1,240 @@
+"""Metric against epoch, floats and seconds: the plot of Figures 1 and 5-17.
+
+Run a grid, then draw (10 seconds)::
+
+    regimes ablate small --seeds 5
+    python -m analysis.curves runs/small --schedules low high accordion --x epoch floats
+
+Mean and 95 % t interval over seeds; what a schedule has reached at its end is a marker with error
+bars in all panels. Schedules, and seeds of one, may end after different numbers of epochs (Figure
+8: as many floats, not as many epochs). ``--published`` draws the authors' logs beside runs of the
+same setting. `analysis.figures` says which figure of the paper is which grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from analysis import compare, metrics, panels, style
+from analysis import published as logs
+from analysis.compare import Groups
+from analysis.metrics import Metric
+from regimes.agreement import interval
+from regimes.errors import RecordError
+from regimes.records import Record, load_all
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Against = Literal["epoch", "floats", "seconds"]
+CLOCK = ("seconds_compute", "seconds_compress", "seconds_communicate")  # what training takes
+
+
+# -- records to numbers ----------------------------------------------------------------------
+
+
+def values(run: Record, shown: Metric) -> np.ndarray:
+    """A metric per epoch, as it is shown (accuracy in %).
+
+    Raises:
+        RecordError: the run has no such column.
+    """
+    column = "metric" if shown == compare.metric(run) else shown.name
+    if column not in run.epochs:
+        known = [
+            compare.metric(run).name,
+            *(name for name in metrics.METRICS if name in run.epochs),
+        ]
+        raise RecordError(f"{run.folder} has no {shown.name!r}: choose one of {', '.join(known)}")
+    return shown.factor * run.epochs[column].to_numpy(dtype=float)
+
+
+def seconds(run: Record) -> np.ndarray:
+    """Seconds of training up to the end of each epoch; without evaluation and instruments."""
+    return run.epochs.reindex(columns=CLOCK).fillna(0.0).sum(axis=1).cumsum().to_numpy()
+
+
+def curves(found: Groups, shown: Metric | None = None) -> pd.DataFrame:
+    """Per schedule and epoch: n, the metric with its 95 % t interval, mean floats and seconds so
+    far. A schedule's curve ends where the first of its seeds does; `ends` has all of their ends.
+
+    Args:
+        shown: default what the runs were tested by; its name is the column's.
+    """
+    shown = shown or compare.metric(next(iter(found.values()))[0])
+    rows = []
+    for name, runs in found.items():
+        last = min(len(run.epochs) for run in runs)
+        measured = np.stack([values(run, shown)[:last] for run in runs])
+        floats = np.stack([run.epochs["total_floats"].to_numpy()[:last] for run in runs]).mean(0)
+        passed = np.stack([seconds(run)[:last] for run in runs]).mean(0)
+        for epoch in range(last):
+            found_here = interval(measured[:, epoch].tolist())
+            rows.append((name, epoch, len(runs), *found_here, floats[epoch], passed[epoch]))
+    columns = ["schedule", "epoch", "n", shown.name, "ci_low", "ci_high", "floats", "seconds"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def ends(found: Groups, shown: Metric | None = None) -> pd.DataFrame:
+    """One row per schedule: the columns of `curves` at the seeds' own ends (the epoch is the mean
+    of their last), with the 95 % t intervals of floats and seconds too."""
+    shown = shown or compare.metric(next(iter(found.values()))[0])
+    rows = []
+    for name, runs in found.items():
+        row: dict[str, Any] = {"schedule": name, "n": len(runs)}
+        for column, last in (
+            (shown.name, [values(run, shown)[-1] for run in runs]),
+            ("epoch", [len(run.epochs) - 1 for run in runs]),
+            ("floats", [run.epochs["total_floats"].iloc[-1] for run in runs]),
+            ("seconds", [seconds(run)[-1] for run in runs]),
+        ):
+            prefix = "" if column == shown.name else f"{column}_"
+            names = (column, f"{prefix}ci_low", f"{prefix}ci_high")
+            row |= dict(zip(names, interval([float(x) for x in last]), strict=True))
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+# -- the figure ------------------------------------------------------------------------------
+
+
+def figure(
+    runs: Iterable[Record],
+    *,
+    schedules: Sequence[str] = (),
+    x: Sequence[Against] = ("epoch", "floats"),
+    column: str | None = None,
+    overlay: bool = False,
+) -> tuple[Figure, pd.DataFrame]:
+    """One panel per ``x``, one curve per schedule, and the numbers behind it.
+
+    Args:
+        schedules: which ones; default all there are.
+        column: "train_loss", "test_loss" or the metric of the runs, which is the default.
+        overlay: the authors' logs of the same setting, against epochs.
+
+    Raises:
+        RecordError: see `compare.groups`; no such column; no such logs.
+    """
+    found = compare.groups(runs, schedules, only=bool(schedules))
+    one = next(iter(found.values()))[0]
+    shown = metrics.metric(column) if column else compare.metric(one)
+    numbers, last = curves(found, shown), ends(found, shown)
+    authors = logs.of(one, shown) if overlay else None
+    with style.theme():
+        fig = style.figure(3.7)
+        axes = fig.subplots(1, len(x), sharey=True, squeeze=False)[0]
+        for ax, against in zip(axes, x, strict=True):
+            panels.fill(ax, against, numbers, last, shown)
+            if authors is not None and against == "epoch":
+                panels.overlay(ax, authors[authors["schedule"].isin(found)], shown)
+            panels.dress(ax, against, last)
+            if against == "epoch":
+                style.shade(ax, compare.windows(found))
+                style.mark_decays(ax, decaying(found).config)
+        axes[0].set_ylabel(shown.label)
+        panels.limits(axes[0], numbers, shown, last)
+        fig.legend(*axes[list(x).index("epoch") if "epoch" in x else 0]
+                   .get_legend_handles_labels(), loc="outside upper center", ncols=3,
+                   handlelength=4)  # fmt: skip
+        style.caption(fig, words(found, x, authors is not None))
+    parts = {"curve": numbers, "end": last, "authors": authors}
+    drawn = [frame.assign(part=part) for part, frame in parts.items() if frame is not None]
+    return fig, pd.concat(drawn, ignore_index=True)
+
+
+def decaying(found: Groups) -> Record:
+    """A run whose decays most of the schedules share."""
+    firsts = [runs[0] for runs in found.values()]
+    decays = [tuple(run.config["optimizer"].get("decay_epochs", ())) for run in firsts]
+    return firsts[decays.index(max(decays, key=decays.count))]
+
+
+def words(found: Groups, x: Sequence[str], overlay: bool = False) -> str:
+    """The caption."""
+    one, counts = decaying(found), [len(runs) for runs in found.values()]
+    spread = "bands and bars: 95 % t interval of the mean"
+    parts = [f"Mean over {style.seeds_in_words(counts)}; "
+             f"{spread if max(counts) > 1 else 'one seed, so no interval'}; a large marker is the "
+             "end of training"]  # fmt: skip
+    if compare.windows(found) and "epoch" in x:
+        parts.append("Shaded: the hand-made critical windows")
+    notes: dict[str, list[str]] = {}
+    for name, runs in found.items():
+        for note in _differences(runs, one):
+            notes.setdefault(note, []).append(style.look(name).label)
+    parts += [f"{' and '.join(labels)}: {note}" for note, labels in notes.items()]
+    if "seconds" in x:
+        world = one.header["world"]
+        plural = "es" if world["processes"] > 1 else ""
+        parts.append(f"Seconds: compute, compression and communication of {world['processes']} "
+                     f"process{plural} on {world.get('device', 'cpu')}")  # fmt: skip
+    if overlay:
+        parts.append("Thin: the authors' logs, one seed")
+    return ". ".join([*parts, f"{style.setting(one)}."])
+
+
+def _differences(runs: Sequence[Record], one: Record) -> list[str]:
+    """What a reader should know of a schedule that was not trained like most."""
+    said = []
+    decays = runs[0].config["optimizer"].get("decay_epochs", ())
+    if decays != one.config["optimizer"].get("decay_epochs", ()):
+        said.append(f"decays at epoch {', '.join(map(str, decays)) or 'none'}")
+    meant, usual = style.levels(runs[0].config), style.levels(one.config)
+    if meant != usual:
+        said.append(meant)
+    lengths = sorted({len(run.epochs) for run in runs})
+    if lengths != [one.config["epochs"]]:
+        spelt = " to ".join(map(str, {lengths[0]: 0, lengths[-1]: 0}))
+        rest = "; the curve goes as far as all seeds" if len(lengths) > 1 else ""
+        said.append(f"{spelt} epochs{rest}")
+    return said
+
+
+# -- the command -----------------------------------------------------------------------------
+
+
+def main(
+    records: Path,
+    out: Path | None = None,
+    x: tuple[Against, ...] = ("epoch", "floats"),
+    metric: str | None = None,
+    schedules: tuple[str, ...] = (),
+    published: bool = False,
+    name: str = "curves",
+) -> list[Path]:
+    """Draw curves from the records under RECORDS and print the table of their ends.
+
+    Args:
+        records: a folder of runs, or an archive of them.
+        out: folder for the figure; default figures/NAME.
+        x: one panel for each.
+        metric: a column of the epochs, e.g. test_loss; default what the runs were tested by.
+        schedules: which ones; default all.
+        published: draw the authors' logs of the same setting beside the runs.
+        name: of the files.
+    """
+    from rich.console import Console
+
+    runs = load_all(records)
+    fig, numbers = figure(runs, schedules=schedules, x=x, column=metric, overlay=published)
+    runs = [run for run in runs if not schedules or run.name in schedules]
+    rows, pairs = compare.table(runs, needed=(), others=True)
+    out = out or Path("figures", records.resolve().name.partition(".")[0])
+    console = Console(highlight=False)
+    compare.show(rows, pairs, console)
+    paths = style.save(fig, out / name, numbers)
+    paths += compare.write_tables(out, rows, pairs, f"{style.setting(runs[0])}.", f"{name}-")
+    console.print(*map(str, paths), sep="\n")
+    return paths
+
+
+if __name__ == "__main__":
+    from analysis.command import start
+
+    start(main, "analysis.curves")

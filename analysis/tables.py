@@ -1,0 +1,218 @@
+"""Tables 1-6: the data sent in every static row, by rule; the rest from records.
+
+::
+
+    python -m analysis.tables                               # the static rows
+    python -m analysis.tables runs/paper-table1-resnet18    # and what runs of the same setting say
+
+`analysis.table_rules` has the rule and where the paper's rows depart from it. ACCORDION's rows have
+none: what it sends is what its runs decide. Accuracy and seconds stand beside the paper's where
+there are runs of the very same setting: network, whole data set, workers, batch, levels and epochs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+import tyro
+
+from analysis import published
+from analysis.compare import LAST
+from analysis.curves import seconds
+from analysis.table_rules import BATCH, EPOCHS, UNITS, WORKERS, agrees, explained, rule
+from regimes.errors import RecordError
+from regimes.records import Record, load_all
+
+Key = tuple[str, str, str, str]  # data, network, compressor, level
+TITLES = {
+    1: "PowerSGD, CIFAR-10", 2: "PowerSGD, CIFAR-100", 3: "TopK, CIFAR-10", 4: "TopK, CIFAR-100",
+    5: "batch size, CIFAR-10", 6: "batch size, CIFAR-100",
+}  # fmt: skip
+HEADINGS = ["network", "level", "accuracy %", "authors' log", "ours", "sent", "by the rule",
+            "ours", "s", "ours", "the rule"]  # fmt: skip
+ABOUT = (
+    "Accuracy: the paper's (3 seeds), the authors' log at its end (1 seed), ours (mean of the last "
+    f"{LAST} epochs, mean ± sd over seeds). Sent: floats of the whole training; by the rule: "
+    "floats per step x steps, as explained in the last column. s: seconds, ours without evaluation."
+)
+
+
+# -- records ---------------------------------------------------------------------------------
+
+
+def row_of(config: dict[str, Any]) -> Key | None:
+    """(data, network, compressor, level) of the row that a configuration trains; None if it is not
+    at the paper's scale, or of no such schedule.
+
+    ACCORDION's level is "accordion LOW HIGH": a row's neighbours tell which two it has.
+    """
+    data, network = config["data"], config["model"]["name"]
+    whole = not any(data.get(key) for key in ("train_size", "test_size", "image_size"))
+    scale = (config["workers"], config["batch_size"], config["epochs"])
+    if not whole or scale != (WORKERS, BATCH, EPOCHS):
+        return None
+    name, _, compressor = published.setting(config)
+    table = config["batch_policy"] if compressor == "batch" else config["policy"]
+    if table["name"] == "static":
+        return name, network, compressor, published.level(config, table.get("level", "low"))
+    if table["name"] in ("accordion", "accordion-batch"):
+        both = [published.level(config, table.get(end, end)) for end in ("low", "high")]
+        return name, network, compressor, " ".join(["accordion", *both])
+    return None
+
+
+def keys(row: dict[str, Any], rows: pd.DataFrame) -> list[Key]:
+    """What `row_of` gives for runs of a row of ``rows``, the network that the paper used first."""
+    level, network = row["level"], f"{row['model']}-{row['data']}"
+    if level == "accordion":
+        same = rows[(rows["table"] == row["table"]) & (rows["model"] == row["model"])]
+        level = " ".join(["accordion", *(x for x in same["level"] if x != "accordion")])
+    senets = [f"se-resnet18-{row['data']}", f"senet18-{row['data']}"]
+    networks = senets if row["model"] == "senet" else [network]
+    return [(row["data"], name, row["compressor"], level) for name in networks]
+
+
+def table(runs: Iterable[Record] = ()) -> pd.DataFrame:
+    """One row per row of Tables 1-6.
+
+    Columns: those of `published.tables`; ``plain`` (floats that the row would send as printed) and
+    ``floats`` (as explained), ``agrees`` and ``why`` (static rows only); ``log`` (accuracy at the
+    end of the authors' curve); of our runs ``n``, ``ours``, ``sd`` (accuracy in %),
+    ``ours_floats``, ``ours_seconds``.
+
+    Raises:
+        RecordError: a run of a row that is not finished.
+    """
+    rows, logs = published.tables(), _logs()
+    found: dict[Key, list[Record]] = {}
+    for run in runs:
+        key = row_of(run.config)
+        if key and not run.finished:
+            raise RecordError(f"{run.folder} is not finished: resume it to have it in a table")
+        if key:
+            found.setdefault(key, []).append(run)
+    lines = []
+    for line in rows.to_dict("records"):
+        row = {str(name): value for name, value in line.items()}
+        here = next((found[key] for key in keys(row, rows) if key in found), [])
+        log = logs.get((row["data"], row["model"], row["compressor"], row["level"]), math.nan)
+        lines.append({**row, **_static(row), "log": log, **_ours(here)})
+    return pd.DataFrame(lines)
+
+
+def _static(row: dict[str, Any]) -> dict[str, Any]:
+    if row["level"] == "accordion":
+        return {"plain": math.nan, "floats": math.nan, "agrees": None, "why": ""}
+    chosen = explained(row)
+    same = agrees(chosen.floats, row["printed"], row["unit"])
+    return {"plain": rule(row).floats, "floats": chosen.floats, "agrees": same, "why": chosen.why}
+
+
+def _logs() -> dict[Any, float]:
+    """Accuracy in % at the end of each of the authors' curves."""
+    frame = published.runs()
+    last = frame.groupby(["data", "model", "compressor", "level"])["value"].last()
+    return {key: 100 * float(value) for key, value in last.items()}
+
+
+def _ours(runs: Sequence[Record]) -> dict[str, Any]:
+    if not runs:
+        return {"n": 0} | dict.fromkeys(("ours", "sd", "ours_floats", "ours_seconds"), math.nan)
+    last = [100 * float(run.epochs["metric"].tail(LAST).mean()) for run in runs]
+    return {
+        "n": len(runs),
+        "ours": float(np.mean(last)),
+        "sd": float(np.std(last, ddof=1)) if len(runs) > 1 else math.nan,
+        "ours_floats": float(np.mean([run.epochs["floats"].sum() for run in runs])),
+        "ours_seconds": float(np.mean([seconds(run)[-1] for run in runs])),
+    }
+
+
+# -- out -------------------------------------------------------------------------------------
+
+
+def as_text(rows: pd.DataFrame) -> list[list[str]]:
+    """The rows of one table as rounded text, headings first."""
+    lines = [HEADINGS]
+    for row in rows.to_dict("records"):
+        unit, digits = row["unit"], len(row["printed"].partition(".")[2])
+
+        def sent(floats: float, unit: str = unit, digits: int = digits) -> str:
+            return "" if math.isnan(floats) else f"{floats / UNITS[unit]:.{digits + 1}f} {unit}"
+
+        spread = "" if math.isnan(row["sd"]) else f" ± {row['sd']:.1f}"
+        verdict = {True: "agrees", False: "DIFFERS", None: ""}[row["agrees"]]
+        lines.append([
+            row["model"], row["level"], f"{row['accuracy']:.1f}", f"{row['log']:.2f}",
+            f"{row['ours']:.1f}{spread} (n = {row['n']})" if row["n"] else "",
+            f"{row['printed']} {unit}", sent(row["floats"]), sent(row["ours_floats"]),
+            f"{row['seconds']:,}", f"{row['ours_seconds']:,.0f}" if row["n"] else "",
+            f"{verdict}: {row['why']}" if row["why"] else verdict,
+        ])  # fmt: skip
+    return lines
+
+
+def write(folder: Path, rows: pd.DataFrame) -> list[Path]:
+    """``tables.csv`` (full precision) and ``tables.md`` (rounded).
+
+    Raises:
+        RecordError: the folder cannot be written.
+    """
+    parts = [ABOUT]
+    for number, group in rows.groupby("table"):
+        lines = as_text(group)
+        cells = [lines[0], ["---", "---", *["---:"] * 8, "---"], *lines[1:]]
+        body = "\n".join(f"| {' | '.join(line)} |" for line in cells)
+        parts.append(f"**Table {number}.** {TITLES[int(str(number))]}\n\n{body}")
+    paths = [folder / "tables.csv", folder / "tables.md"]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        rows.to_csv(paths[0], index=False, lineterminator="\n")
+        paths[1].write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise RecordError(f"cannot write {folder}: {error.strerror}") from None
+    return paths
+
+
+def main(
+    records: Annotated[tuple[Path, ...], tyro.conf.Positional] = (),
+    out: Path = Path("figures", "tables"),
+) -> list[Path]:
+    """Print Tables 1-6: the paper beside the rule and beside the runs under RECORDS.
+
+    Args:
+        records: folders of runs, or archives of them.
+        out: folder for the tables.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    runs = [run for path in records for run in load_all(path)]
+    rows, console = table(runs), Console(highlight=False)
+    for number, group in rows.groupby("table"):
+        lines = as_text(group)
+        shown = Table(title=f"Table {number}: {TITLES[int(str(number))]}", title_justify="left",
+                      box=None, header_style="bold", pad_edge=False)  # fmt: skip
+        for i, heading in enumerate(lines[0]):
+            shown.add_column(heading, justify="right" if 1 < i < 10 else "left")
+        for line in lines[1:]:
+            shown.add_row(*line)
+        console.print(shown, "")
+    console.print(ABOUT, "")
+    left = sum(row_of(run.config) is None for run in runs)
+    if left:
+        console.print(f"{left} of {len(runs)} runs are at no row's setting and were left out.")
+    paths = write(out, rows)
+    console.print(*map(str, paths), sep="\n")
+    return paths
+
+
+if __name__ == "__main__":
+    from analysis.command import start
+
+    start(main, "analysis.tables")

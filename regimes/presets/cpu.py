@@ -81,6 +81,14 @@ def small_signals() -> Grid:
     return families.signals(small(), "low")
 
 
+@grid("small-topk")
+def small_topk() -> Grid:
+    """`regimes ablate small-topk --seeds 5 --jobs 2`: Figure 2 with TopK 10 % / 0.3 %; 20 minutes,
+    2 cores."""
+    base = replace(small(), compressor={"name": "topk"}, levels={"low": 10, "high": 0.3})
+    return families.schedules(base, [(0, 6), (12, 14)], late=(12, 18), interval=3)
+
+
 @grid("small-batch")
 def small_batch() -> Grid:
     """`regimes ablate small-batch --seeds 5 --jobs 2`: Figures 4b, 5 and 10: batch sizes 64, 256

@@ -54,24 +54,53 @@ def paper_vgg19bn_cifar10() -> RunConfig:
     return paper("cifar10", "vgg19bn-cifar10", 4, 1)
 
 
-def _table(base: Callable[[], RunConfig]) -> Callable[[], Grid]:
-    def cells() -> Grid:
-        rows = families.schedules(base(), [(0, 20), (151, 161)], late=(151, 171), interval=10)
-        return {name: rows[name] for name in ("low", "high", "accordion")}
+CRITICAL = [(0, 20), (151, 161)]  # the hand-made windows of Figure 2
+TABLES: dict[int, tuple[str, str, dict[str, tuple[int, int]]]] = {
+    1: ("cifar10", "powersgd", {"resnet18": (2, 1), "vgg19bn": (4, 1), "senet": (4, 1)}),
+    2: ("cifar100", "powersgd", {"resnet18": (2, 1), "densenet": (2, 1), "senet": (2, 1)}),
+    3: ("cifar10", "topk", {"resnet18": (99, 10), "googlenet": (99, 10), "senet": (99, 10)}),
+    4: ("cifar100", "topk", {"resnet18": (99, 25), "googlenet": (99, 25), "senet": (99, 25)}),
+}
+SENET = {"cifar10": "se-resnet18-cifar10", "cifar100": "senet18-cifar100"}  # of the printed rows
 
-    cells.__doc__ = f"`regimes ablate NAME --seeds 3`: the rows of Table 1 for {base.__name__}."
+
+def _rows(table: int, network: str) -> Callable[[], Grid]:
+    def cells() -> Grid:
+        data, compressor, networks = TABLES[table]
+        model = SENET[data] if network == "senet" else f"{network}-{data}"
+        base = paper(data, model, *networks[network], compressor)
+        found = families.schedules(base, CRITICAL, late=(151, 171), interval=10)
+        return {name: found[name] for name in ("low", "high", "accordion")}
+
+    name = f"paper-table{table}-{network}"
+    cells.__doc__ = f"`regimes ablate {name} --seeds 3`: the rows of Table {table}; a GPU."
     return cells
 
 
-grid("paper-table1-resnet18")(_table(paper_resnet18_cifar10))
-grid("paper-table1-vgg19bn")(_table(paper_vgg19bn_cifar10))
+for _table, (_, _, _networks) in TABLES.items():
+    for _network in _networks:
+        grid(f"paper-table{_table}-{_network}")(_rows(_table, _network))
 
 
-def _paper_batches(data: str, high: int) -> Grid:
+def _paper_batches(data: str, high: int, network: str = "resnet18") -> Grid:
     """4 x 128 images and ``high`` times as many; decays after epochs 150 and 250 (section 5.1)."""
-    base = paper(data, f"resnet18-{data}", 2, 1)
-    critical = [(0, 20), (151, 161)]
-    return families.batches(base, 128, 128 * high, critical, smith=(160, 800, 4000), interval=10)
+    base, smith = paper(data, f"{network}-{data}", 2, 1), (160, 800, 4000)
+    return families.batches(base, 128, 128 * high, CRITICAL, smith=smith, interval=10)
+
+
+def _batch_rows(table: int, data: str, network: str) -> Callable[[], Grid]:
+    def cells() -> Grid:
+        found = _paper_batches(data, 8, network)
+        return {n: found[n] for n in ("small-batch", "large-batch", "accordion-batch")}
+
+    name = f"paper-table{table}-{network}"
+    cells.__doc__ = f"`regimes ablate {name} --seeds 3`: the rows of Table {table}; a GPU."
+    return cells
+
+
+for _network in ("googlenet", "densenet"):
+    grid(f"paper-table5-{_network}")(_batch_rows(5, "cifar10", _network))
+    grid(f"paper-table6-{_network}")(_batch_rows(6, "cifar100", _network))
 
 
 @grid("paper-batch-cifar10")

@@ -303,14 +303,22 @@ def connect(workers: int, device: torch.device, timeout: float = 600.0) -> World
     patience = datetime.timedelta(seconds=timeout)
     place, rank = os.environ.get("REGIMES_RENDEZVOUS", "env://"), int(os.environ["RANK"])
     store, _, _ = next(dist.rendezvous(place, rank, launched(), timeout=patience))
+    store = dist.PrefixStore(_attempt(), store)
     dist.init_process_group(
         "nccl" if alone else "gloo",
-        store=dist.PrefixStore("regimes", store),
+        store=store,
         world_size=launched(),
         rank=rank,
         timeout=patience,
     )
     return ProcessWorld(workers, device, store)
+
+
+def _attempt() -> str:
+    """A name that a restart by torchrun changes, because its store keeps the addresses of the
+    dead. Agents of several nodes count restarts apart: there the variable in the README helps."""
+    alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
+    return f"regimes/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0') if alone else 'all'}"
 
 
 def mean_program(value: Tensor) -> Program:

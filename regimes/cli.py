@@ -205,7 +205,7 @@ def cost(
     what: Annotated[tuple[str, ...], tyro.conf.Positional],
     network: str = "10Gbit/s,50us",
     workers: int | None = None,
-    algorithm: Literal["ring", "tree"] = "ring",
+    algorithm: Literal["ring", "gloo", "tree"] = "ring",
     buckets: int = 1,
     set: Settings = (),
     csv: Path | None = None,

@@ -200,8 +200,9 @@ def test_reduction_goes_on_during_backward() -> None:
 @pytest.mark.parametrize(
     "case",
     [Case(ddp={**SMALL, **VIEW}), Case(ddp=SMALL, **TOPK),
-     Case(ddp=SMALL, compressor="randomk", levels=(("low", 50), ("high", 10)))],
-    ids=["powersgd", "topk", "randomk"],
+     Case(ddp=SMALL, compressor="randomk", levels=(("low", 50), ("high", 10))),
+     Case(ddp=SMALL, compressor=jobs.Counting())],
+    ids=["powersgd", "topk", "randomk", "a user's"],
 )  # fmt: skip
 def test_a_skipped_step_leaves_no_trace(case: Case, poison: float) -> None:
     """As if the step had not been there: scales are powers of two, so bit for bit."""
@@ -248,6 +249,15 @@ def test_resumed_is_uninterrupted(case: Case, stop: int) -> None:
         for name, tensor in whole["weights"].items():
             assert torch.equal(resumed["weights"][name], tensor), name
     assert results[0]["residual"] != results[1]["residual"]  # each process owes something else
+
+
+def test_a_policy_hears_of_a_decay_before_the_epoch_that_trains_at_it() -> None:
+    assert group.run(jobs.decay, 1)[0] == [
+        [0.2, 0.2, "norm change"],
+        [0.2, 0.2, "norm change"],
+        [0.2, 0.02, "lr decay"],
+        [0.02, 0.002, "lr decay"],
+    ]
 
 
 # -- what it says ----------------------------------------------------------------------------

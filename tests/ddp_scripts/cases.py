@@ -32,7 +32,7 @@ class Case:
     """How to train; the defaults are the plainest way."""
 
     workers: int = 2
-    compressor: str = "powersgd"
+    compressor: Any = "powersgd"
     levels: tuple[tuple[str, Any], ...] = (("low", 2), ("high", 1))
     ddp: dict[str, Any] = field(default_factory=dict)  # arguments of DistributedDataParallel
     branch: str = "always"  # when the side branch is used: "always", "sometimes", "never"

@@ -25,7 +25,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import regimes
 from regimes import tasks
-from regimes.config import RunConfig
+from regimes.compression import Compressor, Layer, Mean, State, Traffic
+from regimes.compression.base import Sending
+from regimes.config import Level, RunConfig
 from regimes.ddp import attach
 from regimes.errors import RegimesError
 from regimes.learning_rate import learning_rate
@@ -264,36 +266,89 @@ def all_skipped(rank: int) -> dict[str, Any]:
             "statistics": [sorted(row["statistics"]) for row in hook.rows]}  # fmt: skip
 
 
+def decay(rank: int) -> list[Any]:
+    """Rates as a script tells them after ``scheduler.step()``, then with both named."""
+    model, hook, optimizer = cases.wrap(Case(workers=1))
+    rules = []
+    for rates in ({"lr": 0.2}, {"lr": 0.2}, {"lr": 0.02}, {"lr": 0.02, "next_lr": 0.002}):
+        cases.step_of(model, optimizer, Case(workers=1), 0, rank)
+        decisions = hook.epoch_end(**rates)
+        rules.append(decisions["head.weight"].why["rule"])
+    return [[row["lr"], row["next_lr"], rule] for row, rule in zip(hook.rows, rules, strict=True)]
+
+
+@dataclass
+class CountingState(State):
+    """Counts its steps in a tensor, in place."""
+
+    count: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counting(Compressor):
+    """A user's compressor: sends the gradient, the less of it the later."""
+
+    def check(self, level: Level) -> None:
+        pass
+
+    def init(self, layer: Layer, seed: int, first_worker: int = 0) -> CountingState:
+        return CountingState((seed, layer.name), first_worker, count=torch.zeros(1))
+
+    def send(self, delta: Tensor, state: State, level: Level) -> Sending:
+        assert isinstance(state, CountingState)
+        assert state.count is not None
+        part = delta / state.count.add_(1).double()
+        return (yield Mean(part)), part
+
+    def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
+        return Traffic(layer.size, layer.size * itemsize)
+
+
 # -- state -----------------------------------------------------------------------------------
 
 
 def resumed(rank: int, case: Case, stop: int) -> dict[str, Any]:
-    """Nine steps at once, and nine with a new model and hook after ``stop`` of them."""
+    """Nine steps at once, and nine with a new model, hook and scaler after ``stop`` of them."""
     runs, residual = [], 0.0
     for cut in (None, stop):
-        model, hook, optimizer = cases.wrap(case)
+        parts = _parts(case)
         for step in range(9):
             if step == cut:
                 buffer = io.BytesIO()
-                saved = {"hook": hook.state_dict(), "model": model.state_dict(),
-                         "optimizer": optimizer.state_dict()}  # fmt: skip
+                saved = {name: part.state_dict() for name, part in parts.items()}
                 torch.save(saved, buffer)
-                cases.step_of(model, optimizer, case, 0, rank)  # must not reach what was saved
-                residual = sum(t.norm().item() for t in saved["hook"]["residuals"].values()
-                               if t is not None)  # fmt: skip
+                _scaled_step(parts, case, 0, rank)  # must not reach what was saved
+                owed = saved["hook"]["residuals"].values()
+                residual = sum(t.norm().item() for t in owed if t is not None)
                 buffer.seek(0)
                 loaded = torch.load(buffer, weights_only=True)
-                model, hook, optimizer = cases.wrap(case)
-                model.load_state_dict(loaded["model"])
-                optimizer.load_state_dict(loaded["optimizer"])
-                hook.load_state_dict(loaded["hook"])
-            cases.step_of(model, optimizer, case, step, rank)
+                parts = _parts(case)
+                for name, part in parts.items():
+                    part.load_state_dict(loaded[name])
+            _scaled_step(parts, case, step, rank)
             if step % 3 == 2:
-                hook.epoch_end(lr=0.1 / (1 + step // 5))
-        runs.append({"weights": cases.weights(model.module), "rows": hook.rows,
+                parts["hook"].epoch_end(lr=0.1 / (1 + step // 5))
+        hook = parts["hook"]
+        runs.append({"weights": cases.weights(parts["model"].module), "rows": hook.rows,
                      "levels": hook.levels,
                      "traffic": [hook.traffic.floats, hook.traffic.bytes]})  # fmt: skip
     return {"whole": runs[0], "resumed": runs[1], "residual": residual}
+
+
+def _parts(case: Case) -> dict[str, Any]:
+    model = DistributedDataParallel(cases.build(case), **case.ddp)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+    hook = attach(model, policy=case.policy, compressor=case.compressor, levels=dict(case.levels),
+                  scaler=scaler)  # fmt: skip
+    return {"model": model, "hook": hook, "optimizer": cases.sgd(model), "scaler": scaler}
+
+
+def _scaled_step(parts: dict[str, Any], case: Case, step: int, rank: int) -> None:
+    parts["optimizer"].zero_grad()
+    loss = cases.loss_of(parts["model"], case, step, 0, rank)
+    parts["scaler"].scale(loss).backward()
+    parts["scaler"].step(parts["optimizer"])
+    parts["scaler"].update()
 
 
 # -- what cannot be done ---------------------------------------------------------------------

@@ -1,0 +1,238 @@
+"""Four nodes on one machine: network namespaces, limited links, and a process in each.
+
+Each node is a network namespace of its own with one veth link to a bridge (in a fifth namespace),
+and ``tc tbf`` at both ends of each link. Nothing of the machine's own network is touched, and all
+of it is deleted at the end, after Ctrl-C too; what a killed benchmark has left, the next deletes.
+Linux, root, iproute2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+NODES = 4
+PREFIX = "regimes-bench"  # of the namespaces: PREFIX-PID-NODE
+DEADLINE = 240.0  # seconds for one command to all nodes
+SUBNET = "10.83.7"
+
+
+# -- the network -----------------------------------------------------------------------------
+
+
+def sh(*words: str, check: bool = True) -> str:
+    """Run a command; its output."""
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if check and done.returncode:
+        raise SystemExit(f"{' '.join(words)} failed: {done.stderr.strip()}")
+    return done.stdout
+
+
+def sweep(pid: int | None = None) -> None:
+    """Delete the namespaces of one benchmark process, or of all that are no longer alive."""
+    for name in sh("ip", "netns", "list").split():
+        if name.startswith(PREFIX) and (owner := name.split("-")[2]).isdigit():
+            dead = not Path("/proc", owner).exists()
+            if int(owner) == pid or (pid is None and dead):
+                sh("ip", "netns", "delete", name, check=False)
+
+
+@contextlib.contextmanager
+def star() -> Iterator[list[str]]:
+    """Names of `NODES` namespaces, joined by a bridge; deleted with all that is in them."""
+    sweep()
+    names = [f"{PREFIX}-{os.getpid()}-{i}" for i in range(NODES)]
+    hub = f"{PREFIX}-{os.getpid()}-hub"
+    try:
+        for name in (hub, *names):
+            sh("ip", "netns", "add", name)
+            sh("ip", "-n", name, "link", "set", "lo", "up")
+        sh("ip", "-n", hub, "link", "add", "bridge", "type", "bridge")
+        sh("ip", "-n", hub, "link", "set", "bridge", "up")
+        for i, name in enumerate(names):
+            words = ["link", "add", "eth0", "type", "veth", "peer", "name", f"port{i}"]
+            sh("ip", "-n", name, *words, "netns", hub)
+            sh("ip", "-n", hub, "link", "set", f"port{i}", "master", "bridge", "up")
+            sh("ip", "-n", name, "address", "add", f"{SUBNET}.{i + 1}/24", "dev", "eth0")
+            sh("ip", "-n", name, "link", "set", "eth0", "up")
+            sh("ip", "-n", name, "route", "change", f"{SUBNET}.0/24", "dev", "eth0",
+               "congctl", "cubic")  # fmt: skip
+        yield names
+    finally:
+        sweep(os.getpid())
+
+
+def limit(names: Sequence[str], rate: int | None) -> None:
+    """Set both ends of every link to a rate in Mbit/s; None = unlimited.
+
+    The bucket holds 1 ms (the least that one core keeps up with at 1 Gbit/s), or 3 packets.
+    """
+    hub = f"{names[0].rsplit('-', 1)[0]}-hub"
+    words = []
+    if rate is not None:
+        burst = max(5000, rate * 125)  # bytes
+        words = ["root", "tbf", "rate", f"{rate}mbit", "burst", f"{burst}", "limit", "4mb"]
+    for i, name in enumerate(names):
+        for where, device in ((name, "eth0"), (hub, f"port{i}")):
+            if rate is None:
+                sh("tc", "-n", where, "qdisc", "delete", "dev", device, "root", check=False)
+            else:
+                sh("tc", "-n", where, "qdisc", "replace", "dev", device, *words)
+
+
+# -- the nodes -------------------------------------------------------------------------------
+
+
+class Nodes:
+    """One process per namespace that obeys JSON lines; killed with this object's block."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.port = 29600
+        self.group = []
+        for rank, name in enumerate(names):
+            env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(NODES), "LOCAL_RANK": "0",
+                   "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": f"{SUBNET}.1", "OMP_NUM_THREADS": "1",
+                   "GLOO_SOCKET_IFNAME": "eth0", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # fmt: skip
+            words = ["ip", "netns", "exec", name, sys.executable, "-W", "ignore", "-m",
+                     "benchmarks.nodes"]  # fmt: skip
+            self.group.append(subprocess.Popen(
+                words, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            ))  # fmt: skip
+
+    def __enter__(self) -> Nodes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.group:
+            process.kill()
+            process.wait()
+
+    def ask(self, do: str, **details: Any) -> list[Any]:
+        """Let all nodes do the same; their answers."""
+        self.port += 1
+        for process in self.group:
+            print(json.dumps({"do": do, "port": self.port, **details}), file=process.stdin,
+                  flush=True)  # fmt: skip
+        deadline = time.monotonic() + DEADLINE
+        return [self._answer(process.stdout, deadline) for process in self.group]
+
+    def _answer(self, pipe: IO[str] | None, deadline: float) -> Any:
+        assert pipe is not None
+        ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+        line = pipe.readline() if ready else ""
+        if not line:
+            raise SystemExit(f"a node did not answer within {DEADLINE:.0f} s, or has died")
+        return json.loads(line)
+
+
+def node() -> None:
+    """The life of a node: commands on stdin, answers on stdout."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # die with the parent
+    answers, sys.stdout = sys.stdout, sys.stderr
+    tasks: dict[str, Callable[..., Any]] = {"train": _train, "echo": _echo, "goodput": _goodput}
+    for line in sys.stdin:
+        command = json.loads(line)
+        os.environ["MASTER_PORT"] = str(command.pop("port"))
+        print(json.dumps(tasks[command.pop("do")](**command)), file=answers, flush=True)
+
+
+class Switch:
+    """A reporter of process 0: sets all links before each epoch, to each of ``rates`` in turn."""
+
+    def __init__(self, names: Sequence[str], rates: Sequence[int | None]) -> None:
+        self.names, self.rates = names, rates
+
+    def start(self, header: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+        limit(self.names, self.rates[0])
+
+    def step(self, epoch: int, done: int, steps: int) -> None:
+        pass
+
+    def epoch(self, row: dict[str, Any], seconds: dict[str, float]) -> None:
+        limit(self.names, self.rates[(row["epoch"] + 1) % len(self.rates)])
+
+    def stop(self, message: str) -> None:
+        pass
+
+
+def _train(
+    config: dict[str, Any], out: str, names: Sequence[str], rates: Sequence[int | None]
+) -> None:
+    from regimes.config import RunConfig, from_dict
+    from regimes.train import run
+
+    run(from_dict(RunConfig, config), out, reporters=[Switch(names, rates)])
+
+
+def _echo(times: int, size: int = 1) -> float:
+    """Median seconds of an all-reduce of ``size`` numbers."""
+    import torch
+
+    from regimes.world import connect
+
+    world = connect(NODES, torch.device("cpu"))
+    taken = []
+    for _ in range(times):
+        start = time.perf_counter()
+        world.mean([torch.ones(1, size)])
+        taken.append(time.perf_counter() - start)
+    world.close()
+    return statistics.median(taken)
+
+
+def _goodput(seconds: float) -> float:
+    """Bits per second received from the node before, while sending to the next."""
+    rank, port = int(os.environ["RANK"]), int(os.environ["MASTER_PORT"])
+    stop = time.monotonic() + seconds + 1
+
+    def send() -> None:
+        address = (f"{SUBNET}.{(rank + 1) % NODES + 1}", port)
+        with _patiently(address) as out, contextlib.suppress(OSError):
+            while time.monotonic() < stop:
+                out.sendall(bytes(1 << 16))
+
+    with socket.create_server((f"{SUBNET}.{rank + 1}", port)) as server:
+        thread = threading.Thread(target=send)
+        thread.start()
+        source, _ = server.accept()
+        count, start = 0, None
+        while data := source.recv(1 << 18):
+            now = time.monotonic()
+            if now > stop:
+                break
+            if now > stop - seconds:  # after a second of slow start
+                start, count = start or now, count + (len(data) if start else 0)
+                last = now
+        source.close()
+        thread.join()
+    assert start is not None
+    return 8 * count / (last - start)
+
+
+def _patiently(address: tuple[str, int]) -> socket.socket:
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            return socket.create_connection(address, timeout=10)
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    node()

@@ -89,6 +89,14 @@ def small_topk() -> Grid:
     return families.schedules(base, [(0, 6), (12, 14)], late=(12, 18), interval=3)
 
 
+@grid("smoke-quantise")
+def smoke_quantise() -> Grid:
+    """`regimes ablate smoke-quantise --seeds 5 --jobs 2`: Figure 2 with 8 and 2 bits per
+    coordinate; 3 minutes, 2 cores."""
+    base = replace(smoke(), compressor={"name": "quantise"}, levels={"low": 8, "high": 2})
+    return families.schedules(base, [(0, 6), (12, 14)], late=(12, 18), interval=3)
+
+
 @grid("small-batch")
 def small_batch() -> Grid:
     """`regimes ablate small-batch --seeds 5 --jobs 2`: Figures 4b, 5 and 10: batch sizes 64, 256

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from regimes.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig
@@ -169,3 +170,19 @@ def paper_lstm_grid() -> Grid:
     """`regimes ablate paper-lstm --seeds 3`: the three curves of Figure 11; a GPU."""
     cells = families.schedules(paper_lstm(), [(0, 20), (61, 71)], late=(61, 81), interval=10)
     return {name: cells[name] for name in ("low", "high", "accordion")}
+
+
+@grid("paper-figure3")
+def paper_figure3() -> Grid:
+    """`regimes ablate paper-figure3`: Figure 3, ResNet-18 on CIFAR-10, eigenvalues of 512 images
+    every 5 epochs; a GPU."""
+    found = families.schedules(paper_resnet18_cifar10(), CRITICAL, late=(151, 171), interval=10)
+    curvature = {"every": 5, "images": 512, "batch": 128, "modes": ["eval", "batch-statistics"]}
+    return {"low": replace(found["low"], instruments={"curvature": curvature})}
+
+
+@grid("paper-figure4a")
+def paper_figure4a() -> Grid:
+    """`regimes ablate paper-figure4a`: Figure 4a, ResNet-18 on CIFAR-10, batches of 128 to 4,096
+    every 25 epochs; a GPU."""
+    return families.overlap(paper_resnet18_cifar10(), [128, 512, 2048, 4096], every=25)

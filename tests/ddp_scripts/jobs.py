@@ -323,6 +323,7 @@ def resumed(rank: int, case: Case, stop: int) -> dict[str, Any]:
                 buffer.seek(0)
                 loaded = torch.load(buffer, weights_only=True)
                 parts = _parts(case)
+                _scaled_step(parts, case, 1, rank)  # nor is it in the way of what is loaded
                 for name, part in parts.items():
                     part.load_state_dict(loaded[name])
             _scaled_step(parts, case, step, rank)

@@ -253,11 +253,17 @@ def _outcome(job: Any) -> str | None:
 
 
 def run_cell(folder: Path, config: RunConfig) -> str | None:
-    """One run, started or resumed; returns the error's sentence, if any."""
+    """One run, started or resumed; returns the error's sentence, if any.
+
+    Raises:
+        Terminated: SIGTERM came.
+    """
     from regimes.train import run
 
     try:
         run(config, folder, resume=(folder / "run.json").exists())
+    except grace.Terminated:
+        raise  # not of this run alone: the whole ablation was asked to end
     except RegimesError as error:
         return str(error)
     return None

@@ -287,3 +287,15 @@ def test_an_ablation_through_submitit(tmp_path: Path) -> None:
     refused = subprocess.run(bad, env=ONE, capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "--executor local cannot be used" in refused.stderr
+
+
+def test_sigterm_ends_a_whole_ablation(tmp_path: Path) -> None:
+    """Not only the cell that is being trained."""
+    command = [sys.executable, "-m", "regimes", "ablate", "smoke", "--seeds", "2", "--schedules",
+               "low", "--out", str(tmp_path / "runs")]  # fmt: skip
+    process = subprocess.Popen(command, env=ONE, stderr=subprocess.PIPE, text=True)
+    wait(lambda: rows(tmp_path / "runs/low/seed-0"))
+    process.terminate()
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, stderr
+    assert not (tmp_path / "runs/low/seed-1").exists()

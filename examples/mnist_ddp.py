@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import MultiStepLR
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
-from regimes.ddp import attach  # ACCORDION
+import regimes  # ACCORDION
 
 
 class Net(nn.Module):
@@ -106,7 +106,7 @@ def main(words: list[str] | None = None) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     scheduler = MultiStepLR(optimizer, milestones=[args.epochs * 2 // 3])
 
-    hook = attach(  # ACCORDION: ranks 4 and 1, decided per layer every two epochs
+    hook = regimes.attach(  # ACCORDION: ranks 4 and 1, decided per layer every two epochs
         model, policy={"name": "accordion", "interval": 2}, compressor="powersgd",
         levels={"low": 4, "high": 1},
     )  # fmt: skip

@@ -369,3 +369,12 @@ def test_unknown_compressor_names_the_nearest() -> None:
         compressor({"name": "powerSGD"})
     with pytest.raises(ConfigError, match=r"unknown key 'compressor\.rank'"):
         compressor({"name": "powersgd", "rank": 3})
+
+
+@pytest.mark.parametrize("place", [0, 3, 7])
+@pytest.mark.parametrize("k", [1, 4, 8])
+def test_topk_of_a_nan_still_sends_k(place: int, k: int) -> None:
+    """Or the processes' gathers would differ in size, and hang instead of stopping with a word."""
+    values = torch.arange(8.0)
+    values[place] = float("nan")
+    assert len(top_indices(values, k)) == k

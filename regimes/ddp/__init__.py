@@ -1,6 +1,6 @@
 """ACCORDION for any DistributedDataParallel script, in three lines::
 
-    hook = attach(model, policy="accordion", compressor="powersgd", levels={"low": 4, "high": 1})
+    hook = regimes.attach(model, policy="accordion", levels={"low": 4, "high": 1})  # PowerSGD
     ...                                  # train an epoch as before
     hook.epoch_end(lr=scheduler.get_last_lr()[0])
     torch.save(hook.state_dict(), f"hook-{rank}.pt")  # each process its own

@@ -48,9 +48,8 @@ class _Step:
 
     levels: Sequence[Level]
     parcels: list[list[int]]  # still to be reduced
-    gradients: dict[int, Tensor] = field(default_factory=dict)  # those that have come
+    gradients: dict[int, Tensor] = field(default_factory=dict)  # in the buckets; later the updates
     states: dict[int, State] = field(default_factory=dict)  # as they will be
-    updates: dict[int, Tensor] = field(default_factory=dict)
     promised: list[tuple[Future[Tensor], Tensor]] = field(default_factory=list)  # and their buffers
     scale: float = 0.0
     finite: bool = True
@@ -168,11 +167,11 @@ class Buckets:
         }
 
     def _observe(self, step: _Step, left: Collection[int]) -> None:
-        updates = [step.updates[i] for i in range(len(self.parameters))]
+        updates = [step.gradients[i] for i in range(len(self.parameters))]
         for i in left:
             updates[i] = torch.zeros_like(updates[i])
         if step.scale != 1.0:
-            torch._foreach_div_(updates, step.scale)
+            updates = list(torch._foreach_div(updates, step.scale))
             self.stack /= step.scale
         for gauge in self.gauges:
             gauge.step(self.stack, updates)
@@ -194,6 +193,8 @@ class Buckets:
             with torch.cuda.stream(self.stream):
                 if self.stream is not None:
                     self.stream.wait_event(ready)
+                if not step.gradients:
+                    step.scale = self.scale()
                 step.gradients.update(gradients)
                 while step.parcels and step.gradients.keys() >= set(step.parcels[0]):
                     self._reduce(step, step.parcels.pop(0))
@@ -208,8 +209,6 @@ class Buckets:
         if self.check is not None:
             self.check, check = None, self.check
             check()
-        if not step.updates:
-            step.scale = self.scale()
         gradients = [step.gradients[i] for i in parcel]
         health = health_of(gradients)
         if not health.isfinite():
@@ -222,7 +221,6 @@ class Buckets:
             reduce = self.reducer.compressors[i].reduce
             programs.append(reduce(gradient[None], step.states[i], step.levels[i]))
         health, *updates = self.reducer.world.drive(programs, [-1, *parcel])
-        step.updates.update(zip(parcel, updates, strict=True))
         for gradient, update in zip(gradients, updates, strict=True):
             gradient.copy_(update)
         if not (health + health_of(updates)).isfinite():

@@ -587,6 +587,7 @@ def test_doctor_rows(tree, cache, tmp_path):
         ("digits", True),
         ("cifar10", False),
         ("cifar100", False),
+        ("wikitext-2", False),
     ]
     images.load_tree(tree)
     (cache / "cifar-100-python").mkdir()

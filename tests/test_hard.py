@@ -189,7 +189,7 @@ def test_a_second_sigterm_ends_at_once(tmp_path: Path) -> None:
 
 def test_a_process_that_hangs_is_named(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    process = start(config("epochs=500", "timeout=12"), out, "--processes", "3")
+    process = start(config("epochs=500", "timeout=5", "workers=3"), out, "--processes", "3")
     wait(lambda: len(rows(out)) >= 1)
     victim = children(process.pid)[1]
     os.kill(victim, signal.SIGSTOP)

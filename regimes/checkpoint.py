@@ -104,7 +104,7 @@ def load(folder: Path) -> tuple[int, list[dict[str, Any]]] | None:
         try:
             return _read(path)
         except (OSError, ValueError, KeyError, RuntimeError, UnpicklingError) as error:
-            reason = str(error).splitlines()[0]
+            reason = str(error).partition("\n")[0]
             log.warning("checkpoint %s is damaged and passed over: %s", path, reason)
     if candidates:
         raise RecordError(f"no checkpoint of {folder} is whole: train anew in another folder")

@@ -127,6 +127,16 @@ class RunConfig:
         return hashlib.sha256(json.dumps(to_dict(self), sort_keys=True).encode()).hexdigest()
 
 
+def check_windows(where: str, windows: tuple[tuple[int, int], ...]) -> None:
+    """Raise ConfigError unless all are ``[first, stop)`` of epochs."""
+    for first, stop in windows:
+        if not 0 <= first < stop:
+            raise ConfigError(
+                f"{where}.windows: [{first}, {stop}] is no window; "
+                "expected [first, stop) with 0 <= first < stop"
+            )
+
+
 # -- dictionaries and TOML -------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from regimes.config import plug_in
+from regimes.config import check_windows, plug_in
 from regimes.errors import ConfigError
 from regimes.seeding import stream
 
@@ -44,12 +44,7 @@ class Deficit:
     windows: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        for first, stop in self.windows:
-            if not 0 <= first < stop:
-                raise ConfigError(
-                    f"deficit.windows: [{first}, {stop}] is no window; "
-                    "expected [first, stop) with 0 <= first < stop"
-                )
+        check_windows("deficit", self.windows)
 
     def active(self, epoch: int) -> bool:
         return any(first <= epoch < stop for first, stop in self.windows)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 Values = Sequence[float | None]
 
@@ -30,6 +30,11 @@ class Verdict:
     new: float | None = None
     score: float | None = None
     threshold: float | None = None
+
+    def why(self, rule: str) -> dict[str, Any]:
+        """The reason that a record keeps of a decision."""
+        return {"rule": rule, "old": self.old, "new": self.new, "ratio": self.score,
+                "threshold": self.threshold}  # fmt: skip
 
 
 @runtime_checkable

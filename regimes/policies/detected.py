@@ -67,14 +67,7 @@ class Detected:
         if verdict.critical is None:
             return Decision(history[-1].levels[layer])
         words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(self.rule).__name__).lower()
-        why = {
-            "rule": words,
-            "old": verdict.old,
-            "new": verdict.new,
-            "ratio": verdict.score,
-            "threshold": verdict.threshold,
-        }
-        return Decision(self.low if verdict.critical else self.high, why)
+        return Decision(self.low if verdict.critical else self.high, verdict.why(words))
 
 
 @dataclass(frozen=True)

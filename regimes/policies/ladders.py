@@ -59,8 +59,7 @@ class AdaQS(_Rungs):
         rule = MsdrFall(self.fall, latch=False)
         values = signal_values(history, rule, 0)
         verdict = rule(values)
-        why = {"rule": "msdr fall", "old": verdict.old, "new": verdict.new,
-               "ratio": verdict.score, "threshold": verdict.threshold}  # fmt: skip
+        why = verdict.why("msdr fall")
         falls = sum(rule(values[: i + 1]).critical is True for i in range(len(values)))
         level = self.levels[min(falls, len(self.levels) - 1)]
         return [Decision(level, None if verdict.critical is None else why)] * len(layers)
@@ -139,7 +138,5 @@ class AccordionLadder(_Rungs):
         verdict = rule(signal_values(history, rule, layer))
         if verdict.critical is None:
             return Decision(before)
-        why = {"rule": "norm change", "old": verdict.old, "new": verdict.new,
-               "ratio": verdict.score, "threshold": verdict.threshold}  # fmt: skip
         rung = len(self.levels) - 1 if verdict.critical else max(self.rung(before) - 1, 0)
-        return Decision(self.levels[rung], why)
+        return Decision(self.levels[rung], verdict.why("norm change"))

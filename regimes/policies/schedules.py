@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from regimes.config import check_windows
 from regimes.errors import ConfigError
 from regimes.history import PastEpoch
 from regimes.policies.base import Decision, decays
@@ -41,12 +42,7 @@ class Windows:
     needs: tuple[str, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
-        for first, stop in self.windows:
-            if not 0 <= first < stop:
-                raise ConfigError(
-                    f"policy.windows: [{first}, {stop}] is no window; "
-                    "expected [first, stop) with 0 <= first < stop"
-                )
+        check_windows("policy", self.windows)
 
     @property
     def names(self) -> tuple[str, ...]:

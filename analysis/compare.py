@@ -168,16 +168,21 @@ def table(
     )
     base = next((name for name in BASELINES if name in found), None)
     rows["of_low"] = rows["floats_M"] / (float(rows["floats_M"][base]) if base else math.nan)
-    chosen = [pair for pair in PAIRS if {*pair} <= found.keys()]
+    chosen = [two for two in PAIRS if {*two} <= found.keys()]
     if others and base:
         rest = [name for name in found if {name, base} not in [{base}, *map(set, chosen)]]
         chosen += [(name, base) for name in rest]
-    pairs = [_pair(each, a, b, shown) for a, b in chosen]
+    pairs = [pair(each, a, b, shown) for a, b in chosen]
     return rows.rename_axis("schedule").reset_index(), pd.DataFrame(pairs)
 
 
-def _pair(each: pd.DataFrame, a: str, b: str, shown: Metric) -> dict[str, Any]:
-    wide = each.pivot(index="seed", columns="name", values=shown.name)[[a, b]].dropna()
+def pair(each: pd.DataFrame, a: str, b: str, shown: Metric) -> dict[str, Any]:
+    """One row of the second table; ``each`` as ``records.summary``, in the shown unit.
+
+    Raises:
+        RecordError: no seed in common.
+    """
+    wide = each.pivot(index="seed", columns="name", values=shown.name)[[*{a, b}]].dropna()
     floats = each.groupby("name")["floats"].mean()
     if wide.empty:
         raise RecordError(f"{a} and {b} have no seed in common: run both with the same seeds")
@@ -200,12 +205,11 @@ def as_text(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[list[list[str]], l
         first.append([row["schedule"], str(row["n"]), f"{row[shown.name]:.1f}{sd}",
                       f"{row['floats_M']:.4g}", f"{row['of_low']:.2f}"])  # fmt: skip
     second = [["difference", "n", shown.unit, "95 % t interval", "> 0", "traffic ratio"]]
-    for pair in pairs.to_dict("records"):
-        low, high = pair["ci_low"], pair["ci_high"]
+    for row in pairs.to_dict("records"):
+        low, high = row["ci_low"], row["ci_high"]
         ends = "-" if math.isnan(low) else f"[{low:+.1f}, {high:+.1f}]"
-        second.append([pair["comparison"], str(pair["n"]), f"{pair['difference']:+.1f}", ends,
-                       f"{pair['positive']}/{pair['n']}",
-                       f"{pair['traffic_ratio']:.2f}"])  # fmt: skip
+        second.append([row["comparison"], str(row["n"]), f"{row['difference']:+.1f}", ends,
+                       f"{row['positive']}/{row['n']}", f"{row['traffic_ratio']:.2f}"])  # fmt: skip
     return first, second
 
 

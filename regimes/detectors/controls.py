@@ -4,6 +4,7 @@ length has detected nothing."""
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -91,19 +92,23 @@ class RandomWindows:
     def chosen(self) -> frozenset[int]:
         """The epochs inside the windows: ``round(share * epochs)`` of them."""
         total = round(self.share * self.epochs)
-        count, free = min(self.count, total), self.epochs - total
-        if not count:
-            return frozenset()
+        count = min(self.count, total)
         lengths = [total // count + (i < total % count) for i in range(count)]
-        draw = random.Random(self.seed)
-        draw.shuffle(lengths)
-        slots = sorted(draw.sample(range(free + count), count))  # windows among the free epochs
-        starts = [slot - i + sum(lengths[:i]) for i, slot in enumerate(slots)]
-        pairs = zip(starts, lengths, strict=True)
-        return frozenset(e for start, length in pairs for e in range(start, start + length))
+        pairs = place(lengths, self.epochs, random.Random(self.seed))
+        return frozenset(e for first, stop in pairs for e in range(first, stop))
 
     def __call__(self, values: Values) -> Verdict:
         return Verdict(len(values) in self.chosen)
+
+
+def place(lengths: Sequence[int], epochs: int, draw: random.Random) -> list[tuple[int, int]]:
+    """Windows ``[first, stop)`` of these lengths, in any order, evenly over all ways to place them
+    among the epochs without overlap."""
+    lengths, count, free = list(lengths), len(lengths), epochs - sum(lengths)
+    draw.shuffle(lengths)
+    slots = sorted(draw.sample(range(free + count), count))  # windows among the free epochs
+    starts = [slot - i + sum(lengths[:i]) for i, slot in enumerate(slots)]
+    return [(start, start + length) for start, length in zip(starts, lengths, strict=True)]
 
 
 def _check(name: str, share: float, epochs: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from regimes.config import check_windows
-from regimes.errors import ConfigError
+from regimes.errors import ConfigError, nearest
 from regimes.history import PastEpoch
 from regimes.policies.base import Decision, decays
 
@@ -33,28 +33,42 @@ class Windows:
 
     Attributes:
         windows: pairs ``[first, stop)`` of epochs, e.g. ``[[0, 6], [12, 14]]``.
+        layers: windows of single layers by name, in place of those of all.
         inside, outside: levels; the reverse schedule is ``inside="high", outside="dense"``.
     """
 
     windows: tuple[tuple[int, int], ...] = ()
+    layers: dict[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     inside: str = "low"
     outside: str = "high"
     needs: tuple[str, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
         check_windows("policy", self.windows)
+        for name, windows in self.layers.items():
+            check_windows(f"policy.layers.{name}", windows)
 
     @property
     def names(self) -> tuple[str, ...]:
         return (self.inside, self.outside)
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
-        epoch = len(history)
-        within = any(first <= epoch < stop for first, stop in self.windows)
+        for name in self.layers:
+            if name not in layers:
+                raise ConfigError(f"policy.layers: no layer {name!r}: {nearest(name, layers)}")
+        before = history[-1].levels if history else [None] * len(layers)
+        return [
+            self._decision(len(history), self.layers.get(name, self.windows), level)
+            for name, level in zip(layers, before, strict=True)
+        ]
+
+    def _decision(
+        self, epoch: int, windows: tuple[tuple[int, int], ...], before: str | None
+    ) -> Decision:
+        within = any(first <= epoch < stop for first, stop in windows)
         level = self.inside if within else self.outside
-        changed = not history or (history[-1].levels and history[-1].levels[0] != level)
-        why = {"rule": "window" if within else "outside windows"} if changed else None
-        return [Decision(level, why)] * len(layers)
+        why = {"rule": "window" if within else "outside windows"}
+        return Decision(level, why if level != before else None)
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from typing import Any
 
 from regimes.config import RunConfig, to_dict
 from regimes.errors import ConfigError, nearest
-from regimes.presets import cpu, paper
+from regimes.presets import cpu, paper, questions
 from regimes.presets.families import Grid, schedules
 from regimes.presets.registry import GRIDS, PRESETS, grid, preset
 
 __all__ = [
     "GRIDS", "PRESETS", "Grid", "check_common", "cpu", "get_grid", "get_preset", "grid", "paper",
-    "preset", "schedules",
+    "preset", "questions", "schedules",
 ]  # fmt: skip
 
 

@@ -167,3 +167,34 @@ def deficits(base: RunConfig, windows: list[tuple[int, int]]) -> Grid:
             table = {"name": kind, "windows": [[first, stop]]}
             cells[name] = replace(plain, name=name, deficit=table)
     return cells
+
+
+def shortened(config: RunConfig, share: float) -> RunConfig:
+    """The same training in a share of its epochs: decays, windows, intervals and the budget in
+    proportion, each at least one epoch."""
+
+    def at(epoch: int) -> int:
+        return max(1, round(share * epoch))
+
+    def table(rule: dict[str, Any]) -> dict[str, Any]:
+        made = dict(rule)
+        if "interval" in rule:
+            made["interval"] = at(rule["interval"])
+        if "windows" in rule:
+            ends = [(round(share * first), at(stop)) for first, stop in rule["windows"]]
+            made["windows"] = [(first, max(first + 1, stop)) for first, stop in ends]
+        return made
+
+    batch, budget = config.batch_policy, config.budget
+    return replace(
+        config,
+        epochs=at(config.epochs),
+        optimizer=replace(
+            config.optimizer,
+            decay_epochs=tuple(at(first) for first in config.optimizer.decay_epochs),
+            warmup_epochs=at(config.optimizer.warmup_epochs),
+        ),
+        policy=table(config.policy),
+        batch_policy=table(batch) if batch else None,
+        budget=replace(budget, epochs=at(budget.epochs)) if budget else None,
+    )

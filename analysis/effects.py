@@ -1,0 +1,85 @@
+"""Effects: what a claim is about, as one number per seed. Records in, numbers out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pandas as pd
+
+from analysis import compare
+from analysis.compare import LAST
+from regimes.bench import bench
+from regimes.errors import RecordError
+from regimes.records import Record, summary
+
+Effect = Callable[[Sequence[Record]], list[float]]
+DETECTORS = ("norm-change", "eigenvalue-change", "first-share")
+
+
+def minus(a: str, b: str) -> Effect:
+    """The metric of schedule ``a`` minus that of ``b``, paired over seeds, as it is shown."""
+
+    def values(runs: Sequence[Record]) -> list[float]:
+        chosen = [run for run in runs if run.name in (a, b)]
+        if {run.name for run in chosen} != {a, b}:
+            raise RecordError(f"the records lack a run of {a!r} or {b!r}")
+        each = summary(chosen, LAST)
+        wide = each.pivot(index="seed", columns="name", values="metric")[[*{a, b}]].dropna()
+        return (compare.metric(chosen[0]).factor * (wide[a] - wide[b])).to_list()
+
+    return values
+
+
+def fall_at_decay(schedule: str) -> Effect:
+    """How often the norm halves over the first decay: log2 of its mean in the three epochs before
+    over that in the three after, mean over layers; negative where it rises."""
+
+    def values(runs: Sequence[Record]) -> list[float]:
+        found = []
+        for run in (run for run in runs if run.name == schedule):
+            decay = run.config["optimizer"]["decay_epochs"][0]
+            names = [layer["name"] for layer in compare.compressed(run)]
+            rows = run.layers[run.layers["layer"].isin(names)]
+            after = rows["epoch"].between(decay, decay + 2)
+            before = rows["epoch"].between(decay - 3, decay - 1)
+            norms = [rows[when].groupby("layer")[run.statistic].mean() for when in (before, after)]
+            found.append(float(np.log2(norms[0] / norms[1]).mean()))
+        return found
+
+    return values
+
+
+def more_agreement(schedule: str) -> Effect:
+    """Cohen's kappa of the norm rule with rapid decay of the top eigenvalue, minus that of a
+    control which reads nothing, the first epochs; without seeds where either is undefined."""
+
+    def values(runs: Sequence[Record]) -> list[float]:
+        pairs = bench([run for run in runs if run.name == schedule]).pairs
+        found = [_kappa(rows, DETECTORS[0]) - _kappa(rows, DETECTORS[2])
+                 for _, rows in pairs.groupby("seed")]  # fmt: skip
+        return [value for value in found if not math.isnan(value)]
+
+    return values
+
+
+def _kappa(pairs: pd.DataFrame, name: str) -> float:
+    """With the eigenvalue."""
+    both = pairs[["a", "b"]].apply(lambda row: {*row} == {name, DETECTORS[1]}, axis=1)
+    return float(pairs.loc[both, "kappa"].iloc[0])
+
+
+def overlap(batch: int) -> Effect:
+    """Share of common top-10 % coordinates after the first epoch, in %."""
+
+    def values(runs: Sequence[Record]) -> list[float]:
+        found = []
+        for run in (run for run in runs if run.name == "dense"):
+            lines = [line for line in run.details if line["instrument"] == "overlap"]
+            if not lines:
+                raise RecordError(f"{run.folder} recorded no support overlap")
+            found.append(100 * float(lines[0]["sizes"][str(batch)]["mean"]))
+        return found
+
+    return values

@@ -1,0 +1,209 @@
+"""The control experiment, the campaign and the claims (oracles: conservation of what is sent, hand
+arithmetic on the committed records, scipy)."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from test_figure2 import make
+
+from analysis import campaign, claims, controls
+from analysis.campaign import CPU, GPU, Step
+from analysis.effects import minus
+from regimes import presets
+from regimes.config import RunConfig, from_dict, to_dict
+from regimes.detectors.controls import place
+from regimes.errors import ConfigError, RecordError
+from regimes.policies import PastEpoch, Windows, policy
+from regimes.presets.families import shortened
+from regimes.records import Record, load, load_all, summary
+
+REFERENCE = Path(__file__).parents[1] / "data" / "reference"
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[Record]:
+    return load_all(REFERENCE / "small.tar.xz")
+
+
+@pytest.fixture(scope="module")
+def accordion() -> Record:
+    records = load_all(REFERENCE / "smoke-quantise.tar.xz")
+    return next(run for run in records if run.name == "accordion")
+
+
+def low_epochs(config: RunConfig, epochs: int) -> dict[str, list[int]]:
+    """By asking the policy itself."""
+    rule = policy(to_dict(config)["policy"])
+    names = list(config.policy["layers"])
+    past = PastEpoch(0.1, 0.1, {}, ["none"] * len(names))
+    levels = [rule.decide([past] * epoch, names) for epoch in range(epochs)]
+    return {n: [e for e in range(epochs) if levels[e][i].level == "low"]
+            for i, n in enumerate(names)}  # fmt: skip
+
+
+# -- controls --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["first", "last", "random"])
+def test_a_control_sends_as_much_in_every_layer(accordion: Record, order: str) -> None:
+    config = controls.yoked(accordion, order)
+    moved = low_epochs(config, len(accordion.rows))
+    layers, rows = accordion.header["layers"], accordion.rows
+    sent = {layer["name"]: [e for e, row in enumerate(rows) if row["layers"]["level"][i] == "low"]
+            for i, layer in enumerate(layers) if layer["compressed"]}  # fmt: skip
+    assert {n: len(e) for n, e in moved.items()} == {n: len(e) for n, e in sent.items()}
+    assert moved != sent
+    for epochs in moved.values():
+        if order == "first":
+            assert epochs == list(range(len(epochs)))
+        if order == "last":
+            assert epochs == list(range(24 - len(epochs), 24))
+
+
+def test_exchanged_layers_have_each_others_schedules(accordion: Record) -> None:
+    own = controls.low_windows(accordion)
+    moved = controls.yoked(accordion, "layers").policy["layers"]
+    assert Counter(map(str, moved.values())) == Counter(map(str, own.values()))
+    assert list(moved) == list(own)
+    assert moved != own
+
+
+def test_a_control_is_the_runs_own_setting_and_seed(accordion: Record) -> None:
+    config = controls.yoked(accordion, "random")
+    original = from_dict(RunConfig, accordion.config)
+    assert replace(config, name=original.name, policy=original.policy) == original
+    assert config.name == "yoked random"
+    assert config == controls.yoked(accordion, "random")  # keyed by the seed
+
+
+def test_a_control_of_an_unfinished_run_is_refused(tmp_path: Path) -> None:
+    run = load(make(tmp_path, "accordion", 0, epochs=2))
+    with pytest.raises(RecordError, match="not finished"):
+        controls.yoked(run, "first")
+
+
+@given(st.lists(st.integers(1, 4), max_size=5), st.integers(0, 10), st.integers())
+def test_placed_windows_keep_their_lengths_and_do_not_overlap(
+    lengths: list[int], free: int, seed: int
+) -> None:
+    epochs = sum(lengths) + free
+    pairs = place(lengths, epochs, random.Random(seed))
+    assert sorted(b - a for a, b in pairs) == sorted(lengths)
+    covered = [e for a, b in pairs for e in range(a, b)]
+    assert len(set(covered)) == sum(lengths)
+    assert all(0 <= e < epochs for e in covered)
+
+
+def test_windows_of_single_layers() -> None:
+    rule = Windows(windows=((0, 1),), layers={"b": ((1, 2),)})
+    assert [d.level for d in rule.decide([], ["a", "b"])] == ["low", "high"]
+    with pytest.raises(ConfigError, match="no layer 'b'"):
+        rule.decide([], ["a"])
+    with pytest.raises(ConfigError, match=r"policy\.layers\.b"):
+        Windows(layers={"b": ((2, 2),)})
+
+
+# -- the campaign ----------------------------------------------------------------------------
+
+
+def test_a_step_runs_its_controls_and_then_has_nothing_left(tmp_path: Path) -> None:
+    said: list[str] = []
+    steps = (Step("smoke", 1, 7, schedules=("low", "accordion"), yoked=True, name="here"),)
+
+    def again() -> list[str]:
+        return campaign.run(steps, tmp_path, 1, lambda c: shortened(c, 0.25), said.append)
+
+    assert again() == []
+    found = {run.name: run for run in load_all(tmp_path / "here")}
+    assert set(found) == {"low", "accordion", *(f"yoked {order}" for order in controls.ORDERS)}
+    floats = summary(found.values()).set_index("name")["floats"]
+    for order in ("first", "last", "random"):
+        assert floats[f"yoked {order}"] == floats["accordion"]
+    assert "6 runs, 6 missing" in said[0]
+    said.clear()
+    assert again() == []
+    assert len(said) == 1
+    assert "6 runs, 0 missing" in said[0]
+
+
+@pytest.mark.parametrize("step", [*CPU, *GPU], ids=lambda step: step.folder)
+def test_every_step_is_a_grid_with_its_schedules(step: Step, tmp_path: Path) -> None:
+    grid = presets.get_grid(step.grid)
+    assert set(step.schedules) <= set(grid)
+    assert len(step.cells(tmp_path, lambda config: config)) == step.seeds * len(
+        step.schedules or grid
+    )
+
+
+@settings(max_examples=20)
+@given(st.sampled_from(sorted(presets.GRIDS)), st.floats(0.05, 1))
+def test_a_shorter_training_keeps_its_order(name: str, share: float) -> None:
+    for config in presets.get_grid(name).values():
+        short = shortened(config, share)
+        assert 1 <= short.epochs <= config.epochs
+        decays = short.optimizer.decay_epochs
+        assert list(decays) == sorted(decays)
+        for first, stop in short.policy.get("windows", ()):
+            assert 0 <= first < stop
+    assert shortened(config, 1.0) == config
+
+
+def test_an_unknown_step_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no step 'smal'"):
+        campaign.main(only=("smal",), out=tmp_path)
+
+
+# -- claims ----------------------------------------------------------------------------------
+
+
+def test_an_effect_is_the_paired_difference(runs: list[Record]) -> None:
+    def metric(name: str) -> np.ndarray:
+        chosen = sorted((r for r in runs if r.name == name), key=lambda r: r.seed)
+        return 100 * np.array([np.mean([row["metric"] for row in r.rows[-3:]]) for r in chosen])
+
+    expected = metric("low") - metric("high")
+    assert minus("low", "high")(runs) == pytest.approx(expected.tolist())
+    row = claims.judge(REFERENCE, claims.PAPER[:1]).iloc[0]
+    assert (row["records"], row["effect"]) == ("small", "low - high")
+    ends = stats.t.interval(0.95, 4, expected.mean(), stats.sem(expected))
+    assert row[["mean", "ci_low", "ci_high"]].to_list() == pytest.approx([expected.mean(), *ends])
+
+
+@pytest.mark.parametrize(
+    ("expect", "low", "high", "verdict"),
+    [
+        ("more", 0.1, 9, "holds"),
+        ("more", -0.1, 0.9, "does not hold"),
+        ("more", -3, 3, "open"),
+        ("more", math.nan, math.nan, "open"),
+        ("no less", -0.9, 3, "holds"),
+        ("no less", -3, -0.1, "does not hold"),
+        ("no less", -3, 0.1, "open"),
+    ],
+)
+def test_verdicts(expect: Any, low: float, high: float, verdict: str) -> None:
+    claim = claims.Claim("", "", "", minus("a", "b"), "", expect)
+    assert claim.verdict(low, high) == verdict
+    shifted = claims.Claim("", "", "", minus("a", "b"), "", expect, base=90.0)
+    assert shifted.verdict(low + 90, high + 90) == verdict
+
+
+@pytest.mark.parametrize("claim", [*claims.PAPER, *claims.QUESTIONS], ids=lambda c: c.says)
+def test_every_claim_is_about_a_step_of_the_campaign(claim: claims.Claim) -> None:
+    assert claim.source in {step.folder for step in CPU}
+
+
+def test_no_records_of_any_claim(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="no records that a claim is about"):
+        claims.judge(tmp_path)

@@ -31,4 +31,5 @@ def main() -> None:
     runpy.run_module(f"analysis.{name}", run_name="__main__", alter_sys=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 import pandas as pd
 from matplotlib.ticker import NullLocator
 
-from analysis import compare, panels, style
+from analysis import compare
 from analysis import curves as lines
 from analysis.compare import Groups
+from regimes.drawing import panels, style
 from regimes.records import Record, load_all
 
 if TYPE_CHECKING:

@@ -85,7 +85,7 @@ THREE = ("low", "high", "accordion")
 CPU = (
     Step("smoke", first=1000, minutes=0.06),
     Step("small", first=1000),
-    Step("small", 8, 3000, schedules=THREE, yoked=True, name="small-controls"),
+    Step("small", first=3000, schedules=THREE, yoked=True, name="small-controls"),
     Step("smoke", 8, 3000, 0.06, THREE, True, "smoke-controls"),
     Step("smoke-long", 8, 3000, 0.12, THREE, True, "smoke-long-controls"),
     Step("smoke-long", 8, minutes=0.12),

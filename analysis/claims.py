@@ -2,7 +2,7 @@
 
 ::
 
-    python -m analysis.claims data/reference              # the committed records
+    python -m analysis.claims data/reference --out data/reference/claims.md    # the committed ones
     python -m analysis.claims runs                        # after `python -m analysis campaign`
 
 An effect is one number per seed, its interval the 95 % t interval of their mean. A claim of *more*
@@ -228,17 +228,18 @@ def markdown(rows: pd.DataFrame) -> str:
     return "\n".join(text) + "\n"
 
 
-def main(folder: Path, out: Path | None = None) -> pd.DataFrame:
+def main(folder: Path, out: Path | None = None, paper: bool = False) -> pd.DataFrame:
     """Print the verdict on every claim whose records are in FOLDER.
 
     Args:
         folder: of grids' records, each a folder or an archive of the grid's name.
         out: file for the same as Markdown.
+        paper: only the paper's claims.
     """
     from rich.console import Console
     from rich.table import Table
 
-    rows = judge(folder)
+    rows = judge(folder, PAPER if paper else (*PAPER, *QUESTIONS))
     if out:
         write_atomically(out, markdown(rows).encode())
     console = Console(highlight=False)

@@ -6,7 +6,6 @@ over common seeds.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,17 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from analysis import metrics, style
-from analysis.metrics import Metric
 from regimes.agreement import interval
-from regimes.config import DataConfig, from_dict, to_dict
-from regimes.errors import ConfigError, RecordError
+from regimes.drawing import metrics
+from regimes.drawing.metrics import Metric
+from regimes.drawing.numbers import BASELINES, compressed, groups, metric
+from regimes.drawing.numbers import Groups as Groups
+from regimes.drawing.numbers import windows as windows
+from regimes.errors import RecordError
 from regimes.records import Record, summary
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-Groups = dict[str, list[Record]]
 SCHEDULES = ("dense", "low", "high", "low-in-critical", "high-in-critical", "accordion", "low-late")
 PAIRS = (
     ("low", "high"),
@@ -50,85 +50,9 @@ PAIRS = (
     ("accordion 4-2", "accordion 4-1"),
     ("accordion-ladder", "accordion 4-1"),
 )
-BASELINES = ("low", "small-batch", "rank 4", "none")  # what the others' traffic is a share of
 LAST = 3  # epochs whose mean is a run's accuracy (or other metric)
-SAME = ("workers", "batch_size", "data", "model", "compressor", "levels", "signal", "quirks")
 
 # -- records to numbers ----------------------------------------------------------------------
-
-
-def groups(runs: Iterable[Record], needed: Sequence[str] = (), only: bool = False) -> Groups:
-    """Runs by schedule, each list by seed.
-
-    Args:
-        only: leave out the runs of schedules that are not ``needed``.
-
-    Raises:
-        RecordError: an unfinished run, two of one schedule and seed, runs of different settings,
-            or a schedule of ``needed`` that is missing.
-    """
-    found: Groups = {}
-    first: Record | None = None
-    runs = list(runs)
-    missing = [name for name in needed if name not in {run.name for run in runs}]
-    if missing:
-        there = ", ".join(style.order(run.name for run in runs)) or "none"
-        raise RecordError(
-            f"no run of schedule {', '.join(missing)}; found {there}: run the "
-            "missing ones (regimes ablate GRID --schedules ...) before drawing"
-        )
-    for run in runs:
-        if only and run.name not in needed:
-            continue
-        first = first or run
-        if not run.finished:
-            raise RecordError(
-                f"{run.folder} has {len(run.epochs)} of {run.config['epochs']} epochs: finish it "
-                "with --resume before drawing"
-            )
-        ours, theirs = _setting(run), _setting(first)
-        differ = [key for key in SAME if ours.get(key) != theirs.get(key)]
-        if differ:
-            raise RecordError(
-                f"{run.folder} and {first.folder} differ in {', '.join(differ)}: a figure compares "
-                "runs of one setting; move them to folders of their own"
-            )
-        others = found.setdefault(run.name, [])
-        if any(run.seed == other.seed for other in others):
-            raise RecordError(f"{run.folder}: there is another {run.name!r} run of seed {run.seed}")
-        others.append(run)
-    return {name: sorted(found[name], key=lambda r: r.seed) for name in style.order(found)}
-
-
-def _setting(run: Record) -> dict[str, Any]:
-    """The configuration, with the images themselves in place of where they lay."""
-    data = run.config["data"]
-    with contextlib.suppress(ConfigError):  # an older record has what it does not say by default
-        data = to_dict(from_dict(DataConfig, data))
-    data = {k: v for k, v in data.items() if k not in ("path", "download")}
-    found = {**run.config, "data": {**data, "digest": run.header["data"]["digest"]}}
-    if run.config.get("batch_policy"):
-        del found["batch_size"]  # the batch is what is compared
-    return found
-
-
-def metric(run: Record) -> Metric:
-    """What the run was tested by."""
-    return metrics.metric(run.header.get("metric", "accuracy"))
-
-
-def compressed(run: Record) -> list[dict[str, Any]]:
-    """The compressed layers in network order."""
-    return [layer for layer in run.header["layers"] if layer["compressed"]]
-
-
-def windows(found: Groups) -> list[list[int]]:
-    """The hand-made critical windows ``[first, stop)``; none if no run has them."""
-    for name, table in (("low-in-critical", "policy"), ("high-in-critical", "policy"),
-                        ("small-in-critical", "batch_policy")):  # fmt: skip
-        if found.get(name):
-            return found[name][0].config[table].get("windows", [])
-    return []
 
 
 def norms(runs: Sequence[Record]) -> pd.DataFrame:

@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from analysis import compare, style
+from analysis import compare
 from regimes.agreement import interval
 from regimes.config import RunConfig, from_dict
 from regimes.detectors.controls import place
+from regimes.drawing import style
 from regimes.errors import RecordError
 from regimes.records import Record, load_all, summary
 
@@ -166,9 +167,10 @@ def main(records: Path, out: Path | None = None, name: str = "controls") -> list
     rows, _ = compare.table(runs, needed=("accordion",))
     out = out or Path("figures", records.resolve().name.partition(".")[0])
     console = Console(highlight=False)
-    compare.show(rows, pairs, console)
+    others = pairs[pairs["schedule"] != "accordion"]
+    compare.show(rows, others, console)
     paths = style.save(fig, out / name, pairs)
-    paths += compare.write_tables(out, rows, pairs, f"{style.setting(runs[0])}.", f"{name}-")
+    paths += compare.write_tables(out, rows, others, f"{style.setting(runs[0])}.", f"{name}-")
     console.print(*map(str, paths), sep="\n")
     return paths
 

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from analysis import style
 from analysis.compare import groups
 from regimes.agreement import interval
 from regimes.config import DENSE
 from regimes.cost import Case, cases, predict
+from regimes.drawing import style
 from regimes.network import Network, Values, Work, spell
 from regimes.records import Record, load_all
 

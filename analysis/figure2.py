@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import seaborn as sns
 
-from analysis import panels, style
 from analysis.compare import (
     LAST,
     SCHEDULES,
@@ -37,6 +36,7 @@ from analysis.compare import (
 )
 from analysis.curves import curves, ends
 from analysis.levels import layer_name, level_map
+from regimes.drawing import panels, style
 from regimes.records import Record, load_all
 
 if TYPE_CHECKING:

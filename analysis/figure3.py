@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from analysis import style
 from analysis.compare import compressed, groups
 from regimes.agreement import interval
 from regimes.detectors import Detector, NormChange, RelativeChange
+from regimes.drawing import style
 from regimes.errors import RecordError
 from regimes.records import Record, load_all
 from regimes.replay import compare

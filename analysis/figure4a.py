@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from analysis import style
 from analysis.compare import groups, interval
+from regimes.drawing import style
 from regimes.errors import RecordError
 from regimes.records import Record, load_all
 

@@ -22,9 +22,9 @@ import pandas as pd
 import tyro
 from scipy.stats import norm
 
-from analysis import style
 from analysis.lasso_model import largest_sigma
 from analysis.lasso_numbers import FAMILIES, Setting, chances, network, shapes, sparsity
+from regimes.drawing import style
 from regimes.records import Record, load_all
 
 if TYPE_CHECKING:

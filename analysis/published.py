@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from analysis import metrics, panels, style
-from analysis.metrics import Metric
+from regimes.drawing import metrics, panels, style
+from regimes.drawing.metrics import Metric
 from regimes.errors import RecordError
 from regimes.records import Record
 

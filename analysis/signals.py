@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from analysis import style
 from analysis.compare import compressed
+from regimes.drawing import style
 from regimes.errors import RecordError
 from regimes.records import Record, load
 

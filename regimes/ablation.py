@@ -70,6 +70,18 @@ def main(
     console.print(as_table(summary(records), records[0].header["metric"]))
 
 
+def means(runs: pd.DataFrame) -> pd.DataFrame:
+    """`records.summary` over seeds: by schedule n, metric (mean) and its sd, the others' means."""
+    return runs.groupby("name", sort=False).agg(
+        n=("seed", "count"),
+        metric=("metric", "mean"),
+        sd=("metric", "std"),
+        floats=("floats", "mean"),
+        bytes=("bytes", "mean"),
+        seconds=("seconds", "mean"),
+    )
+
+
 def as_table(runs: pd.DataFrame, metric: str = "accuracy") -> Table:
     """Per schedule: the metric (mean of the last three epochs, mean +- sd over seeds), floats."""
     unit, percent = (" %", 100) if metric == "accuracy" else ("", 1)
@@ -79,16 +91,9 @@ def as_table(runs: pd.DataFrame, metric: str = "accuracy") -> Table:
         caption=f"{metric}: mean of the last 3 epochs, mean ± sd over seeds; "
         "floats: the paper's count; MB: by each worker",
     )  # fmt: skip
-    means = runs.groupby("name", sort=False).agg(
-        n=("seed", "count"),
-        metric=("metric", "mean"),
-        sd=("metric", "std"),
-        floats=("floats", "mean"),
-        bytes=("bytes", "mean"),
-        seconds=("seconds", "mean"),
-    )
-    low = means["floats"].get("low")
-    for name, row in means.iterrows():
+    rows = means(runs)
+    low = rows["floats"].get("low")
+    for name, row in rows.iterrows():
         spread = "" if pd.isna(row["sd"]) else f" ± {percent * row['sd']:.1f}"
         ratio = f"{row['floats'] / low:.2f}" if low else ""
         table.add_row(

@@ -236,6 +236,25 @@ def cost(
 
 
 @app.command
+def report(
+    records: Annotated[Path, tyro.conf.Positional],
+    network: str = "10Gbit/s,50us",
+    out: Path = Path("report.html"),
+) -> None:
+    """Write one HTML page of a run or an ablation, with all that it shows inside, to mail.
+
+    Args:
+        records: a run, a folder of runs, or an archive of them.
+        network: bandwidth of each link and latency of a message, for the predicted seconds.
+        out: the file to write.
+    """
+    from regimes.report import write
+
+    write(records, network, out)
+    print(f"{out}: {out.stat().st_size / 1e6:.2f} MB")
+
+
+@app.command
 def doctor() -> None:
     """What is installed, which devices and backends work, which data sets are found."""
     from regimes.doctor import report

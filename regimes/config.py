@@ -120,6 +120,7 @@ class RunConfig:
     device: str = "auto"  # "auto", "cpu", "cuda", "cuda:0"
     checkpoint_every: int = 1  # epochs
     timeout: float = 600.0  # seconds that a process waits for the others
+    parcel_mb: float = 25.0  # gradients that processes reduce at once, while backward goes on
     tensorboard: bool = False
 
     def digest(self) -> str:

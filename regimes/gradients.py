@@ -12,7 +12,7 @@ worker 0 (what DistributedDataParallel's broadcast of buffers does).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, cast, runtime_checkable
@@ -121,6 +121,7 @@ class Gradients:
         self.union, self.micro_batch, self.clip, self.autocast = union, micro_batch, clip, autocast
         self.hidden: dict[int, Any] = {}  # per row, what a language model carries along
         self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.last = False  # is the last backward pass of a step under way?
         self.mode = per_worker_batchnorm(model)
         like = self.parameters[0]
         rows = 1 if union else world.local
@@ -129,6 +130,17 @@ class Gradients:
         self.layers = [
             part.view(rows, *p.shape) for part, p in zip(parts, self.parameters, strict=True)
         ]
+
+    def announce(self, complete: Callable[[Iterable[int]], None]) -> None:
+        """From now on call ``complete`` during the last backward pass of a step, with each layer
+        as soon as nothing is added to its gradients any more; not with one that is not used."""
+        for i, parameter in enumerate(self.parameters):
+
+            def added(_: Tensor, layer: int = i) -> None:
+                if self.last:
+                    complete([layer])
+
+            parameter.register_post_accumulate_grad_hook(added)
 
     def compute(self, x: Tensor, y: Tensor, epoch: int, step: int) -> Float[Tensor, " rows"]:
         """Fill ``stack`` from a batch ``x [L, b, ...]``, ``y [L, b]``; returns the losses.
@@ -145,24 +157,27 @@ class Gradients:
         pieces = list(zip(x.split(size, 1), y.split(size, 1), strict=True))
         losses = torch.zeros_like(self.stack[:, 0])
         for i, (inputs, targets) in enumerate(pieces):
-            share = inputs.shape[1] / x.shape[1]
-            losses += self._micro(inputs, targets, share, (epoch, step * len(pieces) + i))
+            share, last = inputs.shape[1] / x.shape[1], i == len(pieces) - 1
+            losses += self._micro(inputs, targets, share, (epoch, step * len(pieces) + i), last)
+        self.last = False
         self.mode.groups, self.mode.update = 1, False  # outside of here, nothing is updated
         if self.clip is not None:
             norms = torch.linalg.vector_norm(self.stack, dim=1, keepdim=True)
             self.stack *= (self.clip / norms.clamp_min(1e-12)).clamp_max(1)
         return losses
 
-    def _micro(self, x: Tensor, y: Tensor, share: float, when: tuple[int, int]) -> Tensor:
+    def _micro(
+        self, x: Tensor, y: Tensor, share: float, when: tuple[int, int], last: bool
+    ) -> Tensor:
         """Add one micro-batch's gradient to ``stack``; its losses, ``[rows]``."""
         if self.union:
-            self.mode.groups = len(x)
+            self.mode.groups, self.last = len(x), last
             self.mode.update = 0 in self.world.hosted
             x, y = x.transpose(0, 1).flatten(0, 1), y.transpose(0, 1).flatten(0, 1)
             return self._pass(0, x, y, share)[None]
         losses = []
         for row, worker in enumerate(self.world.hosted):
-            self.mode.update = worker == 0
+            self.mode.update, self.last = worker == 0, last and row == len(x) - 1
             torch.manual_seed(derive(self.seed, "dropout", *when, worker))
             losses.append(self._pass(row, x[row], y[row], share))
         return torch.stack(losses)

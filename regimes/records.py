@@ -24,7 +24,7 @@ import os
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,7 @@ FREE_ON_RESUME = {
     "checkpoint_every",
     "tensorboard",
     "timeout",
+    "parcel_mb",
 }  # may differ from the start
 
 
@@ -332,22 +333,35 @@ def find(folder: str | Path) -> list[Path]:
     return sorted(path.parent for path in Path(folder).rglob("run.json"))
 
 
+@contextlib.contextmanager
+def opened(place: str | Path) -> Iterator[Path]:
+    """The folder itself; of an archive that ``pack`` has made, a scratch folder with its content.
+
+    Raises:
+        RecordError: the archive is damaged.
+    """
+    place = Path(place)
+    if not place.is_file():
+        yield place
+        return
+    with tempfile.TemporaryDirectory(prefix="regimes-") as scratch:
+        try:
+            with tarfile.open(place) as archive:
+                archive.extractall(scratch, filter="data")
+        except (OSError, tarfile.TarError, EOFError, lzma.LZMAError) as error:
+            why = str(error).partition("\n")[0].rstrip(":")
+            raise RecordError(f"{place} is no archive of records: {why}") from None
+        yield Path(scratch)
+
+
 def load_all(folder: str | Path) -> list[Record]:
     """Every run in or under a folder, or in an archive that ``pack`` has made.
 
     Raises:
         RecordError: there is none, or the archive is damaged.
     """
-    folder = Path(folder)
-    if folder.is_file():
-        with tempfile.TemporaryDirectory(prefix="regimes-") as scratch:
-            try:
-                with tarfile.open(folder) as archive:
-                    archive.extractall(scratch, filter="data")
-            except (OSError, tarfile.TarError, EOFError, lzma.LZMAError) as error:
-                raise RecordError(f"{folder} is no archive of records: {error}") from None
-            return load_all(Path(scratch))
-    runs = [load(path) for path in find(folder)]
+    with opened(folder) as root:
+        runs = [load(path) for path in find(root)]
     if not runs:
         raise RecordError(f"no run in or under {folder}")
     return runs

@@ -12,10 +12,11 @@ from torch import nn
 
 from regimes import provenance, tasks
 from regimes.compression import Compressor, Layer, compressor
-from regimes.compression.reducer import Reducer, traffic_table
+from regimes.compression.reducer import Reducer, check_order
 from regimes.config import DENSE, Level, RunConfig
 from regimes.deficits import Deficit, deficit
 from regimes.errors import ConfigError, DataError, nearest
+from regimes.exchange import Exchange
 from regimes.gradients import Gradients, draws_random_numbers, layer_table
 from regimes.instruments import PROVIDES, UNASKED, instruments
 from regimes.instruments.base import Batch, Gauge, Scene
@@ -42,6 +43,7 @@ class Parts:
     compressor: Compressor
     gradients: Gradients
     reducer: Reducer
+    exchange: Exchange
     scene: Scene
     gauges: dict[str, tuple[int, Gauge]]  # name -> (every so many epochs, gauge)
     optimizer: torch.optim.SGD
@@ -61,6 +63,11 @@ class Parts:
     def value(self, level: str) -> Level:
         """What a level's name means: ``levels`` of the configuration."""
         return DENSE if level == DENSE else self.config.levels[level]
+
+    def close(self) -> None:
+        """Leave the other processes."""
+        self.exchange.close()
+        self.world.close()
 
 
 def prepare(config: RunConfig) -> Parts:
@@ -83,7 +90,7 @@ def prepare(config: RunConfig) -> Parts:
     world.agree(configuration=config.digest(), code=provenance.code_digest(), data=task.digest)
     model = task.build(config).to(device, dtype)
     layers = layer_table(model)
-    _check_order(config, chosen, layers)
+    check_order(chosen, config.levels, layers, config.workers)
     batches = task.batches(config, device, dtype)
     union = _union(config, chosen, model, batches)
     gradients = Gradients(
@@ -100,6 +107,7 @@ def prepare(config: RunConfig) -> Parts:
     needs = [*rule.needs, *(batch_rule.needs if batch_rule else ())]
     gauges = _gauges(config, needs, scene)
     reducer = Reducer(chosen, layers, world, config.seed)
+    exchange = Exchange(gradients, reducer, config.parcel_mb)
     o = config.optimizer
     optimizer = torch.optim.SGD(
         gradients.parameters,
@@ -111,7 +119,7 @@ def prepare(config: RunConfig) -> Parts:
     )
     return Parts(
         config, world, device, task, batches, model, layers, rule, chosen,
-        gradients, reducer, scene, gauges, optimizer, batch_rule, worse,
+        gradients, reducer, exchange, scene, gauges, optimizer, batch_rule, worse,
     )  # fmt: skip
 
 
@@ -151,6 +159,8 @@ def check_numbers(config: RunConfig) -> None:
         )
     if not 0 < config.timeout < math.inf:
         raise ConfigError(f"timeout must be a positive number of seconds, got {config.timeout}")
+    if not 0 < config.parcel_mb < math.inf:
+        raise ConfigError(f"parcel_mb must be a positive number, got {config.parcel_mb}")
     if o.clip is not None and not 0 < o.clip < math.inf:
         raise ConfigError(f"optimizer.clip must be a positive number, got {o.clip}")
     sane = 0 < o.lr < math.inf and 0 <= o.momentum < 1 and 0 <= o.weight_decay < math.inf
@@ -194,18 +204,6 @@ def _check_size(config: RunConfig, task: Task) -> None:
             raise DataError(
                 f"{task.size} training samples are too few for one step of {config.workers} "
                 f"workers x {batch}: lower the batch size or raise data.train_size"
-            )
-
-
-def _check_order(config: RunConfig, chosen: Compressor, layers: Sequence[Layer]) -> None:
-    """ "low" compression must send at least as much as "high"."""
-    if {"low", "high"} <= set(config.levels):
-        low, high = config.levels["low"], config.levels["high"]
-        sent = [traffic_table(chosen, layers, v, config.workers)[0] for v in (low, high)]
-        if sent[0] < sent[1]:
-            raise ConfigError(
-                f"levels.low = {low!r} sends less than levels.high = {high!r}: low and high "
-                "qualify compression, so low must be the level that sends more; swap them"
             )
 
 

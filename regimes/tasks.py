@@ -148,14 +148,7 @@ class ImageTask:
         return loss / count, correct / count
 
     def probe(self, batches: data.Batches, world: World, size: int, batch: int) -> list[Batch]:
-        share = batch * world.processes
-        if not 0 < size <= self.size or size % share:
-            raise ConfigError(
-                f"a probe of {size} images in batches of {batch}: expected a multiple of {share} "
-                f"(batch x processes) of at most {self.size}, the training set"
-            )
-        here = size // world.processes
-        mine = slice(world.rank * here, (world.rank + 1) * here)
+        mine = probe_share(world, size, batch, self.size, "images", "the training set")
         x = batches.normalise(self.images.train_x[mine].to(batches.device))
         y = self.images.train_y[mine].to(batches.device)
         return list(zip(x.split(batch), y.split(batch), strict=True))
@@ -172,6 +165,24 @@ class ImageTask:
         order = torch.randperm(whole, generator=stream(seed, "samples", epoch))
         drawn = (next(seen.epoch(epoch, [0], start)) for start in order[:count].tolist())
         return [(x[0], y[0]) for x, y in drawn]
+
+
+def probe_share(
+    world: World, size: int, batch: int, whole: int, samples: str, source: str
+) -> slice:
+    """This process's equal part, in full batches, of a probe of `size` out of `whole` samples.
+
+    Raises:
+        ConfigError: too many samples, or no equal parts; says what `samples` and `source` are.
+    """
+    share = batch * world.processes
+    if not 0 < size <= whole or size % share:
+        raise ConfigError(
+            f"a probe of {size} {samples} in batches of {batch}: expected a multiple of {share} "
+            f"(batch x processes) of at most {whole}, {source}"
+        )
+    here = size // world.processes
+    return slice(world.rank * here, (world.rank + 1) * here)
 
 
 def build(config: RunConfig, **shape: Any) -> nn.Module:

@@ -178,16 +178,11 @@ class TextTask:
 
     def probe(self, batches: Streams, world: World, size: int, batch: int) -> list[Batch]:
         """Windows of ``data.sequence`` tokens at equal distances over the training text."""
-        whole, share = self._windows(), batch * world.processes
-        if not 0 < size <= whole or size % share:
-            raise ConfigError(
-                f"a probe of {size} windows in batches of {batch}: expected a multiple of {share} "
-                f"(batch x processes) of at most {whole}, the training text in windows of "
-                f"{self.sequence} tokens"
-            )
-        here = size // world.processes
+        whole = self._windows()
+        source = f"the training text in windows of {self.sequence} tokens"
+        mine = tasks.probe_share(world, size, batch, whole, "windows", source)
         spread = torch.arange(size) * whole // size
-        return self._take(spread[world.rank * here : (world.rank + 1) * here], batch, batches)
+        return self._take(spread[mine], batch, batches)
 
     def samples(
         self, batches: Streams, seed: int, epoch: int, count: int, batch: int

@@ -7,23 +7,23 @@ policies and instruments by their protocols only; dense is a compressor, static 
 from __future__ import annotations
 
 import math
-import time
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
+from regimes.clock import Clock
 from regimes.config import DENSE, RunConfig
 from regimes.errors import ConfigError, RegimesError, TrainingError
 from regimes.grace import Grace, Terminated
 from regimes.gradients import install
 from regimes.history import batch_history, history
 from regimes.instruments import PROVIDES
+from regimes.instruments.base import Reading
 from regimes.learning_rate import learning_rate
+from regimes.policies import Decision
 from regimes.quirks import resolve
 from regimes.records import Record, Writer, complete, load, read_header
 from regimes.resume import open_record, save
@@ -85,7 +85,7 @@ def run(
     finally:
         if writer:
             writer.close()
-        world.close()
+        parts.close()
     return load(out)
 
 
@@ -114,96 +114,48 @@ def _advance(
 # -- one epoch -------------------------------------------------------------------------------
 
 
-class Clock:
-    """Adds up where the time goes. On a GPU each switch is a sync point, so that it is true."""
+@dataclass(frozen=True)
+class Plan:
+    """What is decided before an epoch, from the epochs so far.
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.seconds: dict[str, float] = defaultdict(float)
+    Attributes:
+        batch: as the record has it, see ``_batch``.
+        decisions: of the compressed layers, by index.
+        level: of all layers.
+    """
 
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.seconds[name] += time.perf_counter() - start
-
-    def move(self, seconds: float, source: str, target: str) -> None:
-        """Book time that was spent within ``source`` on ``target`` instead."""
-        self.seconds[source] -= seconds
-        self.seconds[target] += seconds
+    epoch: int
+    batch: dict[str, Any]
+    lr: float
+    next_lr: float
+    decisions: dict[int, Decision]
+    level: list[str]
 
 
 def _epoch(
     p: Parts, epoch: int, watchers: Sequence[Reporter]
 ) -> tuple[dict[str, Any], dict[str, float], dict[str, Any]]:
     """Train one epoch; returns its row of the record, where the time went, instruments' details."""
-    o, clock = p.config.optimizer, Clock(p.device)
-    batch = _batch(p, epoch)
-    batches = p.batches.rebatched(p.batch_size(batch["level"]))
-    scale = batch["multiple"] if o.scale_with_batch else 1
-    lr = learning_rate(o, epoch) * scale
-    for group in p.optimizer.param_groups:
-        group["lr"] = lr
-    past = history(p.rows, p.compressed, p.config.signal)
-    names = [p.layers[i].name for i in p.compressed]
-    decisions = dict(zip(p.compressed, p.policy.decide(past, names), strict=True))
-    level = [decisions[i].level if i in decisions else DENSE for i in range(len(p.layers))]
-    values = [p.value(name) for name in level]
-    losses, steps, worse = 0.0, len(batches), p.deficit.active(epoch)
-    for step, (x, y) in enumerate(batches.epoch(epoch, p.world.hosted)):
-        with clock("compute"):
-            own = p.gradients.compute(x, y, epoch, step)
-        waited = p.world.seconds
-        with clock("compress"):
-            updates, loss = p.reducer.step(p.gradients.layers, values, own, p.gradients.stack)
-        clock.move(p.world.seconds - waited, "compress", "communicate")
-        if not math.isfinite(loss.item()):
-            _not_finite(p, own, epoch, step)
-        losses += loss.item()
-        if worse:
-            updates = p.deficit.updates(updates, p.config.seed, epoch, step)
-        with clock("instruments"):
-            for _, gauge in p.gauges.values():
-                gauge.step(p.gradients.stack, updates)
-        with clock("compute"):
-            install(p.gradients.parameters, updates)
-            p.optimizer.step()
-        for watcher in watchers:
-            watcher.step(epoch, step + 1, steps)
+    plan, clock = _plan(p, epoch), Clock(p.device)
+    train_loss, steps = _train(p, plan, clock, watchers)
     with clock("communicate"):
         p.world.broadcast(list(p.model.buffers()))
-    readings = {}
-    for name, (every, gauge) in p.gauges.items():
-        if epoch % every == 0:
-            with clock("instruments" if name == "norms" else name):
-                readings[name] = gauge.read(epoch)
+    readings = _measure(p, epoch, clock)
     with clock("evaluate"):
         test_loss = metric = math.nan
         if p.world.rank == 0:
             test_loss, metric = p.task.evaluate(p.model, p.device, p.batches.dtype)
-    meter = p.world.meter.take()
-    counted = [meter.layers[i] for i in range(len(p.layers))]
     row = {
         "epoch": epoch,
-        "lr": lr,
-        "next_lr": learning_rate(o, epoch + 1) * scale,
-        "batch_size": p.batch_size(batch["level"]),
-        "batch": batch,
+        "lr": plan.lr,
+        "next_lr": plan.next_lr,
+        "batch_size": p.batch_size(plan.batch["level"]),
+        "batch": plan.batch,
         "steps": steps,
-        "train_loss": losses / steps,
+        "train_loss": train_loss,
         "test_loss": test_loss,
         "metric": metric,
-        "floats": sum(t.floats for t in counted),
-        "bytes": sum(t.bytes for t in counted) + meter.layers[-1].bytes,
-        "collectives": {"calls": meter.calls, "bytes": meter.sent},
-        "layers": {
-            "level": level,
-            "floats": [t.floats for t in counted],
-            "bytes": [t.bytes for t in counted],
-            "why": [d.why if (d := decisions.get(i)) else None for i in range(len(p.layers))],
-        },
+        **_traffic(p, plan),
         "statistics": {
             k: [_finite(x) for x in v] for r in readings.values() for k, v in r.layers.items()
         },
@@ -213,6 +165,69 @@ def _epoch(
         _check_needs(p, row)
     details = {name: r.detail for name, r in readings.items() if r.detail}
     return row, dict(clock.seconds), details
+
+
+def _plan(p: Parts, epoch: int) -> Plan:
+    batch, o = _batch(p, epoch), p.config.optimizer
+    scale = batch["multiple"] if o.scale_with_batch else 1
+    lr, next_lr = (learning_rate(o, e) * scale for e in (epoch, epoch + 1))
+    past = history(p.rows, p.compressed, p.config.signal)
+    names = [p.layers[i].name for i in p.compressed]
+    decisions = dict(zip(p.compressed, p.policy.decide(past, names), strict=True))
+    level = [decisions[i].level if i in decisions else DENSE for i in range(len(p.layers))]
+    return Plan(epoch, batch, lr, next_lr, decisions, level)
+
+
+def _train(p: Parts, plan: Plan, clock: Clock, watchers: Sequence[Reporter]) -> tuple[float, int]:
+    """All steps of an epoch; their mean loss and number."""
+    batches = p.batches.rebatched(p.batch_size(plan.batch["level"]))
+    values = [p.value(name) for name in plan.level]
+    for group in p.optimizer.param_groups:
+        group["lr"] = plan.lr
+    losses, steps, worse = 0.0, len(batches), p.deficit.active(plan.epoch)
+    for step, (x, y) in enumerate(batches.epoch(plan.epoch, p.world.hosted)):
+        updates, loss, own = p.exchange.step(x, y, plan.epoch, step, values, clock)
+        if not math.isfinite(loss.item()):
+            _not_finite(p, own, plan.epoch, step)
+        losses += loss.item()
+        if worse:
+            updates = p.deficit.updates(updates, p.config.seed, plan.epoch, step)
+        with clock("instruments"):
+            for _, gauge in p.gauges.values():
+                gauge.step(p.gradients.stack, updates)
+        with clock("compute"):
+            install(p.gradients.parameters, updates)
+            p.optimizer.step()
+        for watcher in watchers:
+            watcher.step(plan.epoch, step + 1, steps)
+    return losses / steps, steps
+
+
+def _measure(p: Parts, epoch: int, clock: Clock) -> dict[str, Reading]:
+    """What the instruments read that are due after this epoch."""
+    readings = {}
+    for name, (every, gauge) in p.gauges.items():
+        if epoch % every == 0:
+            with clock("instruments" if name == "norms" else name):
+                readings[name] = gauge.read(epoch)
+    return readings
+
+
+def _traffic(p: Parts, plan: Plan) -> dict[str, Any]:
+    """What the epoch has sent, and each layer's level with its reason."""
+    meter = p.world.meter.take()
+    counted = [meter.layers[i] for i in range(len(p.layers))]
+    return {
+        "floats": sum(t.floats for t in counted),
+        "bytes": sum(t.bytes for t in counted) + meter.layers[-1].bytes,
+        "collectives": {"calls": meter.calls, "bytes": meter.sent},
+        "layers": {
+            "level": plan.level,
+            "floats": [t.floats for t in counted],
+            "bytes": [t.bytes for t in counted],
+            "why": [d.why if (d := plan.decisions.get(i)) else None for i in range(len(counted))],
+        },
+    }
 
 
 def _batch(p: Parts, epoch: int) -> dict[str, Any]:
@@ -248,9 +263,9 @@ def _not_finite(p: Parts, own: Tensor, epoch: int, step: int) -> None:
     bad = own + 0 * p.gradients.stack.sum(1)
     rows = bad.expand(p.world.local) if len(bad) == 1 else bad
     finite = p.world.gather([rows])[0].isfinite().tolist()
-    culprits = [str(w) for w, ok in enumerate(finite) if not ok]
-    who = "the workers' union" if p.gradients.union else f"worker {', '.join(culprits)}"
+    culprits = ", ".join(str(w) for w, ok in enumerate(finite) if not ok)
+    who = "the union of workers" if p.gradients.union and p.world.local > 1 else "worker"
     raise TrainingError(
-        f"the loss or a gradient of {who} is not finite in epoch {epoch}, step {step}: "
+        f"the loss or a gradient of {who} {culprits} is not finite in epoch {epoch}, step {step}: "
         "lower optimizer.lr or lengthen the warm-up; the record up to the last epoch is intact"
     )

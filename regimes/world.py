@@ -1,9 +1,9 @@
 """Where workers live: W logical workers hosted by P processes. The only user of torch.distributed.
 
 Everything that crosses workers goes through ``World`` and is counted there. ``drive`` runs the
-compressors' generators in lock-step: in each round all ``Mean`` requests travel as one flat
-all-reduce and all ``Gather`` requests as one all-gather of bytes. A world of one process answers
-the same requests with plain tensor means, so that a run is the same numbers on any P.
+compressors' generators; among processes in lock-step: in each round all ``Mean`` requests travel as
+one flat all-reduce and all ``Gather`` requests as one all-gather of bytes. A world of one process
+answers the same requests with plain tensor means, so that a run is the same numbers on any P.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regimes.compression.base import Gather, Mean, Program, Traffic
+from regimes.compression.base import Gather, Mean, Program, Request, Traffic
 from regimes.errors import ConfigError, TrainingError
 
 KINDS = ("mean", "gather", "broadcast")
+GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
 ROLL_CALL = 3.0  # seconds in which a process that lives says so, when contact is lost
 
 
@@ -46,9 +47,9 @@ class Meter:
 
     def count(self, layer: int, kind: str, tensor: Tensor, convention: bool = True) -> None:
         """Count one request; ``tensor`` is stacked, its first row is one worker's share."""
-        row = tensor[0]
-        size = row.numel() * row.element_size()
-        words = row.numel() if row.dtype == self.dtype else size / 4
+        numbers = tensor.numel() // tensor.shape[0]
+        size = numbers * tensor.element_size()
+        words = numbers if tensor.dtype == self.dtype else size / 4
         floats = words * (self.workers if kind == "gather" else 1) if convention else 0
         self.layers[layer] = self.layers[layer] + Traffic(floats, size)
         self.sent[kind] += size
@@ -70,7 +71,6 @@ class World:
         processes, rank: P and this process's place among them.
         hosted: the workers that live here, ``W / P`` consecutive ones.
         meter: the traffic so far.
-        seconds: time spent waiting in collectives so far.
     """
 
     def __init__(self, workers: int, *, processes: int = 1, rank: int = 0) -> None:
@@ -83,7 +83,13 @@ class World:
         each = workers // processes
         self.hosted = range(rank * each, (rank + 1) * each)
         self.meter = Meter(torch.float32, workers)
-        self.seconds = 0.0
+        self._clock: tuple[float, float | None] = 0.0, None  # replaced in one go: threads read it
+
+    @property
+    def seconds(self) -> float:
+        """Time spent waiting in collectives so far, the one under way included."""
+        spent, since = self._clock
+        return spent if since is None else spent + time.perf_counter() - since
 
     @property
     def local(self) -> int:
@@ -95,47 +101,44 @@ class World:
     def drive(
         self, programs: Sequence[Program], layers: Sequence[int], *, signal: bool = False
     ) -> list[Tensor]:
-        """Run generators in lock-step, one collective per kind and round; return their results.
+        """Run generators to their end; return their results. Alone, one after the other, so that
+        a layer stays in the cache; among processes in lock-step, one collective per kind and round.
 
         Args:
             programs: generators that yield ``Mean`` or ``Gather`` and return a tensor.
             layers: the layer index that each one's traffic is counted for; -1 for none.
             signal: these are a detector's statistics: bytes, but no floats of the paper's count.
         """
-        results: list[Any] = [None] * len(programs)
-        answers: list[Any] = [None] * len(programs)
-        live = list(range(len(programs)))
-        while live:
-            means: list[int] = []
-            gathers: list[int] = []
-            asked: dict[int, Tensor] = {}
-            for i in live:
+        results, rounds = [], set()
+        for program, layer in zip(programs, layers, strict=True):
+            answer: Any = None
+            turn = 0
+            while True:
                 try:
-                    request = programs[i].send(answers[i])
+                    request = program.send(answer)
                 except StopIteration as stop:
-                    results[i] = stop.value
-                    continue
-                kind = "gather" if isinstance(request, Gather) else "mean"
-                (gathers if kind == "gather" else means).append(i)
-                asked[i] = request.tensor
-                counted = layers[i] >= 0 and not signal
-                self.meter.count(layers[i], kind, request.tensor, convention=counted)
-            for ids, collective in ((means, self.mean), (gathers, self.gather)):
-                for i, answer in zip(ids, collective([asked[i] for i in ids]), strict=True):
-                    answers[i] = answer
-            live = sorted(asked)
+                    results.append(stop.value)
+                    break
+                kind = self._count(layer, request, signal)
+                (answer,) = (self.gather if kind == "gather" else self.mean)([request.tensor])
+                rounds.add((turn, kind))
+                turn += 1
+        for _, kind in rounds:  # as many as in lock-step
+            self.meter.calls[kind] += 1
         return results
+
+    def _count(self, layer: int, request: Request, signal: bool) -> str:
+        kind = "gather" if isinstance(request, Gather) else "mean"
+        counted = layer >= 0 and not signal
+        self.meter.count(layer, kind, request.tensor, convention=counted)
+        return kind
 
     def mean(self, tensors: list[Tensor]) -> list[Tensor]:
         """Means over all workers: each ``[L, ...] -> [...]``."""
-        if tensors:
-            self.meter.calls["mean"] += 1
-        return [t[0] if len(t) == 1 else t.mean(0) for t in tensors]
+        return [t[0] if t.shape[0] == 1 else t.mean(0) for t in tensors]
 
     def gather(self, tensors: list[Tensor]) -> list[Tensor]:
         """All workers' rows, in worker order: each ``[L, ...] -> [W, ...]``."""
-        if tensors:
-            self.meter.calls["gather"] += 1
         return tensors
 
     # -- plain services ----------------------------------------------------------------------
@@ -182,11 +185,36 @@ class ProcessWorld(World):
         super().__init__(workers, processes=dist.get_world_size(), rank=dist.get_rank())
         self.device, self.store = device, store
 
+    def drive(
+        self, programs: Sequence[Program], layers: Sequence[int], *, signal: bool = False
+    ) -> list[Tensor]:
+        results: list[Any] = [None] * len(programs)
+        answers: list[Any] = [None] * len(programs)
+        live = list(range(len(programs)))
+        while live:
+            means: list[int] = []
+            gathers: list[int] = []
+            asked: dict[int, Tensor] = {}
+            for i in live:
+                try:
+                    request = programs[i].send(answers[i])
+                except StopIteration as stop:
+                    results[i] = stop.value
+                    continue
+                kind = self._count(layers[i], request, signal)
+                (gathers if kind == "gather" else means).append(i)
+                asked[i] = request.tensor
+            for ids, collective in ((means, self.mean), (gathers, self.gather)):
+                for i, answer in zip(ids, collective([asked[i] for i in ids]), strict=True):
+                    answers[i] = answer
+            live = sorted(asked)
+        return results
+
     def mean(self, tensors: list[Tensor]) -> list[Tensor]:
         answers: list[Tensor] = [torch.empty(0)] * len(tensors)
         for dtype in sorted({t.dtype for t in tensors}, key=str):
             ids = [i for i, t in enumerate(tensors) if t.dtype == dtype]
-            parts = [t[0] if len(t) == 1 else t.mean(0) for t in (tensors[i] for i in ids)]
+            parts = super().mean([tensors[i] for i in ids])
             flat = torch.cat([p.flatten() for p in parts])
             self.meter.calls["mean"] += 1
             self._wait(dist.all_reduce, flat)
@@ -203,7 +231,7 @@ class ProcessWorld(World):
         flat = torch.cat(wires, dim=1)  # [L, bytes]
         everyone = flat.new_empty((self.workers, flat.shape[1]))
         self.meter.calls["gather"] += 1
-        self._wait(dist.all_gather_into_tensor, everyone, flat)
+        self._wait(getattr(dist, GATHER), everyone, flat)
         pieces = everyone.split([w.shape[1] for w in wires], dim=1)
         return [
             # a copy, because a view as another dtype needs aligned storage
@@ -229,34 +257,38 @@ class ProcessWorld(World):
     def close(self) -> None:
         dist.destroy_process_group()
 
-    def _silent(self) -> str:
-        """Who has died or hangs: those that do not answer a roll call in the store."""
-        others = {rank: f"roll call/{rank}" for rank in range(self.processes) if rank != self.rank}
-        try:
-            assert self.store is not None
-            self.store.set(f"roll call/{self.rank}", "here")
-            deadline = time.monotonic() + ROLL_CALL
-            while others and time.monotonic() < deadline:
-                others = {r: key for r, key in others.items() if not self.store.check([key])}
-                time.sleep(0.05)
-        except (RuntimeError, AssertionError):
-            return "one of them has died or hangs"
-        if not others:
-            return "all of them still answer: the network, or another collective"
-        return f"no sign of process {', '.join(map(str, others))}, which has died or hangs"
-
     def _wait(self, collective: Any, *args: Any) -> None:
-        start = time.perf_counter()
+        spent, start = self._clock[0], time.perf_counter()
+        self._clock = spent, start
         try:
             collective(*args)
         except RuntimeError as error:
             raise TrainingError(
                 f"process {self.rank} of {self.processes} lost contact with the others in "
-                f"{collective.__name__} ({self._silent()}): {str(error).splitlines()[0]}"
+                f"{collective.__name__} ({_silent(self.store, self.rank, self.processes)}): "
+                f"{str(error).splitlines()[0]}"
             ) from error
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # a sync point, so that the split of time is true
-        self.seconds += time.perf_counter() - start
+            # a sync point, so that the split of time is true; of this thread's work alone
+            torch.cuda.current_stream(self.device).synchronize()
+        self._clock = spent + time.perf_counter() - start, None
+
+
+def _silent(store: dist.Store | None, rank: int, processes: int) -> str:
+    """Who has died or hangs: those that do not answer a roll call in the store."""
+    others = {other: f"roll call/{other}" for other in range(processes) if other != rank}
+    try:
+        assert store is not None
+        store.set(f"roll call/{rank}", "here")
+        deadline = time.monotonic() + ROLL_CALL
+        while others and time.monotonic() < deadline:
+            others = {r: key for r, key in others.items() if not store.check([key])}
+            time.sleep(0.05)
+    except (RuntimeError, AssertionError):
+        return "one of them has died or hangs"
+    if not others:
+        return "all of them still answer: the network, or another collective"
+    return f"no sign of process {', '.join(map(str, others))}, which has died or hangs"
 
 
 def launched() -> int:
@@ -292,6 +324,7 @@ def connect(workers: int, device: torch.device, timeout: float = 600.0) -> World
 
     Raises:
         ConfigError: W is not a multiple of P.
+        TrainingError: the others are not there in time.
     """
     if launched() == 1:
         return World(workers)
@@ -302,15 +335,22 @@ def connect(workers: int, device: torch.device, timeout: float = 600.0) -> World
     alone = device.type == "cuda" and per_node <= torch.cuda.device_count()
     patience = datetime.timedelta(seconds=timeout)
     place, rank = os.environ.get("REGIMES_RENDEZVOUS", "env://"), int(os.environ["RANK"])
-    store, _, _ = next(dist.rendezvous(place, rank, launched(), timeout=patience))
-    store = dist.PrefixStore(_attempt(), store)
-    dist.init_process_group(
-        "nccl" if alone else "gloo",
-        store=store,
-        world_size=launched(),
-        rank=rank,
-        timeout=patience,
-    )
+    store = None
+    try:
+        met, _, _ = next(dist.rendezvous(place, rank, launched(), timeout=patience))
+        store = dist.PrefixStore(_attempt(), met)
+        dist.init_process_group(
+            "nccl" if alone else "gloo",
+            store=store,
+            world_size=launched(),
+            rank=rank,
+            timeout=patience,
+        )
+    except RuntimeError as error:
+        raise TrainingError(
+            f"process {rank} of {launched()} lost contact with the others at the start "
+            f"({_silent(store, rank, launched())}): {str(error).splitlines()[0]}"
+        ) from error
     return ProcessWorld(workers, device, store)
 
 

@@ -15,7 +15,8 @@ import pytest
 from scipy import stats
 from test_figure2 import EPOCHS, make
 
-from analysis import batch, compare, curves, figures, levels, metrics, panels, style
+from analysis import batch, compare, curves, figures, levels
+from regimes.drawing import metrics, panels, style
 from regimes.errors import ConfigError, RecordError
 from regimes.presets import GRIDS
 from regimes.records import Record, load_all, read_lines

@@ -25,7 +25,7 @@ from regimes.config import DataConfig
 from regimes.data import Batches, Images, evaluation_batches, load
 from regimes.errors import DataError
 
-SMALL = settings(max_examples=40, deadline=None)
+SMALL = settings(max_examples=40)
 
 
 def numbered(n: int, c: int = 1, h: int = 1, w: int = 2) -> Images:
@@ -130,7 +130,7 @@ def cropped(image: np.ndarray, row: int, column: int, flip: int) -> np.ndarray:
     return out
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(1, 3), st.integers(1, 5), st.sampled_from([(1, 4, 6), (3, 8, 8), (2, 5, 3)]))
 def test_augmentation_is_that_of_a_loop_over_images(workers, size, shape):
     pictures = numbered(17, *shape)
@@ -219,7 +219,7 @@ def test_digits():
     assert pictures.std == (round(x.std(correction=0).item(), 4),)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(1, 1740), st.integers(1, 40))
 def test_subsets_hold_the_classes_in_equal_shares(train, test):
     pictures = load(DataConfig(train_size=train, test_size=None))

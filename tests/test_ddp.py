@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import regimes
 from regimes import checkpoint
 from regimes.config import RunConfig, override
-from regimes.ddp.parcels import in_memory_order
+from regimes.ddp.tensors import in_memory_order
 from regimes.records import read_lines
 
 VIEW = {"gradient_as_bucket_view": True}
@@ -276,6 +276,7 @@ def test_bad_input_gets_one_sentence() -> None:
         "compressor object": "expected a name, a table with a name, or a Compressor",
         "level": "level 0 is none of PowerSGD: expected a rank",
         "level dense": '"dense" is always known',
+        "levels swapped": "levels.low = 1 sends less than levels.high = 4",
         "signal": "did you mean 'update'",
         "half": "'weight' is of type torch.float16: the hook needs float32 or float64",
         "sparse": "build it with sparse=False",

@@ -13,7 +13,8 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from analysis import compare, figure2, style
+from analysis import compare, figure2
+from regimes.drawing import style
 from regimes.errors import RecordError
 from regimes.records import Writer, load_all, read_lines
 

@@ -22,6 +22,11 @@ from regimes.errors import RecordError
 from regimes.records import read_lines
 
 ONE = {**os.environ, "OMP_NUM_THREADS": "1"}
+PARCELS = "parcel_mb=0.02"  # several: gradients leave during backward
+BATCHES = (
+    "batch_levels={low=8, high=24}",
+    "batch_policy={name='windows', windows=[[0, 3]], inside='low', outside='high'}",
+)
 
 
 def config(*settings: str) -> RunConfig:
@@ -39,7 +44,7 @@ def start(c: RunConfig, out: Path, *words: str, **env: str) -> subprocess.Popen[
     )
 
 
-def wait(until: Callable[[], object], seconds: float = 60) -> None:
+def wait(until: Callable[[], object], seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not until():
         assert time.monotonic() < deadline, "waited in vain"
@@ -70,9 +75,10 @@ def children(pid: int) -> list[int]:
 # -- killed ----------------------------------------------------------------------------------
 
 
-def test_kill_9_again_and_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("settings", [(), BATCHES], ids=["one batch size", "two batch sizes"])
+def test_kill_9_again_and_again(settings: tuple[str, ...], tmp_path: Path) -> None:
     """Killed at random moments until it gets through; the same run as one left alone."""
-    c, out, draw, kills = config("epochs=8"), tmp_path / "run", random.Random(0), 0
+    c, out, draw, kills = config("epochs=8", *settings), tmp_path / "run", random.Random(0), 0
     regimes.run(c, tmp_path / "whole")
     for _ in range(30):
         before = len(rows(out))
@@ -89,11 +95,14 @@ def test_kill_9_again_and_again(tmp_path: Path) -> None:
         kills += 1
     assert kills >= 2
     assert_same(out, tmp_path / "whole")
+    assert len({row["batch_size"] for row in rows(out)}) == (2 if settings else 1)
 
 
-@pytest.mark.parametrize("victim", [0, 3])
-def test_one_of_four_processes_killed_and_the_run_resumed(victim: int, tmp_path: Path) -> None:
-    c, out = config("epochs=30"), tmp_path / "run"
+@pytest.mark.parametrize(("victim", "parcels"), [(0, "parcel_mb=25"), (3, PARCELS)])
+def test_one_of_four_processes_killed_and_the_run_resumed(
+    victim: int, parcels: str, tmp_path: Path
+) -> None:
+    c, out = config("epochs=30", parcels), tmp_path / "run"
     process = start(c, out, "--processes", "4")
     wait(lambda: len(rows(out)) >= 2)
     os.kill(children(process.pid)[victim], signal.SIGKILL)
@@ -187,9 +196,11 @@ def test_a_second_sigterm_ends_at_once(tmp_path: Path) -> None:
 # -- hangs -----------------------------------------------------------------------------------
 
 
-def test_a_process_that_hangs_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("parcels", ["parcel_mb=25", PARCELS])
+def test_a_process_that_hangs_is_named(parcels: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    process = start(config("epochs=500", "timeout=5", "workers=3"), out, "--processes", "3")
+    c = config("epochs=500", "timeout=5", "workers=3", parcels)
+    process = start(c, out, "--processes", "3")
     wait(lambda: len(rows(out)) >= 1)
     victim = children(process.pid)[1]
     os.kill(victim, signal.SIGSTOP)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regimes.errors import ConfigError
+from regimes.instruments.krylov import inner, length
 from regimes.instruments.lanczos import Eigenpairs, lanczos
 from regimes.seeding import stream
 
@@ -77,6 +78,27 @@ def test_float32_and_the_square_law_of_the_error():
     values = torch.cat([found.largest, found.smallest])
     assert found.vectors.dtype == torch.float32
     assert torch.allclose(values, exact, rtol=1e-5)
+
+
+def test_float32_sums_over_millions_of_terms():
+    """H = 30 uu' + D with D = diag(+-1) and u'Du = 0: the top is that of [[30, 1], [1, 0]]."""
+    d = 2**22
+    signs = torch.tensor([1.0, -1.0]).repeat(d // 2)
+
+    def operator(v):
+        return 30 * float(v.double().mean()) + signs * v  # u = ones / sqrt(d)
+
+    found = lanczos(operator, d, tolerance=1e-4, max_basis=6, generator=stream(2))
+    assert found.converged
+    assert float(found.largest[0]) == pytest.approx(15 + 226**0.5, rel=1e-6)
+    assert float(found.vectors[0].double().norm()) == pytest.approx(1.0, rel=1e-5)
+
+
+def test_a_sum_over_millions_is_that_of_float64():
+    w = torch.randn(2**23 + 5, generator=stream(4))
+    exact = float(w.double() @ w.double())
+    assert float(inner(w[None], w)) == pytest.approx(exact, rel=1e-6)
+    assert length(w) ** 2 == pytest.approx(exact, rel=1e-6)
 
 
 @pytest.mark.parametrize("block", [1, 4])

@@ -376,7 +376,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_the_figure_and_its_curves(tmp_path: Path) -> None:
     from analysis.cost import figure_cost
-    from analysis.style import save
+    from regimes.drawing.style import save
 
     fig, numbers = figure_cost(reference(), Network.parse("1Gbit/s,50us"))
     assert numbers.notna().all(axis=None)

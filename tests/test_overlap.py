@@ -23,6 +23,7 @@ from regimes.gradients import layer_table
 from regimes.instruments.base import Scene
 from regimes.instruments.overlap import (
     Overlap,
+    batch_gradient,
     pair_overlaps,
     support,
     train_on_batch_statistics,
@@ -164,7 +165,7 @@ def test_gradient_is_that_of_a_worker_with_that_batch() -> None:
     grads = [p.grad for p in parts.model.parameters()]
     with untouched(parts.model):
         train_on_batch_statistics(parts.model)
-        found = gauge._gradient(batch)  # type: ignore[attr-defined]
+        found = batch_gradient(parts.scene, batch)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-13)
     gauge.read(0)
     for name, tensor in parts.model.state_dict().items():

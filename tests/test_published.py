@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 from test_figure2 import make
 
-from analysis import curves, metrics, published
+from analysis import curves, published
+from regimes.drawing import metrics
 from regimes.errors import RecordError
 from regimes.records import load_all
 

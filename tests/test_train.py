@@ -71,9 +71,10 @@ def test_processes_equal_simulation(compressor: tuple[str, ...], tmp_path: Path)
     regimes.run(c, tmp_path / "1x4")
     levels = {x for r in read_lines(tmp_path / "1x4/epochs.jsonl") for x in r["layers"]["level"]}
     assert levels == {"low", "high", "dense"}  # ACCORDION has switched, or the test shows nothing
-    for count in (2, 4):
-        launch.processes(c, tmp_path / f"{count}x{4 // count}", count)
-        same_run(tmp_path / "1x4", tmp_path / f"{count}x{4 // count}")
+    for count, parcel_mb in ((2, 0.02), (4, 25.0)):  # during backward, and after it
+        out = tmp_path / f"{count}x{4 // count}"
+        launch.processes(replace(c, parcel_mb=parcel_mb), out, count)
+        same_run(tmp_path / "1x4", out)
 
 
 @pytest.mark.parametrize("compressor", ["powersgd", "randomk", "dense"])
@@ -287,6 +288,7 @@ def test_metered_traffic_is_the_formula_times_steps(
         (["policy=static", "policy.level=middle"], ConfigError, "add levels.middle"),
         (["epochs=0"], ConfigError, "epochs must be at least 1"),
         (["optimizer.lr=-1"], ConfigError, "optimizer needs lr > 0"),
+        (["parcel_mb=0"], ConfigError, "parcel_mb must be a positive number"),
         (["optimizer.decay_factor=0"], ConfigError, "optimizer.decay_factor must be a positive"),
         (["optimizer.warmup_from=nan"], ConfigError, "optimizer.warmup_from must be a positive"),
         (["optimizer.decay_epochs=[-5]"], ConfigError, "must be at least 1, got [-5]"),
@@ -379,7 +381,7 @@ def test_a_loss_that_is_not_finite_stops_and_says_where(
     monkeypatch.setattr(tasks, "cross_entropy", poisoned)
     with pytest.raises(TrainingError) as error:
         regimes.run(c, tmp_path / "run")
-    where = "the workers' union is not finite in epoch 2, step 0"
+    where = "the union of workers 0, 1, 2, 3 is not finite in epoch 2, step 0"
     assert ("worker 2 is not finite in epoch 2, step 1" if not union else where) in str(error.value)
     record: Record = regimes.load(tmp_path / "run")
     assert record.epochs["epoch"].tolist() == [0, 1]

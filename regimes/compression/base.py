@@ -79,8 +79,24 @@ class Traffic:
         return Traffic(self.floats + other.floats, self.bytes + other.bytes)
 
 
+class Workspace:
+    """Memory that is used again at every step, because fresh pages cost as much as a pass over
+    them. No field of the state: neither saved nor copied."""
+
+    __slots__ = ("_update",)
+
+    def update_like(self, matrix: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
+        """Where this layer's updates go, undefined at first; each lives until the next."""
+        kept: Tensor | None = getattr(self, "_update", None)
+        if kept is None or (kept.shape, kept.dtype, kept.device) != (
+            matrix.shape, matrix.dtype, matrix.device
+        ):  # fmt: skip
+            kept = self._update = torch.empty_like(matrix, memory_format=torch.contiguous_format)
+        return kept
+
+
 @dataclass
-class State:
+class State(Workspace):
     """A layer's memory between steps. Every field but the residual is the same on all workers.
 
     Attributes:
@@ -98,7 +114,7 @@ class State:
 
 Request = Mean | Gather
 Program = Generator[Request, Tensor, Tensor]
-Sending = Generator[Request, Tensor, tuple[Tensor, Tensor]]
+Sending = Generator[Request, Tensor, tuple[Tensor, Tensor | None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +139,7 @@ class Compressor(ABC):
         """Ask for collectives; return ``(update [n, m], sent [L, n, m] or [n, m])``.
 
         ``sent`` is what each worker's ``delta`` has contributed; the rest becomes its residual.
+        With error feedback ``send`` may take it out of ``delta`` itself and return None. Otherwise
         ``delta`` must be left as it is; ``state`` may change except for its residual.
         """
 
@@ -143,14 +160,16 @@ class Compressor(ABC):
         delta = grad.flatten(2) if grad.ndim > 2 else grad
         if state.residual is not None:
             delta = state.residual.add_(delta)
+        elif self.error_feedback and level != DENSE:
+            delta = state.residual = delta.clone()
         state.step += 1
         if level == DENSE:
             update = yield Mean(delta)
             state.residual = None
         else:
             update, sent = yield from self.send(delta, state, level)
-            if self.error_feedback:
-                state.residual = torch.sub(delta, sent, out=state.residual)
+            if self.error_feedback and sent is not None:
+                delta.sub_(sent)
         return update.view(grad.shape[1:])
 
     def cost(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:

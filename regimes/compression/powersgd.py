@@ -66,7 +66,7 @@ class PowerSGD(Compressor):
         q = self._start(state, min(int(level), n, m), delta)
         p = orthonormal((yield Mean(q @ delta.mT)))  # [r, n]
         state.q = yield Mean(p @ delta)  # [r, m]
-        update = p.mT @ state.q  # [n, m]
+        update = torch.mm(p.mT, state.q, out=state.update_like(delta[0]))  # [n, m]
         return update, update
 
     def _start(self, state: PowerState, rank: int, like: Tensor) -> Float[Tensor, "rank m"]:

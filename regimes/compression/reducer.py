@@ -6,7 +6,7 @@ too (``loss + 0 * sum(gradient)``), so that all processes learn of it in the sam
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,11 @@ from regimes.errors import ConfigError
 from regimes.world import World, mean_program
 
 IDENTITY = ("key", "first_worker")  # fields of a State that follow from the configuration
+
+
+def health(losses: Float[Tensor, " rows"], stack: Float[Tensor, "rows N"]) -> Tensor:
+    """The losses, ``[rows]``; NaN where a gradient is not finite."""
+    return (losses + 0 * stack.sum(1)).to(torch.float32)
 
 
 class Reducer:
@@ -48,14 +53,25 @@ class Reducer:
             The updates ``[*shape]`` per layer and the mean loss, NaN if any gradient is not
             finite. Gradients are left as they are; states move on.
         """
-        health = losses + 0 * stack.sum(1)
-        programs = [mean_program(health.to(torch.float32))]
-        for c, grad, state, level in zip(
-            self.compressors, gradients, self.states, levels, strict=True
-        ):
-            programs.append(c.reduce(grad, state, level))
-        results = self.world.drive(programs, range(-1, len(self.layers)))
-        return results[1:], results[0]
+        news = health(losses, stack)
+        loss, *updates = self.reduce(range(-1, len(self.layers)), gradients, levels, news)
+        return updates, loss
+
+    def reduce(
+        self,
+        parcel: Sequence[int],
+        gradients: Sequence[Float[Tensor, "rows ..."]],
+        levels: Sequence[Level],
+        news: Float[Tensor, " rows"] | None = None,
+    ) -> list[Tensor]:
+        """All rounds of some layers; their updates. The layer -1 stands for ``news``."""
+        programs = [
+            mean_program(news)
+            if i < 0 and news is not None
+            else self.compressors[i].reduce(gradients[i], self.states[i], levels[i])
+            for i in parcel
+        ]
+        return self.world.drive(programs, parcel)
 
     def residuals(self) -> list[Tensor | None]:
         """What each hosted worker still owes, per layer."""
@@ -101,3 +117,17 @@ def traffic_table(
     """(floats, bytes) of one float32 step at one level, by the compressors' formulas."""
     costs = [compressor.cost(layer, level, workers) for layer in layers]
     return sum(c.floats for c in costs), sum(c.bytes for c in costs)
+
+
+def check_order(
+    chosen: Compressor, levels: Mapping[str, Level], layers: Sequence[Layer], workers: int
+) -> None:
+    """Raise ConfigError unless "low" compression sends at least as much as "high"."""
+    if {"low", "high"} <= levels.keys():
+        low, high = levels["low"], levels["high"]
+        sent = [traffic_table(chosen, layers, v, workers)[0] for v in (low, high)]
+        if sent[0] < sent[1]:
+            raise ConfigError(
+                f"levels.low = {low!r} sends less than levels.high = {high!r}: low and high "
+                "qualify compression, so low must be the level that sends more; swap them"
+            )

@@ -5,12 +5,12 @@ The level is K, the percentage of a layer's coordinates that each worker sends, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
-from jaxtyping import Float, Int32
+from jaxtyping import Float
 from torch import Tensor
 
 from regimes.compression.base import (
@@ -23,6 +23,7 @@ from regimes.compression.base import (
     Traffic,
     reject,
 )
+from regimes.compression.selection import largest
 from regimes.config import DENSE, Level
 from regimes.seeding import stream
 
@@ -56,42 +57,24 @@ class TopK(Compressor):
 
     def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
         flat = delta.flatten(1)
-        index = torch.stack([top_indices(row, kept(level, row.numel())) for row in flat])
-        value = flat.gather(1, index.long())
+        k = kept(level, flat.shape[1])
+        found = [largest(row, k, clear=self.error_feedback) for row in flat]
+        index, value = (_stacked(parts) for parts in zip(*found, strict=True))
         values = yield Gather(value)  # [W, k]
-        indices = (yield Gather(index)).long()
-        update = torch.zeros_like(flat[0])
-        update.index_add_(0, indices.flatten(), values.flatten())
-        if self.reduction == "mean":
-            update /= len(values)
-        sent = torch.zeros_like(flat).scatter_(1, index.long(), value)
-        return update.view(delta.shape[1:]), sent.view(delta.shape)
+        indices = yield Gather(index)
+        share = 1 / len(values) if self.reduction == "mean" else 1
+        update = state.update_like(delta[0]).zero_().view(-1)
+        update.index_add_(0, indices.flatten(), values.flatten(), alpha=share)
+        return update.view(delta.shape[1:]), None
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         k = kept(level, layer.size)
         return Traffic(2 * k * workers, k * (itemsize + 4))
 
 
-def top_indices(values: Float[Tensor, " size"], k: int) -> Int32[Tensor, " k"]:
-    """Indices of the k largest magnitudes, ascending; ties go to the smaller index."""
-    magnitude = values.abs()
-    threshold = _kth_largest(magnitude, k)
-    above = magnitude > threshold
-    missing = k - int(above.sum())
-    ties = (magnitude == threshold).nonzero().flatten()[:missing]
-    if len(ties) < missing:  # NaN compares with nothing; any k will do, the loop stops for it
-        return torch.arange(k, dtype=torch.int32, device=values.device)
-    above[ties] = True
-    return above.nonzero().flatten().int()
-
-
-def _kth_largest(magnitude: Tensor, k: int) -> Tensor:
-    """numpy's introselect is several times faster than ``torch.topk`` on a CPU."""
-    if magnitude.device.type != "cpu":
-        return magnitude.kthvalue(magnitude.numel() - k + 1).values
-    array = magnitude.numpy()
-    at = array.size - k
-    return torch.as_tensor(np.partition(array, at)[at])
+def _stacked(rows: Sequence[Tensor]) -> Tensor:
+    """As ``torch.stack``, but one row is not copied."""
+    return torch.stack(list(rows)) if len(rows) > 1 else rows[0][None]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,8 @@
 """DDP's gradient buckets in, aggregated gradients out, while backward goes on.
 
 *Order.* DDP hands over buckets in the same order on every process, but fills them anew after the
-first step. What travels is therefore a fixed division of the layers into *parcels*, last layers
-first, each at most as large as DDP's bucket size. One thread reduces them in that order, as they
-become complete, all rounds of one before the next, on a communicator that nothing else uses. So
-collectives are issued in the same order everywhere, whatever the timing, and a resumed run adds
-in the same order as one that was never stopped. (Chained callbacks issue a bucket's second round
+first step. What travels is therefore divided anew, into ``regimes.parcels`` of at most DDP's bucket
+size, on a communicator that nothing else uses. (Chained callbacks issue a bucket's second round
 whenever its first happens to be done, which differs between processes: torch's own PowerSGD hook
 aborts of that on gloo.)
 
@@ -18,12 +15,8 @@ alone because no process used it. Costs one residual more per process.
 from __future__ import annotations
 
 import copy
-import threading
-import weakref
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -34,12 +27,11 @@ from torch.nn.parallel import DistributedDataParallel
 from regimes.compression.base import State
 from regimes.compression.reducer import Reducer
 from regimes.config import Level
-from regimes.ddp.parcels import divide, health_of, in_memory_order
+from regimes.ddp.tensors import health_of, in_memory_order
 from regimes.errors import ConfigError
 from regimes.instruments.base import Gauge
+from regimes.parcels import Pipeline, Task, divide
 from regimes.world import mean_program
-
-Task = Callable[[], Any]
 
 
 @dataclass
@@ -47,7 +39,6 @@ class _Step:
     """One backward pass in the making; dictionaries are keyed by layer."""
 
     levels: Sequence[Level]
-    parcels: list[list[int]]  # still to be reduced
     gradients: dict[int, Tensor] = field(default_factory=dict)  # in the buckets; later the updates
     states: dict[int, State] = field(default_factory=dict)  # as they will be
     promised: list[tuple[Future[Tensor], Tensor]] = field(default_factory=list)  # and their buffers
@@ -79,7 +70,6 @@ class Buckets:
         self.model, self.reducer, self.gauges, self.scale = model, reducer, gauges, scale
         self.parameters = list(parameters)
         self.index = {parameter: i for i, parameter in enumerate(parameters)}
-        self.parcels = divide(parameters, model.bucket_bytes_cap)
         self.levels: Sequence[Level] = []
         self.spare: list[Tensor | None] = [None] * len(parameters)  # a retired residual's memory
         self.units = [1.0] * len(parameters)  # the scale in which a residual is kept
@@ -87,14 +77,11 @@ class Buckets:
         self.stack = parameters[0].new_zeros(1, sum(sizes) if keep_gradients else 0)
         self.rows = self.stack[0].split(sizes) if keep_gradients else None
         self.device = parameters[0].device
-        self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        parcels = divide(parameters, model.bucket_bytes_cap)
+        self.pipeline = Pipeline(parcels, self._reduce, self.device)
         self.step: _Step | None = None
         self.check: Task | None = None
-        self.error: BaseException | None = None
         self.restart()
-        self.tasks: SimpleQueue[Task | None] = SimpleQueue()
-        threading.Thread(target=_serve, args=(self.tasks,), daemon=True, name="regimes").start()
-        weakref.finalize(self, self.tasks.put, None)
 
     def restart(self) -> None:
         """An epoch begins."""
@@ -113,26 +100,22 @@ class Buckets:
                     "the hook works inside backward() only: uneven inputs (model.join()) are not "
                     "supported, let every process take the same number of steps"
                 ) from None
-            self.step = _Step(self.levels, list(self.parcels))
+            self.step = _Step(self.levels)
+            self.pipeline.begin()
         assert self.step is not None
         gradients = {
             self.index[p]: in_memory_order(g, p)
             for g, p in zip(bucket.gradients(), bucket.parameters(), strict=True)
         }
-        on_gpu = self.stream is not None
-        ready = torch.cuda.current_stream(self.device).record_event() if on_gpu else None
-        future: Future[Tensor] = Future(devices=[self.device] if on_gpu else None)
+        self.step.gradients.update(gradients)
+        future: Future[Tensor] = Future(devices=[self.device] if self.pipeline.stream else None)
         self.step.promised.append((future, bucket.buffer()))
-        self.tasks.put(partial(self._arrive, self.step, gradients, ready))
+        self.pipeline.put(gradients)
         return future
 
     def _finish(self) -> None:
         """The end of backward, just before DDP takes the results."""
-        done = threading.Event()
-        self.tasks.put(done.set)
-        done.wait()
-        if self.error is not None:
-            raise self.error
+        self.pipeline.finish()
         _after_backward(self._settle)
 
     @torch.no_grad()
@@ -178,34 +161,18 @@ class Buckets:
 
     def aside(self) -> torch.cuda.StreamContext:
         """On a GPU: in the hook's own stream, after what the present one has been given."""
-        if self.stream is not None:
-            self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        return torch.cuda.stream(self.stream)
+        if (stream := self.pipeline.stream) is not None:
+            stream.wait_stream(torch.cuda.current_stream(self.device))
+        return torch.cuda.stream(self.pipeline.stream)
 
     # -- in the thread of the hook -----------------------------------------------------------
 
-    @torch.no_grad()
-    def _arrive(self, step: _Step, gradients: dict[int, Tensor], ready: Any) -> None:
-        """Reduce the parcels that are now complete."""
-        if self.error is not None:
-            return
-        try:
-            with torch.cuda.stream(self.stream):
-                if self.stream is not None:
-                    self.stream.wait_event(ready)
-                if not step.gradients:
-                    step.scale = self.scale()
-                step.gradients.update(gradients)
-                while step.parcels and step.gradients.keys() >= set(step.parcels[0]):
-                    self._reduce(step, step.parcels.pop(0))
-                if not step.parcels:
-                    for future, buffer in step.promised:
-                        future.set_result(buffer)
-        except BaseException as error:
-            self.error = error
-
-    def _reduce(self, step: _Step, parcel: list[int]) -> None:
+    def _reduce(self, parcel: list[int]) -> None:
         """All rounds of one parcel; the news of a non-finite gradient rides in the first."""
+        step = self.step
+        assert step is not None
+        if not step.states:
+            step.scale = self.scale()
         if self.check is not None:
             self.check, check = None, self.check
             check()
@@ -227,6 +194,9 @@ class Buckets:
             step.finite = False
             for gradient in gradients:
                 gradient.fill_(torch.nan)  # as without compression: a GradScaler must see it
+        if len(step.states) == len(self.parameters):  # a static graph's first pass awaits them here
+            for future, buffer in step.promised:
+                future.set_result(buffer)
 
     def _copy(self, layer: int, scale: float) -> State:
         """A state that the step may change, its residual in units of the step's scale."""
@@ -238,13 +208,6 @@ class Buckets:
             ratio = scale / self.units[layer]
             state.residual = torch.mul(state.residual, ratio, out=self.spare[layer])
         return state
-
-
-def _serve(tasks: SimpleQueue[Task | None]) -> None:
-    """The thread: knows the queue only, so that it ends with the hook."""
-    while (task := tasks.get()) is not None:
-        task()
-        del task
 
 
 def _after_backward(callback: Task) -> None:

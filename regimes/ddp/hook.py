@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from regimes.compression import Compressor, Layer
 from regimes.compression.base import Traffic
-from regimes.compression.reducer import Reducer
+from regimes.compression.reducer import Reducer, check_order
 from regimes.config import DENSE, Level, RunConfig, Signal
 from regimes.ddp import parts, state
 from regimes.ddp.buckets import Buckets
@@ -92,6 +92,7 @@ class Hook:
         self.policy, self.compressor, self.values, self.signal = rule, compressor, levels, signal
         found = parts.trainable(model)
         self.layers = [Layer(name, tuple(p.shape)) for name, p in found.items()]
+        check_order(compressor, levels, self.layers, model.process_group.size())
         self.compressed = [i for i, layer in enumerate(self.layers) if layer.compressed]
         first = next(iter(found.values()))
         self.world = GroupWorld(model.process_group, first.device, timeout)

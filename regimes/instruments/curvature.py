@@ -175,7 +175,7 @@ def trace(
         raise ConfigError(f"{method} needs at least {least} products, got {products}.")
     generator = stream(seed, "trace")
     if method == "hutchinson":
-        samples = [z @ hz for z, hz in _probes(hessian, products, generator)]
+        samples = [(z * hz).sum() for z, hz in _probes(hessian, products, generator)]
         return Estimate.of([float(s) for s in samples])
     return _hutch_plus_plus(hessian, products // 3, products - 2 * (products // 3), generator)
 

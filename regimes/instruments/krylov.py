@@ -12,22 +12,27 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+CHUNK = 2**14  # terms summed in the vectors' own precision
+
 
 class Krylov:
-    """Basis, projection and left-overs; `step` costs one product, everything else none."""
+    """Basis, projection and left-overs; `step` costs one product, everything else none.
+
+    A vector of a network is large, and fresh memory costs more than arithmetic on it: V and F are
+    consecutive rows of one buffer, and `step` works in place.
+    """
 
     def __init__(self, start: Float[Tensor, "p d"], capacity: int) -> None:
         self.dimension, self.capacity = start.shape[1], capacity
         self.dtype, self.device = start.dtype, start.device
         self.size = self.products = 0
         self.radius = 0.0  # largest |Ritz value| so far
-        self._v = torch.empty(capacity, self.dimension, dtype=self.dtype, device=self.device)
+        self._rows = start.new_empty(capacity + len(start), self.dimension)  # V, then F
         self._t = torch.zeros(capacity, capacity, dtype=torch.float64)
-        self._f = self._v.new_empty(0, self.dimension)
         self._c = torch.zeros(0, capacity, dtype=torch.float64)
         for row in start:
             self.insert(row)
-        self._pending = len(self._f)
+        self._pending = len(self._c)
         self._pairs: tuple[Tensor, Tensor] | None = None  # eigen-decomposition of T
 
     @property
@@ -48,18 +53,20 @@ class Krylov:
     @property
     def exhausted(self) -> bool:
         """Whether no direction is left: the space is invariant."""
-        return len(self._f) == 0
+        return len(self._c) == 0
 
     def insert(self, direction: Float[Tensor, " d"]) -> None:
         """Adds a direction for later steps; one that lies in the space already is dropped."""
-        length = direction.norm()
-        rest = direction.clone()
+        n = self.size + len(self._c)
+        if n == self.dimension:
+            return
+        rest = self._rows[n].copy_(direction)
+        before = length(rest)
         for _ in range(2):
-            rest -= self._basis.mT @ (self._basis @ rest)
-            rest -= self._f.mT @ (self._f @ rest)
-        norm = rest.norm()
-        if bool(norm > 1e3 * torch.finfo(self.dtype).eps * length):
-            self._f = torch.cat([self._f, (rest / norm).unsqueeze(0)])
+            _project_out(rest, self._rows[:n])
+        norm = length(rest)
+        if norm > 1e3 * torch.finfo(self.dtype).eps * before:
+            rest /= norm
             self._c = torch.cat([self._c, self._c.new_zeros(1, self.capacity)])
 
     def ritz(self) -> tuple[Float[Tensor, " m"], Float[Tensor, " m"]]:
@@ -83,37 +90,40 @@ class Krylov:
         self.ritz()
         assert self._pairs is not None
         y = self._pairs[1][:, index].to(self.device, self.dtype)
-        rows = y.mT @ self._basis
-        return rows / rows.norm(dim=1, keepdim=True)
+        rows = y.mT @ self._rows[: self.size]
+        for row in rows:
+            row /= length(row)
+        return rows
 
     def step(self, operator: Callable[[Tensor], Tensor], toward: int | None) -> None:
-        """Takes one direction into the space: the next start vector, or a pair's residual."""
+        """Takes one direction into the space: the next start vector, or a pair's residual.
+
+        The operator's answer, a new tensor, is overwritten.
+        """
         m = self.size
-        v = self._take(toward)
-        self._v[m] = v
+        self._take(toward)
         self.size, self._pairs = m + 1, None
-        w = operator(self._v[m]).clone()
+        v, near = self._rows[m], self._t[m, :m].nonzero().flatten().tolist()
+        w = operator(v)
         self.products += 1
-        scale = w.norm()
-        near = self._t[m, :m].nonzero().flatten()  # what the relation says w holds of the basis
-        w -= self._t[m, near].to(self.device, self.dtype) @ self._v[near.to(self.device)]
-        alpha, beta = self._v[m] @ w, self._f @ w
-        w -= alpha * self._v[m] + beta @ self._f
-        # The above is the short recursion, one pass over few vectors; a second orthogonalisation
-        # over all of them makes it good to rounding (twice is enough: Parlett 1998, section 6.9).
-        h = self._basis @ w
-        w -= h @ self._basis
-        again = self._f @ w
-        w -= again @ self._f
-        self._t[m, m] = float(alpha + h[m])
-        if len(self._f):
-            self._c[:, m] = (beta + again).double().cpu()
-        left = w.norm()
-        floor = max(float(scale), self.radius) * 10 * torch.finfo(self.dtype).eps
-        if float(left) > floor and self.size + len(self._f) < self.dimension:
-            self._f = torch.cat([self._f, (w / left).unsqueeze(0)])
+        scale = length(w)
+        for i in near:  # what the relation says w holds of the basis
+            w.add_(self._rows[i], alpha=-float(self._t[m, i]))
+        alpha = float(inner(v[None], w))
+        w.add_(v, alpha=-alpha)
+        # The above is the short recursion, one pass over few vectors; the second orthogonalisation,
+        # over all of them, makes it good to rounding (twice is enough: Parlett 1998, section 6.9).
+        h = _project_out(w, self._rows[: m + 1 + len(self._c)])
+        h[m + 1 :] += _project_out(w, self._rows[m + 1 : m + 1 + len(self._c)])
+        self._t[m, m] = alpha + float(h[m])
+        self._c[:, m] = h[m + 1 :]
+        left = length(w)
+        floor = max(scale, self.radius) * 10 * torch.finfo(self.dtype).eps
+        n = self.size + len(self._c)
+        if left > floor and n < self.dimension:
+            torch.div(w, left, out=self._rows[n])
             row = self._c.new_zeros(1, self.capacity)
-            row[0, m] = left.double()
+            row[0, m] = left
             self._c = torch.cat([self._c, row])
 
     def restart(self, keep: list[int]) -> None:
@@ -121,8 +131,9 @@ class Krylov:
         values, _ = self.ritz()
         assert self._pairs is not None
         y = self._pairs[1][:, keep]
-        n = len(keep)
-        self._v[:n] = y.mT.to(self.device, self.dtype) @ self._basis
+        n, outside = len(keep), self._outside.clone()
+        self._rows[:n] = y.mT.to(self.device, self.dtype) @ self._rows[: self.size]
+        self._rows[n : n + len(outside)] = outside
         c = self._c[:, : self.size] @ y
         self._t.zero_()
         self._t[:n, :n] = torch.diag(values[keep])
@@ -131,12 +142,13 @@ class Krylov:
         self.size, self._pairs = n, None
 
     @property
-    def _basis(self) -> Float[Tensor, "m d"]:
-        return self._v[: self.size]
+    def _outside(self) -> Float[Tensor, "p d"]:
+        """F."""
+        return self._rows[self.size : self.size + len(self._c)]
 
-    def _take(self, toward: int | None) -> Float[Tensor, " d"]:
-        """Splits F into the direction asked for and the rest, rotating C along; returns it."""
-        p, m = len(self._f), self.size
+    def _take(self, toward: int | None) -> None:
+        """Rotates F, and C along, so that its first row is the direction asked for; unit, too."""
+        p, m = len(self._c), self.size
         coordinates = torch.zeros(p, dtype=torch.float64)
         if self._pending or toward is None:
             coordinates[0] = 1.0
@@ -146,17 +158,36 @@ class Krylov:
             coordinates = self._c[:, :m] @ self._pairs[1][:, toward]
             norm = coordinates.norm()
             coordinates = coordinates / norm if norm > 0 else torch.eye(p, dtype=torch.float64)[0]
-        if p == 1:
-            v, self._t[m, :m] = self._f[0], self._c[0, :m]
-            self._f, self._c = self._f[:0], self._c[:0]
-        else:
+        if p > 1:
             q = _rotation(coordinates)
-            rotated = q.mT.to(self.device, self.dtype) @ self._f
-            c = q.mT @ self._c
-            v, self._f = rotated[0], rotated[1:]
-            self._t[m, :m], self._c = c[0, :m], c[1:]
-        self._t[:m, m] = self._t[m, :m]
-        return v / v.norm()
+            self._outside.copy_(q.mT.to(self.device, self.dtype) @ self._outside)
+            self._c = q.mT @ self._c
+        self._t[m, :m] = self._t[:m, m] = self._c[0, :m]
+        self._c = self._c[1:]
+        v = self._rows[m]
+        v /= length(v)
+
+
+def inner(rows: Float[Tensor, "n d"], w: Float[Tensor, " d"]) -> Float[Tensor, " n"]:
+    """rows @ w in float64, from sums of few enough terms for float32.
+
+    Over 1e7 terms a float32 dot product or norm on a CPU is off by up to 1e-3, on this way by 1e-7.
+    """
+    parts = zip(rows.split(CHUNK, dim=1), w.split(CHUNK), strict=True)
+    return torch.stack([a @ b for a, b in parts]).double().sum(0)
+
+
+def length(w: Float[Tensor, " d"]) -> float:
+    """The Euclidean norm, summed like `inner`."""
+    return float(torch.stack([part.norm() for part in w.split(CHUNK)]).double().norm())
+
+
+def _project_out(w: Float[Tensor, " d"], rows: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+    """Takes the part of w along orthonormal rows out of it, in place; returns its coordinates."""
+    along = inner(rows, w)
+    if len(rows):
+        w.addmv_(rows.mT, along.to(w.dtype), alpha=-1)
+    return along.cpu()
 
 
 def _rotation(first: Float[Tensor, " p"]) -> Float[Tensor, "p p"]:

@@ -87,6 +87,7 @@ def lanczos(
     reached by then is returned, with `stopped` saying so.
 
     Args:
+        operator: gives a new tensor each time; it is overwritten.
         start: rows to start from, e.g. the last measurement's `vectors`; a random one if None.
             A random block finds eigenvalues of a multiplicity up to its size, one vector may
             find a multiple eigenvalue once (it looks again wherever its space is exhausted).

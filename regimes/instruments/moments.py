@@ -43,10 +43,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.compression.sparse import kept, top_indices
+from regimes.compression.selection import top_indices
+from regimes.compression.sparse import kept
 from regimes.errors import ConfigError
-from regimes.instruments.base import Batch, Memoryless, Reading, Scene, Still
-from regimes.instruments.overlap import train_on_batch_statistics
+from regimes.instruments.base import Memoryless, Reading, Scene, Still
+from regimes.instruments.overlap import batch_gradient, train_on_batch_statistics
 from regimes.instruments.untouched import untouched
 from regimes.seeding import derive, stream
 from regimes.world import mean_program
@@ -163,7 +164,7 @@ class PointMoments(Still):
             for draw in range(count):
                 if draw % world.workers in world.hosted:
                     torch.manual_seed(derive(scene.seed, "moments", epoch, draw))
-                    flat = self._gradient(batches[draw]).double()
+                    flat = batch_gradient(scene, batches[draw]).double()
                     sums += torch.stack([flat, flat.square()])
                     shapes += shapes_of(flat, sizes)
         programs = [mean_program(sums), mean_program(shapes)]
@@ -172,13 +173,6 @@ class PointMoments(Still):
         variance = ((squares - mean.square()) * (count / (count - 1))).clamp_min(0)
         kind = f"batch of {batch} at the end of an epoch"
         return reading(scene, epoch, mean, variance, single, count, kind, "moments-frozen")
-
-    def _gradient(self, batch: Batch) -> Float[Tensor, " N"]:
-        loss = self.scene.loss(self.scene.model, *batch)
-        parts = torch.autograd.grad(
-            loss, self.scene.parameters, allow_unused=True, materialize_grads=True
-        )
-        return torch.cat([part.flatten() for part in parts])
 
 
 def reading(

@@ -34,8 +34,10 @@ class NativeDoubleBackward(TorchFunctionMode):
     """While active, convolutions and batch norms are the ones above; the rest is torch's.
 
     `batch_statistics`: every batch norm uses its batch's statistics and updates none.
-    `channels_last`: convolutions ask for that layout (faster on CPUs in float32). Values do not
-    depend on it; `view` and `as_strided`, which do, see the layout that the model expects.
+    `channels_last`: 2-d convolutions ask for that layout where their input is larger than their
+    kernel (faster on CPUs in float32; kernels, which torch would copy each time, cost more than it
+    gains elsewhere). Values do not depend on it beyond rounding; `view` and `as_strided`, which do,
+    see the layout that the model expects.
     """
 
     def __init__(self, *, batch_statistics: bool = False, channels_last: bool = False) -> None:
@@ -81,7 +83,9 @@ class NativeDoubleBackward(TorchFunctionMode):
             groups=given.get("groups", 1),
         )
         if self.channels_last and n == 2:
-            input = input.contiguous(memory_format=torch.channels_last)
+            wide = input.numel() > 2 * weight.numel()
+            layout = torch.channels_last if wide else torch.contiguous_format
+            input = input.contiguous(memory_format=layout)
         bias = given.get("bias")
         out = Convolution.apply(input, weight, bias, geometry)
         self._last = (out, input, weight, bias, geometry)

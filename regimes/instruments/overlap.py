@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from regimes.compression.base import Gather, Program
-from regimes.compression.sparse import kept, top_indices
+from regimes.compression.selection import top_indices
+from regimes.compression.sparse import kept
 from regimes.errors import ConfigError, TrainingError
 from regimes.instruments.base import Batch, Reading, Scene, Still
 from regimes.instruments.untouched import untouched
@@ -133,7 +134,9 @@ class SupportOverlap(Still):
             for row, worker in enumerate(world.hosted):
                 for place, draw in enumerate(range(worker, count, world.workers)):
                     torch.manual_seed(derive(self.scene.seed, "overlap", epoch, batch, draw))
-                    packed[row, place] = _pack(self._masks(self._gradient(batches[draw])))
+                    packed[row, place] = _pack(
+                        self._masks(batch_gradient(self.scene, batches[draw]))
+                    )
         (everyone,) = world.drive([_gather(packed)], [-1], signal=True)  # [W, rows, bytes]
         in_order = everyone.transpose(0, 1).flatten(0, 1)[:count]
         masks = _unpack(in_order, kinds * self.size).view(count, kinds, self.size)
@@ -143,13 +146,6 @@ class SupportOverlap(Still):
                 f"size {batch}: lower optimizer.lr; the record up to the epoch before is intact"
             )
         return masks
-
-    def _gradient(self, batch: Batch) -> Float[Tensor, " N"]:
-        loss = self.scene.loss(self.scene.model, *batch)
-        parts = torch.autograd.grad(
-            loss, self.scene.parameters, allow_unused=True, materialize_grads=True
-        )
-        return torch.cat([part.flatten() for part in parts])
 
     def _masks(self, gradient: Float[Tensor, " N"]) -> Bool[Tensor, "kinds N"]:
         """Empty for a gradient that is not finite."""
@@ -192,6 +188,13 @@ def drawable(scene: Scene, wanted: int, batch: int) -> int:
         f"overlap.batches has {batch}: the training set does not hold two batches of that size; "
         "take at most half of data.train_size"
     )
+
+
+def batch_gradient(scene: Scene, batch: Batch) -> Float[Tensor, " N"]:
+    """The gradient of the loss on a batch; zero where the loss does not depend on a parameter."""
+    loss = scene.loss(scene.model, *batch)
+    parts = torch.autograd.grad(loss, scene.parameters, allow_unused=True, materialize_grads=True)
+    return torch.cat([part.flatten() for part in parts])
 
 
 def train_on_batch_statistics(model: nn.Module) -> None:

@@ -125,13 +125,13 @@ def trained(rank: int, case: Case) -> dict[str, Any]:
     """What one process has in the end, and the sizes of what it reduced."""
     model, hook, optimizer = wrap(case)
     parcels: list[int] = []
-    reduce = hook.buckets._reduce
+    reduce = hook.buckets.pipeline.reduce
 
-    def counted(step: Any, parcel: list[int]) -> None:
+    def counted(parcel: list[int]) -> None:
         parcels.append(len(parcel))
-        reduce(step, parcel)
+        reduce(parcel)
 
-    hook.buckets._reduce = counted  # type: ignore[method-assign]
+    hook.buckets.pipeline.reduce = counted
     levels = [hook.levels]
     for epoch in range(EPOCHS):
         for step in range(epoch * STEPS, (epoch + 1) * STEPS):

@@ -54,7 +54,6 @@ def _child(
     import torch.distributed as dist
 
     warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", "`torch.distributed.all_gather_into_tensor`")
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", Path(scratch, "rendezvous").as_uri(), datetime.timedelta(seconds=timeout),

@@ -32,6 +32,7 @@ from regimes.ddp import attach
 from regimes.errors import RegimesError
 from regimes.learning_rate import learning_rate
 from regimes.policies import Decision, PastEpoch
+from regimes.world import GATHER
 
 SMALL = {"bucket_cap_mb": 0.004}
 
@@ -95,21 +96,23 @@ class Schedule:
 @contextmanager
 def spied(seen: Callable[[str, Tensor], None]) -> Iterator[None]:
     """Every all-reduce and all-gather that Python issues goes through ``seen`` first."""
-    reduce, gather = dist.all_reduce, dist.all_gather_into_tensor
+    reduce, gather = dist.all_reduce, getattr(dist, GATHER)
 
     def all_reduce(tensor: Tensor, **other: Any) -> Any:
         seen("mean", tensor)
         return reduce(tensor, **other)
 
-    def all_gather_into_tensor(everyone: Tensor, own: Tensor, **other: Any) -> Any:
+    def all_gather(everyone: Tensor, own: Tensor, **other: Any) -> Any:
         seen("gather", own)
         return gather(everyone, own, **other)
 
-    dist.all_reduce, dist.all_gather_into_tensor = all_reduce, all_gather_into_tensor
+    dist.all_reduce = all_reduce
+    setattr(dist, GATHER, all_gather)
     try:
         yield
     finally:
-        dist.all_reduce, dist.all_gather_into_tensor = reduce, gather
+        dist.all_reduce = reduce
+        setattr(dist, GATHER, gather)
 
 
 def traffic(rank: int, case: Case, names: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -120,8 +123,8 @@ def traffic(rank: int, case: Case, names: tuple[str, ...]) -> list[dict[str, Any
     optimizer, steps = cases.sgd(model), []
     seen: list[int] = []
     parcels: list[Any] = []
-    reduce = hook.buckets._reduce
-    hook.buckets._reduce = lambda *a: (parcels.append(a), reduce(*a))[1]  # type: ignore[method-assign]
+    reduce = hook.buckets.pipeline.reduce
+    hook.buckets.pipeline.reduce = lambda *a: (parcels.append(a), reduce(*a))[1]
     with spied(lambda kind, tensor: seen.append(tensor.numel() * tensor.element_size())):
         for epoch in range(len(names)):
             for step in range(3):
@@ -199,13 +202,13 @@ def overlap(rank: int) -> list[bool]:
     hook = attach(model)
     model(torch.randn(2, 40)).sum().backward()  # after it, DDP makes more buckets than one
     net.open = False
-    reduce = hook.buckets._reduce
+    reduce = hook.buckets.pipeline.reduce
 
     def told(*args: Any) -> None:
         reduce(*args)
         _Gate.reduced.set()
 
-    hook.buckets._reduce = told  # type: ignore[method-assign]
+    hook.buckets.pipeline.reduce = told
     model(torch.randn(2, 40)).sum().backward()
     return list(_Gate.passed)
 
@@ -396,6 +399,7 @@ def bad_input(rank: int) -> dict[str, str]:
         "compressor object": unready(compressor=PowerSGDClass),
         "level": unready(levels={"low": 0, "high": 1}),
         "level dense": unready(levels={"dense": 4}),
+        "levels swapped": unready(levels={"low": 1, "high": 4}),
         "signal": unready(signal="updates"),
         "half": lambda: attach(ddp(nn.Linear(4, 4).half())),
         "sparse": lambda: attach(ddp(nn.Embedding(4, 4, sparse=True))),

@@ -106,10 +106,13 @@ def look(name: str, spare: int = 0) -> Look:
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
-    """The looks of one figure's schedules, in order; those that the table lacks differ as well."""
-    ordered = order(names)
-    strangers = [name for name in ordered if name not in LOOKS and name not in LIKE]
-    return {n: look(n, strangers.index(n) if n in strangers else 0) for n in ordered}
+    """The looks of one figure's schedules, in order; those that the table lacks have markers that
+    no other one has."""
+    found = {name: look(name) for name in order(names)}
+    strangers = [name for name in found if name not in LOOKS and name not in LIKE]
+    taken = {seen.marker for name, seen in found.items() if name not in strangers}
+    free = [i for i, (*_, marker) in enumerate(SPARE) if marker not in taken]
+    return found | {name: look(name, free[i % len(free)]) for i, name in enumerate(strangers)}
 
 
 def order(names: Iterable[str]) -> list[str]:
@@ -207,12 +210,14 @@ def log_axis(ax: Axes) -> None:
 
 
 def mark_decays(ax: Axes, config: dict[str, Any], labelled: bool = True) -> None:
-    """A dotted vertical line before each epoch that is the first at a lower learning rate."""
-    optimizer = config["optimizer"]
+    """A dotted vertical line before each epoch that is the first at a lower learning rate, its
+    factor written above where the one before leaves room."""
+    optimizer, (low, high), last = config["optimizer"], ax.get_xlim(), -math.inf
     for first in optimizer.get("decay_epochs", ()):
         if first < config["epochs"]:
             ax.axvline(first - 0.5, color="black", linewidth=1, linestyle=(0, (1, 1.6)), zorder=1.5)
-            if labelled:
+            if labelled and first - last > 0.15 * (high - low):
+                last = first
                 ax.text(first - 0.5, 1.01, f"lr ÷ {optimizer['decay_factor']:g}", fontsize=7,
                         ha="center", va="bottom", transform=ax.get_xaxis_transform())  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""One panel of curves: what `analysis.curves`, `figure2` and `batch` draw alike."""
+"""One panel of curves: what the report and `analysis.curves`, `figure2` and `batch` draw alike."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pandas as pd
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
-from analysis import style
-from analysis.metrics import Metric
+from regimes.drawing import style
+from regimes.drawing.metrics import Metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,7 +28,7 @@ def fill(ax: Axes, against: str, numbers: pd.DataFrame, last: pd.DataFrame, show
 
     Args:
         against: "epoch", "floats" or "seconds".
-        numbers, last: of `curves.curves` and `curves.ends`.
+        numbers, last: of `numbers.curves` and `numbers.ends`.
     """
     for name, look in style.looks(numbers["schedule"]).items():
         rows = numbers[numbers["schedule"] == name]
@@ -66,6 +66,7 @@ def dress(ax: Axes, against: str, last: pd.DataFrame) -> None:
     ax.set_xlabel(LABELS[against])
     ax.margins(x=0.02)
     if against == "epoch":
+        ax.locator_params(axis="x", integer=True)
         return
     if last[against].max() > WIDE * last[against].min() > 0:
         ax.set_xscale("log")

@@ -1,4 +1,4 @@
-"""How a model's gradients are divided for travelling, and read from DDP's buckets."""
+"""Reading gradients: from DDP's buckets, and whether they are finite."""
 
 from __future__ import annotations
 
@@ -7,21 +7,6 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-
-
-def divide(parameters: Sequence[nn.Parameter], cap: int) -> list[list[int]]:
-    """Layers from last to first, cut before a parcel of more than ``cap`` bytes, and where the
-    type changes."""
-    parcels: list[list[int]] = []
-    room, dtype = -1, None
-    for i in reversed(range(len(parameters))):
-        size = parameters[i].numel() * parameters[i].element_size()
-        if size > room or parameters[i].dtype != dtype:
-            parcels.append([])
-            room, dtype = cap, parameters[i].dtype
-        parcels[-1].append(i)
-        room -= size
-    return parcels
 
 
 def health_of(tensors: Sequence[Tensor]) -> Float[Tensor, ""]:

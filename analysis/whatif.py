@@ -1,0 +1,221 @@
+"""What another detector, threshold or network would have made of a recorded run: by replay.
+
+`explorer` shows it; nothing here draws or trains::
+
+    study = Study(load_all("data/reference/small.tar.xz"))
+    study.answer(Settings("low", 1000, "accordion", eta=0.3)).numbers
+
+Traffic is priced from what single layers sent in the runs of the study; seconds are predicted by
+`regimes.network` from their measured compute and compression. The replay reads the statistics of
+the run as it was trained, so there is no accuracy for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from regimes import spelt
+from regimes.config import DENSE
+from regimes.cost import Case, cases
+from regimes.errors import RecordError
+from regimes.network import Network, Work
+from regimes.records import Record
+from regimes.replay import Rule, measured, replay, signal_cost
+
+DETECTORS = (
+    "accordion", "norm-change", "eigenvalue-change", "fisher-change", "trace-cusum", "msdr-fall",
+    "first-share", "random-windows",
+)  # fmt: skip
+KNOBS = ("eta", "interval", "share")  # of the settings, the fields of detectors
+RECORDED = "as trained"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One position of all the knobs.
+
+    Attributes:
+        schedule, seed: the run that is replayed over.
+        eta, interval, share: of those detectors that have such a field.
+        bandwidth: bits per second of each worker's link; latency: seconds.
+    """
+
+    schedule: str
+    seed: int
+    detector: str = "accordion"
+    eta: float = 0.5
+    interval: int = 3
+    share: float = 0.4
+    bandwidth: float = 1e9
+    latency: float = 50e-6
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What follows.
+
+    Attributes:
+        bands: a row per detector that the run can answer for, the chosen one first and then
+            what was trained; a column per epoch: share of layers at low compression.
+        levels: a row per compressed layer, a column per epoch: the chosen detector's level.
+        numbers: a row each for the chosen detector, what was trained, and single levels
+            throughout: low (share of epochs and layers), floats, of_low, seconds, speed_up over
+            dense, signal (share of training time that measuring takes).
+    """
+
+    bands: pd.DataFrame
+    levels: pd.DataFrame
+    numbers: pd.DataFrame
+
+
+class Study:
+    """Runs of one setting, and what each layer costs at each level.
+
+    Raises:
+        RecordError: no run, runs of different settings, or none with compressed layers at two
+            levels.
+    """
+
+    def __init__(self, runs: Sequence[Record]) -> None:
+        for run in runs:
+            if not {"low", "high"} <= run.header["per_step"].keys():
+                raise RecordError(
+                    f"{run.name}, seed {run.seed}, has no two levels of compression to choose "
+                    "between: explore a grid that has, e.g. small"
+                )
+        found = {case.name.partition(" (")[0]: case for case in cases(runs) if not case.runs}
+        self.works: dict[str, Case] = found
+        self.runs = {(run.name, run.seed): run for run in runs}
+        self.header = runs[0].header
+        self.layers = [i for i, layer in enumerate(self.header["layers"]) if layer["compressed"]]
+
+    @cached_property
+    def prices(self) -> dict[tuple[int, str], tuple[float, float]]:
+        """(floats, bytes) per step of each layer (its index) at each level."""
+        known: dict[tuple[int, str], tuple[float, float]] = {}
+        for run in self.runs.values():
+            for row in run.rows:
+                parts = (row["layers"][key] for key in ("level", "floats", "bytes"))
+                for i, (level, floats, size) in enumerate(zip(*parts, strict=True)):
+                    known.setdefault((i, level), (floats / row["steps"], size / row["steps"]))
+            for level, cost in run.header["per_step"].items():  # of levels that were never used
+                for i, floats in enumerate(cost.get("layers", ())):
+                    known.setdefault((i, level), (floats, floats * cost["bytes"] / cost["floats"]))
+        return known
+
+    @cached_property
+    def beside(self) -> float:
+        """Bytes per step that travel beside the layers (the loss)."""
+        level, case = next(iter(self.works.items()))
+        levels = dict.fromkeys(range(len(self.header["layers"])), DENSE)
+        levels.update(dict.fromkeys(self.layers, level))
+        layers = sum(self._price(*pair)[1] for pair in levels.items())
+        return case.work.bytes["mean"] + case.work.bytes["gather"] - layers
+
+    def detectors(self, run: Record) -> list[str]:
+        """Those whose signal the run recorded."""
+        return [name for name in DETECTORS if measured(run, spelt.rule(name, run))]
+
+    def knobs(self, run: Record, detector: str) -> list[str]:
+        """Those of the settings that a detector has a field for."""
+        rule = spelt.rule(detector, run)
+        return [name for name in KNOBS if hasattr(rule, name)]
+
+    def rule(self, settings: Settings, detector: str) -> Rule:
+        """A detector with those of the settings that it has."""
+        run = self.runs[settings.schedule, settings.seed]
+        known = self.knobs(run, detector)
+        given = ",".join(f"{name}={getattr(settings, name)}" for name in known)
+        return spelt.rule(f"{detector}:{given}" if given else detector, run)
+
+    def answer(self, settings: Settings) -> Answer:
+        """Everything that follows from one position of the knobs.
+
+        Raises:
+            ConfigError: a field that the detector rejects.
+            RecordError: the run has not recorded what the detector reads.
+        """
+        run = self.runs[settings.schedule, settings.seed]
+        names = [settings.detector, *(n for n in self.detectors(run) if n != settings.detector)]
+        rules = {name: self.rule(settings, name) for name in names}
+        tables = {name: _wide(replay(run, rule)) for name, rule in rules.items()}
+        trained = _wide(run.layers[run.layers["layer"].isin(tables[names[0]].index)])
+        order = {names[0]: tables[names[0]], RECORDED: trained, **tables}
+        bands = pd.DataFrame({name: (t == "low").mean() for name, t in order.items()}).T
+        constant = {
+            f"{level} throughout": trained.mask(trained.notna(), level)
+            for level in ("low", "high", DENSE)
+        }
+        chosen = {names[0]: order[names[0]], RECORDED: trained, **constant}
+        network = Network(settings.bandwidth, settings.latency)
+        numbers = pd.DataFrame({name: self._cost(run, t, network) for name, t in chosen.items()}).T
+        numbers["of_low"] = numbers["floats"] / numbers["floats"]["low throughout"]
+        numbers["speed_up"] = numbers["seconds"][f"{DENSE} throughout"] / numbers["seconds"]
+        numbers["signal"] = np.nan
+        numbers.loc[names[0], "signal"] = signal_cost(run, rules[names[0]])[1]
+        columns = ["low", "floats", "of_low", "seconds", "speed_up", "signal"]
+        return Answer(bands, order[names[0]], numbers[columns])
+
+    # -- what decisions cost -----------------------------------------------------------------
+
+    def _cost(self, run: Record, table: pd.DataFrame, network: Network) -> dict[str, float]:
+        """Share at low, floats, and predicted seconds of a whole run at these levels."""
+        floats = seconds = 0.0
+        workers = run.config["workers"]
+        for row, epoch in zip(run.rows, table, strict=True):
+            levels = dict.fromkeys(range(len(self.header["layers"])), DENSE)
+            levels.update(zip(self.layers, table[epoch], strict=True))
+            work = self.work(levels)
+            floats += row["steps"] * sum(self._price(*pair)[0] for pair in levels.items())
+            seconds += row["steps"] * float(work.seconds(network, workers))
+        return {"low": float((table == "low").to_numpy().mean()), "floats": floats,
+                "seconds": seconds}  # fmt: skip
+
+    def _price(self, layer: int, level: str) -> tuple[float, float]:
+        if (layer, level) not in self.prices:
+            raise RecordError(
+                f"no run of the study knows what {self.header['layers'][layer]['name']} sends at "
+                f"level {level!r}: add a run that uses it"
+            )
+        return self.prices[layer, level]
+
+    def work(self, levels: Mapping[int, str]) -> Work:
+        """One worker's step with a level of its own for each layer (its index).
+
+        All layers' requests of a round travel as one collective, so a step has as many as its
+        most demanding level; a level's compression takes the time of all layers at it, times its
+        layers' share of their elements.
+        """
+        works = {level: self._uniform(level) for level in {levels[i] for i in self.layers}}
+        share = {i: _elements(self.header["layers"][i]) for i in self.layers}
+        compress = sum(share[i] * works[levels[i]].compress for i in share) / sum(share.values())
+        one = next(iter(works.values()))
+        calls = {kind: max(work.calls[kind] for work in works.values()) for kind in one.calls}
+        size = {**one.bytes, "mean": self.beside, "gather": 0.0}
+        for i, level in levels.items():
+            gathers = i in share and works[level].calls["gather"] > 0
+            size["gather" if gathers else "mean"] += self._price(i, level)[1]
+        return Work(one.compute, compress, calls, size)
+
+    def _uniform(self, level: str) -> Work:
+        """The mean step with all layers at one level; where no run has it, that of another level
+        of the same compressor, which asks for as many collectives."""
+        known = self.works.get(level)
+        others = (case for name, case in self.works.items() if name != DENSE)
+        return (known or next(others, self.works[DENSE])).work
+
+
+def _elements(layer: dict[str, Any]) -> float:
+    return float(np.prod(layer["shape"]))
+
+
+def _wide(rows: pd.DataFrame) -> pd.DataFrame:
+    """Levels by layer (network order) and epoch."""
+    order = list(dict.fromkeys(rows["layer"]))
+    return rows.pivot(index="layer", columns="epoch", values="level").loc[order]

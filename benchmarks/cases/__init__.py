@@ -1,0 +1,1 @@
+"""One module per case: ``measure(limits, quick)``, and in its docstring what it does."""

@@ -1,0 +1,58 @@
+"""A simulated step of W = 4 workers against a bare torch loop
+
+The bare loop: four forward and backward passes of a worker's batch, their gradients added up, one
+SGD step. Ours: the same batches with PowerSGD rank 2, error feedback, traffic counted, one SGD
+step; *union*: in one pass over the four batches, BatchNorm per worker, as `regimes run` does for
+linear compressors; *worker by worker*: in four, as it does for the others. Batch per worker:
+smoke 8, small 16, ResNet-18 8 images of 32 x 32. Floor: the bare loop's own passes.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+from benchmarks.harness import NETS, Limits, Loop, Net, Row, compare, interleaved, sgd
+from regimes.compression.powersgd import PowerSGD
+from regimes.tasks import cross_entropy
+
+TARGETS = {"smoke": 1.10, "small": 1.10, "ResNet-18": 1.05}
+WORKERS = 4
+
+
+class Bare:
+    """What one would write without any of this."""
+
+    def __init__(self, net: Net) -> None:
+        self.model = net.build().train()
+        x, y = net.images(WORKERS)
+        self.batches = [(a.contiguous(), b.contiguous()) for a, b in zip(x, y, strict=True)]
+        self.optimizer = sgd(self.model.parameters())
+
+    def passes(self) -> None:
+        for x, y in self.batches:
+            (cross_entropy(self.model, x, y) / WORKERS).backward()
+
+    def __call__(self) -> None:
+        self.optimizer.zero_grad()
+        self.passes()
+        self.optimizer.step()
+
+
+def measure(limits: Limits, *, quick: bool) -> list[Row]:
+    rows = []
+    for name, net in NETS.items():
+        bare = Bare(net)
+        tasks = {
+            "bare loop": bare,
+            "union": Loop(net, PowerSGD(), 2, union=True),
+            "worker by worker": Loop(net, PowerSGD(), 2, union=False),
+            "passes": bare.passes,
+        }
+        rounds = {"smoke": 60, "small": 30}.get(name, 7)
+        seconds = interleaved(tasks, rounds // 3 if quick else rounds)
+        least = 1e3 * statistics.median(seconds["passes"])
+        rows += [
+            compare(f"{name}, {way}", seconds, way, "bare loop", target, floor=least)
+            for way, target in (("union", TARGETS[name]), ("worker by worker", None))
+        ]
+    return rows

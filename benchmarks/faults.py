@@ -1,0 +1,335 @@
+"""Faults injected at random moments into short trainings: what came of each, and what was lost.
+
+    python -m benchmarks.faults --times 20      # Linux; root for the full disk; 10 min on 2 cores
+
+Digits and ACCORDION, six epochs, one to four processes. Where a fault ends a run, it is continued
+afterwards and held against the same run undisturbed: equal bytes of ``epochs.jsonl``, equal bits of
+the weights. *Lost* are epochs that were recorded when the fault came and that the continued run
+does not have in the same bytes. Moments are uniform over epochs and within them, the start-up
+included; one that comes after the end is drawn again. All draws follow from the seed, but the
+machine's own timing decides what they hit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import random
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from signal import SIGKILL, SIGSTOP, SIGTERM
+from typing import Any
+
+from benchmarks.trainers import (
+    Delay,
+    End,
+    OtherCode,
+    Poison,
+    Training,
+    damage,
+    epochs_of,
+    same,
+)  # fmt: skip
+from regimes.config import RunConfig, override
+from regimes.presets import get_preset
+
+EPOCHS = 6
+STEPS = 3  # per epoch
+Outcome = tuple[str, int] | None  # what came of it, epochs lost; None: the fault missed
+CONFIG = override(get_preset("smoke"), [
+    f"epochs={EPOCHS}", "data.train_size=120", "data.test_size=100", "optimizer.decay_epochs=[4]",
+    "policy.interval=1", "timeout=15", "parcel_mb=0.02",
+])  # fmt: skip
+
+
+class Bench:
+    """Folders to train in, and an undisturbed run for each number of processes."""
+
+    def __init__(self, scratch: Path, seed: int) -> None:
+        self.scratch, self.draw, self.number = scratch, random.Random(seed), itertools.count()
+        self.whole: dict[int, Path] = {}
+        self.seconds: dict[int, float] = {}
+        Training([CONFIG], self.folder()).ends()  # the first one waits for the server to import
+        for count in (1, 2, 4):
+            start, out = time.monotonic(), self.folder()
+            ends = Training([CONFIG] * count, out).ends()
+            assert all(end.code == 0 for end in ends), ends
+            self.whole[count], self.seconds[count] = out, time.monotonic() - start
+
+    def folder(self) -> Path:
+        return self.scratch / f"run-{next(self.number)}"
+
+    def strike(self, run: Training, first: int = 0) -> None:
+        """Let a run go on to a random moment: some epochs, ``first`` at least, and a part of one.
+        (What starts it takes about as long as two.)"""
+        count, epochs = len(run.group), self.draw.randrange(first, EPOCHS)
+        run.reached(epochs)
+        part = self.seconds[count] / (EPOCHS + 2) * (1 if epochs else 2)
+        time.sleep(self.draw.uniform(0, part))
+
+    def continued(self, out: Path, count: int, before: str) -> Outcome:
+        """Continue the run that a fault has ended; ``before`` is what was seen so far."""
+        lines = _lines(out)
+        ends = Training([CONFIG] * count, out).ends()
+        lost = sum(1 for ours, now in zip(lines, _lines(self.whole[count]), strict=False)
+                   if ours != now)  # fmt: skip
+        if any(end.code != 0 for end in ends):
+            return f"{before}, NOT resumed: {ends[0].said or ends[0].code}", lost
+        equal = same(out, self.whole[count])
+        return f"{before}, resumed to {'the same bytes' if equal else 'OTHER BYTES'}", lost
+
+    def stopped(self) -> Path:
+        """A run of one process that was asked to end after some epochs."""
+        while True:
+            out = self.folder()
+            run = Training([CONFIG], out)
+            run.reached(self.draw.randrange(2, EPOCHS - 1))
+            run.send(SIGTERM)
+            run.ends()
+            if 2 <= len(epochs_of(out)) < EPOCHS:
+                return out
+
+
+def _lines(out: Path) -> list[bytes]:
+    file = out / "epochs.jsonl"
+    return file.read_bytes().split(b"\n")[:-1] if file.exists() else []
+
+
+def _about(ends: Iterable[End], sentence: str) -> str:
+    """Do all who were left alone say this?"""
+    others = [end for end in ends if end.code != -SIGKILL]
+    if any(end.code is None for end in others):
+        return "the others HUNG"
+    silent = [end for end in others if not re.search(sentence, end.said)]
+    return f"the others stopped, naming it{f' but for {silent}' if silent else ''}"
+
+
+# -- faults: each injects once ---------------------------------------------------------------
+
+
+def killed(bench: Bench, count: int = 1) -> Outcome:
+    out = bench.folder()
+    run = Training([CONFIG] * count, out)
+    bench.strike(run)
+    hit = run.send(SIGKILL, 0)
+    run.ends()
+    return bench.continued(out, count, "ended at once") if hit else None
+
+
+def one_killed(bench: Bench, ranks: range) -> Outcome:
+    out, victim = bench.folder(), bench.draw.choice(ranks)
+    run = Training([CONFIG] * 4, out)
+    bench.strike(run)
+    if not run.send(SIGKILL, victim):
+        run.ends()
+        return None
+    ends = run.ends()
+    return bench.continued(out, 4, _about(ends, rf"no sign of process (\d, )*{victim}"))
+
+
+def asked_to_end(bench: Bench, count: int) -> Outcome:
+    out = bench.folder()
+    run = Training([CONFIG] * count, out)
+    bench.strike(run)
+    hit = run.send(SIGTERM)
+    codes = {end.code for end in run.ends()}
+    if not hit or codes == {0}:
+        return None
+    how = {143: "the epoch saved, exit code 143", -SIGTERM: "ended while starting"}
+    return bench.continued(out, count, " or ".join(sorted(how.get(c, f"code {c}") for c in codes)))
+
+
+def stands_still(bench: Bench) -> Outcome:
+    out, victim = bench.folder(), bench.draw.randrange(4)
+    run = Training([replace(CONFIG, timeout=5.0)] * 4, out)
+    bench.strike(run, first=1)
+    if not run.send(SIGSTOP, victim):
+        run.ends()
+        return None
+    ends = [end for rank, end in enumerate(run.ends()) if rank != victim]
+    return bench.continued(out, 4, _about(ends, f"no sign of process {victim}"))
+
+
+def is_slow(bench: Bench) -> Outcome:
+    out = bench.folder()
+    delay = Delay(bench.draw.randrange(4), bench.draw.randrange(EPOCHS * STEPS),
+                  bench.draw.uniform(0.5, 3))  # fmt: skip
+    ends = Training([CONFIG] * 4, out, spoil=delay).ends()
+    equal = all(end.code == 0 for end in ends) and same(out, bench.whole[4])
+    return ("went on to the same bytes" if equal else "OTHER BYTES"), 0
+
+
+def not_a_number(bench: Bench) -> Outcome:
+    out, step = bench.folder(), bench.draw.randrange(EPOCHS * STEPS)
+    poison = Poison(bench.draw.randrange(4), step)
+    ends = Training([CONFIG] * 4, out, spoil=poison).ends()
+    epoch, place = divmod(step, STEPS)
+    sentence = f"of worker {poison.rank} is not finite in epoch {epoch}, step {place}"
+    named = all(end.code == 3 and sentence in end.said for end in ends)
+    return bench.continued(out, 4, "stopped, " + ("naming worker, epoch and step" if named
+                                                  else f"saying {ends[0].said!r}"))  # fmt: skip
+
+
+def disk_full(bench: Bench) -> Outcome:
+    """A tmpfs of a random size below what the run needs."""
+    needs = sum(f.stat().st_size for f in bench.whole[1].rglob("*") if f.is_file())
+    disk, out = bench.folder(), bench.folder()
+    disk.mkdir()
+    size = bench.draw.randrange(4096, int(1.3 * needs))
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "regimes-faults", str(disk)]
+    subprocess.run(mount, check=True)
+    try:
+        end = Training([CONFIG], disk / "run").ends()[0]
+        if end.code == 0:
+            return None
+        if (disk / "run").exists():
+            shutil.copytree(disk / "run", out)
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+    told = "cannot write" in end.said
+    return bench.continued(out, 1, "stopped, " + ("saying so" if told else f"saying {end.said!r}"))
+
+
+def damaged(bench: Bench, how: str) -> Outcome:
+    out = bench.stopped()
+    newest = sorted((out / "checkpoints").glob("epoch-*"))[-1]
+    damage(newest / bench.draw.choice(["process-0.pt", "manifest.json"]), how, bench.draw)
+    return bench.continued(out, 1, "passed over for the one before")
+
+
+def all_damaged(bench: Bench) -> Outcome:
+    out = bench.stopped()
+    for folder in (out / "checkpoints").glob("epoch-*"):
+        damage(folder / "process-0.pt", "truncated", bench.draw)
+    before = _lines(out)
+    end = Training([CONFIG], out).ends()[0]
+    refused = end.code == 2 and "no checkpoint of" in end.said
+    return ("refused" if refused else f"code {end.code}: {end.said}"), int(before != _lines(out))
+
+
+def torn(bench: Bench) -> Outcome:
+    out = bench.stopped()
+    following = _lines(bench.whole[1])[len(epochs_of(out))]
+    with (out / "epochs.jsonl").open("ab") as file:
+        file.write(following[: bench.draw.randrange(1, len(following))])
+    return bench.continued(out, 1, "left out")
+
+
+def two_in_one(bench: Bench) -> Outcome:
+    """Two start within a tenth of a second of each other, one of them perhaps to resume."""
+    out = bench.folder()
+    first = Training([CONFIG], out)
+    time.sleep(bench.draw.uniform(0, 0.1))
+    second = Training([CONFIG], out)
+    ends = [*first.ends(), *second.ends()]
+    refused = sum(end.code == 2 and bool(end.said) for end in ends)
+    equal = any(end.code == 0 for end in ends) and same(out, bench.whole[1])
+    return (f"{refused} of 2 refused, the other went on" if refused == 1 and equal
+            else f"BOTH: {ends}"), 0  # fmt: skip
+
+
+def another_configuration(bench: Bench) -> Outcome:
+    other = bench.draw.choice(["seed=1", "optimizer.lr=0.2", "levels.low=3", "parcel_mb=25"])
+    return _disagree(bench, override(CONFIG, [other]), None)
+
+
+def another_code(bench: Bench) -> Outcome:
+    return _disagree(bench, CONFIG, OtherCode(1))
+
+
+def _disagree(bench: Bench, other: RunConfig, spoil: Any) -> Outcome:
+    out, victim = bench.folder(), 1
+    ends = Training([CONFIG, other], out, spoil=spoil).ends()
+    named = all(end.code == 2 and f"process {victim} holds another" in end.said for end in ends)
+    return ("refused, naming it" if named else f"OTHERWISE: {ends}"), len(_lines(out))
+
+
+FAULTS: dict[str, tuple[Callable[[Bench], Outcome], bool]] = {  # True: as often as asked for
+    "kill -9 of the trainer": (killed, True),
+    "kill -9 of one of four processes": (partial(one_killed, ranks=range(1, 4)), True),
+    "kill -9 of process 0 of four": (partial(one_killed, ranks=range(1)), True),
+    "SIGTERM, one process": (partial(asked_to_end, count=1), True),
+    "SIGTERM, four processes": (partial(asked_to_end, count=4), False),
+    "a process of four stands still (SIGSTOP)": (stands_still, False),
+    "a process of four is slow (0.5 to 3 s)": (is_slow, False),
+    "NaN in the loss of one of four": (not_a_number, False),
+    "the disk is full": (disk_full, True),
+    "the newest checkpoint truncated": (partial(damaged, how="truncated"), True),
+    "the newest checkpoint tampered with (one bit)": (partial(damaged, how="tampered"), True),
+    "both checkpoints truncated": (all_damaged, False),
+    "the last line of the record torn": (torn, True),
+    "two runs into one folder": (two_in_one, False),
+    "another configuration on one of two": (another_configuration, False),
+    "another code on one of two": (another_code, False),
+}
+
+
+# -- the report ------------------------------------------------------------------------------
+
+
+def inject(bench: Bench, fault: Callable[[Bench], Outcome], times: int) -> dict[str, Any]:
+    """One fault until it has hit so often."""
+    outcomes: Counter[str] = Counter()
+    lost = missed = 0
+    start = time.monotonic()
+    while outcomes.total() < times:
+        outcome = fault(bench)
+        if outcome is None:
+            missed += 1
+            continue
+        outcomes[outcome[0]] += 1
+        lost += outcome[1]
+    return {"injected": times, "outcomes": dict(outcomes.most_common()), "epochs_lost": lost,
+            "missed": missed, "seconds": time.monotonic() - start}  # fmt: skip
+
+
+def markdown(result: dict[str, Any]) -> str:
+    text = [
+        "The output of `python -m benchmarks.faults`, whose docstring says what is done.", "",
+        "| fault | injected | outcome | recorded epochs lost |", "|---|---:|---|---:|",
+    ]  # fmt: skip
+    for name, row in result["faults"].items():
+        found = "; ".join(f"{n} {what}" for what, n in row["outcomes"].items())
+        text.append(f"| {name} | {row['injected']} | {found} | {row['epochs_lost']} |")
+    total = sum(row["injected"] for row in result["faults"].values())
+    text += ["", f"{total} faults, seed {result['seed']}, {result['machine']['minutes']:.0f} min."]
+    return "\n".join(text) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--times", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="faults whose name contains this")
+    parser.add_argument("--report", type=Path, default=Path("benchmarks/faults.json"))
+    chosen = parser.parse_args()
+    began, rows = time.monotonic(), {}
+    with tempfile.TemporaryDirectory() as scratch:
+        bench = Bench(Path(scratch), chosen.seed)
+        for name, (fault, often) in FAULTS.items():
+            if chosen.only in name:
+                rows[name] = inject(bench, fault, chosen.times if often else -(-chosen.times // 4))
+                print(f"{name}: {rows[name]}", flush=True)
+    result = {
+        "seed": chosen.seed,
+        "machine": {"cores": os.cpu_count(), "system": platform.platform(),
+                    "minutes": (time.monotonic() - began) / 60},
+        "undisturbed_seconds": bench.seconds, "faults": rows,
+    }  # fmt: skip
+    chosen.report.write_text(json.dumps(result, indent=1) + "\n")
+    chosen.report.with_suffix(".md").write_text(markdown(result))
+
+
+if __name__ == "__main__":
+    main()

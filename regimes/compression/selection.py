@@ -1,0 +1,102 @@
+"""The k largest magnitudes of a layer: TopK's selection, in few passes over the data.
+
+Stands under `sparse`; used by instruments that compare supports, too. Only values above a bound are
+looked at twice; the bound comes from a sorted sample (Floyd & Rivest, 1975) and is checked. For
+large k the rest is sought instead, from below. On a CPU numpy's comparisons and ``flatnonzero`` are
+several times faster than torch's.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int32, Int64
+from torch import Tensor
+
+SMALL = 1 << 14  # values; of fewer, all are looked at
+
+
+def top_indices(values: Float[Tensor, " size"], k: int) -> Int32[Tensor, " k"]:
+    """Indices of the k largest magnitudes, ascending; ties go to the smaller index."""
+    return largest(values, k)[0]
+
+
+def largest(
+    row: Float[Tensor, " size"], k: int, *, clear: bool = False
+) -> tuple[Int32[Tensor, " k"], Float[Tensor, " k"]]:
+    """``(indices, values)`` of the k largest magnitudes, by ascending index; ties go to the smaller
+    index. Where NaN hides them, any k.
+
+    Args:
+        clear: leave zeros in their places in ``row``, which otherwise stays as it is.
+    """
+    if row.device.type != "cpu":
+        chosen = row.abs().argsort(descending=True, stable=True)[:k].sort().values
+        taken = row[chosen]
+        if clear:
+            row[chosen] = 0
+        return chosen.int(), taken
+    array = row.detach().numpy()
+    magnitude, n = np.abs(array), len(array)
+    if 2 * k <= n:
+        wide = _largest(magnitude, k)
+        index, value = wide.astype(np.int32), array.take(wide)
+        if clear:
+            array[wide] = 0
+    else:
+        rest = _largest(np.negative(magnitude, out=magnitude), n - k, last=True)
+        mask = np.ones(n, bool)
+        mask[rest] = False
+        index, value = np.arange(n, dtype=np.int32)[mask], array[mask]
+        if clear:
+            left = array.take(rest)
+            array.fill(0)
+            array[rest] = left
+    return torch.from_numpy(index), torch.from_numpy(value)
+
+
+def _largest(
+    keys: Float[np.ndarray, " size"], k: int, last: bool = False
+) -> Int64[np.ndarray, " k"]:
+    """Indices of the k largest, ascending; ties go to the first, or to the last."""
+    if len(keys) < SMALL or k == 0:
+        return _exactly(keys, k, last)
+    low, high = _bounds(keys, k)
+    some = np.flatnonzero(keys >= low)
+    if len(some) < k:  # the sample has misled
+        return _exactly(keys, k, last)
+    return some[_exactly(keys.take(some), k, last, high)]
+
+
+def _bounds(keys: Float[np.ndarray, " size"], k: int) -> tuple[float, float]:
+    """Two values that very probably enclose the k-th largest: n^(2/3) values sorted, and four
+    standard deviations of a place among them."""
+    sample = np.sort(keys[:: round(len(keys) ** (1 / 3)) | 1])  # an odd stride
+    n, share = len(sample), 1 - k / len(keys)
+    place, margin = share * n, 4 * math.sqrt(share * (1 - share) * n) + 1
+    low = sample[int(place - margin)] if place > margin else -math.inf
+    high = sample[int(place + margin)] if place + margin < n else math.inf
+    return float(low), float(high)
+
+
+def _exactly(
+    keys: Float[np.ndarray, " size"], k: int, last: bool, high: float = math.inf
+) -> Int64[np.ndarray, " k"]:
+    """As `_largest`; the k-th is sought among those up to ``high`` first."""
+    if k == 0:
+        return np.zeros(0, np.int64)
+    few = keys.take(np.flatnonzero(keys <= high))
+    place = k - (len(keys) - len(few))
+    if not 0 < place <= len(few):
+        few, place = keys, k
+    threshold = np.partition(few, len(few) - place)[len(few) - place]
+    chosen = keys >= threshold
+    surplus = np.count_nonzero(chosen) - k
+    if surplus > 0:
+        ties = np.flatnonzero(keys == threshold)
+        chosen[ties[:surplus] if last else ties[-surplus:]] = False
+    elif surplus < 0:  # NaN, with which nothing compares
+        chosen = np.arange(len(keys)) < k
+    return np.flatnonzero(chosen)

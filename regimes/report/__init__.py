@@ -1,0 +1,59 @@
+"""``regimes report``: one self-contained HTML page of a run or an ablation, to mail to a colleague.
+
+`content` turns records into numbers and words, `origin` into provenance, `pictures` into drawings;
+``page.html`` is the page.
+Nothing is loaded from elsewhere: the style is in the page, pictures are SVG in data URIs. The same
+records give the same bytes. No torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from regimes.errors import RecordError
+from regimes.network import Network
+from regimes.records import opened, write_atomically
+from regimes.report import content, origin, pictures
+
+
+def write(place: Path, network: str, out: Path) -> None:
+    """Write the page of the records in a folder or archive.
+
+    Raises:
+        ConfigError: a network that cannot be read.
+        RecordError: no run there, runs of different settings, or a file that cannot be written.
+    """
+    text = page(place, network)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out, text.encode())
+    except OSError as error:
+        raise RecordError(f"cannot write {out}: {error.strerror}") from None
+
+
+def page(place: Path, network: str) -> str:
+    """The page as text.
+
+    Raises:
+        ConfigError: a network that cannot be read.
+        RecordError: no run there, or runs of different settings.
+    """
+    import jinja2
+
+    link = Network.parse(network)
+    with opened(place) as root:
+        study = content.read(root, place)
+        environment = jinja2.Environment(
+            loader=jinja2.PackageLoader("regimes.report", "."), autoescape=True,
+            undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        )  # fmt: skip
+        return environment.get_template("page.html").render(
+            study=study,
+            table=content.results(study),
+            seconds=content.seconds(study),
+            cost=content.cost(study, link),
+            configuration=origin.configuration(study),
+            provenance=origin.provenance(study),
+            redraw=origin.redraw(study, network),
+            pictures=pictures.draw(study),
+        )

@@ -1,0 +1,239 @@
+"""What the report says: records to tables and sentences. No drawing here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
+
+from regimes.ablation import means
+from regimes.cost import SAME, cases, predict
+from regimes.drawing import style
+from regimes.drawing.metrics import Metric
+from regimes.drawing.numbers import BASELINES, Groups, decaying, groups, metric
+from regimes.errors import RecordError, RegimesError
+from regimes.network import Network, spell
+from regimes.progress import human, ratio
+from regimes.records import Record, find, load, read_header, summary
+from regimes.watch import state
+
+PARTS = ("compute", "compress", "communicate", "evaluate")  # further clocks follow these
+DASH = "–"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One run's folder, as far as it can be read.
+
+    Attributes:
+        place: below the folder that was asked for.
+        state: "finished", or what else `watch` calls it; "damaged".
+        more: why it stopped, or what is damaged.
+        done, epochs: trained, and wanted.
+    """
+
+    place: str
+    state: str
+    more: str = ""
+    done: int = 0
+    epochs: int = 0
+    record: Record | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Text in rows and columns, numbers from the second column on; or why there is none."""
+
+    heads: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Study:
+    """All that the page is about.
+
+    Attributes:
+        place: the folder or archive; its name alone is shown.
+        root: where it is read from: the same folder, or a scratch copy of the archive.
+        seen: every run, readable or not.
+        found: by schedule, the finished runs; the unfinished ones where there are no others.
+    """
+
+    place: Path
+    root: Path
+    seen: list[Seen]
+    found: Groups
+
+    @property
+    def runs(self) -> list[Record]:
+        return [run for runs in self.found.values() for run in runs]
+
+    @property
+    def single(self) -> bool:
+        return len(self.seen) == 1
+
+    @cached_property
+    def one(self) -> Record:
+        """A run that speaks for all."""
+        readable = [seen.record for seen in self.seen if seen.record]
+        return decaying(self.found) if self.found else readable[0]
+
+    @property
+    def shown(self) -> Metric:
+        return metric(self.one)
+
+    @property
+    def title(self) -> str:
+        if self.single:
+            return f"{self.one.name}, seed {self.one.seed}"
+        name = self.place.resolve().name
+        return name.partition(".")[0] if self.place.is_file() else name
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What figures call a schedule, where that is another word."""
+        return {n: look.label for n, look in style.looks(self.found).items() if n != look.label}
+
+    @property
+    def unfinished(self) -> list[Seen]:
+        return [seen for seen in self.seen if seen.state != "finished"]
+
+    @property
+    def about(self) -> str:
+        """One sentence: what was trained."""
+        schedules = len({seen.record.name for seen in self.seen if seen.record})
+        many = f"{schedules} schedule{'s' * (schedules > 1)}, {len(self.seen)} runs"
+        counts = [len(runs) for runs in self.found.values()]
+        seeds = f" ({style.seeds_in_words(counts)} each)" if counts else ""
+        what = "One run" if self.single else f"{many}{seeds}"
+        return f"{what}. {style.setting(self.one)}."
+
+
+def read(root: Path, place: Path) -> Study:
+    """Every run in or under a folder.
+
+    Args:
+        place: what the user named; the folder itself or an archive.
+
+    Raises:
+        RecordError: there is none that can be read, or they are of different settings.
+    """
+    seen = [_look(path, root) for path in find(root)]
+    if not seen:
+        raise RecordError(f"no run in or under {place}: expected a file run.json there")
+    if all(one.record is None for one in seen):
+        raise RecordError(f"no run in or under {place} can be read: {seen[0].more}")
+    begun = [one.record for one in seen if one.record and one.done]
+    try:
+        found = groups(begun, unfinished=True)
+    except RecordError as error:
+        raise RecordError(below(root, error)) from None
+    found = {name: [run for run in runs if run.finished] or runs for name, runs in found.items()}
+    return Study(place, root, seen, found)
+
+
+def below(root: Path, error: RegimesError) -> str:
+    """An error's words, without the folder that all is read from."""
+    return str(error).replace(f"{root}/", "")
+
+
+def _look(path: Path, root: Path) -> Seen:
+    place = "this run" if path == root else str(path.relative_to(root))
+    try:
+        header, record = read_header(path), load(path)
+    except RecordError as error:
+        return Seen(place, "damaged", below(root, error))
+    what, more = state(path, header, record.rows)
+    wanted = header["config"]["epochs"]
+    return Seen(place, what, more if what == "stopped" else "", len(record.rows), wanted, record)
+
+
+# -- the result ------------------------------------------------------------------------------
+
+
+def results(study: Study) -> Table:
+    """One row per schedule: metric, n, traffic."""
+    shown, finished = study.shown, [run for run in study.runs if run.finished]
+    rows = means(summary(finished)).to_dict("index") if finished else {}
+    base = next((name for name in BASELINES if name in rows), None)
+    heads = ("schedule", shown.heading, "n", "floats", f"of {base or 'low throughout'}", "bytes")
+    lines = []
+    for name, runs in study.found.items():
+        if name not in rows:
+            done = max(len(run.rows) for run in runs)
+            lines.append((name, f"unfinished: {done} of {runs[0].config['epochs']} epochs",
+                          *[DASH] * (len(heads) - 2)))  # fmt: skip
+            continue
+        row = {key: float(value) for key, value in rows[name].items()}
+        spread = "" if math.isnan(row["sd"]) else f" ± {shown.factor * row['sd']:.1f}"
+        share = row["floats"] / rows[base]["floats"] if base else _of_low(runs)
+        lines.append((name, f"{shown.factor * row['metric']:.1f}{spread}", f"{row['n']:.0f}",
+                      human(row["floats"]), f"{share:.2f}" if share else DASH,
+                      _bytes(row["bytes"])))  # fmt: skip
+    return Table(heads, lines)
+
+
+def _bytes(count: float) -> str:
+    spelt = human(count)
+    return f"{spelt}B" if " " in spelt else f"{spelt} B"
+
+
+def _of_low(runs: Sequence[Record]) -> float | None:
+    shares = [ratio(run.header, run.rows) for run in runs]
+    known = [share for share in shares if share is not None]
+    return sum(known) / len(known) if known else None
+
+
+# -- time ------------------------------------------------------------------------------------
+
+
+def seconds(study: Study) -> Table:
+    """Per schedule, where the seconds of an epoch went, and those of a run."""
+    clocks = {name: _per_epoch(runs) for name, runs in study.found.items()}
+    known = dict.fromkeys(part for mean in clocks.values() for part in mean)
+    if not known:
+        return Table(note="The records do not say where the time went.")
+    names = [p for p in PARTS if p in known] + [p for p in known if p not in PARTS]
+    lines = []
+    for name, mean in clocks.items():
+        runs, total = study.found[name], sum(mean.values())
+        epochs = sum(len(run.rows) for run in runs) / len(runs)
+        parts = [mean.get(part, 0.0) for part in names]
+        lines.append((name, *(f"{x:.3g} ({100 * x / total:.0f} %)" if x else DASH for x in parts),
+                      f"{total:.3g}", f"{epochs * total:.3g}"))  # fmt: skip
+    return Table(("schedule", *names, "s/epoch", "s/run"), lines)
+
+
+def _per_epoch(runs: Sequence[Record]) -> dict[str, float]:
+    """Mean seconds of each clock over all epochs of some runs."""
+    columns = pd.concat([run.epochs.filter(like="seconds_") for run in runs]).fillna(0.0)
+    return {str(name).removeprefix("seconds_"): float(columns[name].mean()) for name in columns}
+
+
+def cost(study: Study, network: Network) -> Table:
+    """Predicted seconds of an epoch on a network, and the break-even bandwidth, per level and
+    schedule; schedules whose steps are not like the others' are left out, and named."""
+    config = study.one.config
+    alike = {name: runs for name, runs in study.found.items()
+             if all(run.config.get(k) == config.get(k) for run in runs for k in SAME)}  # fmt: skip
+    left_out = ", ".join(name for name in study.found if name not in alike)
+    try:
+        known = cases([run for runs in alike.values() for run in runs])
+        frame = predict(known, network, config["workers"])
+    except RecordError as error:
+        return Table(note=f"No prediction: {below(study.root, error)}.")
+    parts = ("compute", "compress", "communicate")
+    heads = ("level or schedule", *parts, "s/epoch", "×\N{NO-BREAK SPACE}dense", "pays below")
+    lines = [
+        (f"{row['case']}{'' if row['kind'] == 'level' else ' (schedule)'}",
+         *(f"{row['steps_per_epoch'] * row[part]:.3g}" for part in parts),
+         f"{row['epoch']:.3g}", f"{row['speed_up']:.2f}", spell(row["break_even"]))
+        for row in frame.to_dict("records")
+    ]  # fmt: skip
+    note = f"{config['workers']} workers, {network}, ring all-reduce."
+    return Table(heads, lines, f"{note} Of another setting: {left_out}." if left_out else note)

@@ -1,0 +1,159 @@
+"""What the report shows: figures narrow enough for a phone, as SVG in data URIs.
+
+Their captions are text of the page, not of the picture, so that they stay legible there.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import matplotlib as mpl
+
+from regimes import bench
+from regimes.config import DENSE
+from regimes.drawing import panels, style
+from regimes.drawing.bands import bands
+from regimes.drawing.levels import level_map
+from regimes.drawing.metrics import Metric
+from regimes.drawing.numbers import BASELINES, compressed, curves, ends, windows
+from regimes.errors import RegimesError
+from regimes.records import Record
+from regimes.report.content import Study, below
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WIDTH = 4.8  # inches; at this width the letters can still be read on a phone
+FIXED = ("static", "windows")  # policies whose levels need no map
+TRAFFIC = Metric("bytes", "MB sent by a worker in the epoch", "MB", "MB", 1e-6)
+BATCH = Metric("batch_size", "batch per worker", "batch", "samples")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawing, or in its place a sentence why there is none."""
+
+    title: str
+    caption: str
+    uri: str = ""
+
+
+def draw(study: Study) -> dict[str, list[Picture]]:
+    """Pictures by section: curves, decisions."""
+    if not study.found:
+        return {"curves": [], "decisions": []}
+    with mpl.rc_context({"text.parse_math": False}):  # a $ in a name is a $
+        traffic = _curves(study, "epoch", TRAFFIC, "Traffic per epoch")
+        return {
+            "curves": [_curves(study, "epoch"), _curves(study, "floats")],
+            "decisions": [*_levels(study), traffic, _detectors(study)],
+        }
+
+
+def _picture(fig: Figure, title: str, caption: str) -> Picture:
+    buffer = io.BytesIO()
+    with style.theme():
+        fig.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    code = base64.b64encode(buffer.getvalue()).decode()
+    return Picture(title, caption, f"data:image/svg+xml;base64,{code}")
+
+
+# -- curves ----------------------------------------------------------------------------------
+
+
+def _curves(study: Study, against: str, shown: Metric | None = None, title: str = "") -> Picture:
+    """One curve per schedule; the numbers are those of ``numbers.curves``."""
+    found, tested, shown = study.found, shown is None, shown or study.shown
+    numbers, last = curves(found, shown), ends(found, shown)
+    with style.theme():
+        fig = style.figure(2.7 + 0.17 * ((len(found) + 1) // 2), WIDTH)
+        ax = fig.add_subplot()
+        panels.fill(ax, against, numbers, last, shown)
+        panels.dress(ax, against, last)
+        ax.set_ylabel(shown.label)
+        if tested:
+            panels.limits(ax, numbers, shown, last)
+        elif numbers[shown.name].max() > panels.WIDE * numbers[shown.name].min():
+            style.log_axis(ax)
+        else:
+            ax.set_ylim(bottom=0)
+        if against == "epoch":
+            style.shade(ax, windows(found))
+            style.mark_decays(ax, study.one.config)
+        fig.legend(*ax.get_legend_handles_labels(), loc="outside upper left", ncols=2,
+                   handlelength=3.2, columnspacing=1)  # fmt: skip
+    title = title or f"{shown.label.partition(' (')[0].capitalize()} against {against}"
+    return _picture(fig, title, _words(study, against))
+
+
+def decay_epochs(run: Record) -> tuple[int, ...]:
+    """The epochs of a run that are the first at a lower learning rate."""
+    known = run.config["optimizer"].get("decay_epochs", ())
+    return tuple(epoch for epoch in known if epoch < run.config["epochs"])
+
+
+def _words(study: Study, against: str) -> str:
+    """Mean over what, and what the marks are."""
+    counts = [len(runs) for runs in study.found.values()]
+    mean = f"Mean over {style.seeds_in_words(counts)}; bands and bars: 95 % t interval"
+    parts = [f"{mean if max(counts) > 1 else 'One seed'}; large marker: the end"]
+    decays = [decay_epochs(run) for run in study.runs]
+    if against == "epoch" and any(decays):
+        whose = "" if len({*decays}) == 1 else " of most schedules"
+        parts.append(f"Dotted: the learning rate{whose} decays")
+    if against == "epoch" and windows(study.found):
+        parts.append("Shaded: the hand-made critical windows")
+    return ". ".join(parts) + "."
+
+
+# -- levels and detectors --------------------------------------------------------------------
+
+
+def adaptive(study: Study) -> list[str]:
+    """The schedules whose layers' levels training decides; a single run, whatever decides."""
+    found = []
+    for name, runs in study.found.items():
+        names = [layer["name"] for layer in compressed(runs[0])]
+        used = {level for run in runs
+                for level in run.layers.loc[run.layers["layer"].isin(names), "level"]}  # fmt: skip
+        fixed = runs[0].config["policy"]["name"] in FIXED or len(used) == 1
+        if used - {DENSE} and (study.single or not fixed):
+            found.append(name)
+    return found
+
+
+def _levels(study: Study) -> list[Picture]:
+    """A map per adaptive schedule; batch sizes where they change."""
+    found = []
+    for name in adaptive(study):
+        runs = study.found[name]
+        fig, _ = level_map(runs, runs[0], WIDTH)
+        many = f", thin: {style.seeds_in_words([len(runs)])}, thick: their mean"
+        said = (
+            f"Of each compressed layer in the run of seed {runs[0].seed}; below, the share of "
+            f"layers at each level but the highest compression{many if len(runs) > 1 else ''}."
+        )
+        found.append(_picture(fig, f"Levels of {style.look(name).label}", said))
+    if any(run.epochs["batch_size"].nunique() > 1 for run in study.runs):
+        found.append(_curves(study, "epoch", BATCH, "Batch size"))
+    return found
+
+
+def _detectors(study: Study) -> Picture:
+    """Bands over runs of the baseline and of adaptive schedules; over all if there are none."""
+    names = [name for name in study.found if name in BASELINES or name in adaptive(study)]
+    runs = [run for name in names or study.found for run in study.found[name]]
+    title = "What detectors say"
+    try:
+        fig, _ = bands(runs, bench.bench(runs), WIDTH)
+    except RegimesError as error:
+        return Picture(title, f"Nothing: {below(study.root, error)}.")
+    said = (
+        "The darker, the more layers (and seeds) a detector calls critical in the epoch, replayed "
+        "over the runs of the schedule above. Right: the share called critical, and the traffic "
+        "of spending there and nowhere else, over low compression throughout (–: not recorded)."
+    )
+    return _picture(fig, title, said)

@@ -1,0 +1,173 @@
+"""Reduction during backward: equal to reduction after it and to the simulation; it does overlap;
+a gradient that is not finite is heard of. Real gloo groups over loopback."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from ddp_scripts import group
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regimes import PowerSGD, TopK, clock, tasks
+from regimes.compression.reducer import Reducer
+from regimes.exchange import Exchange
+from regimes.gradients import Gradients, layer_table
+from regimes.world import ProcessWorld, World
+
+WORKERS, STEPS, BATCH = 4, 4, 6
+PARCEL = 0.003  # megabytes: several parcels
+LEVELS = (4, 1, "dense", 2)
+
+
+class Net(nn.Module):
+    """Tied weights, BatchNorm, dropout, and a layer that only some passes use."""
+
+    def __init__(self, dropout: float, seldom: bool) -> None:
+        super().__init__()
+        self.first, self.norm, self.tied = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 16)
+        self.seldom, self.last = nn.Linear(16, 16), nn.Linear(16, 5)
+        self.dropout, self.at_times = dropout, seldom
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.tied(torch.relu(self.norm(self.first(x))))
+        h = F.dropout(torch.tanh(F.linear(h, self.tied.weight)), self.dropout, self.training)
+        return self.last(h if self.at_times and x[0, 0] < 0 else h + self.seldom(h))
+
+
+@dataclass(frozen=True)
+class Case:
+    union: bool = False
+    topk: bool = False
+    micro_batch: int | None = None
+    clip: float | None = None
+    dropout: float = 0.0
+    seldom: bool = False  # on some workers in some steps
+
+
+CASES = {
+    "worker by worker": Case(dropout=0.3),
+    "a layer that is not used at times": Case(seldom=True),
+    "union": Case(union=True),
+    "micro-batches": Case(micro_batch=2),
+    "micro-batches of the union": Case(union=True, micro_batch=2),
+    "TopK": Case(topk=True),
+    "clipped": Case(clip=0.1),
+}
+
+
+def exchange(case: Case, world: World, parcel_mb: float) -> Exchange:
+    torch.manual_seed(0)
+    model = Net(case.dropout, case.seldom).double()
+    gradients = Gradients(model, tasks.cross_entropy, world, union=case.union, seed=0,
+                          micro_batch=case.micro_batch, clip=case.clip)  # fmt: skip
+    compressor = TopK() if case.topk else PowerSGD()
+    return Exchange(gradients, Reducer(compressor, layer_table(model), world, 0), parcel_mb)
+
+
+def batch(step: int, world: World) -> tuple[Tensor, Tensor]:
+    """Of the hosted workers."""
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(WORKERS, BATCH, 8, generator=generator, dtype=torch.float64)
+    y = torch.randint(5, (WORKERS, BATCH), generator=generator)
+    hosted = slice(world.hosted.start, world.hosted.stop)
+    return x[hosted], y[hosted]
+
+
+def steps(case: Case, world: World, parcel_mb: float) -> dict[str, Any]:
+    world.meter.dtype = torch.float64
+    e = exchange(case, world, parcel_mb)
+    time, found, losses = clock.Clock(torch.device("cpu")), [], []
+    for step in range(STEPS):
+        level = 10 if case.topk and step != 2 else LEVELS[step]
+        levels = [level if p.ndim > 1 else "dense" for p in e.gradients.parameters]
+        updates, loss, _ = e.step(*batch(step, world), 0, step, levels, time)
+        found.append(torch.cat([u.flatten() for u in updates]))
+        losses.append(loss)
+    e.close()
+    meter = world.meter.take()
+    assert set(time.seconds) == {"compute", "compress", "communicate"}
+    assert min(time.seconds.values()) >= 0
+    return {"results": torch.stack(found), "losses": torch.stack(losses),
+             "overlaps": e.pipeline is not None,
+            "bytes": [meter.layers[i].bytes for i in range(-1, len(levels))],
+            "calls": meter.calls["mean"], "threads": threading.active_count()}  # fmt: skip
+
+
+def both(rank: int, case: Case) -> list[dict[str, Any]]:
+    return [steps(case, ProcessWorld(WORKERS, torch.device("cpu")), mb) for mb in (PARCEL, 25.0)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_during_backward_equals_after_it_and_the_simulation(name: str) -> None:
+    case, (answer, other) = CASES[name], group.run(both, 2, CASES[name])
+    during, after = answer
+    expected = steps(case, World(WORKERS), PARCEL)
+    assert torch.equal(during["results"], other[0]["results"])
+    assert torch.equal(during["results"], after["results"])  # two processes: a + b = b + a
+    torch.testing.assert_close(during["results"], expected["results"], rtol=1e-9, atol=1e-13)
+    torch.testing.assert_close(during["losses"], expected["losses"], rtol=1e-6, atol=0)  # float32
+    assert during["bytes"] == after["bytes"] == expected["bytes"]
+    assert during["overlaps"] == (case.clip is None)
+    assert not after["overlaps"]
+    assert (during["calls"] > after["calls"]) == during["overlaps"]
+    assert during["threads"] == after["threads"]  # the thread has ended
+
+
+# -- it does overlap -------------------------------------------------------------------------
+
+
+class Gate(torch.autograd.Function):
+    """Backward passes only when ``reduced`` is set."""
+
+    reduced = threading.Event()
+    passed = False
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        Gate.passed = Gate.reduced.wait(20)
+        return grad
+
+
+def gated(rank: int) -> bool:
+    """Did a parcel's reduction end while backward still had layers to do?"""
+    e = exchange(Case(), ProcessWorld(2, torch.device("cpu")), PARCEL)
+    assert e.pipeline is not None
+    reduce = e.pipeline.reduce
+    e.pipeline.reduce = lambda parcel: (reduce(parcel), Gate.reduced.set())
+    net = e.gradients.model
+    net.norm.register_forward_hook(lambda module, inputs, output: Gate.apply(output))
+    x, y = batch(0, e.reducer.world)
+    e.step(x, y, 0, 0, ["dense"] * len(e.gradients.parameters), clock.Clock(x.device))
+    e.close()
+    return Gate.passed
+
+
+def test_reduction_goes_on_during_backward() -> None:
+    assert group.run(gated, 2) == [True, True]
+
+
+# -- gradients that are not finite -----------------------------------------------------------
+
+
+def poisoned(rank: int, layer: str) -> float:
+    e = exchange(Case(), ProcessWorld(2, torch.device("cpu")), PARCEL)
+    if rank == 1:
+        parameter = e.gradients.model.get_parameter(layer)
+        parameter.register_hook(lambda g: g * float("nan"))
+    x, y = batch(0, e.reducer.world)
+    _, loss, _ = e.step(x, y, 0, 0, ["dense"] * len(e.gradients.parameters), clock.Clock(x.device))
+    return loss.item()
+
+
+@pytest.mark.parametrize("layer", ["first.weight", "last.bias"])
+def test_a_poisoned_gradient_in_any_parcel_is_heard_of_everywhere(layer: str) -> None:
+    assert [loss == loss for loss in group.run(poisoned, 2, layer)] == [False, False]

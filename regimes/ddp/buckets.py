@@ -15,6 +15,7 @@ alone because no process used it. Costs one residual more per process.
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,6 +45,7 @@ class _Step:
     promised: list[tuple[Future[Tensor], Tensor]] = field(default_factory=list)  # and their buffers
     scale: float = 0.0
     finite: bool = True
+    failed: bool = False
 
 
 class Buckets:
@@ -81,6 +83,7 @@ class Buckets:
         self.pipeline = Pipeline(parcels, self._reduce, self.device)
         self.step: _Step | None = None
         self.check: Task | None = None
+        self.lock = threading.Lock()
         self.restart()
 
     def restart(self) -> None:
@@ -111,6 +114,8 @@ class Buckets:
         future: Future[Tensor] = Future(devices=[self.device] if self.pipeline.stream else None)
         self.step.promised.append((future, bucket.buffer()))
         self.pipeline.put(gradients)
+        if self.step.failed:
+            self._promise_kept(self.step)
         return future
 
     def _finish(self) -> None:
@@ -168,9 +173,19 @@ class Buckets:
     # -- in the thread of the hook -----------------------------------------------------------
 
     def _reduce(self, parcel: list[int]) -> None:
-        """All rounds of one parcel; the news of a non-finite gradient rides in the first."""
+        """One parcel. After an error nobody is left waiting for results (a static graph's first
+        pass does, before ``_finish`` can tell)."""
         step = self.step
         assert step is not None
+        try:
+            self._reduce_in(step, parcel)
+        except BaseException:
+            step.failed = True
+            self._promise_kept(step)
+            raise
+
+    def _reduce_in(self, step: _Step, parcel: list[int]) -> None:
+        """All rounds of one parcel; the news of a non-finite gradient rides in the first."""
         if not step.states:
             step.scale = self.scale()
         if self.check is not None:
@@ -195,7 +210,12 @@ class Buckets:
             for gradient in gradients:
                 gradient.fill_(torch.nan)  # as without compression: a GradScaler must see it
         if len(step.states) == len(self.parameters):  # a static graph's first pass awaits them here
-            for future, buffer in step.promised:
+            self._promise_kept(step)
+
+    def _promise_kept(self, step: _Step) -> None:
+        with self.lock:
+            while step.promised:
+                future, buffer = step.promised.pop()
                 future.set_result(buffer)
 
     def _copy(self, layer: int, scale: float) -> State:

@@ -426,8 +426,9 @@ def _trained_once(case: Case) -> Any:
 
 def disagreement(rank: int, what: str) -> str:
     """Process 1 differs; everybody must hear of it."""
-    case = Case(levels=(("low", 2), ("high", 1)))
-    if what == "levels" and rank == 1:
+    ddp = {**SMALL, "static_graph": True} if what == "static graph" else {}
+    case = Case(levels=(("low", 2), ("high", 1)), ddp=ddp)
+    if what != "state" and rank == 1:
         case = replace(case, levels=(("low", 3), ("high", 1)))
     model, hook, optimizer = cases.wrap(case)
     if what == "state":

@@ -27,7 +27,8 @@ def main() -> None:
         return
     name = sys.argv.pop(1)
     if name not in known:
-        sys.exit(f"error: no analysis {name!r}: {nearest(name, known)}")
+        print(f"error: no analysis {name!r}: {nearest(name, known)}", file=sys.stderr)
+        sys.exit(2)
     runpy.run_module(f"analysis.{name}", run_name="__main__", alter_sys=True)
 
 

@@ -13,7 +13,8 @@ folder of its own and can be packed (``regimes pack``).
 
 from __future__ import annotations
 
-import tarfile
+import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from regimes import launch, presets
 from regimes.config import RunConfig, override
 from regimes.errors import ConfigError, RecordError, TrainingError, nearest
 from regimes.presets.families import shortened
-from regimes.records import load
+from regimes.records import load, opened
 
 Steps = tyro.conf.UseAppendAction[tuple[str, ...]]
 Change = Callable[[RunConfig], RunConfig]
@@ -128,16 +129,18 @@ def unpack(archives: Path, out: Path) -> None:
     """Begin with packed records: each archive becomes the folder of its step.
 
     Raises:
-        RecordError: no archives there.
+        RecordError: no archives there, or a damaged one.
     """
+    out.mkdir(parents=True, exist_ok=True)
     found = sorted(archives.glob("*.tar.xz"))
     if not found:
         raise RecordError(f"no archive of records in {archives}: expected files *.tar.xz")
     for path in found:
         folder = out / path.name.removesuffix(".tar.xz")
         if not folder.exists():
-            with tarfile.open(path) as archive:
-                archive.extractall(folder, filter="data")
+            with opened(path) as scratch, tempfile.TemporaryDirectory(dir=out) as beside:
+                shutil.copytree(scratch, Path(beside, "whole"))
+                Path(beside, "whole").rename(folder)
 
 
 class Clock:
@@ -155,14 +158,21 @@ class Clock:
 def run(
     steps: tuple[Step, ...], out: Path, jobs: int, change: Change, say: Callable[[str], None]
 ) -> list[str]:
-    """Run what is missing of all steps; returns a sentence per failed run."""
+    """Run what is missing of all steps; returns a sentence per failed run, and per step whose
+    folder holds other runs."""
     clock = Clock(jobs)
     failures: list[str] = []
-    missing = [step.count - sum(launch.done(*c) for c in step.cells(out, change))
-               for step in steps]  # fmt: skip
-    later = sum(n * step.minutes for n, step in zip(missing, steps, strict=True))
-    say(f"{sum(s.count for s in steps)} runs, {sum(missing)} missing: {clock.left(later)} left")
-    for step, count in zip(steps, missing, strict=True):
+    missing: dict[Step, int] = {}
+    for step in steps:
+        try:
+            missing[step] = step.count - sum(launch.done(*c) for c in step.cells(out, change))
+        except RecordError as error:
+            failures.append(f"{step.folder} left out: {error}")
+            say(failures[-1])
+    later = sum(n * step.minutes for step, n in missing.items())
+    say(f"{sum(s.count for s in missing)} runs, {sum(missing.values())} missing: "
+        f"{clock.left(later)} left")  # fmt: skip
+    for step, count in missing.items():
         later -= count * step.minutes
         for _ in range(1 + step.yoked):  # the controls are known when their originals are done
             todo = [c for c in step.cells(out, change) if not launch.done(*c)]
@@ -218,6 +228,10 @@ def main(
     """
     if not 0 < share <= 1:
         raise ConfigError(f"--share must be above 0 and at most 1, got {share}")
+    if jobs < 1:
+        raise ConfigError(f"--jobs must be at least 1, got {jobs}")
+    if images and not images.exists():
+        raise ConfigError(f"--images: {images} does not exist")
     names = [step.folder for step in SCALES[scale]]
     for name in only:
         if name not in names:
@@ -228,7 +242,7 @@ def main(
     failures = run(steps, out, jobs, lambda config: changed(config, images, share),
                    lambda words: print(words, flush=True))  # fmt: skip
     if failures:
-        raise TrainingError(f"{len(failures)} runs failed; first: {failures[0]}")
+        raise TrainingError(f"{len(failures)} runs or steps failed; first: {failures[0]}")
 
 
 if __name__ == "__main__":

@@ -153,7 +153,7 @@ class Study:
             for level in ("low", "high", DENSE)
         }
         chosen = {names[0]: order[names[0]], RECORDED: trained, **constant}
-        network = Network(settings.bandwidth, settings.latency)
+        network = Network.parse(f"{settings.bandwidth:.17g}bit/s,{settings.latency:.17g}s")
         numbers = pd.DataFrame({name: self._cost(run, t, network) for name, t in chosen.items()}).T
         numbers["of_low"] = numbers["floats"] / numbers["floats"]["low throughout"]
         numbers["speed_up"] = numbers["seconds"][f"{DENSE} throughout"] / numbers["seconds"]

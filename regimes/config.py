@@ -133,7 +133,7 @@ def check_windows(where: str, windows: tuple[tuple[int, int], ...]) -> None:
     for first, stop in windows:
         if not 0 <= first < stop:
             raise ConfigError(
-                f"{where}.windows: [{first}, {stop}] is no window; "
+                f"{where}: [{first}, {stop}] is no window; "
                 "expected [first, stop) with 0 <= first < stop"
             )
 
@@ -216,8 +216,8 @@ def _spell(kind: Any) -> str:
     if kind in words:
         return words[kind]
     if get_origin(kind) is tuple:
-        inner = get_args(kind)[0]
-        return f"a list of {_spell(inner).removeprefix('a ')}s"
+        inner = _spell(get_args(kind)[0]).removeprefix("a ")
+        return f"a list of {f'{inner}s'.replace('list of', 'lists of').replace('ss', 's')}"
     if get_origin(kind) is dict or dataclasses.is_dataclass(kind):
         return "a table"
     return str(kind)

@@ -44,7 +44,7 @@ class Deficit:
     windows: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        check_windows("deficit", self.windows)
+        check_windows("deficit.windows", self.windows)
 
     def active(self, epoch: int) -> bool:
         return any(first <= epoch < stop for first, stop in self.windows)

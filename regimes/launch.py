@@ -191,9 +191,11 @@ def _collect(outcomes, progress: Callable[[Path, str | None], None]) -> list[str
 
 
 def _start_worker(threads: int) -> None:
-    """In each process of the pool: its share of the cores; Ctrl-C is the parent's business."""
+    """In each process of the pool: its share of the cores; Ctrl-C is the parent's business, and
+    its death the end."""
     import torch
 
+    _die_with_parent()
     torch.set_num_threads(threads)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 

@@ -201,15 +201,21 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
-    lines = path.read_bytes().split(b"\n")
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise RecordError(f"cannot read {path}: {error.strerror}") from None
     rows = []
     for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is torn
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
+            if not (isinstance(row, dict) and ("epoch" in row or "event" in row)):
+                raise ValueError
+            rows.append(row)
         except ValueError:
             if number == len(lines) - 1:
                 break
-            raise RecordError(f"{path} line {number} is damaged: no JSON") from None
+            raise RecordError(f"{path} line {number} is damaged: no line of a record") from None
     return rows
 
 
@@ -244,6 +250,8 @@ def complete(header: dict[str, Any], rows: Sequence[dict[str, Any]]) -> bool:
 def check_same(folder: Path, ours: dict[str, Any]) -> None:
     """Raise RecordError unless the run in ``folder`` has this (plain, resolved) configuration."""
     theirs = read_header(folder)["config"]
+    if theirs.get("instruments") == []:  # what the first records had for none
+        theirs = {**theirs, "instruments": {}}
     with contextlib.suppress(ConfigError):  # an older record has what it does not say by default
         theirs = to_dict(from_dict(RunConfig, theirs))
     keys = {*ours, *theirs} - FREE_ON_RESUME
@@ -302,11 +310,22 @@ def load(folder: str | Path) -> Record:
     Raises:
         RecordError: no run there, or a damaged one.
     """
+    folder = Path(folder)
+    header, rows = read_header(folder), read_lines(folder / "epochs.jsonl")
+    details = read_lines(folder / "instruments.jsonl")
+    try:
+        return Record(folder, header, *_frames(folder, header, rows), rows, details)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        why = f"{type(error).__name__} {error}"
+        raise RecordError(f"the record in {folder} is damaged: {why}") from None
+
+
+def _frames(
+    folder: Path, header: dict[str, Any], rows: list[dict[str, Any]]
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """(epochs, layers)."""
     import pandas as pd
 
-    folder = Path(folder)
-    header = read_header(folder)
-    rows = read_lines(folder / "epochs.jsonl")
     seconds = {s.pop("epoch"): s for s in read_lines(folder / "seconds.jsonl")}
     flat = []
     for row in rows:
@@ -324,8 +343,7 @@ def load(folder: str | Path) -> Record:
         for row in rows
     ]
     layers = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({"layer": []})
-    details = read_lines(folder / "instruments.jsonl")
-    return Record(folder, header, epochs, layers, rows, details)
+    return epochs, layers
 
 
 def find(folder: str | Path) -> list[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import random
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -159,9 +160,38 @@ def test_a_shorter_training_keeps_its_order(name: str, share: float) -> None:
     assert shortened(config, 1.0) == config
 
 
+def test_packed_records_are_a_start(tmp_path: Path) -> None:
+    """Of the whole committed study; a folder of other runs is left out, the others go on."""
+    archives, out = tmp_path / "archives", tmp_path / "runs"
+    archives.mkdir()
+    for name in ("smoke-quantise", "small"):
+        shutil.copy(REFERENCE / f"{name}.tar.xz", archives)
+    campaign.unpack(archives, out)
+    steps = tuple(step for step in CPU if step.folder in ("smoke-quantise", "small"))
+    said: list[str] = []
+    images = Path("data/cache/cifar10-jpeg.tar.xz")
+    assert (
+        campaign.run(steps, out, 1, lambda c: campaign.changed(c, images, 1.0), said.append) == []
+    )
+    assert "65 runs, 0 missing" in said[-1]
+    (failure,) = campaign.run(steps, out, 1, lambda c: c, said.append)
+    assert failure.startswith("small left out: ")
+    (archives / "smoke-quantise.tar.xz").write_bytes(b"cut")
+    with pytest.raises(RecordError, match="no archive of records"):
+        campaign.unpack(archives, tmp_path / "other")
+    assert not (tmp_path / "other" / "smoke-quantise").exists()
+
+
 def test_an_unknown_step_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no step 'smal'"):
         campaign.main(only=("smal",), out=tmp_path)
+
+
+def test_what_no_run_could_use_is_refused_before_the_first(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--jobs must be at least 1"):
+        campaign.main(only=("smoke",), out=tmp_path, jobs=0)
+    with pytest.raises(ConfigError, match="nowhere does not exist"):
+        campaign.main(only=("small",), out=tmp_path, images=tmp_path / "nowhere")
 
 
 # -- claims ----------------------------------------------------------------------------------

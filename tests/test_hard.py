@@ -311,3 +311,22 @@ def test_sigterm_ends_a_whole_ablation(tmp_path: Path) -> None:
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, stderr
     assert not (tmp_path / "runs/low/seed-1").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes outlive their parent elsewhere")
+def test_the_runs_of_a_killed_ablation_end_with_it(tmp_path: Path) -> None:
+    out = tmp_path / "runs"
+    words = [sys.executable, "-m", "regimes", "ablate", "smoke", "--jobs", "2", "--out", str(out)]
+    parent = subprocess.Popen(words, env=ONE, stdout=subprocess.DEVNULL)
+    while not list(out.rglob("epochs.jsonl")):
+        assert parent.poll() is None
+        time.sleep(0.05)
+    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+    trained = [c for c in children if b"spawn_main" in Path(f"/proc/{c}/cmdline").read_bytes()]
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 10
+    while left := [c for c in trained if Path(f"/proc/{c}/cmdline").exists()]:
+        assert time.monotonic() < deadline, f"still there: {left}"
+        time.sleep(0.05)
+    assert trained

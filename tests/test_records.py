@@ -167,3 +167,18 @@ def test_pack_says_what_is_missing(tmp_path: Path) -> None:
     make(tmp_path / "run")
     with pytest.raises(RecordError, match="cannot write"):
         pack(tmp_path, tmp_path / "nowhere" / "a.tar.xz")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "epochs.jsonl").mkdir()
+    with pytest.raises(RecordError, match=r"cannot read .*epochs\.jsonl"):
+        read_lines(tmp_path / "epochs.jsonl")
+
+
+@pytest.mark.parametrize("line", ["[1,2]", '{"x":1}', '{"epoch":1}', '{"epoch":1,"layers":7}'])
+def test_a_line_that_is_none_of_a_record_is_damage(line: str, tmp_path: Path) -> None:
+    folder = make(tmp_path / "run")
+    with (folder / "epochs.jsonl").open("a") as file:
+        file.write(f"{line}\n{json.dumps(row(4))}\n")
+    with pytest.raises(RecordError, match="damaged"):
+        load(folder)

@@ -94,10 +94,11 @@ def plot(rows: list[Row], file: Path) -> None:
 
     figure, panels = plt.subplots(1, len(AXES), figsize=(10.5, 3.6), layout="constrained")
     for panel, axis in zip(panels, AXES, strict=True):
-        for row in (r for r in rows if r.setting.endswith(axis)):
+        drawn = (row for row in rows if row.setting.endswith(axis))
+        for row, look in zip(drawn, ("o-", "s:"), strict=True):
             sizes, taken = zip(*row.curve, strict=True)
             label = f"{row.setting.split(',')[0]}: exponent {row.ours:.2f}"
-            (line,) = panel.plot(sizes, taken, "o-", ms=3.5, label=label)
+            (line,) = panel.plot(sizes, taken, look, ms=4, label=label)
             linear = [taken[-1] * n / sizes[-1] for n in sizes]
             panel.plot(sizes, linear, "--", lw=0.8, color=line.get_color(), alpha=0.6)
         panel.set(xscale="log", yscale="log", xlabel=axis)

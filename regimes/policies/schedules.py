@@ -44,7 +44,7 @@ class Windows:
     needs: tuple[str, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
-        check_windows("policy", self.windows)
+        check_windows("policy.windows", self.windows)
         for name, windows in self.layers.items():
             check_windows(f"policy.layers.{name}", windows)
 

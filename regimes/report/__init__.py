@@ -23,6 +23,8 @@ def write(place: Path, network: str, out: Path) -> None:
         ConfigError: a network that cannot be read.
         RecordError: no run there, runs of different settings, or a file that cannot be written.
     """
+    if not out.name or out.is_dir():
+        raise RecordError(f"cannot write {out}: it is a folder, expected a file, e.g. report.html")
     text = page(place, network)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

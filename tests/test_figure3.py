@@ -11,7 +11,6 @@ from scipy import stats
 from sklearn.metrics import cohen_kappa_score, jaccard_score
 
 from analysis import figure3, figure4a, signals
-from analysis.compare import table
 from regimes.errors import RecordError
 from regimes.records import Record, load_all
 
@@ -82,15 +81,3 @@ def test_records_without_the_signal_are_refused() -> None:
 
 def test_figure_4a_reads_the_committed_archive(tmp_path: Path) -> None:
     assert figure4a.main(REFERENCE / "small-overlap.tar.xz", tmp_path)
-
-
-def test_the_readmes_table_is_that_of_the_committed_records() -> None:
-    readme = (REFERENCE.parents[1] / "README.md").read_text()
-    rows, pairs = table(load_all(REFERENCE / "small.tar.xz"))
-    for row in rows.to_dict("records"):
-        cells = f"| {row['accuracy']:.1f} ± {row['sd']:.1f} | {row['of_low']:.2f} |"
-        assert f"`{row['schedule']}` {cells}" in readme, row["schedule"]
-    for pair in pairs.to_dict("records"):
-        if pair["comparison"] != "low-in-critical - low-late":  # not in the README
-            ends = f"[{pair['ci_low']:+.1f}, {pair['ci_high']:+.1f}]"
-            assert f"{pair['comparison']} = {pair['difference']:+.1f} {ends}" in readme

@@ -119,9 +119,9 @@ PAPER = (
             "accordion-batch-8x", "small-batch"),
     Claim("Figure 11", "TopK 2 % loses perplexity (LSTM)", "lstm-small", minus("high", "low"),
           "high - low, perplexity", "more", 0.6),
-    _more("Figures 14, 15", "TopK 0.3 % loses against 10 %", "small-topk", "low",
+    _more("Figures 14, 15", "TopK 0.3 % loses against 10 % (digits)", "smoke-quirks-topk", "low",
           "high"),
-    _enough("Figures 14, 15", "ACCORDION is as good as low (TopK)", "small-topk",
+    _enough("Figures 14, 15", "ACCORDION is as good as low (TopK, digits)", "smoke-quirks-topk",
             "accordion", "low"),
 )  # fmt: skip
 QUESTIONS = (

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from regimes.agreement import interval
-from regimes.drawing import metrics
+from regimes.drawing import metrics, style
 from regimes.drawing.metrics import Metric
 from regimes.drawing.numbers import BASELINES, compressed, groups, metric
 from regimes.drawing.numbers import Groups as Groups
@@ -23,6 +23,7 @@ from regimes.errors import RecordError
 from regimes.records import Record, summary
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.console import Console
 
 SCHEDULES = ("dense", "low", "high", "low-in-critical", "high-in-critical", "accordion", "low-late")
@@ -100,21 +101,31 @@ def table(
     return rows.rename_axis("schedule").reset_index(), pd.DataFrame(pairs)
 
 
+def paired(each: pd.DataFrame, a: str, b: str, column: str) -> list[float]:
+    """``a`` minus ``b``, seed by seed; ``each`` has a row per run.
+
+    Raises:
+        RecordError: no seed in common.
+    """
+    wide = each[each["name"].isin([a, b])].pivot(index="seed", columns="name", values=column)
+    wide = wide.reindex(columns=[*{a, b}]).dropna()
+    if wide.empty:
+        raise RecordError(f"{a} and {b} have no seed in common: run both with the same seeds")
+    return (wide[a] - wide[b]).to_list()
+
+
 def pair(each: pd.DataFrame, a: str, b: str, shown: Metric) -> dict[str, Any]:
     """One row of the second table; ``each`` as ``records.summary``, in the shown unit.
 
     Raises:
         RecordError: no seed in common.
     """
-    wide = each.pivot(index="seed", columns="name", values=shown.name)[[*{a, b}]].dropna()
+    differences = paired(each, a, b, shown.name)
     floats = each.groupby("name")["floats"].mean()
-    if wide.empty:
-        raise RecordError(f"{a} and {b} have no seed in common: run both with the same seeds")
-    differences = (wide[a] - wide[b]).to_list()
     mean, low, high = interval(differences)
     above = sum(d > 0 for d in differences)
     return {
-        "comparison": f"{a} - {b}", "n": len(wide), "difference": mean, "ci_low": low,
+        "comparison": f"{a} - {b}", "n": len(differences), "difference": mean, "ci_low": low,
         "ci_high": high, "positive": above, "traffic_ratio": floats[a] / floats[b],
     }  # fmt: skip
 
@@ -164,4 +175,25 @@ def write_tables(
         parts.append("\n".join(f"| {' | '.join(line)} |" for line in cells))
     text = "\n\n".join([about, *parts])
     paths[2].write_text(text + "\n", encoding="utf-8")
+    return paths
+
+
+def deliver(
+    records: Path, out: Path | None, name: str, drawn: tuple[Figure, pd.DataFrame],
+    rows: pd.DataFrame, pairs: pd.DataFrame, about: str,
+) -> list[Path]:  # fmt: skip
+    """Print both tables and write them and the figure; returns the files.
+
+    Args:
+        out: folder; default figures/NAME OF THE RECORDS.
+        about: the setting, in words.
+    """
+    from rich.console import Console
+
+    out = out or Path("figures", records.resolve().name.partition(".")[0])
+    console = Console(highlight=False)
+    show(rows, pairs, console)
+    paths = style.save(drawn[0], out / name, drawn[1])
+    paths += write_tables(out, rows, pairs, about, f"{name}-")
+    console.print(*map(str, paths), sep="\n")
     return paths

@@ -160,19 +160,12 @@ def main(records: Path, out: Path | None = None, name: str = "controls") -> list
         out: folder for the figure; default figures/NAME.
         name: of the files.
     """
-    from rich.console import Console
-
     runs = load_all(records)
     fig, pairs = figure(runs)
     rows, _ = compare.table(runs, needed=("accordion",))
-    out = out or Path("figures", records.resolve().name.partition(".")[0])
-    console = Console(highlight=False)
     others = pairs[pairs["schedule"] != "accordion"]
-    compare.show(rows, others, console)
-    paths = style.save(fig, out / name, pairs)
-    paths += compare.write_tables(out, rows, others, f"{style.setting(runs[0])}.", f"{name}-")
-    console.print(*map(str, paths), sep="\n")
-    return paths
+    about = f"{style.setting(runs[0])}."
+    return compare.deliver(records, out, name, (fig, pairs), rows, others, about)
 
 
 if __name__ == "__main__":

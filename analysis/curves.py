@@ -146,19 +146,12 @@ def main(
         published: draw the authors' logs of the same setting beside the runs.
         name: of the files.
     """
-    from rich.console import Console
-
     runs = load_all(records)
-    fig, numbers = figure(runs, schedules=schedules, x=x, column=metric, overlay=published)
+    drawn = figure(runs, schedules=schedules, x=x, column=metric, overlay=published)
     runs = [run for run in runs if not schedules or run.name in schedules]
     rows, pairs = compare.table(runs, needed=(), others=True)
-    out = out or Path("figures", records.resolve().name.partition(".")[0])
-    console = Console(highlight=False)
-    compare.show(rows, pairs, console)
-    paths = style.save(fig, out / name, numbers)
-    paths += compare.write_tables(out, rows, pairs, f"{style.setting(runs[0])}.", f"{name}-")
-    console.print(*map(str, paths), sep="\n")
-    return paths
+    about = f"{style.setting(runs[0])}."
+    return compare.deliver(records, out, name, drawn, rows, pairs, about)
 
 
 if __name__ == "__main__":

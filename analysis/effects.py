@@ -22,12 +22,9 @@ def minus(a: str, b: str) -> Effect:
     """The metric of schedule ``a`` minus that of ``b``, paired over seeds, as it is shown."""
 
     def values(runs: Sequence[Record]) -> list[float]:
-        chosen = [run for run in runs if run.name in (a, b)]
-        if {run.name for run in chosen} != {a, b}:
-            raise RecordError(f"the records lack a run of {a!r} or {b!r}")
-        each = summary(chosen, LAST)
-        wide = each.pivot(index="seed", columns="name", values="metric")[[*{a, b}]].dropna()
-        return (compare.metric(chosen[0]).factor * (wide[a] - wide[b])).to_list()
+        each = summary([run for run in runs if run.name in (a, b)], LAST)
+        factor = compare.metric(runs[0]).factor
+        return [factor * x for x in compare.paired(each, a, b, "metric")]
 
     return values
 

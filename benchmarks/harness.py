@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, Level
 from regimes.gradients import Gradients, install, layer_table
 from regimes.models import build
+from regimes.provenance import processor
 from regimes.tasks import cross_entropy
 from regimes.world import World
 
@@ -241,7 +241,7 @@ def machine() -> dict[str, Any]:
     """What the numbers belong to."""
     packages = ("torch", "torchvision", "numpy", "scipy", "powersgd")
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "cores used": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
@@ -249,15 +249,6 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         **{name: _version(name) for name in packages},
     }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def _version(name: str) -> str:

@@ -51,7 +51,7 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": importlib.metadata.version("numpy"),
         "system": platform.platform(),
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpus": [
@@ -62,7 +62,8 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The processor's name, as far as the system tells."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
@@ -164,7 +165,7 @@ def test_provenance_and_commands(small: Page) -> None:
                   "74,874 parameters", "decay_epochs"):  # fmt: skip
         assert words in small.text
     assert str(REFERENCE) not in small.text
-    assert "/tmp/" not in small.text
+    assert tempfile.gettempdir() not in small.text
 
 
 # -- the page --------------------------------------------------------------------------------

@@ -145,13 +145,10 @@ def check_numbers(config: RunConfig) -> None:
     if config.budget and config.budget.epochs < 1:
         raise ConfigError(f"budget.epochs must be at least 1, got {config.budget.epochs}")
     o = config.optimizer
-    rates = {
-        "decay_factor": o.decay_factor,
-        "warmup_from": o.lr if o.warmup_from is None else o.warmup_from,
-    }
-    for name, rate in rates.items():
-        if not 0 < rate < math.inf:
-            raise ConfigError(f"optimizer.{name} must be a positive number, got {rate}")
+    if not 0 < o.decay_factor < math.inf:
+        raise ConfigError(f"optimizer.decay_factor must be a positive number, got {o.decay_factor}")
+    if o.warmup_from is not None and not 0 <= o.warmup_from < math.inf:
+        raise ConfigError(f"optimizer.warmup_from must be a number from 0 up, got {o.warmup_from}")
     if any(first < 1 for first in o.decay_epochs) or o.warmup_epochs < 1:
         raise ConfigError(
             "optimizer.decay_epochs and optimizer.warmup_epochs must be at least 1, got "

@@ -257,6 +257,8 @@ def test_a_policy_hears_of_a_decay_before_the_epoch_that_trains_at_it() -> None:
         [0.2, 0.2, "norm change"],
         [0.2, 0.02, "lr decay"],
         [0.02, 0.002, "lr decay"],
+        [0.125, 0.0, "lr decay"],  # numbers of NumPy and torch; schedules that end at zero
+        [0.0, 0.0, "norm change"],
     ]
 
 
@@ -281,7 +283,8 @@ def test_bad_input_gets_one_sentence() -> None:
         "half": "'weight' is of type torch.float16: the hook needs float32 or float64",
         "sparse": "build it with sparse=False",
         "no backward": "epoch_end: no gradient has been reduced since the epoch began",
-        "rate": "a learning rate must be positive, got -1.0",
+        "rate": "a learning rate must be a number from zero up, got -1.0",
+        "rate of truth": "a learning rate must be a number from zero up, got True",
         "state of others": "saved by process 2 of 4, this is process 0 of 1",
         "state of a model": "layer 'head.weight' has shape [7, 24], and here it has shape [5, 24]",
         "state of a layer less": "another model",

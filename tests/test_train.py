@@ -290,7 +290,7 @@ def test_metered_traffic_is_the_formula_times_steps(
         (["optimizer.lr=-1"], ConfigError, "optimizer needs lr > 0"),
         (["parcel_mb=0"], ConfigError, "parcel_mb must be a positive number"),
         (["optimizer.decay_factor=0"], ConfigError, "optimizer.decay_factor must be a positive"),
-        (["optimizer.warmup_from=nan"], ConfigError, "optimizer.warmup_from must be a positive"),
+        (["optimizer.warmup_from=nan"], ConfigError, "optimizer.warmup_from must be a number"),
         (["optimizer.decay_epochs=[-5]"], ConfigError, "must be at least 1, got [-5]"),
         (["levels.dense=4"], ConfigError, "levels.dense is always"),
         (["policy=windows", "policy.windows=[[9, 12]]"], ConfigError, "a window starts in epoch 9"),
@@ -406,3 +406,15 @@ def test_a_process_that_dies_stops_the_others_within_seconds(victim: int, tmp_pa
     assert f"process {victim} of 2 was killed by SIGKILL" in stderr
     assert "--resume" in stderr
     assert len(regimes.load(out).epochs) >= 2
+
+
+def test_a_warm_up_may_start_from_zero(tmp_path: Path) -> None:
+    """At a rate of zero nothing but BatchNorm's statistics moves."""
+    settings = "optimizer.warmup_from=0", "optimizer.warmup_epochs=2"
+    train.run(config(*settings, epochs=1), tmp_path)
+    (row,) = read_lines(tmp_path / "epochs.jsonl")
+    assert row["lr"] == 0.0
+    assert row["next_lr"] > 0.0
+    fresh = setup.prepare(config(*settings)).model
+    for name, parameter in fresh.named_parameters():
+        assert torch.equal(weights(tmp_path)[name], parameter)

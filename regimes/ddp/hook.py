@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any, Protocol, runtime_checkable
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from regimes.compression import Compressor, Layer
@@ -144,26 +145,25 @@ class Hook:
             The decision for each compressed layer.
 
         Raises:
-            ConfigError: no backward pass since the last call, or a rate that is no positive number.
+            ConfigError: no backward pass since the last call, or a rate that is no number from zero
+                up.
         """
         if not self.buckets.steps:
             raise ConfigError(
                 "epoch_end: no gradient has been reduced since the epoch began: call it once per "
                 "epoch, after the training steps (backward under no_sync() reduces nothing)"
             )
-        for rate in (lr, lr if next_lr is None else next_lr):
-            if not (isinstance(rate, int | float) and 0 < rate < math.inf):
-                raise ConfigError(f"epoch_end: a learning rate must be positive, got {rate!r}")
-        if next_lr is None:
-            lr, next_lr = (lr if self.lr is None else self.lr), lr
-        self.lr = next_lr
+        rate, following = _rate(lr), None if next_lr is None else _rate(next_lr)
+        if following is None:
+            rate, following = (rate if self.lr is None else self.lr), rate
+        self.lr = following
         with self.buckets.aside():
             statistics, whole = self._read()
         self.rows.append(
             {
                 "epoch": len(self.rows),
-                "lr": float(lr),
-                "next_lr": float(next_lr),
+                "lr": rate,
+                "next_lr": following,
                 "steps": self.buckets.steps,
                 "skipped": self.buckets.steps - self.buckets.kept,
                 "layers": {"level": self._levels},
@@ -226,6 +226,14 @@ class Hook:
         """
         state.restore(self, saved)
         self._use([saved["levels"][layer.name] for layer in self.layers])
+
+
+def _rate(value: Any) -> float:
+    """A learning rate as schedulers give it: a number of Python, NumPy or torch, zero included."""
+    number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+    if isinstance(number, Real) and not isinstance(number, bool) and 0 <= number < math.inf:
+        return float(number)
+    raise ConfigError(f"epoch_end: a learning rate must be a number from zero up, got {value!r}")
 
 
 def _finite(value: float | None) -> float | None:

@@ -9,10 +9,13 @@ whose levels are batch sizes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from regimes.errors import ConfigError
 from regimes.history import PastEpoch
+
+FLOOR = 100.0  # a slow fall below peak / FLOOR is no decay
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,49 @@ class Policy(Protocol):
         ...
 
 
-def decays(history: Sequence[PastEpoch]) -> int:
-    """How often the learning rate has been divided so far."""
-    return sum(past.next_lr < past.lr for past in history)
+@dataclass(frozen=True)
+class FollowsDecays:
+    """What policies share that act on a decay of the learning rate.
+
+    A decay is a fall of the rate by a factor of ``step_decay`` or more from one epoch to the next,
+    or, however slow, to ``1 / slow_decay`` of the highest rate since the last decay. A slow fall
+    below 1/100 of the run's peak is none: a rate that goes to zero would decay without end. A rate
+    that rises never counts. So step schedules decay at their steps, and smooth ones once or twice.
+
+    Raises:
+        ConfigError: a factor is not larger than 1.
+    """
+
+    step_decay: float = field(default=2.0, kw_only=True)
+    slow_decay: float = field(default=10.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        for name in ("step_decay", "slow_decay"):
+            if not getattr(self, name) > 1:
+                raise ConfigError(f"policy.{name} must be larger than 1, got {getattr(self, name)}")
+
+    def decays(self, history: Sequence[PastEpoch]) -> list[tuple[int, float, float]]:
+        """The decays so far: the first epoch at the lower rate, the rate it fell from, and that."""
+        found = []
+        peak = top = 0.0  # of the run, and since the last decay
+        for epoch, past in enumerate(history, start=1):
+            old, new = past.lr, past.next_lr
+            peak, top = max(peak, old), max(top, old)
+            step = new < old and _below(new * self.step_decay, old)
+            slow = _below(new * self.slow_decay, top) and _below(peak, new * FLOOR)
+            if step or (slow and new < old):
+                found.append((epoch, old if step else top, new))
+                top = new
+        return found
+
+    def just_decayed(self, history: Sequence[PastEpoch]) -> dict[str, Any] | None:
+        """The reason to record when the epoch to come is the first after a decay, else None."""
+        last = self.decays(history)[-1:]
+        if not last or last[0][0] < len(history):
+            return None
+        return {"rule": "lr decay", "old": last[0][1], "new": last[0][2]}
+
+
+def _below(small: float, large: float) -> bool:
+    """``small <= large`` up to the rounding of a schedule."""
+    return small <= large * (1 + 1e-9)

@@ -11,11 +11,11 @@ from typing import Any
 from regimes.detectors import Detector, NormChange, Verdict, detector
 from regimes.errors import ConfigError
 from regimes.history import PastEpoch, signal_values
-from regimes.policies.base import Decision
+from regimes.policies.base import Decision, FollowsDecays
 
 
 @dataclass(frozen=True)
-class Detected:
+class Detected(FollowsDecays):
     """Low compression where a detector says critical, high elsewhere.
 
     Attributes:
@@ -32,6 +32,7 @@ class Detected:
     high: str = "high"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.rule  # noqa: B018  (checks the table)
 
     @cached_property
@@ -52,8 +53,7 @@ class Detected:
         return (self.low, self.high)
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
-        if history and self.decay_rule and history[-1].next_lr < history[-1].lr:
-            why = {"rule": "lr decay", "old": history[-1].lr, "new": history[-1].next_lr}
+        if self.decay_rule and (why := self.just_decayed(history)):
             return [Decision(self.low, why)] * len(layers)
         one = [] if self.rule.per_layer else [self.rule(signal_values(history, self.rule, 0))]
         verdicts = one * len(layers) or [
@@ -71,7 +71,7 @@ class Detected:
 
 
 @dataclass(frozen=True)
-class Accordion:
+class Accordion(FollowsDecays):
     """ACCORDION for compression, per layer (paper, algorithm 1).
 
     Low compression while the gradient norm changes by ``eta`` or more over ``interval`` epochs,
@@ -87,6 +87,7 @@ class Accordion:
     needs: tuple[str, ...] = field(default=("norm",), init=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.detector  # noqa: B018  (checks eta and interval)
 
     @property
@@ -97,9 +98,13 @@ class Accordion:
     def names(self) -> tuple[str, ...]:
         return (self.low, self.high)
 
+    @cached_property
+    def _rule(self) -> Detected:
+        factors = {"step_decay": self.step_decay, "slow_decay": self.slow_decay}
+        return Detected(self.detector, self.decay_rule, self.low, self.high, **factors)
+
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
-        rule = Detected(self.detector, self.decay_rule, self.low, self.high)
-        return rule.decide(history, layers)
+        return self._rule.decide(history, layers)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from regimes.detectors import MsdrFall, NormChange
 from regimes.errors import ConfigError
 from regimes.history import PastEpoch, signal_values
-from regimes.policies.base import Decision
+from regimes.policies.base import Decision, FollowsDecays
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class ErrorLadder(_Rungs):
 
 
 @dataclass(frozen=True)
-class AccordionLadder(_Rungs):
+class AccordionLadder(_Rungs, FollowsDecays):
     """ACCORDION over a ladder, per layer: a critical verdict goes back to the lowest compression,
     every other evaluation one rung down to higher compression. Only the ends are chosen by hand;
     a layer that becomes critical at a high compression does not stay there.
@@ -121,15 +121,14 @@ class AccordionLadder(_Rungs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        FollowsDecays.__post_init__(self)
         NormChange(self.eta, self.interval)
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         best = self.levels[-1]
         if not history:
             return [Decision(best, {"rule": "start"})] * len(layers)
-        last = history[-1]
-        if self.decay_rule and last.next_lr < last.lr:
-            why = {"rule": "lr decay", "old": last.lr, "new": last.next_lr}
+        if self.decay_rule and (why := self.just_decayed(history)):
             return [Decision(best, why)] * len(layers)
         return [self._decision(history, i) for i in range(len(layers))]
 

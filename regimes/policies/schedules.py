@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from regimes.config import check_windows
 from regimes.errors import ConfigError, nearest
 from regimes.history import PastEpoch
-from regimes.policies.base import Decision, decays
+from regimes.policies.base import Decision, FollowsDecays
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,10 @@ class Windows:
 
 
 @dataclass(frozen=True)
-class Smith:
+class Smith(FollowsDecays):
     """Grow the batch where the learning rate would decay (Smith et al. 2017).
 
-    At the n-th decay of ``optimizer.decay_epochs`` the n-th of ``levels``. With the rate scaled
+    At the n-th decay of the learning rate the n-th of ``levels``. With the rate scaled
     by the batch and each level ``decay_factor`` times the one before, the rate stays as it is;
     after the last level it decays. Their "increased initial learning rate" setting starts at a
     larger rate and batch.
@@ -85,6 +85,7 @@ class Smith:
     needs: tuple[str, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if len(self.levels) < 2:
             raise ConfigError(f"policy.levels needs two levels or more, got {list(self.levels)}")
 
@@ -93,9 +94,8 @@ class Smith:
         return self.levels
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
-        level = self.levels[min(decays(history), len(self.levels) - 1)]
+        level = self.levels[min(len(self.decays(history)), len(self.levels) - 1)]
         if not history:
             return [Decision(level, {"rule": "start"})] * len(layers)
-        last = history[-1]
-        why = {"rule": "lr decay", "old": last.lr, "new": last.next_lr}
-        return [Decision(level, why if before != level else None) for before in last.levels]
+        why = self.just_decayed(history)
+        return [Decision(level, why if before != level else None) for before in history[-1].levels]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from ddp_scripts import cases
@@ -273,10 +274,13 @@ def decay(rank: int) -> list[Any]:
     """Rates as a script tells them after ``scheduler.step()``, then with both named."""
     model, hook, optimizer = cases.wrap(Case(workers=1))
     rules = []
-    for rates in ({"lr": 0.2}, {"lr": 0.2}, {"lr": 0.02}, {"lr": 0.02, "next_lr": 0.002}):
+    zero = {"lr": np.float32(0.125), "next_lr": torch.tensor(0.0)}, {"lr": 0}
+    for rates in (
+        {"lr": 0.2}, {"lr": 0.2}, {"lr": 0.02}, {"lr": 0.02, "next_lr": 0.002}, *zero
+    ):  # fmt: skip
         cases.step_of(model, optimizer, Case(workers=1), 0, rank)
         decisions = hook.epoch_end(**rates)
-        rules.append(decisions["head.weight"].why["rule"])
+        rules.append((decisions["head.weight"].why or {"rule": "kept"})["rule"])
     return [[row["lr"], row["next_lr"], rule] for row, rule in zip(hook.rows, rules, strict=True)]
 
 
@@ -405,6 +409,7 @@ def bad_input(rank: int) -> dict[str, str]:
         "sparse": lambda: attach(ddp(nn.Embedding(4, 4, sparse=True))),
         "no backward": lambda: hook.epoch_end(lr=0.1),
         "rate": lambda: _trained_once(case).epoch_end(lr=-1.0),
+        "rate of truth": lambda: _trained_once(case).epoch_end(lr=True),
         "state of others": load(worker=2, workers=4),
         "state of a model": load(shapes=shapes),
         "state of a layer less": load(shapes={k: v for k, v in shapes.items() if k != "scale"}),

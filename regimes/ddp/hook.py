@@ -231,7 +231,7 @@ class Hook:
 def _rate(value: Any) -> float:
     """A learning rate as schedulers give it: a number of Python, NumPy or torch, zero included."""
     number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
-    if isinstance(number, Real) and not isinstance(number, bool) and 0 <= number < math.inf:
+    if isinstance(number, Real) and not isinstance(number, bool) and 0 <= float(number) < math.inf:
         return float(number)
     raise ConfigError(f"epoch_end: a learning rate must be a number from zero up, got {value!r}")
 

@@ -64,12 +64,26 @@ class TopK(Compressor):
         indices = yield Gather(index)
         share = 1 / len(values) if self.reduction == "mean" else 1
         update = state.update_like(delta[0]).zero_().view(-1)
-        update.index_add_(0, indices.flatten(), values.flatten(), alpha=share)
+        _add(update, indices, values, share)
         return update.view(delta.shape[1:]), None
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         k = kept(level, layer.size)
         return Traffic(2 * k * workers, k * (itemsize + 4))
+
+
+def _add(update: Tensor, indices: Tensor, values: Tensor, share: float) -> None:
+    """Add the rows of ``values`` in worker order, times ``share``.
+
+    One call for all rows does that on a CPU. A GPU adds all numbers of a call at once, so that
+    where workers share a coordinate each process would round in another order, and replicas drift
+    apart. There every row is a call: a worker has each index once.
+    """
+    if update.device.type == "cpu":
+        update.index_add_(0, indices.flatten(), values.flatten(), alpha=share)
+        return
+    for index, value in zip(indices, values, strict=True):
+        update.index_add_(0, index, value, alpha=share)
 
 
 def _stacked(rows: Sequence[Tensor]) -> Tensor:

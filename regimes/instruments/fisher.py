@@ -77,7 +77,7 @@ def fisher_trace(
         for index, (x, y) in enumerate(samples):
             key = None if kind == "empirical" else (seed, "fisher", first_sample + index)
             rows.append(_squares(model, list(named.values()), x, y, key, draws))
-    return _summary(torch.stack(rows), list(named), mean)
+    return _summary(torch.stack(rows), list(named), mean, samples[0][0].device)
 
 
 def _squares(
@@ -110,12 +110,15 @@ def _squares(
     return out
 
 
-def _summary(squares: Tensor, names: list[str], mean: Mean | None) -> FisherTrace:
-    """Means and standard errors over samples [n, layers], over all processes."""
+def _summary(
+    squares: Tensor, names: list[str], mean: Mean | None, device: torch.device
+) -> FisherTrace:
+    """Means and standard errors over samples [n, layers], over all processes, which meet on the
+    model's device."""
     table = torch.cat([squares.sum(1, keepdim=True), squares], dim=1)
     moments = torch.cat([table.mean(0), table.square().mean(0)])
     if mean is not None:
-        moments = mean(moments)
+        moments = mean(moments.to(device)).cpu()
     if not bool(torch.isfinite(moments).all()):
         raise TrainingError("A sample's gradient is not finite; training has diverged.")
     n = len(table)

@@ -84,6 +84,19 @@ def prepare(config: RunConfig) -> Parts:
         chosen.check(level)
     device = pick_device(config.device)
     world = connect(config.workers, device, config.timeout)
+    try:
+        return _build(config, chosen, rule, batch_rule, worse, world, device)
+    except BaseException:
+        world.abort()
+        world.close()
+        raise
+
+
+def _build(
+    config: RunConfig, chosen: Compressor, rule: Policy, batch_rule: Policy | None, worse: Deficit,
+    world: World, device: torch.device,
+) -> Parts:  # fmt: skip
+    """What is built when the processes have met; they check that they mean the same run."""
     world.meter.dtype = dtype = getattr(torch, config.dtype)
     task = tasks.load(config)
     _check_size(config, task)

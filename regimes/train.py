@@ -63,6 +63,7 @@ def run(
     parts = prepare(config)
     world = parts.world
     writer, watchers = None, list(reporters) if world.rank == 0 else []
+    whole = False
     try:
         writer = open_record(parts, out, resume)
         for watcher in watchers:
@@ -75,6 +76,7 @@ def run(
         for watcher in watchers:
             watcher.stop("")
         world.barrier()
+        whole = True
     except BaseException as error:
         why = str(error) if isinstance(error, RegimesError) else f"{type(error).__name__} {error}"
         for watcher in watchers:
@@ -85,6 +87,8 @@ def run(
     finally:
         if writer:
             writer.close()
+        if not whole:
+            world.abort()
         parts.close()
     return load(out)
 

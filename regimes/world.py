@@ -8,13 +8,15 @@ answers the same requests with plain tensor means, so that a run is the same num
 
 from __future__ import annotations
 
-import datetime
 import functools
+import itertools
 import os
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ from regimes.errors import ConfigError, TrainingError
 KINDS = ("mean", "gather", "broadcast")
 GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
 ROLL_CALL = 3.0  # seconds in which a process that lives says so, when contact is lost
+_connections = itertools.count()  # of this process; the others count alike
 
 
 @dataclass
@@ -155,6 +158,9 @@ class World:
     def barrier(self) -> None:
         """Wait for all processes."""
 
+    def abort(self) -> None:
+        """Before ``close``, when something has gone wrong: wait for nobody from here on."""
+
     def close(self) -> None:
         """Leave the group of processes."""
 
@@ -177,13 +183,26 @@ class World:
 
 
 class ProcessWorld(World):
-    """W workers over P processes of torch.distributed (gloo or NCCL)."""
+    """W workers over P processes of torch.distributed (gloo or NCCL).
 
-    store: dist.Store | None = None  # where the processes have met
+    Python objects travel over gloo in both cases: over NCCL they would need a GPU, and torch takes
+    the current one of whichever thread asks.
 
-    def __init__(self, workers: int, device: torch.device, store: dist.Store | None = None) -> None:
+    Attributes:
+        store: where the processes have met.
+        patience: what ``wait`` of a collective takes: nothing for gloo, which keeps its own time;
+            for NCCL, which returns before the work is done, the time until the others are lost.
+    """
+
+    store: dist.Store | None = None
+    patience: tuple[timedelta, ...] = ()
+
+    def __init__(
+        self, workers: int, device: torch.device, store: dist.Store | None = None,
+        patience: tuple[timedelta, ...] = (),
+    ) -> None:  # fmt: skip
         super().__init__(workers, processes=dist.get_world_size(), rank=dist.get_rank())
-        self.device, self.store = device, store
+        self.device, self.store, self.patience = device, store, patience
 
     def drive(
         self, programs: Sequence[Program], layers: Sequence[int], *, signal: bool = False
@@ -217,7 +236,7 @@ class ProcessWorld(World):
             parts = super().mean([tensors[i] for i in ids])
             flat = torch.cat([p.flatten() for p in parts])
             self.meter.calls["mean"] += 1
-            self._wait(dist.all_reduce, flat)
+            self._wait(dist.all_reduce, flat, async_op=True)
             flat /= self.processes
             pieces = flat.split([p.numel() for p in parts])
             for i, piece, part in zip(ids, pieces, parts, strict=True):
@@ -231,7 +250,7 @@ class ProcessWorld(World):
         flat = torch.cat(wires, dim=1)  # [L, bytes]
         everyone = flat.new_empty((self.workers, flat.shape[1]))
         self.meter.calls["gather"] += 1
-        self._wait(getattr(dist, GATHER), everyone, flat)
+        self._wait(getattr(dist, GATHER), everyone, flat, async_op=True)
         pieces = everyone.split([w.shape[1] for w in wires], dim=1)
         return [
             # a copy, because a view as another dtype needs aligned storage
@@ -244,7 +263,7 @@ class ProcessWorld(World):
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         super().broadcast(tensors)
         for tensor in tensors:
-            self._wait(dist.broadcast, tensor, 0)
+            self._wait(dist.broadcast, tensor, 0, async_op=True)
 
     def gather_object(self, value: Any) -> list[Any]:
         everyone: list[Any] = [None] * self.processes
@@ -254,14 +273,21 @@ class ProcessWorld(World):
     def barrier(self) -> None:
         self.gather_object(None)
 
-    def close(self) -> None:
-        dist.destroy_process_group()
+    def abort(self) -> None:
+        _leave(at_once=True)
 
-    def _wait(self, collective: Any, *args: Any) -> None:
+    def close(self) -> None:
+        _leave()
+
+    def _wait(self, collective: Any, *args: Any, **options: Any) -> None:
         spent, start = self._clock[0], time.perf_counter()
         self._clock = spent, start
         try:
-            collective(*args)
+            work = collective(*args, **options)
+            if work is not None:
+                work.wait(*self.patience)
+        except torch.OutOfMemoryError:
+            raise  # a RuntimeError, too, but of this process alone
         except RuntimeError as error:
             raise TrainingError(
                 f"process {self.rank} of {self.processes} lost contact with the others in "
@@ -320,43 +346,81 @@ def pick_device(wanted: str) -> torch.device:
 def connect(workers: int, device: torch.device, timeout: float = 600.0) -> World:
     """The world of this process: simulated when alone, else joined to the launched group.
 
-    Processes that outnumber a node's GPUs share them through gloo, which NCCL cannot.
+    Processes that outnumber a node's GPUs share them through gloo, which NCCL cannot. A process's
+    GPU is its current one from here on, whatever in torch or in a user's model asks for that.
 
     Raises:
         ConfigError: W is not a multiple of P.
         TrainingError: the others are not there in time.
     """
+    run = next(_connections)
     if launched() == 1:
         return World(workers)
-    if dist.is_initialized():  # of a run in this process that has failed
-        dist.destroy_process_group()
+    _leave(at_once=True)  # the group of a run in this process that has failed
+    _leave()
     World(workers, processes=launched())  # check the division before anyone waits for anyone
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", launched()))
     alone = device.type == "cuda" and per_node <= torch.cuda.device_count()
-    patience = datetime.timedelta(seconds=timeout)
+    patience = timedelta(seconds=timeout)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     place, rank = os.environ.get("REGIMES_RENDEZVOUS", "env://"), int(os.environ["RANK"])
     store = None
     try:
         met, _, _ = next(dist.rendezvous(place, rank, launched(), timeout=patience))
-        store = dist.PrefixStore(_attempt(), met)
-        dist.init_process_group(
-            "nccl" if alone else "gloo",
-            store=store,
-            world_size=launched(),
-            rank=rank,
-            timeout=patience,
-        )
+        store = dist.PrefixStore(f"{_attempt()}/{run}", met)
+        with _errors_are_raised():
+            dist.init_process_group(
+                _backends("nccl", device) if alone else "gloo",
+                store=store,
+                world_size=launched(),
+                rank=rank,
+                timeout=patience,
+                device_id=device if alone else None,
+            )
     except RuntimeError as error:
         raise TrainingError(
             f"process {rank} of {launched()} lost contact with the others at the start "
             f"({_silent(store, rank, launched())}): {str(error).splitlines()[0]}"
         ) from error
-    return ProcessWorld(workers, device, store)
+    return ProcessWorld(workers, device, store, (patience,) if alone else ())
+
+
+def _backends(own: str, device: torch.device) -> str:
+    """``own`` for tensors on the GPU, gloo for Python objects, if ``own`` cannot carry both."""
+    return own if own == "gloo" or device.type == "cpu" else f"cpu:gloo,{device.type}:{own}"
+
+
+@contextmanager
+def _errors_are_raised() -> Iterator[None]:
+    """NCCL groups made inside raise their errors in ``wait``. By torch's default a watchdog ends
+    the process instead, and neither the record nor anybody else hears why."""
+    name = "TORCH_NCCL_BLOCKING_WAIT"
+    before = os.environ.get(name)
+    os.environ.setdefault(name, "1")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+
+
+def _leave(*, at_once: bool = False) -> None:
+    """Leave the group, if there is one; ``at_once``: only if its orderly end would wait for the
+    others, dead or not, as NCCL's does."""
+    if not dist.is_initialized():
+        return
+    if not at_once:
+        dist.destroy_process_group()
+    elif "nccl" in dist.get_backend_config():
+        dist.distributed_c10d._abort_process_group()
 
 
 def _attempt() -> str:
     """A name that a restart by torchrun changes, because its store keeps the addresses of the
-    dead. Agents of several nodes count restarts apart: there the variable in the README helps."""
+    dead. Agents of several nodes count restarts apart: there the variable in the README helps.
+    (The number of the run within the process is added, because the store outlives a run as well.)
+    """
     alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
     return f"regimes/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0') if alone else 'all'}"
 
@@ -375,22 +439,25 @@ class GroupWorld(ProcessWorld):
         ranks = dist.get_process_group_ranks(group)
         World.__init__(self, len(ranks), processes=len(ranks), rank=dist.get_rank(group))
         self.device, self.first = device, ranks[0]
-        backends = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
-        self.group = dist.new_group(
-            ranks,
-            datetime.timedelta(seconds=timeout),
-            backends[device.type],
-            use_local_synchronization=True,
-        )
+        own = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
+        kind, patience = own[device.type], timedelta(seconds=timeout)
+        self.patience = (patience,) if kind == "nccl" else ()
+        with _errors_are_raised():
+            self.group = dist.new_group(
+                ranks, patience, _backends(kind, device), use_local_synchronization=True
+            )
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         World.broadcast(self, tensors)
         for tensor in tensors:
-            self._wait(dist.broadcast, tensor, self.first)
+            self._wait(dist.broadcast, tensor, self.first, async_op=True)
+
+    def abort(self) -> None:
+        """Nothing: when a wait has failed, NCCL has aborted this communicator itself."""
 
     def close(self) -> None:
         dist.destroy_process_group(self.group)
 
-    def _wait(self, collective: Any, *args: Any) -> None:
+    def _wait(self, collective: Any, *args: Any, **options: Any) -> None:
         ours = functools.partial(collective, group=self.group)
-        super()._wait(functools.update_wrapper(ours, collective), *args)
+        super()._wait(functools.update_wrapper(ours, collective), *args, **options)

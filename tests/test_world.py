@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from ddp_scripts import group
 
 from regimes.compression import Gather, Mean
 from regimes.errors import ConfigError
@@ -92,6 +95,29 @@ def test_processes_equal_simulation(workers: int, count: int, tmp_path: Path) ->
             torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs), rtol=1e-12, atol=0)
     assert len(refusals) == count
     assert all(f"process {count - 1} holds another data" in r for r in refusals)
+
+
+def twice(rank: int, port: int, restarted: bool) -> list[float]:
+    """Two worlds one after the other, process 0 late for the second, as torchrun's workers."""
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True",
+        TORCHELASTIC_RESTART_COUNT=str(int(restarted)),
+    )  # fmt: skip
+    found = []
+    for late in (False, rank == 0):
+        time.sleep(2 * late)
+        world = connect(2, torch.device("cpu"), timeout=6)
+        found.append(world.mean([torch.tensor([[float(rank)]])])[0].item())
+        world.close()
+    return found
+
+
+def test_a_second_run_in_the_same_processes_meets_apart_from_the_first() -> None:
+    """The agent's store outlives both runs and a restart, and keeps the addresses of all."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for restarted in (False, True):
+        assert group.run(twice, 2, store.port, restarted) == [[0.5, 0.5], [0.5, 0.5]]
 
 
 def test_means_against_plain_torch() -> None:

@@ -8,6 +8,7 @@ cells of a grid, J at a time, skipping finished ones and resuming broken ones.
 from __future__ import annotations
 
 import ctypes
+import functools
 import multiprocessing
 import os
 import signal
@@ -22,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from regimes import grace
+from regimes import gpus, grace
 from regimes.config import RunConfig, to_dict, to_toml
 from regimes.errors import ConfigError, RegimesError, TrainingError
 from regimes.presets import Grid
@@ -154,7 +155,8 @@ def ablate(
     jobs: int,
     progress: Callable[[Path, str | None], None],
 ) -> list[str]:
-    """Run the cells, ``jobs`` at a time; returns one message per failed cell.
+    """Run the cells, ``jobs`` at a time; returns one message per failed cell. Each of several
+    jobs has one of the visible GPUs to itself, or shares it where there are fewer.
 
     Args:
         progress: called as each run ends, with its folder and None or the error.
@@ -164,7 +166,11 @@ def ablate(
         return _collect(outcomes, progress)
     context = multiprocessing.get_context("spawn")
     threads = max(1, (os.cpu_count() or 1) // jobs)
-    with ProcessPoolExecutor(jobs, context, initializer=_start_worker, initargs=(threads,)) as pool:
+    own: Any = context.SimpleQueue()  # a GPU for each process of the pool
+    for gpu in gpus.shared(jobs, [config.device for _, config in todo]):
+        own.put(gpu)
+    start = functools.partial(_start_worker, threads, own)
+    with ProcessPoolExecutor(jobs, context, initializer=start) as pool:
         running = {pool.submit(run_cell, *cell): cell[0] for cell in todo}
         outcomes = ((running[future], future.result()) for future in as_completed(running))
         try:
@@ -190,9 +196,10 @@ def _collect(outcomes, progress: Callable[[Path, str | None], None]) -> list[str
     return failures
 
 
-def _start_worker(threads: int) -> None:
-    """In each process of the pool: its share of the cores; Ctrl-C is the parent's business, and
-    its death the end."""
+def _start_worker(threads: int, own: Any) -> None:
+    """In each process of the pool: its GPU, of which it takes one from the queue ``own``, and its
+    share of the cores; Ctrl-C is the parent's business, and its death the end."""
+    gpus.take(own.get())
     import torch
 
     _die_with_parent()

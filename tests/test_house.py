@@ -23,6 +23,7 @@ WITHOUT_TORCH = [
     "learning_rate",
     "network",
     "cost",
+    "gpus",
     "grace",
     "policies/__init__",
     "policies/base",

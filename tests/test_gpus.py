@@ -1,0 +1,169 @@
+"""What several GPUs need, on pretended ones (``pretended``): who is where, and what travels."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pretended
+import pytest
+import torch
+from ddp_scripts import gpus as jobs
+from ddp_scripts import group
+
+import regimes
+from regimes import gpus, launch
+from regimes.compression import Layer
+from regimes.compression.reducer import Reducer
+from regimes.compression.sparse import TopK
+from regimes.config import RunConfig, override
+from regimes.records import read_lines
+from regimes.world import World
+
+INSTRUMENTS = ["curvature={probes=2, images=40, batch=20}", "fisher={images=40, batch=20}",
+               "noise={}", "msdr={}", "overlap={batches=[16], count=4}", "error={}", "moments={}",
+               "moments-frozen={batch=8, count=4}",
+               "norms={readings=['global', 'worker0']}"]  # fmt: skip
+TOPK = ["compressor={name='topk'}", "levels={low=10, high=1}", "parcel_mb=0.02"]
+
+
+def config(*settings: str) -> RunConfig:
+    short = ["epochs=1", "data.train_size=160", "device=cuda", "union_pass=false"]
+    return override(regimes.get_preset("smoke"), [*short, *settings])
+
+
+def met(gpu: int) -> list[str]:
+    return [f"set_device cuda:{gpu}", f"init cpu:gloo,cuda:nccl cuda:{gpu} 1"]
+
+
+# -- processes -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [[], TOPK], ids=["powersgd", "topk"])
+def test_each_process_takes_its_gpu_first_and_only_gpu_tensors_travel(
+    settings: list[str], tmp_path: Path
+) -> None:
+    c = config(*(f"instruments.{line}" for line in INSTRUMENTS), *settings)
+    answers: list[dict[str, Any]] = group.run(jobs.trained, 2, c, 2, tmp_path / "run")
+    for rank, answer in enumerate(answers):
+        assert answer["heard"] == ""
+        assert answer["calls"] == [*met(rank), "destroy"]
+        assert set(map(tuple, answer["places"].values())) == {("cuda:0",)}  # never from the CPU
+
+
+@pytest.mark.parametrize("settings", [[], ["parcel_mb=0.02"]], ids=["one parcel", "parcels"])
+@pytest.mark.parametrize(
+    ("fails", "heard"), [("nccl", "lost contact"), ("memory", "OutOfMemoryError: full")]
+)
+def test_an_error_of_nccl_is_recorded_and_nobody_is_waited_for(
+    fails: str, heard: str, settings: list[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    for rank, answer in enumerate(group.run(jobs.trained, 2, config(*settings), 2, out, fails)):
+        assert heard in answer["heard"]
+        assert ("lost contact" in answer["heard"]) == (fails == "nccl")
+        assert answer["calls"] == [*met(rank), "abort"]
+    stopped = read_lines(out / "events.jsonl")[-1]
+    assert stopped["event"] == "stopped"
+    assert heard.split(":")[0] in stopped["why"]
+
+
+def test_objects_of_the_hook_do_not_travel_over_the_users_nccl() -> None:
+    for answer in group.run(jobs.hooked, 2):
+        assert answer["gathered"] == [0, 1]
+        assert answer["made"] == ["cpu:gloo,cuda:nccl", "1"]
+        assert not answer["after"]  # the user's own groups are as the user wants them
+
+
+# -- TopK ------------------------------------------------------------------------------------
+
+
+def test_topk_adds_worker_by_worker_on_a_gpu_with_the_numbers_of_the_cpu() -> None:
+    """Where several workers meet in one coordinate, the order of adding decides the last bits."""
+    code = "import test_gpus; test_gpus.print_topk()"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "same numbers, rows of 1\n", done.stderr
+
+
+def print_topk() -> None:
+    """In a process of its own, which then pretends to have a GPU."""
+    expected, _ = topk(pretended.CPU)
+    pretended.install(pytest.MonkeyPatch())
+    found, repeated = topk(pretended.GPU)
+    same = torch.equal(found.to(pretended.CPU), expected)
+    print(f"{'same' if same else 'other'} numbers, rows of {repeated}")
+
+
+def topk(device: torch.device) -> tuple[torch.Tensor, int]:
+    """An update of six workers, and how often at most one call has added to one coordinate."""
+    add, most = torch.Tensor.index_add_, [0]
+
+    def index_add(update: torch.Tensor, dim: int, index: torch.Tensor, *a: Any, **k: Any) -> Any:
+        most.append(int(index.cpu().bincount().max()))
+        return add(update, dim, index, *a, **k)
+
+    grads = torch.randn(6, 20, 30, generator=torch.Generator().manual_seed(0)).to(device)
+    reducer = Reducer(TopK(), [Layer("m", (20, 30))], World(6), seed=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "index_add_", index_add)
+        losses = torch.zeros(6, device=device)
+        updates, _ = reducer.step([grads], [40], losses, grads.flatten(1))
+    return updates[0], max(most)
+
+
+# -- runs beside each other ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variable", "found"),
+    [("0,2", ["0", "2"]), ("GPU-8a, MIG-7", ["GPU-8a", "MIG-7"]), ("", []), ("1,-1,2", ["1"])],
+)
+def test_visible_gpus_are_those_of_the_variable(
+    variable: str, found: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    assert gpus.visible() == found
+
+
+def test_without_the_variable_torch_counts_and_only_where_a_driver_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(gpus, "_driver", lambda: True)
+    assert gpus.visible() == ["0", "1", "2"]
+    monkeypatch.setattr(gpus, "_driver", lambda: False)
+    assert gpus.visible() == []
+
+
+def test_a_device_that_a_configuration_names_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    assert gpus.shared(3, ["auto", "cuda"]) == ["4", "5", "4"]
+    assert gpus.shared(2, ["auto", "cuda:1"]) == [None, None]
+
+
+def seen(folder: Path, config: RunConfig) -> str:
+    """In the place of a run: waits for the others, so that each process has one."""
+    folder.touch()
+    deadline = time.monotonic() + 60
+    while len(list(folder.parent.iterdir())) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return f"{os.environ['CUDA_VISIBLE_DEVICES']} {torch.cuda.is_initialized()}"
+
+
+def test_runs_beside_each_other_share_out_the_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
+    monkeypatch.setattr(launch, "run_cell", seen)
+    todo = [(tmp_path / str(i), config()) for i in range(3)]
+    answers = launch.ablate(todo, 3, lambda *_: None)
+    found = sorted(answer.partition(": ")[2] for answer in answers)
+    assert found == ["GPU-a False", "GPU-a False", "GPU-b False"]

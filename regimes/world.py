@@ -32,6 +32,28 @@ ROLL_CALL = 3.0  # seconds in which a process that lives says so, when contact i
 _connections = itertools.count()  # of this process; the others count alike
 
 
+def _let_go() -> None:
+    """Keep torch from holding a default group for ever.
+
+    The functions of ``torch.distributed.nn.functional`` take as a default the group that is there
+    when they are first imported, which a first optimiser does. A gloo group that outlives its end
+    still has its threads when Python ends, and they may abort the process then.
+    """
+    if not dist.is_available():
+        return
+    from torch.distributed.nn import functional
+
+    for function in vars(functional).values():
+        defaults = getattr(function, "__defaults__", None) or ()
+        if any(isinstance(value, dist.ProcessGroup) for value in defaults):
+            function.__defaults__ = tuple(  # None means the default group of the time of the call
+                None if isinstance(value, dist.ProcessGroup) else value for value in defaults
+            )
+
+
+_let_go()  # at import, so before any group of our own
+
+
 @dataclass
 class Meter:
     """What was handed to the collectives since the last ``take``.
@@ -293,7 +315,7 @@ class ProcessWorld(World):
                 f"process {self.rank} of {self.processes} lost contact with the others in "
                 f"{collective.__name__} ({_silent(self.store, self.rank, self.processes)}): "
                 f"{str(error).splitlines()[0]}"
-            ) from error
+            ) from error.with_traceback(None)  # whose frames would keep the group
         if self.device.type == "cuda":
             # a sync point, so that the split of time is true; of this thread's work alone
             torch.cuda.current_stream(self.device).synchronize()

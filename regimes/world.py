@@ -8,13 +8,14 @@ answers the same requests with plain tensor means, so that a run is the same num
 
 from __future__ import annotations
 
-import functools
+import atexit
+import contextlib
 import itertools
 import os
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -226,6 +227,12 @@ class ProcessWorld(World):
         super().__init__(workers, processes=dist.get_world_size(), rank=dist.get_rank())
         self.device, self.store, self.patience = device, store, patience
 
+    @property
+    def group(self) -> Any:
+        """The group of the collectives; None for torch's default group. Nobody may keep it, or its
+        threads would not end with it."""
+        return None
+
     def drive(
         self, programs: Sequence[Program], layers: Sequence[int], *, signal: bool = False
     ) -> list[Tensor]:
@@ -305,7 +312,7 @@ class ProcessWorld(World):
         spent, start = self._clock[0], time.perf_counter()
         self._clock = spent, start
         try:
-            work = collective(*args, **options)
+            work = collective(*args, group=self.group, **options)
             if work is not None:
                 work.wait(*self.patience)
         except torch.OutOfMemoryError:
@@ -413,7 +420,7 @@ def _backends(own: str, device: torch.device) -> str:
     return own if own == "gloo" or device.type == "cpu" else f"cpu:gloo,{device.type}:{own}"
 
 
-@contextmanager
+@contextlib.contextmanager
 def _errors_are_raised() -> Iterator[None]:
     """NCCL groups made inside raise their errors in ``wait``. By torch's default a watchdog ends
     the process instead, and neither the record nor anybody else hears why."""
@@ -455,6 +462,7 @@ def mean_program(value: Tensor) -> Program:
 class GroupWorld(ProcessWorld):
     """One worker for each process of an existing group, on a communicator of its own, so that its
     collectives keep their order whatever else travels (DDP's own, the user's). Made collectively.
+    It ends when the user destroys the default group, with ``close``, or when Python ends.
     """
 
     def __init__(self, group: Any, device: torch.device, timeout: float) -> None:
@@ -465,9 +473,20 @@ class GroupWorld(ProcessWorld):
         kind, patience = own[device.type], timedelta(seconds=timeout)
         self.patience = (patience,) if kind == "nccl" else ()
         with _errors_are_raised():
-            self.group = dist.new_group(
+            ours = dist.new_group(
                 ranks, patience, _backends(kind, device), use_local_synchronization=True
             )
+        self._group = weakref.ref(ours)  # torch holds it until it is destroyed
+        if kind == "gloo":
+            atexit.register(_destroy, self._group)
+
+    @property
+    def group(self) -> Any:
+        if (group := self._group()) is None:
+            raise TrainingError(
+                "the hook's process group has ended: train before dist.destroy_process_group()"
+            )
+        return group
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         World.broadcast(self, tensors)
@@ -478,8 +497,11 @@ class GroupWorld(ProcessWorld):
         """Nothing: when a wait has failed, NCCL has aborted this communicator itself."""
 
     def close(self) -> None:
-        dist.destroy_process_group(self.group)
+        _destroy(self._group)
 
-    def _wait(self, collective: Any, *args: Any, **options: Any) -> None:
-        ours = functools.partial(collective, group=self.group)
-        super()._wait(functools.update_wrapper(ours, collective), *args, **options)
+
+def _destroy(group: weakref.ref[Any]) -> None:
+    """Destroy a group that is still there."""
+    if (ours := group()) is not None:
+        with contextlib.suppress(ValueError):  # destroyed, but somebody keeps it
+            dist.destroy_process_group(ours)

@@ -17,6 +17,7 @@ import pytest
 from regimes.records import read_lines
 
 TESTS = Path(__file__).parent
+ENDING = TESTS / "ddp_scripts/ending.py"
 PARCELS = "parcel_mb=0.02"  # several: they are reduced in a thread
 ERRORS = {
     "before the first step": ("data.train_size=4", "training samples are too few"),
@@ -82,3 +83,42 @@ def test_a_run_that_loses_a_process_leaves_no_thread(parcels: str, tmp_path: Pat
     _, errors = run.communicate(timeout=60)
     assert "process 1 of 2 was killed by SIGKILL" in errors
     assert left(tmp_path / "end") == {"launcher": [], "0": []}
+
+
+# -- the hook --------------------------------------------------------------------------------
+
+
+def script(how: str, folder: Path) -> list[tuple[int, str]]:
+    """The exit code and the messages of a user's script with the hook on two processes."""
+    meet = (folder.parent / "rendezvous").as_uri()
+    group = [
+        start([ENDING, how, meet], folder, RANK=str(rank), WORLD_SIZE="2") for rank in range(2)
+    ]
+    errors = [process.communicate(timeout=120)[1] for process in group]
+    return [(process.returncode, text) for process, text in zip(group, errors, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("how", "groups"),
+    [
+        ("left in a function", 0),
+        # In these the model or torch holds the user's group, with the hook or without it.
+        ("kept to the end", 1),
+        ("destroyed by nobody", 1),
+        ("an error", 1),
+        ("a lost process", 1),
+    ],
+)
+def test_the_hook_leaves_no_thread(how: str, groups: int, tmp_path: Path) -> None:
+    results = script(how, tmp_path / "end")
+    for rank, threads in left(tmp_path / "end").items():
+        assert threads.count("gloo_tcp_loop") == groups, (rank, results)
+    ended = {"an error": "of the user's own", "a lost process": "lost contact"}.get(how, "")
+    assert ended in results[0][1]
+    assert results[0][0] == bool(ended)
+
+
+def test_a_hook_says_that_its_group_has_ended(tmp_path: Path) -> None:
+    for code, text in script("used after its end", tmp_path / "end"):
+        assert code == 1
+        assert "train before dist.destroy_process_group()" in text

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import weakref
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,7 +70,10 @@ class Buckets:
             keep_gradients: whether a gauge reads this process's gradients, too.
             scale: what the loss is multiplied by (a GradScaler's scale).
         """
-        self.model, self.reducer, self.gauges, self.scale = model, reducer, gauges, scale
+        # Not held: the model holds the hook where no garbage collector looks, so both would stay,
+        # and the model's group with them.
+        self.model = weakref.proxy(model)
+        self.reducer, self.gauges, self.scale = reducer, gauges, scale
         self.parameters = list(parameters)
         self.index = {parameter: i for i, parameter in enumerate(parameters)}
         self.levels: Sequence[Level] = []

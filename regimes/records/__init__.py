@@ -1,0 +1,54 @@
+"""The record: what a run leaves on disk, enough to redraw every figure and replay every policy.
+
+A run is a folder:
+
+- ``run.json``: schema, resolved configuration, code version, machine, the layer table.
+- ``epochs.jsonl``: one line per epoch, append-only: row i is epoch i. Holds nothing that a clock
+  decides, so that the same configuration and code give the same bytes, interrupted or not.
+- ``seconds.jsonl``: per epoch, where the time went. A crash may leave it one epoch ahead.
+- ``instruments.jsonl``: what instruments found beyond the statistics of ``epochs.jsonl``; in the
+  order of epochs, at most one line per epoch and instrument. A crash may leave it ahead as well.
+- ``events.jsonl``: starts, resumes, ends, and why a run stopped.
+- ``superseded.jsonl``: lines that a resume from an earlier checkpoint trained again. A resume that
+  was killed may have set a line aside twice.
+
+A crash at any byte leaves a readable record: a torn last line is not a line. Lines that are
+doubled, missing or out of order are damage, and every reader says so. No torch here.
+
+`files` replaces files, `writer` appends, `reader` reads back, `archive` packs many runs.
+"""
+
+from regimes.records.archive import load_all, opened, pack
+from regimes.records.files import write_atomically, write_output
+from regimes.records.reader import (
+    FREE_ON_RESUME,
+    SCHEMA,
+    Record,
+    check_same,
+    complete,
+    find,
+    load,
+    read_header,
+    read_lines,
+    summary,
+)
+from regimes.records.writer import Writer
+
+__all__ = [
+    "FREE_ON_RESUME",
+    "SCHEMA",
+    "Record",
+    "Writer",
+    "check_same",
+    "complete",
+    "find",
+    "load",
+    "load_all",
+    "opened",
+    "pack",
+    "read_header",
+    "read_lines",
+    "summary",
+    "write_atomically",
+    "write_output",
+]

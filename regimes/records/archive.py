@@ -1,0 +1,72 @@
+"""Many records as one small file: packed into a ``.tar.xz``, and read from it as from a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import lzma
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from regimes.errors import RecordError
+from regimes.records.files import write_atomically
+from regimes.records.reader import Record, find, load
+
+
+@contextlib.contextmanager
+def opened(place: str | Path) -> Iterator[Path]:
+    """The folder itself; of an archive that ``pack`` has made, a scratch folder with its content.
+
+    Raises:
+        RecordError: the archive is damaged.
+    """
+    place = Path(place)
+    if not place.is_file():
+        yield place
+        return
+    with tempfile.TemporaryDirectory(prefix="regimes-") as scratch:
+        try:
+            with tarfile.open(place) as archive:
+                archive.extractall(scratch, filter="data")
+        except (OSError, tarfile.TarError, EOFError, lzma.LZMAError) as error:
+            why = str(error).partition("\n")[0].rstrip(":")
+            raise RecordError(f"{place} is no archive of records: {why}") from None
+        yield Path(scratch)
+
+
+def load_all(folder: str | Path) -> list[Record]:
+    """Every run in or under a folder, or in an archive that ``pack`` has made.
+
+    Raises:
+        RecordError: there is none, or the archive is damaged.
+    """
+    with opened(folder) as root:
+        runs = [load(path) for path in find(root)]
+    if not runs:
+        raise RecordError(f"no run in or under {folder}")
+    return runs
+
+
+def pack(folder: str | Path, archive: str | Path) -> int:
+    """Write the records under a folder, without checkpoints, to a ``.tar.xz``; returns how many.
+
+    The same records give the same bytes.
+    """
+    folder, runs = Path(folder), find(folder)
+    if not runs:
+        raise RecordError(f"no run in or under {folder}")
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:xz") as tar:
+        for run in runs:
+            for path in sorted([run / "run.json", *run.glob("*.jsonl")]):
+                content = path.read_bytes()
+                member = tarfile.TarInfo(path.relative_to(folder).as_posix())
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    try:
+        write_atomically(Path(archive), buffer.getvalue())
+    except OSError as error:
+        raise RecordError(f"cannot write {archive}: {error.strerror}") from None
+    return len(runs)

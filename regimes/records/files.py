@@ -1,0 +1,75 @@
+"""Whole files, replaced in one step. Nothing but a regular file is ever replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from regimes.errors import RecordError
+
+ODD = (
+    (stat.S_ISLNK, "a symbolic link"),
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISSOCK, "a socket"),
+)
+
+
+def check_regular(path: Path) -> None:
+    """Only a regular file, or none yet, may be written to.
+
+    Raises:
+        OSError: the path is a folder, a pipe, a device or a link, named in ``strerror``.
+    """
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):
+        kind = next((words for test, words in ODD if test(mode)), "no file")
+        raise OSError(errno.EINVAL, f"it is {kind}, expected a regular file or none", str(path))
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """To a new file, synced, then renamed over ``path``: a reader sees the old or the new whole.
+
+    A symbolic link is refused too, even to a regular file: to write through it would change a file
+    that nobody has named (a link may come out of an archive), to replace it would leave unchanged
+    the file that a user meant. The file's mode is that of any new file, by the umask.
+
+    Raises:
+        OSError: ``path`` exists and is no regular file, or the disk is full or not writable; what
+            was there is intact.
+    """
+    check_regular(path)
+    temporary = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.tmp")
+    file = temporary.open("xb")  # O_CREAT | O_EXCL: neither an existing file nor a link is opened
+    try:
+        with file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):  # the first error is the one to tell
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_output(path: Path, content: str | bytes) -> None:
+    """A file that a user asked for: as ``write_atomically``, with its folder made where missing.
+
+    Raises:
+        RecordError: it cannot be written; one sentence.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        raise RecordError(f"cannot write {path}: {error.strerror}") from None

@@ -1,0 +1,240 @@
+"""Records read back: lines, header, frames. No torch; pandas comes with the first frame."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regimes.config import RunConfig, from_dict, to_dict
+from regimes.errors import ConfigError, RecordError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA = 1
+ONE_PER_EPOCH = ("epochs.jsonl", "seconds.jsonl")  # row i is epoch i
+FREE_ON_RESUME = {
+    "device",
+    "checkpoint_every",
+    "tensorboard",
+    "timeout",
+    "parcel_mb",
+}  # may differ from the start
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The complete lines of a ``.jsonl`` file; a torn last line is left out.
+
+    Raises:
+        RecordError: the file cannot be read, a line before the last is none of a record, or lines
+            are doubled, missing or out of order: row i of ``epochs.jsonl`` and ``seconds.jsonl`` is
+            epoch i, ``instruments.jsonl`` has each instrument at most once per epoch, in order.
+    """
+    if not path.exists():
+        return []
+    if not path.is_file():  # a pipe would never end, nor would a device
+        raise RecordError(f"cannot read {path}: it is no regular file")
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last newline is torn
+    except OSError as error:
+        raise RecordError(f"cannot read {path}: {error.strerror}") from None
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        row = parse_line(line)
+        if row is not None:
+            rows.append(row)
+        elif number < len(lines):
+            raise RecordError(f"{path} line {number} is damaged: no line of a record")
+    _check_order(path, rows)
+    return rows
+
+
+def parse_line(line: bytes) -> dict[str, Any] | None:
+    """A row of a record, or None if the line is none."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and ("epoch" in row or "event" in row) else None
+
+
+def _check_order(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Raise RecordError at the first line that is not where it belongs."""
+    single = path.name in ONE_PER_EPOCH
+    if not single and path.name != "instruments.jsonl":
+        return
+    last, seen = 0, set()
+    for number, row in enumerate(rows, start=1):
+        epoch = row.get("epoch")
+        key = f"{epoch} {row.get('instrument')}"
+        if type(epoch) is not int or (
+            epoch != number - 1 if single else epoch < last or key in seen
+        ):
+            wanted = f"{number - 1}" if single else f"{last} or later, each instrument once"
+            raise RecordError(
+                f"{path} line {number} is damaged: it has epoch {epoch!r:.20}, expected {wanted}; "
+                "lines are doubled, missing or out of order"
+            )
+        last = epoch
+        seen.add(key)
+
+
+def read_header(folder: Path) -> dict[str, Any]:
+    """``run.json``, checked.
+
+    Raises:
+        RecordError: missing, damaged, or written by a later version.
+    """
+    path = folder / "run.json"
+    try:
+        if path.exists() and not path.is_file():  # a pipe would never end
+            raise ValueError
+        header = json.loads(path.read_bytes())
+        schema, _, _ = int(header["schema"]), header["config"]["epochs"], header["layers"]
+    except FileNotFoundError:
+        raise RecordError(f"{folder} holds no run: expected a file run.json in it") from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise RecordError(f"{path} is damaged: not a run's header") from None
+    if schema > SCHEMA:
+        raise RecordError(
+            f"{path} has schema {schema}, this version reads up to {SCHEMA}: update regimes"
+        )
+    return header
+
+
+def complete(header: dict[str, Any], rows: Sequence[dict[str, Any]]) -> bool:
+    """Has the run trained all its epochs, or spent its budget of floats?"""
+    budget = header.get("budget")
+    spent = budget is not None and sum(row["floats"] for row in rows) >= budget
+    return spent or len(rows) >= header["config"]["epochs"]
+
+
+def check_same(folder: Path, ours: dict[str, Any]) -> None:
+    """Raise RecordError unless the run in ``folder`` has this (plain, resolved) configuration."""
+    theirs = read_header(folder)["config"]
+    if theirs.get("instruments") == []:  # what the first records had for none
+        theirs = {**theirs, "instruments": {}}
+    with contextlib.suppress(ConfigError):  # an older record has what it does not say by default
+        theirs = to_dict(from_dict(RunConfig, theirs))
+    keys = {*ours, *theirs} - FREE_ON_RESUME
+    differ = sorted(k for k in keys if theirs.get(k) != ours.get(k))
+    if differ:
+        raise RecordError(
+            f"{folder} holds a run with another {', '.join(differ)}: continue it with its own "
+            "configuration or choose another --out"
+        )
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run read back.
+
+    Attributes:
+        header: ``run.json`` (keys "config", "layers", "code", "machine", ...).
+        epochs: one row per epoch: epoch, lr, train_loss, test_loss, metric, floats, bytes,
+            seconds_*, and ``total_floats``, ``total_bytes`` summed up to the epoch's end.
+        layers: one row per epoch and layer: level, floats, bytes, why, and each statistic.
+        rows, details: the lines of ``epochs.jsonl`` and ``instruments.jsonl`` as they are.
+    """
+
+    folder: Path
+    header: dict[str, Any]
+    epochs: pd.DataFrame
+    layers: pd.DataFrame
+    rows: list[dict[str, Any]]
+    details: list[dict[str, Any]]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self.header["config"]
+
+    @property
+    def name(self) -> str:
+        return self.config["name"]
+
+    @property
+    def seed(self) -> int:
+        return self.config["seed"]
+
+    @property
+    def finished(self) -> bool:
+        return complete(self.header, self.rows)
+
+    @property
+    def statistic(self) -> str:
+        """The column of ``layers`` that the run's detectors read."""
+        return f"norm:{self.config['signal']}"
+
+
+def load(folder: str | Path) -> Record:
+    """Read one run.
+
+    Raises:
+        RecordError: no run there, or a damaged one.
+    """
+    folder = Path(folder)
+    header, rows = read_header(folder), read_lines(folder / "epochs.jsonl")
+    details = read_lines(folder / "instruments.jsonl")
+    try:
+        return Record(folder, header, *_frames(folder, header, rows), rows, details)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        why = f"{type(error).__name__} {error}"
+        raise RecordError(f"the record in {folder} is damaged: {why}") from None
+
+
+def _frames(
+    folder: Path, header: dict[str, Any], rows: list[dict[str, Any]]
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """(epochs, layers)."""
+    import pandas as pd
+
+    seconds = {s.pop("epoch"): s for s in read_lines(folder / "seconds.jsonl")}
+    if 0 < len(seconds) < len(rows):  # written before each epoch, so that no crash leaves this
+        raise RecordError(f"{folder}/seconds.jsonl ends after {len(seconds)} of {len(rows)} epochs")
+    flat = []
+    for row in rows:
+        scalars = {k: v for k, v in row.items() if not isinstance(v, dict)} | row.get("model", {})
+        times = {f"seconds_{k}": v for k, v in seconds.get(row["epoch"], {}).items()}
+        flat.append({**scalars, **times})
+    epochs = pd.DataFrame(flat)
+    for column in ("floats", "bytes") if len(epochs) else ():
+        epochs[f"total_{column}"] = epochs[column].cumsum()
+    names = [layer["name"] for layer in header["layers"]]
+    parts = [
+        pd.DataFrame({"layer": names, **row["layers"], **row["statistics"]}).assign(
+            epoch=row["epoch"]
+        )
+        for row in rows
+    ]
+    layers = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({"layer": []})
+    return epochs, layers
+
+
+def find(folder: str | Path) -> list[Path]:
+    """Every run in or under a folder, sorted."""
+    return sorted(path.parent for path in Path(folder).rglob("run.json"))
+
+
+def summary(runs: Iterable[Record], last: int = 3) -> pd.DataFrame:
+    """One row per run: name, seed, metric (mean of the ``last`` epochs), total floats and bytes."""
+    import pandas as pd
+
+    rows = []
+    for run in runs:
+        if not run.finished:
+            raise RecordError(f"{run.folder} is not finished: resume it before summarising")
+        rows.append(
+            {
+                "name": run.name,
+                "seed": run.seed,
+                "metric": float(run.epochs["metric"].tail(last).mean()),
+                "floats": float(run.epochs["floats"].sum()),
+                "bytes": int(run.epochs["bytes"].sum()),
+                "seconds": float(run.epochs.filter(like="seconds_").sum().sum()),
+            }
+        )
+    return pd.DataFrame(rows)

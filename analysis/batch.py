@@ -22,7 +22,7 @@ from analysis import compare
 from analysis import curves as lines
 from analysis.compare import Groups
 from regimes.drawing import panels, style
-from regimes.records import Record, load_all
+from regimes.records import Record, load_all, write_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -131,7 +131,7 @@ def main(
     fig, numbers, steps = figure(runs, schedules=schedules)
     out = out or Path("figures", records.resolve().name.partition(".")[0])
     paths = style.save(fig, out / name, numbers)
-    steps.to_csv(out / f"{name}-decided.csv", index=False, lineterminator="\n")
+    write_table(out / f"{name}-decided.csv", steps)
     chosen = [run for run in runs if not schedules or run.name in schedules]
     rows, pairs = compare.table(chosen, needed=(), others=True)
     console = Console(highlight=False)

@@ -25,7 +25,7 @@ import pandas as pd
 from analysis.effects import Effect, fall_at_decay, minus, more_agreement, overlap
 from regimes.agreement import interval
 from regimes.errors import RecordError
-from regimes.records import Record, load_all, write_atomically
+from regimes.records import Record, load_all, write_output
 
 Verdict = Literal["holds", "does not hold", "open"]
 
@@ -241,7 +241,7 @@ def main(folder: Path, out: Path | None = None, paper: bool = False) -> pd.DataF
 
     rows = judge(folder, PAPER if paper else (*PAPER, *QUESTIONS))
     if out:
-        write_atomically(out, markdown(rows).encode())
+        write_output(out, markdown(rows))
     console = Console(highlight=False)
     for frame in (rows, summary(rows)):
         table = Table(*map(str, frame.columns), box=None, header_style="bold", pad_edge=False)

@@ -20,7 +20,7 @@ from regimes.drawing.numbers import BASELINES, compressed, groups, metric
 from regimes.drawing.numbers import Groups as Groups
 from regimes.drawing.numbers import windows as windows
 from regimes.errors import RecordError
-from regimes.records import Record, summary
+from regimes.records import Record, summary, write_output, write_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -164,17 +164,20 @@ def show(rows: pd.DataFrame, pairs: pd.DataFrame, console: Console) -> None:
 def write_tables(
     folder: Path, rows: pd.DataFrame, pairs: pd.DataFrame, about: str, prefix: str = ""
 ) -> list[Path]:
-    """``table.csv``, ``differences.csv`` (full precision) and ``table.md`` (rounded)."""
+    """``table.csv``, ``differences.csv`` (full precision) and ``table.md`` (rounded).
+
+    Raises:
+        RecordError: they cannot be written.
+    """
     paths = [folder / f"{prefix}{name}" for name in ("table.csv", "differences.csv", "table.md")]
-    folder.mkdir(parents=True, exist_ok=True)
-    rows.to_csv(paths[0], index=False, lineterminator="\n")
-    pairs.to_csv(paths[1], index=False, lineterminator="\n")
+    write_table(paths[0], rows)
+    write_table(paths[1], pairs)
     parts = []
     for lines in as_text(rows, pairs):
         cells = [lines[0], ["---", *["---:"] * (len(lines[0]) - 1)], *lines[1:]]
         parts.append("\n".join(f"| {' | '.join(line)} |" for line in cells))
     text = "\n\n".join([about, *parts])
-    paths[2].write_text(text + "\n", encoding="utf-8")
+    write_output(paths[2], text + "\n")
     return paths
 
 

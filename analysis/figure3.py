@@ -24,7 +24,7 @@ from regimes.agreement import interval
 from regimes.detectors import Detector, NormChange, RelativeChange
 from regimes.drawing import style
 from regimes.errors import RecordError
-from regimes.records import Record, load_all
+from regimes.records import Record, load_all, write_table
 from regimes.replay import compare
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def main(
     paths = style.save(fig, out / f"figure3-{schedule}", numbers)
     for name, frame in (("detectors", alone), ("pairs", pairs)):
         path = out / f"figure3-{schedule}-{name}.csv"
-        frame.to_csv(path, index=False, lineterminator="\n")
+        write_table(path, frame)
         paths.append(path)
     print(*paths, sep="\n")
     return paths

@@ -26,7 +26,7 @@ import pandas as pd
 
 from analysis import published
 from regimes.network import Network, collective_seconds
-from regimes.records import write_atomically
+from regimes.records import write_output
 
 NODES, NETWORK = 4, Network.parse("10Gbit/s")
 UNITS = {"M": 1e6, "G": 1e9}
@@ -106,7 +106,7 @@ def main(out: Path | None = None) -> pd.DataFrame:
     frame = compare()
     text = markdown(frame)
     if out:
-        write_atomically(out, text.encode())
+        write_output(out, text)
     print(text, end="")
     return frame
 

@@ -26,7 +26,7 @@ from analysis.compare import LAST
 from analysis.curves import seconds
 from analysis.table_rules import BATCH, EPOCHS, UNITS, WORKERS, agrees, explained, rule
 from regimes.errors import RecordError
-from regimes.records import Record, load_all
+from regimes.records import Record, load_all, write_output, write_table
 
 Key = tuple[str, str, str, str]  # data, network, compressor, level
 TITLES = {
@@ -170,12 +170,8 @@ def write(folder: Path, rows: pd.DataFrame) -> list[Path]:
         body = "\n".join(f"| {' | '.join(line)} |" for line in cells)
         parts.append(f"**Table {number}.** {TITLES[int(str(number))]}\n\n{body}")
     paths = [folder / "tables.csv", folder / "tables.md"]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        rows.to_csv(paths[0], index=False, lineterminator="\n")
-        paths[1].write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise RecordError(f"cannot write {folder}: {error.strerror}") from None
+    write_table(paths[0], rows)
+    write_output(paths[1], "\n\n".join(parts) + "\n")
     return paths
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from regimes.agreement import interval
 from regimes.errors import RecordError
-from regimes.records import Record, find, load
+from regimes.records import Record, find, load, write_table
 from regimes.replay import Comparison, compare
 from regimes.spelt import defaults, labels, rule
 
@@ -187,10 +187,6 @@ def write(result: Comparison, out: Path) -> list[Path]:
         "pairs": over_seeds(result.pairs, "pairs"),
         "epochs": result.epochs,
     }
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        for name, frame in frames.items():
-            frame.to_csv(out / f"{name}.csv", index=False, lineterminator="\n")
-    except OSError as error:
-        raise RecordError(f"cannot write to {out}: {error.strerror}") from None
+    for name, frame in frames.items():
+        write_table(out / f"{name}.csv", frame)
     return [out / f"{name}.csv" for name in frames]

@@ -25,7 +25,7 @@ from regimes.config import DENSE, RunConfig
 from regimes.errors import RecordError
 from regimes.network import Network, Work, break_even, mean, spell
 from regimes.policies import PastEpoch, policy
-from regimes.records import Record, load_all
+from regimes.records import Record, load_all, write_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -283,9 +283,5 @@ def main(
     console.print(f"{workers} workers, {network}, {algorithm}; ms per step")
     console.print(table(frame))
     if csv:
-        try:
-            csv.parent.mkdir(parents=True, exist_ok=True)
-            frame.to_csv(csv, index=False, lineterminator="\n")
-        except OSError as error:
-            raise RecordError(f"cannot write {csv}: {error.strerror}") from None
+        write_table(csv, frame)
     return frame

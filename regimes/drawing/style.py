@@ -6,6 +6,7 @@ its own, so that a grey print reads as well. ``save`` writes the same bytes for 
 
 from __future__ import annotations
 
+import io
 import math
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -19,7 +20,7 @@ import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from regimes.errors import RecordError
+from regimes.records import write_output, write_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -238,12 +239,11 @@ def save(fig: Figure, stem: Path, numbers: pd.DataFrame) -> list[Path]:
         RecordError: the folder cannot be written.
     """
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg", "csv")]
-    try:
-        stem.parent.mkdir(parents=True, exist_ok=True)
-        with theme():
-            fig.savefig(paths[0], dpi=DPI, metadata={"Software": None})
-            fig.savefig(paths[1], metadata={"Date": None, "Creator": None})
-        numbers.to_csv(paths[2], index=False, lineterminator="\n")
-    except OSError as error:
-        raise RecordError(f"cannot write {stem}: {error.strerror}") from None
+    png, svg = io.BytesIO(), io.BytesIO()
+    with theme():
+        fig.savefig(png, format="png", dpi=DPI, metadata={"Software": None})
+        fig.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
+    write_output(paths[0], png.getvalue())
+    write_output(paths[1], svg.getvalue())
+    write_table(paths[2], numbers)
     return paths

@@ -19,7 +19,7 @@ doubled, missing or out of order are damage, and every reader says so. No torch 
 """
 
 from regimes.records.archive import load_all, opened, pack
-from regimes.records.files import write_atomically, write_output
+from regimes.records.files import write_atomically, write_output, write_table
 from regimes.records.reader import (
     FREE_ON_RESUME,
     SCHEMA,
@@ -51,4 +51,5 @@ __all__ = [
     "summary",
     "write_atomically",
     "write_output",
+    "write_table",
 ]

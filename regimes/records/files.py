@@ -8,8 +8,12 @@ import os
 import secrets
 import stat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from regimes.errors import RecordError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ODD = (
     (stat.S_ISLNK, "a symbolic link"),
@@ -73,3 +77,12 @@ def write_output(path: Path, content: str | bytes) -> None:
         write_atomically(path, content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise RecordError(f"cannot write {path}: {error.strerror}") from None
+
+
+def write_table(path: Path, frame: pd.DataFrame) -> None:
+    """A frame as CSV in full precision, without its index.
+
+    Raises:
+        RecordError: as ``write_output``.
+    """
+    write_output(path, frame.to_csv(index=False, lineterminator="\n"))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from regimes.errors import RecordError
 from regimes.network import Network
-from regimes.records import opened, write_atomically
+from regimes.records import opened, write_output
 from regimes.report import content, origin, pictures
 
 
@@ -26,11 +26,7 @@ def write(place: Path, network: str, out: Path) -> None:
     if not out.name or out.is_dir():
         raise RecordError(f"cannot write {out}: it is a folder, expected a file, e.g. report.html")
     text = page(place, network)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out, text.encode())
-    except OSError as error:
-        raise RecordError(f"cannot write {out}: {error.strerror}") from None
+    write_output(out, text)
 
 
 def page(place: Path, network: str) -> str:

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from regimes import launch
+from regimes import launch, terminal
 from regimes.errors import TrainingError
 from regimes.presets import Grid
 from regimes.progress import metric
@@ -36,10 +35,10 @@ def main(
         TrainingError: some cells failed; all others are finished.
     """
     leader = int(os.environ.get("RANK", "0")) == 0
-    console = Console(quiet=not leader, highlight=False)
+    console = terminal.console(quiet=not leader, highlight=False)
     cells = launch.cells(grid, seeds, out)
     todo = [cell for cell in cells if not launch.done(*cell)]
-    console.print(f"{len(cells)} runs in {out}, {len(cells) - len(todo)} already finished")
+    terminal.tell(console, f"{len(cells)} runs in {out}, {len(cells) - len(todo)} already finished")
     start, ended = time.monotonic(), 0
 
     def progress(folder: Path, error: str | None) -> None:
@@ -55,7 +54,8 @@ def main(
             name, value = metric(record.header, record.epochs["metric"].iloc[-1])
             said = f"{name} {value}  {floats:.3f} M floats"
         place = folder.relative_to(out)
-        console.print(
+        terminal.tell(
+            console,
             escape(f"[{ended}/{len(todo)}] {place}: {said}, {left / 60:.1f} min left"),
             soft_wrap=True,
         )
@@ -67,7 +67,7 @@ def main(
     if failures:
         raise TrainingError(f"{len(failures)} of {len(todo)} runs failed; first: {failures[0]}")
     records = [load(folder) for folder, _ in cells]
-    console.print(as_table(summary(records), records[0].header["metric"]))
+    terminal.tell(console, as_table(summary(records), records[0].header["metric"]))
 
 
 def means(runs: pd.DataFrame) -> pd.DataFrame:

@@ -17,6 +17,7 @@ from regimes.errors import RecordError
 from regimes.records import Record, find, load, write_table
 from regimes.replay import Comparison, compare
 from regimes.spelt import defaults, labels, rule
+from regimes.terminal import console as new_console
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -164,10 +165,8 @@ def main(places: Sequence[Path], texts: Sequence[str], out: Path | None) -> Comp
     Raises:
         ConfigError, RecordError: one sentence.
     """
-    from rich.console import Console
-
     runs = read(places)
-    result, console = bench(runs, texts), Console(highlight=False)
+    result, console = bench(runs, texts), new_console(highlight=False)
     for table in tables(result):
         console.print(table, "")
     console.print(EXPLAINED, *result.notes[:1], sep="\n", style="dim", markup=False)

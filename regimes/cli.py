@@ -12,6 +12,7 @@ import tyro
 from tyro.extras import SubcommandApp
 
 from regimes import presets as _presets
+from regimes import terminal
 from regimes.config import RunConfig, load_toml, override, read_value, to_toml
 from regimes.errors import ConfigError
 
@@ -79,7 +80,7 @@ def run(
         record = train(config, out, resume=resume, reporters=reporters(config, out))
         last = record.epochs.iloc[-1]
         unit = " %" if record.header["metric"] == "accuracy" else ""
-        print(
+        terminal.say(
             f"{out}: {record.header['metric']} {metric(record.header, last['metric'])[1]}{unit}, "
             f"{last['total_floats'] / 1e6:.3f} M floats, {last['total_bytes'] / 1e6:.2f} MB "
             "sent by each worker"
@@ -139,7 +140,6 @@ def presets(name: Annotated[str | None, tyro.conf.Positional] = None) -> None:
     if name:
         print(to_toml(_presets.get_preset(name)), end="")
         return
-    from rich.console import Console
     from rich.table import Table
 
     tables = (("preset", _presets.PRESETS), ("grid", _presets.GRIDS))
@@ -147,7 +147,7 @@ def presets(name: Annotated[str | None, tyro.conf.Positional] = None) -> None:
         table = Table(title, "command, what, how long", box=None, header_style="bold")
         for key, make in known.items():
             table.add_row(key, " ".join((make.__doc__ or "").split()))
-        Console().print(table)
+        terminal.console().print(table)
 
 
 @app.command

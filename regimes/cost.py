@@ -26,6 +26,7 @@ from regimes.errors import RecordError
 from regimes.network import Network, Work, break_even, mean, spell
 from regimes.policies import PastEpoch, policy
 from regimes.records import Record, load_all, write_table
+from regimes.terminal import console as new_console
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -270,8 +271,6 @@ def main(
     Raises:
         ConfigError, DataError, RecordError: one sentence.
     """
-    from rich.console import Console
-
     runs = [] if config else [run for place in what for run in load_all(place)]
     if config:
         workers = workers or config.workers
@@ -279,7 +278,8 @@ def main(
     else:
         found = cases(runs, workers)
         workers = workers or runs[0].config["workers"]
-    frame, console = predict(found, network, workers, algorithm, buckets), Console(highlight=False)
+    frame = predict(found, network, workers, algorithm, buckets)
+    console = new_console(highlight=False)
     console.print(f"{workers} workers, {network}, {algorithm}; ms per step")
     console.print(table(frame))
     if csv:

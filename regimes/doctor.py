@@ -6,8 +6,9 @@ import importlib.metadata
 import os
 from collections.abc import Callable
 
-from rich.console import Console
 from rich.table import Table
+
+from regimes.terminal import console
 
 NEEDED = ("torch", "torchvision", "numpy", "scipy", "pandas", "scikit-learn", "seaborn", "rich")
 EXTRAS = ("pyhessian", "tyro", "tensorboard", "jupyterlab", "ipywidgets")
@@ -31,7 +32,7 @@ def report() -> bool:
     for found in data.find():
         state = "found" if found.available else "not found"
         table.add_row(f"data: {found.name}", state, found.where)
-    Console().print(table)
+    console().print(table)
     return good
 
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from regimes.config import RunConfig
 from regimes.errors import ConfigError
+from regimes.terminal import console as new_console
+from regimes.terminal import is_terminal
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -31,7 +33,7 @@ def reporters(config: RunConfig, out: Path, terminal: bool | None = None) -> lis
     Raises:
         ConfigError: ``tensorboard = true`` without the package.
     """
-    terminal = sys.stdout.isatty() if terminal is None else terminal
+    terminal = is_terminal() if terminal is None else terminal
     chosen: list[Reporter] = [LiveTable() if terminal else PlainLines()]
     return [*chosen, Scalars(out)] if config.tensorboard else chosen
 
@@ -129,7 +131,6 @@ class LiveTable:
     """Progress bars and the last epochs, redrawn in place in a terminal."""
 
     def __init__(self, console: Console | None = None) -> None:
-        from rich.console import Console
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,
@@ -139,7 +140,7 @@ class LiveTable:
             TimeRemainingColumn,
         )
 
-        self.console = console or Console()
+        self.console = console or new_console()
         self.seconds: dict[int, float] = {}
         self.bars = Progress(
             TextColumn("{task.description}"),

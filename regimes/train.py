@@ -28,11 +28,12 @@ from regimes.quirks import resolve
 from regimes.records import Record, Writer, complete, load, read_header
 from regimes.resume import open_record, save
 from regimes.setup import Parts, prepare
+from regimes.watchers import Watchers
 
 
 @runtime_checkable
 class Reporter(Protocol):
-    """Somebody who watches. Called on process 0 only."""
+    """Somebody who watches. Called on process 0 only; one that raises is left out (`watchers`)."""
 
     def start(self, header: dict[str, Any], rows: list[dict[str, Any]]) -> None: ...
     def step(self, epoch: int, done: int, steps: int) -> None: ...
@@ -53,6 +54,7 @@ def run(
 
     Args:
         resume: continue the run in ``out`` from its newest whole checkpoint, bit for bit.
+        reporters: told what happens; the training does not end because one of them raises.
 
     Raises:
         ConfigError, DataError, RecordError: before any training, one sentence.
@@ -62,25 +64,23 @@ def run(
     out = Path(out)
     parts = prepare(config)
     world = parts.world
-    writer, watchers = None, list(reporters) if world.rank == 0 else []
+    writer, watchers = None, Watchers(reporters if world.rank == 0 else ())
     whole = False
     try:
         writer = open_record(parts, out, resume)
-        for watcher in watchers:
-            watcher.start(read_header(out), parts.rows)
+        watchers.diary = writer.event if writer else None
+        watchers.start(read_header(out), parts.rows)
         with Grace() as grace:
             while not complete(parts.header, parts.rows):
                 _advance(parts, writer, watchers, out, grace)
         if writer:
             writer.event("end")
-        for watcher in watchers:
-            watcher.stop("")
+        watchers.stop("")
         world.barrier()
         whole = True
     except BaseException as error:
         why = str(error) if isinstance(error, RegimesError) else f"{type(error).__name__} {error}"
-        for watcher in watchers:
-            watcher.stop(why)
+        watchers.stop(why)
         if writer:
             writer.event("stopped", why=why.strip())
         raise
@@ -93,9 +93,7 @@ def run(
     return load(out)
 
 
-def _advance(
-    p: Parts, writer: Writer | None, watchers: Sequence[Reporter], out: Path, grace: Grace
-) -> None:
+def _advance(p: Parts, writer: Writer | None, watchers: Watchers, out: Path, grace: Grace) -> None:
     """One epoch: trained, recorded, saved.
 
     Raises:
@@ -109,8 +107,7 @@ def _advance(
     ended, asked = complete(p.header, p.rows), any(p.world.gather_object(grace.asked))
     if (epoch + 1) % p.config.checkpoint_every == 0 or ended or asked:
         save(p, out)
-    for watcher in watchers:
-        watcher.epoch(row, seconds)
+    watchers.epoch(row, seconds)
     if asked and not ended:
         raise Terminated(f"ended by SIGTERM after epoch {epoch}: continue with --resume")
 
@@ -137,7 +134,7 @@ class Plan:
 
 
 def _epoch(
-    p: Parts, epoch: int, watchers: Sequence[Reporter]
+    p: Parts, epoch: int, watchers: Watchers
 ) -> tuple[dict[str, Any], dict[str, float], dict[str, Any]]:
     """Train one epoch; returns its row of the record, where the time went, instruments' details."""
     plan, clock = _plan(p, epoch), Clock(p.device)
@@ -182,7 +179,7 @@ def _plan(p: Parts, epoch: int) -> Plan:
     return Plan(epoch, batch, lr, next_lr, decisions, level)
 
 
-def _train(p: Parts, plan: Plan, clock: Clock, watchers: Sequence[Reporter]) -> tuple[float, int]:
+def _train(p: Parts, plan: Plan, clock: Clock, watchers: Watchers) -> tuple[float, int]:
     """All steps of an epoch; their mean loss and number."""
     batches = p.batches.rebatched(p.batch_size(plan.batch["level"]))
     values = [p.value(name) for name in plan.level]
@@ -202,8 +199,7 @@ def _train(p: Parts, plan: Plan, clock: Clock, watchers: Sequence[Reporter]) -> 
         with clock("compute"):
             install(p.gradients.parameters, updates)
             p.optimizer.step()
-        for watcher in watchers:
-            watcher.step(plan.epoch, step + 1, steps)
+        watchers.step(plan.epoch, step + 1, steps)
     return losses / steps, steps
 
 

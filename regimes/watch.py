@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from regimes.errors import RecordError
 from regimes.progress import Row, cells, epoch_table, headline, metric
 from regimes.records import complete, find, read_header, read_lines
+from regimes.terminal import console as new_console
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -32,10 +33,9 @@ def watch(folder: Path, once: bool = False, console: Console | None = None) -> N
     Raises:
         RecordError: no run in or under the folder.
     """
-    from rich.console import Console
     from rich.live import Live
 
-    folder, console = Path(folder), console or Console()
+    folder, console = Path(folder), console or new_console()
     single = (folder / "run.json").exists()
     if not single and not find(folder):
         raise RecordError(f"no run in or under {folder}: expected a file run.json there")

@@ -22,10 +22,13 @@ In five lines::
     print(record.epochs[["epoch", "metric", "total_floats"]])
 """
 
-from __future__ import annotations
-
+# Under ``python -m regimes`` the current folder still comes first here: nothing is imported that
+# Python has not loaded already (`__main__` then takes the folder off the path).
 import importlib
-from typing import TYPE_CHECKING, Any
+
+TYPE_CHECKING = False  # what `typing` calls so; type checkers take it for true
+if TYPE_CHECKING:
+    from typing import Any
 
 __version__ = "0.1.0"
 
@@ -65,7 +68,7 @@ if TYPE_CHECKING:
     from regimes.train import run as run
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module 'regimes' has no attribute {name!r}")

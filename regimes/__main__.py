@@ -1,16 +1,26 @@
-"""The ``regimes`` command; also what torchrun starts (``torchrun ... -m regimes run PRESET``)."""
+"""The ``regimes`` command; also what torchrun starts (``torchrun ... -m regimes run PRESET``).
 
-from __future__ import annotations
+``python -m`` puts the current folder before all installed packages. That is undone here, before
+anything else is imported, so that a ``rich.py`` in an unpacked archive is not run by a command that
+reads the archive. (What Python itself does before, it does: for a folder with a ``regimes.py``, use
+the script ``regimes`` or ``python -P -m regimes``.)
+"""
 
+import os
 import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path:
+    try:
+        if sys.path[:1] in ([""], [os.getcwd()]):
+            del sys.path[0]  # the package itself stays known, wherever it was found
+    except OSError:  # the current folder is gone
+        pass
 
 
 def main() -> None:
     """Run the command line; errors made on purpose are one sentence and an exit code."""
     from regimes import terminal
 
-    if "" not in sys.path and "." not in sys.path:
-        sys.path.insert(0, "")  # a plug-in beside the user, package.module:Class
     terminal.prepare()
     code = 0
     try:

@@ -20,7 +20,15 @@ app = SubcommandApp()
 Settings = tyro.conf.UseAppendAction[tuple[str, ...]]
 
 
+def _welcome_plug_ins() -> None:
+    """Let a user's words name a class in the current folder (package.module:Class). Installed
+    packages come first, and commands that only read never ask for this."""
+    if "" not in sys.path:
+        sys.path.append("")
+
+
 def _configuration(preset: str, settings: tuple[str, ...]) -> RunConfig:
+    _welcome_plug_ins()
     known = load_toml(preset) if preset.endswith(".toml") else _presets.get_preset(preset)
     return override(known, list(settings))
 
@@ -115,6 +123,7 @@ def ablate(
     """
     from regimes import ablation
 
+    _welcome_plug_ins()
     cells = _presets.get_grid(grid)
     for name in schedules:
         if name not in cells:
@@ -196,7 +205,10 @@ def detect(
         out: folder for detectors.csv, pairs.csv and epochs.csv.
     """
     from regimes.bench import main
+    from regimes.spelt import KNOWN, parse
 
+    if any(parse(text)["name"] not in KNOWN for text in detectors):
+        _welcome_plug_ins()
     main(runs, detectors, out)
 
 

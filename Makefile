@@ -1,13 +1,16 @@
 # `make demo` and `make test` do all their set-up on a fresh machine, in .venv, and then their job.
+# `make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu` takes torch and torchvision, and only
+# them, from that index: without it, from the usual one, which may offer CUDA builds (constraints.txt).
 PYTHON ?= python3
+TORCH_INDEX ?=
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all bench notebooks check clean
+.PHONY: demo test test-all same-bits bench notebooks docs docs-serve check clean
 
 demo: .venv/demo.stamp  ## Figure 2 on embedded digits: 9 schedules x 5 seeds, about 2 minutes
 	$(BIN)/regimes ablate smoke --seeds 5 --first-seed 1000 --jobs 2 --out runs/demo
-	$(BIN)/python -m analysis.figure2 runs/demo --out figures/demo
+	$(BIN)/regimes figure 2 runs/demo --out figures
 	@echo "notebooks: $(BIN)/jupyter lab notebooks"
 
 test: .venv/dev.stamp check  ## lint, types and all tests but the slow ones
@@ -15,6 +18,9 @@ test: .venv/dev.stamp check  ## lint, types and all tests but the slow ones
 
 test-all: .venv/dev.stamp check  ## the slow tests as well
 	$(BIN)/python -m pytest -n 2 -m "slow or not slow"
+
+same-bits: .venv/dev.stamp  ## train 43 small runs with the code of before and of now, compare byte for byte
+	$(BIN)/python -m benchmarks.same_bits
 
 bench: .venv/bench.stamp  ## speed and curvature against their peers, one core, about 25 minutes
 	$(BIN)/python -m benchmarks --report benchmarks/speed.json
@@ -24,18 +30,33 @@ notebooks: .venv/demo.stamp  ## run all notebooks and keep their outputs, about 
 	$(BIN)/jupyter nbconvert --to notebook --inplace --execute notebooks/*.ipynb \
 		--CoalesceStreamsPreprocessor.enabled=True --ExecutePreprocessor.record_timing=False
 
+docs: .venv/docs.stamp  ## the documentation as a site in site/, from files alone; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
+docs-serve: .venv/docs.stamp  ## the same while it is written, on http://127.0.0.1:8000
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
 check: .venv/dev.stamp
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 .venv/demo.stamp: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+ifneq ($(TORCH_INDEX),)
+	$(PIP) --no-deps --index-url $(TORCH_INDEX) torch torchvision
+endif
 	$(PIP) -e ".[notebooks]"
 	touch $@
 
 .venv/dev.stamp: .venv/demo.stamp
 	$(PIP) -e ".[dev]"
+	touch $@
+
+.venv/docs.stamp: .venv/demo.stamp
+	$(PIP) -e ".[docs]"
 	touch $@
 
 .venv/bench.stamp: .venv/demo.stamp
@@ -44,4 +65,4 @@ check: .venv/dev.stamp
 	touch $@
 
 clean:
-	rm -rf .venv runs figures data/cache
+	rm -rf .venv runs figures site data/cache

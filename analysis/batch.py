@@ -3,7 +3,7 @@
 Run, then draw (10 minutes on two cores, and some seconds)::
 
     regimes ablate small-batch --seeds 5 --jobs 2
-    python -m analysis.batch runs/small-batch --schedules small-batch accordion-batch smith
+    regimes figure batch runs/small-batch --schedules small-batch accordion-batch smith
 
 Above, the curves of `analysis.curves`; below, what was decided: samples per step of all workers
 together, and the learning rate, which is scaled with them (section 5.1).
@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING
 import pandas as pd
 from matplotlib.ticker import NullLocator
 
-from analysis import compare
-from analysis import curves as lines
-from analysis.compare import Groups
-from regimes.drawing import panels, style
-from regimes.records import Record, load_all, write_table
+from regimes.plotting import panels, style
+from regimes.records import Record, load_all
+
+from . import compare
+from . import curves as lines
+from .command import Files
+from .compare import Groups
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,14 +61,14 @@ def figure(
         RecordError: see `compare.groups`.
     """
     found = compare.groups(runs, schedules, only=bool(schedules))
-    shown = compare.metric(next(iter(found.values()))[0])
+    shown = compare.tested_by(next(iter(found.values()))[0])
     numbers, last, steps = lines.curves(found), lines.ends(found), decided(found)
     with style.theme():
         fig = style.figure(5.4)
         grid = fig.subplots(2, 2, height_ratios=[3, 2])
         for ax, against in zip(grid[0], ("epoch", "floats"), strict=True):
             panels.fill(ax, against, numbers, last, shown)
-            panels.dress(ax, against, last)
+            panels.format_axis(ax, against, last)
             panels.limits(ax, numbers, shown, last)
         grid[0, 0].set_ylabel(shown.label)
         for ax, (column, label) in zip(grid[1], DECIDED.items(), strict=True):
@@ -85,7 +87,7 @@ def figure(
 
 def _step(ax: Axes, steps: pd.DataFrame, column: str) -> None:
     """Each seed thin, the median thick, on a logarithmic axis with ticks at what occurs."""
-    for name, look in style.looks(steps["schedule"]).items():
+    for name, look in style.styles_of(steps["schedule"]).items():
         rows = steps[steps["schedule"] == name]
         for _, one in rows.groupby("seed"):
             ax.step(one["epoch"], one[column], where="mid", color=look.colour, linewidth=0.5,
@@ -125,23 +127,17 @@ def main(
         schedules: which ones; default all.
         name: of the files.
     """
-    from rich.console import Console
-
-    runs = load_all(records)
+    files, runs = Files(records, out), load_all(records)
     fig, numbers, steps = figure(runs, schedules=schedules)
-    out = out or Path("figures", records.resolve().name.partition(".")[0])
-    paths = style.save(fig, out / name, numbers)
-    write_table(out / f"{name}-decided.csv", steps)
+    files.figure(name, (fig, numbers))
     chosen = [run for run in runs if not schedules or run.name in schedules]
-    rows, pairs = compare.table(chosen, needed=(), others=True)
-    console = Console(highlight=False)
-    compare.show(rows, pairs, console)
-    paths += compare.write_tables(out, rows, pairs, f"{style.setting(chosen[0])}.", f"{name}-")
-    console.print(*map(str, [*paths, out / f"{name}-decided.csv"]), sep="\n")
-    return [*paths, out / f"{name}-decided.csv"]
+    tables = compare.table(chosen, needed=(), others=True)
+    files.compared(tables, f"{style.setting(chosen[0])}.", f"{name}-")
+    files.table(f"{name}-decided", steps)
+    return files.said()
 
 
 if __name__ == "__main__":
-    from analysis.command import start
+    from .command import start
 
-    start(main, "analysis.batch")
+    start(main)

@@ -2,9 +2,9 @@
 
 ::
 
-    python -m analysis campaign --scale cpu --jobs 2       # about 4 hours on two cores
-    python -m analysis campaign --only smoke-controls      # one step of it
-    python -m analysis.claims runs                         # what holds at this scale
+    regimes figure campaign --scale cpu --jobs 2       # about 4 hours on two cores
+    regimes figure campaign --only smoke-controls      # one step of it
+    regimes figure claims runs                         # what holds at this scale
 
 Finished runs are skipped and broken ones resumed, so that the same command goes on where it was
 stopped. ``--start data/reference`` begins with the committed records. Each step's records lie in a
@@ -23,12 +23,14 @@ from typing import Literal
 
 import tyro
 
-from analysis import controls
-from regimes import launch, presets
+from regimes import presets
 from regimes.config import RunConfig, override
 from regimes.errors import ConfigError, RecordError, TrainingError, nearest
+from regimes.launch import sweep
 from regimes.presets.families import shortened
 from regimes.records import load, opened
+
+from . import controls
 
 Steps = tyro.conf.UseAppendAction[tuple[str, ...]]
 Change = Callable[[RunConfig], RunConfig]
@@ -67,10 +69,10 @@ class Step:
             n: change(c) for n, c in grid.items() if not self.schedules or n in self.schedules
         }
         seeds = list(range(self.first, self.first + self.seeds))
-        found = launch.cells(configs, seeds, out / self.folder)
+        found = sweep.cells(configs, seeds, out / self.folder)
         originals = [cell for cell in found if cell[1].name == "accordion"] if self.yoked else []
         for folder, config in originals:
-            if launch.done(folder, config):
+            if sweep.done(folder, config):
                 made = [controls.yoked(load(folder), order) for order in controls.ORDERS]
                 found += [(out / self.folder / c.name / folder.name, c) for c in made]
         return found
@@ -143,7 +145,7 @@ def unpack(archives: Path, out: Path) -> None:
                 Path(beside, "whole").rename(folder)
 
 
-class Clock:
+class Remaining:
     """What remains, by the minutes that the steps were given, corrected by those they took."""
 
     def __init__(self, jobs: int) -> None:
@@ -160,12 +162,12 @@ def run(
 ) -> list[str]:
     """Run what is missing of all steps; returns a sentence per failed run, and per step whose
     folder holds other runs."""
-    clock = Clock(jobs)
+    clock = Remaining(jobs)
     failures: list[str] = []
     missing: dict[Step, int] = {}
     for step in steps:
         try:
-            missing[step] = step.count - sum(launch.done(*c) for c in step.cells(out, change))
+            missing[step] = step.count - sum(sweep.done(*c) for c in step.cells(out, change))
         except RecordError as error:
             failures.append(f"{step.folder} left out: {error}")
             say(failures[-1])
@@ -175,14 +177,14 @@ def run(
     for step, count in missing.items():
         later -= count * step.minutes
         for _ in range(1 + step.yoked):  # the controls are known when their originals are done
-            todo = [c for c in step.cells(out, change) if not launch.done(*c)]
+            todo = [c for c in step.cells(out, change) if not sweep.done(*c)]
             todo = [c for c in todo if not any(str(c[0]) in f for f in failures)]
             failures += _run(todo, step, jobs, clock, later, say)
     return failures
 
 
 def _run(
-    todo: Cells, step: Step, jobs: int, clock: Clock, later: float, say: Callable[[str], None]
+    todo: Cells, step: Step, jobs: int, clock: Remaining, later: float, say: Callable[[str], None]
 ) -> list[str]:
     start, ended, before = time.monotonic(), 0, (clock.expected, clock.taken)
 
@@ -196,7 +198,7 @@ def _run(
         say(f"{step.folder} [{ended}/{len(todo)}] {folder.parent.name}/{folder.name}: {said}, "
             f"{rest} left")  # fmt: skip
 
-    return launch.ablate(todo, jobs, progress)
+    return sweep.ablate(todo, jobs, progress)
 
 
 def changed(config: RunConfig, images: Path | None, share: float) -> RunConfig:
@@ -246,6 +248,6 @@ def main(
 
 
 if __name__ == "__main__":
-    from analysis.command import start as begin
+    from .command import start as begin
 
-    begin(main, "analysis.campaign")
+    begin(main)

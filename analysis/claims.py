@@ -2,8 +2,9 @@
 
 ::
 
-    python -m analysis.claims data/reference --out data/reference/claims.md    # the committed ones
-    python -m analysis.claims runs                        # after `python -m analysis campaign`
+    regimes figure campaign --scale cpu                # about 4 hours on two cores
+    regimes figure claims runs
+    regimes figure claims data/reference --out data/reference/claims.md    # the committed ones
 
 An effect is one number per seed, its interval the 95 % t interval of their mean. A claim of *more*
 holds if the interval lies above zero, and does not hold if it lies below the margin (an effect as
@@ -22,12 +23,13 @@ from typing import Literal
 
 import pandas as pd
 
-from analysis.effects import Effect, fall_at_decay, minus, more_agreement, overlap
-from regimes.agreement import interval
 from regimes.errors import RecordError
 from regimes.records import Record, load_all, write_output
+from regimes.replay.agreement import interval
 
-Verdict = Literal["holds", "does not hold", "open"]
+from .effects import Effect, fall_at_decay, minus, more_agreement, overlap
+
+Outcome = Literal["holds", "does not hold", "open"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Claim:
     margin: float = 1.0
     base: float = 0.0
 
-    def verdict(self, low: float, high: float) -> Verdict:
+    def verdict(self, low: float, high: float) -> Outcome:
         low, high = low - self.base, high - self.base
         if math.isnan(low):
             return "open"
@@ -252,6 +254,6 @@ def main(folder: Path, out: Path | None = None, paper: bool = False) -> pd.DataF
 
 
 if __name__ == "__main__":
-    from analysis.command import start
+    from .command import start
 
-    start(main, "analysis.claims")
+    start(main)

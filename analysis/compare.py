@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
-from regimes.agreement import interval
-from regimes.drawing import metrics, style
-from regimes.drawing.metrics import Metric
-from regimes.drawing.numbers import BASELINES, compressed, groups, metric
-from regimes.drawing.numbers import Groups as Groups
-from regimes.drawing.numbers import windows as windows
 from regimes.errors import RecordError
-from regimes.records import Record, summary, write_output, write_table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from rich.console import Console
+from regimes.plotting import metrics
+from regimes.plotting.groups import BASELINES, compressed, groups, tested_by
+from regimes.plotting.groups import Groups as Groups
+from regimes.plotting.groups import windows as windows
+from regimes.plotting.metrics import Metric
+from regimes.records import Record, summary
+from regimes.replay.agreement import interval
 
 SCHEDULES = ("dense", "low", "high", "low-in-critical", "high-in-critical", "accordion", "low-late")
 PAIRS = (
@@ -84,7 +79,7 @@ def table(
         others: compare each schedule with the baseline as well.
     """
     found = groups(runs, needed)
-    shown = metric(next(iter(found.values()))[0])
+    shown = tested_by(next(iter(found.values()))[0])
     each = summary([run for group in found.values() for run in group], LAST)
     each[shown.name], each["floats"] = shown.factor * each["metric"], each["floats"] / 1e6
     rows = each.groupby("name", sort=False).agg(
@@ -132,7 +127,7 @@ def pair(each: pd.DataFrame, a: str, b: str, shown: Metric) -> dict[str, Any]:
 
 def as_text(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[list[list[str]], list[list[str]]]:
     """Both tables as rounded text, titles first."""
-    shown = metrics.metric(str(rows.columns[2]))
+    shown = metrics.named(str(rows.columns[2]))
     base = next((name for name in BASELINES if name in set(rows["schedule"])), "baseline")
     first = [["schedule", "n", shown.heading, "floats (M)", f"of {base}"]]
     for row in rows.to_dict("records"):
@@ -148,10 +143,12 @@ def as_text(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[list[list[str]], l
     return first, second
 
 
-def show(rows: pd.DataFrame, pairs: pd.DataFrame, console: Console) -> None:
-    """Both tables in a terminal."""
+def show(rows: pd.DataFrame, pairs: pd.DataFrame) -> None:
+    """Print both tables."""
+    from rich.console import Console
     from rich.table import Table
 
+    console = Console(highlight=False)
     for lines in as_text(rows, pairs)[: 2 if len(pairs) else 1]:
         shown = Table(box=None, header_style="bold", pad_edge=False)
         for i, title in enumerate(lines[0]):
@@ -161,42 +158,10 @@ def show(rows: pd.DataFrame, pairs: pd.DataFrame, console: Console) -> None:
         console.print(shown, "")
 
 
-def write_tables(
-    folder: Path, rows: pd.DataFrame, pairs: pd.DataFrame, about: str, prefix: str = ""
-) -> list[Path]:
-    """``table.csv``, ``differences.csv`` (full precision) and ``table.md`` (rounded).
-
-    Raises:
-        RecordError: they cannot be written.
-    """
-    paths = [folder / f"{prefix}{name}" for name in ("table.csv", "differences.csv", "table.md")]
-    write_table(paths[0], rows)
-    write_table(paths[1], pairs)
-    parts = []
+def markdown(rows: pd.DataFrame, pairs: pd.DataFrame, about: str) -> str:
+    """Both tables, rounded, below words about their setting."""
+    parts = [about]
     for lines in as_text(rows, pairs):
         cells = [lines[0], ["---", *["---:"] * (len(lines[0]) - 1)], *lines[1:]]
         parts.append("\n".join(f"| {' | '.join(line)} |" for line in cells))
-    text = "\n\n".join([about, *parts])
-    write_output(paths[2], text + "\n")
-    return paths
-
-
-def deliver(
-    records: Path, out: Path | None, name: str, drawn: tuple[Figure, pd.DataFrame],
-    rows: pd.DataFrame, pairs: pd.DataFrame, about: str,
-) -> list[Path]:  # fmt: skip
-    """Print both tables and write them and the figure; returns the files.
-
-    Args:
-        out: folder; default figures/NAME OF THE RECORDS.
-        about: the setting, in words.
-    """
-    from rich.console import Console
-
-    out = out or Path("figures", records.resolve().name.partition(".")[0])
-    console = Console(highlight=False)
-    show(rows, pairs, console)
-    paths = style.save(drawn[0], out / name, drawn[1])
-    paths += write_tables(out, rows, pairs, about, f"{name}-")
-    console.print(*map(str, paths), sep="\n")
-    return paths
+    return "\n\n".join(parts) + "\n"

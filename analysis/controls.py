@@ -2,8 +2,8 @@
 
 Run, then draw (3 minutes on two cores)::
 
-    python -m analysis campaign --only smoke-controls --out runs
-    python -m analysis.controls runs/smoke-controls
+    regimes figure campaign --only smoke-controls --out runs
+    regimes figure controls runs/smoke-controls
 
 A *yoked* control sends what the ACCORDION run of its seed sent, layer by layer, at other times:
 every layer has as many epochs of low compression as it had there.
@@ -25,13 +25,15 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from analysis import compare
-from regimes.agreement import interval
 from regimes.config import RunConfig, from_dict
-from regimes.detectors.controls import place
-from regimes.drawing import style
+from regimes.detectors.baselines import place
 from regimes.errors import RecordError
+from regimes.plotting import style
 from regimes.records import Record, load_all, summary
+from regimes.replay.agreement import interval
+
+from . import compare
+from .command import Files
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -105,7 +107,7 @@ def numbers(runs: Iterable[Record], base: str = "accordion") -> pd.DataFrame:
         RecordError: see `compare.groups`.
     """
     found = compare.groups(runs, [base])
-    shown = compare.metric(found[base][0])
+    shown = compare.tested_by(found[base][0])
     each = summary([run for group in found.values() for run in group], compare.LAST)
     each[shown.name] = shown.factor * each["metric"]
     rows = []
@@ -125,8 +127,8 @@ def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
     """Accuracy against traffic, and each schedule's paired difference to ACCORDION."""
     rows = numbers(runs)
     one = next(run for run in runs if run.name == "accordion")
-    shown = compare.metric(one)
-    looks = {name: style.look(name, i) for i, name in enumerate(rows["schedule"])}
+    shown = compare.tested_by(one)
+    looks = {name: style.style_of(name, i) for i, name in enumerate(rows["schedule"])}
     with style.theme():
         fig = style.figure(3.2)
         left, right = fig.subplots(1, 2)
@@ -160,15 +162,16 @@ def main(records: Path, out: Path | None = None, name: str = "controls") -> list
         out: folder for the figure; default figures/NAME.
         name: of the files.
     """
-    runs = load_all(records)
+    files, runs = Files(records, out), load_all(records)
     fig, pairs = figure(runs)
     rows, _ = compare.table(runs, needed=("accordion",))
     others = pairs[pairs["schedule"] != "accordion"]
-    about = f"{style.setting(runs[0])}."
-    return compare.deliver(records, out, name, (fig, pairs), rows, others, about)
+    files.figure(name, (fig, pairs))
+    files.compared((rows, others), f"{style.setting(runs[0])}.", f"{name}-")
+    return files.said()
 
 
 if __name__ == "__main__":
-    from analysis.command import start
+    from .command import start
 
-    start(main, "analysis.controls")
+    start(main)

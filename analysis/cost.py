@@ -3,12 +3,12 @@
 Run, then draw (seconds)::
 
     regimes ablate small --seeds 5
-    python -m analysis.cost runs/small --network 1Gbit/s,50us
+    regimes figure cost runs/small --network 1Gbit/s,50us
 
 Left: the speed-up of an epoch over dense against bandwidth, at the runs' W; each curve crosses 1 at
 its break-even bandwidth, below which compression pays. Right: seconds per step against W at one
 network, each worker keeping its batch. Both from recorded traffic and measured seconds
-(`regimes.cost`, `regimes.network`); nothing here has been run on such a network. How well the model
+(`cost.predict`, `cost.network`); nothing here has been run on such a network. How well the model
 does where it has been: `benchmarks.network`.
 """
 
@@ -21,13 +21,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from analysis.compare import groups
-from regimes.agreement import interval
 from regimes.config import DENSE
-from regimes.cost import Case, cases, predict
-from regimes.drawing import style
-from regimes.network import Network, Values, Work, spell
+from regimes.cost.cases import Case, cases
+from regimes.cost.network import Network, Values, Work, spell
+from regimes.cost.predict import predict
+from regimes.plotting import style
 from regimes.records import Record, load_all
+from regimes.replay.agreement import interval
+
+from .command import Files
+from .compare import groups
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -127,7 +130,7 @@ def figure_cost(
 
 def _draw(ax: Axes, numbers: pd.DataFrame, panel: str, name: str, y: str) -> None:
     rows = numbers[(numbers["panel"] == panel) & (numbers["case"] == name)]
-    look = style.look(name)
+    look = style.style_of(name)
     every = 20 if panel == "bandwidth" else 2
     ax.plot(rows["x"], rows[y], label=look.label, markevery=every, **look.line)
     if y == "speed_up":
@@ -140,7 +143,7 @@ def _mark(ax: Axes, table: pd.DataFrame) -> None:
     policies = table[table["kind"] == "policy"]
     for row in policies[policies["break_even"].between(BANDWIDTHS[0], BANDWIDTHS[-1])].itertuples():
         ax.plot([float(str(row.break_even))], [1], marker="|", markersize=11, markeredgewidth=1.6,
-                color=style.look(str(row.case)).colour, zorder=5)  # fmt: skip
+                color=style.style_of(str(row.case)).colour, zorder=5)  # fmt: skip
 
 
 def _caption(
@@ -154,7 +157,7 @@ def _caption(
     header = runs[0].header
     return (
         f"Predicted, not measured: recorded traffic and measured seconds on the cost model of "
-        f"regimes.network ({algorithm}, latency {float(network.latency) * 1e6:g} µs, {overlap}). "
+        f"regimes.cost ({algorithm}, latency {float(network.latency) * 1e6:g} µs, {overlap}). "
         f"Left: of an epoch; the ticks on the line of no gain are the break-even bandwidths. "
         f"Right: each worker keeps its batch of {runs[0].config['batch_size']}. Compute "
         f"{1e3 * dense.compute:.1f} ms per worker and step on one core of "
@@ -181,18 +184,16 @@ def main(
         buckets: parts of the gradient that are reduced during the backward pass.
         out: folder for the figures; default figures/NAME.
     """
-    from regimes.cost import main as show
+    from regimes.cost.predict import main as show
 
-    runs, net = load_all(folder), Network.parse(network)
+    files, runs, net = Files(folder, out), load_all(folder), Network.parse(network)
     fig, numbers = figure_cost(runs, net, workers, algorithm=algorithm, buckets=buckets)
     show([str(folder)], None, net, workers, algorithm=algorithm, buckets=buckets)
-    name = folder.name.partition(".")[0] if folder.is_file() else folder.resolve().name
-    paths = style.save(fig, (out or Path("figures", name)) / "cost", numbers)
-    print(*map(str, paths), sep="\n")
-    return paths
+    files.figure("cost", (fig, numbers))
+    return files.said()
 
 
 if __name__ == "__main__":
-    from analysis.command import start
+    from .command import start
 
-    start(main, "analysis.cost")
+    start(main)

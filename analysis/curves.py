@@ -3,7 +3,7 @@
 Run a grid, then draw (10 seconds)::
 
     regimes ablate small --seeds 5
-    python -m analysis.curves runs/small --schedules low high accordion --x epoch floats
+    regimes figure curves runs/small --schedules low high accordion --x epoch floats
 
 Mean and 95 % t interval over seeds; what a schedule has reached at its end is a marker with error
 bars in all panels. Schedules, and seeds of one, may end after different numbers of epochs (Figure
@@ -19,14 +19,17 @@ from typing import TYPE_CHECKING, Literal
 
 import pandas as pd
 
-from analysis import compare
-from analysis import published as logs
-from analysis.compare import Groups
-from regimes.drawing import metrics, panels, style
-from regimes.drawing.numbers import CLOCK as CLOCK
-from regimes.drawing.numbers import curves, decaying, ends
-from regimes.drawing.numbers import seconds as seconds
+from regimes.plotting import metrics, panels, style
+from regimes.plotting.curves import CLOCK as CLOCK
+from regimes.plotting.curves import curves, ends
+from regimes.plotting.curves import seconds as seconds
+from regimes.plotting.groups import decaying
 from regimes.records import Record, load_all
+
+from . import compare
+from . import published as logs
+from .command import Files
+from .compare import Groups
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,7 +60,7 @@ def figure(
     """
     found = compare.groups(runs, schedules, only=bool(schedules))
     one = next(iter(found.values()))[0]
-    shown = metrics.metric(column) if column else compare.metric(one)
+    shown = metrics.named(column) if column else compare.tested_by(one)
     numbers, last = curves(found, shown), ends(found, shown)
     authors = logs.of(one, shown) if overlay else None
     with style.theme():
@@ -67,7 +70,7 @@ def figure(
             panels.fill(ax, against, numbers, last, shown)
             if authors is not None and against == "epoch":
                 panels.overlay(ax, authors[authors["schedule"].isin(found)], shown)
-            panels.dress(ax, against, last)
+            panels.format_axis(ax, against, last)
             if against == "epoch":
                 style.shade(ax, compare.windows(found))
                 style.mark_decays(ax, decaying(found).config)
@@ -94,7 +97,7 @@ def words(found: Groups, x: Sequence[str], overlay: bool = False) -> str:
     notes: dict[str, list[str]] = {}
     for name, runs in found.items():
         for note in _differences(runs, one):
-            notes.setdefault(note, []).append(style.look(name).label)
+            notes.setdefault(note, []).append(style.style_of(name).label)
     parts += [f"{' and '.join(labels)}: {note}" for note, labels in notes.items()]
     if "seconds" in x:
         world = one.header["world"]
@@ -146,15 +149,15 @@ def main(
         published: draw the authors' logs of the same setting beside the runs.
         name: of the files.
     """
-    runs = load_all(records)
-    drawn = figure(runs, schedules=schedules, x=x, column=metric, overlay=published)
+    files, runs = Files(records, out), load_all(records)
+    files.figure(name, figure(runs, schedules=schedules, x=x, column=metric, overlay=published))
     runs = [run for run in runs if not schedules or run.name in schedules]
-    rows, pairs = compare.table(runs, needed=(), others=True)
-    about = f"{style.setting(runs[0])}."
-    return compare.deliver(records, out, name, drawn, rows, pairs, about)
+    tables = compare.table(runs, needed=(), others=True)
+    files.compared(tables, f"{style.setting(runs[0])}.", f"{name}-")
+    return files.said()
 
 
 if __name__ == "__main__":
-    from analysis.command import start
+    from .command import start
 
-    start(main, "analysis.curves")
+    start(main)

@@ -3,7 +3,7 @@
 Run, then draw (a minute per run on one core, and 10 seconds)::
 
     regimes ablate small --seeds 5 --schedules low accordion
-    python -m analysis.detectors runs/small/low runs/small/accordion
+    regimes figure detectors runs/small/low runs/small/accordion
 
 The tables are those of ``regimes detect``; the figure has one band per detector.
 """
@@ -17,19 +17,20 @@ from typing import TYPE_CHECKING, Annotated
 import pandas as pd
 import tyro
 
-from regimes import bench
-from regimes.drawing import bands as drawing
-from regimes.drawing import style
-from regimes.drawing.bands import paint as paint
+from regimes.plotting import bands as drawing
+from regimes.plotting import style
 from regimes.records import Record
-from regimes.replay import Comparison
+from regimes.replay import detect
+from regimes.replay.compare import Comparison
+
+from .command import Files, name_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 def bands(runs: Sequence[Record], result: Comparison) -> tuple[Figure, pd.DataFrame]:
-    """`regimes.drawing.bands.bands`, with a caption."""
+    """`regimes.plotting.bands.bands`, with a caption."""
     fig, numbers = drawing.bands(runs, result)
     with style.theme():
         style.caption(fig, _words(runs, result))
@@ -59,15 +60,13 @@ def main(
         detectors: NAME or NAME:key=value,key=value; default all whose signal was recorded.
         out: folder for tables and figure; default figures/NAME/detectors.
     """
-    out = out or Path("figures", runs[0].resolve().name, "detectors")
-    result = bench.main(runs, detectors, out)
-    fig, numbers = bands(bench.read(runs), result)
-    paths = style.save(fig, out / "bands", numbers)
-    print(*paths, sep="\n")
-    return paths
+    files = Files(f"{name_of(runs[0])}/detectors", out)
+    result = detect.main(runs, detectors, files.folder)
+    files.figure("bands", bands(detect.read(runs), result))
+    return files.said()
 
 
 if __name__ == "__main__":
-    from analysis.command import start
+    from .command import start
 
-    start(main, "analysis.detectors")
+    start(main)

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pandas as pd
 
-from analysis import compare
-from analysis.compare import LAST
-from regimes.bench import bench
 from regimes.errors import RecordError
 from regimes.records import Record, summary
+from regimes.replay.detect import bench
+
+from . import compare
+from .compare import LAST
 
 Effect = Callable[[Sequence[Record]], list[float]]
 DETECTORS = ("norm-change", "eigenvalue-change", "first-share")
@@ -23,7 +24,7 @@ def minus(a: str, b: str) -> Effect:
 
     def values(runs: Sequence[Record]) -> list[float]:
         each = summary([run for run in runs if run.name in (a, b)], LAST)
-        factor = compare.metric(runs[0]).factor
+        factor = compare.tested_by(runs[0]).factor
         return [factor * x for x in compare.paired(each, a, b, "metric")]
 
     return values

@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as widgets
 from matplotlib.patches import Patch
 
-from analysis.notebook import png
-from analysis.whatif import KNOBS, Answer, Settings, Study
-from regimes.drawing import style
-from regimes.drawing.bands import paint as paint_bands
-from regimes.drawing.levels import layer_name, palette
-from regimes.drawing.levels import paint as paint_levels
-from regimes.network import Network, spell
+from regimes.cost.network import Network, spell
+from regimes.plotting import style
+from regimes.plotting.bands import draw_bands
+from regimes.plotting.levels import draw_levels, layer_name, palette
 from regimes.records import Record, load_all
+
+from .notebook import png
+from .whatif import KNOBS, Answer, PricedRuns, Settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,7 +53,7 @@ def explorer(records: str | Path | Iterable[Record], **start: Any) -> widgets.Wi
         RecordError: no run there, or none with two levels of compression.
     """
     runs = load_all(records) if isinstance(records, str | Path) else list(records)
-    return Explorer(Study(runs), **start).view
+    return Explorer(PricedRuns(runs), **start).view
 
 
 class Explorer:
@@ -65,7 +65,7 @@ class Explorer:
         view: all of it.
     """
 
-    def __init__(self, study: Study, **start: Any) -> None:
+    def __init__(self, study: PricedRuns, **start: Any) -> None:
         self.study = study
         schedules = style.order(name for name, _ in study.runs)
         first = "low" if "low" in schedules else schedules[0]
@@ -176,7 +176,7 @@ def _line(cells: Sequence[Any], kind: str, attributes: str = "") -> str:
     return f"<tr{attributes}>{''.join(shown)}</tr>"
 
 
-def figure(study: Study, settings: Settings, answer: Answer) -> Figure:
+def figure(study: PricedRuns, settings: Settings, answer: Answer) -> Figure:
     """Bands of all detectors, and the chosen one's level map."""
     run, bands, levels = study.runs[settings.schedule, settings.seed], answer.bands, answer.levels
     names = {layer["name"]: layer_name(layer) for layer in run.header["layers"]}
@@ -186,13 +186,13 @@ def figure(study: Study, settings: Settings, answer: Answer) -> Figure:
     with style.theme():
         fig = style.figure(sum(heights) + 1.3, 8.8)
         top, bottom = fig.subplots(2, 1, sharex=True, height_ratios=heights)
-        paint_bands(top, bands)
+        draw_bands(top, bands)
         top.set_yticks(range(len(bands)), list(bands.index), fontsize=7.5)
         top.get_yticklabels()[0].set_fontweight("bold")
         top.set_title(
             "share of layers at low compression: white none, dark all", loc="left", pad=14
         )
-        paint_levels(bottom, levels, colours)
+        draw_levels(bottom, levels, colours)
         bottom.set_yticks(range(len(levels)), [names[name] for name in levels.index], fontsize=size)
         bottom.set(xlabel="epoch")
         bottom.set_title(f"level of each layer by {bands.index[0]}", loc="left")

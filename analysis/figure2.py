@@ -3,7 +3,7 @@
 Run, then draw (2 minutes and 10 seconds on two cores)::
 
     regimes ablate smoke --seeds 5
-    python -m analysis.figure2 runs/smoke
+    regimes figure 2 runs/smoke
 
 - 2a: the gradient norm per layer falls fast in the critical windows (paper, section 3).
 - 2b: low compression in the critical windows alone is enough; high compression in them is not
@@ -22,22 +22,22 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import seaborn as sns
 
-from analysis.compare import (
+from regimes.plotting import panels, style
+from regimes.records import Record, load_all
+
+from .command import Files
+from .compare import (
     LAST,
     SCHEDULES,
     compressed,
     groups,
-    metric,
     norms,
-    show,
     table,
+    tested_by,
     windows,
-    write_tables,
 )
-from analysis.curves import curves, ends
-from analysis.levels import layer_name, level_map
-from regimes.drawing import panels, style
-from regimes.records import Record, load_all
+from .curves import curves, ends
+from .levels import layer_name, level_map
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -100,7 +100,7 @@ def figure2b(runs: Iterable[Record]) -> tuple[Figure, pd.DataFrame]:
     """Accuracy against epoch and against floats, per schedule, and the numbers behind it."""
     found = groups(runs, SCHEDULES)
     numbers, last, one = curves(found), ends(found), found["low"][0]
-    shown = metric(one)
+    shown = tested_by(one)
     strangers = tuple(name for name in found if name not in style.LOOKS)
     with style.theme():
         fig = style.figure(6.6)
@@ -113,7 +113,7 @@ def figure2b(runs: Iterable[Record]) -> tuple[Figure, pd.DataFrame]:
             drawn = names + (strangers if title == RECOVER else ())
             for ax, against in ((left, "epoch"), (right, "floats")):
                 panels.fill(ax, against, numbers[numbers["schedule"].isin(drawn)], last, shown)
-                panels.dress(ax, against, last)
+                panels.format_axis(ax, against, last)
             panels.limits(left, numbers, shown, last)
             left.set_ylabel(shown.label)
             half.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=3,
@@ -142,30 +142,18 @@ def main(folder: Path, out: Path | None = None) -> list[Path]:
         folder: of the runs, e.g. runs/smoke.
         out: folder for the figures; default figures/NAME.
     """
-    from rich.console import Console
-
-    runs = load_all(folder)
-    rows, pairs = table(runs)
-    out = out or Path("figures", folder.resolve().name)
+    files, runs = Files(folder, out), load_all(folder)
     about = (
         f"{style.setting(runs[0])}. Accuracy: mean of the last {LAST} epochs; mean ± sd over "
         "seeds. Floats: the paper's count. Differences: paired over seeds, in points of accuracy."
     )
-    console = Console(highlight=False)
-    show(rows, pairs, console)
-    paths = write_tables(out, rows, pairs, about)
-    paths += style.save(*_with_stem(figure2a(runs), out / "figure2a"))
-    paths += style.save(*_with_stem(figure2b(runs), out / "figure2b"))
-    paths += style.save(*_with_stem(level_map(runs), out / "levels"))
-    console.print(*map(str, paths), sep="\n")
-    return paths
-
-
-def _with_stem(drawn: tuple[Figure, pd.DataFrame], stem: Path) -> tuple[Figure, Path, pd.DataFrame]:
-    return drawn[0], stem, drawn[1]
+    files.compared(table(runs), about)
+    for name, draw in (("figure2a", figure2a), ("figure2b", figure2b), ("levels", level_map)):
+        files.figure(name, draw(runs))
+    return files.said()
 
 
 if __name__ == "__main__":
-    from analysis.command import start
+    from .command import start
 
-    start(main, "analysis.figure2")
+    start(main)

@@ -3,7 +3,7 @@
 Run, then draw (8 minutes and 10 seconds on one core)::
 
     regimes ablate smoke-signals --seeds 5
-    python -m analysis.figure3 runs/smoke-signals
+    regimes figure 3 runs/smoke-signals
 
 The paper (section 4.1) says that both flag the same regimes, the norm being orders of magnitude
 cheaper. The eigenvalue is measured twice: with BatchNorm's running statistics and with those of
@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from analysis.compare import compressed, groups
-from regimes.agreement import interval
 from regimes.detectors import Detector, NormChange, RelativeChange
-from regimes.drawing import style
 from regimes.errors import RecordError
-from regimes.records import Record, load_all, write_table
-from regimes.replay import compare
+from regimes.plotting import style
+from regimes.records import Record, load_all
+from regimes.replay.agreement import interval
+from regimes.replay.compare import compare
+
+from .command import Files
+from .compare import compressed, groups
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -204,23 +206,18 @@ def main(
         interval: epochs between evaluations of both rules.
         eta: relative change that counts as critical.
     """
-    runs = load_all(folder)
-    out = out or Path("figures", folder.resolve().name.split(".")[0])
+    files, runs = Files(folder, out), load_all(folder)
     alone, pairs = agreement(groups(runs, [schedule])[schedule], interval, eta)
     with pd.option_context("display.width", 200, "display.max_columns", None):
         print(alone.round(3).to_string(index=False), "\n")
         print(pairs.round(3).to_string(index=False), "\n")
-    fig, numbers = figure3(runs, schedule, interval, eta)
-    paths = style.save(fig, out / f"figure3-{schedule}", numbers)
-    for name, frame in (("detectors", alone), ("pairs", pairs)):
-        path = out / f"figure3-{schedule}-{name}.csv"
-        write_table(path, frame)
-        paths.append(path)
-    print(*paths, sep="\n")
-    return paths
+    files.figure(f"figure3-{schedule}", figure3(runs, schedule, interval, eta))
+    files.table(f"figure3-{schedule}-detectors", alone)
+    files.table(f"figure3-{schedule}-pairs", pairs)
+    return files.said()
 
 
 if __name__ == "__main__":
-    from analysis.command import start
+    from .command import start
 
-    start(main, "analysis.figure3")
+    start(main)

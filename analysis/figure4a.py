@@ -3,7 +3,7 @@
 Run, then draw (3 minutes on one core, and some seconds)::
 
     regimes ablate smoke-overlap --seeds 5
-    python -m analysis.figure4a runs/smoke-overlap
+    regimes figure 4a runs/smoke-overlap
 
 The paper (section 4.3) says that more than 90 % of the top 10 % coordinates are common to a pair
 of stochastic gradients of an epoch. Left: the overlap against epoch for the paper's batch sizes.
@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from analysis.compare import groups, interval
-from regimes.drawing import style
 from regimes.errors import RecordError
+from regimes.plotting import style
 from regimes.records import Record, load_all
+
+from .command import Files
+from .compare import groups, interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -196,12 +198,10 @@ def main(folder: Path, out: Path | None = None) -> list[Path]:
         folder: of the runs, e.g. runs/smoke-overlap.
         out: folder for the figures; default figures/NAME.
     """
-    runs = load_all(folder)
-    out = out or Path("figures", folder.resolve().name)
-    paths = []
+    files, runs = Files(folder, out), load_all(folder)
     for schedule in groups(runs):
         fig, numbers = figure4a(runs, schedule)
-        paths += style.save(fig, out / f"figure4a-{schedule}", numbers)
+        files.figure(f"figure4a-{schedule}", (fig, numbers))
         print(f"{schedule}: {verdict(numbers, runs[0].header['data']['train'])}")
         when = moments(numbers, runs[0].config)
         for word, epoch in when.items():
@@ -209,11 +209,10 @@ def main(folder: Path, out: Path | None = None) -> list[Path]:
             found = [f"{r.batch}: {r.overlap:.2f} [{r.ci_low:.2f}, {r.ci_high:.2f}]"
                      for r in rows.itertuples()]  # fmt: skip
             print(f"  {word} (epoch {epoch}, n = {rows['n'].iloc[0]}): {'; '.join(found)}")
-    print(*map(str, paths), sep="\n")
-    return paths
+    return files.said()
 
 
 if __name__ == "__main__":
-    from analysis.command import start
+    from .command import start
 
-    start(main, "analysis.figure4a")
+    start(main)

@@ -2,9 +2,11 @@
 
 ::
 
-    python -m analysis.figures                             # the list
-    regimes ablate small-budget --seeds 5 --jobs 2         # a grid that it names
-    python -m analysis.figures 8 runs/small-budget         # the figure from its records
+    regimes figure                                     # the list
+    regimes ablate small-budget --seeds 5 --jobs 2     # a grid that it names
+    regimes figure 8 runs/small-budget                 # the figure from its records
+
+``python -m analysis.figures`` in a checkout, with the module that draws each.
 
 Each figure has a grid at CPU scale and those at the paper's; both are drawn by the same code.
 Figures 12-17 are one grid per network: give several folders, or one at a time.
@@ -23,6 +25,8 @@ import tyro
 from regimes.errors import ConfigError, nearest
 from regimes.records import load_all
 
+from .command import name_of
+
 THREE = ("low", "high", "accordion")
 BATCHES = ("small-batch", "large-batch", "accordion-batch")
 TIMED = {"x": ("epoch", "floats", "seconds")}
@@ -34,7 +38,7 @@ class Drawn:
 
     Attributes:
         shows: one sentence.
-        module: has ``main(records, out, ...)``.
+        module: of this package, has ``main(records, out, ...)``.
         small, paper: the grids to run at CPU scale and at the paper's; any of them is enough.
         schedules: those that it needs, where the module can choose; none: all that were run.
         also: further ones, drawn where they were run.
@@ -56,24 +60,24 @@ def _rows(table: int, *networks: str) -> tuple[str, ...]:
 
 def _curves(shows: str, small: str, paper: tuple[str, ...], schedules: tuple[str, ...], *,
             also: tuple[str, ...] = (), **options: Any) -> Drawn:  # fmt: skip
-    return Drawn(shows, "analysis.curves", (small,), paper, schedules, also, options)
+    return Drawn(shows, "curves", (small,), paper, schedules, also, options)
 
 
 def _batch(shows: str, paper: tuple[str, ...], *schedules: str,
            also: tuple[str, ...] = ()) -> Drawn:  # fmt: skip
-    return Drawn(shows, "analysis.batch", ("small-batch",), paper, schedules, also)
+    return Drawn(shows, "batch", ("small-batch",), paper, schedules, also)
 
 
 FIGURES = {
     "1": _curves("Low compression in the critical windows alone is enough.", "small",
                  ("paper-figure2",), ("low", "high", "low-in-critical")),
     "2": Drawn("The gradient norm per layer; low compression in critical windows is enough, high "
-               "compression in them is not made up for.", "analysis.figure2", ("small", "smoke"),
+               "compression in them is not made up for.", "figure2", ("small", "smoke"),
                ("paper-figure2",)),
     "3": Drawn("Top Hessian eigenvalue beside the gradient norm, and the regimes each flags.",
-               "analysis.figure3", ("small-signals", "smoke-signals"), ("paper-figure3",)),
+               "figure3", ("small-signals", "smoke-signals"), ("paper-figure3",)),
     "4a": Drawn("How many of their largest coordinates two stochastic gradients share.",
-                "analysis.figure4a", ("small-overlap", "smoke-overlap"),
+                "figure4a", ("small-overlap", "smoke-overlap"),
                 ("paper-figure4a",)),
     "4b": _batch("Small batches in the critical windows alone are enough.",
                  ("paper-batch-cifar10",), "small-batch", "large-batch", "small-in-critical",
@@ -109,7 +113,7 @@ FIGURES = {
     "17": _curves("Table 6 as curves: batch size, CIFAR-100.", "small-batch",
                   ("paper-batch-cifar100", *_rows(6, "googlenet", "densenet")), BATCHES, **TIMED),
     **{number: Drawn("The rank that ACCORDION chose, per layer and epoch (18-20 are one map here).",
-                     "analysis.levels", ("small",), ("paper-figure2",))
+                     "levels", ("small",), ("paper-figure2",))
        for number in ("18", "19", "20")},
     "deficit": _curves("Not in the paper: deficits in the data, early against late (Achille et "
                        "al., 2019).", "small-deficit", (), (), x=("epoch",)),
@@ -125,12 +129,12 @@ def draw(number: str, records: Path, out: Path) -> list[Path]:
         RecordError: no records, or not those that it needs.
     """
     figure, options = FIGURES[number], dict(FIGURES[number].options)
-    if figure.module in ("analysis.curves", "analysis.batch", "analysis.levels"):
+    if figure.module in ("curves", "batch", "levels"):
         options["name"] = f"figure{number}" if number[0].isdigit() else number
     if figure.schedules:
         there = {run.name for run in load_all(records)}
         options["schedules"] = figure.schedules + tuple(s for s in figure.also if s in there)
-    return importlib.import_module(figure.module).main(records, out, **options)
+    return importlib.import_module(f".{figure.module}", __package__).main(records, out, **options)
 
 
 def main(
@@ -151,12 +155,15 @@ def main(
     if number not in FIGURES:
         raise ConfigError(f"no figure {number!r}: {nearest(number, FIGURES)}")
     if not records:
-        grids = ", ".join(FIGURES[number].small + FIGURES[number].paper)
-        raise ConfigError(f"figure {number} needs records: run one of the grids {grids}, then give "
-                          "its folder, e.g. runs/" + FIGURES[number].small[0])  # fmt: skip
+        grid, *others = FIGURES[number].small + FIGURES[number].paper
+        also = f" (or {', '.join(others)})" if others else ""
+        raise ConfigError(
+            f"figure {number} needs records of the grid {grid}{also}: first `regimes "
+            f"ablate {grid} --seeds 5`, then `regimes figure {number} runs/{grid}`"
+        )
     paths = []
     for path in records:
-        paths += draw(number, path, out / path.resolve().name.partition(".")[0])
+        paths += draw(number, path, out / name_of(path))
     return paths
 
 
@@ -169,11 +176,11 @@ def _list() -> None:
         table.add_column(heading)
     for number, figure in FIGURES.items():
         table.add_row(number, figure.shows, "\n".join(figure.small), "\n".join(figure.paper),
-                      figure.module.removeprefix("analysis."))  # fmt: skip
+                      figure.module)  # fmt: skip
     Console(highlight=False).print(table)
 
 
 if __name__ == "__main__":
-    from analysis.command import start
+    from .command import start
 
-    start(main, "analysis.figures")
+    start(main)

@@ -2,9 +2,9 @@
 
 Draw (15 seconds), and a network below it from records with ``moments`` readings::
 
-    python -m analysis.lasso --out figures/lasso
+    regimes figure lasso --out figures/lasso
     regimes run smoke --set instruments.moments-frozen.every=1
-    python -m analysis.lasso runs/smoke --out figures/lasso
+    regimes figure lasso runs/smoke --out figures/lasso
 
 Left: how many coordinates the mean gradient has at scikit-learn's solution, against lam. Right: the
 probability that the noise of n gradients stays below the least coordinate of the mean, against
@@ -22,10 +22,12 @@ import pandas as pd
 import tyro
 from scipy.stats import norm
 
-from analysis.lasso_model import largest_sigma
-from analysis.lasso_numbers import FAMILIES, Setting, chances, network, shapes, sparsity
-from regimes.drawing import style
+from regimes.plotting import style
 from regimes.records import Record, load_all
+
+from .command import Files
+from .lasso_model import largest_sigma
+from .lasso_numbers import FAMILIES, Setting, chances, network, shapes, sparsity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -173,18 +175,19 @@ def table(s: Setting, runs: list[Record]) -> pd.DataFrame:
 
 def main(
     records: Annotated[tuple[Path, ...], tyro.conf.Positional] = (),
-    out: Path = Path("figures/lasso"),
+    out: Path | None = None,
     setting: Annotated[Setting, tyro.conf.arg(name="")] = Setting(),  # noqa: B008 (frozen)
 ) -> list[Path]:
     """Draw Lemma 1, and print its table.
 
     Args:
         records: folders (or archives) of runs of one schedule with the moments instrument.
-        out: folder for the figure.
+        out: folder for the figure; default figures/lasso.
         setting: the LASSO.
     """
     runs = [run for folder in records for run in load_all(folder)]
-    fig, numbers = lasso(setting, runs)
+    files = Files("lasso", out)
+    files.figure("lasso", lasso(setting, runs))
     halfway, there = setting.halfway, setting.there
     for words, p in (("halfway", halfway), ("at the solution", there)):
         print(
@@ -195,12 +198,10 @@ def main(
         )
     with pd.option_context("display.width", 250, "display.max_columns", None):
         print(table(setting, runs).round(3).to_string(), "\n")
-    paths = style.save(fig, out / "lasso", numbers)
-    print(*paths, sep="\n")
-    return paths
+    return files.said()
 
 
 if __name__ == "__main__":
-    from analysis.command import start
+    from .command import start
 
-    start(main, "analysis.lasso")
+    start(main)

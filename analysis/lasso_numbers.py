@@ -15,8 +15,12 @@ import numpy as np
 import pandas as pd
 from scipy.stats import binomtest
 
-from analysis.compare import compressed, groups
-from analysis.lasso_model import (
+from regimes.errors import ConfigError, RecordError
+from regimes.records import Record
+from regimes.replay.agreement import interval
+
+from .compare import compressed, groups
+from .lasso_model import (
     Problem,
     Vector,
     density,
@@ -28,9 +32,6 @@ from analysis.lasso_model import (
     top,
     top_share,
 )
-from regimes.agreement import interval
-from regimes.errors import ConfigError, RecordError
-from regimes.records import Record
 
 FAMILIES = ("moments-frozen", "moments")  # at the end of an epoch, along it
 COLUMNS = ["panel", "series", "x", "n", "mean", "ci_low", "ci_high"]

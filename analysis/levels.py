@@ -3,7 +3,7 @@
 Run any grid with an adaptive policy, then draw (some seconds)::
 
     regimes ablate small --seeds 5
-    python -m analysis.levels runs/small --schedule accordion
+    regimes figure levels runs/small --schedule accordion
 
 The darker, the more a level sends. The paper shows the rank of each layer of ResNet-18 on CIFAR-100
 in three figures; here one map has all layers, in network order, whatever their number of levels.
@@ -17,14 +17,16 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from analysis.compare import groups
-from regimes.drawing import levels as drawing
-from regimes.drawing import style
-from regimes.drawing.levels import layer_name as layer_name
-from regimes.drawing.levels import levels as levels
-from regimes.drawing.levels import palette as palette
 from regimes.errors import RecordError
+from regimes.plotting import levels as drawing
+from regimes.plotting import style
+from regimes.plotting.levels import layer_name as layer_name
+from regimes.plotting.levels import levels as levels
+from regimes.plotting.levels import palette as palette
 from regimes.records import Record, load_all
+
+from .command import Files
+from .compare import groups
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 def level_map(
     runs: Iterable[Record], schedule: str = "accordion", seed: int | None = None
 ) -> tuple[Figure, pd.DataFrame]:
-    """`regimes.drawing.levels.level_map` of one schedule, with a caption.
+    """`regimes.plotting.levels.level_map` of one schedule, with a caption.
 
     Args:
         seed: of the run in the map; default the first.
@@ -75,14 +77,12 @@ def main(
         seed: of the run in the map; default the first.
         name: of the files.
     """
-    fig, numbers = level_map(load_all(records), schedule, seed)
-    out = out or Path("figures", records.resolve().name.partition(".")[0])
-    paths = style.save(fig, out / name, numbers)
-    print(*map(str, paths), sep="\n")
-    return paths
+    files = Files(records, out)
+    files.figure(name, level_map(load_all(records), schedule, seed))
+    return files.said()
 
 
 if __name__ == "__main__":
-    from analysis.command import start
+    from .command import start
 
-    start(main, "analysis.levels")
+    start(main)

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from analysis import compare
-from regimes import bench
-from regimes.drawing import style
+from regimes.plotting import style
 from regimes.records import Record
-from regimes.replay import Comparison
+from regimes.replay import detect
+from regimes.replay.compare import Comparison
+
+from . import compare
 
 if TYPE_CHECKING:
     from IPython.display import Image
@@ -70,11 +71,11 @@ def compared(
 
 
 def agreement(result: Comparison) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """(one row per detector, one row per pair) of ``regimes.bench.bench``: means over seeds."""
+    """(one row per detector, one row per pair) of ``replay.detect.bench``: means over seeds."""
     shown = []
-    for part, columns in bench.NUMBERS.items():
-        rows = bench.over_seeds(getattr(result, part), part)
-        shown.append(rows.set_index(bench.KEYS[part])[["n", *columns]].round(2))
+    for part, columns in detect.NUMBERS.items():
+        rows = detect.over_seeds(getattr(result, part), part)
+        shown.append(rows.set_index(detect.KEYS[part])[["n", *columns]].round(2))
     return shown[0], shown[1]
 
 

@@ -1,6 +1,8 @@
 """The time columns of the paper's Tables 1-6, held against the cost model on the paper's network.
 
-    python -m analysis.paper_times
+::
+
+    regimes figure paper_times
 
 The paper trained on 4 nodes joined by 10 Gbit/s and prints floats and seconds of whole trainings.
 Its compute seconds are not printed, so they are an input: what remains of the high row (high
@@ -24,9 +26,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis import published
-from regimes.network import Network, collective_seconds
+from regimes.cost.network import Network, collective_seconds
 from regimes.records import write_output
+
+from . import published
 
 NODES, NETWORK = 4, Network.parse("10Gbit/s")
 UNITS = {"M": 1e6, "G": 1e9}
@@ -112,6 +115,6 @@ def main(out: Path | None = None) -> pd.DataFrame:
 
 
 if __name__ == "__main__":
-    from analysis.command import start
+    from .command import start
 
-    start(main, "analysis.paper_times")
+    start(main)

@@ -5,7 +5,7 @@ the authors released with their code, one seed each; ``tables.csv`` the printed 
 names of both are the paper's ("rank 2", "99%", "512"); `setting` translates a configuration of
 ours. All logs at once (some seconds; no run is needed)::
 
-    python -m analysis.published
+    regimes figure published
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from regimes.drawing import metrics, panels, style
-from regimes.drawing.metrics import Metric
 from regimes.errors import RecordError
+from regimes.plotting import metrics, panels, style
+from regimes.plotting.metrics import Metric
 from regimes.records import Record
+
+from .command import Files
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FOLDER = Path(__file__).parents[1] / "data" / "published"
+FOLDER = Path(__file__).with_name("data")  # in the wheel; in a checkout, that of the repository:
+if not FOLDER.is_dir():
+    FOLDER = Path(__file__).parents[1] / "data" / "published"
 KEYS = ["data", "model", "compressor"]
 WORDS = {"batch": ("small-batch", "large-batch", "accordion-batch")}  # else low, high, accordion
 MODELS = {"senet18": "senet", "se-resnet18": "senet"}  # ours -> the paper's
@@ -37,7 +41,7 @@ def _read(name: str) -> pd.DataFrame:
         return pd.read_csv(FOLDER / name, dtype={"level": str, "printed": str})
     except (OSError, ValueError) as error:
         raise RecordError(
-            f"cannot read the published numbers {FOLDER / name}: {error}; they come with a checkout"
+            f"cannot read the published numbers {FOLDER / name}: {error}; install Regimes again"
         ) from None
 
 
@@ -93,7 +97,7 @@ def curves(*, data: str, model: str, compressor: str) -> pd.DataFrame:
             f"the authors published no curves for {data}, {model}, {compressor}; there are: "
             f"{'; '.join(there)}"
         )
-    shown = metrics.metric(chosen["metric"].iloc[0])
+    shown = metrics.named(chosen["metric"].iloc[0])
     values = chosen.assign(**{shown.name: shown.factor * chosen["value"]})
     columns = ["schedule", "level", "epoch", "test_loss", shown.name]
     return values[columns].reset_index(drop=True)
@@ -161,8 +165,8 @@ def figure() -> tuple[Figure, pd.DataFrame]:
         axes = fig.subplots(rows, COLUMNS, squeeze=False).ravel()
         for ax, (data, model, compressor) in zip(axes, settings, strict=False):
             logs = curves(data=data, model=model, compressor=compressor)
-            shown = metrics.metric(logs.columns[-1])
-            for name, look in style.looks(logs["schedule"]).items():
+            shown = metrics.named(logs.columns[-1])
+            for name, look in style.styles_of(logs["schedule"]).items():
                 log = logs[logs["schedule"] == name]
                 word = "ACCORDION" if name.startswith("accordion") else log["level"].iloc[0]
                 ax.plot(log["epoch"], log[shown.name], label=word, color=look.colour,
@@ -186,23 +190,22 @@ def figure() -> tuple[Figure, pd.DataFrame]:
     return fig, frame
 
 
-def main(out: Path = Path("figures", "published")) -> list[Path]:
+def main(out: Path | None = None) -> list[Path]:
     """Draw all curves that the authors published, and print how each ended beside its table.
 
     Args:
-        out: folder for the figure.
+        out: folder for the figure; default figures/published.
     """
-    fig, frame = figure()
-    paths = style.save(fig, out / "published", frame)
+    files, (fig, frame) = Files("published", out), figure()
+    files.figure("published", (fig, frame))
     last = frame.groupby([*KEYS, "level"], sort=False)["value"].last().rename("log").reset_index()
     last["log"] *= last["data"].map(lambda name: 1.0 if name == "wikitext-2" else 100.0)
     both = last.merge(tables()[[*KEYS, "level", "accuracy"]], how="left").round(2)
     print(both.rename(columns={"accuracy": "printed"}).to_string(index=False))
-    print(*map(str, paths), sep="\n")
-    return paths
+    return files.said()
 
 
 if __name__ == "__main__":
-    from analysis.command import start
+    from .command import start
 
-    start(main, "analysis.published")
+    start(main)

@@ -8,7 +8,10 @@ Do Fisher trace and Hessian trace tell the same story around critical periods? I
     record = regimes.run(regimes.get_preset("smoke-signals/low"), "runs/signals")
     figure, numbers = signals(record)
 
-or from the command line: ``python -m analysis.signals RUN``.
+or from the command line::
+
+    regimes ablate smoke-signals --schedules low --seeds 1
+    regimes figure signals runs/smoke-signals/low/seed-0
 """
 
 from __future__ import annotations
@@ -19,10 +22,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from analysis.compare import compressed
-from regimes.drawing import style
 from regimes.errors import RecordError
+from regimes.plotting import style
 from regimes.records import Record, load
+
+from .command import Files
+from .compare import compressed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -98,13 +103,12 @@ def main(run: Path, out: Path | None = None) -> list[Path]:
         out: folder for the figure; default figures/NAME.
     """
     record = load(run)
-    fig, table = signals(record)
-    paths = style.save(fig, (out or Path("figures", record.name)) / "signals", table)
-    print(*paths, sep="\n")
-    return paths
+    files = Files(record.name, out)
+    files.figure("signals", signals(record))
+    return files.said()
 
 
 if __name__ == "__main__":
-    from analysis.command import start
+    from .command import start
 
-    start(main, "analysis.signals")
+    start(main)

@@ -13,8 +13,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from analysis import published
 from regimes.config import DENSE, Level
+
+from . import published
 
 WORKERS, BATCH, EPOCHS, IMAGES = 4, 128, 300, 50_000
 UNITS = {"M": 1e6, "G": 1e9}
@@ -55,7 +56,7 @@ def _per_step(network: str, compressor: str, level: Level) -> float:
     """Floats of one step; ``compressor`` "dense" sends every parameter."""
     from regimes import compression, models
     from regimes.compression.reducer import traffic_table
-    from regimes.gradients import layer_table
+    from regimes.training.gradients import layer_table
 
     classes = 100 if network.endswith("cifar100") else 10
     layers = layer_table(models.build(network, classes=classes, channels=3, image_size=32))

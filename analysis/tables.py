@@ -2,8 +2,8 @@
 
 ::
 
-    python -m analysis.tables                               # the static rows
-    python -m analysis.tables runs/paper-table1-resnet18    # and what runs of the same setting say
+    regimes figure tables                               # the static rows
+    regimes figure tables runs/paper-table1-resnet18    # and what runs of the same setting say
 
 `analysis.table_rules` has the rule and where the paper's rows depart from it. ACCORDION's rows have
 none: what it sends is what its runs decide. Accuracy and seconds stand beside the paper's where
@@ -21,12 +21,14 @@ import numpy as np
 import pandas as pd
 import tyro
 
-from analysis import published
-from analysis.compare import LAST
-from analysis.curves import seconds
-from analysis.table_rules import BATCH, EPOCHS, UNITS, WORKERS, agrees, explained, rule
 from regimes.errors import RecordError
-from regimes.records import Record, load_all, write_output, write_table
+from regimes.records import Record, load_all
+
+from . import published
+from .command import Files
+from .compare import LAST
+from .curves import seconds
+from .table_rules import BATCH, EPOCHS, UNITS, WORKERS, agrees, explained, rule
 
 Key = tuple[str, str, str, str]  # data, network, compressor, level
 TITLES = {
@@ -157,33 +159,26 @@ def as_text(rows: pd.DataFrame) -> list[list[str]]:
     return lines
 
 
-def write(folder: Path, rows: pd.DataFrame) -> list[Path]:
-    """``tables.csv`` (full precision) and ``tables.md`` (rounded).
-
-    Raises:
-        RecordError: the folder cannot be written.
-    """
+def markdown(rows: pd.DataFrame) -> str:
+    """All tables, rounded."""
     parts = [ABOUT]
     for number, group in rows.groupby("table"):
         lines = as_text(group)
         cells = [lines[0], ["---", "---", *["---:"] * 8, "---"], *lines[1:]]
         body = "\n".join(f"| {' | '.join(line)} |" for line in cells)
         parts.append(f"**Table {number}.** {TITLES[int(str(number))]}\n\n{body}")
-    paths = [folder / "tables.csv", folder / "tables.md"]
-    write_table(paths[0], rows)
-    write_output(paths[1], "\n\n".join(parts) + "\n")
-    return paths
+    return "\n\n".join(parts) + "\n"
 
 
 def main(
     records: Annotated[tuple[Path, ...], tyro.conf.Positional] = (),
-    out: Path = Path("figures", "tables"),
+    out: Path | None = None,
 ) -> list[Path]:
     """Print Tables 1-6: the paper beside the rule and beside the runs under RECORDS.
 
     Args:
         records: folders of runs, or archives of them.
-        out: folder for the tables.
+        out: folder for the tables; default figures/tables.
     """
     from rich.console import Console
     from rich.table import Table
@@ -203,12 +198,13 @@ def main(
     left = sum(row_of(run.config) is None for run in runs)
     if left:
         console.print(f"{left} of {len(runs)} runs are at no row's setting and were left out.")
-    paths = write(out, rows)
-    console.print(*map(str, paths), sep="\n")
-    return paths
+    files = Files("tables", out)
+    files.table("tables", rows)
+    files.text("tables.md", markdown(rows))
+    return files.said()
 
 
 if __name__ == "__main__":
-    from analysis.command import start
+    from .command import start
 
-    start(main, "analysis.tables")
+    start(main)

@@ -2,11 +2,11 @@
 
 `explorer` shows it; nothing here draws or trains::
 
-    study = Study(load_all("data/reference/small.tar.xz"))
+    study = PricedRuns(load_all("data/reference/small.tar.xz"))
     study.answer(Settings("low", 1000, "accordion", eta=0.3)).numbers
 
 Traffic is priced from what single layers sent in the runs of the study; seconds are predicted by
-`regimes.network` from their measured compute and compression. The replay reads the statistics of
+`cost.network` from their measured compute and compression. The replay reads the statistics of
 the run as it was trained, so there is no accuracy for it.
 """
 
@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from regimes import spelt
 from regimes.config import DENSE
-from regimes.cost import Case, cases
+from regimes.cost.cases import Case, cases
+from regimes.cost.network import Network, Work
 from regimes.errors import RecordError
-from regimes.network import Network, Work
 from regimes.records import Record
-from regimes.replay import Rule, measured, replay, signal_cost
+from regimes.replay import spelling
+from regimes.replay.replay import Rule, measured, replay, signal_cost
 
 DETECTORS = (
     "accordion", "norm-change", "eigenvalue-change", "fisher-change", "trace-cusum", "msdr-fall",
@@ -74,7 +74,7 @@ class Answer:
     numbers: pd.DataFrame
 
 
-class Study:
+class PricedRuns:
     """Runs of one setting, and what each layer costs at each level.
 
     Raises:
@@ -120,11 +120,11 @@ class Study:
 
     def detectors(self, run: Record) -> list[str]:
         """Those whose signal the run recorded."""
-        return [name for name in DETECTORS if measured(run, spelt.rule(name, run))]
+        return [name for name in DETECTORS if measured(run, spelling.rule(name, run))]
 
     def knobs(self, run: Record, detector: str) -> list[str]:
         """Those of the settings that a detector has a field for."""
-        rule = spelt.rule(detector, run)
+        rule = spelling.rule(detector, run)
         return [name for name in KNOBS if hasattr(rule, name)]
 
     def rule(self, settings: Settings, detector: str) -> Rule:
@@ -132,7 +132,7 @@ class Study:
         run = self.runs[settings.schedule, settings.seed]
         known = self.knobs(run, detector)
         given = ",".join(f"{name}={getattr(settings, name)}" for name in known)
-        return spelt.rule(f"{detector}:{given}" if given else detector, run)
+        return spelling.rule(f"{detector}:{given}" if given else detector, run)
 
     def answer(self, settings: Settings) -> Answer:
         """Everything that follows from one position of the knobs.

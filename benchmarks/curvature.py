@@ -40,15 +40,10 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor, nn
 
 from benchmarks.curvature_report import markdown
-from regimes.instruments.curvature import (
-    Eigenpairs,
-    HessianProduct,
-    cross_entropy,
-    eigenvalues,
-    warm_start,
-)
-from regimes.instruments.krylov import Krylov
-from regimes.instruments.lanczos import lanczos, random_direction
+from regimes.curvature import Eigenpairs, HessianProduct, cross_entropy, eigenvalues
+from regimes.curvature.krylov import Krylov
+from regimes.curvature.lanczos import lanczos, random_direction
+from regimes.curvature.spectrum import warm_start
 from regimes.models import build
 from regimes.seeding import derive, stream
 

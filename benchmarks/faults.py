@@ -49,7 +49,7 @@ STEPS = 3  # per epoch
 Outcome = tuple[str, int] | None  # what came of it, epochs lost; None: the fault missed
 CONFIG = override(get_preset("smoke"), [
     f"epochs={EPOCHS}", "data.train_size=120", "data.test_size=100", "optimizer.decay_epochs=[4]",
-    "policy.interval=1", "timeout=15", "parcel_mb=0.02",
+    "policy.interval=1", "timeout=15", "bucket_mb=0.02",
 ])  # fmt: skip
 
 
@@ -240,7 +240,7 @@ def two_in_one(bench: Bench) -> Outcome:
 
 
 def another_configuration(bench: Bench) -> Outcome:
-    other = bench.draw.choice(["seed=1", "optimizer.lr=0.2", "levels.low=3", "parcel_mb=25"])
+    other = bench.draw.choice(["seed=1", "optimizer.lr=0.2", "levels.low=3", "bucket_mb=25"])
     return _disagree(bench, override(CONFIG, [other]), None)
 
 

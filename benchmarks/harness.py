@@ -21,14 +21,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regimes.compression.base import Compressor, Layer
+from regimes.collectives.requests import Layer
+from regimes.collectives.world import World
+from regimes.compression.base import Compressor
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, Level
-from regimes.gradients import Gradients, install, layer_table
+from regimes.data.classification import classification_loss
 from regimes.models import build
-from regimes.provenance import processor
-from regimes.tasks import cross_entropy
-from regimes.world import World
+from regimes.records.provenance import processor
+from regimes.training.gradients import Gradients, install, layer_table
 
 Seconds = dict[str, list[float]]
 
@@ -194,7 +195,7 @@ class Loop:
         self.layers = layer_table(self.model)
         self.world = World(workers)
         self.gradients = Gradients(
-            self.model, cross_entropy, self.world, union=union, seed=0, micro_batch=net.batch
+            self.model, classification_loss, self.world, union=union, seed=0, micro_batch=net.batch
         )
         self.reducer = Reducer(compressor, self.layers, self.world, 0)
         self.levels = [level if layer.compressed else DENSE for layer in self.layers]

@@ -2,7 +2,7 @@
 
     python -m benchmarks.network            # Linux, root, iproute2; 6 min on two idle cores
 
-Four processes of one worker each stay alive and train (`regimes.train.run`, gloo over TCP): each
+Four processes of one worker each stay alive and train (`training.loop.run`, gloo over TCP): each
 method at each bandwidth, in short epochs that alternate between *unlimited* and limited links. What
 is predicted for a limited epoch comes from
 
@@ -36,8 +36,8 @@ from typing import Any
 
 from benchmarks.nodes import NODES, Nodes, limit, star
 from regimes.config import RunConfig, override, to_dict
-from regimes.cost import recorded
-from regimes.network import ALGORITHMS, Network
+from regimes.cost.cases import recorded
+from regimes.cost.network import ALGORITHMS, Network
 from regimes.presets import get_preset
 from regimes.records import Record, load
 

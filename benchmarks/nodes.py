@@ -173,7 +173,7 @@ def _train(
     config: dict[str, Any], out: str, names: Sequence[str], rates: Sequence[int | None]
 ) -> None:
     from regimes.config import RunConfig, from_dict
-    from regimes.train import run
+    from regimes.training.loop import run
 
     run(from_dict(RunConfig, config), out, reporters=[Switch(names, rates)])
 
@@ -182,7 +182,7 @@ def _echo(times: int, size: int = 1) -> float:
     """Median seconds of an all-reduce of ``size`` numbers."""
     import torch
 
-    from regimes.world import connect
+    from regimes.collectives.processes import connect
 
     world = connect(NODES, torch.device("cpu"))
     taken = []

@@ -4,7 +4,7 @@
 
 Two processes of one worker each (gloo, a network namespace of their own) train digits, all on the
 cores that the benchmark is given. The loopback between them is limited by ``tc tbf`` to a rate that
-both directions share, or unlimited. ``parcel_mb`` larger than the model: one parcel, reduced after
+both directions share, or unlimited. ``bucket_mb`` larger than the model: one bucket, reduced after
 backward. The settings of a row alternate, run by run; a ratio is that of two neighbouring runs,
 each the median of its steps after the first epoch.
 """
@@ -26,11 +26,11 @@ from regimes.config import RunConfig, override
 from regimes.presets import get_preset
 from regimes.records import load
 
-AFTER = 1e6  # megabytes: a parcel larger than any model
+AFTER = 1e6  # megabytes: a bucket larger than any model
 BASE = ["workers=2", "epochs=3", "data.train_size=160", "data.test_size=100",
         "optimizer.decay_epochs=[]", "optimizer.warmup_from=none", "optimizer.lr=0.01",
         "checkpoint_every=3", "batch_size=16", "policy=static"]  # fmt: skip
-MODELS = {  # settings, megabytes of a parcel
+MODELS = {  # settings, megabytes of a bucket
     "resnet18 (45 MB)": (["model.name=resnet18-cifar10", "model.width=none"], (25.0,)),
     "vgg7 (0.3 MB)": (["model.name=vgg7", "model.width=16"], (0.05,)),
 }
@@ -58,17 +58,17 @@ def seconds(config: RunConfig, out: Path) -> dict[str, float]:
 
 
 def compare(model: str, level: str, rate: int | None, times: int, scratch: Path) -> list[Row]:
-    """One row per size of the parcels; the first is the reduction after backward."""
+    """One row per size of the buckets; the first is the reduction after backward."""
     settings, sizes = MODELS[model]
     limit(rate)
     found: dict[float, list[dict[str, float]]] = {size: [] for size in (AFTER, *sizes)}
     for again in range(times):
         for size in found:
-            words = [*BASE, *settings, f"policy.level={level}", f"parcel_mb={size}"]
+            words = [*BASE, *settings, f"policy.level={level}", f"bucket_mb={size}"]
             out = scratch / f"{model[:4]}-{level}-{rate}-{size}-{again}"
             found[size].append(seconds(override(get_preset("smoke"), words), out))
     return [
-        {"model": model, "level": level, "mbit_per_s": rate, "parcel_mb": size, "runs": times,
+        {"model": model, "level": level, "mbit_per_s": rate, "bucket_mb": size, "runs": times,
          **{name: statistics.median(run[name] for run in runs) for name in runs[0]},
          "ratios": sorted(run["step"] / plain["step"]
                           for run, plain in zip(runs, found[AFTER], strict=True))}
@@ -79,16 +79,16 @@ def compare(model: str, level: str, rate: int | None, times: int, scratch: Path)
 def markdown(rows: list[Row]) -> str:
     text = [
         "The output of `python -m benchmarks.overlap`, whose docstring says what is measured.", "",
-        "| model | sends | Mbit/s | parcels | ms / step | compute | compress | communicate "
+        "| model | sends | Mbit/s | buckets | ms / step | compute | compress | communicate "
         "| ratio to after backward (range) |",
         "|---|---|---:|---|---:|---:|---:|---:|---|",
     ]  # fmt: skip
     for row in rows:
-        after = row["parcel_mb"] == AFTER
+        after = row["bucket_mb"] == AFTER
         ratios = row["ratios"]
         text.append(
             f"| {row['model']} | {row['level']} | {row['mbit_per_s'] or 'unlimited'} | "
-            f"{'after backward' if after else '{:g} MB'.format(row['parcel_mb'])} | "
+            f"{'after backward' if after else '{:g} MB'.format(row['bucket_mb'])} | "
             + " | ".join(f"{1e3 * row[k]:.0f}" for k in ("step", "compute", "compress",
                                                          "communicate"))
             + (" | |" if after else f" | {statistics.median(ratios):.2f} "

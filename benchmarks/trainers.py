@@ -21,7 +21,13 @@ from regimes.config import RunConfig
 from regimes.records import read_lines
 
 PATIENCE = 90.0  # seconds until a training that does not end counts as hanging
-PRELOAD = ("regimes.train", "sklearn.datasets", "pandas", "torch._dynamo", "benchmarks.trainers")
+PRELOAD = (
+    "regimes.training.loop",
+    "sklearn.datasets",
+    "pandas",
+    "torch._dynamo",
+    "benchmarks.trainers",
+)
 Spoil = Callable[[int], None]  # called in each process with its rank, before the run
 
 
@@ -154,23 +160,23 @@ class OtherCode:
     rank: int
 
     def __call__(self, rank: int) -> None:
-        from regimes import provenance
+        from regimes.records import provenance
 
         if rank == self.rank:
             provenance.code_digest = lambda: "another"
 
 
 def _at(step: int, change: Callable[[Any], Any]) -> None:
-    from regimes import tasks
+    from regimes.data import classification
 
-    original, calls = tasks.cross_entropy, [0]
+    original, calls = classification.classification_loss, [0]
 
     def changed(*args: Any) -> Any:
         calls[0] += 1
         loss = original(*args)
         return change(loss) if calls[0] == step + 1 else loss
 
-    tasks.cross_entropy = changed
+    classification.classification_loss = changed
 
 
 # -- what is left of them --------------------------------------------------------------------
@@ -185,7 +191,7 @@ def same(a: Path, b: Path) -> bool:
     """Equal bytes of ``epochs.jsonl``, equal bits of the final weights."""
     import torch
 
-    from regimes import checkpoint
+    from regimes.training import checkpoint
 
     if (a / "epochs.jsonl").read_bytes() != (b / "epochs.jsonl").read_bytes():
         return False

@@ -37,15 +37,16 @@ _PUBLIC = {
     "regimes.config": ("RunConfig", "DataConfig", "ModelConfig", "OptimizerConfig", "override",
                        "load_toml", "to_toml"),
     "regimes.presets": ("get_preset", "get_grid"),
-    "regimes.train": ("run",),
+    "regimes.training.loop": ("run",),
     "regimes.records": ("Record", "load", "load_all", "summary"),
     "regimes.policies": ("Static", "Windows", "Accordion", "Detected", "BatchAccordion", "Smith",
                          "AdaQS", "ErrorLadder", "AccordionLadder", "PastEpoch", "Decision"),
     "regimes.ddp": ("Hook", "attach"),
-    "regimes.network": ("Network",),
+    "regimes.cost.network": ("Network",),
     "regimes.detectors": ("NormChange", "EigenvalueChange", "FisherChange", "TraceCusum",
                           "MsdrFall", "FirstShare", "RandomWindows", "FixedWindows", "Verdict"),
-    "regimes.compression.base": ("Compressor", "Layer", "Mean", "Gather", "State", "Traffic"),
+    "regimes.collectives.requests": ("Layer", "Mean", "Gather", "Traffic"),
+    "regimes.compression.base": ("Compressor", "State"),
     "regimes.compression.dense": ("Dense",),
     "regimes.compression.powersgd": ("PowerSGD",),
     "regimes.compression.sparse": ("TopK", "RandomK"),
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
     from regimes.records import Record as Record
     from regimes.records import load as load
     from regimes.records import load_all as load_all
-    from regimes.train import run as run
+    from regimes.training.loop import run as run
 
 
 def __getattr__(name: str) -> "Any":

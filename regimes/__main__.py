@@ -19,17 +19,17 @@ if __name__ == "__main__" and not sys.flags.safe_path:
 
 def main() -> None:
     """Run the command line; errors made on purpose are one sentence and an exit code."""
-    from regimes import terminal
+    from regimes.console import stdout
 
-    terminal.prepare()
+    stdout.prepare()
     code = 0
     try:
         code = _command()
-        terminal.flush()
+        stdout.flush()
     except OSError as error:
-        if not terminal.is_lost(error):
+        if not stdout.is_lost(error):
             raise
-        lost = terminal.lost(error)
+        lost = stdout.lost(error)
         code = code or lost  # a training's own failure is more telling
     sys.exit(code)
 

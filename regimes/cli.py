@@ -6,17 +6,29 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from tyro.extras import SubcommandApp
 
 from regimes import presets as _presets
-from regimes import terminal
 from regimes.config import RunConfig, load_toml, override, read_value, to_toml
+from regimes.console import stdout
+from regimes.console.tables import Table
 from regimes.errors import ConfigError
 
-app = SubcommandApp()
+
+class _App(SubcommandApp):
+    """`regimes figure NAME WORDS` leaves the words to the figure, options among them."""
+
+    def cli(self, **kwargs: Any) -> Any:
+        match sys.argv[1:]:
+            case ["figure", name, *words] if not name.startswith("-"):
+                return figure(name, tuple(words))
+        return super().cli(**kwargs)
+
+
+app = _App()
 Settings = tyro.conf.UseAppendAction[tuple[str, ...]]
 
 
@@ -56,7 +68,8 @@ def run(
         resume: continue the run in the folder from its last checkpoint.
         quiet: print nothing but errors.
     """
-    from regimes import launch
+    from regimes.launch.processes import spawn
+    from regimes.launch.single import train
 
     if processes < 1:
         raise ConfigError(f"--processes must be at least 1, got {processes}")
@@ -68,31 +81,15 @@ def run(
     )
     stem = Path(preset).stem if preset.endswith(".toml") else preset
     out = out or Path("runs", stem, f"seed-{config.seed}")
-    if processes > 1 and "WORLD_SIZE" not in os.environ:
-        if config.workers % processes:
-            raise ConfigError(
-                f"{config.workers} workers cannot be divided among {processes} processes: "
-                "the number of workers must be a multiple of the number of processes"
-            )
-        launch.processes(config, out, processes, resume=resume, quiet=quiet)
+    if processes == 1 or "WORLD_SIZE" in os.environ:
+        train(config, out, resume, quiet)
         return
-    from regimes.train import run as train
-
-    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    resume = resume or (restarted and (out / "run.json").exists())
-    if quiet or int(os.environ.get("RANK", "0")) > 0:
-        train(config, out, resume=resume)
-    else:
-        from regimes.progress import metric, reporters
-
-        record = train(config, out, resume=resume, reporters=reporters(config, out))
-        last = record.epochs.iloc[-1]
-        unit = " %" if record.header["metric"] == "accuracy" else ""
-        terminal.say(
-            f"{out}: {record.header['metric']} {metric(record.header, last['metric'])[1]}{unit}, "
-            f"{last['total_floats'] / 1e6:.3f} M floats, {last['total_bytes'] / 1e6:.2f} MB "
-            "sent by each worker"
+    if config.workers % processes:
+        raise ConfigError(
+            f"{config.workers} workers cannot be divided among {processes} processes: "
+            "the number of workers must be a multiple of the number of processes"
         )
+    spawn(config, out, processes, resume=resume, quiet=quiet)
 
 
 @app.command
@@ -121,22 +118,15 @@ def ablate(
         executor: submit every run as a job through submitit instead.
         option: of submitit's executor, e.g. --option slurm_partition=gpu --option timeout_min=60.
     """
-    from regimes import ablation
+    from regimes.launch import ablation
 
     _welcome_plug_ins()
-    cells = _presets.get_grid(grid)
-    for name in schedules:
-        if name not in cells:
-            raise ConfigError(f"grid {grid!r} has no schedule {name!r}: it has {', '.join(cells)}")
     if seeds < 1 or jobs < 1:
         raise ConfigError(f"--seeds and --jobs must be at least 1, got {seeds} and {jobs}")
-    chosen = {name: cell for name, cell in cells.items() if not schedules or name in schedules}
-    _presets.check_common(chosen, set)
-    chosen = {name: override(cell, list(set)) for name, cell in chosen.items()}
-    ablation.main(
-        chosen, list(range(first_seed, first_seed + seeds)), out or Path("runs", grid), jobs,
-        executor, {key: read_value(text) for key, _, text in (o.partition("=") for o in option)},
-    )  # fmt: skip
+    cells = _presets.select(grid, schedules, set)
+    options = {key: read_value(text) for key, _, text in (o.partition("=") for o in option)}
+    numbers = list(range(first_seed, first_seed + seeds))
+    ablation.main(cells, numbers, out or Path("runs", grid), jobs, executor, options)
 
 
 @app.command
@@ -149,14 +139,9 @@ def presets(name: Annotated[str | None, tyro.conf.Positional] = None) -> None:
     if name:
         print(to_toml(_presets.get_preset(name)), end="")
         return
-    from rich.table import Table
-
-    tables = (("preset", _presets.PRESETS), ("grid", _presets.GRIDS))
-    for title, known in tables:
-        table = Table(title, "command, what, how long", box=None, header_style="bold")
-        for key, make in known.items():
-            table.add_row(key, " ".join((make.__doc__ or "").split()))
-        terminal.console().print(table)
+    for title, known in (("preset", _presets.PRESETS), ("grid", _presets.GRIDS)):
+        rows = [(key, " ".join((make.__doc__ or "").split())) for key, make in known.items()]
+        stdout.console().print(Table((title, "command, what, how long"), rows, texts=2).drawn())
 
 
 @app.command
@@ -167,7 +152,7 @@ def watch(folder: Annotated[Path, tyro.conf.Positional], once: bool = False) -> 
         folder: of a run or of many.
         once: print the state and return.
     """
-    from regimes.watch import watch as follow
+    from regimes.monitor.watch import watch as follow
 
     follow(folder, once=once)
 
@@ -196,7 +181,7 @@ def detect(
     """Replay detectors over recorded runs, without training: agreement, lead or lag, share of
     epochs called critical, traffic, and what the signal costs.
 
-    `python -m analysis.detectors RUN ...` draws the figure.
+    `regimes figure detectors RUN ...` draws the figure.
 
     Args:
         runs: runs, or folders of runs; several seeds give means and 95 % intervals.
@@ -204,8 +189,8 @@ def detect(
             all whose signal was recorded, and controls of equal length.
         out: folder for detectors.csv, pairs.csv and epochs.csv.
     """
-    from regimes.bench import main
-    from regimes.spelt import KNOWN, parse
+    from regimes.replay.detect import main
+    from regimes.replay.spelling import KNOWN, parse
 
     if any(parse(text)["name"] not in KNOWN for text in detectors):
         _welcome_plug_ins()
@@ -225,7 +210,7 @@ def cost(
     """Predict seconds per epoch on a network for each level and policy, and the bandwidth below
     which compression pays.
 
-    `python -m analysis.cost RUN ...` draws the curves over bandwidth and workers.
+    `regimes figure cost RUN ...` draws the curves over bandwidth and workers.
 
     Args:
         what: a preset, which is timed here for a few steps, or recorded runs.
@@ -236,8 +221,8 @@ def cost(
         set: change a field of the preset.
         csv: file for the numbers.
     """
-    from regimes.cost import main
-    from regimes.network import Network
+    from regimes.cost.network import Network
+    from regimes.cost.predict import main
 
     recorded = [Path(place).exists() and not place.endswith(".toml") for place in what]
     if not what or (len(what) > 1 and not all(recorded)):
@@ -267,8 +252,28 @@ def report(
 
 
 @app.command
+def figure(
+    name: Annotated[str | None, tyro.conf.Positional] = None,
+    words: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
+) -> None:
+    """List the figures and tables that can be made from records, or make one:
+    `regimes figure 2 runs/small --out figures`.
+
+    Args:
+        name: as the list has it.
+        words: records and options; `regimes figure NAME --help` says which.
+    """
+    from regimes.plotting import offered
+
+    if name is None:
+        offered.show()
+    else:
+        offered.begin(name, words)
+
+
+@app.command
 def doctor() -> None:
     """What is installed, which devices and backends work, which data sets are found."""
-    from regimes.doctor import report
+    from regimes.monitor.doctor import report
 
     sys.exit(0 if report() else 1)

@@ -14,7 +14,8 @@ import json
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -24,12 +25,13 @@ from regimes.errors import ConfigError, nearest
 T = TypeVar("T")
 Level = float | int | str  # a rank, a kept percentage, a number of bits, or "dense"
 DENSE = "dense"
+RENAMED = {"parcel_mb": "bucket_mb"}  # keys of earlier versions, still read
 Signal = Literal["update", "global", "local-mean", "worker0"]
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which images or text, how much of it, and in what order (``data.py``, ``text.py``)."""
+    """Which images or text, how much of it, and in what order (``regimes.data``)."""
 
     name: str = "digits"  # "digits", "cifar10", "cifar100", "folder" or "wikitext-2"
     path: str | None = None  # image folder or archive for "folder"; root for the others
@@ -56,7 +58,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """SGD with momentum; linear warm-up, then division at each decay (see ``learning_rate.py``)."""
+    """SGD with momentum; linear warm-up, then division at each decay (`training.learning_rate`)."""
 
     lr: float = 0.4  # after the warm-up
     warmup_from: float | None = None  # lr of the first epoch; None = no warm-up
@@ -84,14 +86,26 @@ class RunConfig:
     """Everything that decides the numbers of a run. ``processes`` and ``device`` only divide work.
 
     Attributes:
+        name: of the schedule; figures and tables group runs by it.
+        seed: of all random streams.
+        epochs: how many are trained, unless a budget ends the run before.
+        workers: logical workers W.
+        compressor: a registered name, or ``package.module:Class``, and the fields of the class.
         levels: what the words of a policy mean for this compressor, e.g. ``{low = 4, high = 1}``
             for PowerSGD ranks. "dense" is always known and sends the gradient uncompressed.
+        policy: what decides the levels, likewise.
         batch_levels: words for batch sizes, e.g. ``{low = 16, high = 128}``: samples per worker and
             step, each a multiple of ``batch_size``, which is accumulated that often.
         batch_policy: which of them is trained at, decided once for the whole model; without one
             it is ``batch_size`` throughout.
-        deficit: what makes the training worse in chosen epochs (see ``deficits.py``).
-        signal: the statistic that detectors read, per layer and epoch (design: four values).
+        budget: floats after which the run ends.
+        deficit: what makes the training worse in chosen epochs (``data/deficits.py``).
+        signal: the norm that detectors read, per layer and epoch: "update", "global",
+            "local-mean" or "worker0" (``instruments/gradient_norm.py``).
+        instruments: what is measured besides, by name: ``{fisher = {}}``.
+        dtype: of parameters, gradients and traffic.
+        autocast: forward and backward in half precision.
+        tensorboard: write scalars for it beside the record.
         quirks: "authors" replaces fields so as to do what the published code does.
     """
 
@@ -120,7 +134,7 @@ class RunConfig:
     device: str = "auto"  # "auto", "cpu", "cuda", "cuda:0"
     checkpoint_every: int = 1  # epochs
     timeout: float = 600.0  # seconds that a process waits for the others
-    parcel_mb: float = 25.0  # gradients that processes reduce at once, while backward goes on
+    bucket_mb: float = 25.0  # gradients that are reduced at once, while backward goes on
     tensorboard: bool = False
 
     def digest(self) -> str:
@@ -136,6 +150,11 @@ def check_windows(where: str, windows: tuple[tuple[int, int], ...]) -> None:
                 f"{where}: [{first}, {stop}] is no window; "
                 "expected [first, stop) with 0 <= first < stop"
             )
+
+
+def in_windows(windows: Iterable[tuple[int, int]], epoch: int) -> bool:
+    """Does an epoch lie in one of the windows ``[first, stop)``?"""
+    return any(first <= epoch < stop for first, stop in windows)
 
 
 # -- dictionaries and TOML -------------------------------------------------------------------
@@ -160,6 +179,7 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
         ConfigError: an unknown key (with the nearest known one) or a value of the wrong type.
     """
     hints = typing.get_type_hints(cls)
+    values = {RENAMED.get(key, key) if cls is RunConfig else key: v for key, v in values.items()}
     names = [f.name for f in dataclasses.fields(cls) if f.init]  # type: ignore[arg-type]
     for key in values:
         if key not in names:
@@ -226,6 +246,15 @@ def _spell(kind: Any) -> str:
 def override(config: RunConfig, settings: list[str]) -> RunConfig:
     """Apply ``a.b=c`` settings; values are read as TOML, bare words as text.
 
+    >>> config = override(RunConfig(), ["policy=accordion", "policy.eta=0.3", "levels.low=2"])
+    >>> config.policy, config.levels
+    ({'name': 'accordion', 'eta': 0.3}, {'low': 2, 'high': 1})
+
+    Another plug-in takes none of the fields of the one before:
+
+    >>> override(config, ["policy.name=static"]).policy
+    {'name': 'static'}
+
     Raises:
         ConfigError: a setting without "=", an unknown key, a wrong type.
     """
@@ -235,6 +264,8 @@ def override(config: RunConfig, settings: list[str]) -> RunConfig:
         if not equals:
             raise ConfigError(f"--set {setting!r} needs the form key=value, e.g. optimizer.lr=0.2")
         *parents, key = path.strip().split(".")
+        if not parents:
+            key = _present_name(key)
         table = plain
         for parent in parents:
             if table is plain["instruments"]:
@@ -251,8 +282,19 @@ def override(config: RunConfig, settings: list[str]) -> RunConfig:
     return from_dict(RunConfig, _without_none(plain))
 
 
+def _present_name(key: str) -> str:
+    """A key's name today; says so once when that has changed."""
+    if key in RENAMED:
+        warnings.warn(f"{key} is called {RENAMED[key]} now", FutureWarning, stacklevel=3)
+    return RENAMED.get(key, key)
+
+
 def read_value(text: str) -> Any:
-    """A value from the command line: TOML; "none" is None; anything else is text."""
+    """A value from the command line: TOML; "none" is None; anything else is text.
+
+    >>> [read_value(text) for text in ("4", "1e-3", "true", "[[0, 6]]", "none", "cifar10")]
+    [4, 0.001, True, [[0, 6]], None, 'cifar10']
+    """
     if text.lower() == "none":
         return None
     try:
@@ -268,7 +310,8 @@ def load_toml(path: str | Path) -> RunConfig:
         ConfigError: a missing file, a syntax error, an unknown key or wrong type.
     """
     try:
-        return from_dict(RunConfig, tomllib.loads(Path(path).read_text()))
+        table = tomllib.loads(Path(path).read_text())
+        return from_dict(RunConfig, {_present_name(key): value for key, value in table.items()})
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read the configuration {path}: {error}") from None
 
@@ -312,3 +355,33 @@ def plug_in(
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         raise ConfigError(f"the {kind} {target!r} is no dataclass: see the contract it must keep")
     return from_dict(cls, values, f"{where or kind}.")
+
+
+class Registry(dict[str, Any]):
+    """The names of one kind of thing: presets, policies, detectors, ...
+
+    A name stands for an object, or for ``package.module:Class`` (imported when it is asked for).
+    """
+
+    def __init__(self, kind: str, known: Mapping[str, Any] | None = None) -> None:
+        super().__init__(known or {})
+        self.kind = kind
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """A decorator: what follows is known by this name."""
+
+        def keep(thing: T) -> T:
+            self[name] = thing
+            return thing
+
+        return keep
+
+    def find(self, name: str) -> Any:
+        """What a name stands for, or ConfigError with the nearest name."""
+        if name not in self:
+            raise ConfigError(f"unknown {self.kind} {name!r}: {nearest(name, self)}")
+        return self[name]
+
+    def make(self, table: Mapping[str, Any], where: str | None = None) -> Any:
+        """The plug-in that a configuration table names: see ``plug_in``."""
+        return plug_in(self.kind, table, self, where)

@@ -36,3 +36,9 @@ def nearest(word: str, known: Iterable[str]) -> str:
     match = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     hint = f"did you mean {match[0]!r}? " if match else ""
     return f"{hint}Known: {', '.join(known)}."
+
+
+def require(met: bool, field: str, value: object, expected: str) -> None:
+    """Raise ConfigError unless a field's value is as expected."""
+    if not met:
+        raise ConfigError(f"{field} = {value!r}: expected {expected}")

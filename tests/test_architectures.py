@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from regimes.data.sources import torchvision_datasets
 from regimes.models import build, resnet, senet
 from regimes.models.googlenet import Inception
 from regimes.models.senet import SqueezeExcite
 from regimes.models.wideresnet import WideBlock
-from regimes.sources import torchvision_datasets
 
 # -- another library ------------------------------------------------------------------------------
 

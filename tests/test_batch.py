@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regimes
-from regimes import checkpoint, launch, setup
 from regimes.config import RunConfig, from_dict, override
 from regimes.errors import ConfigError, DataError
+from regimes.launch import processes, sweep
 from regimes.policies import (
     AccordionLadder,
     AdaQS,
@@ -23,7 +23,8 @@ from regimes.policies import (
     Smith,
 )  # fmt: skip
 from regimes.records import read_lines
-from regimes.replay import replay_batch
+from regimes.replay.replay import replay_batch
+from regimes.training import build, checkpoint
 
 torch.set_num_threads(1)
 GROW = "batch_policy={name='windows', windows=[[0, 2]], inside='low', outside='high'}"
@@ -55,7 +56,7 @@ def same(a: Path, b: Path, tolerance: float = 0.0) -> None:
 @pytest.mark.parametrize("union", [True, False])
 def test_an_accumulated_gradient_is_that_of_the_whole_batch(union: bool) -> None:
     """Without BatchNorm's batch statistics the mean over 24 is the mean of three means over 8."""
-    parts = setup.prepare(config(SIZES, GROW, f"union_pass={str(union).lower()}"))
+    parts = build.prepare(config(SIZES, GROW, f"union_pass={str(union).lower()}"))
     gradients = parts.gradients
     for module in parts.model.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
@@ -71,7 +72,7 @@ def test_an_accumulated_gradient_is_that_of_the_whole_batch(union: bool) -> None
 
 
 def test_a_short_last_micro_batch_weighs_its_share() -> None:
-    parts = setup.prepare(config())
+    parts = build.prepare(config())
     for module in parts.model.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             module.forward = lambda x: x  # type: ignore[method-assign, assignment]
@@ -105,7 +106,7 @@ def test_one_level_is_the_run_without_levels(tmp_path: Path) -> None:
 def test_two_processes_equal_one_across_the_change(tmp_path: Path) -> None:
     c = config(SIZES, GROW)
     regimes.run(c, tmp_path / "one")
-    launch.processes(c, tmp_path / "two", 2)
+    processes.spawn(c, tmp_path / "two", 2)
     same(tmp_path / "one", tmp_path / "two", 1e-9)
 
 
@@ -229,7 +230,7 @@ def test_a_budget_ends_the_run_when_it_is_spent(tmp_path: Path) -> None:
     ratio = steps["low"]["floats"] / steps["high"]["floats"]
     assert len(record.epochs) == -(-2 * ratio // 1)
     assert record.finished
-    assert launch.done(tmp_path / "run", c)
+    assert sweep.done(tmp_path / "run", c)
 
 
 def test_error_of_a_level_against_the_singular_values(tmp_path: Path) -> None:
@@ -279,12 +280,12 @@ def test_a_deficit_acts_in_its_windows_only(name: str, tmp_path: Path) -> None:
 def test_a_deficit_does_not_depend_on_the_processes(name: str, tmp_path: Path) -> None:
     c = config("epochs=1", f"deficit={{name='{name}', windows=[[0, 1]]}}")
     regimes.run(c, tmp_path / "one")
-    launch.processes(c, tmp_path / "two", 2)
+    processes.spawn(c, tmp_path / "two", 2)
     same(tmp_path / "one", tmp_path / "two", 1e-9)
 
 
 def test_blur_of_a_constant_is_the_constant_and_keeps_the_mean() -> None:
-    from regimes.deficits import Blur
+    from regimes.data.deficits import Blur
 
     x = torch.rand(2, 3, 8, 8).double()
     index = torch.arange(2)
@@ -312,9 +313,9 @@ def test_blur_of_a_constant_is_the_constant_and_keeps_the_mean() -> None:
         (["deficit={name='blurr'}"], "did you mean 'blur'?"),
         (["deficit={name='blur', windows=[[2, 1]]}"], "[2, 1] is no window"),
         (["deficit={name='blur', windows=[[5, 9]]}"], "a window starts in epoch 5"),
-        (["deficit={name='labels', share=1.5}"], "deficit.share must lie in (0, 1]"),
+        (["deficit={name='labels', share=1.5}"], "deficit.share = 1.5: expected"),
         (["optimizer.clip=-1.0"], "optimizer.clip must be a positive number"),
-        (["instruments={error={levels=['lwo']}}"], "unknown level 'lwo'"),
+        (["instruments={error={levels=['lwo']}}"], "levels = ('lwo',): expected some of"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_sentence(settings: list[str], sentence: str, tmp_path: Path) -> None:
@@ -330,5 +331,5 @@ def test_an_older_record_is_the_same_run(tmp_path: Path) -> None:
     regimes.run(c, tmp_path / "run")
     header = (tmp_path / "run" / "run.json").read_text().replace('"batch_levels": {},', "")
     (tmp_path / "run" / "run.json").write_text(header)
-    assert launch.done(tmp_path / "run", c)
+    assert sweep.done(tmp_path / "run", c)
     assert from_dict(RunConfig, {}).batch_levels == {}

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from regimes import policies, records, replay
+from regimes import policies, records
+from regimes.replay import replay
 
 ARCHIVES = sorted(Path(__file__).parents[1].glob("data/reference/*.tar.xz"))
 

@@ -9,15 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regimes.compression import Compressor, Layer, compressor
+from regimes.collectives.requests import Layer
+from regimes.collectives.world import World
+from regimes.compression import Compressor, compressor
 from regimes.compression.powersgd import PowerSGD, orthonormal
 from regimes.compression.quantised import Cast, Quantise, Sign, pack, unpack
 from regimes.compression.reducer import Reducer
-from regimes.compression.selection import SMALL, largest, top_indices
 from regimes.compression.sparse import RandomK, TopK, kept
+from regimes.compression.top_k import SMALL, largest, top_indices
 from regimes.config import DENSE
 from regimes.errors import ConfigError
-from regimes.world import World
 
 F64 = torch.float64
 EVERY = [  # one case per family: compressor, a level that sends more, a level that sends less
@@ -330,11 +331,14 @@ def test_metered_equals_computed_at_each_level_and_across_changes(
 
 
 def test_one_round_is_one_collective_per_kind() -> None:
-    w = world(2)
-    step(Reducer(PowerSGD(), layers(), w, seed=0), gradients(2, 0), 1)
+    """And per type: the loss is float32 among gradients of any."""
+    w, grads = world(2, torch.float32), gradients(2, 0, torch.float32)
+    step(Reducer(PowerSGD(), layers(), w, seed=0), grads, 1)
     assert w.meter.take().calls == {"mean": 2, "gather": 0, "broadcast": 0}
-    step(Reducer(TopK(), layers(), w, seed=0), gradients(2, 0), 10)
+    step(Reducer(TopK(), layers(), w, seed=0), grads, 10)
     assert w.meter.take().calls == {"mean": 1, "gather": 2, "broadcast": 0}
+    step(Reducer(PowerSGD(), layers(), world_64 := world(2), seed=0), gradients(2, 0), 1)
+    assert world_64.meter.take().calls == {"mean": 3, "gather": 0, "broadcast": 0}
 
 
 @pytest.mark.parametrize(("chosen", "low", "high"), EVERY)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from regimes.config import RunConfig, from_dict, load_toml, override, to_dict, to_toml
 from regimes.errors import ConfigError, RegimesError
-from regimes.learning_rate import learning_rate
 from regimes.policies import check_levels, policy
 from regimes.presets import GRIDS, PRESETS, check_common, get_grid, get_preset
-from regimes.quirks import resolve
+from regimes.training.learning_rate import learning_rate
+from regimes.training.quirks import resolve
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -154,3 +154,12 @@ def test_authors_quirks_are_ordinary_fields() -> None:
     topk = resolve(replace(get_preset("smoke"), quirks="authors", compressor={"name": "topk"}))
     assert topk.compressor == {"name": "topk", "reduction": "sum", "error_feedback": False}
     assert resolve(get_preset("smoke")) == get_preset("smoke")
+
+
+def test_a_renamed_key_is_read_and_says_so(tmp_path: Path) -> None:
+    with pytest.warns(FutureWarning, match="parcel_mb is called bucket_mb now"):
+        assert override(RunConfig(), ["parcel_mb=3"]).bucket_mb == 3.0
+    (tmp_path / "old.toml").write_text("parcel_mb = 4.0\n")
+    with pytest.warns(FutureWarning, match="bucket_mb"):
+        assert load_toml(tmp_path / "old.toml").bucket_mb == 4.0
+    assert from_dict(RunConfig, {"parcel_mb": 5.0}).bucket_mb == 5.0  # a record: in silence

@@ -23,7 +23,7 @@ from analysis.campaign import CPU, GPU, Step
 from analysis.effects import minus
 from regimes import presets
 from regimes.config import RunConfig, from_dict, to_dict
-from regimes.detectors.controls import place
+from regimes.detectors.baselines import place
 from regimes.errors import ConfigError, RecordError
 from regimes.policies import PastEpoch, Windows, policy
 from regimes.presets.families import shortened
@@ -118,6 +118,7 @@ def test_windows_of_single_layers() -> None:
 # -- the campaign ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_step_runs_its_controls_and_then_has_nothing_left(tmp_path: Path) -> None:
     said: list[str] = []
     steps = (Step("smoke", 1, 7, schedules=("low", "accordion"), yoked=True, name="here"),)

@@ -16,8 +16,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regimes import corpus
 from regimes.config import DataConfig
+from regimes.data import wikitext
 from regimes.errors import DataError
 
 TRAIN = ["", " = A title = ", " the cat saw the <unk> . ", "", " the cat sat . "]
@@ -32,11 +32,11 @@ def write(folder: Path, train: Sequence[str] = TRAIN, test: Sequence[str] = TEST
     return folder
 
 
-def load(folder: Path, **settings: object) -> corpus.Corpus:
-    return corpus.load(DataConfig(name="wikitext-2", path=str(folder), **settings))  # type: ignore[arg-type]
+def load(folder: Path, **settings: object) -> wikitext.Corpus:
+    return wikitext.load(DataConfig(name="wikitext-2", path=str(folder), **settings))  # type: ignore[arg-type]
 
 
-def spelt(text: corpus.Corpus, ids: torch.Tensor) -> str:
+def spelt(text: wikitext.Corpus, ids: torch.Tensor) -> str:
     return " ".join(text.words[i] for i in ids.tolist())
 
 
@@ -63,9 +63,9 @@ def test_a_vocabulary_covers_as_much_as_its_size_can(words: list[str], size: int
     kinds = len(set(words))
     if size > kinds + 2:
         with pytest.raises(DataError, match=f"expected 3 to {kinds + 2}, "):
-            corpus.vocabulary(words, size)
+            wikitext.vocabulary(words, size)
         return
-    kept = corpus.vocabulary(words, size)
+    kept = wikitext.vocabulary(words, size)
     assert len(kept) == len(set(kept)) == size
     counts = sorted((words.count(w) for w in set(words)), reverse=True)
     assert sum(words.count(w) for w in kept) == sum(counts[: size - 2])
@@ -95,7 +95,7 @@ def test_files_are_found_in_the_folder_and_in_its_parent(
     inner = load(write(tmp_path / "wikitext-2"))
     assert load(tmp_path).digest == inner.digest
     monkeypatch.setenv("REGIMES_DATA", str(tmp_path))
-    assert corpus.load(DataConfig(name="wikitext-2")).digest == inner.digest
+    assert wikitext.load(DataConfig(name="wikitext-2")).digest == inner.digest
 
 
 # -- download --------------------------------------------------------------------------------
@@ -120,11 +120,11 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with zipfile.ZipFile(file, "w") as z:
         for member in source.iterdir():
             z.write(member, f"wikitext-2/{member.name}")
-    monkeypatch.setattr(corpus, "MD5", hashlib.md5(file.read_bytes()).hexdigest())
+    monkeypatch.setattr(wikitext, "MD5", hashlib.md5(file.read_bytes()).hexdigest())
     handler = partial(Server, directory=str(tmp_path))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         url = f"http://127.0.0.1:{server.server_port}/{file.name}"
-        monkeypatch.setattr(corpus, "ARCHIVE", url)
+        monkeypatch.setattr(wikitext, "ARCHIVE", url)
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         yield file

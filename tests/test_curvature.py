@@ -15,8 +15,7 @@ import torch.multiprocessing
 from probes import data, explicit_gauss_newton, explicit_hessian, net, seeded, split
 from torch import nn
 
-from regimes.errors import ConfigError
-from regimes.instruments.curvature import (
+from regimes.curvature import (
     HessianProduct,
     cross_entropy,
     density,
@@ -26,6 +25,7 @@ from regimes.instruments.curvature import (
     layer_traces,
     trace,
 )
+from regimes.errors import ConfigError
 from regimes.seeding import stream
 
 
@@ -74,7 +74,6 @@ def test_quadratics(spectrum):
     assert torch.allclose(found.smallest, ordered[:2], atol=1e-12)
     many = trace(product, products=400)
     assert abs(many.value - sum(spectrum)) <= 5 * many.error + 1e-10
-    assert trace(product, method="hutch++", products=30).value == pytest.approx(sum(spectrum))
 
 
 def test_logistic_regression_closed_form():
@@ -147,16 +146,10 @@ def test_layer_eigenvalues_are_those_of_the_blocks(hessian, exact):
         layer_eigenvalues(hessian, layers=["conv9"])
 
 
-@pytest.mark.parametrize("method", ["hutchinson", "hutch++"])
-def test_traces_are_unbiased_within_their_error(hessian, exact, method):
-    found = trace(hessian, method=method, products=90)
+def test_traces_are_unbiased_within_their_error(hessian, exact):
+    found = trace(hessian, products=90)
     assert abs(found.value - float(exact.trace())) < 4 * found.error
     assert found.error < 0.3 * float(exact.trace())
-
-
-def test_hutch_plus_plus_is_exact_once_the_sketch_covers_the_rank():
-    product = quadratic([9.0, -4.0, 2.0, *[0.0] * 20])
-    assert trace(product, method="hutch++", products=15).value == pytest.approx(7.0, rel=1e-9)
 
 
 def test_layer_traces_add_up_and_are_unbiased(hessian, exact):
@@ -225,15 +218,13 @@ def test_the_models_own_fisher_is_the_gauss_newton_trace():
     ("call", "sentence"),
     [
         (lambda h: eigenvalues(h, largest=10**6), "dimension"),
-        (lambda h: eigenvalues(h, backend="arpack"), "Unknown backend 'arpack'"),
-        (lambda h: trace(h, method="exact"), "Unknown method 'exact'"),
+        (lambda h: eigenvalues(h, backend="arpack"), "backend = 'arpack'"),
         (lambda h: trace(h, products=1), "at least 2"),
-        (lambda h: trace(h, method="hutch++", products=5), "at least 6"),
         (lambda h: layer_traces(h, probes=1), "at least 2"),
-        (lambda h: density(h, probes=0), "needs a probe"),
+        (lambda h: density(h, probes=0), "probes = 0: expected at least 1"),
         (lambda h: fisher_trace(h.model, []), "probe set is empty"),
-        (lambda h: fisher_trace(h.model, h.batches, mode="train"), "mode 'train'"),
-        (lambda h: fisher_trace(h.model, h.batches, kind="empirical", draws=2), "draws is 2"),
+        (lambda h: fisher_trace(h.model, h.batches, mode="train"), "mode = 'train'"),
+        (lambda h: fisher_trace(h.model, h.batches, kind="empirical", draws=2), "draws = 2"),
         (lambda h: fisher_trace(h.model.train(), h.batches), "train mode"),
     ],
 )

@@ -16,8 +16,8 @@ from scipy import stats
 from test_figure2 import EPOCHS, make
 
 from analysis import batch, compare, curves, figures, levels
-from regimes.drawing import metrics, panels, style
 from regimes.errors import ConfigError, RecordError
+from regimes.plotting import metrics, panels, style
 from regimes.presets import GRIDS
 from regimes.records import Record, load_all, read_lines
 
@@ -118,7 +118,7 @@ def test_perplexity_is_shown_as_it_is(tmp_path: Path) -> None:
 def test_a_wide_range_of_perplexities_is_logarithmic(high: float, scale: str) -> None:
     fig = style.figure(2)
     ax = fig.add_subplot()
-    panels.limits(ax, pd.DataFrame({"perplexity": [100.0, high]}), metrics.metric("perplexity"))
+    panels.limits(ax, pd.DataFrame({"perplexity": [100.0, high]}), metrics.named("perplexity"))
     assert ax.get_yscale() == scale
 
 
@@ -172,7 +172,7 @@ def test_everything_is_compared_with_the_baseline_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("grid", sorted(GRIDS))
 def test_schedules_of_one_grid_look_different(grid: str) -> None:
     """In colour and marker or dash, so in grey as well; also those that the table does not know."""
-    looks = list(style.looks(GRIDS[grid]()).values())
+    looks = list(style.styles_of(GRIDS[grid]()).values())
     assert len({(json.dumps(look.dash), str(look.marker)) for look in looks}) == len(looks)
     assert len({str(look.marker) for look in looks}) == len(looks)
     assert len({look.label for look in looks}) == len(looks)
@@ -218,6 +218,18 @@ def test_fixed_batches_without_levels_must_be_equal(tmp_path: Path) -> None:
         compare.groups(load_all(tmp_path))
 
 
+def test_a_fixed_batch_stands_beside_a_decided_one_but_not_beside_another_fixed_one(
+    tmp_path: Path,
+) -> None:
+    make(tmp_path, "accordion", 0, batch_size=4, batch_policy={"name": "smith"})
+    make(tmp_path, "low", 0)
+    found = compare.groups(load_all(tmp_path))
+    assert {*found} == {"accordion", "low"}
+    make(tmp_path, "high", 0, batch_size=16)
+    with pytest.raises(RecordError, match=r"(high|low)/seed-0 differ in batch_size"):
+        compare.groups(load_all(tmp_path))
+
+
 def test_a_ladder_of_levels_is_coloured_by_what_it_sends(tmp_path: Path) -> None:
     """Light to dark; the bottom panel has a line for each level but the first."""
     per_step = {"a": {"floats": 9}, "b": {"floats": 1}, "c": {"floats": 3}}
@@ -255,7 +267,7 @@ def test_its_grids_exist_and_have_its_schedules(number: str) -> None:
         assert set(figure.schedules) <= set(GRIDS[grid]()), grid
     known = {name for grid in figure.small + figure.paper for name in GRIDS[grid]()}
     assert set(figure.also) <= known
-    takes = inspect.signature(importlib.import_module(figure.module).main).parameters
+    takes = inspect.signature(importlib.import_module(f"analysis.{figure.module}").main).parameters
     assert {*figure.options, *(["schedules"] if figure.schedules else [])} <= set(takes)
 
 
@@ -275,7 +287,10 @@ def test_a_figure_from_its_records(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_bad_figures() -> None:
     with pytest.raises(ConfigError, match="no figure '4': did you mean '4"):
         figures.main("4")
-    with pytest.raises(ConfigError, match=r"figure 8 needs records: run one of .* runs/small-budg"):
+    with pytest.raises(
+        ConfigError,
+        match="seeds 5`, then `regimes figure 8 runs/small-budg",
+    ):
         figures.main("8")
     with pytest.raises(RecordError, match="no run of schedule high-longer; found dense"):
         figures.main("8", (REFERENCE,))

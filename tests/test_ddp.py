@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regimes
-from regimes import checkpoint
 from regimes.config import RunConfig, override
-from regimes.ddp.tensors import in_memory_order
+from regimes.ddp.buckets import _in_memory_order as in_memory_order
 from regimes.records import read_lines
+from regimes.training import checkpoint
 
 VIEW = {"gradient_as_bucket_view": True}
 UNUSED = {"find_unused_parameters": True}
@@ -77,7 +77,7 @@ def test_the_hook_equals_the_simulation(name: str) -> None:
             assert next(norms) == pytest.approx(next(norms), rel=1e-10)
     assert len({str(x) for x in oracle["levels"]}) > 1  # the policy has changed levels
     if case.ddp:
-        assert len(results[0]["parcels"]) > 2 * cases.EPOCHS * cases.STEPS
+        assert len(results[0]["buckets"]) > 2 * cases.EPOCHS * cases.STEPS
 
 
 @given(st.permutations([2, 3, 4]), st.permutations([0, 1, 2]))
@@ -168,16 +168,16 @@ def test_bytes_at_the_collective_are_the_bytes_reported(
     case = Case(ddp=ddp, compressor=compressor, levels=levels)
     for steps in group.run(jobs.traffic, 2, case, names):
         for i, step in enumerate(steps):
-            news = 8 * step["parcels"]  # one float64 each: is the gradient finite?
+            news = 8 * step["buckets"]  # one float64 each: is the gradient finite?
             assert step["bytes"] == step["seen"] == step["formula"] + news, i
             assert step["floats"] == step["formula_floats"], i
-            assert step["calls"] <= _most_calls(compressor, rounds[i // 3]) * step["parcels"]
+            assert step["calls"] <= _most_calls(compressor, rounds[i // 3]) * step["buckets"]
         assert len({step["bytes"] for step in steps[-2:]}) == 1
-        assert steps[-1]["parcels"] > 2
+        assert steps[-1]["buckets"] > 2
 
 
 def _most_calls(compressor: str, rounds: int) -> int:
-    """Collectives per parcel: one per kind and round (sign's and TopK's first round has both)."""
+    """Collectives per bucket: one per kind and round (sign's and TopK's first round has both)."""
     return rounds if compressor == "powersgd" or rounds == 1 else rounds + 1
 
 

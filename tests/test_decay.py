@@ -13,9 +13,9 @@ from collections.abc import Callable
 import pytest
 
 from regimes.errors import ConfigError
-from regimes.learning_rate import learning_rate
 from regimes.policies import Accordion, AccordionLadder, PastEpoch, Policy, Smith, policy
 from regimes.presets import get_preset
+from regimes.training.learning_rate import learning_rate
 
 Rate = Callable[[int, int], float]  # of an epoch and the run's number of them
 

@@ -24,8 +24,8 @@ from regimes.detectors import (
     detector,
 )
 from regimes.errors import ConfigError
-from regimes.history import PastEpoch, history, signal_values
 from regimes.policies import Detected
+from regimes.policies.history import PastEpoch, history, signal_values
 
 POSITIVE = st.floats(1e-3, 1e3)
 MAYBE = st.one_of(st.none(), POSITIVE)

@@ -13,14 +13,17 @@ from ddp_scripts import group
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regimes import PowerSGD, TopK, clock, tasks
+from regimes import PowerSGD, TopK
+from regimes.collectives.processes import ProcessWorld
+from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
-from regimes.exchange import Exchange
-from regimes.gradients import Gradients, layer_table
-from regimes.world import ProcessWorld, World
+from regimes.data.classification import classification_loss
+from regimes.training import clock
+from regimes.training.gradients import Gradients, layer_table
+from regimes.training.step import TrainingStep, buckets_of
 
 WORKERS, STEPS, BATCH = 4, 4, 6
-PARCEL = 0.003  # megabytes: several parcels
+BUCKET = 0.003  # megabytes: several buckets
 LEVELS = (4, 1, "dense", 2)
 
 
@@ -60,13 +63,16 @@ CASES = {
 }
 
 
-def exchange(case: Case, world: World, parcel_mb: float) -> Exchange:
+def training_step(case: Case, world: World, bucket_mb: float) -> TrainingStep:
     torch.manual_seed(0)
     model = Net(case.dropout, case.seldom).double()
-    gradients = Gradients(model, tasks.cross_entropy, world, union=case.union, seed=0,
-                          micro_batch=case.micro_batch, clip=case.clip)  # fmt: skip
+    gradients = Gradients(
+        model, classification_loss, world, union=case.union, seed=0,
+        micro_batch=case.micro_batch, clip=case.clip,
+    )  # fmt: skip
     compressor = TopK() if case.topk else PowerSGD()
-    return Exchange(gradients, Reducer(compressor, layer_table(model), world, 0), parcel_mb)
+    buckets = buckets_of(gradients.parameters, bucket_mb, case.clip is not None)
+    return TrainingStep(gradients, Reducer(compressor, layer_table(model), world, 0, buckets))
 
 
 def batch(step: int, world: World) -> tuple[Tensor, Tensor]:
@@ -78,14 +84,14 @@ def batch(step: int, world: World) -> tuple[Tensor, Tensor]:
     return x[hosted], y[hosted]
 
 
-def steps(case: Case, world: World, parcel_mb: float) -> dict[str, Any]:
+def steps(case: Case, world: World, bucket_mb: float) -> dict[str, Any]:
     world.meter.dtype = torch.float64
-    e = exchange(case, world, parcel_mb)
+    e = training_step(case, world, bucket_mb)
     time, found, losses = clock.Clock(torch.device("cpu")), [], []
     for step in range(STEPS):
         level = 10 if case.topk and step != 2 else LEVELS[step]
         levels = [level if p.ndim > 1 else "dense" for p in e.gradients.parameters]
-        updates, loss, _ = e.step(*batch(step, world), 0, step, levels, time)
+        updates, loss, _ = e.take(*batch(step, world), 0, step, levels, time)
         found.append(torch.cat([u.flatten() for u in updates]))
         losses.append(loss)
     e.close()
@@ -99,19 +105,20 @@ def steps(case: Case, world: World, parcel_mb: float) -> dict[str, Any]:
 
 
 def both(rank: int, case: Case) -> list[dict[str, Any]]:
-    return [steps(case, ProcessWorld(WORKERS, torch.device("cpu")), mb) for mb in (PARCEL, 25.0)]
+    return [steps(case, ProcessWorld(WORKERS, torch.device("cpu")), mb) for mb in (BUCKET, 25.0)]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_during_backward_equals_after_it_and_the_simulation(name: str) -> None:
     case, (answer, other) = CASES[name], group.run(both, 2, CASES[name])
     during, after = answer
-    expected = steps(case, World(WORKERS), PARCEL)
+    expected = steps(case, World(WORKERS), BUCKET)
     assert torch.equal(during["results"], other[0]["results"])
     assert torch.equal(during["results"], after["results"])  # two processes: a + b = b + a
     torch.testing.assert_close(during["results"], expected["results"], rtol=1e-9, atol=1e-13)
     torch.testing.assert_close(during["losses"], expected["losses"], rtol=1e-6, atol=0)  # float32
     assert during["bytes"] == after["bytes"] == expected["bytes"]
+    assert during["calls"] == expected["calls"]  # the simulation counts the same collectives
     assert during["overlaps"] == (case.clip is None)
     assert not after["overlaps"]
     assert (during["calls"] > after["calls"]) == during["overlaps"]
@@ -138,15 +145,15 @@ class Gate(torch.autograd.Function):
 
 
 def gated(rank: int) -> bool:
-    """Did a parcel's reduction end while backward still had layers to do?"""
-    e = exchange(Case(), ProcessWorld(2, torch.device("cpu")), PARCEL)
+    """Did a bucket's reduction end while backward still had layers to do?"""
+    e = training_step(Case(), ProcessWorld(2, torch.device("cpu")), BUCKET)
     assert e.pipeline is not None
     reduce = e.pipeline.reduce
-    e.pipeline.reduce = lambda parcel: (reduce(parcel), Gate.reduced.set())
+    e.pipeline.reduce = lambda bucket: (reduce(bucket), Gate.reduced.set())
     net = e.gradients.model
     net.norm.register_forward_hook(lambda module, inputs, output: Gate.apply(output))
     x, y = batch(0, e.reducer.world)
-    e.step(x, y, 0, 0, ["dense"] * len(e.gradients.parameters), clock.Clock(x.device))
+    e.take(x, y, 0, 0, ["dense"] * len(e.gradients.parameters), clock.Clock(x.device))
     e.close()
     return Gate.passed
 
@@ -159,15 +166,15 @@ def test_reduction_goes_on_during_backward() -> None:
 
 
 def poisoned(rank: int, layer: str) -> float:
-    e = exchange(Case(), ProcessWorld(2, torch.device("cpu")), PARCEL)
+    e = training_step(Case(), ProcessWorld(2, torch.device("cpu")), BUCKET)
     if rank == 1:
         parameter = e.gradients.model.get_parameter(layer)
         parameter.register_hook(lambda g: g * float("nan"))
     x, y = batch(0, e.reducer.world)
-    _, loss, _ = e.step(x, y, 0, 0, ["dense"] * len(e.gradients.parameters), clock.Clock(x.device))
+    _, loss, _ = e.take(x, y, 0, 0, ["dense"] * len(e.gradients.parameters), clock.Clock(x.device))
     return loss.item()
 
 
 @pytest.mark.parametrize("layer", ["first.weight", "last.bias"])
-def test_a_poisoned_gradient_in_any_parcel_is_heard_of_everywhere(layer: str) -> None:
+def test_a_poisoned_gradient_in_any_bucket_is_heard_of_everywhere(layer: str) -> None:
     assert [loss == loss for loss in group.run(poisoned, 2, layer)] == [False, False]

@@ -1,4 +1,4 @@
-"""The explorer. Oracles: the record (its own policy replayed), `regimes.cost`, `regimes.replay`,
+"""The explorer. Oracles: the record (its own policy replayed), `cost.predict`, `replay.replay`,
 and what a real browser shows of the notebook."""
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.explorer import Explorer, as_html, explorer
-from analysis.whatif import RECORDED, Settings, Study
-from regimes.cost import cases, predict
+from analysis.whatif import RECORDED, PricedRuns, Settings
+from regimes.cost.cases import cases
+from regimes.cost.network import Network
+from regimes.cost.predict import predict
 from regimes.errors import ConfigError, RecordError
-from regimes.network import Network
 from regimes.records import Record, load_all
-from regimes.replay import replay, traffic
+from regimes.replay.replay import replay, traffic
 
 ROOT = Path(__file__).parents[1]
 
 
 @cache
-def study(archive: str) -> Study:
-    return Study(load_all(ROOT / "data" / "reference" / f"{archive}.tar.xz"))
+def study(archive: str) -> PricedRuns:
+    return PricedRuns(load_all(ROOT / "data" / "reference" / f"{archive}.tar.xz"))
 
 
 def settings_of(run: Record, **others: Any) -> Settings:

@@ -14,8 +14,8 @@ import pytest
 from scipy import stats
 
 from analysis import compare, figure2
-from regimes.drawing import style
 from regimes.errors import RecordError
+from regimes.plotting import style
 from regimes.records import Writer, load_all, read_lines
 
 EPOCHS, STEPS = 6, 5
@@ -202,5 +202,5 @@ def test_every_schedule_looks_different_in_grey() -> None:
     looks = list(style.LOOKS.values())
     assert len({look.marker for look in looks}) == len(looks)
     assert len({(json.dumps(look.dash), look.width) for look in looks}) == len(looks)
-    assert style.look("mine").label == "mine"
+    assert style.style_of("mine").label == "mine"
     assert style.order(["mine", "high", "dense"]) == ["dense", "high", "mine"]

@@ -16,19 +16,19 @@ from ddp_scripts import gpus as jobs
 from ddp_scripts import group
 
 import regimes
-from regimes import gpus, launch
-from regimes.compression import Layer
+from regimes.collectives.requests import Layer
+from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import TopK
 from regimes.config import RunConfig, override
+from regimes.launch import gpus, sweep
 from regimes.records import read_lines
-from regimes.world import World
 
 INSTRUMENTS = ["curvature={probes=2, images=40, batch=20}", "fisher={images=40, batch=20}",
                "noise={}", "msdr={}", "overlap={batches=[16], count=4}", "error={}", "moments={}",
                "moments-frozen={batch=8, count=4}",
                "norms={readings=['global', 'worker0']}"]  # fmt: skip
-TOPK = ["compressor={name='topk'}", "levels={low=10, high=1}", "parcel_mb=0.02"]
+TOPK = ["compressor={name='topk'}", "levels={low=10, high=1}", "bucket_mb=0.02"]
 
 
 def config(*settings: str) -> RunConfig:
@@ -55,7 +55,7 @@ def test_each_process_takes_its_gpu_first_and_only_gpu_tensors_travel(
         assert set(map(tuple, answer["places"].values())) == {("cuda:0",)}  # never from the CPU
 
 
-@pytest.mark.parametrize("settings", [[], ["parcel_mb=0.02"]], ids=["one parcel", "parcels"])
+@pytest.mark.parametrize("settings", [[], ["bucket_mb=0.02"]], ids=["one bucket", "buckets"])
 @pytest.mark.parametrize(
     ("fails", "heard"), [("nccl", "lost contact"), ("memory", "OutOfMemoryError: full")]
 )
@@ -162,8 +162,8 @@ def test_runs_beside_each_other_share_out_the_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
-    monkeypatch.setattr(launch, "run_cell", seen)
+    monkeypatch.setattr(sweep, "run_cell", seen)
     todo = [(tmp_path / str(i), config()) for i in range(3)]
-    answers = launch.ablate(todo, 3, lambda *_: None)
+    answers = sweep.ablate(todo, 3, lambda *_: None)
     found = sorted(answer.partition(": ")[2] for answer in answers)
     assert found == ["GPU-a False", "GPU-a False", "GPU-b False"]

@@ -16,13 +16,13 @@ import pytest
 import torch
 
 import regimes
-from regimes import checkpoint
 from regimes.config import RunConfig, override, to_toml
 from regimes.errors import RecordError
 from regimes.records import read_lines
+from regimes.training import checkpoint
 
 ONE = {**os.environ, "OMP_NUM_THREADS": "1"}
-PARCELS = "parcel_mb=0.02"  # several: gradients leave during backward
+BUCKETS = "bucket_mb=0.02"  # several: gradients leave during backward
 BATCHES = (
     "batch_levels={low=8, high=24}",
     "batch_policy={name='windows', windows=[[0, 3]], inside='low', outside='high'}",
@@ -75,7 +75,16 @@ def children(pid: int) -> list[int]:
 # -- killed ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", [(), BATCHES], ids=["one batch size", "two batch sizes"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param((), id="one batch size"),
+        pytest.param(BATCHES, id="two batch sizes", marks=SLOW),
+    ],
+)
 def test_kill_9_again_and_again(settings: tuple[str, ...], tmp_path: Path) -> None:
     """Killed at random moments until it gets through; the same run as one left alone."""
     c, out, draw, kills = config("epochs=8", *settings), tmp_path / "run", random.Random(0), 0
@@ -98,11 +107,13 @@ def test_kill_9_again_and_again(settings: tuple[str, ...], tmp_path: Path) -> No
     assert len({row["batch_size"] for row in rows(out)}) == (2 if settings else 1)
 
 
-@pytest.mark.parametrize(("victim", "parcels"), [(0, "parcel_mb=25"), (3, PARCELS)])
+@pytest.mark.parametrize(
+    ("victim", "buckets"), [pytest.param(0, "bucket_mb=25", marks=SLOW), (3, BUCKETS)]
+)
 def test_one_of_four_processes_killed_and_the_run_resumed(
-    victim: int, parcels: str, tmp_path: Path
+    victim: int, buckets: str, tmp_path: Path
 ) -> None:
-    c, out = config("epochs=30", parcels), tmp_path / "run"
+    c, out = config("epochs=30", buckets), tmp_path / "run"
     process = start(c, out, "--processes", "4")
     wait(lambda: len(rows(out)) >= 2)
     os.kill(children(process.pid)[victim], signal.SIGKILL)
@@ -135,6 +146,7 @@ def _alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_torchrun_restarts_a_killed_worker(tmp_path: Path) -> None:
     """torchrun's elastic restart goes on from the last checkpoint, and ends in the same bits."""
     c, out = config("epochs=12"), tmp_path / "run"
@@ -196,10 +208,10 @@ def test_a_second_sigterm_ends_at_once(tmp_path: Path) -> None:
 # -- hangs -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("parcels", ["parcel_mb=25", PARCELS])
-def test_a_process_that_hangs_is_named(parcels: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("buckets", ["bucket_mb=25", pytest.param(BUCKETS, marks=SLOW)])
+def test_a_process_that_hangs_is_named(buckets: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    c = config("epochs=500", "timeout=5", "workers=3", parcels)
+    c = config("epochs=500", "timeout=5", "workers=3", buckets)
     process = start(c, out, "--processes", "3")
     wait(lambda: len(rows(out)) >= 1)
     victim = children(process.pid)[1]
@@ -311,6 +323,19 @@ def test_sigterm_ends_a_whole_ablation(tmp_path: Path) -> None:
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, stderr
     assert not (tmp_path / "runs/low/seed-1").exists()
+
+
+def test_sigterm_lets_the_jobs_of_an_ablation_finish_their_epochs(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "regimes", "ablate", "smoke", "--seeds", "2", "--schedules",
+               "low", "--set", "epochs=400", "--jobs", "2", "--out", str(tmp_path)]  # fmt: skip
+    process = subprocess.Popen(command, env=ONE, stderr=subprocess.PIPE, text=True)
+    wait(lambda: all(rows(tmp_path / f"low/seed-{seed}") for seed in (0, 1)), 120)
+    process.terminate()
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, stderr
+    for seed in (0, 1):
+        last = read_lines(tmp_path / f"low/seed-{seed}/events.jsonl")[-1]
+        assert last["why"].startswith("ended by SIGTERM after epoch")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes outlive their parent elsewhere")

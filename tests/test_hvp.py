@@ -20,8 +20,9 @@ from probes import (
 )
 from torch import nn
 
-from regimes.errors import ConfigError, TrainingError
-from regimes.instruments.curvature import (
+from regimes.curvature import (
+    HessianProduct,
+    cross_entropy,
     density,
     eigenvalues,
     fisher_trace,
@@ -29,9 +30,8 @@ from regimes.instruments.curvature import (
     layer_traces,
     trace,
 )
-from regimes.instruments.hvp import HessianProduct
-from regimes.instruments.probe import cross_entropy
-from regimes.instruments.untouched import untouched
+from regimes.curvature.isolation import preserved
+from regimes.errors import ConfigError, TrainingError
 from regimes.seeding import stream
 
 MODES = ["eval", "batch-statistics"]
@@ -141,7 +141,7 @@ def everything(model, batches):
         eigenvalues(hessian, backend="pyhessian", max_products=3)
         trace(hessian, products=3, backend="pyhessian")
         layer_eigenvalues(hessian, layers=hessian.names[:2], max_products=3)
-        trace(hessian, method="hutch++", products=6)
+        trace(hessian, products=6)
         layer_traces(hessian, probes=2)
         density(hessian, probes=1, steps=3)
     rebuilt = HessianProduct(model, cross_entropy, batches, mode="eval", memory=0)
@@ -195,7 +195,7 @@ def test_untouched_puts_back_what_was_moved_even_after_an_error():
         np.random.rand()  # noqa: NPY002
         raise RuntimeError("halfway")
 
-    with pytest.raises(RuntimeError, match="halfway"), untouched(model):
+    with pytest.raises(RuntimeError, match="halfway"), preserved(model):
         vandalise()
     assert random.getstate() == python_state
     assert np.array_equal(np.random.get_state()[1], numpy_state)  # noqa: NPY002

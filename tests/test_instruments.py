@@ -13,11 +13,13 @@ import torch
 from test_train import config, same_bits, stop_after, weights
 
 import regimes
-from regimes import launch, setup, tasks
 from regimes.config import RunConfig
+from regimes.curvature import HessianProduct, eigenvalues
+from regimes.data import classification
 from regimes.errors import ConfigError
-from regimes.instruments.curvature import HessianProduct, eigenvalues
+from regimes.launch import processes
 from regimes.records import read_lines
+from regimes.training import build
 
 EVERYTHING = {
     "norms": {},
@@ -51,10 +53,13 @@ def test_every_instrument_on_ends_in_the_same_bits(tmp_path: Path) -> None:
 def test_the_recorded_eigenvalue_is_that_of_the_last_weights(tmp_path: Path) -> None:
     c = small(instruments={"curvature": {"images": 40, "batch": 20, "tolerance": 1e-6}})
     record = regimes.run(c, tmp_path / "run")
-    parts = setup.prepare(c)
+    parts = build.prepare(c)
     parts.model.load_state_dict(weights(tmp_path / "run"))
     hessian = HessianProduct(
-        parts.model, lambda m, b: tasks.cross_entropy(m, *b), parts.scene.probe(40, 20), mode="eval"
+        parts.model,
+        lambda m, b: classification.classification_loss(m, *b),
+        parts.context.probe(40, 20),
+        mode="eval",
     )
     found = eigenvalues(hessian, tolerance=1e-6)
     last = record.epochs["eigenvalue"].iloc[-1]
@@ -64,7 +69,7 @@ def test_the_recorded_eigenvalue_is_that_of_the_last_weights(tmp_path: Path) -> 
 def test_two_processes_measure_the_union(tmp_path: Path) -> None:
     c = small(instruments=EVERYTHING, dtype="float64")
     regimes.run(c, tmp_path / "one")
-    launch.processes(c, tmp_path / "two", 2)
+    processes.spawn(c, tmp_path / "two", 2)
     rows = [read_lines(tmp_path / x / "epochs.jsonl") for x in ("one", "two")]
     for mine, theirs in zip(*rows, strict=True):
         assert mine["model"] == pytest.approx(theirs["model"], rel=1e-5)
@@ -72,6 +77,7 @@ def test_two_processes_measure_the_union(tmp_path: Path) -> None:
             assert values == pytest.approx(theirs["statistics"][name], rel=1e-4, abs=1e-8), name
 
 
+@pytest.mark.slow
 def test_warm_starts_survive_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     c = small(instruments=EVERYTHING)
     regimes.run(c, tmp_path / "whole")
@@ -87,10 +93,10 @@ def test_warm_starts_survive_a_resume(tmp_path: Path, monkeypatch: pytest.Monkey
     ("table", "sentence"),
     [
         ({"curvature": {"images": 30, "batch": 20}}, "expected a multiple of 20"),
-        ({"curvature": {"images": 0}}, "a probe of 0 images"),
+        ({"curvature": {"images": 0}}, "a probe of 0 in"),
         ({"curvature": {"images": 1000, "batch": 500}}, "the training set"),
         ({"curvature": {"modes": ["train"]}}, "instruments.curvature.modes[0]"),
-        ({"curvature": {"every": 0}}, "needs every >= 1"),
+        ({"curvature": {"every": 0}}, "curvature.every = 0: expected at least 1"),
         ({"curvature": {"probes": 1}}, "0 or at least 2"),
         ({"curvatur": {}}, "did you mean 'curvature'"),
         ({"fisher": {"kind": "true"}}, "instruments.fisher.kind"),

@@ -212,5 +212,5 @@ def test_initialisation():
 
 @pytest.mark.parametrize("width", [7, 33, 48])
 def test_a_width_that_heads_cannot_divide(width):
-    with pytest.raises(ConfigError, match=f"multiple of 32, or even and below 32, got {width}"):
+    with pytest.raises(ConfigError, match=f"width = {width}: expected a multiple of 32, or even"):
         build("transformer", classes=3, width=width)

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from regimes.errors import ConfigError
-from regimes.gradients import draws_random_numbers
 from regimes.models import MODELS, build, is_text
+from regimes.training.gradients import draws_random_numbers
 
 COUNTS = [  # name, classes, channels, image size, width, parameters
     ("resnet18-cifar10", 10, 3, 32, None, 11_173_962),  # Table 8
@@ -114,9 +114,9 @@ def test_unknown_name_suggests_the_nearest():
 
 
 def test_an_image_size_that_the_pools_cannot_halve():
-    with pytest.raises(ConfigError, match="divisible by 8, got 12"):
+    with pytest.raises(ConfigError, match="image_size = 12: expected divisible by 8"):
         build("vgg7", classes=10, channels=3, image_size=12)
-    with pytest.raises(ConfigError, match="divisible by 32, got 0"):
+    with pytest.raises(ConfigError, match="image_size = 0: expected divisible by 32"):
         build("vgg19bn-cifar10", classes=10, channels=3, image_size=0)
 
 
@@ -158,19 +158,21 @@ def test_a_choice_that_the_family_has_not_or_that_is_out_of_range():
         build("resnet8", **sizes, depth=3)
     with pytest.raises(ConfigError, match="'vgg7' has no choice of dropout"):
         build("vgg7", **sizes, dropout=0.1)
-    with pytest.raises(ConfigError, match="width must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match="width = 0: expected at least 1"):
         build("vgg7", **sizes, width=0)
-    with pytest.raises(ConfigError, match="depth must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match="depth = 0: expected at least 1"):
         build("lstm", classes=5, depth=0)
     for wrong in (1.0, -0.1):
-        with pytest.raises(ConfigError, match=f"at least 0 and below 1, got {wrong}"):
+        with pytest.raises(
+            ConfigError, match=f"dropout = {wrong}: expected at least 0 and below 1"
+        ):
             build("lstm", classes=5, dropout=wrong)
 
 
 def test_sizes_that_a_densenet_cannot_have():
-    with pytest.raises(ConfigError, match="even one, got 7"):
+    with pytest.raises(ConfigError, match="width = 7: expected an even one"):
         build("densenet-cifar10", classes=2, channels=1, image_size=8, width=7)
-    with pytest.raises(ConfigError, match="at least 8, got 7"):
+    with pytest.raises(ConfigError, match="image_size = 7: expected at least 8"):
         build("densenet-cifar10", classes=2, channels=1, image_size=7)
 
 

@@ -14,16 +14,17 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from scipy.stats import norm
-from test_noise import scene, weights
+from test_noise import context, weights
 from torch import nn
 
 import regimes
-from regimes import launch, setup
 from regimes.config import RunConfig, override
 from regimes.errors import ConfigError
 from regimes.instruments.base import Reading
 from regimes.instruments.moments import Moments, density, top_share
+from regimes.launch import processes
 from regimes.records import read_lines
+from regimes.training import build
 
 torch.set_num_threads(1)
 PATH = "regimes.instruments.moments:Moments"
@@ -42,7 +43,7 @@ def config(*settings: str, instruments: dict[str, dict[str, Any]] = BOTH) -> Run
 
 def path(steps: Sequence[Array], sizes: list[int], union: bool = False, stride: int = 1) -> Reading:
     """The reading after steps of gradients, each [workers, N]."""
-    gauge = Moments(stride).start(scene(4 if union else len(steps[0]), sizes, union=union))
+    gauge = Moments(stride).start(context(4 if union else len(steps[0]), sizes, union=union))
     for stack in steps:
         gauge.step(torch.from_numpy(stack), [])
     return gauge.read(0)
@@ -110,7 +111,7 @@ def test_what_cannot_be_formed_is_nan() -> None:
 
 def test_reading_starts_the_next_epoch_and_stride_skips() -> None:
     steps = list(np.random.default_rng(0).normal(1, 1, size=(5, 2, 40)))
-    gauge = Moments().start(scene(2, [40]))
+    gauge = Moments().start(context(2, [40]))
     for stack in (*steps[::-1], None, *steps):
         if stack is None:
             gauge.read(0)
@@ -123,7 +124,7 @@ def test_reading_starts_the_next_epoch_and_stride_skips() -> None:
 def test_the_gradients_are_left_as_they_are() -> None:
     stack = torch.from_numpy(np.random.default_rng(0).normal(size=(1, 9)))
     before = stack.clone()
-    gauge = Moments().start(scene(4, [9], union=True))
+    gauge = Moments().start(context(4, [9], union=True))
     for _ in range(3):
         gauge.step(stack, [])
         assert torch.equal(stack, before)
@@ -185,11 +186,11 @@ def test_frozen_against_gradients_recomputed_by_hand(tmp_path: Path) -> None:
     """At the final weights, plain autograd in train mode, numpy."""
     c = config(instruments={FROZEN: {"count": 5, "batch": 16}})
     record = regimes.run(c, tmp_path / "run")
-    parts = setup.prepare(c)
+    parts = build.prepare(c)
     model = parts.task.build(c).double()
     model.load_state_dict(weights(tmp_path / "run"))
     own = []
-    for x, y in parts.scene.samples(1, 5, 16):
+    for x, y in parts.context.samples(1, 5, 16):
         loss = nn.functional.cross_entropy(model.train()(x), y)
         own.append(
             torch.cat([g.flatten() for g in torch.autograd.grad(loss, [*model.parameters()])])
@@ -210,7 +211,7 @@ def test_frozen_against_gradients_recomputed_by_hand(tmp_path: Path) -> None:
 def test_two_processes_equal_one(union: str, tmp_path: Path) -> None:
     c = config(f"union_pass={union}")
     regimes.run(c, tmp_path / "one")
-    launch.processes(c, tmp_path / "two", 2)
+    processes.spawn(c, tmp_path / "two", 2)
     ours, theirs = (read_lines(tmp_path / x / "epochs.jsonl") for x in ("one", "two"))
     for a, b in zip(ours, theirs, strict=True):
         names = [name for name in a["model"] if name.startswith("moments")]
@@ -243,11 +244,14 @@ def test_a_run_with_both_ends_in_the_same_bits(union: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("table", "sentence"),
     [
-        ({PATH: {"stride": 0}}, "moments.stride = 0: expected at least 1 step"),
+        ({PATH: {"stride": 0}}, "moments.stride = 0: expected at least 1"),
         ({FROZEN: {"count": 1}}, "moments-frozen.count = 1: expected at least 2"),
         ({FROZEN: {"batch": 0}}, "moments-frozen.batch = 0: expected at least 1"),
         ({FROZEN: {"every": 0}}, "moments-frozen.every = 0"),
-        ({FROZEN: {"count": 16}}, "16 batches of 8 images: the training set has 15"),
+        (
+            {FROZEN: {"count": 16}},
+            "batches of 8 images: the training data hold 15, expected at least 16",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(table: dict[str, Any], sentence: str, tmp_path: Path) -> None:

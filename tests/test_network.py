@@ -16,9 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regimes.config import override
-from regimes.cost import cases, main, measured, per_sample, predict, recorded
-from regimes.errors import ConfigError, RecordError
-from regimes.network import (
+from regimes.cost.cases import cases, measured, per_sample, recorded
+from regimes.cost.network import (
     ALGORITHMS,
     BACKWARD,
     Network,
@@ -28,6 +27,8 @@ from regimes.network import (
     mean,
     spell,
 )
+from regimes.cost.predict import main, predict
+from regimes.errors import ConfigError, RecordError
 from regimes.presets import get_preset
 from regimes.records import Record, load_all
 
@@ -339,7 +340,7 @@ def test_records_that_cannot_be_costed() -> None:
 
 @pytest.mark.parametrize("settings", [[], ["compressor=topk", "levels.low=10", "levels.high=1"]])
 def test_a_timed_preset_sends_what_its_run_sends(tmp_path: Path, settings: list[str]) -> None:
-    from regimes.train import run
+    from regimes.training.loop import run
 
     config = override(get_preset("smoke/low-in-critical"), [
         *settings, "epochs=8", "data.train_size=64", "optimizer.decay_epochs=[]",
@@ -376,7 +377,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_the_figure_and_its_curves(tmp_path: Path) -> None:
     from analysis.cost import figure_cost
-    from regimes.drawing.style import save
+    from regimes.plotting.style import save
 
     fig, numbers = figure_cost(reference(), Network.parse("1Gbit/s,50us"))
     assert numbers.notna().all(axis=None)

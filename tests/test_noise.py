@@ -13,14 +13,15 @@ import torch
 from torch import Tensor, nn
 
 import regimes
-from regimes import checkpoint, launch, setup
-from regimes.compression.base import Layer
+from regimes.collectives.requests import Layer
+from regimes.collectives.world import World
 from regimes.config import RunConfig, override
 from regimes.errors import ConfigError
-from regimes.instruments.base import Reading, Scene
-from regimes.instruments.noise import GradientNoise, MeanToDeviation, Msdr, Noise
+from regimes.instruments.base import MeasurementContext, Reading
+from regimes.instruments.noise import Msdr, MsdrGauge, Noise, NoiseGauge
+from regimes.launch import processes
 from regimes.records import read_lines
-from regimes.world import World
+from regimes.training import build, checkpoint
 
 torch.set_num_threads(1)
 BOTH = "instruments={noise={}, msdr={}}"
@@ -33,19 +34,27 @@ def config(*settings: str) -> RunConfig:
     return override(regimes.get_preset("smoke"), [*short, *settings])
 
 
-def scene(workers: int, sizes: list[int], union: bool = False) -> Scene:
+def context(workers: int, sizes: list[int], union: bool = False) -> MeasurementContext:
     layers = [Layer(f"layer{i}", (n,)) for i, n in enumerate(sizes)]
 
     def nothing(*_: Any) -> Any:
         raise AssertionError("noise asks for no data")
 
-    return Scene(model=nn.Identity(), loss=nothing, world=World(workers), layers=layers, seed=0,
-                 union=union, probe=nothing, samples=nothing)  # fmt: skip
+    return MeasurementContext(
+        model=nn.Identity(),
+        loss=nothing,
+        world=World(workers),
+        layers=layers,
+        seed=0,
+        union=union,
+        probe=nothing,
+        samples=nothing,
+    )
 
 
 def noise(steps: list[np.ndarray], sizes: list[int], stride: int = 1) -> Reading:
     """The reading after steps of gradients, each [workers, N]."""
-    gauge = Noise(stride).start(scene(len(steps[0]), sizes))
+    gauge = Noise(stride).start(context(len(steps[0]), sizes))
     for stack in steps:
         gauge.step(torch.from_numpy(stack), [])
     return gauge.read(0)
@@ -53,7 +62,7 @@ def noise(steps: list[np.ndarray], sizes: list[int], stride: int = 1) -> Reading
 
 def msdr(updates: np.ndarray, sizes: list[int]) -> Reading:
     """The reading after updates [steps, N]."""
-    gauge = Msdr().start(scene(1, sizes, union=True))
+    gauge = Msdr().start(context(1, sizes, union=True))
     for update in torch.from_numpy(updates):
         gauge.step(update[None], list(update.split(sizes)))
     return gauge.read(0)
@@ -125,8 +134,8 @@ def test_msdr_without_spread_is_nan(updates: np.ndarray) -> None:
 
 def test_reading_starts_the_next_epoch() -> None:
     draw = np.random.default_rng(3)
-    gauge, other = (GradientNoise(1, scene(2, [5])) for _ in range(2))
-    ratio, fresh = MeanToDeviation(), MeanToDeviation()
+    gauge, other = (NoiseGauge(1, context(2, [5])) for _ in range(2))
+    ratio, fresh = MsdrGauge(), MsdrGauge()
     for epoch in range(2):
         for _ in range(3):
             stack = torch.from_numpy(draw.normal(1, 1, size=(2, 5)))
@@ -185,7 +194,7 @@ def test_against_gradients_recomputed_by_hand(tmp_path: Path) -> None:
     """One step per epoch, plain autograd."""
     c = config("data.train_size=40", "batch_size=10", BOTH, "epochs=1")
     record = regimes.run(c, tmp_path / "run")
-    parts = setup.prepare(c)
+    parts = build.prepare(c)
     model = parts.task.build(c).double()
     x, y = next(iter(parts.batches.epoch(0, range(4))))
     own = []
@@ -206,7 +215,7 @@ def test_against_gradients_recomputed_by_hand(tmp_path: Path) -> None:
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     c = config(BOTH)
     regimes.run(c, tmp_path / "one")
-    launch.processes(c, tmp_path / "two", 2)
+    processes.spawn(c, tmp_path / "two", 2)
     ours, theirs = (read_lines(tmp_path / x / "epochs.jsonl") for x in ("one", "two"))
     for a, b in zip(ours, theirs, strict=True):
         for name in ("noise_scale", "diversity", "msdr"):
@@ -244,7 +253,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
     [
         (["union_pass=true", "instruments={noise={}}"], "set union_pass = false"),
         (["workers=1", "instruments={noise={}}"], "with workers = 1 they are undefined"),
-        (["instruments.noise.stride=0"], "noise.stride = 0: expected at least 1 step"),
+        (["instruments.noise.stride=0"], "noise.stride = 0: expected at least 1"),
     ],
 )
 def test_bad_input_is_one_sentence(settings: list[str], sentence: str, tmp_path: Path) -> None:

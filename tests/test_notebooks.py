@@ -17,7 +17,7 @@ from nbclient import NotebookClient
 
 from analysis.figure2 import figure2a
 from analysis.notebook import reasons, show
-from regimes.drawing import style
+from regimes.plotting import style
 from regimes.records import Record, load_all
 
 FOLDER = Path(__file__).parents[1] / "notebooks"

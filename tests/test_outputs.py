@@ -14,8 +14,8 @@ import pytest
 from matplotlib.figure import Figure
 from test_records import make
 
-from regimes.drawing import style
 from regimes.errors import RecordError
+from regimes.plotting import style
 from regimes.records import Writer, pack, write_atomically, write_output, write_table
 
 ROOT = Path(__file__).parents[1]

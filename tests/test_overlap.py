@@ -16,21 +16,22 @@ from torch import Tensor, nn
 
 import regimes
 from analysis import figure4a
-from regimes import checkpoint, launch, setup
+from regimes.collectives.world import World
 from regimes.config import RunConfig, override
+from regimes.curvature.isolation import preserved
 from regimes.errors import ConfigError, RecordError, TrainingError
-from regimes.gradients import layer_table
-from regimes.instruments.base import Scene
-from regimes.instruments.overlap import (
+from regimes.instruments.base import MeasurementContext
+from regimes.instruments.support_overlap import (
     Overlap,
     batch_gradient,
     pair_overlaps,
     support,
     train_on_batch_statistics,
 )
-from regimes.instruments.untouched import untouched
+from regimes.launch import processes
 from regimes.records import load_all, read_lines
-from regimes.world import World
+from regimes.training import build, checkpoint
+from regimes.training.gradients import layer_table
 
 torch.set_num_threads(1)
 INSTRUMENT = "instruments={overlap={batches=[8, 30, 60], every=2}}"
@@ -54,7 +55,7 @@ class Vector(nn.Module):
         return (torch.cat([self.a, self.b]) * x.mean(0)).sum()
 
 
-def scene(gradients: list[list[float]], first: int, world: World) -> Scene:
+def context(gradients: list[list[float]], first: int, world: World) -> MeasurementContext:
     """Batch i of any size has the gradient ``gradients[i]``."""
     model = Vector(first, len(gradients[0]) - first)
 
@@ -69,8 +70,16 @@ def scene(gradients: list[list[float]], first: int, world: World) -> Scene:
     def probe(images: int, batch: int) -> list[Any]:
         raise AssertionError("overlap probes nothing")
 
-    return Scene(model=model, loss=loss, world=world, layers=layer_table(model), seed=0,
-                 union=False, probe=probe, samples=samples)  # fmt: skip
+    return MeasurementContext(
+        model=model,
+        loss=loss,
+        world=world,
+        layers=layer_table(model),
+        seed=0,
+        union=False,
+        probe=probe,
+        samples=samples,
+    )
 
 
 # -- closed form -----------------------------------------------------------------------------
@@ -85,7 +94,7 @@ WHOLE, FIRST, SECOND = [2 / 4, 0 / 4, 2 / 4], [2 / 2, 0.0, 0.0], [0.0, 0.0, 2 / 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])
 def test_known_supports(workers: int) -> None:
-    gauge = Overlap(percent=50, batches=(2,), count=3).start(scene(KNOWN, 4, World(workers)))
+    gauge = Overlap(percent=50, batches=(2,), count=3).start(context(KNOWN, 4, World(workers)))
     reading = gauge.read(0)
     assert reading.model == {"overlap:b2": pytest.approx(np.mean(WHOLE))}
     assert reading.layers == {"overlap:b2": pytest.approx([np.mean(FIRST), np.mean(SECOND)])}
@@ -97,7 +106,7 @@ def test_known_supports(workers: int) -> None:
 
 
 def test_equal_gradients_overlap_fully_and_layers_can_be_left_out() -> None:
-    gauge = Overlap(batches=(1, 2), layers=False).start(scene([KNOWN[0]] * 9, 4, World(2)))
+    gauge = Overlap(batches=(1, 2), layers=False).start(context([KNOWN[0]] * 9, 4, World(2)))
     reading = gauge.read(0)
     assert reading.model == {"overlap:b1": 1.0, "overlap:b2": 1.0}
     assert reading.layers == {}
@@ -106,7 +115,7 @@ def test_equal_gradients_overlap_fully_and_layers_can_be_left_out() -> None:
 
 
 def test_fewer_batches_than_asked_for_are_all_taken() -> None:
-    gauge = Overlap(count=8, batches=(4,)).start(scene(KNOWN[:2], 4, World(1)))
+    gauge = Overlap(count=8, batches=(4,)).start(context(KNOWN[:2], 4, World(1)))
     found = gauge.read(0).detail["sizes"]["4"]
     assert (found["draws"], found["pairs"], found["sd"]) == (2, 1, None)
 
@@ -152,20 +161,20 @@ def test_chance_by_monte_carlo() -> None:
 def test_gradient_is_that_of_a_worker_with_that_batch() -> None:
     """Also while the loop's BatchNorm is set up for a union pass of 4 interleaved batches, which do
     not divide this one; nothing moves."""
-    parts = setup.prepare(config(INSTRUMENT))
-    gauge = parts.gauges["overlap"][1]
+    parts = build.prepare(config(INSTRUMENT))
+    gauge = parts.panel.gauges["overlap"]
     x, y = next(iter(parts.batches.epoch(0, range(4))))
     parts.gradients.compute(x, y, 0, 0)
     parts.gradients.mode.groups, parts.gradients.mode.update = 4, True
-    (batch,) = parts.scene.samples(0, 1, 30)
+    (batch,) = parts.context.samples(0, 1, 30)
     plain = copy.deepcopy(parts.task.build(parts.config).double()).train()
     loss = nn.functional.cross_entropy(plain(batch[0]), batch[1])
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, [*plain.parameters()])])
     before = copy.deepcopy(parts.model.state_dict())
     grads = [p.grad for p in parts.model.parameters()]
-    with untouched(parts.model):
+    with preserved(parts.model):
         train_on_batch_statistics(parts.model)
-        found = batch_gradient(parts.scene, batch)
+        found = batch_gradient(parts.context, batch)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-13)
     gauge.read(0)
     for name, tensor in parts.model.state_dict().items():
@@ -175,7 +184,7 @@ def test_gradient_is_that_of_a_worker_with_that_batch() -> None:
 
 
 def test_dropout_draws_from_a_stream_of_its_own() -> None:
-    place = scene(KNOWN, 4, World(1))
+    place = context(KNOWN, 4, World(1))
     dropout = nn.Dropout(0.5)
     place.model.add_module("dropout", dropout)
 
@@ -203,7 +212,7 @@ def statistics(folder: Path) -> list[dict[str, Any]]:
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     c = config(INSTRUMENT)
     regimes.run(c, tmp_path / "one")
-    launch.processes(c, tmp_path / "two", 2)
+    processes.spawn(c, tmp_path / "two", 2)
     assert statistics(tmp_path / "one") == statistics(tmp_path / "two")
     ours, theirs = (read_lines(tmp_path / x / "instruments.jsonl") for x in ("one", "two"))
     assert ours == theirs
@@ -232,7 +241,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
 
 def test_traffic_is_the_bits_of_the_supports() -> None:
     world = World(2)
-    Overlap(batches=(1,), count=3).start(scene(KNOWN, 4, world)).read(0)
+    Overlap(batches=(1,), count=3).start(context(KNOWN, 4, world)).read(0)
     assert world.meter.sent["gather"] == 2 * (2 * 8 // 8)  # 2 draws x 2 kinds x 8 bits
     assert world.meter.layers[-1].floats == 0
 
@@ -266,7 +275,7 @@ def test_a_batch_of_more_than_half_the_training_set(batch: int, tmp_path: Path) 
 
 
 def test_a_gradient_that_is_not_finite() -> None:
-    gauge = Overlap(batches=(1,)).start(scene([*KNOWN, [float("nan")] * 8], 4, World(2)))
+    gauge = Overlap(batches=(1,)).start(context([*KNOWN, [float("nan")] * 8], 4, World(2)))
     with pytest.raises(TrainingError, match=r"not finite in epoch 5, batch size 1"):
         gauge.read(5)
 

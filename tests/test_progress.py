@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from regimes import progress, watch
 from regimes.config import RunConfig
+from regimes.console import units
 from regimes.errors import ConfigError, RecordError
+from regimes.monitor import terminal, watch
 from regimes.records import Writer
 
 EPOCHS, STEPS, LOW = 12, 10, 2_400_000
@@ -81,12 +82,12 @@ def shown(folder: Path) -> str:
      (2_418_440_000, "2.42 G"), (262.87e9, "263 G"), (1.43e12, "1.43 T")],
 )  # fmt: skip
 def test_human(count: float, text: str) -> None:
-    assert progress.human(count) == text
+    assert units.human(count) == text
 
 
 def test_live_table_fits_80_columns() -> None:
     screen = console()
-    live = progress.LiveTable(screen)
+    live = terminal.LiveTable(screen)
     live.start(header(), [row(e) for e in range(9)])
     for epoch in range(9, EPOCHS):
         for step in range(STEPS):
@@ -110,7 +111,7 @@ def test_live_table_fits_80_columns() -> None:
 
 def test_live_table_shows_why_it_stopped_and_a_run_without_low() -> None:
     screen = console()
-    live = progress.LiveTable(screen)
+    live = terminal.LiveTable(screen)
     live.start(header(per_step={"dense": {"floats": 1, "bytes": 4}}), [])
     live.epoch(row(0), {})
     live.stop("the loss is not finite")
@@ -121,7 +122,7 @@ def test_live_table_shows_why_it_stopped_and_a_run_without_low() -> None:
 
 def test_plain_lines_one_per_epoch() -> None:
     stream = io.StringIO()
-    plain = progress.PlainLines(stream)
+    plain = terminal.PlainLines(stream)
     plain.start(header(), [row(0)])
     plain.step(1, 1, STEPS)
     plain.epoch(row(1), {"compute": 1.5})
@@ -138,7 +139,7 @@ def test_plain_lines_one_per_epoch() -> None:
 def test_scalars_need_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ConfigError, match="pip install tensorboard"):
-        progress.reporters(RunConfig(tensorboard=True), tmp_path, terminal=False)
+        terminal.reporters(RunConfig(tensorboard=True), tmp_path, terminal=False)
 
 
 def test_scalars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,8 +158,8 @@ def test_scalars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     module = types.SimpleNamespace(SummaryWriter=SummaryWriter)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    plain, scalars = progress.reporters(RunConfig(tensorboard=True), tmp_path, terminal=False)
-    assert isinstance(plain, progress.PlainLines)
+    plain, scalars = terminal.reporters(RunConfig(tensorboard=True), tmp_path, terminal=False)
+    assert isinstance(plain, terminal.PlainLines)
     scalars.start(header(), [row(0)])
     scalars.step(1, 1, STEPS)
     scalars.epoch(row(1), {"compute": 2.0})
@@ -170,8 +171,8 @@ def test_scalars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_reporters_for_a_terminal(tmp_path: Path) -> None:
-    (only,) = progress.reporters(RunConfig(), tmp_path, terminal=True)
-    assert isinstance(only, progress.LiveTable)
+    (only,) = terminal.reporters(RunConfig(), tmp_path, terminal=True)
+    assert isinstance(only, terminal.LiveTable)
 
 
 # -- from the record alone -------------------------------------------------------------------

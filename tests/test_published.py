@@ -11,8 +11,8 @@ import pytest
 from test_figure2 import make
 
 from analysis import curves, published
-from regimes.drawing import metrics
 from regimes.errors import RecordError
+from regimes.plotting import metrics
 from regimes.records import load_all
 
 
@@ -106,7 +106,7 @@ def test_overlay_of_another_metric(tmp_path: Path) -> None:
     assert numbers[numbers["part"] == "authors"]["test_loss"].notna().all()
     one = load_all(tmp_path)[0]
     with pytest.raises(RecordError, match="no 'train_loss': choose test_loss or accuracy"):
-        published.of(one, metrics.metric("train_loss"))
+        published.of(one, metrics.named("train_loss"))
 
 
 def test_levels_that_the_authors_did_not_run(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_batch_sizes_are_those_of_all_workers(tmp_path: Path) -> None:
         **RESNET, "levels": {}, "policy": {"name": "static", "level": "dense"}, "batch_size": 128,
         "batch_levels": {"low": 128, "high": 1024}, "batch_policy": {"name": "static"},
     })  # fmt: skip
-    found = published.of(load_all(tmp_path)[0], metrics.metric("accuracy"))
+    found = published.of(load_all(tmp_path)[0], metrics.named("accuracy"))
     assert set(found["level"]) == {"512", "4096", "accordion"}
 
 

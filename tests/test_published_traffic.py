@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from regimes import models
+from regimes.collectives.world import World
 from regimes.compression import compressor
 from regimes.compression.reducer import Reducer, traffic_table
 from regimes.config import DENSE, Level
-from regimes.gradients import Gradients, layer_table
-from regimes.tasks import cross_entropy
-from regimes.world import World
+from regimes.data.classification import classification_loss
+from regimes.training.gradients import Gradients, layer_table
 
 STEPS = 300 * 98
 ROWS = [  # table, network, classes, compressor, level, floats printed, its last digit's worth
@@ -103,7 +103,7 @@ def test_the_meter_over_real_steps_equals_the_formula(network: str) -> None:
     torch.manual_seed(0)
     model = models.build(network, classes=10, channels=3, image_size=32)
     world = World(4)
-    gradients = Gradients(model, cross_entropy, world, union=False, seed=0)
+    gradients = Gradients(model, classification_loss, world, union=False, seed=0)
     layers = layer_table(model)
     x, y = torch.randn(2, 4, 3, 32, 32).transpose(0, 1), torch.randint(0, 10, (2, 4)).T
     losses = gradients.compute(x, y, epoch=0, step=0)

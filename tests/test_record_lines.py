@@ -11,12 +11,12 @@ import pytest
 from test_records import HEADER, make, row
 
 import regimes
-from regimes import launch
 from regimes.config import override, to_dict
 from regimes.errors import RecordError
-from regimes.quirks import resolve
+from regimes.launch import sweep
+from regimes.monitor.watch import watch
 from regimes.records import Writer, load, load_all, read_lines
-from regimes.watch import watch
+from regimes.training.quirks import resolve
 
 Lines = list[bytes]
 DETAILS = {"curvature": {"top": [1.0]}, "noise": {"scale": 2.0}}
@@ -82,11 +82,11 @@ def test_watch_and_ablate_read_by_the_same_rule(tmp_path: Path) -> None:
     short = ["epochs=2", "data.train_size=40", "data.test_size=20", "model.width=2"]
     config = override(regimes.get_preset("smoke"), short)
     regimes.run(config, tmp_path / "run")
-    assert launch.done(tmp_path / "run", config)
+    assert sweep.done(tmp_path / "run", config)
     edit(tmp_path / "run/epochs.jsonl", lambda x: [x[0], x[0], x[1]])
     assert "run.json" in {p.name for p in (tmp_path / "run").iterdir()}
     for read in (
-        lambda: launch.done(tmp_path / "run", config),
+        lambda: sweep.done(tmp_path / "run", config),
         lambda: watch(tmp_path / "run", once=True),
         lambda: regimes.run(config, tmp_path / "run", resume=True),
     ):

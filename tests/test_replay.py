@@ -19,14 +19,15 @@ from scipy import stats
 from sklearn.metrics import cohen_kappa_score, jaccard_score
 
 from analysis.detectors import bands
-from regimes import agreement, bench, policies, replay, spelt
+from regimes import policies
 from regimes.config import override
 from regimes.detectors import EigenvalueChange, FirstShare, FixedWindows, NormChange, TraceCusum
 from regimes.errors import ConfigError, RecordError
 from regimes.policies import Accordion, Static, Windows
 from regimes.presets import get_preset
 from regimes.records import Record, Writer, load, read_lines
-from regimes.train import run
+from regimes.replay import agreement, compare, detect, replay, spelling
+from regimes.training.loop import run
 
 EPOCHS, STEPS = 12, 10
 LAYERS = [("a.weight", [4, 3], True), ("a.bias", [4], False), ("b.weight", [2, 4], True)]
@@ -177,9 +178,9 @@ def test_what_a_signal_costs(record: Record, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def replay_provides() -> dict[str, str]:
-    from regimes.instruments import PROVIDES
+    from regimes.detectors.statistics import INSTRUMENT
 
-    return PROVIDES
+    return INSTRUMENT
 
 
 # -- agreement -------------------------------------------------------------------------------
@@ -229,7 +230,7 @@ def test_interval_against_scipy() -> None:
 
 def test_pairs_by_epoch_or_by_epoch_and_layer(record: Record) -> None:
     rules = {"n": NormChange(interval=2), "t": TraceCusum(warmup=2), "w": FixedWindows(((0, 3),))}
-    result = replay.compare(record, rules)
+    result = compare.compare(record, rules)
     pairs = result.pairs.set_index(["a", "b"])
     assert pairs["granularity"].tolist() == ["epoch x layer", "epoch", "epoch"]
     frames = {name: replay.replay(record, rule) for name, rule in rules.items()}
@@ -251,7 +252,7 @@ def test_a_run_without_the_signal_is_one_sentence(record: Record, tmp_path: Path
     with pytest.raises(RecordError, match=words):
         replay.replay(record, TraceCusum(per_layer=False))
     with pytest.raises(RecordError, match="recorded no 'fisher_trace'"):
-        bench.bench([record], ["fisher-change"])
+        detect.bench([record], ["fisher-change"])
     (tmp_path / "run.json").write_text(json.dumps({"schema": 1, **record.header}))
     with pytest.raises(RecordError, match="has no complete epoch"):
         replay.replay(load(tmp_path), NormChange())
@@ -261,17 +262,17 @@ def test_a_run_without_the_signal_is_one_sentence(record: Record, tmp_path: Path
 
 
 def test_texts_name_detectors(record: Record) -> None:
-    assert spelt.rule("norm-change:interval=3,statistic=norm*lr", record) == NormChange(
+    assert spelling.rule("norm-change:interval=3,statistic=norm*lr", record) == NormChange(
         interval=3, statistic="norm*lr"
     )
-    assert spelt.rule("fixed-windows:windows=[[0, 2],[4,5]]", record) == FixedWindows(
+    assert spelling.rule("fixed-windows:windows=[[0, 2],[4,5]]", record) == FixedWindows(
         ((0, 2), (4, 5))
     )
-    assert spelt.rule("first-share:share=0.5", record) == FirstShare(0.5, EPOCHS)
-    assert spelt.rule("accordion:interval=2", record) == Accordion(interval=2)
-    own = spelt.rule("regimes.detectors.change:NormChange:eta=0.2", record)
+    assert spelling.rule("first-share:share=0.5", record) == FirstShare(0.5, EPOCHS)
+    assert spelling.rule("accordion:interval=2", record) == Accordion(interval=2)
+    own = spelling.rule("regimes.detectors.change:NormChange:eta=0.2", record)
     assert own == NormChange(eta=0.2)
-    assert spelt.labels(["norm-change", "norm-change:eta=0.4", "msdr-fall:fall=0.3"]) == {
+    assert spelling.labels(["norm-change", "norm-change:eta=0.4", "msdr-fall:fall=0.3"]) == {
         "norm-change": "norm-change", "norm-change:eta=0.4": "norm-change eta=0.4",
         "msdr-fall:fall=0.3": "msdr-fall",
     }  # fmt: skip
@@ -288,7 +289,7 @@ def test_texts_name_detectors(record: Record) -> None:
 )
 def test_bad_texts_are_one_sentence(text: str, message: str, record: Record) -> None:
     with pytest.raises(ConfigError, match=message):
-        spelt.rule(text, record)
+        spelling.rule(text, record)
 
 
 @pytest.fixture(scope="module")
@@ -301,12 +302,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_means_and_intervals_over_seeds(folder: Path) -> None:
-    runs = bench.read([folder / "low", folder / "high", folder / "low"])
+    runs = detect.read([folder / "low", folder / "high", folder / "low"])
     assert len(runs) == 6
     texts = ["norm-change:interval=2", "eigenvalue-change:interval=2"]
-    result = bench.bench(runs, texts)
+    result = detect.bench(runs, texts)
     each = result.detectors.query("schedule == 'low' and detector == 'norm-change'")["critical"]
-    mine = bench.over_seeds(result.detectors, "detectors").query(
+    mine = detect.over_seeds(result.detectors, "detectors").query(
         "schedule == 'low' and detector == 'norm-change'"
     )
     ends = stats.t.interval(0.95, 2, each.mean(), stats.sem(each))
@@ -316,13 +317,13 @@ def test_means_and_intervals_over_seeds(folder: Path) -> None:
 
 
 def test_default_controls_are_as_long_as_the_norm_rule(folder: Path) -> None:
-    runs = bench.read([folder / "low"])
-    texts = spelt.defaults(runs)
+    runs = detect.read([folder / "low"])
+    texts = spelling.defaults(runs)
     assert [t.partition(":")[0] for t in texts] == [
         "norm-change", "norm-change", "accordion", "eigenvalue-change", "trace-cusum",
         "first-share", "random-windows",
     ]  # fmt: skip
-    result = bench.bench(runs, texts)
+    result = detect.bench(runs, texts)
     share = result.detectors.groupby("detector", sort=False)["critical"].mean()
     assert share["random-windows"] == share["first-share"]
     assert abs(share["random-windows"] - share.iloc[0]) < 1 / EPOCHS
@@ -333,11 +334,11 @@ def test_default_controls_are_as_long_as_the_norm_rule(folder: Path) -> None:
 def test_two_runs_of_one_seed_are_refused(folder: Path, tmp_path: Path) -> None:
     make(tmp_path / "twin", seed=1)
     with pytest.raises(RecordError, match="both 'low' runs of seed 1"):
-        bench.read([folder, tmp_path])
+        detect.read([folder, tmp_path])
     with pytest.raises(RecordError, match="no run in or under"):
-        bench.read([tmp_path / "nowhere"])
+        detect.read([tmp_path / "nowhere"])
     with pytest.raises(RecordError, match="at least one run"):
-        bench.read([])
+        detect.read([])
 
 
 def test_the_command(folder: Path, tmp_path: Path) -> None:
@@ -359,8 +360,8 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
 
 
 def test_the_figure_has_one_band_per_detector(folder: Path) -> None:
-    runs = bench.read([folder])
-    result = bench.bench(runs)
+    runs = detect.read([folder])
+    result = detect.bench(runs)
     fig, numbers = bands(runs, result)
     panels = [ax for ax in fig.axes if ax.images]
     assert [ax.get_title(loc="left") for ax in panels] == ["low compression", "high compression"]

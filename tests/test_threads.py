@@ -18,7 +18,7 @@ from regimes.records import read_lines
 
 TESTS = Path(__file__).parent
 ENDING = TESTS / "ddp_scripts/ending.py"
-PARCELS = "parcel_mb=0.02"  # several: they are reduced in a thread
+BUCKETS = "bucket_mb=0.02"  # several: they are reduced in a thread
 ERRORS = {
     "before the first step": ("data.train_size=4", "training samples are too few"),
     "a loss that is not finite": ("optimizer.lr=1e30", "is not finite in epoch"),
@@ -54,9 +54,9 @@ def trainer(folder: Path, *settings: str) -> subprocess.Popen[str]:
     return start(words, folder)
 
 
-@pytest.mark.parametrize("parcels", ["parcel_mb=25", PARCELS])
-def test_a_run_leaves_no_thread(parcels: str, tmp_path: Path) -> None:
-    run = trainer(tmp_path / "end", "epochs=1", "data.train_size=600", parcels)
+@pytest.mark.parametrize("buckets", ["bucket_mb=25", BUCKETS])
+def test_a_run_leaves_no_thread(buckets: str, tmp_path: Path) -> None:
+    run = trainer(tmp_path / "end", "epochs=1", "data.train_size=600", buckets)
     _, errors = run.communicate(timeout=120)
     assert (run.returncode, errors) == (0, "")
     assert left(tmp_path / "end") == {"launcher": [], "0": [], "1": []}
@@ -65,15 +65,15 @@ def test_a_run_leaves_no_thread(parcels: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ERRORS)
 def test_a_run_that_fails_leaves_no_thread(name: str, tmp_path: Path) -> None:
     setting, message = ERRORS[name]
-    run = trainer(tmp_path / "end", "epochs=9", setting, PARCELS)
+    run = trainer(tmp_path / "end", "epochs=9", setting, BUCKETS)
     _, errors = run.communicate(timeout=120)
     assert message in errors
     assert left(tmp_path / "end") == {"launcher": [], "0": [], "1": []}
 
 
-@pytest.mark.parametrize("parcels", ["parcel_mb=25", PARCELS])
-def test_a_run_that_loses_a_process_leaves_no_thread(parcels: str, tmp_path: Path) -> None:
-    run = trainer(tmp_path / "end", "epochs=500", "data.train_size=600", parcels)
+@pytest.mark.parametrize("buckets", ["bucket_mb=25", BUCKETS])
+def test_a_run_that_loses_a_process_leaves_no_thread(buckets: str, tmp_path: Path) -> None:
+    run = trainer(tmp_path / "end", "epochs=500", "data.train_size=600", buckets)
     deadline = time.monotonic() + 90
     while len(read_lines(tmp_path / "run/epochs.jsonl")) < 2:
         assert time.monotonic() < deadline, "waited too long"

@@ -17,10 +17,12 @@ import pytest
 import torch
 
 import regimes
-from regimes import checkpoint, data, launch, setup, tasks, train
 from regimes.config import RunConfig, override, to_toml
+from regimes.data import classification, images
 from regimes.errors import ConfigError, DataError, RecordError, TrainingError
+from regimes.launch import processes, sweep
 from regimes.records import Record, read_lines
+from regimes.training import build, checkpoint, loop
 
 torch.set_num_threads(1)
 POWERSGD: tuple[str, ...] = ()
@@ -71,9 +73,9 @@ def test_processes_equal_simulation(compressor: tuple[str, ...], tmp_path: Path)
     regimes.run(c, tmp_path / "1x4")
     levels = {x for r in read_lines(tmp_path / "1x4/epochs.jsonl") for x in r["layers"]["level"]}
     assert levels == {"low", "high", "dense"}  # ACCORDION has switched, or the test shows nothing
-    for count, parcel_mb in ((2, 0.02), (4, 25.0)):  # during backward, and after it
+    for count, bucket_mb in ((2, 0.02), (4, 25.0)):  # during backward, and after it
         out = tmp_path / f"{count}x{4 // count}"
-        launch.processes(replace(c, parcel_mb=parcel_mb), out, count)
+        processes.spawn(replace(c, bucket_mb=bucket_mb), out, count)
         same_run(tmp_path / "1x4", out)
 
 
@@ -89,7 +91,7 @@ def test_the_union_pass_equals_worker_by_worker(compressor: str, tmp_path: Path)
 
 
 def test_a_model_with_dropout_goes_worker_by_worker() -> None:
-    from regimes.gradients import draws_random_numbers
+    from regimes.training.gradients import draws_random_numbers
 
     x = torch.ones(2, 4)
     assert draws_random_numbers(torch.nn.Sequential(torch.nn.Dropout(0.5)), x)
@@ -117,7 +119,7 @@ def test_one_worker_without_compression_is_plain_sgd(tmp_path: Path) -> None:
     """The oracle is a bare torch loop."""
     c = config("workers=1", "policy=static", "policy.level=dense", epochs=2)
     regimes.run(c, tmp_path / "run")
-    parts = setup.prepare(c)
+    parts = build.prepare(c)
     model = parts.task.build(c).double()
     sgd = torch.optim.SGD(
         model.parameters(), lr=1.0, momentum=0.9, nesterov=True, weight_decay=1e-4
@@ -157,14 +159,14 @@ def test_resumed_equals_uninterrupted(
 
 
 def stop_after(epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = train._epoch
+    original = loop._epoch
 
     def wrapped(parts: Any, epoch: int, watchers: Any) -> Any:
         if epoch == epochs:
             raise KeyboardInterrupt
         return original(parts, epoch, watchers)
 
-    monkeypatch.setattr(train, "_epoch", wrapped)
+    monkeypatch.setattr(loop, "_epoch", wrapped)
 
 
 @pytest.mark.parametrize("kill_at", [1, 2, 5])
@@ -199,7 +201,7 @@ def test_resume_on_another_number_of_processes(
     with pytest.raises(KeyboardInterrupt):
         regimes.run(c, tmp_path / "broken")
     monkeypatch.undo()
-    launch.processes(c, tmp_path / "broken", 2, resume=True)
+    processes.spawn(c, tmp_path / "broken", 2, resume=True)
     same_run(tmp_path / "whole", tmp_path / "broken")
 
 
@@ -238,7 +240,7 @@ def test_signals_against_gradients_recomputed_by_hand(tmp_path: Path) -> None:
     c = config("union_pass=false", "policy=static", "policy.level=dense", "data.train_size=40",
                "batch_size=10", 'instruments={norms={}}', epochs=1)  # fmt: skip
     record = regimes.run(c, tmp_path / "run")
-    parts = setup.prepare(c)
+    parts = build.prepare(c)
     model = parts.task.build(c).double()
     x, y = next(iter(parts.batches.epoch(0, range(4))))
     own = []
@@ -287,8 +289,8 @@ def test_metered_traffic_is_the_formula_times_steps(
         (["compressor=sign"], ConfigError, "level 4 is none of sign"),
         (["policy=static", "policy.level=middle"], ConfigError, "add levels.middle"),
         (["epochs=0"], ConfigError, "epochs must be at least 1"),
-        (["optimizer.lr=-1"], ConfigError, "optimizer needs lr > 0"),
-        (["parcel_mb=0"], ConfigError, "parcel_mb must be a positive number"),
+        (["optimizer.lr=-1"], ConfigError, "optimizer.lr must be a positive number"),
+        (["bucket_mb=0"], ConfigError, "bucket_mb must be a positive number"),
         (["optimizer.decay_factor=0"], ConfigError, "optimizer.decay_factor must be a positive"),
         (["optimizer.warmup_from=nan"], ConfigError, "optimizer.warmup_from must be a number"),
         (["optimizer.decay_epochs=[-5]"], ConfigError, "must be at least 1, got [-5]"),
@@ -346,16 +348,16 @@ def test_a_folder_keeps_its_run(tmp_path: Path) -> None:
 def test_an_ablation_refuses_results_of_another_configuration(tmp_path: Path) -> None:
     c = config(epochs=1)
     regimes.run(c, tmp_path / "cell")
-    assert launch.done(tmp_path / "cell", c)
-    assert not launch.done(tmp_path / "other", c)
+    assert sweep.done(tmp_path / "cell", c)
+    assert not sweep.done(tmp_path / "other", c)
     with pytest.raises(RecordError, match="another optimizer"):
-        launch.done(tmp_path / "cell", override(c, ["optimizer.lr=0.01"]))
+        sweep.done(tmp_path / "cell", override(c, ["optimizer.lr=0.01"]))
 
 
 def test_resume_refuses_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     regimes.run(config(epochs=1), tmp_path / "run")
-    load = data.load
-    monkeypatch.setattr(data, "load", lambda c: replace(load(c), digest="changed"))
+    load = images.load
+    monkeypatch.setattr(images, "load", lambda c: replace(load(c), digest="changed"))
     with pytest.raises(RecordError, match="was trained on other data"):
         regimes.run(config(epochs=1), tmp_path / "run", resume=True)
 
@@ -368,7 +370,7 @@ def test_a_loss_that_is_not_finite_stops_and_says_where(
     union: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     c = config(f"union_pass={str(union).lower()}")
-    original = tasks.cross_entropy
+    original = classification.classification_loss
     calls = 0
 
     def poisoned(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -378,7 +380,7 @@ def test_a_loss_that_is_not_finite_stops_and_says_where(
         at = 2 * steps + (0 if union else 4 + 2)  # third epoch; second step, worker 2
         return original(model, x, y) * (float("nan") if calls == at + 1 else 1.0)
 
-    monkeypatch.setattr(tasks, "cross_entropy", poisoned)
+    monkeypatch.setattr(classification, "classification_loss", poisoned)
     with pytest.raises(TrainingError) as error:
         regimes.run(c, tmp_path / "run")
     where = "the union of workers 0, 1, 2, 3 is not finite in epoch 2, step 0"
@@ -411,10 +413,10 @@ def test_a_process_that_dies_stops_the_others_within_seconds(victim: int, tmp_pa
 def test_a_warm_up_may_start_from_zero(tmp_path: Path) -> None:
     """At a rate of zero nothing but BatchNorm's statistics moves."""
     settings = "optimizer.warmup_from=0", "optimizer.warmup_epochs=2"
-    train.run(config(*settings, epochs=1), tmp_path)
+    loop.run(config(*settings, epochs=1), tmp_path)
     (row,) = read_lines(tmp_path / "epochs.jsonl")
     assert row["lr"] == 0.0
     assert row["next_lr"] > 0.0
-    fresh = setup.prepare(config(*settings)).model
+    fresh = build.prepare(config(*settings)).model
     for name, parameter in fresh.named_parameters():
         assert torch.equal(weights(tmp_path)[name], parameter)

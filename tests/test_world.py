@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 from ddp_scripts import group
 
-from regimes.compression import Gather, Mean
+from regimes.collectives.processes import connect
+from regimes.collectives.requests import Gather, Mean
+from regimes.collectives.world import World
 from regimes.errors import ConfigError
-from regimes.world import World, connect
 
 SHAPES = [(3, 4), (5,), (2, 2, 2)]
 
@@ -107,7 +108,7 @@ def twice(rank: int, port: int, restarted: bool) -> list[float]:
     found = []
     for late in (False, rank == 0):
         time.sleep(2 * late)
-        world = connect(2, torch.device("cpu"), timeout=6)
+        world = connect(2, torch.device("cpu"), timeout=60)
         found.append(world.mean([torch.tensor([[float(rank)]])])[0].item())
         world.close()
     return found

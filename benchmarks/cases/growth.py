@@ -19,11 +19,12 @@ import numpy as np
 import torch
 
 from benchmarks.harness import Limits, Row, Step, interleaved
-from regimes.compression.base import Compressor, Layer
+from regimes.collectives.requests import Layer
+from regimes.collectives.world import World
+from regimes.compression.base import Compressor
 from regimes.compression.powersgd import PowerSGD
 from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import TopK
-from regimes.world import World
 
 WHY = (
     "The number of operations is linear; a value costs more once what one layer, or all workers, "

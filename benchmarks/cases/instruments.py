@@ -13,11 +13,11 @@ from typing import Any
 
 from benchmarks.harness import NETS, Limits, Loop, Net, Row
 from regimes.compression.powersgd import PowerSGD
-from regimes.history import PastEpoch
-from regimes.instruments.base import Scene
-from regimes.instruments.gradient_norm import GradientNorm
+from regimes.data.classification import classification_loss
+from regimes.instruments.base import MeasurementContext
+from regimes.instruments.gradient_norm import NormsGauge
 from regimes.policies import Accordion
-from regimes.tasks import cross_entropy
+from regimes.policies.history import PastEpoch
 
 TARGET = 1.01
 
@@ -26,8 +26,10 @@ def epoch(net: Net, steps: int) -> tuple[list[float], list[float], float]:
     """Seconds of each step's work, of each step's instrument, and of the epoch's end."""
     loop = Loop(net, PowerSGD(), 2, union=True)
     nothing: Any = None  # the instrument looks at no data
-    scene = Scene(loop.model, cross_entropy, loop.world, loop.layers, 0, True, nothing, nothing)
-    gauge, clock = GradientNorm(["update"], scene), time.process_time
+    context = MeasurementContext(
+        loop.model, classification_loss, loop.world, loop.layers, 0, True, nothing, nothing
+    )
+    gauge, clock = NormsGauge(["update"], context), time.process_time
     work, extra = [], []
     for _ in range(steps + 2):
         began = clock()

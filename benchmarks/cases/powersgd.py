@@ -27,10 +27,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.harness import Limits, Row, Seconds, Step, compare, interleaved, resnet18
-from regimes.compression.base import Layer
+from regimes.collectives.processes import ProcessWorld
+from regimes.collectives.requests import Layer
+from regimes.collectives.world import World
 from regimes.compression.powersgd import PowerSGD
 from regimes.compression.reducer import Reducer
-from regimes.world import ProcessWorld, World
 
 RANKS, WORKERS = (1, 2, 4), (1, 2, 4)
 TARGETS = {"torch powerSGD_hook": 0.35, "powersgd": 0.5, "powersgd, 2 iterations": None,

@@ -20,10 +20,11 @@ from typing import Any
 from unittest.mock import patch
 
 from benchmarks.harness import NETS, Limits, Loop, Row, interleaved
-from regimes import presets, train
+from regimes import presets
 from regimes.compression.powersgd import PowerSGD
 from regimes.config import ModelConfig, RunConfig
 from regimes.records import Writer
+from regimes.training import loop
 
 SHARE = 0.01
 WHY = (
@@ -57,12 +58,12 @@ def timed_run(config: RunConfig) -> Iterator[dict[str, list[float]]]:
     watch = Stopwatch()
     with (
         tempfile.TemporaryDirectory() as folder,
-        patch.object(train, "_advance", watch("epoch", train._advance)),
+        patch.object(loop, "_advance", watch("epoch", loop._advance)),
         patch.object(Writer, "epoch", watch("row", Writer.epoch)),
-        patch.object(train, "save", watch("checkpoint", train.save)),
+        patch.object(loop, "save", watch("checkpoint", loop.save)),
         contextlib.redirect_stdout(io.StringIO()),
     ):
-        train.run(config, Path(folder, "run"))
+        loop.run(config, Path(folder, "run"))
         yield watch.seconds
 
 

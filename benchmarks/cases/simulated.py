@@ -13,7 +13,7 @@ import statistics
 
 from benchmarks.harness import NETS, Limits, Loop, Net, Row, compare, interleaved, sgd
 from regimes.compression.powersgd import PowerSGD
-from regimes.tasks import cross_entropy
+from regimes.data.classification import classification_loss
 
 TARGETS = {"smoke": 1.10, "small": 1.10, "ResNet-18": 1.05}
 WORKERS = 4
@@ -30,7 +30,7 @@ class Bare:
 
     def passes(self) -> None:
         for x, y in self.batches:
-            (cross_entropy(self.model, x, y) / WORKERS).backward()
+            (classification_loss(self.model, x, y) / WORKERS).backward()
 
     def __call__(self) -> None:
         self.optimizer.zero_grad()

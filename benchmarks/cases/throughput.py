@@ -20,13 +20,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.harness import NETS, Limits, Net, Row, compare, interleaved, sgd
+from regimes.collectives.world import World
 from regimes.compression.dense import Dense
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, DataConfig
-from regimes.data import CIFAR_MEAN, CIFAR_STD, PADDING, Batches, Images
-from regimes.gradients import Gradients, install, layer_table
-from regimes.tasks import cross_entropy
-from regimes.world import World
+from regimes.data.classification import classification_loss
+from regimes.data.images import CIFAR_MEAN, CIFAR_STD, PADDING, ImageBatches, Images
+from regimes.training.gradients import Gradients, install, layer_table
 
 WHY = (
     "ResNet-18: its forward and backward pass are nearly all of the peer's step on one core (see "
@@ -61,9 +61,9 @@ def ours(net: Net, data: Images, channels_last: bool) -> Callable[[], None]:
     """One step of our loop, data included."""
     model, world = net.build(), World(1)
     layers = layer_table(model)
-    gradients = Gradients(model, cross_entropy, world, union=True, seed=0)
+    gradients = Gradients(model, classification_loss, world, union=True, seed=0)
     reducer, optimizer = Reducer(Dense(), layers, world, 0), sgd(gradients.parameters)
-    batches = Batches(data, DataConfig(augment=True, drop_last=True), seed=0, workers=1,
+    batches = ImageBatches(data, DataConfig(augment=True, drop_last=True), seed=0, workers=1,
                       batch_size=net.batch, channels_last=channels_last)  # fmt: skip
 
     def stream() -> Iterator[tuple[Tensor, Tensor]]:
@@ -105,7 +105,7 @@ def plain(net: Net, feed: Iterator[list[Tensor]]) -> Callable[[], None]:
     def step() -> None:
         x, y = next(feed)
         optimizer.zero_grad()
-        loss = cross_entropy(model, x, y)
+        loss = classification_loss(model, x, y)
         loss.backward()
         optimizer.step()
         loss.item()

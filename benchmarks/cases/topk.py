@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import Limits, Row, Step, compare, interleaved, resnet18
-from regimes.compression.base import Layer
+from regimes.collectives.requests import Layer
+from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import TopK, kept
-from regimes.world import World
 
 LEVELS = (0.1, 1, 10, 25, 99)
 WHY = (

@@ -1,13 +1,6 @@
 """Compressors: one contract (``base``), one file per family, and the names that select them."""
 
-from regimes.compression.base import (
-    Compressor,
-    Gather,
-    Layer,
-    Mean,
-    State,
-    Traffic,
-)
+from regimes.compression.base import Compressor, State
 from regimes.config import plug_in
 
 REGISTRY = {
@@ -26,4 +19,4 @@ def compressor(table: dict) -> Compressor:
     return plug_in("compressor", table, REGISTRY)
 
 
-__all__ = ["REGISTRY", "Compressor", "Gather", "Layer", "Mean", "State", "Traffic", "compressor"]
+__all__ = ["REGISTRY", "Compressor", "State", "compressor"]

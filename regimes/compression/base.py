@@ -2,8 +2,8 @@
 
 A compressor is straight-line maths that *asks* for its collectives: ``send`` is a generator that
 yields ``Mean`` or ``Gather`` requests and is answered with their results. It never talks to
-another process. ``World.drive`` runs all layers' generators in lock-step, so that each round is
-one collective, whether the workers are simulated or real.
+another process. ``World.drive`` runs a bucket's generators side by side and answers one round of
+requests after another; between real processes a round travels as few collectives.
 
 Gradients carry a leading axis of hosted workers, ``[L, n, m]``: a convolution is viewed as
 ``[out, in * kh * kw]`` (PowerSGD, section 3). Error feedback (Stich & Karimireddy, 2019) and the
@@ -12,76 +12,24 @@ level "dense" are handled here, once, for all compressors.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regimes.collectives.requests import Layer, Mean, Program, Request, Traffic
 from regimes.config import DENSE, Level
 from regimes.errors import ConfigError
 
 
-@dataclass(frozen=True)
-class Layer:
-    """One named parameter tensor: the unit at which compressors and policies decide."""
-
-    name: str
-    shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def matrix(self) -> tuple[int, int]:
-        """(n, m): the first dimension against all others."""
-        return self.shape[0], self.size // self.shape[0]
-
-    @property
-    def compressed(self) -> bool:
-        """1-D parameters travel dense (paper, Appendix F)."""
-        return len(self.shape) > 1
-
-
-@dataclass(frozen=True)
-class Mean:
-    """Ask for the mean over all W workers: ``[L, ...] -> [...]``."""
-
-    tensor: Tensor
-
-
-@dataclass(frozen=True)
-class Gather:
-    """Ask for every worker's tensor, in worker order: ``[L, ...] -> [W, ...]``."""
-
-    tensor: Tensor
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """What one step hands to the collectives.
-
-    Attributes:
-        floats: the paper's convention, in elements of the model's dtype (other dtypes count by
-            their bits, 32 to a float): a mean counts once, a gather once per worker.
-        bytes: what one worker sends.
-    """
-
-    floats: float
-    bytes: int
-
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(self.floats + other.floats, self.bytes + other.bytes)
-
-
 class Workspace:
     """Memory that is used again at every step, because fresh pages cost as much as a pass over
-    them. No field of the state: neither saved nor copied."""
+    them. A slot and no field: checkpoints leave it out, ``copy.copy`` shares it, and
+    ``copy.deepcopy`` copies it."""
 
     __slots__ = ("_update",)
 
@@ -111,9 +59,17 @@ class State(Workspace):
     step: int = 0
     residual: Float[Tensor, "hosted n m"] | None = None
 
+    def memory(self) -> dict[str, Any]:
+        """What all workers have alike and the next step depends on, for a checkpoint."""
+        own = ("key", "first_worker", "residual")
+        return {name: value for name, value in vars(self).items() if name not in own}
 
-Request = Mean | Gather
-Program = Generator[Request, Tensor, Tensor]
+    def recall(self, memory: Mapping[str, Any], device: torch.device | None = None) -> None:
+        """Take over what ``memory`` gave, its tensors on a device."""
+        for name, value in memory.items():
+            setattr(self, name, value.to(device) if isinstance(value, Tensor) else value)
+
+
 Sending = Generator[Request, Tensor, tuple[Tensor, Tensor | None]]
 
 
@@ -159,17 +115,20 @@ class Compressor(ABC):
         """
         delta = grad.flatten(2) if grad.ndim > 2 else grad
         if state.residual is not None:
+            # Before compressing: at any level, dense too, what is owed is part of what is sent.
+            # In place on the residual, never on grad: gauges read the gradients afterwards.
+            # Neither carries an autograd graph, which in-place arithmetic would break.
             delta = state.residual.add_(delta)
         elif self.error_feedback and level != DENSE:
             delta = state.residual = delta.clone()
         state.step += 1
         if level == DENSE:
             update = yield Mean(delta)
-            state.residual = None
+            state.residual = None  # all sent
         else:
             update, sent = yield from self.send(delta, state, level)
             if self.error_feedback and sent is not None:
-                delta.sub_(sent)
+                delta.sub_(sent)  # delta is the residual: what was not sent stays owed
         return update.view(grad.shape[1:])
 
     def cost(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from regimes.compression.base import Compressor, Layer, Sending, State, Traffic, reject
+from regimes.collectives.requests import Layer, Traffic
+from regimes.compression.base import Compressor, Sending, State, reject
 from regimes.config import DENSE, Level
 
 

@@ -14,16 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.compression.base import (
-    Compressor,
-    Layer,
-    Mean,
-    Program,
-    Sending,
-    State,
-    Traffic,
-    reject,
-)
+from regimes.collectives.requests import Layer, Mean, Program, Traffic
+from regimes.compression.base import Compressor, Sending, State, reject
 from regimes.config import DENSE, Level
 from regimes.seeding import stream
 

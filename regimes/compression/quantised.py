@@ -13,16 +13,8 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from regimes.compression.base import (
-    Compressor,
-    Gather,
-    Layer,
-    Mean,
-    Sending,
-    State,
-    Traffic,
-    reject,
-)
+from regimes.collectives.requests import Gather, Layer, Mean, Traffic
+from regimes.compression.base import Compressor, Sending, State, reject
 from regimes.config import DENSE, Level
 from regimes.errors import ConfigError
 from regimes.seeding import stream
@@ -42,6 +34,12 @@ def unpack(packed: UInt8[Tensor, "*batch packed"], bits: int, size: int) -> Tens
     shifts = bits * torch.arange(8 // bits, device=packed.device)
     codes = (packed.unsqueeze(-1).to(torch.int32) >> shifts) & (2**bits - 1)
     return codes.flatten(-2)[..., :size]
+
+
+def _packed(layer: Layer, bits: int, workers: int, itemsize: int) -> Traffic:
+    """Packed codes and one scale of every worker."""
+    size = math.ceil(layer.size * bits / 8)
+    return Traffic(workers * (size / 4 + 1), size + itemsize)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +63,7 @@ class Sign(Compressor):
         return update.view(delta.shape[1:]), sent.view(delta.shape)
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
-        packed = math.ceil(layer.size / 8)
-        return Traffic(workers * (packed / 4 + 1), packed + itemsize)
+        return _packed(layer, 1, workers, itemsize)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +116,7 @@ class Quantise(Compressor):
         return torch.stack(rows).to(like)
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
-        packed = math.ceil(layer.size * int(level) / 8)
-        return Traffic(workers * (packed / 4 + 1), packed + itemsize)
+        return _packed(layer, int(level), workers, itemsize)
 
 
 @dataclass(frozen=True, kw_only=True)

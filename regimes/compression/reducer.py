@@ -1,7 +1,8 @@
-"""One training step's reduction: all layers' generators and memories, and the loss, in lock-step.
+"""One training step's reduction: every layer's generator and memory, and the loss.
 
-The mean loss rides in the first round's collective. It carries the news of a non-finite gradient
-too (``loss + 0 * sum(gradient)``), so that all processes learn of it in the same step, for free.
+Layers are reduced bucket by bucket (``regimes.collectives.overlap``), all layers of a bucket
+together. The mean loss rides in one bucket's first round and carries the news of a non-finite
+gradient (``loss + 0 * sum(gradient)``), so that all processes learn of it in the same step, free.
 """
 
 from __future__ import annotations
@@ -13,27 +14,43 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.compression.base import Compressor, Layer, State
+from regimes.collectives.requests import NO_LAYER, Layer, Mean, Program
+from regimes.collectives.world import World
+from regimes.compression.base import Compressor, State
 from regimes.compression.dense import Dense
 from regimes.config import Level
 from regimes.errors import ConfigError
-from regimes.world import World, mean_program
 
-IDENTITY = ("key", "first_worker")  # fields of a State that follow from the configuration
+Stacks = Sequence[Float[Tensor, "rows ..."]] | Mapping[int, Float[Tensor, "rows ..."]]
 
 
-def health(losses: Float[Tensor, " rows"], stack: Float[Tensor, "rows N"]) -> Tensor:
-    """The losses, ``[rows]``; NaN where a gradient is not finite."""
+def finite_flag(tensors: Sequence[Tensor]) -> Float[Tensor, ""]:
+    """0, or NaN where any entry is not finite."""
+    return 0 * torch.stack([t.sum() for t in tensors]).sum()
+
+
+def loss_with_flag(losses: Float[Tensor, " rows"], stack: Float[Tensor, "rows N"]) -> Tensor:
+    """The losses, ``[rows]``; NaN where a row's gradient is not finite."""
     return (losses + 0 * stack.sum(1)).to(torch.float32)
 
 
 class Reducer:
-    """Reduces stacked gradients to updates; owns each layer's ``State``."""
+    """Reduces stacked gradients to updates; owns each layer's ``State``.
+
+    Attributes:
+        buckets: layers that are reduced together, in order; ``NO_LAYER`` stands for the loss.
+    """
 
     def __init__(
-        self, compressor: Compressor, layers: Sequence[Layer], world: World, seed: int
+        self,
+        compressor: Compressor,
+        layers: Sequence[Layer],
+        world: World,
+        seed: int,
+        buckets: Sequence[Sequence[int]] | None = None,
     ) -> None:
         self.layers, self.world = list(layers), world
+        self.buckets = buckets or [range(NO_LAYER, len(self.layers))]
         self.compressors = [compressor if layer.compressed else Dense() for layer in layers]
         first = world.hosted.start
         self.states = [
@@ -42,36 +59,44 @@ class Reducer:
 
     def step(
         self,
-        gradients: Sequence[Float[Tensor, "rows ..."]],
+        gradients: Stacks,
         levels: Sequence[Level],
         losses: Float[Tensor, " rows"],
         stack: Float[Tensor, "rows N"],
     ) -> tuple[list[Tensor], Tensor]:
-        """Reduce one step.
+        """Reduce one step, bucket after bucket.
 
         Returns:
             The updates ``[*shape]`` per layer and the mean loss, NaN if any gradient is not
             finite. Gradients are left as they are; states move on.
         """
-        news = health(losses, stack)
-        loss, *updates = self.reduce(range(-1, len(self.layers)), gradients, levels, news)
-        return updates, loss
+        loss, found = loss_with_flag(losses, stack), {}
+        for bucket in self.buckets:
+            found.update(self.reduce(bucket, gradients, levels, loss))
+        return [found[i] for i in range(len(self.layers))], found[NO_LAYER]
 
     def reduce(
         self,
-        parcel: Sequence[int],
-        gradients: Sequence[Float[Tensor, "rows ..."]],
+        bucket: Sequence[int],
+        gradients: Stacks,
         levels: Sequence[Level],
-        news: Float[Tensor, " rows"] | None = None,
-    ) -> list[Tensor]:
-        """All rounds of some layers; their updates. The layer -1 stands for ``news``."""
+        loss: Float[Tensor, " rows"] | None,
+        states: Mapping[int, State] | None = None,
+    ) -> dict[int, Tensor]:
+        """All rounds of one bucket; its updates by layer, and the mean of ``loss`` where
+        ``NO_LAYER`` is among them.
+
+        Args:
+            states: memories to change in place of this reducer's own.
+        """
+        memories: Any = self.states if states is None else states
         programs = [
-            mean_program(news)
-            if i < 0 and news is not None
-            else self.compressors[i].reduce(gradients[i], self.states[i], levels[i])
-            for i in parcel
+            _mean(loss)
+            if i == NO_LAYER and loss is not None
+            else self.compressors[i].reduce(gradients[i], memories[i], levels[i])
+            for i in bucket
         ]
-        return self.world.drive(programs, parcel)
+        return dict(zip(bucket, self.world.drive(programs, bucket), strict=True))
 
     def residuals(self) -> list[Tensor | None]:
         """What each hosted worker still owes, per layer."""
@@ -83,22 +108,15 @@ class Reducer:
         """(shared, own): memories that all workers have alike, and the hosted residuals."""
         shared, own = {}, {}
         for layer, state in zip(self.layers, self.states, strict=True):
-            fields = {k: v for k, v in vars(state).items() if k not in IDENTITY}
-            own[layer.name] = fields.pop("residual")
-            shared[layer.name] = fields
+            own[layer.name], shared[layer.name] = state.residual, state.memory()
         return shared, own
 
     def load_state_dict(self, shared: dict[str, Any], residuals: dict[str, Any]) -> None:
-        """The inverse; tensors move to the gradients' device at their first use.
-
-        Raises:
-            ConfigError: the checkpoint is of another model.
-        """
+        """The inverse; ``to`` moves the tensors to the gradients' device."""
         for layer, state in zip(self.layers, self.states, strict=True):
             if layer.name not in shared or layer.name not in residuals:
                 raise ConfigError(f"the checkpoint has no layer {layer.name!r}: another model?")
-            for name, value in shared[layer.name].items():
-                setattr(state, name, value)
+            state.recall(shared[layer.name])
             state.residual = residuals[layer.name]
 
     def to(self, device: torch.device) -> Reducer:
@@ -131,3 +149,7 @@ def check_order(
                 f"levels.low = {low!r} sends less than levels.high = {high!r}: low and high "
                 "qualify compression, so low must be the level that sends more; swap them"
             )
+
+
+def _mean(value: Tensor) -> Program:
+    return (yield Mean(value))

@@ -13,23 +13,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.compression.base import (
-    Compressor,
-    Gather,
-    Layer,
-    Mean,
-    Sending,
-    State,
-    Traffic,
-    reject,
-)
-from regimes.compression.selection import largest
+from regimes.collectives.requests import Gather, Layer, Mean, Traffic
+from regimes.compression.base import Compressor, Sending, State, reject
+from regimes.compression.top_k import largest
 from regimes.config import DENSE, Level
 from regimes.seeding import stream
 
 
 def kept(level: Level, size: int) -> int:
-    """How many of ``size`` coordinates K percent are; at least one."""
+    """How many of ``size`` coordinates K percent are; at least one.
+
+    >>> kept(10, 250), kept(0.1, 250)
+    (25, 1)
+    """
     return max(1, round(float(level) / 100 * size))
 
 

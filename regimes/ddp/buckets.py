@@ -1,10 +1,10 @@
 """DDP's gradient buckets in, aggregated gradients out, while backward goes on.
 
 *Order.* DDP hands over buckets in the same order on every process, but fills them anew after the
-first step. What travels is therefore divided anew, into ``regimes.parcels`` of at most DDP's bucket
-size, on a communicator that nothing else uses. (Chained callbacks issue a bucket's second round
-whenever its first happens to be done, which differs between processes: torch's own PowerSGD hook
-aborts of that on gloo.)
+first step. What travels is therefore divided anew (``collectives.overlap``), into buckets of at
+most DDP's size, on a communicator that nothing else uses. (Chained callbacks issue a bucket's
+second round whenever its first happens to be done, which differs between processes: torch's own
+PowerSGD hook aborts of that on gloo.)
 
 *Memory.* A layer's state belongs to its parameter, not to a place in a bucket. During backward only
 a copy changes. When DDP has handed the results to the parameters, the copies are kept, unless
@@ -26,14 +26,13 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from regimes.collectives.overlap import Pipeline, make_buckets
+from regimes.collectives.requests import NO_LAYER
 from regimes.compression.base import State
-from regimes.compression.reducer import Reducer
+from regimes.compression.reducer import Reducer, finite_flag
 from regimes.config import Level
-from regimes.ddp.tensors import health_of, in_memory_order
 from regimes.errors import ConfigError
 from regimes.instruments.base import Gauge
-from regimes.parcels import Pipeline, Task, divide
-from regimes.world import mean_program
 
 
 @dataclass
@@ -43,7 +42,7 @@ class _Step:
     levels: Sequence[Level]
     gradients: dict[int, Tensor] = field(default_factory=dict)  # in the buckets; later the updates
     states: dict[int, State] = field(default_factory=dict)  # as they will be
-    promised: list[tuple[Future[Tensor], Tensor]] = field(default_factory=list)  # and their buffers
+    pending: list[tuple[Future[Tensor], Tensor]] = field(default_factory=list)  # and their buffers
     scale: float = 0.0
     finite: bool = True
     failed: bool = False
@@ -83,10 +82,10 @@ class Buckets:
         self.stack = parameters[0].new_zeros(1, sum(sizes) if keep_gradients else 0)
         self.rows = self.stack[0].split(sizes) if keep_gradients else None
         self.device = parameters[0].device
-        parcels = divide(parameters, model.bucket_bytes_cap)
-        self.pipeline = Pipeline(parcels, self._reduce, self.device)
+        buckets = make_buckets(parameters, model.bucket_bytes_cap)
+        self.pipeline = Pipeline(buckets, self._reduce, self.device)
         self.step: _Step | None = None
-        self.check: Task | None = None
+        self.check: Callable[[], Any] | None = None
         self.lock = threading.Lock()
         self.restart()
 
@@ -111,15 +110,15 @@ class Buckets:
             self.pipeline.begin()
         assert self.step is not None
         gradients = {
-            self.index[p]: in_memory_order(g, p)
+            self.index[p]: _in_memory_order(g, p)
             for g, p in zip(bucket.gradients(), bucket.parameters(), strict=True)
         }
         self.step.gradients.update(gradients)
         future: Future[Tensor] = Future(devices=[self.device] if self.pipeline.stream else None)
-        self.step.promised.append((future, bucket.buffer()))
-        self.pipeline.put(gradients)
+        self.step.pending.append((future, bucket.buffer()))
+        self.pipeline.mark_ready(gradients)
         if self.step.failed:
-            self._promise_kept(self.step)
+            self._resolve_futures(self.step)
         return future
 
     def _finish(self) -> None:
@@ -132,7 +131,7 @@ class Buckets:
         """Just after DDP has handed the results to the parameters: keep the step or drop it."""
         step, self.step = self.step, None
         assert step is not None
-        left = self._left_alone() if step.finite else set(step.states)
+        left = self._unused_layers() if step.finite else set(step.states)
         states = self.reducer.states
         for i, new in step.states.items():
             if i in left:
@@ -142,10 +141,10 @@ class Buckets:
         self.steps += 1
         if step.finite:
             self.kept += 1
-            with self.aside():
+            with self.on_hook_stream():
                 self._observe(step, left)
 
-    def _left_alone(self) -> set[int]:
+    def _unused_layers(self) -> set[int]:
         """Layers that no process has used: DDP does not touch their ``.grad``, unless it lies in
         the bucket itself."""
         if not (self.model.find_unused_parameters or self.model.static_graph):
@@ -168,7 +167,7 @@ class Buckets:
         for gauge in self.gauges:
             gauge.step(self.stack, updates)
 
-    def aside(self) -> torch.cuda.StreamContext:
+    def on_hook_stream(self) -> torch.cuda.StreamContext:
         """On a GPU: in the hook's own stream, after what the present one has been given."""
         if (stream := self.pipeline.stream) is not None:
             stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -176,50 +175,51 @@ class Buckets:
 
     # -- in the thread of the hook -----------------------------------------------------------
 
-    def _reduce(self, parcel: list[int]) -> None:
-        """One parcel. After an error nobody is left waiting for results (a static graph's first
+    def _reduce(self, bucket: list[int]) -> None:
+        """One bucket. After an error nobody is left waiting for results (a static graph's first
         pass does, before ``_finish`` can tell)."""
         step = self.step
         assert step is not None
         try:
-            self._reduce_in(step, parcel)
+            self._reduce_in(step, bucket)
         except BaseException:
             step.failed = True
-            self._promise_kept(step)
+            self._resolve_futures(step)
             raise
 
-    def _reduce_in(self, step: _Step, parcel: list[int]) -> None:
-        """All rounds of one parcel; the news of a non-finite gradient rides in the first."""
+    def _reduce_in(self, step: _Step, bucket: list[int]) -> None:
+        """All rounds of one bucket; the flag of a non-finite gradient rides in the first."""
         if not step.states:
             step.scale = self.scale()
         if self.check is not None:
             self.check, check = None, self.check
             check()
-        gradients = [step.gradients[i] for i in parcel]
-        health = health_of(gradients)
-        if not health.isfinite():
-            torch._foreach_zero_(gradients)  # no compressor need know what to do with NaN
-        programs = [mean_program(health[None])]
-        for i, gradient in zip(parcel, gradients, strict=True):
+        gradients = {i: step.gradients[i] for i in bucket}
+        flag = finite_flag(list(gradients.values()))
+        if not flag.isfinite():
+            torch._foreach_zero_(list(gradients.values()))  # NaN would stay in residuals for ever
+        for i, gradient in gradients.items():
             if self.rows is not None:
                 self.rows[i].view(gradient.shape).copy_(gradient)
             step.states[i] = self._copy(i, step.scale)
-            reduce = self.reducer.compressors[i].reduce
-            programs.append(reduce(gradient[None], step.states[i], step.levels[i]))
-        health, *updates = self.reducer.world.drive(programs, [-1, *parcel])
-        for gradient, update in zip(gradients, updates, strict=True):
-            gradient.copy_(update)
-        if not (health + health_of(updates)).isfinite():
+        stacked = {i: gradient[None] for i, gradient in gradients.items()}
+        found = self.reducer.reduce(
+            [NO_LAYER, *bucket], stacked, step.levels, flag[None], step.states
+        )
+        flag = found.pop(NO_LAYER) + finite_flag(list(found.values()))
+        for i, update in found.items():
+            gradients[i].copy_(update)
+        if not flag.isfinite():
             step.finite = False
-            for gradient in gradients:
+            for gradient in gradients.values():
                 gradient.fill_(torch.nan)  # as without compression: a GradScaler must see it
         if len(step.states) == len(self.parameters):  # a static graph's first pass awaits them here
-            self._promise_kept(step)
+            self._resolve_futures(step)
 
-    def _promise_kept(self, step: _Step) -> None:
+    def _resolve_futures(self, step: _Step) -> None:
         with self.lock:
-            while step.promised:
-                future, buffer = step.promised.pop()
+            while step.pending:
+                future, buffer = step.pending.pop()
                 future.set_result(buffer)
 
     def _copy(self, layer: int, scale: float) -> State:
@@ -234,7 +234,18 @@ class Buckets:
         return state
 
 
-def _after_backward(callback: Task) -> None:
+def _after_backward(callback: Callable[[], None]) -> None:
     """Callbacks run in the order in which they were asked for; DDP asks for its own when the last
     bucket is full."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def _in_memory_order(flat: Tensor, parameter: nn.Parameter) -> Tensor:
+    """A parameter's share of the bucket, ``[*shape]``. It lies there in the parameter's own memory
+    order where that has no gaps, which ``bucket.gradients()`` does not say."""
+    if parameter.is_contiguous():
+        return flat
+    extent = sum(s * (n - 1) for s, n in zip(parameter.stride(), parameter.shape, strict=True)) + 1
+    if extent != parameter.numel():
+        return flat
+    return flat.as_strided(parameter.shape, parameter.stride(), flat.storage_offset())

@@ -1,6 +1,6 @@
 """What a user of the hook holds: its levels, what ends an epoch, its state.
 
-The same compressors, policies and gauges as the trainer's (``regimes.train``), and the same rows of
+The same compressors, policies and gauges as the trainer's (``training.loop``), and the same rows of
 past epochs, so that a policy sees here what it would see there. All processes of the model's group
 do the same with the same configuration, which is checked at the first bucket of each epoch.
 """
@@ -11,22 +11,24 @@ import hashlib
 import math
 from collections.abc import Mapping
 from numbers import Real
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, SupportsFloat, runtime_checkable
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from regimes.compression import Compressor, Layer
-from regimes.compression.base import Traffic
+from regimes.collectives.processes import GroupWorld
+from regimes.collectives.requests import Layer, Traffic
+from regimes.compression import Compressor
 from regimes.compression.reducer import Reducer, check_order
 from regimes.config import DENSE, Level, RunConfig, Signal
-from regimes.ddp import parts, state
+from regimes.ddp import state, validate
 from regimes.ddp.buckets import Buckets
+from regimes.detectors.statistics import Statistic
 from regimes.errors import ConfigError
-from regimes.history import history
-from regimes.instruments.base import Scene
+from regimes.instruments.base import MeasurementContext
+from regimes.instruments.panel import Readings, choose
 from regimes.policies import Decision, Policy
-from regimes.world import GroupWorld
+from regimes.policies.controller import Controller
 
 
 @runtime_checkable
@@ -69,12 +71,12 @@ def attach(
     Raises:
         ConfigError: one sentence, before anything is registered.
     """
-    ddp = parts.wrapped(model)
-    parts.trainable(ddp)
-    read = parts.pick_signal(signal)
+    ddp = validate.wrapped(model)
+    validate.trainable(ddp)
+    read = validate.pick_signal(signal)
     known = RunConfig().levels if levels is None else dict(levels)
-    chosen = parts.pick_compressor(compressor, known)
-    rule = parts.pick_policy(policy, known)
+    chosen = validate.pick_compressor(compressor, known)
+    rule = validate.pick_policy(policy, known)
     return Hook(ddp, rule, chosen, known, read, seed, scaler, timeout)
 
 
@@ -90,27 +92,29 @@ class Hook:
         levels: Mapping[str, Level], signal: Signal, seed: int, scaler: Scaler | None,
         timeout: float,
     ) -> None:  # fmt: skip
-        self.policy, self.compressor, self.values, self.signal = rule, compressor, levels, signal
-        found = parts.trainable(model)
+        self.compressor, self.values = compressor, levels
+        found = validate.trainable(model)
         self.layers = [Layer(name, tuple(p.shape)) for name, p in found.items()]
         check_order(compressor, levels, self.layers, model.process_group.size())
-        self.compressed = [i for i, layer in enumerate(self.layers) if layer.compressed]
+        compressed = [i for i, layer in enumerate(self.layers) if layer.compressed]
+        self.controller = Controller(rule, list(found), compressed, signal)
         first = next(iter(found.values()))
         self.world = GroupWorld(model.process_group, first.device, timeout)
         self.world.meter.dtype = first.dtype
         self.reducer = Reducer(compressor, self.layers, self.world, seed)
-        scene = Scene(
-            model.module, parts.no_data, self.world, self.layers, seed, False, parts.no_data,
-            parts.no_data, compressor, levels,
+        context = MeasurementContext(
+            model.module, validate.no_data, self.world, self.layers, seed, False, validate.no_data,
+            validate.no_data, compressor, levels,
         )  # fmt: skip
-        self.gauges = parts.gauges(rule, signal, scene)
+        norm = any(Statistic.parse(need).is_norm for need in rule.needs)
+        self.panel = choose({}, rule.needs, signal if norm else None, context)
         from_updates = {"norms", "msdr"} if signal == "update" else {"msdr"}
         self.buckets = Buckets(
             model,
             list(found.values()),
             self.reducer,
-            list(self.gauges.values()),
-            keep_gradients=not self.gauges.keys() <= from_updates,
+            list(self.panel),
+            keep_gradients=not self.panel.gauges.keys() <= from_updates,
             scale=(lambda: 1.0) if scaler is None else scaler.get_scale,
         )
         self.rows: list[dict[str, Any]] = []
@@ -133,7 +137,9 @@ class Hook:
 
     # -- epochs ------------------------------------------------------------------------------
 
-    def epoch_end(self, *, lr: float, next_lr: float | None = None) -> dict[str, Decision]:
+    def epoch_end(
+        self, *, lr: SupportsFloat, next_lr: SupportsFloat | None = None
+    ) -> dict[str, Decision]:
         """Read the epoch's statistics and decide the next epoch's levels; all processes call this.
 
         Args:
@@ -157,8 +163,8 @@ class Hook:
         if following is None:
             rate, following = (rate if self.lr is None else self.lr), rate
         self.lr = following
-        with self.buckets.aside():
-            statistics, whole = self._read()
+        with self.buckets.on_hook_stream():
+            readings = self._read()
         self.rows.append(
             {
                 "epoch": len(self.rows),
@@ -167,30 +173,21 @@ class Hook:
                 "steps": self.buckets.steps,
                 "skipped": self.buckets.steps - self.buckets.kept,
                 "layers": {"level": self._levels},
-                "statistics": statistics,
-                "model": whole,
+                "statistics": readings.layers,
+                "model": readings.model,
             }
         )
         self.buckets.restart()
         return self._decide()
 
-    def _read(self) -> tuple[dict[str, list[float | None]], dict[str, float | None]]:
+    def _read(self) -> Readings:
         """The epoch's statistics; none when every step was skipped."""
-        if not self.buckets.kept:
-            return {}, {}
-        readings = [gauge.read(len(self.rows)) for gauge in self.gauges.values()]
-        layers = {k: [_finite(x) for x in v] for r in readings for k, v in r.layers.items()}
-        return layers, {k: _finite(v) for r in readings for k, v in r.model.items()}
+        return self.panel.read(len(self.rows)) if self.buckets.kept else Readings()
 
     def _decide(self) -> dict[str, Decision]:
-        names = [self.layers[i].name for i in self.compressed]
-        past = history(self.rows, self.compressed, self.signal)
-        decisions = self.policy.decide(past, names)
-        levels = [DENSE] * len(self.layers)
-        for i, decision in zip(self.compressed, decisions, strict=True):
-            levels[i] = decision.level
-        self._use(levels)
-        return dict(zip(names, decisions, strict=True))
+        found = self.controller.decide(self.rows)
+        self._use(found.names)
+        return {self.layers[i].name: decision for i, decision in found.decisions.items()}
 
     def _use(self, levels: list[str]) -> None:
         self._levels = levels
@@ -199,8 +196,9 @@ class Hook:
 
     def _agree(self) -> None:
         """Processes with different ideas would wait for each other, or mix up their bytes."""
-        plug_ins = state.describe(self.policy), state.describe(self.compressor)
-        configuration = (*plug_ins, dict(self.values), self.signal, self.layers)
+        control = self.controller
+        plug_ins = state.describe(control.policy), state.describe(self.compressor)
+        configuration = (*plug_ins, dict(self.values), control.signal, self.layers)
         place = len(self.rows), self.buckets.steps, self._levels
         facts = {"model or configuration of the hook": configuration, "state of the hook": place}
         self.world.agree(
@@ -234,7 +232,3 @@ def _rate(value: Any) -> float:
     if isinstance(number, Real) and not isinstance(number, bool) and 0 <= float(number) < math.inf:
         return float(number)
     raise ConfigError(f"epoch_end: a learning rate must be a number from zero up, got {value!r}")
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

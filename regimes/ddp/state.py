@@ -4,27 +4,50 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from regimes.compression.base import Traffic
-from regimes.config import DENSE
+from regimes.collectives.processes import GroupWorld
+from regimes.collectives.requests import Layer, Traffic
+from regimes.compression import Compressor
+from regimes.compression.reducer import Reducer
+from regimes.config import DENSE, Level
+from regimes.ddp.buckets import Buckets
 from regimes.errors import ConfigError
 from regimes.instruments.base import Gauge
-from regimes.instruments.gradient_norm import GradientNorm
-
-if TYPE_CHECKING:
-    from regimes.ddp.hook import Hook
+from regimes.instruments.gradient_norm import NormsGauge
+from regimes.instruments.panel import Panel
 
 
-def save(hook: Hook) -> dict[str, Any]:
+@runtime_checkable
+class Stateful(Protocol):
+    """What the state of a hook is taken from."""
+
+    world: GroupWorld
+    layers: list[Layer]
+    compressor: Compressor
+    values: Mapping[str, Level]
+    reducer: Reducer
+    buckets: Buckets
+    panel: Panel
+    rows: list[dict[str, Any]]
+    lr: float | None
+    earlier: Traffic
+
+    @property
+    def levels(self) -> dict[str, str]: ...
+    @property
+    def traffic(self) -> Traffic: ...
+
+
+def save(hook: Stateful) -> dict[str, Any]:
     """See ``Hook.state_dict``."""
     b = hook.buckets
-    if b.steps and not hook.gauges.keys() <= {"norms"}:
+    if b.steps and not hook.panel.gauges.keys() <= {"norms"}:
         raise ConfigError(
-            f"state_dict: {', '.join(hook.gauges)} cannot be saved within an epoch: call it right "
-            "after epoch_end"
+            f"state_dict: {', '.join(hook.panel.gauges)} cannot be saved within an epoch: call it "
+            "right after epoch_end"
         )
     memories, residuals = copy.deepcopy(hook.reducer.state_dict())
     for layer, unit in zip(hook.layers, b.units, strict=True):
@@ -34,8 +57,8 @@ def save(hook: Hook) -> dict[str, Any]:
         **_identity(hook),
         "memories": memories,
         "residuals": residuals,
-        "gauges": {k: copy.deepcopy(g.state_dict()) for k, g in hook.gauges.items()},
-        "sums": copy.deepcopy(_sums(hook.gauges)),
+        "gauges": copy.deepcopy(hook.panel.state_dict()),
+        "sums": copy.deepcopy(_sums(hook.panel.gauges)),
         "steps": [b.steps, b.kept],
         "levels": hook.levels,
         "rows": copy.deepcopy(hook.rows),
@@ -44,7 +67,7 @@ def save(hook: Hook) -> dict[str, Any]:
     }
 
 
-def restore(hook: Hook, state: Mapping[str, Any]) -> None:
+def restore(hook: Stateful, state: Mapping[str, Any]) -> None:
     """See ``Hook.load_state_dict``; the levels are left to the caller."""
     _refuse_another(hook, state)
     state, device, b = copy.deepcopy(dict(state)), hook.world.device, hook.buckets
@@ -52,9 +75,8 @@ def restore(hook: Hook, state: Mapping[str, Any]) -> None:
     hook.reducer.to(device)
     b.units = [1.0] * len(hook.layers)
     b.steps, b.kept = state["steps"]
-    for name, saved in state["gauges"].items():
-        hook.gauges[name].load_state_dict(saved)
-    sums = _sums(hook.gauges)
+    hook.panel.load_state_dict(state["gauges"])
+    sums = _sums(hook.panel.gauges)
     sums.clear()
     sums.update({name: [t.to(device) for t in tensors] for name, tensors in state["sums"].items()})
     hook.rows, hook.lr = state["rows"], state["lr"]
@@ -62,7 +84,7 @@ def restore(hook: Hook, state: Mapping[str, Any]) -> None:
     hook.earlier = Traffic(*state["traffic"])
 
 
-def _identity(hook: Hook) -> dict[str, Any]:
+def _identity(hook: Stateful) -> dict[str, Any]:
     """What must be the same where the state is loaded."""
     return {
         "worker": hook.world.rank,
@@ -75,7 +97,7 @@ def _identity(hook: Hook) -> dict[str, Any]:
 def _sums(gauges: Mapping[str, Gauge]) -> dict[str, list[Tensor]]:
     """The accumulated gradients of the epoch so far."""
     norms = gauges.get("norms")
-    return norms.sums if isinstance(norms, GradientNorm) else {}
+    return norms.sums if isinstance(norms, NormsGauge) else {}
 
 
 def describe(plug_in: Any) -> str:
@@ -84,7 +106,7 @@ def describe(plug_in: Any) -> str:
     return repr(plug_in) if hasattr(kind, "__dataclass_fields__") else kind.__qualname__
 
 
-def _refuse_another(hook: Hook, state: Mapping[str, Any]) -> None:
+def _refuse_another(hook: Stateful, state: Mapping[str, Any]) -> None:
     mine = _identity(hook)
     if not isinstance(state, Mapping) or not {*mine, "residuals", "rows"} <= state.keys():
         _refuse("it is not what hook.state_dict() gave")
@@ -107,7 +129,7 @@ def _refuse_another(hook: Hook, state: Mapping[str, Any]) -> None:
         _refuse(f"it is of {state['compressor']}, and here is {mine['compressor']}")
     if unknown := set(state["levels"].values()) - {*hook.values, DENSE}:
         _refuse(f"it has a level {min(unknown)!r}, and here are {', '.join(hook.values) or 'none'}")
-    if state["gauges"].keys() != hook.gauges.keys():
+    if state["gauges"].keys() != hook.panel.gauges.keys():
         _refuse("it is of a policy that reads other statistics")
 
 

@@ -1,7 +1,7 @@
 """Detectors of critical regimes: pure rules over the history of one statistic. No torch.
 
 ``base`` has the contract, ``change`` the paper's rule and its kin, ``cusum`` and ``msdr`` the
-rivals, ``controls`` what any claim must beat. Names map to classes here.
+rivals, ``baselines`` what any claim must beat. Names map to classes here.
 """
 
 from __future__ import annotations
@@ -9,24 +9,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from regimes.config import plug_in
+from regimes.config import Registry
 from regimes.detectors.base import Detector, Verdict
+from regimes.detectors.baselines import FirstShare, FixedWindows, RandomWindows
 from regimes.detectors.change import EigenvalueChange, FisherChange, NormChange, RelativeChange
-from regimes.detectors.controls import FirstShare, FixedWindows, RandomWindows
 from regimes.detectors.cusum import TraceCusum
 from regimes.detectors.msdr import MsdrFall
 
-REGISTRY = {
+REGISTRY = Registry("detector", {
     "norm-change": "regimes.detectors.change:NormChange",
     "eigenvalue-change": "regimes.detectors.change:EigenvalueChange",
     "fisher-change": "regimes.detectors.change:FisherChange",
     "change": "regimes.detectors.change:RelativeChange",
     "trace-cusum": "regimes.detectors.cusum:TraceCusum",
     "msdr-fall": "regimes.detectors.msdr:MsdrFall",
-    "first-share": "regimes.detectors.controls:FirstShare",
-    "random-windows": "regimes.detectors.controls:RandomWindows",
-    "fixed-windows": "regimes.detectors.controls:FixedWindows",
-}
+    "first-share": "regimes.detectors.baselines:FirstShare",
+    "random-windows": "regimes.detectors.baselines:RandomWindows",
+    "fixed-windows": "regimes.detectors.baselines:FixedWindows",
+})  # fmt: skip
 
 __all__ = [
     "REGISTRY", "Detector", "EigenvalueChange", "FirstShare", "FisherChange", "FixedWindows",
@@ -36,13 +36,6 @@ __all__ = [
 
 
 def detector(table: Mapping[str, Any], where: str | None = None) -> Detector:
-    """The detector that a configuration table names.
-
-    Args:
-        table: ``{"name": ..., field: value, ...}``.
-        where: the table's place in the configuration, for messages.
-
-    Raises:
-        ConfigError: an unknown name (with the nearest known one), bad fields.
-    """
-    return plug_in("detector", table, REGISTRY, where)
+    """The detector that a configuration table names (``where``: its place, for messages), or
+    ConfigError."""
+    return REGISTRY.make(table, where)

@@ -29,9 +29,6 @@ class RelativeChange:
         interval: epochs between evaluations.
         statistic: what is compared; "norm*lr" and the like are multiplied by the epoch's rate.
         direction: "decay" counts only falls, ``(old - new) / |old|``.
-
-    Raises:
-        ConfigError: eta is not positive or interval is below 1.
     """
 
     eta: float = 0.5
@@ -67,6 +64,15 @@ class RelativeChange:
 @dataclass(frozen=True)
 class NormChange(RelativeChange):
     """The paper's rule (section 4.2): ``| |old| - |new| | / |old| >= eta``, per layer.
+
+    A fall from 4 to 1 in two epochs is a change of 75 %, one from 4 to 3 of 25 %; between two
+    evaluations there is no opinion:
+
+    >>> rule = NormChange(eta=0.5, interval=2)
+    >>> rule([4.0, 2.0, 1.0])
+    Verdict(critical=True, old=4.0, new=1.0, score=0.75, threshold=0.5)
+    >>> rule([4.0, 3.5, 3.0]).critical, rule([4.0, 2.0]).critical
+    (False, None)
 
     The accumulated gradient's norm scales like displacement / lr, so that it jumps at each decay
     whatever the loss does; ``statistic = "norm*lr"`` takes the learning rate out.

@@ -33,9 +33,6 @@ class TraceCusum:
         h: threshold, standard deviations. k = 0.5, h = 5 alarms by chance once in 465
             measurements of known mean and deviation; more often after a short warm-up.
         warmup: measurements per baseline.
-
-    Raises:
-        ConfigError: k is negative, h is not positive, or warmup is below 2.
     """
 
     k: float = 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from regimes.detectors.base import Values, Verdict
@@ -21,9 +22,6 @@ class MsdrFall:
         fall: share of the reference, between 0 and 1.
         latch: stay critical after the first fall, as AdaQS does. False: until the next
             measurement that has not fallen.
-
-    Raises:
-        ConfigError: fall is not between 0 and 1.
     """
 
     fall: float = 0.5
@@ -35,20 +33,22 @@ class MsdrFall:
         if not 0 < self.fall < 1:
             raise ConfigError(f"fall is a share between 0 and 1, got {self.fall}")
 
-    def __call__(self, values: Values) -> Verdict:
+    def verdicts(self, values: Values) -> Iterator[Verdict]:
+        """The verdict after each epoch so far."""
         reference: float | None = None
         fallen = False
-        verdict = Verdict(False, threshold=self.fall)
         for value in values:
             if value is None:
+                yield Verdict(None)
                 continue
-            if reference is None or not math.isfinite(value) or reference <= 0:
-                verdict = Verdict(self.latch and fallen, reference, value, None, self.fall)
-                reference = value if math.isfinite(value) else reference
-                continue
-            score = 1 - value / reference
-            now = score >= self.fall
+            score, finite = None, math.isfinite(value)
+            if finite and reference is not None and reference > 0:
+                score = 1 - value / reference
+            now = score is not None and score >= self.fall
             fallen = fallen or now
-            verdict = Verdict(now or (self.latch and fallen), reference, value, score, self.fall)
-            reference = value if now else reference
-        return verdict if not values or values[-1] is not None else Verdict(None)
+            yield Verdict(now or (self.latch and fallen), reference, value, score, self.fall)
+            if now or (score is None and finite):
+                reference = value
+
+    def __call__(self, values: Values) -> Verdict:
+        return [Verdict(False, threshold=self.fall), *self.verdicts(values)][-1]

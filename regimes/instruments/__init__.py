@@ -1,7 +1,6 @@
 """Instruments measure statistics during training and leave no trace on the run.
 
-``base`` has the contract; each file one family. ``PROVIDES`` says which instrument a statistic
-comes from, so that a policy that needs one has it measured without being told how.
+``base`` has the contract; each file one family; ``panel`` chooses and reads those of a run.
 """
 
 from __future__ import annotations
@@ -16,29 +15,17 @@ if TYPE_CHECKING:
 
 REGISTRY = {
     "norms": "regimes.instruments.gradient_norm:Norms",
-    "curvature": "regimes.instruments.hessian:Curvature",
-    "fisher": "regimes.instruments.hessian:Fisher",
-    "overlap": "regimes.instruments.overlap:Overlap",
+    "curvature": "regimes.instruments.curvature:Curvature",
+    "fisher": "regimes.instruments.curvature:Fisher",
+    "overlap": "regimes.instruments.support_overlap:Overlap",
     "noise": "regimes.instruments.noise:Noise",
     "msdr": "regimes.instruments.noise:Msdr",
-    "error": "regimes.instruments.error:CompressionError",
+    "error": "regimes.instruments.compression_loss:CompressionLoss",
     "moments": "regimes.instruments.moments:Moments",
     "moments-frozen": "regimes.instruments.moments:FrozenMoments",
 }
-PROVIDES = {  # statistic -> instrument
-    "norm": "norms",
-    "eigenvalue": "curvature",
-    "hessian_trace": "curvature",
-    "fisher_trace": "fisher",
-    "overlap": "overlap",
-    "noise_scale": "noise",
-    "diversity": "noise",
-    "msdr": "msdr",
-    "error": "error",
-    "moments": "moments",
-    "moments-frozen": "moments-frozen",
-}
-UNASKED: dict[str, dict[str, Any]] = {  # fields of an instrument that a policy's need switches on
+# fields of an instrument that a policy's need switches on
+DEFAULTS_FOR_NEED: dict[str, dict[str, Any]] = {
     "eigenvalue:batch": {"modes": ["batch-statistics"]},
     "hessian_trace": {"probes": 10},
     "hessian_trace:batch": {"modes": ["batch-statistics"], "probes": 10},

@@ -8,22 +8,25 @@ read at the end of an epoch. Neither may leave a trace on the run: not on weight
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regimes.compression.base import Compressor, Layer
+from regimes.collectives.requests import Layer
+from regimes.collectives.world import World
+from regimes.compression.base import Compressor
 from regimes.config import Level
-from regimes.world import World
-
-Batch = tuple[Tensor, Tensor]
+from regimes.errors import require
+from regimes.models.loss import Batch, Loss
 
 
 @dataclass(frozen=True)
-class Scene:
+class MeasurementContext:
     """What an instrument may look at.
 
     Attributes:
@@ -37,7 +40,7 @@ class Scene:
     """
 
     model: nn.Module
-    loss: Callable[[nn.Module, Tensor, Tensor], Tensor]
+    loss: Loss
     world: World
     layers: Sequence[Layer]
     seed: int
@@ -52,19 +55,18 @@ class Scene:
         """The trainable parameters, one per layer."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
+    @property
+    def sizes(self) -> list[int]:
+        """How many numbers each layer has."""
+        return [layer.size for layer in self.layers]
+
 
 @dataclass
 class Reading:
-    """One epoch's statistics.
+    """One epoch's statistics; ``detail`` (plain JSON types) goes to ``instruments.jsonl``."""
 
-    Attributes:
-        layers: per statistic, one value per layer.
-        model: per statistic, one value for the whole model.
-        detail: anything else worth keeping (plain JSON types); goes to ``instruments.jsonl``.
-    """
-
-    layers: dict[str, list[float]] = field(default_factory=dict)
-    model: dict[str, float] = field(default_factory=dict)
+    layers: dict[str, list[float]] = field(default_factory=dict)  # one value per layer
+    model: dict[str, float] = field(default_factory=dict)  # one for the whole model
     detail: dict[str, Any] = field(default_factory=dict)
 
 
@@ -84,9 +86,39 @@ class Gauge(Protocol):
         """What the next readings depend on, the same on all processes, for the checkpoint."""
         ...
 
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class StatelessGauge:
+    """Base of gauges that remember nothing between epochs."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse."""
-        ...
+        pass
+
+
+class EndOfEpochGauge(StatelessGauge):
+    """Base of gauges that do nothing during steps."""
+
+    def step(self, stack: Tensor, updates: Sequence[Tensor]) -> None:
+        pass
+
+
+class StridedGauge(StatelessGauge):
+    """Base of gauges that ``measure`` steps 0, stride, 2 stride, ... of an epoch."""
+
+    stride: int
+    seen = 0  # steps of this epoch; ``read`` sets it back
+
+    def step(self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor]) -> None:
+        if self.seen % self.stride == 0:
+            self.measure(stack)
+        self.seen += 1
+
+    def measure(self, stack: Float[Tensor, "rows N"]) -> None:
+        raise NotImplementedError
 
 
 @runtime_checkable
@@ -96,21 +128,21 @@ class Instrument(Protocol):
     @property
     def every(self) -> int: ...
 
-    def start(self, scene: Scene) -> Gauge: ...
+    def start(self, context: MeasurementContext) -> Gauge: ...
 
 
-class Memoryless:
-    """Base of gauges whose readings do not depend on earlier epochs."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
+def require_at_least(instrument: Any, name: str, **bounds: int) -> None:
+    """Raise ConfigError for the first field that is below its bound."""
+    for field_name, bound in bounds.items():
+        value = getattr(instrument, field_name)
+        where = f"instruments.{name}.{field_name}"
+        require(value >= bound, where, value, f"at least {bound}")
 
 
-class Still(Memoryless):
-    """Base of gauges that do nothing during steps."""
+def ratio(above: float, below: float) -> float:
+    """NaN unless the denominator is positive."""
+    return above / below if below > 0 else math.nan
 
-    def step(self, stack: Tensor, updates: Sequence[Tensor]) -> None:
-        pass
+
+def squared_norms(tensors: Sequence[Tensor]) -> Float[Tensor, " n"]:
+    return torch.stack(torch._foreach_norm(list(tensors))).double().square()

@@ -20,10 +20,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regimes.collectives.requests import Mean
 from regimes.config import Signal
 from regimes.errors import ConfigError
-from regimes.instruments.base import Memoryless, Reading, Scene
-from regimes.world import mean_program
+from regimes.instruments.base import MeasurementContext, Reading, StatelessGauge
 
 PER_WORKER = ("local-mean", "worker0")
 ALL: tuple[Signal, ...] = ("update", "global", "local-mean", "worker0")
@@ -36,30 +36,25 @@ class Norms:
     readings: tuple[Signal, ...] = ALL
     every: int = field(default=1, init=False)
 
-    def start(self, scene: Scene) -> GradientNorm:
-        return GradientNorm(self.readings, scene)
+    def start(self, context: MeasurementContext) -> NormsGauge:
+        return NormsGauge(self.readings, context)
 
 
-class GradientNorm(Memoryless):
-    """Accumulates during an epoch; ``read`` gives the norms and starts the next epoch.
+class NormsGauge(StatelessGauge):
+    """Accumulates during an epoch; ConfigError for a per-worker reading in a union pass."""
 
-    Raises:
-        ConfigError: a per-worker reading is asked for in a union pass.
-    """
-
-    def __init__(self, readings: Iterable[Signal], scene: Scene) -> None:
+    def __init__(self, readings: Iterable[Signal], context: MeasurementContext) -> None:
         self.readings = sorted(set(readings), key=ALL.index)
         for reading in self.readings:
-            if scene.union and reading in PER_WORKER:
+            if context.union and reading in PER_WORKER:
                 raise ConfigError(
-                    f"the signal {reading!r} needs each worker's own gradient, which the union "
-                    "pass does not compute: set union_pass = false"
+                    f"the signal {reading!r} needs each worker's own gradient: set "
+                    "union_pass = false"
                 )
-        self.layers, self.world = list(scene.layers), scene.world
+        self.sizes, self.world = context.sizes, context.world
         self.sums: dict[str, list[Tensor]] = {}
 
     def step(self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor]) -> None:
-        """Add one step's gradients and updates; both are left as they are."""
         if "update" in self.readings:
             self._add("update", list(updates))
         if "global" in self.readings:
@@ -77,33 +72,30 @@ class GradientNorm(Memoryless):
 
     def read(self, epoch: int) -> Reading:
         """``norm:<reading>`` per layer."""
-        norms = {f"norm:{reading}": self._norms(reading) for reading in self.readings}
+        norms = {f"norm:{name}": self._norms(name).tolist() for name in self.readings}
         self.sums = {}
-        return Reading(layers={name: values.tolist() for name, values in norms.items()})
+        return Reading(layers=norms)
 
     def _norms(self, reading: str) -> Float[Tensor, " layers"]:
         if reading == "update":
             return torch.stack(torch._foreach_norm(self.sums["update"]))
-        sizes = [layer.size for layer in self.layers]
         if reading == "global":
-            share = list(self.sums["global"][0].split(sizes))
-            programs = [mean_program(s[None]) for s in share]
-            total = self.world.drive(programs, range(len(programs)), signal=True)
-            return torch.stack(torch._foreach_norm(total))
+            (total,) = self.sums["global"]
+            return torch.stack(torch._foreach_norm(self._means(total[None].split(self.sizes, 1))))
         if reading == "local-mean":
-            squares = self._squares(self.sums["workers"][0], sizes)  # [L, layers]
-            programs = [mean_program(s) for s in squares.T]
-            mean = self.world.drive(programs, range(len(programs)), signal=True)
-            return torch.stack(mean).sqrt()
-        own = torch.zeros(len(sizes), dtype=self.world.meter.dtype, device=self._device())
+            return torch.stack(self._means(self._squares().T)).sqrt()
+        device = getattr(self.world, "device", torch.device("cpu"))
+        own = torch.zeros(len(self.sizes), dtype=self.world.meter.dtype, device=device)
         if 0 in self.world.hosted:
-            own.copy_(self._squares(self.sums["workers"][0][:1], sizes)[0].sqrt())
+            own.copy_(self._squares()[0].sqrt())
         self.world.broadcast([own])
         return own
 
-    @staticmethod
-    def _squares(stack: Float[Tensor, "rows N"], sizes: list[int]) -> Float[Tensor, "rows layers"]:
-        return torch.stack([part.square().sum(1) for part in stack.split(sizes, dim=1)], dim=1)
+    def _means(self, parts: Iterable[Float[Tensor, "rows ..."]]) -> list[Tensor]:
+        """Over all workers, of one part per layer, on whose account it goes."""
+        requests = [Mean(part) for part in parts]
+        return self.world.ask(*requests, layers=range(len(requests)))
 
-    def _device(self) -> torch.device:
-        return getattr(self.world, "device", torch.device("cpu"))
+    def _squares(self) -> Float[Tensor, "rows layers"]:
+        (stack,) = self.sums["workers"]
+        return torch.stack([x.square().sum(1) for x in stack.split(self.sizes, dim=1)], dim=1)

@@ -36,21 +36,25 @@ around the *training set's* mean, m has less noise than that, and they correct t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.compression.selection import top_indices
+from regimes.collectives.requests import Mean
 from regimes.compression.sparse import kept
-from regimes.errors import ConfigError
-from regimes.instruments.base import Memoryless, Reading, Scene, Still
-from regimes.instruments.overlap import batch_gradient, train_on_batch_statistics
-from regimes.instruments.untouched import untouched
-from regimes.seeding import derive, stream
-from regimes.world import mean_program
+from regimes.compression.top_k import top_indices
+from regimes.instruments.base import (
+    EndOfEpochGauge,
+    MeasurementContext,
+    Reading,
+    StridedGauge,
+    ratio,
+    require_at_least,
+)
+from regimes.instruments.support_overlap import drawn_gradients
+from regimes.seeding import stream
 
 PERCENTS = (1, 10)
 SHAPES = ("top1", "top10", "density")
@@ -70,11 +74,10 @@ class Moments:
     every: int = field(default=1, init=False)
 
     def __post_init__(self) -> None:
-        if self.stride < 1:
-            raise ConfigError(f"moments.stride = {self.stride}: expected at least 1 step")
+        require_at_least(self, "moments", stride=1)
 
-    def start(self, scene: Scene) -> PathMoments:
-        return PathMoments(self.stride, scene)
+    def start(self, context: MeasurementContext) -> MomentsGauge:
+        return MomentsGauge(self.stride, context)
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,6 @@ class FrozenMoments:
     """Mean and variance of the stochastic gradient at the weights at the end of an epoch.
 
     Attributes:
-        every: epochs between readings.
         batch: samples per stochastic gradient.
         count: disjoint batches; a forward and backward pass and partial sorts for each.
     """
@@ -92,33 +94,27 @@ class FrozenMoments:
     count: int = 48
 
     def __post_init__(self) -> None:
-        for name, least in {"every": 1, "batch": 1, "count": 2}.items():
-            if (value := getattr(self, name)) < least:
-                raise ConfigError(f"moments-frozen.{name} = {value}: expected at least {least}")
+        require_at_least(self, "moments-frozen", every=1, batch=1, count=2)
 
-    def start(self, scene: Scene) -> PointMoments:
-        scene.samples(0, self.count, self.batch)  # ConfigError if the training set has fewer
-        return PointMoments(self, scene)
+    def start(self, context: MeasurementContext) -> FrozenMomentsGauge:
+        context.samples(0, self.count, self.batch)  # ConfigError if the training set has fewer
+        return FrozenMomentsGauge(self, context)
 
 
-class PathMoments(Memoryless):
+class MomentsGauge(StridedGauge):
     """Running mean and squares over an epoch's measured steps."""
 
-    def __init__(self, stride: int, scene: Scene) -> None:
-        self.stride, self.scene, self.world = stride, scene, scene.world
-        self.paired = not scene.union and scene.world.workers > 1  # workers at equal weights
+    def __init__(self, stride: int, context: MeasurementContext) -> None:
+        self.stride, self.context, self.world = stride, context, context.world
+        self.paired = not context.union and context.world.workers > 1  # workers at equal weights
         self._reset()
 
     def _reset(self) -> None:
         self.seen = self.steps = 0
         self.mean = self.squares = self.last = torch.zeros(0)
 
-    def step(self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor]) -> None:
-        """Measure one step; the gradients are left as they are."""
-        self.seen += 1
-        if (self.seen - 1) % self.stride:
-            return
-        (mean,) = self.world.drive([mean_program(stack)], [-1], signal=True)
+    def measure(self, stack: Float[Tensor, "rows N"]) -> None:
+        (mean,) = self.world.ask(Mean(stack))
         mean = mean.double()
         if not self.steps:
             self.mean, self.squares = torch.zeros_like(mean), torch.zeros_like(mean)
@@ -132,51 +128,44 @@ class PathMoments(Memoryless):
         self.last = (stack if self.paired else mean[None]).clone()
 
     def read(self, epoch: int) -> Reading:
-        """The statistics above."""
-        workers, steps, sizes = self.world.workers, self.steps, _sizes(self.scene)
+        workers, steps, sizes = self.world.workers, self.steps, self.context.sizes
         samples = steps * workers if self.paired else steps
         free = steps * (workers - 1) / workers if self.paired else steps - 1
         shapes = torch.stack([shapes_of(row, sizes) for row in self.last.double()])
-        programs = [mean_program(self.squares[None]), mean_program(shapes)]
-        squares, single = self.world.drive(programs, [-1, -1], signal=True)
+        squares, single = self.world.ask(Mean(self.squares[None]), Mean(shapes))
         variance = squares / free if free else torch.full_like(squares, math.nan)
         kind = f"{'worker' if self.paired else 'union'} batch along an epoch"
         mean = self.mean
         self._reset()
-        return reading(self.scene, epoch, mean, variance, single, samples, kind, "moments")
+        return reading(self.context, epoch, mean, variance, single, samples, kind, "moments")
 
 
-class PointMoments(Still):
+class FrozenMomentsGauge(EndOfEpochGauge):
     """Sums over batches drawn by seed; worker w computes draws w, w + W, ..."""
 
-    def __init__(self, options: FrozenMoments, scene: Scene) -> None:
-        self.options, self.scene = options, scene
+    def __init__(self, options: FrozenMoments, context: MeasurementContext) -> None:
+        self.options, self.context = options, context
 
     def read(self, epoch: int) -> Reading:
-        """The statistics above."""
-        scene, count, batch = self.scene, self.options.count, self.options.batch
-        world, sizes, like = scene.world, _sizes(scene), scene.parameters[0]
+        context, count, batch = self.context, self.options.count, self.options.batch
+        world, sizes, like = context.world, context.sizes, context.parameters[0]
         sums = like.new_zeros(1, 2, sum(sizes), dtype=torch.float64)  # of this process's draws
         shapes = sums.new_zeros(1, len(SHAPES), len(sizes) + 1)
-        batches = scene.samples(epoch, count, batch)
-        with untouched(scene.model):
-            train_on_batch_statistics(scene.model)
+        with drawn_gradients(context, epoch, count, batch) as gradient:
             for draw in range(count):
                 if draw % world.workers in world.hosted:
-                    torch.manual_seed(derive(scene.seed, "moments", epoch, draw))
-                    flat = batch_gradient(scene, batches[draw]).double()
+                    flat = gradient(draw, "moments", epoch).double()
                     sums += torch.stack([flat, flat.square()])
                     shapes += shapes_of(flat, sizes)
-        programs = [mean_program(sums), mean_program(shapes)]
-        found = world.drive(programs, [-1, -1], signal=True)
+        found = world.ask(Mean(sums), Mean(shapes))
         (mean, squares), single = (total * (world.processes / count) for total in found)
         variance = ((squares - mean.square()) * (count / (count - 1))).clamp_min(0)
         kind = f"batch of {batch} at the end of an epoch"
-        return reading(scene, epoch, mean, variance, single, count, kind, "moments-frozen")
+        return reading(context, epoch, mean, variance, single, count, kind, "moments-frozen")
 
 
 def reading(
-    scene: Scene,
+    context: MeasurementContext,
     epoch: int,
     mean: Float[Tensor, " N"],
     variance: Float[Tensor, " N"],
@@ -185,9 +174,8 @@ def reading(
     kind: str,
     family: str,
 ) -> Reading:
-    """``family``'s statistics, from the moments of ``samples`` gradients and shapes of single ones;
-    in detail, what a gradient is (``kind``) and how many there were."""
-    sizes, draws = _sizes(scene), stream(scene.seed, "moments", epoch)
+    """The statistics, from the moments of ``samples`` gradients and shapes of ``single`` ones."""
+    sizes, draws = context.sizes, stream(context.seed, "moments", epoch)
     normal = torch.randn(len(variance), generator=draws, dtype=torch.float64)
     null = normal.to(variance.device) * variance.sqrt()
     tables = {"mean": shapes_of(mean, sizes), "single": single, "null": shapes_of(null, sizes)}
@@ -236,15 +224,6 @@ def top_share(vector: Float[Tensor, " n"], percent: float) -> float:
 def density(vector: Float[Tensor, " n"]) -> float:
     """|v|_1^2 / (n |v|_2^2), in [1 / n, 1]; NaN for zero."""
     return ratio(float(vector.abs().sum()) ** 2, len(vector) * float(vector.square().sum()))
-
-
-def ratio(above: float, below: float) -> float:
-    """NaN unless the denominator is positive."""
-    return above / below if below > 0 else math.nan
-
-
-def _sizes(scene: Scene) -> list[int]:
-    return [layer.size for layer in scene.layers]
 
 
 def _parts(vector: Float[Tensor, " N"], sizes: list[int]) -> list[Tensor]:

@@ -31,9 +31,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regimes.collectives.requests import Mean
 from regimes.errors import ConfigError
-from regimes.instruments.base import Memoryless, Reading, Scene
-from regimes.world import mean_program
+from regimes.instruments.base import (
+    MeasurementContext,
+    Reading,
+    StatelessGauge,
+    StridedGauge,
+    ratio,
+    require_at_least,
+    squared_norms,
+)
 
 
 @dataclass(frozen=True)
@@ -50,33 +58,26 @@ class Noise:
     every: int = field(default=1, init=False)
 
     def __post_init__(self) -> None:
-        if self.stride < 1:
-            raise ConfigError(f"noise.stride = {self.stride}: expected at least 1 step")
+        require_at_least(self, "noise", stride=1)
 
-    def start(self, scene: Scene) -> GradientNoise:
-        return GradientNoise(self.stride, scene)
+    def start(self, context: MeasurementContext) -> NoiseGauge:
+        return NoiseGauge(self.stride, context)
 
 
-class GradientNoise(Memoryless):
-    """Sums over an epoch's steps.
+class NoiseGauge(StridedGauge):
+    """Sums over an epoch's steps; ConfigError in a union pass, or with a single worker."""
 
-    Raises:
-        ConfigError: a union pass, or a single worker.
-    """
-
-    def __init__(self, stride: int, scene: Scene) -> None:
-        if scene.world.workers < 2:
+    def __init__(self, stride: int, context: MeasurementContext) -> None:
+        if context.world.workers < 2:
             raise ConfigError(
                 "the noise scale and the diversity compare workers: with workers = 1 they are "
-                "undefined, use 2 or more"
+                "undefined"
             )
-        if scene.union:
+        if context.union:
             raise ConfigError(
-                "the noise scale and the diversity need each worker's own gradient, which the "
-                "union pass does not compute: set union_pass = false"
+                "the instrument 'noise' needs each worker's own gradient: set union_pass = false"
             )
-        self.stride, self.world = stride, scene.world
-        self.sizes = [layer.size for layer in scene.layers]
+        self.stride, self.world, self.sizes = stride, context.world, context.sizes
         self._reset()
 
     def _reset(self) -> None:
@@ -84,13 +85,8 @@ class GradientNoise(Memoryless):
         self.small = torch.zeros(len(self.sizes), dtype=torch.float64)  # sum of s, per layer
         self.big = torch.zeros_like(self.small)  # sum of m
 
-    def step(self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor]) -> None:
-        """Measure one step; the gradients are left as they are."""
-        self.seen += 1
-        if (self.seen - 1) % self.stride:
-            return
-        programs = [mean_program(stack), mean_program(layer_squares(stack, self.sizes))]
-        mean, squares = self.world.drive(programs, [-1, -1], signal=True)
+    def measure(self, stack: Float[Tensor, "rows N"]) -> None:
+        mean, squares = self.world.ask(Mean(stack), Mean(layer_squares(stack, self.sizes)))
         self.small += squares.double().cpu()
         self.big += layer_squares(mean[None], self.sizes)[0].double().cpu()
         self.steps += 1
@@ -122,11 +118,6 @@ def estimates(small: float, big: float, workers: int) -> tuple[float, float]:
     return workers * (small - big) / (workers - 1), (workers * big - small) / (workers - 1)
 
 
-def ratio(above: float, below: float) -> float:
-    """NaN unless the denominator is positive."""
-    return above / below if below > 0 else math.nan
-
-
 def layer_squares(stack: Float[Tensor, "rows N"], sizes: list[int]) -> Float[Tensor, "rows layers"]:
     """Squared norm of every row's part in each layer."""
     parts = stack.split(sizes, dim=1)
@@ -140,11 +131,11 @@ class Msdr:
 
     every: int = field(default=1, init=False)
 
-    def start(self, scene: Scene) -> MeanToDeviation:
-        return MeanToDeviation()
+    def start(self, context: MeasurementContext) -> MsdrGauge:
+        return MsdrGauge()
 
 
-class MeanToDeviation(Memoryless):
+class MsdrGauge(StatelessGauge):
     """Sum and squared norms of an epoch's updates."""
 
     def __init__(self) -> None:
@@ -156,8 +147,7 @@ class MeanToDeviation(Memoryless):
         self.squares: list[float] = []
 
     def step(self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor]) -> None:
-        """Add one step's updates, which are left as they are."""
-        squares = _squares(updates)
+        squares = squared_norms(updates).tolist()
         if self.steps:
             torch._foreach_add_(self.sums, list(updates))
             squares = [a + b for a, b in zip(self.squares, squares, strict=True)]
@@ -167,15 +157,12 @@ class MeanToDeviation(Memoryless):
 
     def read(self, epoch: int) -> Reading:
         """``msdr``; NaN after a single step, or where no update differs from another."""
-        pairs, steps = list(zip(_squares(self.sums), self.squares, strict=True)), self.steps
+        totals, steps = squared_norms(self.sums).tolist(), self.steps
+        pairs = list(zip(totals, self.squares, strict=True))
         self._reset()
         whole = math.fsum(t for t, _ in pairs), math.fsum(s for _, s in pairs)
         *layers, model = (mean_to_deviation(t, s, steps) for t, s in [*pairs, whole])
         return Reading(layers={"msdr": layers}, model={"msdr": model}, detail={"steps": steps})
-
-
-def _squares(tensors: Sequence[Tensor]) -> list[float]:
-    return torch.stack(torch._foreach_norm(list(tensors))).double().square().tolist()
 
 
 def mean_to_deviation(total: float, squares: float, steps: int) -> float:

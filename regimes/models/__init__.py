@@ -2,8 +2,8 @@
 
 A builder takes ``classes``, those of images also ``channels`` and ``image_size``, and, if it has
 a choice, ``width`` (the channels of its first layer), ``depth`` (its layers) and ``dropout`` (a
-probability). Initialisation draws from torch's global generator: seed it
-around `build`.
+probability). Images may have any size unless a builder says otherwise. Initialisation draws from
+torch's global generator: seed it around `build`.
 
 Language models (``text = True``) take ``classes`` words and map ``tokens [batch, time]`` and a
 hidden state to logits ``[batch, time, classes]`` and the next hidden state: None, or tensors with
@@ -15,13 +15,14 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import nn
 
-from regimes.errors import ConfigError, nearest
+from regimes.errors import ConfigError, nearest, require
 from regimes.models.densenet import densenet121
-from regimes.models.googlenet import googlenet_cifar10, googlenet_cifar100
+from regimes.models.googlenet import googlenet
 from regimes.models.lstm import LSTM
 from regimes.models.resnet import resnet8, resnet18
 from regimes.models.senet import se_resnet18, senet18
@@ -43,8 +44,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "wideresnet28-10-cifar100": wideresnet28_10,
     "densenet-cifar10": densenet121,
     "densenet-cifar100": densenet121,
-    "googlenet-cifar10": googlenet_cifar10,
-    "googlenet-cifar100": googlenet_cifar100,
+    "googlenet-cifar10": googlenet,
+    "googlenet-cifar100": partial(googlenet, dropout=0.4),
     "lstm": LSTM,
     "transformer": Transformer,
 }
@@ -66,19 +67,18 @@ def build(
     `image_size` are left out for a language model.
 
     Raises:
-        ConfigError: if there is no such network, or it does not fit the data, or it has no such
-            choice.
+        ConfigError: there is no such network, it does not fit the data, or has no such choice.
     """
     builder = _builder(name)
-    keywords: dict[str, Any] = {"classes": classes}
-    if channels is not None or image_size is not None:
-        keywords |= {"channels": channels, "image_size": image_size}
-    if is_text(name) == ("channels" in keywords):
+    shape = {"channels": channels, "image_size": image_size}
+    images = shape if any(v is not None for v in shape.values()) else {}
+    if is_text(name) == bool(images):
         takes, given = ("text", "images") if is_text(name) else ("images", "text")
         raise ConfigError(f"Model {name!r} takes {takes}, the data are {given}: choose another.")
     choices = {"width": width, "depth": depth, "dropout": dropout}
+    keywords: dict[str, Any] = {"classes": classes, **images}
     try:
-        keywords |= _choices(name, builder, choices)
+        keywords |= _given(name, builder, choices)
         model = builder(**keywords)
     except (TypeError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
@@ -89,15 +89,11 @@ def build(
 
 
 def is_text(name: str) -> bool:
-    """Whether the network of that name (or the user's callable) has ``text = True``.
-
-    Raises:
-        ConfigError: if there is no such network.
-    """
+    """Whether the network of that name (or the user's callable) has ``text = True``."""
     return bool(getattr(_builder(name), "text", False))
 
 
-def _choices(name: str, builder: Callable[..., object], choices: dict[str, Any]) -> dict[str, Any]:
+def _given(name: str, builder: Callable[..., object], choices: dict[str, Any]) -> dict[str, Any]:
     """Those that are given; ConfigError for one that is out of range or that the builder lacks."""
     given = {key: value for key, value in choices.items() if value is not None}
     parameters = inspect.signature(builder).parameters
@@ -105,10 +101,10 @@ def _choices(name: str, builder: Callable[..., object], choices: dict[str, Any])
     for key, value in given.items():
         if not open_ended and key not in parameters:
             raise ConfigError(f"Model {name!r} has no choice of {key}: leave model.{key} out.")
-        if key == "dropout" and not 0 <= value < 1:
-            raise ConfigError(f"model.dropout must be at least 0 and below 1, got {value}.")
-        if key != "dropout" and value < 1:
-            raise ConfigError(f"model.{key} must be at least 1, got {value}.")
+        if key == "dropout":
+            require(0 <= value < 1, "model.dropout", value, "at least 0 and below 1")
+        else:
+            require(value >= 1, f"model.{key}", value, "at least 1")
     return given
 
 
@@ -123,7 +119,6 @@ def _builder(name: str) -> Callable[..., object]:
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"Model {name!r} cannot be imported: {error}.") from error
     if not callable(builder):
-        raise ConfigError(
-            f"Model {name!r} is of type {type(builder).__name__}, expected a callable."
-        )
+        kind = type(builder).__name__
+        raise ConfigError(f"Model {name!r} is of type {kind}, expected a callable.")
     return builder

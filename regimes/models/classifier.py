@@ -7,31 +7,24 @@ from collections.abc import Callable, Sequence
 from jaxtyping import Float
 from torch import Tensor, nn
 
+Images = Float[Tensor, "batch channels height width"]
+Features = Float[Tensor, "batch features rows columns"]
+
 
 class Classifier(nn.Module):
     """A stem, blocks that leave ``features`` channels, their mean over the image (with dropout, if
-    any) and a linear layer.
-
-    Takes images of any size.
+    any) and a linear layer. Takes images of any size.
     """
 
     def __init__(
-        self,
-        stem: nn.Module,
-        blocks: nn.Module,
-        features: int,
-        classes: int,
-        dropout: float = 0.0,
+        self, stem: nn.Module, blocks: nn.Module, features: int, classes: int, dropout: float = 0.0
     ) -> None:
         super().__init__()
-        self.stem = stem
-        self.blocks = blocks
+        self.stem, self.blocks = stem, blocks
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(features, classes)
 
-    def forward(
-        self, x: Float[Tensor, "batch channels height width"]
-    ) -> Float[Tensor, "batch classes"]:
+    def forward(self, x: Images) -> Float[Tensor, "batch classes"]:
         return self.head(self.dropout(self.blocks(self.stem(x)).mean((2, 3))))
 
 

@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regimes.errors import ConfigError
-from regimes.models.classifier import Classifier
+from regimes.errors import require
+from regimes.models.classifier import Classifier, Images
 
 BLOCKS = (6, 12, 24, 16)
 BOTTLENECK = 4  # width of the 1x1 convolution, in multiples of the growth
@@ -30,9 +30,7 @@ class DenseLayer(nn.Module):
         self.bn2 = nn.BatchNorm2d(inner)
         self.conv2 = nn.Conv2d(inner, growth, 3, padding=1, bias=False)
 
-    def forward(
-        self, x: Float[Tensor, "batch channels height width"]
-    ) -> Float[Tensor, "batch more height width"]:
+    def forward(self, x: Images) -> Float[Tensor, "batch more height width"]:
         y = self.conv1(functional.relu(self.bn1(x)))
         return torch.cat([x, self.conv2(functional.relu(self.bn2(y)))], dim=1)
 
@@ -44,17 +42,9 @@ def transition(channels: int, features: int) -> nn.Sequential:
 
 
 def densenet121(*, classes: int, channels: int, image_size: int, width: int = 24) -> Classifier:
-    """1,000,618 parameters for 10 classes, 1,035,268 for 100; the growth is half the width.
-
-    Raises:
-        ConfigError: if the width is odd, or the images are too small to be halved three times.
-    """
-    if width % 2:
-        raise ConfigError(f"DenseNet grows by half its width: expected an even one, got {width}.")
-    if image_size < 8:
-        raise ConfigError(
-            f"DenseNet halves its input 3 times: expected images of at least 8, got {image_size}."
-        )
+    """1,000,618 parameters for 10 classes, 1,035,268 for 100; the growth is half the width."""
+    require(width % 2 == 0, "model.width", width, "an even one: DenseNet grows by half its width")
+    require(image_size >= 8, "data.image_size", image_size, "at least 8, halved 3 times")
     growth, features = width // 2, width
     stem = nn.Conv2d(channels, width, 3, padding=1, bias=False)
     blocks: list[nn.Module] = []

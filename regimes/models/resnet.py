@@ -7,11 +7,10 @@ same layers): a 3x3 stem without max-pool, no biases in convolutions, PyTorch's 
 
 from __future__ import annotations
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
-from regimes.models.classifier import Classifier, conv_stem, stages
+from regimes.models.classifier import Classifier, Features, Images, conv_stem, stages
 
 
 class Block(nn.Module):
@@ -28,28 +27,22 @@ class Block(nn.Module):
             self.shortcut.append(nn.Conv2d(channels, width, 1, stride, bias=False))
             self.shortcut.append(nn.BatchNorm2d(width))
 
-    def forward(
-        self, x: Float[Tensor, "batch channels height width"]
-    ) -> Float[Tensor, "batch features rows columns"]:
+    def forward(self, x: Images) -> Features:
         y = functional.relu(self.bn1(self.conv1(x)))
         return functional.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
 
 
 def resnet18(*, classes: int, channels: int, image_size: int, width: int = 64) -> Classifier:
-    """ResNet-18 of Tables 8 and 9: 11,173,962 parameters for 10 classes, 11,220,132 for 100.
-
-    Takes images of any size.
-    """
-    stem = conv_stem(channels, width, bias=False)
-    blocks = stages(Block, width, [width, 2 * width, 4 * width, 8 * width], 2)
-    return Classifier(stem, nn.Sequential(*blocks), 8 * width, classes)
+    """ResNet-18 of Tables 8 and 9: 11,173,962 parameters for 10 classes, 11,220,132 for 100."""
+    return _resnet(classes, channels, [width, 2 * width, 4 * width, 8 * width], 2)
 
 
 def resnet8(*, classes: int, channels: int, image_size: int, width: int = 16) -> Classifier:
-    """Three blocks (w, 2w, 4w), for tests and laptops: 78,042 parameters for CIFAR-10, width 16.
+    """Three blocks (w, 2w, 4w), for tests and laptops: 78,042 parameters for CIFAR-10, width 16."""
+    return _resnet(classes, channels, [width, 2 * width, 4 * width], 1)
 
-    Takes images of any size.
-    """
-    stem = conv_stem(channels, width, bias=False)
-    blocks = stages(Block, width, [width, 2 * width, 4 * width], 1)
-    return Classifier(stem, nn.Sequential(*blocks), 4 * width, classes)
+
+def _resnet(classes: int, channels: int, widths: list[int], count: int) -> Classifier:
+    stem = conv_stem(channels, widths[0], bias=False)
+    blocks = stages(Block, widths[0], widths, count)
+    return Classifier(stem, nn.Sequential(*blocks), widths[-1], classes)

@@ -9,20 +9,16 @@ weighing, 516 channels in the last stage. PyTorch's default init.
 
 from __future__ import annotations
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
-from regimes.models.classifier import Classifier, conv_stem, stages
+from regimes.models.classifier import Classifier, Features, Images, conv_stem, stages
 
 REDUCTION = 16
 
 
 class SqueezeExcite(nn.Module):
-    """x * sigmoid(linear(relu(linear(mean of x over the image)))), one factor per channel.
-
-    The inner width is a sixteenth of the channels, at least 1.
-    """
+    """x * sigmoid(linear(relu(linear(mean of x over the image)))), one factor per channel."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -30,9 +26,7 @@ class SqueezeExcite(nn.Module):
         self.squeeze = nn.Linear(channels, squeezed)
         self.excite = nn.Linear(squeezed, channels)
 
-    def forward(
-        self, x: Float[Tensor, "batch channels height width"]
-    ) -> Float[Tensor, "batch channels height width"]:
+    def forward(self, x: Images) -> Images:
         weights = self.excite(functional.relu(self.squeeze(x.mean((2, 3))))).sigmoid()
         return x * weights[:, :, None, None]
 
@@ -52,9 +46,7 @@ class Block(nn.Module):
             self.shortcut.append(nn.BatchNorm2d(width))
         self.weigh = SqueezeExcite(width)
 
-    def forward(
-        self, x: Float[Tensor, "batch channels height width"]
-    ) -> Float[Tensor, "batch features rows columns"]:
+    def forward(self, x: Images) -> Features:
         return functional.relu(self.weigh(self.residual(x)) + self.shortcut(x))
 
 
@@ -74,30 +66,22 @@ class PreActivationBlock(nn.Module):
             self.shortcut = nn.Conv2d(channels, width, 1, stride, bias=False)
         self.weigh = SqueezeExcite(width)
 
-    def forward(
-        self, x: Float[Tensor, "batch channels height width"]
-    ) -> Float[Tensor, "batch features rows columns"]:
+    def forward(self, x: Images) -> Features:
         a = functional.relu(self.bn1(x))
         y = self.weigh(self.conv2(functional.relu(self.bn2(self.conv1(a)))))
         return y + (x if self.shortcut is None else self.shortcut(a))
 
 
 def senet18(*, classes: int, channels: int, image_size: int, width: int = 64) -> Classifier:
-    """Pre-activation SE-ResNet-18 of Table 8: 11,260,354 parameters for 10 classes.
-
-    Takes images of any size.
-    """
+    """Pre-activation SE-ResNet-18 of Table 8: 11,260,354 parameters for 10 classes."""
     stem = conv_stem(channels, width, bias=False)
     blocks = stages(PreActivationBlock, width, [width, 2 * width, 4 * width, 8 * width], 2)
     return Classifier(stem, nn.Sequential(*blocks), 8 * width, classes)
 
 
 def se_resnet18(*, classes: int, channels: int, image_size: int, width: int = 64) -> Classifier:
-    """SE-ResNet-18 of Table 9: 11,436,256 parameters for 100 classes, 11,389,726 for 10.
-
-    Takes images of any size. The last stage has 8 width + width // 16 channels, 516 at width 64.
-    """
-    last = 8 * width + width // 16
+    """SE-ResNet-18 of Table 9: 11,436,256 parameters for 100 classes, 11,389,726 for 10."""
+    last = 8 * width + width // 16  # 516 at width 64
     stem = conv_stem(channels, width, bias=True)
     blocks = stages(Block, width, [width, 2 * width, 4 * width, last], 2)
     return Classifier(stem, nn.Sequential(*blocks), last, classes)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from regimes.errors import ConfigError
+from regimes.errors import require
 
 HEAD = 32  # width of an attention head
 MLP = 4  # width of the perceptrons, in multiples of the width
@@ -33,9 +33,6 @@ class Transformer(nn.Module):
         width: a multiple of 32, the width of a head; or an even number below, with one head.
         depth: blocks.
         dropout: behind the embedding, of the attention weights, and in and behind both halves.
-
-    Raises:
-        ConfigError: if the width cannot be divided into heads.
     """
 
     text: ClassVar[bool] = True
@@ -44,11 +41,8 @@ class Transformer(nn.Module):
         self, *, classes: int, width: int = 192, depth: int = 4, dropout: float = 0.1
     ) -> None:
         super().__init__()
-        if width % (HEAD if width > HEAD else 2):
-            raise ConfigError(
-                f"Transformer: expected a width that is a multiple of {HEAD}, or even and below "
-                f"{HEAD}, got {width}."
-            )
+        heads_fit = width % (HEAD if width > HEAD else 2) == 0
+        require(heads_fit, "model.width", width, f"a multiple of {HEAD}, or even and below {HEAD}")
         self.embedding = nn.Embedding(classes, width)
         self.dropout = nn.Dropout(dropout)
         heads = max(1, width // HEAD)

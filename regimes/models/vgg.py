@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regimes.errors import ConfigError
+from regimes.errors import require
+from regimes.models.classifier import Images
 
 VGG7 = ((1, 1), (2, 2), (4, 4))  # stages of convolutions, in multiples of the width
 VGG19 = ((1, 1), (2, 2), (4, 4, 4, 4), (8, 8, 8, 8), (8, 8, 8, 8))
@@ -24,12 +25,9 @@ class VGG(nn.Module):
 
     def __init__(self, features: nn.Sequential, head: nn.Module) -> None:
         super().__init__()
-        self.features = features
-        self.head = head
+        self.features, self.head = features, head
 
-    def forward(
-        self, x: Float[Tensor, "batch channels height width"]
-    ) -> Float[Tensor, "batch classes"]:
+    def forward(self, x: Images) -> Float[Tensor, "batch classes"]:
         return self.head(self.features(x).flatten(1))
 
 
@@ -38,11 +36,8 @@ def stages(
 ) -> tuple[nn.Sequential, int]:
     """The convolutional part, and how many numbers it leaves per image."""
     pooled, rest = divmod(image_size, 2 ** len(multiples))
-    if rest or not pooled:
-        raise ConfigError(
-            f"This VGG halves its input {len(multiples)} times: expected an image size divisible "
-            f"by {2 ** len(multiples)}, got {image_size}."
-        )
+    divisible = f"divisible by {2 ** len(multiples)}, halved {len(multiples)} times"
+    require(pooled > 0 and not rest, "data.image_size", image_size, divisible)
     layers: list[nn.Module] = []
     for stage in multiples:
         for multiple in stage:

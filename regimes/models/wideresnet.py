@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
-from regimes.models.classifier import Classifier, stages
+from regimes.models.classifier import Classifier, Features, Images, stages
 
 WIDEN = 10
 BLOCKS = 4  # per stage: (28 - 4) / 6
@@ -34,9 +33,7 @@ class WideBlock(nn.Module):
         if stride != 1 or channels != width:
             self.shortcut = nn.Conv2d(channels, width, 1, stride)
 
-    def forward(
-        self, x: Float[Tensor, "batch channels height width"]
-    ) -> Float[Tensor, "batch features rows columns"]:
+    def forward(self, x: Images) -> Features:
         y = self.dropout(self.conv1(functional.relu(self.bn1(x))))
         return self.conv2(functional.relu(self.bn2(y))) + self.shortcut(x)
 
@@ -44,10 +41,8 @@ class WideBlock(nn.Module):
 def wideresnet28_10(
     *, classes: int, channels: int, image_size: int, width: int = 16, dropout: float = 0.0
 ) -> Classifier:
-    """36,489,290 parameters for 10 classes, 36,546,980 for 100; stages of 10 w, 20 w, 40 w.
-
-    Takes images of any size. The authors trained without dropout.
-    """
+    """36,489,290 parameters for 10 classes, 36,546,980 for 100; stages of 10 w, 20 w, 40 w. The
+    authors trained without dropout."""
     stem = nn.Conv2d(channels, width, 3, padding=1)
     widths = [width * WIDEN * multiple for multiple in (1, 2, 4)]
     blocks = stages(partial(WideBlock, dropout=dropout), width, widths, BLOCKS)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from regimes.config import DENSE, plug_in
+from regimes.config import DENSE, Registry
 from regimes.errors import ConfigError
-from regimes.history import PastEpoch, batch_history, history
 from regimes.policies.base import Decision, Policy
 from regimes.policies.detected import Accordion, BatchAccordion, Detected
+from regimes.policies.history import PastEpoch, batch_history, history
 from regimes.policies.ladders import AccordionLadder, AdaQS, ErrorLadder
 from regimes.policies.schedules import Smith, Static, Windows
 
@@ -22,7 +22,7 @@ __all__ = [
     "check_levels", "history", "policy",
 ]  # fmt: skip
 
-REGISTRY = {
+REGISTRY = Registry("policy", {
     "static": "regimes.policies:Static",
     "windows": "regimes.policies:Windows",
     "accordion": "regimes.policies:Accordion",
@@ -32,12 +32,12 @@ REGISTRY = {
     "adaqs": "regimes.policies:AdaQS",
     "error-ladder": "regimes.policies:ErrorLadder",
     "accordion-ladder": "regimes.policies:AccordionLadder",
-}
+})  # fmt: skip
 
 
 def policy(table: dict[str, Any], where: str = "policy") -> Policy:
     """The policy that a configuration table names; ConfigError if it is none."""
-    return plug_in("policy", table, REGISTRY, where)
+    return REGISTRY.make(table, where)
 
 
 def check_levels(chosen: Policy, levels: dict[str, Any], where: str = "policy") -> None:

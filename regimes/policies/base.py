@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from regimes.errors import ConfigError
-from regimes.history import PastEpoch
+from regimes.policies.history import PastEpoch
 
 FLOOR = 100.0  # a slow fall below peak / FLOOR is no decay
 
@@ -53,7 +53,8 @@ class FollowsDecays:
     A decay is a fall of the rate by a factor of ``step_decay`` or more from one epoch to the next,
     or, however slow, to ``1 / slow_decay`` of the highest rate since the last decay. A slow fall
     below 1/100 of the run's peak is none: a rate that goes to zero would decay without end. A rate
-    that rises never counts. So step schedules decay at their steps, and smooth ones once or twice.
+    that rises never counts. So step schedules decay at their steps; smooth ones at a tenth of their
+    peak, and those that go to zero in their last one or two epochs, too, where the rate halves.
 
     Raises:
         ConfigError: a factor is not larger than 1.

@@ -1,4 +1,7 @@
-"""Policies that follow a detector of critical regimes, ACCORDION first among them. No torch."""
+"""Policies that follow a detector of critical regimes, ACCORDION first among them. No torch.
+
+``FollowsDetector`` has the rule that all share; a policy adds which detector, and which levels.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,55 @@ from functools import cached_property
 from typing import Any
 
 from regimes.detectors import Detector, NormChange, Verdict, detector
+from regimes.detectors.statistics import Statistic
 from regimes.errors import ConfigError
-from regimes.history import PastEpoch, signal_values
 from regimes.policies.base import Decision, FollowsDecays
+from regimes.policies.history import PastEpoch, signal_values
+
+
+class FollowsDetector(FollowsDecays):
+    """The first of ``names`` from a decay of the learning rate until the next verdict; else what
+    ``level_for`` says of the verdict on a layer, whose level stays where there is no opinion."""
+
+    decay_rule: bool
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        raise NotImplementedError
+
+    @property
+    def rule(self) -> Detector:
+        raise NotImplementedError
+
+    def level_for(self, critical: bool, before: str) -> str:
+        """A layer's level after a verdict."""
+        return self.names[0] if critical else self.names[-1]
+
+    def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
+        if self.decay_rule and (why := self.just_decayed(history)):
+            return [Decision(self.names[0], why)] * len(layers)
+        rule, count = self.rule, len(layers) if self.rule.per_layer else 1
+        found = [rule(signal_values(history, rule, i)) for i in range(count)]
+        verdicts = found if rule.per_layer else found * len(layers)
+        return [self._decision(history, i, verdict) for i, verdict in enumerate(verdicts)]
+
+    def _decision(self, history: Sequence[PastEpoch], layer: int, verdict: Verdict) -> Decision:
+        if not history:
+            return Decision(self.names[-(verdict.critical is False)], {"rule": "start"})
+        before = history[-1].levels[layer]
+        if verdict.critical is None:
+            return Decision(before)
+        words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(self.rule).__name__).lower()
+        return Decision(self.level_for(verdict.critical, before), verdict.why(words))
 
 
 @dataclass(frozen=True)
-class Detected(FollowsDecays):
+class Detected(FollowsDetector):
     """Low compression where a detector says critical, high elsewhere.
 
     Attributes:
         detector: a table like ``{name = "eigenvalue-change", eta = 0.5}``, or the object.
         decay_rule: low, too, from each decay of the learning rate until the next verdict.
-
-    Raises:
-        ConfigError: the table names no detector, or has bad fields.
     """
 
     detector: Any = field(default_factory=lambda: {"name": "norm-change"})
@@ -45,33 +82,16 @@ class Detected(FollowsDecays):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        statistic = self.rule.statistic
-        return () if statistic is None else (statistic.removesuffix("*lr"),)
+        text = self.rule.statistic
+        return () if text is None else (Statistic.parse(text).name,)
 
     @property
     def names(self) -> tuple[str, ...]:
         return (self.low, self.high)
 
-    def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
-        if self.decay_rule and (why := self.just_decayed(history)):
-            return [Decision(self.low, why)] * len(layers)
-        one = [] if self.rule.per_layer else [self.rule(signal_values(history, self.rule, 0))]
-        verdicts = one * len(layers) or [
-            self.rule(signal_values(history, self.rule, i)) for i in range(len(layers))
-        ]
-        return [self._decision(history, i, verdict) for i, verdict in enumerate(verdicts)]
-
-    def _decision(self, history: Sequence[PastEpoch], layer: int, verdict: Verdict) -> Decision:
-        if not history:
-            return Decision(self.high if verdict.critical is False else self.low, {"rule": "start"})
-        if verdict.critical is None:
-            return Decision(history[-1].levels[layer])
-        words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(self.rule).__name__).lower()
-        return Decision(self.low if verdict.critical else self.high, verdict.why(words))
-
 
 @dataclass(frozen=True)
-class Accordion(FollowsDecays):
+class Accordion(FollowsDetector):
     """ACCORDION for compression, per layer (paper, algorithm 1).
 
     Low compression while the gradient norm changes by ``eta`` or more over ``interval`` epochs,
@@ -88,23 +108,15 @@ class Accordion(FollowsDecays):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.detector  # noqa: B018  (checks eta and interval)
+        self.rule  # noqa: B018  (checks eta and interval)
 
-    @property
-    def detector(self) -> NormChange:
+    @cached_property
+    def rule(self) -> NormChange:
         return NormChange(self.eta, self.interval)
 
     @property
     def names(self) -> tuple[str, ...]:
         return (self.low, self.high)
-
-    @cached_property
-    def _rule(self) -> Detected:
-        factors = {"step_decay": self.step_decay, "slow_decay": self.slow_decay}
-        return Detected(self.detector, self.decay_rule, self.low, self.high, **factors)
-
-    def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
-        return self._rule.decide(history, layers)
 
 
 @dataclass(frozen=True)

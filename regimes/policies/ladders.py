@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from regimes.detectors import MsdrFall, NormChange
 from regimes.errors import ConfigError
-from regimes.history import PastEpoch, signal_values
-from regimes.policies.base import Decision, FollowsDecays
+from regimes.policies.base import Decision
+from regimes.policies.detected import FollowsDetector
+from regimes.policies.history import PastEpoch, signal_values
 
 
 @dataclass(frozen=True)
@@ -57,12 +59,10 @@ class AdaQS(_Rungs):
         if not history:
             return [Decision(self.levels[0], {"rule": "start"})] * len(layers)
         rule = MsdrFall(self.fall, latch=False)
-        values = signal_values(history, rule, 0)
-        verdict = rule(values)
-        why = verdict.why("msdr fall")
-        falls = sum(rule(values[: i + 1]).critical is True for i in range(len(values)))
-        level = self.levels[min(falls, len(self.levels) - 1)]
-        return [Decision(level, None if verdict.critical is None else why)] * len(layers)
+        verdicts = list(rule.verdicts(signal_values(history, rule, 0)))
+        falls = sum(verdict.critical is True for verdict in verdicts)
+        why = None if verdicts[-1].critical is None else verdicts[-1].why("msdr fall")
+        return [Decision(self.levels[min(falls, len(self.levels) - 1)], why)] * len(layers)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class ErrorLadder(_Rungs):
 
 
 @dataclass(frozen=True)
-class AccordionLadder(_Rungs, FollowsDecays):
+class AccordionLadder(_Rungs, FollowsDetector):
     """ACCORDION over a ladder, per layer: a critical verdict goes back to the lowest compression,
     every other evaluation one rung down to higher compression. Only the ends are chosen by hand;
     a layer that becomes critical at a high compression does not stay there.
@@ -121,21 +121,12 @@ class AccordionLadder(_Rungs, FollowsDecays):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        FollowsDecays.__post_init__(self)
-        NormChange(self.eta, self.interval)
+        FollowsDetector.__post_init__(self)
+        self.rule  # noqa: B018  (checks eta and interval)
 
-    def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
-        best = self.levels[-1]
-        if not history:
-            return [Decision(best, {"rule": "start"})] * len(layers)
-        if self.decay_rule and (why := self.just_decayed(history)):
-            return [Decision(best, why)] * len(layers)
-        return [self._decision(history, i) for i in range(len(layers))]
+    @cached_property
+    def rule(self) -> NormChange:
+        return NormChange(self.eta, self.interval)
 
-    def _decision(self, history: Sequence[PastEpoch], layer: int) -> Decision:
-        rule, before = NormChange(self.eta, self.interval), history[-1].levels[layer]
-        verdict = rule(signal_values(history, rule, layer))
-        if verdict.critical is None:
-            return Decision(before)
-        rung = len(self.levels) - 1 if verdict.critical else max(self.rung(before) - 1, 0)
-        return Decision(self.levels[rung], verdict.why("norm change"))
+    def level_for(self, critical: bool, before: str) -> str:
+        return self.levels[-1 if critical else max(self.rung(before) - 1, 0)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from regimes.config import check_windows
+from regimes.config import check_windows, in_windows
 from regimes.errors import ConfigError, nearest
-from regimes.history import PastEpoch
 from regimes.policies.base import Decision, FollowsDecays
+from regimes.policies.history import PastEpoch
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,14 @@ class Windows:
         windows: pairs ``[first, stop)`` of epochs, e.g. ``[[0, 6], [12, 14]]``.
         layers: windows of single layers by name, in place of those of all.
         inside, outside: levels; the reverse schedule is ``inside="high", outside="dense"``.
+
+    >>> from regimes.policies.history import PastEpoch
+    >>> rule, past = Windows(windows=((0, 1), (3, 4))), []
+    >>> for epoch in range(5):
+    ...     (decision,) = rule.decide(past, ["conv"])
+    ...     past.append(PastEpoch(lr=0.1, next_lr=0.1, statistics={}, levels=[decision.level]))
+    >>> [epoch.levels[0] for epoch in past]
+    ['low', 'high', 'high', 'low', 'high']
     """
 
     windows: tuple[tuple[int, int], ...] = ()
@@ -65,7 +73,7 @@ class Windows:
     def _decision(
         self, epoch: int, windows: tuple[tuple[int, int], ...], before: str | None
     ) -> Decision:
-        within = any(first <= epoch < stop for first, stop in windows)
+        within = in_windows(windows, epoch)
         level = self.inside if within else self.outside
         why = {"rule": "window" if within else "outside windows"}
         return Decision(level, why if level != before else None)

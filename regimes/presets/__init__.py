@@ -8,9 +8,10 @@ two scales.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from regimes.config import RunConfig, to_dict
+from regimes.config import RunConfig, override, to_dict
 from regimes.errors import ConfigError, nearest
 from regimes.presets import cpu, paper, questions
 from regimes.presets.families import Grid, schedules
@@ -18,33 +19,45 @@ from regimes.presets.registry import GRIDS, PRESETS, grid, preset
 
 __all__ = [
     "GRIDS", "PRESETS", "Grid", "check_common", "cpu", "get_grid", "get_preset", "grid", "paper",
-    "preset", "questions", "schedules",
+    "preset", "questions", "schedules", "select",
 ]  # fmt: skip
 
 
 def get_preset(name: str) -> RunConfig:
     """A preset, or ConfigError with the nearest name. ``GRID/SCHEDULE`` names a cell of a grid."""
-    if name in PRESETS:
-        return PRESETS[name]()
     grid_name, slash, schedule = name.partition("/")
-    if slash and grid_name in GRIDS:
-        cells = GRIDS[grid_name]()
-        if schedule in cells:
-            return cells[schedule]
+    if name in PRESETS or not slash or grid_name not in GRIDS:
+        return PRESETS.find(name)()
+    cells = get_grid(grid_name)
+    if schedule not in cells:
         raise ConfigError(
             f"grid {grid_name!r} has no schedule {schedule!r}: {nearest(schedule, cells)}"
         )
-    raise ConfigError(f"unknown preset {name!r}: {nearest(name, PRESETS)}")
+    return cells[schedule]
 
 
 def get_grid(name: str) -> Grid:
     """A grid, or ConfigError with the nearest name."""
-    if name not in GRIDS:
-        raise ConfigError(f"unknown grid {name!r}: {nearest(name, GRIDS)}")
-    return GRIDS[name]()
+    return GRIDS.find(name)()
 
 
-def check_common(grid: Grid, settings: tuple[str, ...]) -> None:
+def select(name: str, schedules: Sequence[str] = (), settings: Sequence[str] = ()) -> Grid:
+    """Some schedules of a grid, default all, with settings that suit all of them.
+
+    Raises:
+        ConfigError: no such grid or schedule; a setting of which the schedules have their own.
+    """
+    cells = get_grid(name)
+    for schedule in schedules:
+        if schedule not in cells:
+            has = ", ".join(cells)
+            raise ConfigError(f"grid {name!r} has no schedule {schedule!r}: it has {has}")
+    chosen = {key: cell for key, cell in cells.items() if not schedules or key in schedules}
+    check_common(chosen, settings)
+    return {key: override(cell, list(settings)) for key, cell in chosen.items()}
+
+
+def check_common(grid: Grid, settings: Sequence[str]) -> None:
     """Raise ConfigError if a setting would overwrite what tells a grid's schedules apart."""
     for setting in settings:
         path = setting.partition("=")[0].strip().split(".")

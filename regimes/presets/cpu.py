@@ -10,6 +10,11 @@ from regimes.presets import families
 from regimes.presets.registry import Grid, grid, preset
 
 
+def figure2(base: RunConfig) -> Grid:
+    """Figure 2 and its controls, in 24 epochs with decays at 12 and 20."""
+    return families.schedules(base, [(0, 6), (12, 14)], late=(12, 18), interval=3)
+
+
 @preset("smoke")
 def smoke() -> RunConfig:
     """`regimes run smoke`: digits, VGG-7 of 18 k parameters, 4 workers x 8; 4 s on one core."""
@@ -28,7 +33,7 @@ def smoke() -> RunConfig:
 @grid("smoke")
 def smoke_grid() -> Grid:
     """`regimes ablate smoke --seeds 5 --jobs 2`: Figure 2 and its controls; 2 minutes, 2 cores."""
-    return families.schedules(smoke(), [(0, 6), (12, 14)], late=(12, 18), interval=3)
+    return figure2(smoke())
 
 
 @preset("small")
@@ -50,7 +55,7 @@ def small() -> RunConfig:
 @grid("small")
 def small_grid() -> Grid:
     """`regimes ablate small --seeds 5 --jobs 2`: Figure 2 and its controls; 12 minutes, 2 cores."""
-    return families.schedules(small(), [(0, 6), (12, 14)], late=(12, 18), interval=3)
+    return figure2(small())
 
 
 @grid("smoke-overlap")
@@ -86,7 +91,7 @@ def small_topk() -> Grid:
     """`regimes ablate small-topk --seeds 5 --jobs 2`: Figure 2 with TopK 10 % / 0.3 %; 20 minutes,
     2 cores."""
     base = replace(small(), compressor={"name": "topk"}, levels={"low": 10, "high": 0.3})
-    return families.schedules(base, [(0, 6), (12, 14)], late=(12, 18), interval=3)
+    return figure2(base)
 
 
 @grid("smoke-quantise")
@@ -94,7 +99,7 @@ def smoke_quantise() -> Grid:
     """`regimes ablate smoke-quantise --seeds 5 --jobs 2`: Figure 2 with 8 and 2 bits per
     coordinate; 3 minutes, 2 cores."""
     base = replace(smoke(), compressor={"name": "quantise"}, levels={"low": 8, "high": 2})
-    return families.schedules(base, [(0, 6), (12, 14)], late=(12, 18), interval=3)
+    return figure2(base)
 
 
 @grid("small-batch")
@@ -157,7 +162,7 @@ def small_joint() -> Grid:
     base = replace(_gentle(), batch_levels={"low": 16, "high": 64})
     compression = {"name": "accordion", "interval": 3}
     batch = {"name": "accordion-batch", "interval": 3}
-    low = {"name": "static", "level": "low"}
+    low = families.static("low")
     cells: dict[str, Any] = {
         "low": (low, None),
         "compression": (compression, None),
@@ -196,4 +201,4 @@ def lstm_small() -> RunConfig:
 def lstm_small_grid() -> Grid:
     """`regimes ablate lstm-small --seeds 3 --jobs 2`: Figure 11 and the controls of Figure 2; 20
     minutes, 2 cores."""
-    return families.schedules(lstm_small(), [(0, 6), (12, 14)], late=(12, 18), interval=3)
+    return figure2(lstm_small())

@@ -8,11 +8,20 @@ from typing import Any
 from regimes.config import Budget, RunConfig
 from regimes.presets.registry import Grid
 
+Table = dict[str, Any]  # of a policy
 
-def windows(
-    *windows: tuple[int, int], inside: str = "low", outside: str = "high"
-) -> dict[str, Any]:
+
+def static(level: str) -> Table:
+    return {"name": "static", "level": level}
+
+
+def windows(*windows: tuple[int, int], inside: str = "low", outside: str = "high") -> Table:
     return {"name": "windows", "windows": list(windows), "inside": inside, "outside": outside}
+
+
+def follow(base: RunConfig, policies: dict[str, Table]) -> Grid:
+    """The same training by each policy."""
+    return {name: replace(base, name=name, policy=table) for name, table in policies.items()}
 
 
 def schedules(
@@ -26,41 +35,34 @@ def schedules(
         accordion: fields of the ACCORDION policy.
     """
     early = critical[0]
-    policies = {
-        "dense": {"name": "static", "level": "dense"},
-        "low": {"name": "static", "level": "low"},
-        "high": {"name": "static", "level": "high"},
+    policies: dict[str, Table] = {
+        "dense": static("dense"),
+        "low": static("low"),
+        "high": static("high"),
         "low-in-critical": windows(*critical),
         "high-in-critical": windows(*critical, inside="high", outside="dense"),
         "accordion": {"name": "accordion", **accordion},
         "low-early": windows(early),
         "low-late": windows(late),
     }
-    cells = {name: replace(base, name=name, policy=table) for name, table in policies.items()}
-    return {**cells, "dense-deleted": _without_first(cells["dense"], early[1])}
-
-
-def _without_first(config: RunConfig, epochs: int) -> RunConfig:
-    """The same training with so many epochs deleted before the first decay (the warm-up stays):
-    is what happens in the early window damage, or only lost time?"""
-    sooner = tuple(first - epochs for first in config.optimizer.decay_epochs)
-    return replace(
-        config,
+    cells = follow(base, policies)
+    # The early window deleted before the first decay (the warm-up stays): is what happens in it
+    # damage, or only lost time?
+    sooner = tuple(first - early[1] for first in base.optimizer.decay_epochs)
+    cells["dense-deleted"] = replace(
+        cells["dense"],
         name="dense-deleted",
-        epochs=config.epochs - epochs,
-        optimizer=replace(config.optimizer, decay_epochs=sooner),
+        epochs=base.epochs - early[1],
+        optimizer=replace(base.optimizer, decay_epochs=sooner),
     )
+    return cells
 
 
 def overlap(base: RunConfig, batches: list[int], every: int) -> Grid:
     """Support overlap between stochastic gradients, with and without compression in training."""
     tables = {"overlap": {"batches": batches, "every": every}}
-    return {
-        level: replace(
-            base, name=level, policy={"name": "static", "level": level}, instruments=tables
-        )
-        for level in ("dense", "low")
-    }
+    cells = follow(base, {level: static(level) for level in ("dense", "low")})
+    return {name: replace(cell, instruments=tables) for name, cell in cells.items()}
 
 
 def signals(base: RunConfig, *names: str) -> Grid:
@@ -76,26 +78,22 @@ def signals(base: RunConfig, *names: str) -> Grid:
 
 
 def batches(
-    base: RunConfig,
-    low: int,
-    high: int,
-    critical: list[tuple[int, int]],
-    smith: tuple[int, ...],
+    base: RunConfig, low: int, high: int, critical: list[tuple[int, int]], smith: tuple[int, ...],
     interval: int,
-) -> Grid:
+) -> Grid:  # fmt: skip
     """Batch size as a level: fixed, in windows, by ACCORDION, and Smith et al., who start with a
     batch and a rate 1.25 times larger and grow five-fold where the rate would decay."""
     plain = replace(
         base,
         compressor={"name": "dense"},
         levels={},
-        policy={"name": "static", "level": "dense"},
+        policy=static("dense"),
         batch_size=low,
         batch_levels={"low": low, "high": high},
     )
-    policies: dict[str, dict[str, Any]] = {
-        "small-batch": {"name": "static", "level": "low"},
-        "large-batch": {"name": "static", "level": "high"},
+    policies: dict[str, Table] = {
+        "small-batch": static("low"),
+        "large-batch": static("high"),
         "small-in-critical": windows(*critical),
         "large-in-critical": windows(*critical, inside="high", outside="low"),
         "accordion-batch": {"name": "accordion-batch", "interval": interval},
@@ -118,14 +116,14 @@ def adaqs(base: RunConfig, interval: int) -> Grid:
     low, high = int(base.levels["low"]), int(base.levels["high"])
     levels: dict[str, Any] = {"low": low, "mid": (low + high) // 2, "high": high}
     ladder = ["high", "mid", "low"] if high < levels["mid"] < low else ["high", "low"]
-    policies: dict[str, dict[str, Any]] = {
-        "low": {"name": "static", "level": "low"},
-        "high": {"name": "static", "level": "high"},
+    policies: dict[str, Table] = {
+        "low": static("low"),
+        "high": static("high"),
         "accordion": {"name": "accordion", "interval": interval},
         "adaqs": {"name": "adaqs", "levels": ladder},
         "adaqs-0.2": {"name": "adaqs", "levels": ladder, "fall": 0.2},
     }
-    return {name: replace(base, name=name, levels=levels, policy=p) for name, p in policies.items()}
+    return follow(replace(base, levels=levels), policies)
 
 
 def budget(base: RunConfig, most: int, interval: int) -> Grid:
@@ -146,20 +144,20 @@ def ladder(base: RunConfig, interval: int) -> Grid:
     accordion = {"name": "accordion", "interval": interval}
     ranks: dict[str, Any] = {"r1": 1, "r2": 2, "r4": 4}
     rungs = list(ranks)
-    policies: dict[str, dict[str, Any]] = {
-        "rank 4": {"name": "static", "level": "r4"},
-        "rank 2": {"name": "static", "level": "r2"},
-        "rank 1": {"name": "static", "level": "r1"},
+    policies: dict[str, Table] = {
+        "rank 4": static("r4"),
+        "rank 2": static("r2"),
+        "rank 1": static("r1"),
         "accordion 4-1": {**accordion, "low": "r4", "high": "r1"},
         "accordion 4-2": {**accordion, "low": "r4", "high": "r2"},
         "error-ladder": {"name": "error-ladder", "levels": rungs, "error": 0.5},
         "accordion-ladder": {"name": "accordion-ladder", "levels": rungs, "interval": interval},
     }
-    return {name: replace(base, name=name, levels=ranks, policy=p) for name, p in policies.items()}
+    return follow(replace(base, levels=ranks), policies)
 
 
 def deficits(base: RunConfig, windows: list[tuple[int, int]]) -> Grid:
-    plain = replace(base, name="none", policy={"name": "static", "level": "dense"})
+    plain = replace(base, name="none", policy=static("dense"))
     cells = {"none": plain}
     for kind in ("blur", "labels"):
         for first, stop in windows:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from regimes.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig
@@ -55,6 +56,7 @@ def paper_vgg19bn_cifar10() -> RunConfig:
     return paper("cifar10", "vgg19bn-cifar10", 4, 1)
 
 
+THREE, BATCHES = ("low", "high", "accordion"), ("small-batch", "large-batch", "accordion-batch")
 CRITICAL = [(0, 20), (151, 161)]  # the hand-made windows of Figure 2
 TABLES: dict[int, tuple[str, str, dict[str, tuple[int, int]]]] = {
     1: ("cifar10", "powersgd", {"resnet18": (2, 1), "vgg19bn": (4, 1), "senet": (4, 1)}),
@@ -70,38 +72,38 @@ def _rows(table: int, network: str) -> Callable[[], Grid]:
         data, compressor, networks = TABLES[table]
         model = SENET[data] if network == "senet" else f"{network}-{data}"
         base = paper(data, model, *networks[network], compressor)
-        found = families.schedules(base, CRITICAL, late=(151, 171), interval=10)
-        return {name: found[name] for name in ("low", "high", "accordion")}
+        return _some(families.schedules(base, CRITICAL, late=(151, 171), interval=10), THREE)
 
+    return _row(table, network, cells)
+
+
+def _row(table: int, network: str, cells: Callable[[], Grid]) -> Callable[[], Grid]:
     name = f"paper-table{table}-{network}"
     cells.__doc__ = f"`regimes ablate {name} --seeds 3`: the rows of Table {table}; a GPU."
-    return cells
+    return grid(name)(cells)
+
+
+def _some(cells: Grid, names: Iterable[str]) -> Grid:
+    return {name: cells[name] for name in names}
 
 
 for _table, (_, _, _networks) in TABLES.items():
     for _network in _networks:
-        grid(f"paper-table{_table}-{_network}")(_rows(_table, _network))
+        _rows(_table, _network)
 
 
-def _paper_batches(data: str, high: int, network: str = "resnet18") -> Grid:
+def _paper_batches(
+    data: str, high: int, network: str = "resnet18", names: Sequence[str] = ()
+) -> Grid:
     """4 x 128 images and ``high`` times as many; decays after epochs 150 and 250 (section 5.1)."""
     base, smith = paper(data, f"{network}-{data}", 2, 1), (160, 800, 4000)
-    return families.batches(base, 128, 128 * high, CRITICAL, smith=smith, interval=10)
-
-
-def _batch_rows(table: int, data: str, network: str) -> Callable[[], Grid]:
-    def cells() -> Grid:
-        found = _paper_batches(data, 8, network)
-        return {n: found[n] for n in ("small-batch", "large-batch", "accordion-batch")}
-
-    name = f"paper-table{table}-{network}"
-    cells.__doc__ = f"`regimes ablate {name} --seeds 3`: the rows of Table {table}; a GPU."
-    return cells
+    cells = families.batches(base, 128, 128 * high, CRITICAL, smith=smith, interval=10)
+    return _some(cells, names or cells)
 
 
 for _network in ("googlenet", "densenet"):
-    grid(f"paper-table5-{_network}")(_batch_rows(5, "cifar10", _network))
-    grid(f"paper-table6-{_network}")(_batch_rows(6, "cifar100", _network))
+    for _table, _data in ((5, "cifar10"), (6, "cifar100")):
+        _row(_table, _network, partial(_paper_batches, _data, 8, _network, BATCHES))
 
 
 @grid("paper-batch-cifar10")
@@ -120,8 +122,7 @@ def paper_batch_cifar100() -> Grid:
 @grid("paper-batch-16384")
 def paper_batch_16384() -> Grid:
     """`regimes ablate paper-batch-16384`: Figure 10, batch 512 and 16,384; a GPU."""
-    cells = _paper_batches("cifar10", 32)
-    return {name: cells[name] for name in ("small-batch", "large-batch", "accordion-batch")}
+    return _paper_batches("cifar10", 32, names=BATCHES)
 
 
 @grid("paper-adaqs")
@@ -169,7 +170,7 @@ def paper_lstm() -> RunConfig:
 def paper_lstm_grid() -> Grid:
     """`regimes ablate paper-lstm --seeds 3`: the three curves of Figure 11; a GPU."""
     cells = families.schedules(paper_lstm(), [(0, 20), (61, 71)], late=(61, 81), interval=10)
-    return {name: cells[name] for name in ("low", "high", "accordion")}
+    return _some(cells, THREE)
 
 
 @grid("paper-figure3")

@@ -15,8 +15,8 @@ def _rules(base: RunConfig, early: tuple[int, int]) -> Grid:
     against."""
     accordion = {"name": "accordion", "interval": 3}
     policies: dict[str, dict[str, Any]] = {
-        "low": {"name": "static", "level": "low"},
-        "high": {"name": "static", "level": "high"},
+        "low": families.static("low"),
+        "high": families.static("high"),
         "low-early": families.windows(early),
         "accordion": accordion,
         **{f"interval {n}": {**accordion, "interval": n} for n in (1, 2, 4)},
@@ -27,7 +27,7 @@ def _rules(base: RunConfig, early: tuple[int, int]) -> Grid:
             "detector": {"name": "norm-change", "interval": 3, "statistic": "norm*lr"},
         },
     }
-    cells = {name: replace(base, name=name, policy=table) for name, table in policies.items()}
+    cells = families.follow(base, policies)
     for signal in ("global", "worker0"):
         name = f"signal {signal}"
         cells[name] = replace(cells["accordion"], name=name, signal=signal)
@@ -94,5 +94,5 @@ def smoke_full() -> Grid:
 
 
 def _figure2(base: RunConfig) -> Grid:
-    cells = families.schedules(base, [(0, 6), (12, 14)], late=(12, 18), interval=3)
+    cells = cpu.figure2(base)
     return {n: cells[n] for n in ("dense", "low", "high", "high-in-critical", "accordion")}

@@ -30,26 +30,13 @@ from regimes.records.reader import (
     load,
     read_header,
     read_lines,
+    share_of_low,
     summary,
 )
 from regimes.records.writer import Writer
 
 __all__ = [
-    "FREE_ON_RESUME",
-    "SCHEMA",
-    "Record",
-    "Writer",
-    "check_same",
-    "complete",
-    "find",
-    "load",
-    "load_all",
-    "opened",
-    "pack",
-    "read_header",
-    "read_lines",
-    "summary",
-    "write_atomically",
-    "write_output",
-    "write_table",
-]
+    "FREE_ON_RESUME", "SCHEMA", "Record", "Writer", "check_same", "complete", "find", "load",
+    "load_all", "opened", "pack", "read_header", "read_lines", "share_of_low", "summary",
+    "write_atomically", "write_output", "write_table",
+]  # fmt: skip

@@ -17,11 +17,7 @@ from regimes.records.reader import Record, find, load
 
 @contextlib.contextmanager
 def opened(place: str | Path) -> Iterator[Path]:
-    """The folder itself; of an archive that ``pack`` has made, a scratch folder with its content.
-
-    Raises:
-        RecordError: the archive is damaged.
-    """
+    """The folder itself; of an archive that ``pack`` has made, a scratch folder with its runs."""
     place = Path(place)
     if not place.is_file():
         yield place
@@ -37,11 +33,7 @@ def opened(place: str | Path) -> Iterator[Path]:
 
 
 def load_all(folder: str | Path) -> list[Record]:
-    """Every run in or under a folder, or in an archive that ``pack`` has made.
-
-    Raises:
-        RecordError: there is none, or the archive is damaged.
-    """
+    """Every run in or under a folder, or in an archive that ``pack`` has made."""
     with opened(folder) as root:
         runs = [load(path) for path in find(root)]
     if not runs:

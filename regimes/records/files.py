@@ -67,11 +67,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def write_output(path: Path, content: str | bytes) -> None:
-    """A file that a user asked for: as ``write_atomically``, with its folder made where missing.
-
-    Raises:
-        RecordError: it cannot be written; one sentence.
-    """
+    """A file that a user asked for: as ``write_atomically``, with its folder made where missing."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content.encode() if isinstance(content, str) else content)
@@ -80,9 +76,5 @@ def write_output(path: Path, content: str | bytes) -> None:
 
 
 def write_table(path: Path, frame: pd.DataFrame) -> None:
-    """A frame as CSV in full precision, without its index.
-
-    Raises:
-        RecordError: as ``write_output``.
-    """
+    """A frame as CSV in full precision, without its index."""
     write_output(path, frame.to_csv(index=False, lineterminator="\n"))

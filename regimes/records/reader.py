@@ -22,7 +22,7 @@ FREE_ON_RESUME = {
     "checkpoint_every",
     "tensorboard",
     "timeout",
-    "parcel_mb",
+    "bucket_mb",
 }  # may differ from the start
 
 
@@ -171,11 +171,7 @@ class Record:
 
 
 def load(folder: str | Path) -> Record:
-    """Read one run.
-
-    Raises:
-        RecordError: no run there, or a damaged one.
-    """
+    """Read one run."""
     folder = Path(folder)
     header, rows = read_header(folder), read_lines(folder / "epochs.jsonl")
     details = read_lines(folder / "instruments.jsonl")
@@ -217,6 +213,13 @@ def _frames(
 def find(folder: str | Path) -> list[Path]:
     """Every run in or under a folder, sorted."""
     return sorted(path.parent for path in Path(folder).rglob("run.json"))
+
+
+def share_of_low(header: dict[str, Any], rows: Sequence[dict[str, Any]]) -> float | None:
+    """Floats sent so far over those of low compression in the same steps; None without a low."""
+    low = header["per_step"].get("low", {}).get("floats")
+    steps = sum(row["steps"] for row in rows)
+    return sum(row["floats"] for row in rows) / (low * steps) if low and steps else None
 
 
 def summary(runs: Iterable[Record], last: int = 3) -> pd.DataFrame:

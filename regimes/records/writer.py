@@ -67,9 +67,6 @@ class Writer:
 
         Args:
             details: what the diary should say about who continues it.
-
-        Raises:
-            RecordError: also for lines that are doubled, missing or out of order.
         """
         if not (folder / "run.json").exists():
             raise RecordError(f"{folder} holds no run to resume: start one without --resume")
@@ -147,11 +144,7 @@ def _open_lock(path: Path) -> TextIO:
 
 
 def _cut_torn_line(path: Path) -> None:
-    """Cut off what readers take for torn, so that the next line starts a line.
-
-    Raises:
-        OSError: the file is no regular one, or cannot be written.
-    """
+    """Cut off what readers take for torn, so that the next line starts a line."""
     check_regular(path)
     content = path.read_bytes()
     lines = content.split(b"\n")[:-1]

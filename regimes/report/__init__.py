@@ -10,19 +10,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from regimes.cost.network import Network
 from regimes.errors import RecordError
-from regimes.network import Network
 from regimes.records import opened, write_output
 from regimes.report import content, origin, pictures
 
 
 def write(place: Path, network: str, out: Path) -> None:
-    """Write the page of the records in a folder or archive.
-
-    Raises:
-        ConfigError: a network that cannot be read.
-        RecordError: no run there, runs of different settings, or a file that cannot be written.
-    """
+    """Write the page of the records in a folder or archive."""
     if not out.name or out.is_dir():
         raise RecordError(f"cannot write {out}: it is a folder, expected a file, e.g. report.html")
     text = page(place, network)
@@ -30,12 +25,7 @@ def write(place: Path, network: str, out: Path) -> None:
 
 
 def page(place: Path, network: str) -> str:
-    """The page as text.
-
-    Raises:
-        ConfigError: a network that cannot be read.
-        RecordError: no run there, or runs of different settings.
-    """
+    """The page as text."""
     import jinja2
 
     link = Network.parse(network)

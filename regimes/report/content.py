@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,19 +9,20 @@ from pathlib import Path
 
 import pandas as pd
 
-from regimes.ablation import means
-from regimes.cost import SAME, cases, predict
-from regimes.drawing import style
-from regimes.drawing.metrics import Metric
-from regimes.drawing.numbers import BASELINES, Groups, decaying, groups, metric
+from regimes.console.tables import Table
+from regimes.cost.cases import SAME, cases
+from regimes.cost.network import Network, spell
+from regimes.cost.predict import predict
 from regimes.errors import RecordError, RegimesError
-from regimes.network import Network, spell
-from regimes.progress import human, ratio
-from regimes.records import Record, find, load, read_header, summary
-from regimes.watch import state
+from regimes.monitor.watch import state
+from regimes.plotting import style
+from regimes.plotting.groups import Groups, decaying, groups, tested_by
+from regimes.plotting.looks import styles_of
+from regimes.plotting.metrics import Metric
+from regimes.plotting.schedules import DASH, schedules
+from regimes.records import Record, find, load, read_header
 
 PARTS = ("compute", "compress", "communicate", "evaluate")  # further clocks follow these
-DASH = "–"
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,6 @@ class Seen:
     done: int = 0
     epochs: int = 0
     record: Record | None = None
-
-
-@dataclass(frozen=True)
-class Table:
-    """Text in rows and columns, numbers from the second column on; or why there is none."""
-
-    heads: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] = ()
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,7 +76,7 @@ class Study:
 
     @property
     def shown(self) -> Metric:
-        return metric(self.one)
+        return tested_by(self.one)
 
     @property
     def title(self) -> str:
@@ -97,7 +88,7 @@ class Study:
     @property
     def labels(self) -> dict[str, str]:
         """What figures call a schedule, where that is another word."""
-        return {n: look.label for n, look in style.looks(self.found).items() if n != look.label}
+        return {n: look.label for n, look in styles_of(self.found).items() if n != look.label}
 
     @property
     def unfinished(self) -> list[Seen]:
@@ -157,36 +148,22 @@ def _look(path: Path, root: Path) -> Seen:
 
 
 def results(study: Study) -> Table:
-    """One row per schedule: metric, n, traffic."""
-    shown, finished = study.shown, [run for run in study.runs if run.finished]
-    rows = means(summary(finished)).to_dict("index") if finished else {}
-    base = next((name for name in BASELINES if name in rows), None)
-    heads = ("schedule", shown.heading, "n", "floats", f"of {base or 'low throughout'}", "bytes")
+    """One row per schedule: metric, n, traffic; of unfinished ones, how far they are."""
+    columns = ("metric", "n", "floats", "of_base", "bytes")
+    finished = [run for run in study.runs if run.finished]
+    found = schedules(finished) if finished else None
     lines = []
     for name, runs in study.found.items():
-        if name not in rows:
+        if found is not None and name in found.frame.index:
+            cells = found.cells(name)
+            lines.append((name, *(cells[c] for c in columns)))
+        else:
             done = max(len(run.rows) for run in runs)
-            lines.append((name, f"unfinished: {done} of {runs[0].config['epochs']} epochs",
-                          *[DASH] * (len(heads) - 2)))  # fmt: skip
-            continue
-        row = {key: float(value) for key, value in rows[name].items()}
-        spread = "" if math.isnan(row["sd"]) else f" ± {shown.factor * row['sd']:.1f}"
-        share = row["floats"] / rows[base]["floats"] if base else _of_low(runs)
-        lines.append((name, f"{shown.factor * row['metric']:.1f}{spread}", f"{row['n']:.0f}",
-                      human(row["floats"]), f"{share:.2f}" if share else DASH,
-                      _bytes(row["bytes"])))  # fmt: skip
-    return Table(heads, lines)
-
-
-def _bytes(count: float) -> str:
-    spelt = human(count)
-    return f"{spelt}B" if " " in spelt else f"{spelt} B"
-
-
-def _of_low(runs: Sequence[Record]) -> float | None:
-    shares = [ratio(run.header, run.rows) for run in runs]
-    known = [share for share in shares if share is not None]
-    return sum(known) / len(known) if known else None
+            words = f"unfinished: {done} of {runs[0].config['epochs']} epochs"
+            lines.append((name, words, *[DASH] * (len(columns) - 1)))
+    plain = {"metric": study.shown.heading, "of_base": "of low throughout"}
+    heads = found.heads() if found is not None else plain
+    return Table(("schedule", *(heads.get(c, c) for c in columns)), lines)
 
 
 # -- time ------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import tomli_w
 
 from regimes import __version__
-from regimes.drawing import style
+from regimes.plotting.looks import order
 from regimes.records import Record, read_lines
 from regimes.report.content import Study
 
@@ -23,7 +23,7 @@ def configuration(study: Study) -> list[tuple[str, str]]:
     one = study.one.config
     same = {key for key in keys if all(c.get(key) == one.get(key) for c in configs.values())}
     parts = [("all runs", _toml(one, same))]
-    return parts + [(name, text) for name in style.order(configs)
+    return parts + [(name, text) for name in order(configs)
                     if (text := _toml(configs[name], keys - same))]  # fmt: skip
 
 
@@ -71,4 +71,4 @@ def redraw(study: Study, network: str) -> list[str]:
     commands = [f"regimes report {name} --network {link}", f"regimes cost {name} --network {link}"]
     if not study.place.is_file():
         commands.append(f"regimes detect {name}")
-    return commands if study.unfinished else [*commands, f"python -m analysis.curves {name}"]
+    return commands if study.unfinished else [*commands, f"regimes figure curves {name}"]

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 
 import matplotlib as mpl
 
-from regimes import bench
 from regimes.config import DENSE
-from regimes.drawing import panels, style
-from regimes.drawing.bands import bands
-from regimes.drawing.levels import level_map
-from regimes.drawing.metrics import Metric
-from regimes.drawing.numbers import BASELINES, compressed, curves, ends, windows
 from regimes.errors import RegimesError
-from regimes.records import Record
+from regimes.plotting import panels, style
+from regimes.plotting.bands import bands
+from regimes.plotting.curves import curves, ends
+from regimes.plotting.groups import BASELINES, compressed, windows
+from regimes.plotting.levels import level_map
+from regimes.plotting.looks import style_of
+from regimes.plotting.metrics import Metric
+from regimes.replay import detect
 from regimes.report.content import Study, below
 
 if TYPE_CHECKING:
@@ -65,14 +66,14 @@ def _picture(fig: Figure, title: str, caption: str) -> Picture:
 
 
 def _curves(study: Study, against: str, shown: Metric | None = None, title: str = "") -> Picture:
-    """One curve per schedule; the numbers are those of ``numbers.curves``."""
+    """One curve per schedule; the numbers are those of ``curves.curves``."""
     found, tested, shown = study.found, shown is None, shown or study.shown
     numbers, last = curves(found, shown), ends(found, shown)
     with style.theme():
         fig = style.figure(2.7 + 0.17 * ((len(found) + 1) // 2), WIDTH)
         ax = fig.add_subplot()
         panels.fill(ax, against, numbers, last, shown)
-        panels.dress(ax, against, last)
+        panels.format_axis(ax, against, last)
         ax.set_ylabel(shown.label)
         if tested:
             panels.limits(ax, numbers, shown, last)
@@ -89,18 +90,12 @@ def _curves(study: Study, against: str, shown: Metric | None = None, title: str 
     return _picture(fig, title, _words(study, against))
 
 
-def decay_epochs(run: Record) -> tuple[int, ...]:
-    """The epochs of a run that are the first at a lower learning rate."""
-    known = run.config["optimizer"].get("decay_epochs", ())
-    return tuple(epoch for epoch in known if epoch < run.config["epochs"])
-
-
 def _words(study: Study, against: str) -> str:
     """Mean over what, and what the marks are."""
     counts = [len(runs) for runs in study.found.values()]
     mean = f"Mean over {style.seeds_in_words(counts)}; bands and bars: 95 % t interval"
     parts = [f"{mean if max(counts) > 1 else 'One seed'}; large marker: the end"]
-    decays = [decay_epochs(run) for run in study.runs]
+    decays = [style.decay_epochs(run.config) for run in study.runs]
     if against == "epoch" and any(decays):
         whose = "" if len({*decays}) == 1 else " of most schedules"
         parts.append(f"Dotted: the learning rate{whose} decays")
@@ -136,7 +131,7 @@ def _levels(study: Study) -> list[Picture]:
             f"Of each compressed layer in the run of seed {runs[0].seed}; below, the share of "
             f"layers at each level but the highest compression{many if len(runs) > 1 else ''}."
         )
-        found.append(_picture(fig, f"Levels of {style.look(name).label}", said))
+        found.append(_picture(fig, f"Levels of {style_of(name).label}", said))
     if any(run.epochs["batch_size"].nunique() > 1 for run in study.runs):
         found.append(_curves(study, "epoch", BATCH, "Batch size"))
     return found
@@ -148,7 +143,7 @@ def _detectors(study: Study) -> Picture:
     runs = [run for name in names or study.found for run in study.found[name]]
     title = "What detectors say"
     try:
-        fig, _ = bands(runs, bench.bench(runs), WIDTH)
+        fig, _ = bands(runs, detect.bench(runs), WIDTH)
     except RegimesError as error:
         return Picture(title, f"Nothing: {below(study.root, error)}.")
     said = (

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+from regimes.collectives.world import World
 from regimes.compression import compressor
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE
 from regimes.ddp import Hook, attach
-from regimes.gradients import layer_table
-from regimes.history import history
 from regimes.policies import policy
-from regimes.world import World
+from regimes.policies.history import history
+from regimes.training.gradients import layer_table
 
 EPOCHS, STEPS, RATE = 3, 3, 0.05
 
@@ -124,12 +124,12 @@ def step_of(
 def trained(rank: int, case: Case) -> dict[str, Any]:
     """What one process has in the end, and the sizes of what it reduced."""
     model, hook, optimizer = wrap(case)
-    parcels: list[int] = []
+    buckets: list[int] = []
     reduce = hook.buckets.pipeline.reduce
 
-    def counted(parcel: list[int]) -> None:
-        parcels.append(len(parcel))
-        reduce(parcel)
+    def counted(bucket: list[int]) -> None:
+        buckets.append(len(bucket))
+        reduce(bucket)
 
     hook.buckets.pipeline.reduce = counted
     levels = [hook.levels]
@@ -143,7 +143,7 @@ def trained(rank: int, case: Case) -> dict[str, Any]:
         for layer, state in zip(hook.layers, hook.reducer.states, strict=True)
     }
     return {"weights": weights(model.module), "levels": levels, "rows": hook.rows,
-            "residuals": residuals, "parcels": parcels}  # fmt: skip
+            "residuals": residuals, "buckets": buckets}  # fmt: skip
 
 
 # -- the oracle ------------------------------------------------------------------------------

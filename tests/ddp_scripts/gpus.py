@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import regimes
-from regimes import world
+from regimes.collectives import processes
 from regimes.config import RunConfig
 
 ERRORS = {"nccl": dist.DistBackendError("NCCL timeout"), "memory": torch.OutOfMemoryError("full")}
@@ -35,7 +35,7 @@ def trained(
     patch = pytest.MonkeyPatch()
     calls = pretended.install(patch, count)
     _gloo_for_nccl(patch, calls)
-    places = {name: _spied(patch, name) for name in ("all_reduce", world.GATHER, "broadcast")}
+    places = {name: _spied(patch, name) for name in ("all_reduce", processes.GATHER, "broadcast")}
     if fails is not None:
         _failing(patch, ERRORS[fails])
     try:
@@ -115,7 +115,7 @@ def hooked(rank: int) -> dict[str, Any]:
     with patch.context() as p:
         p.setattr(dist, "get_backend_config", lambda group: "cuda:nccl")
         p.setattr(dist, "new_group", new)
-        ours = world.GroupWorld(dist.group.WORLD, pretended.GPU, 20.0)
+        ours = processes.GroupWorld(dist.group.WORLD, pretended.GPU, 20.0)
     patch.setattr(torch.cuda, "current_stream", pretended.stream)
     return {"gathered": ours.gather_object(rank), "made": made,
             "after": "TORCH_NCCL_BLOCKING_WAIT" in os.environ}  # fmt: skip

@@ -25,15 +25,16 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import regimes
-from regimes import tasks
-from regimes.compression import Compressor, Layer, Mean, State, Traffic
+from regimes.collectives.processes import GATHER
+from regimes.collectives.requests import Layer, Mean, Traffic
+from regimes.compression import Compressor, State
 from regimes.compression.base import Sending
 from regimes.config import Level, RunConfig
+from regimes.data import registry
 from regimes.ddp import attach
 from regimes.errors import RegimesError
-from regimes.learning_rate import learning_rate
 from regimes.policies import Decision, PastEpoch
-from regimes.world import GATHER
+from regimes.training.learning_rate import learning_rate
 
 SMALL = {"bucket_cap_mb": 0.004}
 
@@ -43,7 +44,7 @@ SMALL = {"bucket_cap_mb": 0.004}
 
 def smoke(rank: int, config: RunConfig) -> dict[str, Any]:
     """A run of the trainer as a plain DDP script; what it ends with."""
-    task = tasks.load(config)
+    task = registry.load(config)
     dtype = getattr(torch, config.dtype)
     batches = task.batches(config, torch.device("cpu"), dtype)
     model = DistributedDataParallel(task.build(config).to(dtype), bucket_cap_mb=0.05)
@@ -117,15 +118,15 @@ def spied(seen: Callable[[str, Tensor], None]) -> Iterator[None]:
 
 
 def traffic(rank: int, case: Case, names: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Per step: bytes and calls seen at the collectives, bytes reported, parcels, the formula."""
+    """Per step: bytes and calls seen at the collectives, bytes reported, buckets, the formula."""
     model = DistributedDataParallel(cases.build(case), **case.ddp)
     hook = attach(model, policy=Schedule(names), compressor=case.compressor,
                   levels=dict(case.levels))  # fmt: skip
     optimizer, steps = cases.sgd(model), []
     seen: list[int] = []
-    parcels: list[Any] = []
+    buckets: list[Any] = []
     reduce = hook.buckets.pipeline.reduce
-    hook.buckets.pipeline.reduce = lambda *a: (parcels.append(a), reduce(*a))[1]
+    hook.buckets.pipeline.reduce = lambda *a: (buckets.append(a), reduce(*a))[1]
     with spied(lambda kind, tensor: seen.append(tensor.numel() * tensor.element_size())):
         for epoch in range(len(names)):
             for step in range(3):
@@ -138,14 +139,14 @@ def traffic(rank: int, case: Case, names: tuple[str, ...]) -> list[dict[str, Any
                     )
                 ]
                 steps.append({
-                    "seen": sum(seen), "calls": len(seen), "parcels": len(parcels),
+                    "seen": sum(seen), "calls": len(seen), "buckets": len(buckets),
                     "bytes": hook.traffic.bytes - before.bytes,
                     "floats": hook.traffic.floats - before.floats,
                     "formula": sum(c.bytes for c in formula),
                     "formula_floats": sum(c.floats for c in formula),
                 })  # fmt: skip
                 seen.clear()
-                parcels.clear()
+                buckets.clear()
             hook.epoch_end(lr=0.1)
     return steps
 

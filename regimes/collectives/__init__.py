@@ -1,0 +1,1 @@
+"""What crosses workers, and what it costs: the only room that knows of other processes."""

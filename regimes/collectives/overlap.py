@@ -1,0 +1,112 @@
+"""Buckets of gradients, reduced while backward goes on; shared by the trainer and the DDP hook.
+
+Backward completes the last layers first. Layers are therefore divided, last ones first, into
+*buckets* of bounded size, always the same. One thread reduces them in that order, each as soon as
+it is complete, all rounds of one before the next. So collectives are issued in the same order on
+every process, whatever the timing: processes that issued them in different orders would wait for
+each other, or mix up their bytes. And a resumed run adds in the same order as an unbroken one.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def make_buckets(parameters: Sequence[Tensor], cap: int) -> list[list[int]]:
+    """Layers from last to first, cut before a bucket of more than ``cap`` bytes, and where the
+    type changes."""
+    buckets: list[list[int]] = []
+    room, dtype = -1, None
+    for i in reversed(range(len(parameters))):
+        size = parameters[i].numel() * parameters[i].element_size()
+        if size > room or parameters[i].dtype != dtype:
+            buckets.append([])
+            room, dtype = cap, parameters[i].dtype
+        buckets[-1].append(i)
+        room -= size
+    return buckets
+
+
+class Pipeline:
+    """Hands complete buckets to ``reduce``, in a thread and, on a GPU, in a stream of its own.
+
+    Between ``begin`` and ``finish`` nobody else may use the communicator of ``reduce``.
+    """
+
+    def __init__(
+        self,
+        buckets: Sequence[list[int]],
+        reduce: Callable[[list[int]], object],
+        device: torch.device,
+    ) -> None:
+        self.buckets, self.reduce, self.device = list(buckets), reduce, device
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.left: list[list[int]] = []
+        self.complete: set[int] = set()
+        self.error: BaseException | None = None
+        self.tasks: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
+        self.thread = threading.Thread(
+            target=_serve, args=(self.tasks,), daemon=True, name="regimes"
+        )
+        self.thread.start()
+        weakref.finalize(self, self.tasks.put, None)
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._idle()
+        self.left, self.complete = list(self.buckets), set()
+
+    def mark_ready(self, layers: Iterable[int]) -> None:
+        """These layers are complete, in the present stream. Called in the thread of backward."""
+        event = torch.cuda.current_stream(self.device).record_event() if self.stream else None
+        self.tasks.put(partial(self._arrive, set(layers), event))
+
+    def finish(self) -> None:
+        """Wait until all that is ready is reduced, and let the present stream wait for it.
+
+        Raises:
+            BaseException: what has gone wrong in the thread.
+        """
+        self._idle()
+        if self.stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self.stream)
+
+    def close(self) -> None:
+        """End the thread after the bucket under way."""
+        self.error = self.error or InterruptedError()
+        self.tasks.put(None)
+        self.thread.join()
+
+    def _idle(self) -> None:
+        done = threading.Event()
+        self.tasks.put(done.set)
+        done.wait()
+        if self.error is not None:
+            raise self.error
+
+    @torch.no_grad()
+    def _arrive(self, layers: set[int], event: torch.cuda.Event | None) -> None:
+        try:
+            with torch.cuda.stream(self.stream):
+                if self.stream is not None and event is not None:
+                    self.stream.wait_event(event)
+                self.complete |= layers
+                while self.left and self.complete >= set(self.left[0]) and not self.error:
+                    self.reduce(self.left.pop(0))
+        except BaseException as error:
+            self.error = error
+
+
+def _serve(tasks: SimpleQueue[Callable[[], Any] | None]) -> None:
+    """The thread: knows the queue only, so that it ends with the pipeline."""
+    while (task := tasks.get()) is not None:
+        task()
+        del task

@@ -1,0 +1,327 @@
+"""W workers on several processes. The only user of torch.distributed.
+
+``connect`` joins the processes that a launcher has started; ``GroupWorld`` is the DDP hook's, on
+a group that the user has made. All that a group holds must end with it: see ``_let_go``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import os
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from regimes.collectives.world import World
+from regimes.errors import ConfigError, TrainingError
+
+GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+ROLL_CALL = 3.0  # seconds in which a process that lives says so, when contact is lost
+_connections = itertools.count()  # of this process; the others count alike
+
+
+def _let_go() -> None:
+    """Keep torch from holding a default group for ever.
+
+    The functions of ``torch.distributed.nn.functional`` take as a default the group that is there
+    when they are first imported, which a first optimiser does. A gloo group that outlives its end
+    still has its threads when Python ends, and they may abort the process then.
+    """
+    if not dist.is_available():
+        return
+    from torch.distributed.nn import functional
+
+    for function in vars(functional).values():
+        defaults = getattr(function, "__defaults__", None) or ()
+        if any(isinstance(value, dist.ProcessGroup) for value in defaults):
+            function.__defaults__ = tuple(  # None means the default group of the time of the call
+                None if isinstance(value, dist.ProcessGroup) else value for value in defaults
+            )
+
+
+_let_go()  # at import, so before any group of our own
+
+
+class ProcessWorld(World):
+    """W workers over P processes of torch.distributed (gloo or NCCL).
+
+    Python objects travel over gloo in both cases: over NCCL they would need a GPU, and torch takes
+    the current one of whichever thread asks.
+
+    Attributes:
+        store: where the processes have met.
+        patience: what ``wait`` of a collective takes: nothing for gloo, which keeps its own time;
+            for NCCL, which returns before the work is done, the time until the others are lost.
+    """
+
+    store: dist.Store | None = None
+    patience: tuple[timedelta, ...] = ()
+
+    def __init__(
+        self, workers: int, device: torch.device, store: dist.Store | None = None,
+        patience: tuple[timedelta, ...] = (),
+    ) -> None:  # fmt: skip
+        super().__init__(workers, processes=dist.get_world_size(), rank=dist.get_rank())
+        self.device, self.store, self.patience = device, store, patience
+
+    @property
+    def group(self) -> Any:
+        """The group of the collectives; None for torch's default group. Nobody may keep it, or its
+        threads would not end with it."""
+        return None
+
+    def _together(self, programs: int) -> Iterable[Iterable[int]]:
+        return [range(programs)]
+
+    def mean(self, tensors: list[Tensor]) -> list[Tensor]:
+        answers: list[Tensor] = [torch.empty(0)] * len(tensors)
+        for dtype in sorted({t.dtype for t in tensors}, key=str):
+            ids = [i for i, t in enumerate(tensors) if t.dtype == dtype]
+            parts = super().mean([tensors[i] for i in ids])
+            flat = torch.cat([p.flatten() for p in parts])
+            self._wait(dist.all_reduce, flat, async_op=True)
+            flat /= self.processes
+            pieces = flat.split([p.numel() for p in parts])
+            for i, piece, part in zip(ids, pieces, parts, strict=True):
+                answers[i] = piece.view(part.shape)
+        return answers
+
+    def gather(self, tensors: list[Tensor]) -> list[Tensor]:
+        wires = [t.contiguous().view(self.local, -1).view(torch.uint8) for t in tensors]
+        flat = torch.cat(wires, dim=1)  # [L, bytes]
+        everyone = flat.new_empty((self.workers, flat.shape[1]))
+        self._wait(getattr(dist, GATHER), everyone, flat, async_op=True)
+        pieces = everyone.split([w.shape[1] for w in wires], dim=1)
+        return [
+            # a copy, because a view as another dtype needs aligned storage
+            p.clone(memory_format=torch.contiguous_format)
+            .view(t.dtype)
+            .view(self.workers, *t.shape[1:])
+            for p, t in zip(pieces, tensors, strict=True)
+        ]
+
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        super().broadcast(tensors)
+        for tensor in tensors:
+            self._wait(dist.broadcast, tensor, 0, async_op=True)
+
+    def gather_object(self, value: Any) -> list[Any]:
+        everyone: list[Any] = [None] * self.processes
+        self._wait(dist.all_gather_object, everyone, value)
+        return everyone
+
+    def barrier(self) -> None:
+        self.gather_object(None)
+
+    def abort(self) -> None:
+        _leave(at_once=True)
+
+    def close(self) -> None:
+        _leave()
+
+    def _wait(self, collective: Any, *args: Any, **options: Any) -> None:
+        spent, start = self._clock[0], time.perf_counter()
+        self._clock = spent, start
+        try:
+            work = collective(*args, group=self.group, **options)
+            if work is not None:
+                work.wait(*self.patience)
+        except torch.OutOfMemoryError:
+            raise  # a RuntimeError, too, but of this process alone
+        except RuntimeError as error:
+            raise TrainingError(
+                f"process {self.rank} of {self.processes} lost contact with the others in "
+                f"{collective.__name__} ({_silent(self.store, self.rank, self.processes)}): "
+                f"{str(error).splitlines()[0]}"
+            ) from error.with_traceback(None)  # whose frames would keep the group
+        if self.device.type == "cuda":
+            # a sync point, so that the split of time is true; of this thread's work alone
+            torch.cuda.current_stream(self.device).synchronize()
+        self._clock = spent + time.perf_counter() - start, None
+
+
+def _silent(store: dist.Store | None, rank: int, processes: int) -> str:
+    """Who has died or hangs: those that do not answer a roll call in the store."""
+    others = {other: f"roll call/{other}" for other in range(processes) if other != rank}
+    try:
+        assert store is not None
+        store.set(f"roll call/{rank}", "here")
+        deadline = time.monotonic() + ROLL_CALL
+        while others and time.monotonic() < deadline:
+            others = {r: key for r, key in others.items() if not store.check([key])}
+            time.sleep(0.05)
+    except (RuntimeError, AssertionError):
+        return "one of them has died or hangs"
+    if not others:
+        return "all of them still answer: the network, or another collective"
+    return f"no sign of process {', '.join(map(str, others))}, which has died or hangs"
+
+
+def launched() -> int:
+    """The number of processes that torchrun (or our launcher) has started; 1 without one."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def pick_device(wanted: str) -> torch.device:
+    """The device of this process: "auto" takes a GPU where there is one.
+
+    Raises:
+        ConfigError: a device that is not there.
+    """
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if wanted in ("auto", "cuda"):
+        if torch.cuda.is_available():
+            return torch.device("cuda", local_rank % torch.cuda.device_count())
+        if wanted == "cuda":
+            raise ConfigError('device = "cuda", but torch finds no GPU here: use "cpu" or "auto"')
+        return torch.device("cpu")
+    try:
+        torch.zeros(1, device=wanted).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device = {wanted!r} cannot be used: {reason}") from None
+    return torch.device(wanted)
+
+
+def connect(workers: int, device: torch.device, timeout: float = 600.0) -> World:
+    """The world of this process: simulated when alone, else joined to the launched group.
+
+    Processes that outnumber a node's GPUs share them through gloo, which NCCL cannot. A process's
+    GPU is its current one from here on, whatever in torch or in a user's model asks for that.
+
+    Raises:
+        ConfigError: W is not a multiple of P.
+        TrainingError: the others are not there in time.
+    """
+    count = next(_connections)
+    if launched() == 1:
+        return World(workers)
+    _leave(at_once=True)  # the group of a run in this process that has failed
+    _leave()
+    World(workers, processes=launched())  # check the division before anyone waits for anyone
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", launched()))
+    alone = device.type == "cuda" and per_node <= torch.cuda.device_count()
+    return _join(workers, device, alone, timedelta(seconds=timeout), f"{_attempt()}/{count}")
+
+
+def _join(
+    workers: int, device: torch.device, alone: bool, patience: timedelta, name: str
+) -> ProcessWorld:
+    """Meet the others under ``name``; ``alone``: this process has a GPU for itself."""
+    place, rank = os.environ.get("REGIMES_RENDEZVOUS", "env://"), int(os.environ["RANK"])
+    store = None
+    try:
+        met, _, _ = next(dist.rendezvous(place, rank, launched(), timeout=patience))
+        store = dist.PrefixStore(name, met)
+        with _errors_are_raised():
+            dist.init_process_group(
+                _backends("nccl", device) if alone else "gloo",
+                store=store,
+                world_size=launched(),
+                rank=rank,
+                timeout=patience,
+                device_id=device if alone else None,
+            )
+    except RuntimeError as error:
+        raise TrainingError(
+            f"process {rank} of {launched()} lost contact with the others at the start "
+            f"({_silent(store, rank, launched())}): {str(error).splitlines()[0]}"
+        ) from error
+    return ProcessWorld(workers, device, store, (patience,) if alone else ())
+
+
+def _backends(own: str, device: torch.device) -> str:
+    """``own`` for tensors on the GPU, gloo for Python objects, if ``own`` cannot carry both."""
+    return own if own == "gloo" or device.type == "cpu" else f"cpu:gloo,{device.type}:{own}"
+
+
+@contextlib.contextmanager
+def _errors_are_raised() -> Iterator[None]:
+    """NCCL groups made inside raise their errors in ``wait``. By torch's default a watchdog ends
+    the process instead, and neither the record nor anybody else hears why."""
+    name = "TORCH_NCCL_BLOCKING_WAIT"
+    before = os.environ.get(name)
+    os.environ.setdefault(name, "1")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+
+
+def _leave(*, at_once: bool = False) -> None:
+    """Leave the group, if there is one; ``at_once``: only if its orderly end would wait for the
+    others, dead or not, as NCCL's does."""
+    if not dist.is_initialized():
+        return
+    if not at_once:
+        dist.destroy_process_group()
+    elif "nccl" in dist.get_backend_config():
+        dist.distributed_c10d._abort_process_group()
+
+
+def _attempt() -> str:
+    """A name that a restart by torchrun changes, because its store keeps the addresses of the
+    dead. Agents of several nodes count restarts apart: there the variable in the README helps.
+    (The number of the run within the process is added, because the store outlives a run as well.)
+    """
+    alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
+    return f"regimes/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0') if alone else 'all'}"
+
+
+class GroupWorld(ProcessWorld):
+    """One worker for each process of an existing group, on a communicator of its own, so that its
+    collectives keep their order whatever else travels (DDP's own, the user's). Made collectively.
+    It ends when the user destroys the default group, with ``close``, or when Python ends.
+    """
+
+    def __init__(self, group: Any, device: torch.device, timeout: float) -> None:
+        ranks = dist.get_process_group_ranks(group)
+        World.__init__(self, len(ranks), processes=len(ranks), rank=dist.get_rank(group))
+        self.device, self.first = device, ranks[0]
+        own = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
+        kind, patience = own[device.type], timedelta(seconds=timeout)
+        self.patience = (patience,) if kind == "nccl" else ()
+        with _errors_are_raised():
+            ours = dist.new_group(
+                ranks, patience, _backends(kind, device), use_local_synchronization=True
+            )
+        self._group = weakref.ref(ours)  # torch holds it until it is destroyed
+        if kind == "gloo":
+            atexit.register(_destroy, self._group)
+
+    @property
+    def group(self) -> Any:
+        if (group := self._group()) is None:
+            raise TrainingError(
+                "the hook's process group has ended: train before dist.destroy_process_group()"
+            )
+        return group
+
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        World.broadcast(self, tensors)
+        for tensor in tensors:
+            self._wait(dist.broadcast, tensor, self.first, async_op=True)
+
+    def abort(self) -> None:
+        """Nothing: when a wait has failed, NCCL has aborted this communicator itself."""
+
+    def close(self) -> None:
+        _destroy(self._group)
+
+
+def _destroy(group: weakref.ref[Any]) -> None:
+    """Destroy a group that is still there."""
+    if (ours := group()) is not None:
+        with contextlib.suppress(ValueError):  # destroyed, but somebody keeps it
+            dist.destroy_process_group(ours)

@@ -1,0 +1,78 @@
+"""What a compressor asks of the other workers, and how it is counted.
+
+A program is a generator that yields ``Mean`` or ``Gather`` requests, is answered with their
+results, and returns a tensor. It never talks to another process; ``World.drive`` does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+NO_LAYER = -1  # in the place of a layer's index: traffic of none, such as the loss
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One named parameter tensor: the unit at which compressors and policies decide."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """(n, m): the first dimension against all others."""
+        return self.shape[0], self.size // self.shape[0]
+
+    @property
+    def compressed(self) -> bool:
+        """1-D parameters travel dense (paper, Appendix F)."""
+        return len(self.shape) > 1
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Ask for the mean over all W workers: ``[L, ...] -> [...]``."""
+
+    tensor: Tensor
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Ask for every worker's tensor, in worker order: ``[L, ...] -> [W, ...]``."""
+
+    tensor: Tensor
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one step hands to the collectives.
+
+    Attributes:
+        floats: the paper's convention, in elements of the model's dtype (other dtypes count by
+            their bits, 32 to a float): a mean counts once, a gather once per worker.
+        bytes: what one worker sends.
+
+    The two means of PowerSGD at rank 2 on a matrix of 64 x 576, in float32:
+
+    >>> p, q = 2 * 64, 2 * 576
+    >>> Traffic(p, 4 * p) + Traffic(q, 4 * q)
+    Traffic(floats=1280, bytes=5120)
+    """
+
+    floats: float
+    bytes: int
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.floats + other.floats, self.bytes + other.bytes)
+
+
+Request = Mean | Gather
+Program = Generator[Request, Tensor, Tensor]

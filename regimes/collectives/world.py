@@ -1,0 +1,203 @@
+"""Where workers live: W logical workers hosted by P processes, here by one.
+
+Everything that crosses workers goes through a ``World`` and is counted there. A world of one
+process answers requests with plain tensor means; ``regimes.collectives.processes`` answers the
+same requests among processes, so that a run is the same numbers on any P.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regimes.collectives.requests import NO_LAYER, Gather, Program, Request, Traffic
+from regimes.errors import ConfigError
+
+KINDS = ("mean", "gather", "broadcast")
+
+
+@dataclass
+class Meter:
+    """What was handed to the collectives since the last ``take``.
+
+    Attributes:
+        layers: traffic per layer index; ``NO_LAYER`` holds what belongs to none (loss, buffers).
+        calls: number of collectives, per kind ("mean", "gather", "broadcast").
+        sent: bytes that one worker sent, per kind.
+    """
+
+    dtype: torch.dtype
+    workers: int
+    layers: dict[int, Traffic] = field(default_factory=lambda: defaultdict(lambda: Traffic(0, 0)))
+    calls: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+    sent: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+
+    def count(self, layer: int, kind: str, tensor: Tensor, convention: bool = True) -> None:
+        """Count one request; ``tensor`` is stacked, its first row is one worker's share."""
+        numbers = tensor.numel() // tensor.shape[0]
+        size = numbers * tensor.element_size()
+        words = numbers if tensor.dtype == self.dtype else size / 4
+        floats = words * (self.workers if kind == "gather" else 1) if convention else 0
+        self.layers[layer] = self.layers[layer] + Traffic(floats, size)
+        self.sent[kind] += size
+        self.calls["broadcast"] += kind == "broadcast"
+
+    def take(self) -> Meter:
+        """The counts so far, and start again from zero."""
+        taken = Meter(self.dtype, self.workers, self.layers, self.calls, self.sent)
+        fresh = Meter(self.dtype, self.workers)
+        self.layers, self.calls, self.sent = fresh.layers, fresh.calls, fresh.sent
+        return taken
+
+
+class World:
+    """W workers on this one process (simulated). ``ProcessWorld`` spreads them over several.
+
+    Attributes:
+        workers: W, fixed by the run's configuration.
+        processes, rank: P and this process's place among them.
+        hosted: the workers that live here, ``W / P`` consecutive ones.
+        meter: the traffic so far.
+    """
+
+    def __init__(self, workers: int, *, processes: int = 1, rank: int = 0) -> None:
+        if workers < 1 or workers % processes:
+            raise ConfigError(
+                f"{workers} workers cannot be divided among {processes} processes: "
+                "the number of workers must be a multiple of the number of processes"
+            )
+        self.workers, self.processes, self.rank = workers, processes, rank
+        each = workers // processes
+        self.hosted = range(rank * each, (rank + 1) * each)
+        self.meter = Meter(torch.float32, workers)
+        self._clock: tuple[float, float | None] = 0.0, None  # replaced in one go: threads read it
+
+    @property
+    def seconds(self) -> float:
+        """Time spent waiting in collectives so far, the one under way included."""
+        spent, since = self._clock
+        return spent if since is None else spent + time.perf_counter() - since
+
+    @property
+    def local(self) -> int:
+        """L, the number of hosted workers."""
+        return len(self.hosted)
+
+    # -- requests ----------------------------------------------------------------------------
+
+    def drive(
+        self, programs: Sequence[Program], layers: Sequence[int], *, signal: bool = False
+    ) -> list[Tensor]:
+        """Run generators to their end; return their results.
+
+        In each round all ``Mean`` requests of a type travel as one collective, and all ``Gather``
+        requests as one. A world of one process has nothing to send and takes one generator after
+        the other, so that a layer stays in the cache; it counts the same collectives.
+
+        Args:
+            programs: generators that yield ``Mean`` or ``Gather`` and return a tensor.
+            layers: the layer index that each one's traffic is counted for, or ``NO_LAYER``.
+            signal: these are a detector's statistics: bytes, but no floats of the paper's count.
+        """
+        results: list[Any] = [None] * len(programs)
+        travelled: set[tuple[int, str, torch.dtype]] = set()
+        for together in self._together(len(programs)):
+            answers: dict[int, Any] = dict.fromkeys(together)
+            turn = 0
+            while answers:
+                asked: dict[str, dict[int, Tensor]] = {"mean": {}, "gather": {}}
+                for i in sorted(answers):
+                    try:
+                        request = programs[i].send(answers[i])
+                    except StopIteration as stop:
+                        results[i] = stop.value
+                        continue
+                    kind, tensor = self._count(layers[i], request, signal), request.tensor
+                    asked[kind][i] = tensor
+                    travelled.add((turn, kind, tensor.dtype if kind == "mean" else torch.uint8))
+                answers = self._answer(asked)
+                turn += 1
+        for _, kind, _ in travelled:
+            self.meter.calls[kind] += 1
+        return results
+
+    def _together(self, programs: int) -> Iterable[Iterable[int]]:
+        """Which programs go in lock-step."""
+        return ([i] for i in range(programs))
+
+    def _answer(self, asked: dict[str, dict[int, Tensor]]) -> dict[int, Tensor]:
+        means, gathers = asked["mean"], asked["gather"]
+        found = dict(zip(means, self.mean(list(means.values())), strict=True)) if means else {}
+        if gathers:
+            found.update(zip(gathers, self.gather(list(gathers.values())), strict=True))
+        return found
+
+    def ask(self, *requests: Request, layers: Sequence[int] | None = None) -> list[Tensor]:
+        """Answers to an instrument's requests, which travel in one round.
+
+        Args:
+            layers: which layer each is counted for; default none.
+        """
+        programs = [_single(request) for request in requests]
+        return self.drive(programs, layers or [NO_LAYER] * len(programs), signal=True)
+
+    def _count(self, layer: int, request: Request, signal: bool) -> str:
+        kind = "gather" if isinstance(request, Gather) else "mean"
+        counted = layer != NO_LAYER and not signal
+        self.meter.count(layer, kind, request.tensor, convention=counted)
+        return kind
+
+    def mean(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Means over all workers: each ``[L, ...] -> [...]``."""
+        return [t[0] if t.shape[0] == 1 else t.mean(0) for t in tensors]
+
+    def gather(self, tensors: list[Tensor]) -> list[Tensor]:
+        """All workers' rows, in worker order: each ``[L, ...] -> [W, ...]``."""
+        return tensors
+
+    # -- plain services ----------------------------------------------------------------------
+
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        """Overwrite every process's tensors with those of worker 0; counted for no layer."""
+        for tensor in tensors:
+            self.meter.count(NO_LAYER, "broadcast", tensor[None], convention=False)
+
+    def gather_object(self, value: Any) -> list[Any]:
+        """Every process's value (plain JSON types), in rank order."""
+        return [value]
+
+    def barrier(self) -> None:
+        """Wait for all processes."""
+
+    def abort(self) -> None:
+        """Before ``close``, when something has gone wrong: wait for nobody from here on."""
+
+    def close(self) -> None:
+        """Leave the group of processes."""
+
+    def agree(self, **facts: str) -> None:
+        """Check that all processes hold the same configuration, code and data.
+
+        Raises:
+            ConfigError: naming what differs and on which process.
+        """
+        everyone = self.gather_object(facts)
+        for fact, value in facts.items():
+            odd = [
+                rank for rank, theirs in enumerate(everyone) if theirs[fact] != everyone[0][fact]
+            ]
+            if odd or value != everyone[0][fact]:
+                raise ConfigError(
+                    f"process {odd[0]} holds another {fact} than process 0: start all processes "
+                    f"with the same configuration, code and data"
+                )
+
+
+def _single(request: Request) -> Program:
+    return (yield request)

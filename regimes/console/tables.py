@@ -1,0 +1,64 @@
+"""One table, for a terminal, for Markdown and for a page of HTML. No torch; rich imported late."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table as Drawn
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rounded text in rows and columns; or why there is none.
+
+    Attributes:
+        heads: of the columns.
+        texts: how many columns from the left hold words; the others hold numbers.
+        title: stands above it.
+        note: stands below it.
+    """
+
+    heads: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    note: str = ""
+    title: str = ""
+    texts: int = 1
+
+    def drawn(self, least: int | None = None, **options: Any) -> Drawn:
+        """For a terminal: words wrap, numbers do not. No text is read as markup.
+
+        Args:
+            least: letters that a column is wide.
+            options: of ``rich.table.Table``.
+        """
+        from rich.table import Table as Drawn
+        from rich.text import Text
+
+        plain = {"box": None, "header_style": "bold", "pad_edge": False, "title_justify": "left",
+                 "caption_justify": "left"}  # fmt: skip
+        shown = Drawn(
+            title=Text(self.title) if self.title else None,
+            caption=Text(self.note) if self.note else None,
+            **{**plain, **options},
+        )
+        for i, head in enumerate(self.heads):
+            words = i < self.texts
+            shown.add_column(Text(head), justify="left" if words else "right", no_wrap=not words,
+                             overflow="fold", min_width=least)  # fmt: skip
+        for row in self.rows:
+            shown.add_row(*map(Text, row))
+        return shown
+
+    def markdown(self) -> str:
+        """For a document, without title and note.
+
+        >>> print(Table(("schedule", "n"), [("low", "5")]).markdown())
+        | schedule | n |
+        | --- | ---: |
+        | low | 5 |
+        """
+        rules = ["---"] * self.texts + ["---:"] * (len(self.heads) - self.texts)
+        return "\n".join(f"| {' | '.join(line)} |" for line in (self.heads, rules, *self.rows))

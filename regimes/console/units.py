@@ -1,0 +1,18 @@
+"""Numbers as text."""
+
+from __future__ import annotations
+
+
+def human(count: float | int, unit: str = "") -> str:
+    """Three digits, a prefix and a unit.
+
+    >>> human(1_080_000), human(1_080_000, "B"), human(12, "B")
+    ('1.08 M', '1.08 MB', '12 B')
+    """
+    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= 0.9995 * factor:
+            scaled = count / factor
+            return (
+                f"{scaled:.{2 if scaled < 9.995 else 1 if scaled < 99.95 else 0}f} {prefix}{unit}"
+            )
+    return f"{count:.0f} {unit}".rstrip()

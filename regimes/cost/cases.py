@@ -1,0 +1,194 @@
+"""The work of levels and policies, from records or timed here: what `regimes.cost.predict` prices.
+
+One worker's seconds from a simulated run, in which one process did the work of L = W / P workers:
+compute / L; compress / L too, but whole after a union pass (one gradient, compressed once). A union
+pass of a large batch is a little more efficient than L small ones, and what was gathered is decoded
+once for all hosted workers, so both quotients are lower bounds. A real run (L = 1) needs no
+division. Compute is the median over the epochs of all given runs, which do the same work. Seconds
+of instruments, evaluation and checkpoints, and of waiting for a slower worker, are left out.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from regimes.config import DENSE, RunConfig
+from regimes.cost.network import Work, mean
+from regimes.errors import RecordError
+from regimes.policies import PastEpoch, policy
+from regimes.records import Record
+
+ITEMSIZE = {"float32": 4, "float64": 8}
+SAME = ("model", "workers", "dtype", "autocast", "batch_size", "compressor", "levels")
+Epoch = tuple[float, Work]  # steps, and what one of them is
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the table: a level, or a policy.
+
+    Attributes:
+        epochs: of its runs, one after the other.
+        runs: how many; 0 for a level.
+    """
+
+    name: str
+    epochs: list[Epoch]
+    runs: int = 0
+
+    @property
+    def work(self) -> Work:
+        """The mean step."""
+        return mean(self.epochs)
+
+
+def _level(name: str, value: Any, epochs: list[Epoch]) -> Case:
+    return Case(name if name == DENSE else f"{name} ({value})", epochs)
+
+
+# -- from records ----------------------------------------------------------------------------
+
+
+def recorded(run: Record, sample: float | None = None) -> list[Epoch]:
+    """One worker's work in each epoch of a run.
+
+    Args:
+        sample: seconds of compute per sample; default the run's own median.
+    """
+    sample = per_sample([run]) if sample is None else sample
+    hosted = 1 if run.header["world"].get("union_pass") else _hosted(run)
+    found = []
+    for row, seconds in zip(run.rows, run.epochs["seconds_compress"], strict=True):
+        steps, sent = row["steps"], row["collectives"]
+        calls, size = ({kind: n / steps for kind, n in sent[what].items()}
+                       for what in ("calls", "bytes"))  # fmt: skip
+        found.append(
+            (steps, Work(sample * row["batch_size"], seconds / steps / hosted, calls, size))
+        )
+    return found
+
+
+def _hosted(run: Record) -> int:
+    world = run.header["world"]
+    return world["workers"] // world["processes"]
+
+
+def per_sample(runs: Iterable[Record]) -> float:
+    """Median seconds that one worker computes for one sample, over the epochs of all runs."""
+    values: list[float] = []
+    for run in runs:
+        clocks = run.epochs.reindex(columns=["seconds_compute", "seconds_compress"])
+        if clocks.empty or clocks.isna().to_numpy().any():
+            raise RecordError(f"{run.folder} does not say where the time of its epochs went")
+        samples = run.epochs["steps"] * run.epochs["batch_size"] * _hosted(run)
+        values += (clocks["seconds_compute"] / samples).tolist()
+    return statistics.median(values)
+
+
+def cases(runs: Sequence[Record], workers: int | None = None) -> list[Case]:
+    """Levels, from the epochs in which all compressed layers had the same one, then policies.
+
+    A level's compression takes the median over its epochs, in the policies' lines too. Dense is
+    always among the levels; where no run has it, its compression is taken to be free.
+
+    Args:
+        workers: W, who share an epoch's samples at the runs' batch per worker; default theirs.
+
+    Raises:
+        RecordError: no run, runs of different settings, or one without seconds.
+    """
+    _check_alike(runs)
+    sample, config = per_sample(runs), runs[0].config
+    share = config["workers"] / (workers or config["workers"])
+    found = [
+        (run.name, [(_uniform(run, row), (steps * share, work))
+                    for row, (steps, work) in zip(run.rows, recorded(run, sample), strict=True)])
+        for run in runs
+    ]  # fmt: skip
+    levels: dict[str, list[Epoch]] = {}
+    for level, epoch in (pair for _, epochs in found for pair in epochs):
+        if level is not None:
+            levels.setdefault(level, []).append(epoch)
+    if DENSE not in levels:
+        levels[DENSE] = [_dense(runs[0], found[0][1][0][1])]
+    compress = {name: statistics.median(work.compress for _, work in epochs)
+                for name, epochs in levels.items()}  # fmt: skip
+    known = []
+    for name, epochs in levels.items():
+        work = replace(mean(epochs), compress=compress[name])
+        known.append(_level(name, config["levels"].get(name), [(epochs[0][0], work)]))
+    known.sort(key=lambda case: -sum(case.work.bytes.values()))
+    return [*known, *_policies(found, compress)]
+
+
+def _policies(
+    found: list[tuple[str, list[tuple[str | None, Epoch]]]], compress: dict[str, float]
+) -> Iterable[Case]:
+    """The runs of each policy in one case, with the compression that is typical of their levels."""
+    cases: dict[str, Case] = {}
+    for name, epochs in found:
+        typical = [(steps, replace(work, compress=compress.get(level or "", work.compress)))
+                   for level, (steps, work) in epochs]  # fmt: skip
+        old = cases.get(name, Case(name, []))
+        cases[name] = Case(name, old.epochs + typical, old.runs + 1)
+    return cases.values()
+
+
+def _uniform(run: Record, row: dict[str, Any]) -> str | None:
+    """The level of all compressed layers in an epoch; None if they differ, or the batch does."""
+    if row["batch_size"] != run.config["batch_size"]:
+        return None
+    names = {level for level, layer in zip(row["layers"]["level"], run.header["layers"],
+                                           strict=True) if layer["compressed"]}  # fmt: skip
+    return names.pop() if len(names) == 1 else None
+
+
+def _check_alike(runs: Sequence[Record]) -> None:
+    if not runs:
+        raise RecordError("name at least one run, or a folder of runs")
+    for run in runs:
+        differ = [key for key in SAME if run.config.get(key) != runs[0].config.get(key)]
+        if differ:
+            raise RecordError(
+                f"{run.folder} and {runs[0].folder} differ in {', '.join(differ)}: a table "
+                "compares runs of one setting; give the others apart"
+            )
+
+
+def _dense(run: Record, epoch: Epoch) -> Epoch:
+    """What the run's first epoch would have been without compression: one mean per step, which
+    holds the gradient and what travels beside it (the loss)."""
+    steps, work = epoch
+    row, item = run.rows[0], ITEMSIZE[run.config.get("dtype", "float32")]
+    size = item * sum(math.prod(layer["shape"]) for layer in run.header["layers"])
+    sent = row["collectives"]["bytes"]
+    beside = sent["mean"] + sent["gather"] - sum(row["layers"]["bytes"])
+    calls = {**work.calls, "mean": 1.0, "gather": 0.0}
+    moved = {**work.bytes, "mean": size + beside / row["steps"], "gather": 0.0}
+    return steps, Work(work.compute, 0.0, calls, moved)
+
+
+# -- from a preset ---------------------------------------------------------------------------
+
+
+def measured(config: RunConfig, workers: int, steps: int = 5) -> list[Case]:
+    """Levels of a configuration, timed on this machine, and its policy where that needs no
+    statistic of the run (static, windows).
+    """
+    from regimes.cost.measure import timed
+
+    per_epoch, found = timed(config, workers, steps)
+    known = [
+        _level(name, config.levels.get(name), [(per_epoch, work)]) for name, work in found.items()
+    ]
+    rule = policy(config.policy)
+    if rule.needs:
+        return known
+    past: list[PastEpoch] = []
+    for _ in range(config.epochs):
+        past.append(PastEpoch(0.0, 0.0, {}, [rule.decide(past, ["all"])[0].level]))
+    return [*known, Case(config.name, [(per_epoch, found[p.levels[0]]) for p in past], 1)]

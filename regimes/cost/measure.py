@@ -1,0 +1,97 @@
+"""A few timed steps of one worker at each level: what a preset costs before it has ever been run.
+
+Stands on `training.build`; `cost.predict` turns the result into predictions for a network.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regimes.collectives.world import World
+from regimes.compression.reducer import Reducer
+from regimes.config import DENSE, RunConfig
+from regimes.cost.network import Work
+from regimes.training.build import Run, prepare
+
+
+class _Echo(World):
+    """One worker who finds in a gather as many others as there will be, with his own data: what
+    is decoded takes as long as it will."""
+
+    def __init__(self, others: World, workers: int) -> None:
+        super().__init__(1)
+        self.meter.dtype, self.peers = others.meter.dtype, workers
+
+    def gather(self, tensors: list[Tensor]) -> list[Tensor]:
+        found = super().gather(tensors)
+        return [t.expand(self.peers, *t.shape[1:]).contiguous() for t in found]
+
+
+def timed(config: RunConfig, workers: int, steps: int = 5) -> tuple[float, dict[str, Work]]:
+    """Train a few steps of one worker on this machine.
+
+    Args:
+        workers: W, among whom the epoch's samples are divided.
+        steps: timed, after one that is not; seconds are their medians.
+
+    Returns:
+        Steps per epoch, and one step's work per level: "dense" and those of the configuration.
+    """
+    alone = replace(config, workers=1, instruments={}, policy={"name": "static", "level": DENSE})
+    parts = prepare(alone)
+    whole, rest = divmod(len(parts.batches), workers)
+    per_epoch = max(1, whole + (rest > 0 and not config.data.drop_last))
+    stream = iter(parts.batches.epoch(0, [0]))
+    losses = torch.zeros(1)
+
+    def step() -> None:
+        nonlocal stream, losses
+        batch = next(stream, None)
+        if batch is None:  # the epoch is shorter than what is wanted
+            stream = iter(parts.batches.epoch(0, [0]))
+            batch = next(stream)
+        losses = parts.gradients.compute(*batch, 0, 0)
+        parts.optimizer.step()
+
+    compute = _median(step, steps, parts.device)
+    world = _Echo(parts.world, workers)
+    levels = (DENSE, *config.levels)
+    return per_epoch, {name: _work(parts, world, name, compute, losses, steps, per_epoch)
+                       for name in levels}  # fmt: skip
+
+
+def _work(
+    run: Run, world: World, level: str, compute: float, losses: Tensor, steps: int, per_epoch: int
+) -> Work:
+    reducer = Reducer(run.compressor, run.layers, world, run.config.seed, run.reducer.buckets)
+    values = [run.value(level) if layer.compressed else DENSE for layer in run.layers]
+    layers, stack = run.gradients.layers, run.gradients.stack
+    compress = _median(lambda: reducer.step(layers, values, losses, stack), steps, run.device)
+    each = world.meter.take()
+    world.broadcast(list(run.model.buffers()))  # once per epoch
+    once = world.meter.take()
+
+    def per_step(what: str) -> dict[str, float]:
+        many, few = getattr(each, what), getattr(once, what)
+        return {kind: many[kind] / (steps + 1) + few[kind] / per_epoch for kind in many}
+
+    return Work(compute, compress, per_step("calls"), per_step("sent"))
+
+
+def _median(action: Callable[[], Any], times: int, device: torch.device) -> float:
+    """Seconds of an action, called once more than is timed."""
+    taken = []
+    for _ in range(times + 1):
+        start = time.perf_counter()
+        action()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken[1:])

@@ -1,0 +1,192 @@
+"""The space that `lanczos.py` grows: H V' = V' T + F' C, one product at a time.
+
+V (the basis) and F (what the products left outside it) have orthonormal rows; T and C are small,
+float64 and on the CPU. A start vector is just a row of F that nothing has asked for yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+CHUNK = 2**14  # terms summed in the vectors' own precision
+
+
+class Krylov:
+    """Basis, projection and left-overs; `step` costs one product, everything else none.
+
+    A vector of a network is large, and fresh memory costs more than arithmetic on it: V and F are
+    consecutive rows of one buffer, and `step` works in place.
+    """
+
+    def __init__(self, start: Float[Tensor, "p d"], capacity: int) -> None:
+        self.dimension, self.capacity = start.shape[1], capacity
+        self.dtype, self.device = start.dtype, start.device
+        self.size = self.products = 0
+        self.radius = 0.0  # largest |Ritz value| so far
+        self._rows = start.new_empty(capacity + len(start), self.dimension)  # V, then F
+        self._t = torch.zeros(capacity, capacity, dtype=torch.float64)
+        self._c = torch.zeros(0, capacity, dtype=torch.float64)
+        for row in start:
+            self.insert(row)
+        self._pending = len(self._c)
+        self._pairs: tuple[Tensor, Tensor] | None = None  # eigen-decomposition of T
+
+    @property
+    def started(self) -> bool:
+        return self._pending == 0  # every start vector is in the space
+
+    @property
+    def full(self) -> bool:
+        return self.size == self.capacity  # the next step needs a restart first
+
+    @property
+    def complete(self) -> bool:
+        return self.size == self.dimension  # the space is everything, and all values exact
+
+    @property
+    def exhausted(self) -> bool:
+        return len(self._c) == 0  # no direction is left: the space is invariant
+
+    def insert(self, direction: Float[Tensor, " d"]) -> None:
+        """Adds a direction for later steps; one that lies in the space already is dropped."""
+        n = self.size + len(self._c)
+        if n == self.dimension:
+            return
+        rest = self._rows[n].copy_(direction)
+        before = length(rest)
+        for _ in range(2):
+            _project_out(rest, self._rows[:n])
+        norm = length(rest)
+        if norm > 1e3 * torch.finfo(self.dtype).eps * before:
+            rest /= norm
+            self._c = torch.cat([self._c, self._c.new_zeros(1, self.capacity)])
+
+    def ritz(self) -> tuple[Float[Tensor, " m"], Float[Tensor, " m"]]:
+        """Ritz values in ascending order and the norms of their residuals."""
+        values, y = self._eigen()
+        return values, (self._c[:, : self.size] @ y).norm(dim=0)
+
+    def _eigen(self) -> tuple[Tensor, Tensor]:
+        if self._pairs is None:
+            m = self.size
+            values, y = torch.linalg.eigh(self._t[:m, :m])
+            self.radius = max(self.radius, float(values.abs().max())) if m else 0.0
+            self._pairs = values, y
+        return self._pairs
+
+    def weights(self) -> Float[Tensor, " m"]:
+        """Squared first components of the Ritz vectors: the quadrature weights of the start."""
+        return self._eigen()[1][0].square()
+
+    def vectors(self, index: Tensor) -> Float[Tensor, "n d"]:
+        """The Ritz vectors of some Ritz values, as unit rows."""
+        y = self._eigen()[1][:, index].to(self.device, self.dtype)
+        rows = y.mT @ self._rows[: self.size]
+        for row in rows:
+            row /= length(row)
+        return rows
+
+    def step(self, operator: Callable[[Tensor], Tensor], toward: int | None) -> None:
+        """Takes one direction into the space: the next start vector, or a pair's residual.
+
+        The operator's answer, a new tensor, is overwritten.
+        """
+        m = self.size
+        self._take(toward)
+        self.size, self._pairs = m + 1, None
+        v, near = self._rows[m], self._t[m, :m].nonzero().flatten().tolist()
+        w = operator(v)
+        self.products += 1
+        scale = length(w)
+        for i in near:  # what the relation says w holds of the basis
+            w.add_(self._rows[i], alpha=-float(self._t[m, i]))
+        alpha = float(inner(v[None], w))
+        w.add_(v, alpha=-alpha)
+        # The above is the short recursion, one pass over few vectors; the second orthogonalisation,
+        # over all of them, makes it good to rounding (twice is enough: Parlett 1998, section 6.9).
+        h = _project_out(w, self._rows[: m + 1 + len(self._c)])
+        h[m + 1 :] += _project_out(w, self._rows[m + 1 : m + 1 + len(self._c)])
+        self._t[m, m] = alpha + float(h[m])
+        self._c[:, m] = h[m + 1 :]
+        left = length(w)
+        floor = max(scale, self.radius) * 10 * torch.finfo(self.dtype).eps
+        n = self.size + len(self._c)
+        if left > floor and n < self.dimension:
+            torch.div(w, left, out=self._rows[n])
+            row = self._c.new_zeros(1, self.capacity)
+            row[0, m] = left
+            self._c = torch.cat([self._c, row])
+
+    def restart(self, keep: list[int]) -> None:
+        """Shrinks the space to some of its Ritz vectors, which satisfy the same relation."""
+        values, y = self._eigen()
+        y = y[:, keep]
+        n, outside = len(keep), self._outside.clone()
+        self._rows[:n] = y.mT.to(self.device, self.dtype) @ self._rows[: self.size]
+        self._rows[n : n + len(outside)] = outside
+        c = self._c[:, : self.size] @ y
+        self._t.zero_()
+        self._t[:n, :n] = torch.diag(values[keep])
+        self._c.zero_()
+        self._c[:, :n] = c
+        self.size, self._pairs = n, None
+
+    @property
+    def _outside(self) -> Float[Tensor, "p d"]:
+        """F."""
+        return self._rows[self.size : self.size + len(self._c)]
+
+    def _take(self, toward: int | None) -> None:
+        """Rotates F, and C along, so that its first row is the direction asked for; unit, too."""
+        p, m = len(self._c), self.size
+        coordinates = torch.zeros(p, dtype=torch.float64)
+        if self._pending or toward is None:
+            coordinates[0] = 1.0
+            self._pending = max(self._pending - 1, 0)
+        else:
+            coordinates = self._c[:, :m] @ self._eigen()[1][:, toward]
+            norm = coordinates.norm()
+            coordinates = coordinates / norm if norm > 0 else torch.eye(p, dtype=torch.float64)[0]
+        if p > 1:
+            q = _rotation(coordinates)
+            self._outside.copy_(q.mT.to(self.device, self.dtype) @ self._outside)
+            self._c = q.mT @ self._c
+        self._t[m, :m] = self._t[:m, m] = self._c[0, :m]
+        self._c = self._c[1:]
+        v = self._rows[m]
+        v /= length(v)
+
+
+def inner(rows: Float[Tensor, "n d"], w: Float[Tensor, " d"]) -> Float[Tensor, " n"]:
+    """rows @ w in float64, from sums of few enough terms for float32.
+
+    Over 1e7 terms a float32 dot product or norm on a CPU is off by up to 1e-3, on this way by 1e-7.
+    """
+    parts = zip(rows.split(CHUNK, dim=1), w.split(CHUNK), strict=True)
+    return torch.stack([a @ b for a, b in parts]).double().sum(0)
+
+
+def length(w: Float[Tensor, " d"]) -> float:
+    """The Euclidean norm, summed like `inner`."""
+    return float(torch.stack([part.norm() for part in w.split(CHUNK)]).double().norm())
+
+
+def _project_out(w: Float[Tensor, " d"], rows: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+    """Takes the part of w along orthonormal rows out of it, in place; returns its coordinates."""
+    along = inner(rows, w)
+    if len(rows):
+        w.addmv_(rows.mT, along.to(w.dtype), alpha=-1)
+    return along.cpu()
+
+
+def _rotation(first: Float[Tensor, " p"]) -> Float[Tensor, "p p"]:
+    """An orthogonal matrix with the given unit vector as its first column (a Householder one)."""
+    u = first.clone()
+    sign = -1.0 if u[0] < 0 else 1.0
+    u[0] += sign
+    identity = torch.eye(len(first), dtype=first.dtype)
+    return -sign * (identity - 2 * torch.outer(u, u) / (u @ u))

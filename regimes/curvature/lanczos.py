@@ -1,0 +1,198 @@
+"""Both ends of a symmetric operator's spectrum from one Krylov space (Lanczos 1950).
+
+Knows nothing of networks: an operator is a function from vectors [d] to vectors [d]. Everything
+that `spectrum.py` says about eigenvalues comes from here.
+
+The space is grown by one product at a time and keeps, exactly, the relation
+
+    H V' = V' T + F' C,        V: [m, d] orthonormal rows, the space
+                               F: [p, d] orthonormal rows, what products left outside it
+
+with full reorthogonalisation. The residual of a Ritz pair (theta, V' y) is then |C y|, at no cost.
+From one start vector p is 1 and this is the textbook recursion. A block of start vectors (the
+previous measurement's eigenvectors) makes it the band Lanczos process (Ruhe 1979), in which the
+next direction is not taken in turn but is the one that the worst wanted pair asks for: F' C y.
+When the space is full it is restarted from its best Ritz vectors, which satisfy the same relation
+(thick restart, Wu & Simon 2000).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regimes.curvature.krylov import Krylov
+from regimes.errors import ConfigError, require
+
+Operator = Callable[[Float[Tensor, " d"]], Float[Tensor, " d"]]
+Stop = Literal["converged", "max_products", "max_seconds"]
+BASIS = 40  # vectors held before a restart, if twice what is wanted is fewer
+
+
+@dataclass(frozen=True)
+class Eigenpairs:
+    """What was reached, and at what price. NaN where a budget ended before a value existed."""
+
+    largest: Float[Tensor, " k"]  # algebraically largest eigenvalues, descending, float64
+    smallest: Float[Tensor, " s"]  # algebraically smallest, ascending, float64
+    residuals: Float[Tensor, " k+s"]  # |H v - lambda v| of largest, then smallest
+    vectors: Float[Tensor, "k+s d"]  # unit rows in the same order, the operator's dtype
+    products: int
+    seconds: float
+    stopped: Stop  # why it ended
+
+    @property
+    def converged(self) -> bool:
+        """Whether every residual met the tolerance."""
+        return self.stopped == "converged"
+
+
+def lanczos(
+    operator: Operator,
+    dimension: int,
+    *,
+    largest: int = 1,
+    smallest: int = 0,
+    tolerance: float = 1e-3,
+    start: Float[Tensor, "p d"] | None = None,
+    max_products: int = 200,
+    max_seconds: float | None = None,
+    generator: torch.Generator,
+    agree: Callable[[float], float] | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Eigenpairs:
+    """The `largest` and `smallest` eigenvalues, with vectors, residuals and what they cost.
+
+    A pair has converged when its residual is at most `tolerance` * |lambda|, or `tolerance` times
+    a thousandth of the spectral radius where |lambda| is smaller than that. The error of the value
+    is of the order of the residual's square over the gap to the next eigenvalue. A budget is kept
+    before each product: by count, and by the clock plus the last product's duration; what was
+    reached by then is returned, with `stopped` saying so.
+
+    Args:
+        operator: gives a new tensor each time; it is overwritten.
+        start: rows to start from, e.g. the last measurement's `vectors`; a random one if None.
+            A random block finds eigenvalues of a multiplicity up to its size, one vector may
+            find a multiple eigenvalue once (it looks again wherever its space is exhausted).
+        generator: for the random directions; the result is a function of it.
+        agree: maps a local number to one that all processes share (`HessianProduct.agree`).
+
+    Raises:
+        ConfigError: more eigenvalues than dimensions, none at all, a start of a wrong shape, or a
+            budget too small for as many pairs.
+    """
+    began = time.perf_counter()
+    ends = _Ends(largest, smallest)
+    _check(dimension, ends, start, max_products)
+    if start is None:
+        start = random_direction(dimension, generator, dtype, device).unsqueeze(0)
+    capacity = max(2 * (min(sum(ends), dimension) + 2 * len(start)), BASIS)
+    space = Krylov(start.to(device, dtype), min(capacity, dimension))
+
+    def late(moment: float) -> bool:
+        if max_seconds is None:
+            return False
+        spent = moment - began
+        return (agree(spent) if agree else spent) > max_seconds
+
+    stopped = _grow(space, operator, ends, tolerance, max_products, late, generator)
+    return _report(space, ends, stopped, time.perf_counter() - began)
+
+
+def random_direction(
+    dimension: int, generator: torch.Generator, dtype: torch.dtype, device: torch.device | str
+) -> Float[Tensor, " d"]:
+    """A Gaussian vector drawn on the CPU, so that it is the same on every device."""
+    return torch.randn(dimension, generator=generator, dtype=dtype).to(device)
+
+
+class _Ends(NamedTuple):
+    """How many eigenvalues are wanted at each end."""
+
+    largest: int
+    smallest: int
+
+    def among(self, found: int) -> list[int]:
+        """Indices of the wanted ones in an ascending list of `found` values (each once)."""
+        top = range(max(found - self.largest, 0), found)
+        return sorted({*top, *range(min(self.smallest, found))})
+
+    def kept(self, size: int, capacity: int) -> list[int]:
+        """What a restart keeps: the wanted ones, and their neighbours up to half of the room."""
+        spare = max((capacity - sum(self)) // 2 - 1, 0)
+        share = spare * self.largest // sum(self)
+        more = self.smallest + spare - share if self.smallest else 0
+        kept = _Ends(self.largest + share, more).among(size)
+        return kept if len(kept) < size else self.among(size)
+
+
+def _check(dimension: int, ends: _Ends, start: Tensor | None, max_products: int) -> None:
+    require(min(ends) >= 0 < sum(ends), "(largest, smallest)", tuple(ends), "at least one in all")
+    most = f"at most the operator's dimension {dimension}"
+    require(max(ends) <= dimension, "(largest, smallest)", tuple(ends), most)
+    if start is not None and (start.ndim != 2 or start.shape[1] != dimension or not len(start)):
+        shape = f"(p, {dimension})"
+        raise ConfigError(f"Expected start vectors of shape {shape}, got {tuple(start.shape)}.")
+    wanted = min(sum(ends), dimension)
+    require(max_products >= wanted, "max_products", max_products, f"at least {wanted}, one a value")
+
+
+def _grow(
+    space: Krylov,
+    operator: Operator,
+    ends: _Ends,
+    tolerance: float,
+    max_products: int,
+    late: Callable[[float], bool],
+    generator: torch.Generator,
+) -> Stop:
+    """Adds products until every wanted pair has converged or a budget would be exceeded."""
+    last, exhausted_at, before = 0.0, 0, None  # last: seconds of the last product
+    while not space.complete:
+        values, residuals = space.ritz()
+        wanted = ends.among(len(values))
+        all_there = space.started and len(wanted) == min(sum(ends), space.dimension)
+        if space.exhausted:  # an invariant subspace: is there anything beyond it?
+            found = values[wanted]
+            if all_there and before is not None and torch.allclose(found, before, rtol=1e-6):
+                break
+            exhausted_at, before = space.size, found if all_there else None
+            space.insert(random_direction(space.dimension, generator, space.dtype, space.device))
+        ratio = residuals / (tolerance * values.abs().clamp(min=1e-3 * space.radius))
+        if all_there and space.products >= 2 * exhausted_at and bool((ratio[wanted] <= 1).all()):
+            break
+        if space.products >= max_products:
+            return "max_products"
+        now = time.perf_counter()
+        if space.products and late(now + last):
+            return "max_seconds"
+        if space.full:
+            space.restart(ends.kept(space.size, space.capacity))
+        else:
+            space.step(operator, wanted[int(ratio[wanted].argmax())] if wanted else None)
+            last = time.perf_counter() - now
+    return "converged"
+
+
+def _report(space: Krylov, ends: _Ends, stopped: Stop, seconds: float) -> Eigenpairs:
+    values, residuals = space.ritz()
+    n = len(values)
+    order = torch.tensor([*range(n - 1, n - 1 - ends.largest, -1), *range(ends.smallest)])
+    exists = (order >= 0) & (order < n)
+    index = order.where(exists, torch.tensor(0))
+    noise = torch.finfo(space.dtype).eps * space.radius  # a residual below it means nothing
+    nan = torch.tensor(math.nan, dtype=torch.float64)
+    found = torch.where(exists, values[index], nan)
+    left = torch.where(exists, residuals[index].clamp(min=noise), nan)
+    vectors = space.vectors(index)
+    vectors[~exists.to(vectors.device)] = math.nan
+    k = ends.largest
+    return Eigenpairs(found[:k], found[k:], left, vectors, space.products, seconds, stopped)

@@ -1,0 +1,144 @@
+"""The probe: what a curvature measurement is taken of, and the graph that a product runs through.
+
+A probe is a model, a `loss(model, batch)` and a list of batches. Here are its vocabulary of types,
+the checks that the loss is deterministic, and the two ways to turn one micro-batch's graph into a
+matrix-vector product. `operator.py` adds them up over micro-batches and processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from regimes.curvature.native import NativeDoubleBackward
+from regimes.errors import ConfigError
+
+ProbeLoss = Callable[[nn.Module, Any], Tensor]  # mean loss of the model over one batch
+ProcessMean = Callable[[Tensor], Tensor]  # mean of a flat tensor over all processes
+Mode = str  # "eval" or "batch-statistics"; text, as it comes from configurations
+Kind = str  # "hessian" or "gauss-newton"
+Product = Callable[[Sequence[Tensor], Sequence[int]], Sequence[Tensor]]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over random samples, with its standard error (0 of a single sample)."""
+
+    value: float
+    error: float
+    samples: int
+
+    @classmethod
+    def of(cls, samples: list[float]) -> Estimate:
+        spread = stdev(samples) if len(samples) > 1 else 0.0
+        return cls(fmean(samples), spread / len(samples) ** 0.5, len(samples))
+
+
+def cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """The usual `loss`: mean cross-entropy of a batch of (inputs, targets)."""
+    inputs, targets = batch
+    return nn.functional.cross_entropy(model(inputs), targets)
+
+
+def batch_size(batch: Any) -> int:
+    """Length of the first tensor found in a batch (tuple, list, dict or tensor)."""
+    if isinstance(batch, Tensor):
+        return len(batch)
+    parts = batch.values() if isinstance(batch, dict) else batch
+    return next(
+        batch_size(part) for part in parts if isinstance(part, Tensor | tuple | list | dict)
+    )
+
+
+def check_deterministic(model: nn.Module) -> None:
+    """Raises ConfigError if a module's train flag makes the loss random or moves statistics."""
+    for name, module in model.named_modules():
+        if not module.training:
+            continue
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            raise ConfigError(f"Dropout {name!r} is active; pass mode='eval' or call model.eval().")
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
+            raise ConfigError(
+                f"Normalisation {name!r} is in train mode; choose mode='eval' (running "
+                "statistics) or mode='batch-statistics' (the probe batch's own)."
+            )
+
+
+def swapped_in(
+    model: nn.Module, mode: Mode | None, dtype: torch.dtype, device: torch.device
+) -> NativeDoubleBackward:
+    """Sets the flags that `mode` asks for and returns the interception to run the model under."""
+    if mode is not None:
+        model.eval()
+    return NativeDoubleBackward(
+        batch_statistics=mode == "batch-statistics",
+        channels_last=device.type == "cpu" and dtype == torch.float32,
+    )
+
+
+def hessian_product(gradient: list[Tensor], parameters: Sequence[Tensor]) -> Product:
+    """Pearlmutter's product: the derivative of <gradient, v>, asked only of the layers named."""
+
+    def product(v: Sequence[Tensor], layers: Sequence[int]) -> Sequence[Tensor]:
+        pairs = [
+            (gradient[i], u) for i, u in zip(layers, v, strict=True) if gradient[i].requires_grad
+        ]
+        targets = [parameters[i] for i in layers]
+        if not pairs:
+            return [torch.zeros_like(p) for p in targets]
+        outputs, cotangents = zip(*pairs, strict=True)
+        return _pull(outputs, targets, cotangents)
+
+    return product
+
+
+def gauss_newton_product(
+    value: Tensor, outputs: list[Any], parameters: Sequence[Tensor]
+) -> Product:
+    """J' H_L J v. J v is the derivative of J' s by s (the double-backward trick)."""
+    if len(outputs) != 1 or not isinstance(outputs[0], Tensor):
+        raise ConfigError("Gauss-Newton needs a loss that runs the model once, to one tensor.")
+    z = outputs[0]
+    s = torch.zeros_like(z, requires_grad=True)
+    pulled = torch.autograd.grad(z, parameters, s, create_graph=True)
+    (slope,) = torch.autograd.grad(value, z, create_graph=True)
+
+    def product(v: Sequence[Tensor], layers: Sequence[int]) -> Sequence[Tensor]:
+        (pushed,) = _pull([pulled[i] for i in layers], [s], v)
+        (curved,) = _pull([slope], [z], [pushed]) if slope.requires_grad else (torch.zeros_like(z),)
+        return _pull([z], [parameters[i] for i in layers], [curved])
+
+    return product
+
+
+def _pull(outputs: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Any:
+    return torch.autograd.grad(
+        outputs, inputs, cotangents, retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of the tensors made under it that are still alive when asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[Any, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
+                storage = tensor.untyped_storage()
+                ref = StorageWeakRef(storage)
+                self._made[ref.cdata] = (ref, storage.nbytes())
+        return out
+
+    def held(self) -> int:
+        return sum(size for ref, size in self._made.values() if not ref.expired())

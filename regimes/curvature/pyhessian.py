@@ -1,0 +1,126 @@
+"""PyHessian (Yao et al. 2020) behind the same signatures: its eigenvalues and its trace.
+
+The library is the one the paper's follow-ups use, so its numbers are worth having beside ours. It
+leaves the model in eval mode with `.grad` filled and draws from the global random stream; here it
+runs inside `preserved`. Its density no longer runs and is not offered. Imported only when asked
+for.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+from regimes.curvature.isolation import preserved
+from regimes.curvature.lanczos import Eigenpairs
+from regimes.curvature.native import NativeDoubleBackward
+from regimes.curvature.operator import HessianProduct
+from regimes.curvature.probe import Estimate, batch_size
+from regimes.errors import ConfigError, TrainingError
+from regimes.seeding import derive
+
+
+def eigenvalues(
+    hessian: HessianProduct, k: int, tolerance: float, max_products: int, seed: int
+) -> Eigenpairs:
+    """Its power iteration: the k largest in magnitude, in the order it found them."""
+    if not 0 < k <= min(hessian.dimension, max_products):
+        raise ConfigError(
+            f"Asked for {k} eigenvalues of {hessian.dimension} in {max_products} products."
+        )
+    began, per_value = time.perf_counter(), max_products // k
+    with _measuring(hessian, seed) as (peer, count):
+        values, vectors = peer.eigenvalues(maxIter=per_value, tol=tolerance, top_n=k)
+    found = torch.tensor(values, dtype=torch.float64)
+    if not bool(torch.isfinite(found).all()):
+        raise TrainingError("PyHessian's eigenvalues are not finite; the loss has diverged here.")
+    rows = [torch.cat([part.detach().reshape(-1) for part in v]) for v in vectors]
+    return Eigenpairs(
+        largest=found,
+        smallest=found[:0],
+        residuals=torch.full((k,), math.nan, dtype=torch.float64),
+        vectors=torch.stack(rows),
+        products=count[0],
+        seconds=time.perf_counter() - began,
+        stopped="converged" if count[0] < per_value else "max_products",
+    )
+
+
+def trace(hessian: HessianProduct, products: int, seed: int) -> Estimate:
+    """Its Hutchinson estimate; stops early where its running mean settles."""
+    with _measuring(hessian, seed) as (peer, _):
+        samples = peer.trace(maxIter=products, tol=1e-3)
+    return Estimate.of([float(s) for s in samples])
+
+
+class _Batch:
+    """Any batch, with the three methods that PyHessian calls on its inputs and targets."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+    def size(self, _: int) -> int:
+        return batch_size(self.batch)
+
+    def to(self, _: str) -> _Batch:
+        return self
+
+    def cuda(self) -> _Batch:
+        return self
+
+
+class _Probe(nn.Module):
+    """The loss as a model of a batch; the criterion is then the identity."""
+
+    def __init__(self, hessian: HessianProduct) -> None:
+        super().__init__()
+        self.model, self.loss = hessian.model, hessian.loss
+
+    def forward(self, batch: _Batch) -> Tensor:
+        return self.loss(self.model, batch.batch)
+
+
+@contextmanager
+def _measuring(hessian: HessianProduct, seed: int) -> Iterator[tuple[Any, list[int]]]:
+    """A PyHessian object on the probe and a count of its products; no trace is left."""
+    if hessian.mean is not None or hessian.kind != "hessian":
+        raise ConfigError("PyHessian measures the Hessian of one process; use backend='lanczos'.")
+    try:
+        import pyhessian
+    except ImportError as error:
+        raise ConfigError("PyHessian is missing: pip install regimes[curvature].") from error
+    count, library = [0], sys.modules["pyhessian.hessian"]
+
+    def counted(product: Callable) -> Callable:
+        def call(*args: Any) -> Any:
+            count[0] += 1
+            return product(*args)
+
+        return call
+
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # its backward(create_graph=True) warns of a cycle
+        stack.enter_context(preserved(hessian.model))
+        stack.enter_context(torch.enable_grad())
+        torch.manual_seed(derive(seed, "pyhessian"))
+        if hessian.mode == "batch-statistics":  # else all operations are torch's own
+            stack.enter_context(NativeDoubleBackward(batch_statistics=True))
+        product = counted(library.hessian_vector_product)
+        stack.enter_context(patch.object(library, "hessian_vector_product", product))
+        batches = [(_Batch(batch), _Batch(batch)) for batch in hessian.batches]
+        data = {"data": batches[0]} if len(batches) == 1 else {"dataloader": batches}
+        cuda = hessian.device.type == "cuda"
+        peer = pyhessian.hessian(_Probe(hessian), lambda out, _: out, cuda=cuda, **data)
+        peer.dataloader_hv_product = counted(peer.dataloader_hv_product)
+        yield peer, count
+        hessian.model.zero_grad(set_to_none=True)

@@ -1,0 +1,211 @@
+"""Eigenvalues, traces and spectral density of a `HessianProduct`, whole and per layer.
+
+The paper's Figure 3 sets the top eigenvalue against the gradient norm. All functions are
+deterministic given `seed`, leave no trace on the model, and give the curvature over the union of
+the data when the product averages over processes. One `HessianProduct` serves several calls and
+builds its graph once:
+
+    hessian = HessianProduct(model, cross_entropy, batches, mode="eval")
+    now = eigenvalues(hessian, largest=5, smallest=1)
+    later = eigenvalues(HessianProduct(...), largest=5, start=now)       # warm
+    by_layer = layer_traces(hessian, probes=20)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regimes.curvature.krylov import Krylov
+from regimes.curvature.lanczos import Eigenpairs, lanczos, random_direction
+from regimes.curvature.operator import HessianProduct
+from regimes.curvature.probe import Estimate
+from regimes.errors import ConfigError, require
+from regimes.seeding import stream
+
+AT_ONCE = 4  # products that share a graph which has to be rebuilt
+
+
+def eigenvalues(
+    hessian: HessianProduct,
+    *,
+    largest: int = 1,
+    smallest: int = 0,
+    tolerance: float = 1e-3,
+    start: Eigenpairs | None = None,
+    max_products: int = 200,
+    max_seconds: float | None = None,
+    seed: int = 0,
+    backend: str = "lanczos",
+) -> Eigenpairs:
+    """Both ends of the spectrum, algebraically (see `lanczos` for tolerance and budgets).
+
+    `start` is the previous measurement of the same model: its vectors, summed, begin the Krylov
+    space. `backend="pyhessian"` runs that library's power iteration instead: its values are the
+    largest in *magnitude*, sign kept, it knows no residuals (NaN), no `smallest`, warm start, time
+    budget or processes, and `tolerance` is its relative change between two steps.
+
+    Raises:
+        ConfigError: as `HessianProduct` and `lanczos`; an option that the backend lacks.
+        TrainingError: the loss, its gradient or a product is not finite.
+    """
+    if _uses_pyhessian(backend):
+        from regimes.curvature import pyhessian
+
+        if smallest or start is not None or max_seconds is not None:
+            raise ConfigError("PyHessian has no smallest eigenvalues, warm start or time budget.")
+        return pyhessian.eigenvalues(hessian, largest, tolerance, max_products, seed)
+    return lanczos(
+        hessian,
+        hessian.dimension,
+        largest=largest,
+        smallest=smallest,
+        tolerance=tolerance,
+        start=None if start is None else warm_start(start),
+        max_products=max_products,
+        max_seconds=max_seconds,
+        generator=stream(seed, "lanczos"),
+        **_vectors_of(hessian),
+    )
+
+
+def warm_start(previous: Eigenpairs) -> Float[Tensor, "1 d"]:
+    """The sum of the previous eigenvectors (those that exist), as one start vector.
+
+    Measured against a block start of all of them (`benchmarks/curvature.py`): one vector carries
+    all of them and keeps the polynomial degree of a single Krylov sequence.
+    """
+    vectors = previous.vectors[torch.isfinite(previous.vectors[:, 0])]
+    if not len(vectors):
+        raise ConfigError("The previous measurement has no eigenvectors to start from.")
+    return vectors.sum(0, keepdim=True)
+
+
+def layer_eigenvalues(
+    hessian: HessianProduct,
+    *,
+    layers: list[str] | None = None,
+    tolerance: float = 1e-3,
+    max_products: int = 50,
+    max_seconds: float | None = None,
+    seed: int = 0,
+) -> dict[str, Eigenpairs]:
+    """The top eigenvalue of each layer's own diagonal block (budgets are per layer).
+
+    A block's product differentiates by that layer alone and so costs less than a full one.
+
+    Raises:
+        ConfigError: a layer that the model does not have; else as `eigenvalues`.
+    """
+    found = {}
+    for name in hessian.names if layers is None else layers:
+        if name not in hessian.names:
+            raise ConfigError(f"No layer {name!r} with a gradient; have {hessian.names}.")
+        layer = hessian.names.index(name)
+        found[name] = lanczos(
+            hessian.block(layer),
+            hessian.parameters[layer].numel(),
+            tolerance=tolerance,
+            max_products=max_products,
+            max_seconds=max_seconds,
+            generator=stream(seed, "lanczos", name),
+            **_vectors_of(hessian),
+        )
+    return found
+
+
+def trace(
+    hessian: HessianProduct, *, products: int = 30, seed: int = 0, backend: str = "lanczos"
+) -> Estimate:
+    """The trace, unbiased, with its standard error: the mean of z'Hz over random signs z
+    (Hutchinson 1990).
+
+    Raises:
+        ConfigError: fewer than 2 products, or an unknown backend.
+    """
+    if _uses_pyhessian(backend):
+        from regimes.curvature import pyhessian
+
+        return pyhessian.trace(hessian, products, seed)
+    require(products >= 2, "products", products, "at least 2, for a standard error")
+    samples = [(z * hz).sum() for z, hz in _probes(hessian, products, stream(seed, "trace"))]
+    return Estimate.of([float(s) for s in samples])
+
+
+def layer_traces(
+    hessian: HessianProduct, *, probes: int = 30, seed: int = 0
+) -> dict[str, Estimate]:
+    """The trace of every layer's diagonal block, all from the same full products.
+
+    For random signs z the expectation of z_l'(Hz)_l is the trace of block l: the other blocks
+    enter with mean zero. The samples of all layers add up to those of `trace` at the same seed.
+
+    Raises:
+        ConfigError: fewer than 2 probes.
+    """
+    require(probes >= 2, "probes", probes, "at least 2, for a standard error")
+    samples: dict[str, list[float]] = {name: [] for name in hessian.names}
+    for z, hz in _probes(hessian, probes, stream(seed, "trace")):
+        for name, part in hessian.split(z * hz).items():
+            samples[name].append(float(part.sum()))
+    return {name: Estimate.of(values) for name, values in samples.items()}
+
+
+@dataclass(frozen=True)
+class Density:
+    """A spectral density as weighted points; weights are positive and sum to one."""
+
+    nodes: Float[Tensor, " n"]  # eigenvalue estimates, ascending, float64
+    weights: Float[Tensor, " n"]
+    products: int
+
+    def curve(self, grid: Float[Tensor, " g"], width: float) -> Float[Tensor, " g"]:
+        """The density smoothed by a Gaussian of that standard deviation, on a grid."""
+        z = (grid[:, None] - self.nodes) / width
+        return torch.exp(-0.5 * z**2) @ self.weights / (width * (2 * torch.pi) ** 0.5)
+
+
+def density(hessian: HessianProduct, *, probes: int = 5, steps: int = 30, seed: int = 0) -> Density:
+    """Stochastic Lanczos quadrature (Golub & Welsch 1969; Ubaru et al. 2017).
+
+    Each probe's Krylov space of `steps` products gives a Gauss rule that is exact for polynomials
+    up to degree 2 `steps` - 1 as seen by that probe; the rules are averaged.
+    """
+    require(probes >= 1, "probes", probes, "at least 1")
+    require(steps >= 1, "steps", steps, "at least 1")
+    generator = stream(seed, "density")
+    before, nodes, weights = hessian.products, [], []
+    for _ in range(probes):
+        begin = random_direction(hessian.dimension, generator, hessian.dtype, hessian.device)
+        space = Krylov(begin.unsqueeze(0), min(steps, hessian.dimension))
+        while not (space.full or space.exhausted):
+            space.step(hessian, None)
+        nodes.append(space.ritz()[0])
+        weights.append(space.weights() / probes)
+    order = torch.cat(nodes).argsort()
+    return Density(torch.cat(nodes)[order], torch.cat(weights)[order], hessian.products - before)
+
+
+def _uses_pyhessian(backend: str) -> bool:
+    require(backend in ("lanczos", "pyhessian"), "backend", backend, "'lanczos' or 'pyhessian'")
+    return backend == "pyhessian"
+
+
+def _vectors_of(hessian: HessianProduct) -> dict[str, Any]:
+    return {"agree": hessian.agree, "dtype": hessian.dtype, "device": hessian.device}
+
+
+def _probes(
+    hessian: HessianProduct, n: int, generator: torch.Generator
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Random signs z and their products Hz."""
+    for begin in range(0, n, AT_ONCE):
+        shape = min(AT_ONCE, n - begin), hessian.dimension
+        bits = torch.randint(2, shape, generator=generator, dtype=torch.int8)
+        signs = (2 * bits - 1).to(hessian.device, hessian.dtype)
+        yield from zip(signs, hessian(signs), strict=True)

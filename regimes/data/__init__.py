@@ -1,0 +1,1 @@
+"""What is trained on: images, texts, deficits, and the protocol of a task."""

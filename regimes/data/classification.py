@@ -1,0 +1,78 @@
+"""Classification of images: the task behind every preset but the language models'."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regimes.collectives.world import World
+from regimes.config import RunConfig
+from regimes.data import images, task
+from regimes.data.deficits import deficit
+from regimes.data.images import ImageBatches
+from regimes.models.loss import Batch, Loss
+
+
+def classification_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Mean cross-entropy of a batch."""
+    return F.cross_entropy(model(x), y)
+
+
+class ImageTask:
+    """Classification of images; the metric is the accuracy on the test set."""
+
+    metric = "accuracy"
+    splits = True
+
+    def __init__(self, config: RunConfig) -> None:
+        self.images = images.load(config.data)
+        self.digest, self.size = self.images.digest, len(self.images.train_y)
+        self.loss: Loss = classification_loss
+
+    def header(self) -> dict[str, Any]:
+        return {"digest": self.digest, "train": self.size, "test": len(self.images.test_y),
+                "classes": list(self.images.classes)}  # fmt: skip
+
+    def build(self, config: RunConfig) -> nn.Module:
+        _, channels, size, _ = self.images.train_x.shape
+        return task.build(
+            config, classes=len(self.images.classes), channels=channels, image_size=size
+        )
+
+    def batches(self, config: RunConfig, device: torch.device, dtype: torch.dtype) -> ImageBatches:
+        return ImageBatches(
+            self.images, config.data, seed=config.seed, workers=config.workers,
+            batch_size=config.batch_size, device=device, dtype=dtype,
+            channels_last=config.channels_last, deficit=deficit(config.deficit),
+        )  # fmt: skip
+
+    @torch.no_grad()
+    def evaluate(
+        self, model: nn.Module, device: torch.device, dtype: torch.dtype
+    ) -> tuple[float, float]:
+        model.eval()
+        loss = correct = count = 0.0
+        for x, y in images.evaluation_batches(self.images, 500, device, dtype):
+            logits = model(x)
+            loss += F.cross_entropy(logits, y, reduction="sum").item()
+            correct += (logits.argmax(1) == y).sum().item()
+            count += len(y)
+        return loss / count, correct / count
+
+    def probe(self, batches: ImageBatches, world: World, size: int, batch: int) -> list[Batch]:
+        """The first images."""
+        mine = task.probe_share(world, size, batch, self.size, "the training set")
+        x, y = (t[mine].to(batches.device) for t in (self.images.train_x, self.images.train_y))
+        return task.pairs(batches.normalise(x), y, batch)
+
+    def samples(
+        self, batches: ImageBatches, seed: int, epoch: int, count: int, batch: int
+    ) -> list[Batch]:
+        """Batches of the epoch, augmented as in training."""
+        chosen = task.drawn(seed, epoch, count, self.size // batch, f"batches of {batch} images")
+        alone = batches.rebatched(batch, workers=1)
+        found = (next(alone.epoch(epoch, [0], start)) for start in chosen.tolist())
+        return [(x[0], y[0]) for x, y in found]

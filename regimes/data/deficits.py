@@ -1,0 +1,139 @@
+"""Deficits: training made worse in chosen epochs, which is how critical periods were found.
+
+Achille, Rovere & Soatto (2019) blur the images in a window of early epochs, take the blur away and
+see that the accuracy lost does not come back; with a later window it does. A deficit here is a
+frozen dataclass with ``windows`` of epochs, like a schedule's, and changes inputs, labels or
+updates. What it does is a function of (seed, epoch, sample), never of W, P or the batch size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.nn import functional as F
+
+from regimes.config import check_windows, in_windows, plug_in
+from regimes.errors import require
+from regimes.seeding import stream
+
+REGISTRY = {
+    "blur": "regimes.data.deficits:Blur",
+    "flip": "regimes.data.deficits:Flip",
+    "noise": "regimes.data.deficits:ImageNoise",
+    "labels": "regimes.data.deficits:Labels",
+    "gradient-noise": "regimes.data.deficits:GradientNoise",
+}
+BANK = 1024  # different noise images
+
+
+Images = Float[Tensor, "n c h w"]
+Index = Int64[Tensor, " n"]
+Targets = Int64[Tensor, " train"]
+
+
+@dataclass(frozen=True)
+class Deficit:
+    """None at all; the base of the others. It acts in ``windows``, pairs ``[first, stop)`` of
+    epochs."""
+
+    windows: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        check_windows("deficit.windows", self.windows)
+
+    def active(self, epoch: int) -> bool:
+        return in_windows(self.windows, epoch)
+
+    def inputs(self, x: Images, index: Index, seed: int, epoch: int) -> Images:
+        """The normalised images of the samples ``index``, changed."""
+        return x
+
+    def labels(self, y: Targets, classes: int, seed: int) -> Targets:
+        """The whole training set's labels, changed."""
+        return y
+
+    def updates(self, updates: list[Tensor], seed: int, epoch: int, step: int) -> list[Tensor]:
+        """A step's aggregated updates, changed alike on every process."""
+        return updates
+
+
+@dataclass(frozen=True)
+class Blur(Deficit):
+    """Images averaged down by ``factor`` and brought back bilinearly (Achille et al., section 2:
+    32 x 32 to 8 x 8)."""
+
+    factor: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.factor >= 2, "deficit.factor", self.factor, "at least 2")
+
+    def inputs(self, x: Images, index: Index, seed: int, epoch: int) -> Images:
+        h, w = x.shape[2:]
+        fits = self.factor <= min(h, w)
+        require(fits, "deficit.factor", self.factor, f"at most the size of the {h}x{w} images")
+        small = F.adaptive_avg_pool2d(x, (h // self.factor, w // self.factor))
+        return F.interpolate(small, size=(h, w), mode="bilinear", align_corners=False)
+
+
+@dataclass(frozen=True)
+class Flip(Deficit):
+    """Images upside down: a high-level deficit, which Achille et al. find harmless."""
+
+    def inputs(self, x: Images, index: Index, seed: int, epoch: int) -> Images:
+        return x.flip(2)
+
+
+@dataclass(frozen=True)
+class ImageNoise(Deficit):
+    """White noise in place of the images: sensory deprivation."""
+
+    def inputs(self, x: Images, index: Index, seed: int, epoch: int) -> Images:
+        bank = torch.randn(BANK, *x.shape[1:], generator=stream(seed, "noise images"))
+        return bank[(index.cpu() * 7919 + epoch * 104729) % BANK].to(x)
+
+
+@dataclass(frozen=True)
+class Labels(Deficit):
+    """A share of the labels, always the same, replaced by random ones."""
+
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 < self.share <= 1, "deficit.share", self.share, "a share in (0, 1]")
+
+    def labels(self, y: Targets, classes: int, seed: int) -> Targets:
+        generator = stream(seed, "wrong labels")
+        wrong = torch.randint(0, classes, y.shape, generator=generator)
+        hit = torch.rand(y.shape, generator=generator) < self.share
+        return torch.where(hit.to(y.device), wrong.to(y.device), y)
+
+
+@dataclass(frozen=True)
+class GradientNoise(Deficit):
+    """Gaussian noise on every update, of ``scale`` times its layer's root mean square."""
+
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.scale > 0, "deficit.scale", self.scale, "a positive number")
+
+    def updates(self, updates: list[Tensor], seed: int, epoch: int, step: int) -> list[Tensor]:
+        generator = stream(seed, "gradient noise", epoch, step)
+
+        def noise(u: Tensor) -> Tensor:
+            normal = torch.randn(u.shape, generator=generator).to(u)
+            return self.scale * u.square().mean().sqrt() * normal
+
+        return [u + noise(u) for u in updates]
+
+
+def deficit(table: dict[str, Any] | None) -> Deficit:
+    """The deficit that a configuration table names; one that never acts for None."""
+    return Deficit() if table is None else plug_in("deficit", table, REGISTRY)

@@ -1,0 +1,238 @@
+"""Image folders and archives as arrays in memory, decoded once and kept in a cache.
+
+Stands under `regimes.data.images`; knows files, not torch. A tree is ``train/<class>/*`` and
+``test/<class>/*``, in a folder or in an archive, whose members are read in memory and never
+unpacked to disk. The cache file is written beside its final name and moved there in one step, so
+several processes may decode the same archive at once and none sees half a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import lzma
+import os
+import secrets
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int64, UInt8
+
+from regimes.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+SPLITS = ("train", "test")
+SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+FORMAT = "1"  # of the cache file; part of its key
+GREY_MODES = {"1", "L", "LA"}
+DEEP_MODES = {"F", "I", "I;16", "I;16B", "I;16L", "I;16N"}  # more than 8 bits: would be clipped
+UNREADABLE = (  # what the standard library raises on a truncated or foreign archive
+    OSError,
+    EOFError,
+    RuntimeError,  # zip: encrypted, or an unknown compression
+    lzma.LZMAError,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+class Arrays(NamedTuple):
+    """A data set as it was stored: 8-bit images and class numbers."""
+
+    train_x: UInt8[np.ndarray, "train c h w"]
+    train_y: Int64[np.ndarray, " train"]
+    test_x: UInt8[np.ndarray, "test c h w"]
+    test_y: Int64[np.ndarray, " test"]
+    classes: tuple[str, ...]
+
+
+class Picture(NamedTuple):
+    """One decoded image and where it stood in the tree."""
+
+    split: str
+    label: str
+    name: str
+    pixels: UInt8[np.ndarray, "h w *rgb"]
+
+
+def data_root() -> Path:
+    """Where data sets live: `$REGIMES_DATA`, else ``data/cache`` in the working directory."""
+    return Path(os.environ.get("REGIMES_DATA") or Path("data", "cache"))
+
+
+def cache_root() -> Path:
+    """Where decoded images are kept: `$REGIMES_CACHE`, else `data_root()`."""
+    return Path(os.environ.get("REGIMES_CACHE") or data_root())
+
+
+def load_tree(path: str | Path) -> Arrays:
+    """The images under a folder or in an archive, from the cache where it has them.
+
+    The order is by split, class and file name, so the folder and each archive of it are the same
+    data. A cache that cannot be read is rebuilt; one that cannot be written is done without.
+    DataError if the tree is missing, unreadable, or not a set of equal-sized images.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise DataError(f"{path} does not exist: data.path must be an image folder or archive.")
+    file = cache_root() / f"{path.name.split('.')[0]}-{_fingerprint(path)[:20]}.npz"
+    arrays = _from_cache(file)
+    if arrays is None:
+        arrays = _assemble(path, _decode(path))
+        _to_cache(file, arrays)
+    return arrays
+
+
+def _fingerprint(path: Path) -> str:
+    """SHA-256 over the resolved path and the size and time of each file in question."""
+    path = path.resolve()  # however it was spelt
+    digest = hashlib.sha256(f"{FORMAT}\0{path}".encode())
+    for file in _tree_files(path) if path.is_dir() else [path]:
+        stat = file.stat()
+        digest.update(f"\0{file}\0{stat.st_size}\0{stat.st_mtime_ns}".encode())
+    return digest.hexdigest()
+
+
+def _from_cache(file: Path) -> Arrays | None:
+    """What an earlier call stored (zip's CRC-32 guards each array), or None."""
+    try:
+        with np.load(file, allow_pickle=False) as stored:
+            *arrays, classes = (stored[name] for name in Arrays._fields)
+            return Arrays(*arrays, classes=tuple(classes.tolist()))
+    except FileNotFoundError:
+        return None
+    except (*UNREADABLE, KeyError, ValueError) as error:
+        logger.warning("the cache file %s cannot be read and is rebuilt (%s)", file, error)
+        return None
+
+
+def _to_cache(file: Path, arrays: Arrays) -> None:
+    temporary = file.with_suffix(f".{secrets.token_hex(4)}.tmp")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(temporary, "xb") as handle:
+                np.savez(handle, allow_pickle=False, **arrays._asdict())
+            temporary.replace(file)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        logger.warning("decoded images are not cached in %s (%s)", file.parent, error)
+
+
+def _decode(path: Path) -> list[Picture]:
+    """All pictures of the tree, sorted."""
+    try:
+        found = [Picture(*place, _pixels(path, place[2], file)) for place, file in _members(path)]
+    except UNREADABLE as error:
+        raise DataError(
+            f"{path} is truncated or not a readable image folder or archive (.tar, .tar.gz, "
+            f".tar.xz, .zip): {error or type(error).__name__}."
+        ) from error
+    return sorted(found, key=lambda picture: picture[:3])
+
+
+def _members(path: Path) -> Iterator[tuple[tuple[str, str, str], bytes]]:
+    """Place and content of each image file, in the order that is cheap to read."""
+    if path.is_dir():
+        for file in _tree_files(path):
+            if place := _place(file.relative_to(path).as_posix()):
+                yield place, file.read_bytes()
+    elif path.suffix.lower() == ".zip":
+        with zipfile.ZipFile(path) as archive:
+            for info in archive.infolist():
+                if not info.is_dir() and (place := _place(info.filename)):
+                    yield place, archive.read(info)
+    else:
+        with tarfile.open(path) as tar:
+            for member in tar:
+                if member.isfile() and (place := _place(member.name)):
+                    content = tar.extractfile(member)
+                    assert content is not None  # it is a file
+                    yield place, content.read()
+            _check_end(tar)
+
+
+def _check_end(tar: tarfile.TarFile) -> None:
+    """Raise unless the archive is whole: `tarfile` takes a missing tail for the end."""
+    stream = tar.fileobj
+    assert stream is not None
+    if stream.tell() < tar.offset + tarfile.BLOCKSIZE:
+        raise tarfile.ReadError("it ends before its end-of-archive block")
+    while stream.read(1 << 20):  # the padding; makes gzip and xz compare their checksums
+        pass
+
+
+def _tree_files(path: Path) -> list[Path]:
+    return sorted(
+        Path(folder, name)
+        for split in SPLITS
+        for folder, _, names in os.walk(path / split, followlinks=True)
+        for name in names
+    )
+
+
+def _place(name: str) -> tuple[str, str, str] | None:
+    """(split, class, path) of a member, or None if it is no image of the tree."""
+    whole = name.removeprefix("./").split("/")
+    start = next((i for i, part in enumerate(whole) if part in SPLITS), len(whole))
+    parts = whole[start:]  # archives often hold the tree in one more folder
+    hidden = any(part.startswith((".", "__MACOSX")) for part in whole)
+    if len(parts) < 3 or hidden or os.path.splitext(name)[1].lower() not in SUFFIXES:
+        return None
+    return parts[0], parts[1], "/".join(parts)
+
+
+def _pixels(path: Path, name: str, content: bytes) -> np.ndarray:
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            if image.mode in DEEP_MODES:
+                raise ValueError(f"mode {image.mode} has more than 8 bits per channel")
+            mode = "L" if image.mode in GREY_MODES else "RGB"
+            return np.asarray(image if image.mode == mode else image.convert(mode))
+    except Exception as error:  # Pillow raises a dozen kinds, SyntaxError among them
+        raise DataError(f"{path}: {name} cannot be decoded as an image ({error}).") from error
+
+
+def _assemble(path: Path, pictures: list[Picture]) -> Arrays:
+    for split in SPLITS:
+        if not any(picture.split == split for picture in pictures):
+            raise DataError(f"{path} has no images in {split}/<class>/; found {len(pictures)} all.")
+    classes = tuple(sorted({p.label for p in pictures if p.split == "train"}))
+    if len(classes) < 2:
+        raise DataError(f"{path} has only one class, {classes[0]!r}; at least two are needed.")
+    first = pictures[0]
+    for picture in pictures:
+        if picture.label not in classes:
+            raise DataError(f"{path}: the class of {picture.name} has no images in train/.")
+        if picture.pixels.shape[:2] != first.pixels.shape[:2]:
+            one, other = (
+                "{0} is {2}x{1}".format(p.name, *p.pixels.shape) for p in (picture, first)
+            )
+            raise DataError(f"{path}: {one}, but {other}; all images must have one size.")
+    colour = any(picture.pixels.ndim == 3 for picture in pictures)
+    parts = ([p for p in pictures if p.split == split] for split in SPLITS)
+    train, test = (_stack(part, classes, colour) for part in parts)
+    return Arrays(*train, *test, classes)
+
+
+def _stack(
+    pictures: list[Picture], classes: tuple[str, ...], colour: bool
+) -> tuple[UInt8[np.ndarray, "n c h w"], Int64[np.ndarray, " n"]]:
+    """Contiguous arrays; in a set with colour, grey images get three equal channels."""
+    labels = np.array([classes.index(p.label) for p in pictures], dtype=np.int64)
+    pixels = [p.pixels for p in pictures]
+    if not colour:
+        return np.stack(pixels)[:, None], labels
+    rgb = [p if p.ndim == 3 else np.repeat(p[..., None], 3, axis=2) for p in pixels]
+    return np.ascontiguousarray(np.stack(rgb).transpose(0, 3, 1, 2)), labels

@@ -1,0 +1,147 @@
+"""Where data sets come from: scikit-learn, torchvision, image folders; and the balanced order.
+
+Stands between `data.image_folder` (folders and archives) and `data.images` (tensors and batches).
+Each source gives `Arrays`, the data as it was stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from regimes.data.image_folder import Arrays, cache_root, data_root, load_tree
+from regimes.errors import DataError, nearest
+from regimes.seeding import stream
+
+if TYPE_CHECKING:
+    from regimes.config import DataConfig
+
+DIGITS_TRAIN = 1000  # of 1,797; the rest is the test set
+CIFAR_FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
+
+
+@dataclass(frozen=True)
+class Found:
+    """One row of `regimes doctor`."""
+
+    name: str
+    available: bool
+    where: str
+
+
+def read(config: DataConfig) -> Arrays:
+    """The data set that a configuration names, whole."""
+    sources = {"digits": _digits, "cifar10": _cifar, "cifar100": _cifar, "folder": _folder}
+    if config.name not in sources:
+        raise DataError(f"Unknown data set {config.name!r}: {nearest(config.name, sources)}")
+    return sources[config.name](config)
+
+
+def find(root: str | Path | None = None) -> list[Found]:
+    """Which data sets are at hand under `root` (default: `$REGIMES_DATA` or ``data/cache``)."""
+    base = Path(root) if root else data_root()
+    rows = [Found("digits", True, "embedded in scikit-learn")]
+    rows += [Found(n, (base / f).is_dir(), str(base / f)) for n, f in CIFAR_FOLDERS.items()]
+    text = base / "wikitext-2"
+    rows.append(Found("wikitext-2", (text / "wiki.train.tokens").is_file(), str(text)))
+    decoded = sorted((Path(root) if root else cache_root()).glob("*.npz"))
+    return rows + [Found("folder", True, str(file)) for file in decoded]
+
+
+def _digits(config: DataConfig) -> Arrays:
+    """1,797 handwritten digits of 8x8 pixels with values 0..16, embedded in scikit-learn."""
+    from sklearn.datasets import load_digits
+
+    raw = load_digits()
+    x = np.round(raw.images * (255 / 16)).astype(np.uint8)[:, None]
+    y = raw.target.astype(np.int64)
+    size = DIGITS_TRAIN if config.train_size is None else config.train_size
+    train, test = np.split(balanced(y, 10, size, "digits"), [size])
+    return Arrays(x[train], y[train], x[test], y[test], tuple(map(str, raw.target_names)))
+
+
+def _folder(config: DataConfig) -> Arrays:
+    if config.path is None:
+        raise DataError('data.name = "folder" needs data.path: an image folder or an archive.')
+    return load_tree(config.path)
+
+
+def _cifar(config: DataConfig) -> Arrays:
+    """CIFAR-10 or -100 in the standard python layout; torchvision verifies each file's MD5."""
+    datasets = torchvision_datasets()
+    kind = datasets.CIFAR10 if config.name == "cifar10" else datasets.CIFAR100
+    root = Path(config.path) if config.path else data_root()
+    folder = root / CIFAR_FOLDERS[config.name]
+    try:
+        with one_at_a_time(root) if config.download else nullcontext():
+            train, test = (kind(root, train=t, download=config.download) for t in (True, False))
+    except (OSError, RuntimeError) as error:
+        if config.download:
+            raise DataError(f"{config.name} could not be downloaded to {root}: {error}.") from error
+        state = "is corrupt or incomplete in" if folder.exists() else "is missing:"
+        raise DataError(
+            f"{config.name} {state} {folder}; set data.download = true, or read image files with "
+            'data.name = "folder" and data.path = a folder or archive.'
+        ) from error
+    x = [np.ascontiguousarray(part.data.transpose(0, 3, 1, 2)) for part in (train, test)]
+    y = [np.asarray(part.targets, dtype=np.int64) for part in (train, test)]
+    return Arrays(x[0], y[0], x[1], y[1], tuple(train.classes))
+
+
+@contextmanager
+def one_at_a_time(root: Path) -> Iterator[None]:
+    """Of several processes told to download, the first does and the others find it done."""
+    import fcntl
+
+    root.mkdir(parents=True, exist_ok=True)
+    with open(root / ".download.lock", "w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def torchvision_datasets() -> Any:
+    """`torchvision.datasets`, on a torch that torchvision was not compiled against too.
+
+    The wheel of PyPI beside a CPU-only torch cannot load its compiled operators, and then fails on
+    import because it describes two of them. Naming these two lets the import pass; nothing here
+    calls them.
+    """
+    try:
+        import torchvision.datasets
+    except RuntimeError as error:
+        if "does not exist" not in str(error):
+            raise
+        for name in ("nms", "qnms"):
+            if not hasattr(torch.ops.torchvision, name):
+                arguments = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+                torch.library.define(f"torchvision::{name}", arguments)
+        import torchvision.datasets
+    return torchvision.datasets
+
+
+def balanced(y: np.ndarray, classes: int, size: int | None, what: str) -> np.ndarray:
+    """Indices in a fixed random order that takes the classes in turn: any prefix is balanced.
+
+    The order depends on the class numbers `y` [n] and on `what` (the split's name) only, not on a
+    run's seed. DataError unless the prefix of `size`, if any, can hold equal shares (the first
+    classes one more where it does not divide).
+    """
+    counts = np.bincount(y, minlength=classes)
+    if size is not None:
+        share = size // classes + (np.arange(classes) < size % classes)
+        if size < 1 or (share > counts).any():
+            worst = int((counts - share).argmin())
+            raise DataError(
+                f"{what}: {size} images of {classes} classes take {share[worst]} of class {worst}, "
+                f"which has {counts[worst]}."
+            )
+    shuffled = torch.randperm(len(y), generator=stream("subset", what)).numpy()
+    grouped = shuffled[np.argsort(y[shuffled], kind="stable")]
+    rank = np.arange(len(y)) - np.repeat(counts.cumsum() - counts, counts)  # within its class
+    return grouped[np.lexsort((y[grouped], rank))]

@@ -1,0 +1,111 @@
+"""What a hook is made of, checked before anything is registered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn, cast, get_args
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from regimes import compression, policies
+from regimes.compression import Compressor
+from regimes.config import DENSE, Level, Signal
+from regimes.detectors.statistics import INSTRUMENT, Statistic
+from regimes.errors import ConfigError, nearest
+from regimes.policies import Policy, check_levels
+
+FROM_GRADIENTS = ("norms", "msdr", "noise", "error")  # instruments that need no data
+
+
+def wrapped(model: nn.Module) -> DistributedDataParallel:
+    """The model, if it is one of DDP's without a hook; ConfigError otherwise."""
+    if not isinstance(model, DistributedDataParallel):
+        raise ConfigError(
+            f"attach needs a DistributedDataParallel model, got {type(model).__name__}: wrap it "
+            "first, model = DistributedDataParallel(model)"
+        )
+    if getattr(model, "_comm_hooks", None):
+        raise ConfigError(
+            "this model has a communication hook already: DDP takes one, attach it once, right "
+            "after wrapping the model"
+        )
+    return model
+
+
+def trainable(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
+    """The parameters that DDP reduces, by name; a tensor shared by several modules appears once.
+
+    Raises:
+        ConfigError: some that no compressor can handle.
+    """
+    found = {
+        name: p
+        for name, p in model.module.named_parameters()
+        if p.requires_grad and name not in model.parameters_to_ignore
+    }
+    if len({p.device for p in found.values()}) > 1:
+        raise ConfigError("the model's parameters are on several devices: the hook needs one")
+    for name, parameter in found.items():
+        if parameter.dtype not in (torch.float32, torch.float64):
+            raise ConfigError(
+                f"parameter {name!r} is of type {parameter.dtype}: the hook needs float32 or "
+                "float64 parameters, use torch.autocast for half precision"
+            )
+    for name, module in model.module.named_modules():
+        if getattr(module, "sparse", False) is True:
+            raise ConfigError(f"module {name!r} makes sparse gradients: build it with sparse=False")
+    return found
+
+
+def pick_policy(given: Any, levels: Mapping[str, Level]) -> Policy:
+    """A policy from a name, a table or an object.
+
+    Raises:
+        ConfigError: it is none, asks for unknown levels, or reads more than gradients.
+    """
+    table = {"name": given} if isinstance(given, str) else given
+    chosen = policies.policy(dict(table)) if isinstance(table, Mapping) else table
+    if not isinstance(chosen, Policy):
+        raise ConfigError(
+            f"policy = {given!r}: expected a name, a table with a name, or an object with "
+            "decide(), needs and names"
+        )
+    check_levels(chosen, dict(levels))
+    for statistic in chosen.needs:
+        if INSTRUMENT.get(Statistic.parse(statistic).family) not in FROM_GRADIENTS:
+            known = [s for s, instrument in INSTRUMENT.items() if instrument in FROM_GRADIENTS]
+            raise ConfigError(
+                f"the policy needs the statistic {statistic!r}, but a hook sees gradients only "
+                f"and can measure {', '.join(known)}: train with regimes.run, or take a policy "
+                "that reads one of these"
+            )
+    return chosen
+
+
+def pick_compressor(given: Any, levels: Mapping[str, Level]) -> Compressor:
+    """A compressor from a name, a table or an object; ConfigError unless the levels are its."""
+    table = {"name": given} if isinstance(given, str) else given
+    chosen = compression.compressor(dict(table)) if isinstance(table, Mapping) else table
+    if not isinstance(chosen, Compressor):
+        raise ConfigError(
+            f"compressor = {given!r}: expected a name, a table with a name, or a Compressor"
+        )
+    if DENSE in levels:
+        raise ConfigError('levels: "dense" is always known, give the level another name')
+    for level in levels.values():
+        chosen.check(level)
+    return chosen
+
+
+def pick_signal(given: str) -> Signal:
+    """One of the four readings of the norm, or ConfigError."""
+    if given not in get_args(Signal):
+        raise ConfigError(f"signal = {given!r}: {nearest(str(given), get_args(Signal))}")
+    return cast(Signal, given)
+
+
+def no_data(*_: Any) -> NoReturn:
+    """In place of a context's data, which a hook has none of."""
+    raise ConfigError("a hook has no training data to measure on")

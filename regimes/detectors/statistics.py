@@ -1,0 +1,74 @@
+"""Names of statistics, and what they mean: the one place that takes them apart. No torch.
+
+A name is ``FAMILY``, ``FAMILY:VARIANT`` or either with ``*lr`` behind it. An instrument measures a
+family ("eigenvalue"); a variant is how ("eigenvalue:batch"); ``*lr`` times the epoch's rate.
+"norm" alone is the reading of the norm that the run's ``signal`` names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from regimes.errors import ConfigError, nearest
+
+INSTRUMENT = {  # family -> the instrument that measures it
+    "norm": "norms",
+    "eigenvalue": "curvature",
+    "hessian_trace": "curvature",
+    "fisher_trace": "fisher",
+    "overlap": "overlap",
+    "noise_scale": "noise",
+    "diversity": "noise",
+    "msdr": "msdr",
+    "error": "error",
+    "moments": "moments",
+    "moments-frozen": "moments-frozen",
+}
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A name, taken apart.
+
+    Attributes:
+        name: as records and policies have it, without ``*lr``.
+        times_lr: whether each value counts times the rate of its epoch.
+    """
+
+    name: str
+    times_lr: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Statistic:
+        """``"norm*lr"`` -> the norm, times the rate.
+
+        >>> Statistic.parse("eigenvalue:batch*lr")
+        Statistic(name='eigenvalue:batch', times_lr=True)
+        >>> Statistic.parse("eigenvalue:batch").instrument
+        'curvature'
+        """
+        return cls(text.removesuffix("*lr"), text.endswith("*lr"))
+
+    @property
+    def family(self) -> str:
+        return self.name.partition(":")[0]
+
+    @property
+    def is_norm(self) -> bool:
+        """Is it a norm, which a whole model's is formed of from those of its layers?"""
+        return self.family == "norm"
+
+    @property
+    def instrument(self) -> str:
+        """The instrument that measures it."""
+        if self.family not in INSTRUMENT:
+            raise ConfigError(
+                f"the policy needs the statistic {self.name!r}, which no instrument provides: "
+                f"{nearest(self.family, INSTRUMENT)}"
+            )
+        return INSTRUMENT[self.family]
+
+
+def norm_of(signal: str) -> str:
+    """The record's name of the norm that a run's ``signal`` reads."""
+    return f"norm:{signal}"

@@ -1,0 +1,126 @@
+"""The instruments of one run: chosen, fed, read. Shared by the trainer and the DDP hook."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from regimes.config import Signal
+from regimes.detectors.statistics import Statistic
+from regimes.errors import ConfigError
+from regimes.instruments import DEFAULTS_FOR_NEED, instruments
+from regimes.instruments.base import Gauge, MeasurementContext, Reading
+from regimes.instruments.gradient_norm import Norms
+
+Timer = Callable[[str], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What the instruments say of one epoch, as a record has it: None where JSON knows no number.
+
+    Attributes:
+        layers: per statistic, one value per layer.
+        model: per statistic, one value for the whole model.
+        details: per instrument, what else it found.
+    """
+
+    layers: dict[str, list[float | None]] = field(default_factory=dict)
+    model: dict[str, float | None] = field(default_factory=dict)
+    details: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+class Panel:
+    """The gauges of a run, by the instrument's name; each is read every so many epochs."""
+
+    def __init__(self, gauges: Mapping[str, tuple[int, Gauge]]) -> None:
+        self._gauges = dict(gauges)
+
+    def __iter__(self) -> Iterator[Gauge]:
+        return (gauge for _, gauge in self._gauges.values())
+
+    @property
+    def gauges(self) -> dict[str, Gauge]:
+        return {name: gauge for name, (_, gauge) in self._gauges.items()}
+
+    def step(self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor]) -> None:
+        """Show one step's gradients and updates to every gauge; both are left as they are."""
+        for gauge in self:
+            gauge.step(stack, updates)
+
+    def read(self, epoch: int, timer: Timer = lambda name: nullcontext()) -> Readings:
+        """The statistics of an epoch, of the gauges that are due.
+
+        Args:
+            timer: clocks the reading of an instrument by its name.
+        """
+        found: dict[str, Reading] = {}
+        for name, (every, gauge) in self._gauges.items():
+            if epoch % every == 0:
+                with timer("instruments" if name == "norms" else name):
+                    found[name] = gauge.read(epoch)
+        return Readings(
+            {k: [finite(x) for x in v] for r in found.values() for k, v in r.layers.items()},
+            {k: finite(v) for r in found.values() for k, v in r.model.items()},
+            {name: reading.detail for name, reading in found.items() if reading.detail},
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next readings depend on, by instrument."""
+        return {name: gauge.state_dict() for name, gauge in self.gauges.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse; an instrument that the state lacks starts anew."""
+        for name, gauge in self.gauges.items():
+            gauge.load_state_dict(state.get(name, {}))
+
+
+def choose(
+    tables: Mapping[str, Mapping[str, Any]],
+    needs: Iterable[str],
+    signal: Signal | None,
+    context: MeasurementContext,
+) -> Panel:
+    """The configured instruments, and those whose statistics the policies need.
+
+    Args:
+        tables: fields by instrument, as the configuration has them.
+        needs: names of statistics.
+        signal: the norm that is always read; None: none unless a policy needs it.
+
+    Raises:
+        ConfigError: an unknown instrument, or a statistic that none measures.
+    """
+    wanted = {name: dict(fields) for name, fields in tables.items()}
+    for need in needs:
+        instrument = Statistic.parse(need).instrument
+        if instrument != "norms":
+            wanted.setdefault(instrument, DEFAULTS_FOR_NEED.get(need, {}))
+    tools = instruments(wanted)
+    if signal is not None:
+        norms = tools.get("norms", Norms(()))
+        readings = dict.fromkeys([signal, *getattr(norms, "readings", ())])
+        tools["norms"] = Norms(tuple(readings))
+    return Panel({name: (tool.every, tool.start(context)) for name, tool in tools.items()})
+
+
+def check_measured(needs: Iterable[str], readings: Readings) -> None:
+    """Raise ConfigError unless the first readings have what the policies need."""
+    for need in needs:
+        if need != "norm" and need not in {*readings.layers, *readings.model}:
+            raise ConfigError(
+                f"the policy needs the statistic {need!r}, which the instrument "
+                f"{Statistic.parse(need).instrument!r} as configured does not measure: see its "
+                "fields in [instruments]"
+            )
+
+
+def finite(value: float | None) -> float | None:
+    """JSON knows no NaN: None is a statistic that could not be formed."""
+    return value if value is not None and math.isfinite(value) else None

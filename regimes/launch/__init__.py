@@ -1,0 +1,1 @@
+"""Several processes, and many runs in one go. No torch at import."""

@@ -1,0 +1,76 @@
+"""The ``ablate`` command: run a grid's cells, say how it goes, print the table at the end."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from regimes.console import stdout
+from regimes.errors import TrainingError
+from regimes.launch import sweep
+from regimes.monitor.text import metric_text
+from regimes.presets import Grid
+from regimes.records import load
+
+
+def main(
+    grid: Grid,
+    seeds: list[int],
+    out: Path,
+    jobs: int,
+    executor: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> None:
+    """Run what is missing and print the table.
+
+    Args:
+        executor, options: see ``sweep.submit``; None: ``jobs`` processes of this machine.
+    """
+    leader = int(os.environ.get("RANK", "0")) == 0
+    console = stdout.console(quiet=not leader, highlight=False)
+    cells = sweep.cells(grid, seeds, out)
+    todo = [cell for cell in cells if not sweep.done(*cell)]
+    stdout.tell(console, f"{len(cells)} runs in {out}, {len(cells) - len(todo)} already finished")
+    progress = Progress(console, out, len(todo))
+    if executor is None:
+        failures = sweep.ablate(todo, jobs, progress)
+    else:
+        failures = sweep.submit(todo, out, executor, options or {}, progress)
+    if failures:
+        raise TrainingError(f"{len(failures)} of {len(todo)} runs failed; first: {failures[0]}")
+    from regimes.plotting.schedules import schedules  # pandas, so late
+
+    found = schedules(load(folder) for folder, _ in cells)
+    note = (
+        f"{found.shown.name}: mean of the last 3 epochs, mean ± sd over seeds; "
+        "floats: the paper's count; bytes: sent by each worker"
+    )
+    columns = ("n", "metric", "floats", "of_base", "bytes", "seconds")
+    stdout.tell(console, found.table(columns, note).drawn())
+
+
+class Progress:
+    """Says of each run that ends what it reached, and how long the others will take."""
+
+    def __init__(self, console: Console, out: Path, runs: int) -> None:
+        self.console, self.out, self.runs = console, out, runs
+        self.start, self.ended = time.monotonic(), 0
+
+    def __call__(self, folder: Path, error: str | None) -> None:
+        self.ended += 1
+        left = (time.monotonic() - self.start) / self.ended * (self.runs - self.ended)
+        said = f"failed: {error}" if error else self._reached(folder)
+        place = f"[{self.ended}/{self.runs}] {folder.relative_to(self.out)}"
+        line = escape(f"{place}: {said}, {left / 60:.1f} min left")
+        stdout.tell(self.console, line, soft_wrap=True)
+
+    @staticmethod
+    def _reached(folder: Path) -> str:
+        record = load(folder)
+        name, value = metric_text(record.header, record.epochs["metric"].iloc[-1])
+        return f"{name} {value}  {record.epochs['floats'].sum() / 1e6:.3f} M floats"

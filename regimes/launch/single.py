@@ -1,0 +1,30 @@
+"""One run in this process, which torchrun may have started. No torch at import."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from regimes.config import RunConfig
+from regimes.console import stdout
+from regimes.monitor.terminal import reporters
+from regimes.monitor.text import metric_text
+
+
+def train(config: RunConfig, out: Path, resume: bool, quiet: bool) -> None:
+    """Train; resume where torchrun has started the process again. Process 0 says how it goes."""
+    from regimes.training.loop import run
+
+    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    resume = resume or (restarted and (out / "run.json").exists())
+    if quiet or int(os.environ.get("RANK", "0")) > 0:
+        run(config, out, resume=resume)
+        return
+    record = run(config, out, resume=resume, reporters=reporters(config, out))
+    last, name = record.epochs.iloc[-1], record.header["metric"]
+    unit = " %" if name == "accuracy" else ""
+    stdout.say(
+        f"{out}: {name} {metric_text(record.header, last['metric'])[1]}{unit}, "
+        f"{last['total_floats'] / 1e6:.3f} M floats, {last['total_bytes'] / 1e6:.2f} MB "
+        "sent by each worker"
+    )

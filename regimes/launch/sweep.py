@@ -1,0 +1,177 @@
+"""Many runs in one go: the cells of a grid. No torch at import.
+
+Finished cells are skipped and broken ones resumed, so that the same command goes on where it was
+stopped; J at a time on this machine, or each a job of a cluster.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from regimes.config import RunConfig, to_dict
+from regimes.errors import ConfigError, RegimesError, TrainingError
+from regimes.launch import gpus
+from regimes.launch.processes import die_with_parent
+from regimes.presets import Grid
+from regimes.records import check_same, complete, read_header, read_lines
+from regimes.training import termination
+from regimes.training.quirks import resolve
+
+
+def cells(grid: Grid, seeds: list[int], out: Path) -> list[tuple[Path, RunConfig]]:
+    """The runs of an ablation, seed by seed: ``OUT/<schedule>/seed-<seed>``."""
+    return [
+        (out / name / f"seed-{seed}", replace(config, seed=seed))
+        for seed in seeds
+        for name, config in grid.items()
+    ]
+
+
+def done(folder: Path, config: RunConfig) -> bool:
+    """Is there a finished run of this configuration in the folder?
+
+    Raises:
+        RecordError: there is a run of another configuration.
+    """
+    if not (folder / "run.json").exists():
+        return False
+    check_same(folder, to_dict(resolve(config)))
+    return complete(read_header(folder), read_lines(folder / "epochs.jsonl"))
+
+
+def ablate(
+    todo: list[tuple[Path, RunConfig]],
+    jobs: int,
+    progress: Callable[[Path, str | None], None],
+) -> list[str]:
+    """Run the cells, ``jobs`` at a time; returns one message per failed cell. Each of several
+    jobs has one of the visible GPUs to itself, or shares it where there are fewer.
+
+    Args:
+        progress: called as each run ends, with its folder and None or the error.
+    """
+    if jobs == 1:
+        outcomes = ((folder, run_cell(folder, config)) for folder, config in todo)
+        return _collect(outcomes, progress)
+    context = multiprocessing.get_context("spawn")
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    own: Any = context.SimpleQueue()  # a GPU for each process of the pool
+    for gpu in gpus.shared(jobs, [config.device for _, config in todo]):
+        own.put(gpu)
+    start = functools.partial(_start_worker, threads, own)
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with ProcessPoolExecutor(jobs, context, initializer=start) as pool:
+        running = {pool.submit(run_cell, *cell): cell[0] for cell in todo}
+        outcomes = ((running[future], future.result()) for future in as_completed(running))
+        try:
+            return _collect(outcomes, progress)
+        except BrokenProcessPool:
+            raise TrainingError(
+                "a process of the ablation was killed; finished runs are kept: start the same "
+                "command again to go on"
+            ) from None
+        except BaseException:  # Ctrl-C or SIGTERM: the runs under way end with their epoch
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.terminate()
+            raise
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _collect(outcomes, progress: Callable[[Path, str | None], None]) -> list[str]:  # type: ignore[no-untyped-def]
+    failures = []
+    for folder, error in outcomes:
+        progress(folder, error)
+        if error:
+            failures.append(f"{folder}: {error}")
+    return failures
+
+
+def _start_worker(threads: int, own: Any) -> None:
+    """In each process of the pool: its GPU, of which it takes one from the queue ``own``, and its
+    share of the cores; Ctrl-C is the parent's business, and its death the end."""
+    gpus.take(own.get())
+    import torch
+
+    die_with_parent()
+    torch.set_num_threads(threads)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def submit(
+    todo: list[tuple[Path, RunConfig]],
+    out: Path,
+    executor: str,
+    options: dict[str, Any],
+    progress: Callable[[Path, str | None], None],
+) -> list[str]:
+    """The same through submitit: every cell a job of a cluster ("slurm") or of this machine
+    ("local"). A preempted job is queued again and goes on from its last checkpoint.
+
+    Args:
+        options: of ``submitit.AutoExecutor.update_parameters``, e.g. ``slurm_partition``.
+    """
+    try:
+        import submitit
+    except ImportError:
+        raise ConfigError(
+            "--executor needs submitit: pip install submitit, or leave it out to run here"
+        ) from None
+    try:
+        pool = submitit.AutoExecutor(folder=out / "jobs", cluster=executor)
+        pool.update_parameters(name="regimes", **options)
+    except (RuntimeError, NameError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"--executor {executor} cannot be used: {str(error).splitlines()[0]}"
+        ) from None
+    jobs = {pool.submit(Cell(), *cell): cell[0] for cell in todo}
+    outcomes = ((jobs[job], _outcome(job)) for job in submitit.helpers.as_completed(list(jobs)))
+    return _collect(outcomes, progress)
+
+
+class Cell:
+    """``run_cell`` as a job that submitit may stop and queue again."""
+
+    def __call__(self, folder: Path, config: RunConfig) -> str | None:
+        return run_cell(folder, config)
+
+    def checkpoint(self, folder: Path, config: RunConfig) -> Any:
+        """What to queue after a preemption: the same, since ``run_cell`` resumes."""
+        import submitit
+
+        return submitit.helpers.DelayedSubmission(self, folder, config)
+
+
+def _outcome(job: Any) -> str | None:
+    error = job.exception()
+    if error is None:
+        return job.result()
+    return f"job {job.job_id} failed: {str(error).strip().splitlines()[-1]}; see {job.paths.stderr}"
+
+
+def run_cell(folder: Path, config: RunConfig) -> str | None:
+    """One run, started or resumed; returns the error's sentence, if any.
+
+    Raises:
+        Terminated: SIGTERM came.
+    """
+    from regimes.training.loop import run
+
+    try:
+        run(config, folder, resume=(folder / "run.json").exists())
+    except termination.Terminated:
+        raise  # not of this run alone: the whole ablation was asked to end
+    except RegimesError as error:
+        return str(error)
+    return None

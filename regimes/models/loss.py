@@ -1,0 +1,18 @@
+"""What a loss is: a function of a model and one batch. Data, instruments and training share it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+Batch = tuple[Tensor, Tensor]  # inputs and targets
+Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]  # of the model, inputs, targets: mean, nats
+
+
+@runtime_checkable
+class CarryingLoss(Protocol):
+    """A loss with a state that runs on from batch to batch within an epoch, detached."""
+
+    def carry(self, model: nn.Module, x: Tensor, y: Tensor, hidden: Any) -> tuple[Tensor, Any]: ...

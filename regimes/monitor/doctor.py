@@ -1,0 +1,125 @@
+"""The ``doctor`` command: what works on this machine, found by trying it.
+
+What Regimes cannot do without makes the exit code 1. What only a user's own script would miss
+(``import torchvision``, which Regimes does not need to succeed) is said and no more.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+from regimes.console.stdout import console
+from regimes.console.tables import Table
+
+NEEDED = ("torch", "torchvision", "numpy", "scipy", "pandas", "scikit-learn", "seaborn", "rich")
+EXTRAS = ("pyhessian", "tyro", "tensorboard", "jupyterlab", "ipywidgets")
+MINUTE = 60.0  # seconds that importing torchvision may take
+TWO_INDEXES = (
+    "Regimes reads its data sets all the same; a script of your own that imports it fails. "
+    "Install torch and torchvision from one index, e.g. pip install --force-reinstall torch "
+    "torchvision --index-url https://download.pytorch.org/whl/cpu"
+)
+
+
+def report() -> bool:
+    """Print the findings; False when something that is needed does not work."""
+    from regimes.data import sources
+
+    needed: dict[str, Callable[[], str]] = {
+        **{name: functools.partial(importlib.metadata.version, name) for name in NEEDED},
+        "torchvision's data": _data_sets,
+        "digits": _digits,
+        "gloo": lambda: _backend("gloo"),
+    }
+    useful: dict[str, Callable[[], str]] = {
+        **{f"{name} (optional)": functools.partial(importlib.metadata.version, name)
+           for name in EXTRAS},
+        "import torchvision": _torchvision,
+        "CUDA": _cuda,
+        "NCCL": lambda: _backend("nccl"),
+    }  # fmt: skip
+    rows = [(name, *_tried(attempt)) for name, attempt in {**needed, **useful}.items()]
+    rows += [
+        (f"data: {found.name}", "found" if found.available else "not found", found.where)
+        for found in sources.find()
+    ]
+    heads = ("what", "state", "detail")
+    console().print(Table(heads, rows, title="regimes doctor", texts=3).drawn())
+    return all(state == "ok" for name, state, _ in rows if name in needed)
+
+
+def _tried(attempt: Callable[[], str]) -> tuple[str, str]:
+    """(ok or no, what came of it)."""
+    try:
+        return "ok", attempt()
+    except Exception as error:  # whatever it is, it goes into the table
+        return "no", (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _torchvision() -> str:
+    """What a user's own script meets: another Python, which imports it and nothing else.
+
+    Raises:
+        RuntimeError: it fails there.
+    """
+    words = [sys.executable, "-c", "import torchvision"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=MINUTE, check=False)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"not imported within {MINUTE:.0f} s") from None
+    if done.returncode:
+        said = _said(done.stderr)
+        missing = said.startswith("ModuleNotFoundError")
+        raise RuntimeError(said if missing else f"{said}. {TWO_INDEXES}")
+    return "as a script of your own would"
+
+
+def _said(traceback: str) -> str:
+    """The first line of the error that ended a program."""
+    last = traceback.rpartition("Traceback (most recent call last):")[2].splitlines()
+    return next((line for line in last if line.strip() and not line.startswith(" ")), "no message")
+
+
+def _data_sets() -> str:
+    """What Regimes itself needs of torchvision."""
+    from regimes.data.sources import torchvision_datasets
+
+    return f"{len(torchvision_datasets().__all__)} data sets"
+
+
+def _digits() -> str:
+    from regimes.config import DataConfig
+    from regimes.data import images
+
+    digits = images.load(DataConfig())
+    return f"{len(digits.train_y)} training, {len(digits.test_y)} test images"
+
+
+def _cuda() -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise RuntimeError("torch finds no GPU")
+    return ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+
+
+def _backend(name: str) -> str:
+    """One all-reduce in a group of one."""
+    import torch
+    import torch.distributed as dist
+
+    device = "cuda" if name == "nccl" else "cpu"
+    if name == "nccl" and not (dist.is_nccl_available() and torch.cuda.is_available()):
+        raise RuntimeError("needs a GPU and a torch built with NCCL")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(name, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        dist.all_reduce(torch.ones(1, device=device))
+    finally:
+        dist.destroy_process_group()
+    return "one all-reduce done"

@@ -1,0 +1,133 @@
+"""Reporters for people: a live table in a terminal, plain lines in a log file.
+
+The loop tells them what happens; ``watch`` shows the same table from the record alone. rich is
+imported late.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from regimes.config import RunConfig
+from regimes.console.stdout import console as new_console
+from regimes.console.stdout import is_terminal
+from regimes.monitor.text import Row, cells, epoch_table, headline
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from regimes.training.watchers import Reporter
+
+
+def reporters(config: RunConfig, out: Path, terminal: bool | None = None) -> list[Reporter]:
+    """Who watches a run: a live table in a terminal or else plain lines; TensorBoard if asked."""
+    terminal = is_terminal() if terminal is None else terminal
+    chosen: list[Reporter] = [LiveTable() if terminal else PlainLines()]
+    if config.tensorboard:
+        from regimes.monitor.tensorboard import Scalars
+
+        chosen.append(Scalars(out))
+    return chosen
+
+
+class LiveTable:
+    """Progress bars and the last epochs, redrawn in place in a terminal."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        self.console = console or new_console()
+        self.seconds: dict[int, float] = {}
+        self.bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self.console,
+        )
+
+    def start(self, header: Row, rows: list[Row]) -> None:
+        """Draw for the first time; ``rows`` are those of the epochs done before a resume."""
+        from rich.live import Live
+
+        self.header, self.rows = header, list(rows)
+        steps, epochs = header["steps_per_epoch"], header["config"]["epochs"]
+        self.now = self.bars.add_task("epoch", total=steps)
+        self.all = self.bars.add_task("run", total=steps * epochs, completed=steps * len(rows))
+        self.live = Live(self.draw(), console=self.console, refresh_per_second=4)
+        self.live.start()
+
+    def step(self, epoch: int, done: int, steps: int) -> None:
+        """One optimiser step is done."""
+        name = f"epoch {epoch}"
+        if done == 1:
+            self.bars.reset(self.now, total=steps, description=name)
+        self.bars.update(self.now, completed=done)
+        self.bars.update(self.all, completed=epoch * steps + done)
+
+    def epoch(self, row: Row, seconds: dict[str, float]) -> None:
+        """One epoch is recorded."""
+        self.rows.append(row)
+        self.seconds[row["epoch"]] = sum(seconds.values())
+        self.live.update(self.draw())
+
+    def stop(self, message: str) -> None:
+        """Draw for the last time and give the terminal back."""
+        self.live.update(self.draw(message), refresh=True)
+        self.live.stop()
+
+    def draw(self, message: str = "") -> RenderableType:
+        """All that is shown."""
+        from rich.console import Group
+        from rich.text import Text
+
+        parts: list[RenderableType] = [Text(headline(self.header), style="bold"), self.bars]
+        if self.rows:
+            parts.append(epoch_table(self.header, self.rows, self.seconds))
+        if message:
+            parts.append(Text(message, style="bold red"))
+        return Group(*parts)
+
+
+@runtime_checkable
+class Stream(Protocol):
+    """Anything to print to."""
+
+    def write(self, text: str, /) -> object: ...
+    def flush(self) -> object: ...
+
+
+class PlainLines:
+    """One line per epoch, for a log file."""
+
+    def __init__(self, stream: Stream | None = None) -> None:
+        self.stream = stream or sys.stdout
+
+    def start(self, header: Row, rows: list[Row]) -> None:
+        self.header, self.rows = header, list(rows)
+        again = f", the first {len(rows)} done before" if rows else ""
+        epochs = f", {header['config']['epochs']} epochs{again}"
+        print(headline(header) + epochs, file=self.stream, flush=True)
+
+    def step(self, epoch: int, done: int, steps: int) -> None:
+        """Says nothing."""
+
+    def epoch(self, row: Row, seconds: dict[str, float]) -> None:
+        self.rows.append(row)
+        text = cells(self.header, self.rows, sum(seconds.values()))
+        print("  ".join(f"{k} {v}" for k, v in text.items()), file=self.stream, flush=True)
+
+    def stop(self, message: str) -> None:
+        if message:
+            print(message, file=self.stream, flush=True)

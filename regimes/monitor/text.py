@@ -1,0 +1,74 @@
+"""An epoch, and a run, in words and numbers: what every reporter and ``watch`` show alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from regimes.console.tables import Table
+from regimes.console.units import human
+from regimes.records import share_of_low
+
+if TYPE_CHECKING:
+    from rich.table import Table as Drawn
+
+Row = dict[str, Any]
+SHOWN = 8  # epochs in the table
+NOTE = """floats: sent so far (the paper's count); of low: over low throughout;
+at low: layers at low compression; epochs count from 0"""
+
+
+def metric_text(header: Row, value: float | int) -> tuple[str, str]:
+    """(short name, value): accuracy as a percentage, any other metric as it is."""
+    if header["metric"] == "accuracy":
+        return "acc %", f"{100 * value:.1f}"
+    return header["metric"], f"{value:.4g}"
+
+
+def at_low(header: Row, row: Row) -> tuple[int, int]:
+    """(compressed layers at low compression, compressed layers) in an epoch."""
+    pairs = zip(header["layers"], row["layers"]["level"], strict=True)
+    levels = [level for layer, level in pairs if layer["compressed"]]
+    return levels.count("low"), len(levels)
+
+
+def headline(header: Row) -> str:
+    """Name, seed, model, data, workers, compressor and levels in one line."""
+    c, world = header["config"], header["world"]
+    levels = ", ".join(f"{name} {value}" for name, value in c["levels"].items())
+    plural = "" if world["processes"] == 1 else "es"
+    return (
+        f"{c['name']} (seed {c['seed']}): {c['model']['name']}, {c['data']['name']}, "
+        f"{world['workers']} workers on {world['processes']} process{plural}, "
+        f"{c['compressor']['name']} {levels}"
+    )
+
+
+def cells(header: Row, rows: Sequence[Row], seconds: float | None) -> dict[str, str]:
+    """The last of ``rows`` as text, one entry per column of the table."""
+    row, of_low = rows[-1], share_of_low(header, rows)
+    low, layers = at_low(header, row)
+    name, value = metric_text(header, row["metric"])
+    return {
+        "epoch": str(row["epoch"]),  # from 0, as in the record and in ``decay_epochs``
+        "lr": f"{row['lr']:.3g}",
+        "train loss": f"{row['train_loss']:.3f}",
+        "test loss": f"{row['test_loss']:.3f}",
+        name: value,
+        "floats": human(sum(r["floats"] for r in rows)),
+        "of low": "-" if of_low is None else f"{of_low:.2f}",
+        "at low": f"{low}/{layers}",
+        "s": "-" if seconds is None else f"{seconds:.1f}",
+    }
+
+
+def epoch_table(header: Row, rows: Sequence[Row], seconds: dict[int, float]) -> Drawn:
+    """The last epochs: fits 80 columns."""
+    from rich import box
+
+    lines = [
+        cells(header, rows[: i + 1], seconds.get(rows[i]["epoch"]))
+        for i in range(max(0, len(rows) - SHOWN), len(rows))
+    ]
+    table = Table(tuple(lines[-1]), [tuple(line.values()) for line in lines], NOTE, texts=0)
+    return table.drawn(least=5, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))

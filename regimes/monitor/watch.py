@@ -1,0 +1,175 @@
+"""The ``watch`` command: a run, or a folder of runs, followed from the record alone.
+
+So it works from another terminal or machine, and for a run that ended long ago. No torch here; rich
+is imported late.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regimes.console.stdout import console as new_console
+from regimes.errors import RecordError
+from regimes.monitor.text import Row, cells, epoch_table, headline, metric_text
+from regimes.records import complete, find, opened, read_header, read_lines
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+BUSY = ("running", "starting")
+
+
+def watch(folder: Path, once: bool = False, console: Console | None = None) -> None:
+    """Show a run, or a folder of runs, and follow it every second until it ends or Ctrl-C.
+
+    Args:
+        folder: or an archive of runs, which is shown once.
+        once: print and return.
+    """
+    from rich.live import Live
+
+    folder, console = Path(folder), console or new_console()
+    if folder.is_file():
+        with opened(folder) as root:
+            console.print(_many(root, None, called=str(folder))[0])
+        return
+    single = (folder / "run.json").exists()
+    if not single and not find(folder):
+        raise RecordError(f"no run in or under {folder}: expected a file run.json there")
+    draw = _one if single else functools.partial(_many, height=None if once else console.height)
+    picture, going = draw(folder)
+    if once:
+        console.print(picture)
+        return
+    try:
+        with Live(picture, console=console, auto_refresh=False) as live:
+            while going or not single:
+                time.sleep(1)
+                picture, going = draw(folder)
+                live.update(picture, refresh=True)
+    except KeyboardInterrupt:
+        pass
+
+
+def state(folder: Path, header: Row, rows: Sequence[Row]) -> tuple[str, str]:
+    """(finished, running, starting, stopped or broken off; more about it)."""
+    events = _lines(folder / "events.jsonl")
+    last = events[-1] if events else {"event": "none"}
+    if complete(header, rows):
+        return "finished", ""
+    if last["event"] == "stopped":
+        return "stopped", last.get("why", "")
+    if _in_use(folder):
+        return ("running", "") if rows else ("starting", "")
+    return "broken off", f"no process writes to {folder}; continue with --resume"
+
+
+def _in_use(folder: Path) -> bool:
+    """Does a process hold the record's lock? Asked for the blink of an eye, and shared."""
+    try:
+        import fcntl
+
+        with (folder / ".lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except FileNotFoundError:
+        return False
+    except ImportError:  # Windows: written to within the last minutes?
+        return time.time() - (folder / "events.jsonl").stat().st_mtime < 600
+    except OSError:
+        return True
+
+
+def _lines(path: Path) -> list[Row]:
+    """``read_lines``, read again only when the file has changed."""
+    if not path.exists():
+        return []
+    status = path.stat()
+    return _cached_lines(path, status.st_mtime_ns, status.st_size)
+
+
+@functools.lru_cache(maxsize=4096)
+def _cached_lines(path: Path, changed: int, size: int) -> list[Row]:
+    return read_lines(path)
+
+
+def _one(folder: Path) -> tuple[RenderableType, bool]:
+    """(picture of one run, may it still change?)"""
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    header, rows = read_header(folder), _lines(folder / "epochs.jsonl")
+    what, more = state(folder, header, rows)
+    seconds = {
+        row["epoch"]: sum(v for k, v in row.items() if k != "epoch")
+        for row in _lines(folder / "seconds.jsonl")
+    }
+    epochs = header["config"]["epochs"]
+    recent = [seconds[row["epoch"]] for row in rows[-5:] if row["epoch"] in seconds]
+    if what == "running" and recent:
+        left = sum(recent) / len(recent) * (epochs - len(rows))
+        more = f"about {left / 60:.1f} min left"
+    said = f"{len(rows)}/{epochs} epochs, {what}{': ' if more else ''}{more}"
+    bar = Table.grid()
+    bar.add_row(ProgressBar(epochs, len(rows), width=48))
+    parts: list[RenderableType] = [Text(headline(header), "bold"), bar, Text(said, _colour(what))]
+    if rows:
+        parts.append(epoch_table(header, rows, seconds))
+    return Group(*parts), what in BUSY
+
+
+def _colour(what: str) -> str:
+    return {"finished": "green", "stopped": "bold red", "broken off": "bold red"}.get(what, "cyan")
+
+
+def _many(folder: Path, height: int | None, called: str = "") -> tuple[RenderableType, bool]:
+    """(one line per run under a folder, is one of them going?); the finished give way to fit."""
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    lines = [(path, *_line(path, folder)) for path in find(folder)]
+    count = Counter(what for _, what, *_ in lines)
+    metrics = " / ".join(dict.fromkeys(name for *_, name in lines if name)) or "metric"
+    hidden = max(0, len(lines) - height + 8) if height else 0
+    done = [path for path, what, *_ in lines if what == "finished"][:hidden]
+    table = Table("run", "", "epochs", metrics, "floats", "of low", "state",
+                  box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)  # fmt: skip
+    for column in table.columns[2:6]:
+        column.justify, column.no_wrap = "right", True
+    for path, _, entries, _ in lines:
+        if path not in done:
+            table.add_row(*entries)
+    said = ", ".join(f"{n} {what}" for what, n in count.items())
+    more = f" ({len(done)} finished ones not shown)" if done else ""
+    total = Text(f"{len(lines)} runs: {said}{more}")
+    return Group(Text(called or str(folder), style="bold"), table, total), any(
+        w in BUSY for w in count
+    )
+
+
+def _line(path: Path, folder: Path) -> tuple[str, list[RenderableType], str]:
+    """(state, the cells of one run's line, what the metric is called)."""
+    from rich.progress_bar import ProgressBar
+    from rich.text import Text
+
+    name = str(path.relative_to(folder))
+    try:
+        header, rows = read_header(path), _lines(path / "epochs.jsonl")
+        what, more = state(path, header, rows)
+    except RecordError as error:
+        return "damaged", [name, *[""] * 5, Text(str(error), style="bold red")], ""
+    epochs = header["config"]["epochs"]
+    text, name_of_metric = cells(header, rows, None) if rows else {}, metric_text(header, 0)[0]
+    figures = [text.get(key, "-") for key in (name_of_metric, "floats", "of low")]
+    said = Text(f"stopped: {more}" if what == "stopped" else what, _colour(what))
+    bar = ProgressBar(epochs, len(rows), width=8)
+    return what, [name, bar, f"{len(rows)}/{epochs}", *figures, said], name_of_metric

@@ -1,0 +1,106 @@
+"""How each schedule of the presets is drawn and called, everywhere, and how levels are: data.
+
+A colour-blind-safe palette; every schedule also has a line style and a marker of its own, so that a
+grey print reads as well. To give a schedule of your own a look: ``LOOKS["mine"] = Look(...)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one schedule is drawn everywhere."""
+
+    label: str
+    colour: str
+    dash: Any = "-"
+    marker: Any = "o"
+    width: float = 1.4
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """Keywords of ``Axes.plot``."""
+        return {
+            "color": self.colour,
+            "linestyle": self.dash,
+            "linewidth": self.width,
+            "marker": self.marker,
+            "markersize": 8 if self.marker in ("*", (6, 1, 0)) else 4.5,
+            "markeredgecolor": "white",
+            "markeredgewidth": 0.5,
+            "zorder": 2 + self.width,
+        }
+
+
+_C = (  # seaborn's "colorblind", but for its yellow, which is too pale for a line
+    "#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#fbafe4", "#949494",
+    "#7d6b00", "#56b4e9",
+)  # fmt: skip
+LOOKS = {
+    "dense": Look("dense (no compression)", "#000000", "-", "s"),
+    "low": Look("low compression", _C[0], (0, (6, 1.2)), "o"),
+    "high": Look("high compression", _C[3], (0, (1.2, 1.2)), "v"),
+    "accordion": Look("ACCORDION", _C[1], "-", "*", 2.2),
+    "low-in-critical": Look("low in critical, high elsewhere", _C[2], (0, (4, 1.2, 1.2, 1.2)), "D"),
+    "high-in-critical": Look("high in critical, dense elsewhere", _C[4], (0, (8, 2)), "X"),
+    "dense-deleted": Look("control: dense, early epochs deleted", _C[7], (0, (2, 1)), "^"),
+    "low-early": Look("control: low early only", _C[9], (0, (4, 1, 1, 1, 1, 1)), "<"),
+    "low-late": Look("control: low late only", _C[7], (0, (2.5, 2.5)), ">"),
+    "adaqs": Look("AdaQS (Guo et al., 2020)", _C[4], (0, (5, 1, 1, 1)), "H"),
+    "smith": Look("Smith et al. (2017)", _C[5], (0, (7, 1.5, 1.5, 1.5)), "h"),
+    "mid": Look("middle compression", _C[9], (0, (3, 1)), "p"),
+    "high-longer": Look("high compression, as many floats as low", _C[8], (0, (2, 1.5)), "d"),
+    "high-stretched": Look("the same, decays stretched", _C[5], (0, (4, 1, 1.5, 1)), "8"),
+    "large-batch-8x": Look("large batch, 8 times the small", _C[8], (0, (2, 3)), (3, 0, 30)),
+    "accordion-batch-8x": Look("ACCORDION, 8 times the small", _C[4], (0, (9, 1)), (6, 1, 0), 1.8),
+}
+LIKE = {  # what plays the same part as one above, in a figure of its own
+    "small-batch": ("low", "small batch"),
+    "large-batch": ("high", "large batch"),
+    "small-in-critical": ("low-in-critical", "small in critical, large elsewhere"),
+    "large-in-critical": ("high-in-critical", "large in critical, small elsewhere"),
+    "accordion-batch": ("accordion", "ACCORDION"),
+    "rank 4": ("low", "rank 4"),
+    "rank 2": ("mid", "rank 2"),
+    "rank 1": ("high", "rank 1"),
+    "accordion 4-1": ("accordion", "ACCORDION, ranks 4 and 1"),
+    "accordion 4-2": ("accordion-batch-8x", "ACCORDION, ranks 4 and 2"),
+    "none": ("dense", "no deficit"),
+}
+SPARE = (
+    (_C[5], (0, (1, 1.5)), "P"), (_C[2], (0, (5, 1.5, 2, 1.5)), "<"), (_C[4], (0, (3, 1.5)), "D"),
+    (_C[7], (0, (6, 2)), ">"), (_C[6], (0, (2, 2, 4, 2)), "^"), (_C[8], (0, (1, 1, 3, 1)), "X"),
+    (_C[9], (0, (8, 1.5)), "d"), (_C[0], (0, (1, 3)), "h"),
+)  # fmt: skip
+LEVELS = {"high": "#e4e4e4", "low": _C[0], "dense": "#1a1a1a"}  # light to dark: more traffic
+SPELT = {"powersgd": "rank {}", "topk": "K = {} %", "randomk": "K = {} %", "quantise": "{} bits"}
+
+
+def style_of(name: str, spare: int = 0) -> Look:
+    """A schedule's look; one that the table lacks has a spare one under its own name."""
+    if name in LIKE:
+        return replace(LOOKS[LIKE[name][0]], label=LIKE[name][1])
+    return LOOKS.get(name, Look(name, *SPARE[spare % len(SPARE)]))
+
+
+def styles_of(names: Iterable[str]) -> dict[str, Look]:
+    """The looks of one figure's schedules, in order; those that the table lacks have markers that
+    no other one has."""
+    found = {name: style_of(name) for name in order(names)}
+    strangers = [name for name in found if name not in LOOKS and name not in LIKE]
+    taken = {seen.marker for name, seen in found.items() if name not in strangers}
+    free = [i for i, (*_, marker) in enumerate(SPARE) if marker not in taken]
+    return found | {name: style_of(name, free[i % len(free)]) for i, name in enumerate(strangers)}
+
+
+def order(names: Iterable[str]) -> list[str]:
+    """The table's order, then the unknown ones by name."""
+    known = list(LOOKS)
+    roles = {name: LIKE.get(name, (name,))[0] for name in names}
+    return sorted(
+        roles, key=lambda n: (known.index(roles[n]) if roles[n] in known else len(known), n)
+    )

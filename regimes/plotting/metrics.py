@@ -1,0 +1,36 @@
+"""How what was measured is written: a column of the epochs, its label, its unit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How a measured column of the epochs is written.
+
+    Attributes:
+        factor: from the record's unit to the shown one.
+        unit: of a difference.
+        log: whether its axis is logarithmic.
+    """
+
+    name: str
+    label: str
+    heading: str
+    unit: str
+    factor: float = 1.0
+    log: bool = False
+
+
+METRICS = {
+    "accuracy": Metric("accuracy", "test accuracy (%)", "accuracy %", "points", 100.0),
+    "perplexity": Metric("perplexity", "test perplexity", "perplexity", "perplexity", log=True),
+    "train_loss": Metric("train_loss", "training loss (nats)", "training loss", "nats"),
+    "test_loss": Metric("test_loss", "test loss (nats)", "test loss", "nats"),
+}
+
+
+def named(name: str) -> Metric:
+    """How a metric is written; plainly, under its own name, if the table has none."""
+    return METRICS.get(name, Metric(name, name, name, name))

@@ -1,0 +1,98 @@
+"""What can be drawn: `regimes figure` lists and begins what installed packages offer.
+
+Nothing here knows a figure. A package offers its own by an entry point ::
+
+    [project.entry-points."regimes.figures"]
+    mine = "package.module:offers"
+
+whose ``offers()`` gives a dictionary of name to `Offer`. The study of the paper is one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+
+from regimes.errors import ConfigError, nearest
+
+GROUP = "regimes.figures"
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Something that can be drawn or printed.
+
+    Attributes:
+        says: one sentence.
+        start: takes the words after the name: records and options.
+        grids: those whose records it draws (`regimes presets`); none: it says itself what it needs.
+    """
+
+    says: str
+    start: Callable[[Sequence[str]], object]
+    grids: tuple[str, ...] = ()
+
+
+def offered() -> dict[str, Offer]:
+    """All offers by name, in the order in which the packages have them.
+
+    Raises:
+        ConfigError: a package's offers cannot be loaded, or two packages offer the same name.
+    """
+    found: dict[str, Offer] = {}
+    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+        try:
+            offers: Mapping[str, Offer] = point.load()()
+        except (ImportError, AttributeError, TypeError) as error:
+            raise ConfigError(f"the figures of {point.value} cannot be loaded: {error}") from None
+        twice = sorted(found.keys() & offers.keys())
+        if twice:
+            raise ConfigError(f"{point.value} offers {', '.join(twice)}, and so does another "
+                              "package: uninstall one of them")  # fmt: skip
+        found |= offers
+    return found
+
+
+def begin(name: str, words: Sequence[str]) -> None:
+    """Draw or print what is offered by that name.
+
+    Raises:
+        ConfigError: nothing is; what is offered raises its own.
+    """
+    known = _all()
+    if name not in known:
+        raise ConfigError(f"no figure {name!r}: {nearest(name, known)}")
+    known[name].start(words)
+
+
+def show() -> None:
+    """Print all offers: those that draw a grid's records, then the others."""
+    from rich.console import Console
+    from rich.table import Table
+
+    known = _all()
+    figures = Table("figure", "shows", "records of", box=None, header_style="bold", pad_edge=False)
+    others = Table("also", "does", box=None, header_style="bold", pad_edge=False)
+    for table in (figures, others):
+        table.columns[0].no_wrap = True
+    for name, offer in known.items():
+        if offer.grids:
+            figures.add_row(name, offer.says, "\n".join(offer.grids))
+        else:
+            others.add_row(name, offer.says)
+    console = Console(highlight=False)
+    for table in (figures, others):
+        if table.row_count:
+            console.print(table, "")
+    print("regimes figure NAME RECORDS draws; regimes figure NAME --help says what else it takes")
+
+
+def _all() -> dict[str, Offer]:
+    known = offered()
+    if not known:
+        raise ConfigError(
+            "no installed package offers figures: install Regimes again (`pip install -e .` in a "
+            "checkout), or begin one there by `python -m analysis figures`"
+        )
+    return known

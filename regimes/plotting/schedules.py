@@ -1,0 +1,93 @@
+"""Schedules beside each other: the one table of what was reached and what was sent.
+
+The terminal after an ablation, the report's page and the study show columns of this table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from regimes.console.tables import Table
+from regimes.console.units import human
+from regimes.plotting.groups import BASELINES, tested_by
+from regimes.plotting.metrics import Metric
+from regimes.records import Record, share_of_low, summary
+
+LAST = 3  # epochs whose mean is a run's accuracy (or other metric)
+DASH = "–"
+
+
+@dataclass(frozen=True)
+class Schedules:
+    """Finished runs by schedule.
+
+    Attributes:
+        frame: one row per schedule, in the order of the runs: n, metric (in the shown unit, mean),
+            sd (over seeds; nan for one), floats, bytes, seconds (means over runs), of_base.
+        base: the schedule that ``of_base`` is the share of floats of; None if no baseline is there.
+        shown: the metric.
+    """
+
+    frame: pd.DataFrame
+    base: str | None
+    shown: Metric
+
+    def heads(self) -> dict[str, str]:
+        """What each column is called."""
+        return {
+            "n": "n",
+            "metric": self.shown.heading,
+            "floats": "floats",
+            "of_base": f"of {self.base or 'low throughout'}",
+            "bytes": "bytes",
+            "seconds": "s per run",
+        }
+
+    def cells(self, name: str) -> dict[str, str]:
+        """A schedule's columns as text."""
+        row = self.frame.loc[name].to_dict()
+        spread = "" if math.isnan(row["sd"]) else f" ± {row['sd']:.1f}"
+        share = row["of_base"]
+        return {
+            "n": f"{row['n']:.0f}",
+            "metric": f"{row['metric']:.1f}{spread}",
+            "floats": human(row["floats"]),
+            "of_base": DASH if math.isnan(share) else f"{share:.2f}",
+            "bytes": human(row["bytes"], "B"),
+            "seconds": f"{row['seconds']:.1f}",
+        }
+
+    def table(self, columns: Sequence[str], note: str = "") -> Table:
+        """Some columns, for every schedule."""
+        heads = self.heads()
+        lines = [(name, *(self.cells(name)[c] for c in columns)) for name in self.frame.index]
+        return Table(("schedule", *(heads[c] for c in columns)), lines, note)
+
+
+def schedules(runs: Iterable[Record]) -> Schedules:
+    """The table of some finished runs of one metric."""
+    runs = list(runs)
+    shown = tested_by(runs[0])
+    each = summary(runs, LAST)
+    each["metric"] *= shown.factor
+    frame = each.groupby("name", sort=False).agg(
+        n=("seed", "count"), metric=("metric", "mean"), sd=("metric", "std"),
+        floats=("floats", "mean"), bytes=("bytes", "mean"), seconds=("seconds", "mean"),
+    )  # fmt: skip
+    base = next((name for name in BASELINES if name in frame.index), None)
+    if base:
+        frame["of_base"] = frame["floats"] / frame["floats"][base]
+    else:
+        frame["of_base"] = [_of_low([r for r in runs if r.name == n]) for n in frame.index]
+    return Schedules(frame, base, shown)
+
+
+def _of_low(runs: Sequence[Record]) -> float:
+    """The mean over runs; nan without a low level."""
+    shares = [share_of_low(run.header, run.rows) for run in runs]
+    known = [share for share in shares if share is not None]
+    return sum(known) / len(known) if known else math.nan

@@ -1,0 +1,161 @@
+"""The house style of all figures: theme, captions, axes, files; `looks` has the schedules' colours.
+
+``save`` writes the same bytes for the same numbers.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import textwrap
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+import seaborn as sns
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
+
+from regimes.plotting.looks import LEVELS as LEVELS
+from regimes.plotting.looks import LOOKS as LOOKS
+from regimes.plotting.looks import order as order
+from regimes.plotting.looks import style_of as style_of
+from regimes.plotting.looks import styles_of as styles_of
+from regimes.records import write_output, write_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+    from regimes.records import Record
+
+WIDTH = 7.2  # inches: two columns of a paper
+DPI = 200
+CAPTION_LETTERS = 132  # of size 7 that fit into WIDTH
+
+
+def theme() -> AbstractContextManager[None]:
+    """matplotlib's settings while a figure is drawn or saved; leaves no trace on other figures."""
+    return mpl.rc_context(
+        {
+            **sns.axes_style("ticks"),
+            **sns.plotting_context("paper"),
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "grid.color": "#e8e8e8",
+            "grid.linewidth": 0.6,
+            "legend.frameon": False,
+            "font.family": ["DejaVu Sans"],  # comes with matplotlib: the same everywhere
+            "font.size": 8,
+            "axes.labelsize": 8,
+            "axes.titlesize": 8.5,
+            "xtick.labelsize": 7.5,
+            "ytick.labelsize": 7.5,
+            "legend.fontsize": 7.5,
+            "legend.title_fontsize": 7.5,
+            "svg.hashsalt": "regimes",
+        }
+    )
+
+
+def figure(height: float, width: float = WIDTH) -> Figure:
+    """An empty figure, inches; not known to pyplot, so that nothing needs closing."""
+    return Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+
+
+# -- what all figures say --------------------------------------------------------------------
+
+
+def setting(run: Record) -> str:
+    """Data set, model, scale and workers of a run, in words."""
+    c, h = run.config, run.header
+    parameters = sum(math.prod(layer["shape"]) for layer in h["layers"])
+    name, path = c["data"]["name"], c["data"].get("path")
+    data = Path(path).name if name == "folder" and path else name
+    size = c["data"].get("image_size")
+    pixels = f" at {size} × {size} pixels" if size else ""
+    words = h["data"].get("words")  # of a text
+    unit, batch = (f"tokens of {words:,} words", "streams") if words else ("images", "images")
+    return (
+        f"Setting: {data}, {h['data']['train']:,} training and "
+        f"{h['data']['test']:,} test {unit}{pixels}; {c['model']['name']}, "
+        f"{parameters:,} parameters; {c['epochs']} epochs; "
+        f"W\xa0=\xa0{c['workers']} workers\xa0×\xa0{c['batch_size']} {batch}; {levels(c)}"
+    )
+
+
+def levels(config: dict[str, Any]) -> str:
+    """What the levels of a run mean, in words: of the batch size if that is what changes."""
+    batches = config.get("batch_levels") or {}
+    sizes = ", ".join(f"{name}\xa0=\xa0{size}" for name, size in batches.items())
+    if sizes and config["policy"].get("level") == "dense":
+        return f"batch per worker ({sizes}), no compression"
+    ranks = ", ".join(f"{name}\xa0=\xa0{value}" for name, value in config["levels"].items())
+    compressed = f"{config['compressor']['name']} ({ranks})"
+    return f"{compressed}; batch per worker ({sizes})" if sizes else compressed
+
+
+def seeds_in_words(counts: Sequence[int]) -> str:
+    """ "n = 5 seeds", or a range."""
+    low, high = min(counts), max(counts)
+    return (
+        f"n\xa0=\xa0{low if low == high else f'{low} to {high}'}\xa0seed{'' if high == 1 else 's'}"
+    )
+
+
+def caption(fig: Figure, text: str) -> None:
+    """A small wrapped paragraph below the figure; the layout makes room for it."""
+    letters = round(CAPTION_LETTERS * fig.get_size_inches()[0] / WIDTH)
+    wrapped = "\n".join(textwrap.wrap(text, letters))  # keeps non-breaking spaces
+    fig.supxlabel(wrapped, x=0.012, ha="left", fontsize=7, color="#444444", linespacing=1.35)
+
+
+def log_axis(ax: Axes) -> None:
+    """A logarithmic y axis with ticks at 1, 2 and 5, written out."""
+    ax.set_yscale("log")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    ax.yaxis.set_minor_locator(NullLocator())
+
+
+def decay_epochs(config: dict[str, Any]) -> tuple[int, ...]:
+    """The epochs of a run that are the first at a lower learning rate."""
+    known = config["optimizer"].get("decay_epochs", ())
+    return tuple(epoch for epoch in known if epoch < config["epochs"])
+
+
+def mark_decays(ax: Axes, config: dict[str, Any], labelled: bool = True) -> None:
+    """A dotted vertical line before each epoch that is the first at a lower learning rate, its
+    factor written above where the one before leaves room."""
+    (low, high), last = ax.get_xlim(), -math.inf
+    for first in decay_epochs(config):
+        ax.axvline(first - 0.5, color="black", linewidth=1, linestyle=(0, (1, 1.6)), zorder=1.5)
+        if labelled and first - last > 0.15 * (high - low):
+            last = first
+            ax.text(first - 0.5, 1.01, f"lr ÷ {config['optimizer']['decay_factor']:g}", fontsize=7,
+                    ha="center", va="bottom", transform=ax.get_xaxis_transform())  # fmt: skip
+
+
+def shade(ax: Axes, windows: Iterable[Sequence[int]]) -> None:
+    """Grey behind the epochs of each window ``[first, stop)``."""
+    for first, stop in windows:
+        ax.axvspan(first - 0.5, stop - 0.5, color="#ececec", linewidth=0, zorder=0)
+
+
+# -- to disk ---------------------------------------------------------------------------------
+
+
+def save(fig: Figure, stem: Path, numbers: pd.DataFrame) -> list[Path]:
+    """``stem``.png, .svg, and .csv with the plotted numbers in full precision."""
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg", "csv")]
+    png, svg = io.BytesIO(), io.BytesIO()
+    with theme():
+        fig.savefig(png, format="png", dpi=DPI, metadata={"Software": None})
+        fig.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
+    write_output(paths[0], png.getvalue())
+    write_output(paths[1], svg.getvalue())
+    write_table(paths[2], numbers)
+    return paths

@@ -1,0 +1,64 @@
+"""Decides levels from the history of a run: the one that trainer, DDP hook and replay share.
+
+A policy sees the compressed layers only; the controller knows all layers, gives the others the
+level "dense", and keeps the reason of each decision. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from regimes.config import DENSE
+from regimes.policies.base import Decision, Policy
+from regimes.policies.history import PastEpoch, batch_history, history
+
+Rows = Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Levels:
+    """What was decided for an epoch.
+
+    Attributes:
+        names: the level of every layer.
+        why: the reason of each, None where a level was kept or is always dense.
+        decisions: of the compressed layers, by index.
+    """
+
+    names: list[str]
+    why: list[dict[str, Any] | None]
+    decisions: dict[int, Decision]
+
+
+@dataclass(frozen=True)
+class Controller:
+    """A policy over the layers of one run.
+
+    Attributes:
+        layers: the names of all layers.
+        compressed: the indices of those that the policy decides.
+        signal: which norm the policy reads as "norm".
+    """
+
+    policy: Policy
+    layers: Sequence[str]
+    compressed: Sequence[int]
+    signal: str
+
+    def decide(self, rows: Rows) -> Levels:
+        """The levels of epoch ``len(rows)``, from the record's rows."""
+        return self.decide_after(history(rows, self.compressed, self.signal))
+
+    def decide_after(self, past: Sequence[PastEpoch]) -> Levels:
+        """The same from epochs as a policy sees them."""
+        found = self.policy.decide(past, [self.layers[i] for i in self.compressed])
+        decisions = dict(zip(self.compressed, found, strict=True))
+        every = [decisions.get(i, Decision(DENSE)) for i in range(len(self.layers))]
+        return Levels([d.level for d in every], [d.why for d in every], decisions)
+
+
+def decide_batch(policy: Policy, rows: Rows, signal: str) -> Decision:
+    """The batch's level of epoch ``len(rows)``: the whole model as a policy's only layer."""
+    return policy.decide(batch_history(rows, signal), ["batch"])[0]

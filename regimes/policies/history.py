@@ -1,0 +1,101 @@
+"""What a policy may know of a run: its past epochs, as the record has them. No torch.
+
+The loop and the replay both make it from the record's rows, so that a policy cannot see during a
+run what it would not see afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from regimes.detectors import Detector
+from regimes.detectors.statistics import Statistic, norm_of
+
+
+@dataclass(frozen=True)
+class PastEpoch:
+    """What a policy may know of one epoch.
+
+    Attributes:
+        lr, next_lr: the rate it trained at and that of the epoch after, at the same batch size.
+        statistics: per statistic, one value per layer. What was not measured in the epoch is
+            absent; None is what came out undefined. "norm" is the run's ``signal``, summed over an
+            epoch's steps: at m times the batch size there are m times fewer, so it counts m times.
+        levels: the level's name that each layer had.
+        model: per statistic, one value for the whole model.
+    """
+
+    lr: float
+    next_lr: float
+    statistics: dict[str, list[float | None]]
+    levels: list[str]
+    model: dict[str, float | None] = field(default_factory=dict)
+
+
+def history(
+    rows: Sequence[dict[str, Any]], compressed: Sequence[int], signal: str
+) -> list[PastEpoch]:
+    """What the record's epoch rows tell a policy about the compressed layers."""
+    return [
+        PastEpoch(
+            lr=row["lr"],
+            next_lr=row["next_lr"],
+            statistics={
+                name: _scaled([values[i] for i in compressed], row if name == "norm" else {})
+                for key, values in row["statistics"].items()
+                for name in ((key, "norm") if key == norm_of(signal) else (key,))
+            },
+            levels=[row["layers"]["level"][i] for i in compressed],
+            model=row.get("model", {}),
+        )
+        for row in rows
+    ]
+
+
+def batch_history(rows: Sequence[dict[str, Any]], signal: str) -> list[PastEpoch]:
+    """What they tell a batch policy: the whole model as its only layer, levels of the batch.
+
+    The norm is that of all parameters (paper, section 4.2: "looks at the gradient of whole
+    model"); other statistics are the model's.
+    """
+    past = []
+    for row in rows:
+        norms = row["statistics"].get(norm_of(signal), [])
+        known = [value for value in norms if value is not None]
+        whole = math.hypot(*known) if norms and len(known) == len(norms) else None
+        statistics = {name: [value] for name, value in row.get("model", {}).items()}
+        statistics["norm"] = _scaled([whole], row)
+        level = row.get("batch", {}).get("level") or "low"
+        past.append(PastEpoch(row["lr"], row["next_lr"], statistics, [level], row.get("model", {})))
+    return past
+
+
+def _scaled(values: list[float | None], row: dict[str, Any]) -> list[float | None]:
+    """Times the row's batch size, in units of the configuration's."""
+    multiple = row.get("batch", {}).get("multiple", 1)
+    return [value if value is None else value * multiple for value in values]
+
+
+def signal_values(history: Sequence[PastEpoch], rule: Detector, layer: int) -> list[float | None]:
+    """What a detector reads: its statistic in all past epochs, of a layer or the whole model.
+
+    The whole model's norm is the root of the sum of squares over the compressed layers.
+    """
+    if rule.statistic is None:
+        return [None] * len(history)
+    read = Statistic.parse(rule.statistic)
+    values: list[float | None] = []
+    for past in history:
+        layers = past.statistics.get(read.name, [])
+        known = [value for value in layers if value is not None]
+        if rule.per_layer:
+            value = layers[layer] if layers else None
+        elif layers and read.is_norm:
+            value = math.hypot(*known) if len(known) == len(layers) else None
+        else:
+            value = past.model.get(read.name)
+        values.append(value * past.lr if read.times_lr and value is not None else value)
+    return values

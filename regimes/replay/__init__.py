@@ -1,0 +1,1 @@
+"""Policies and detectors replayed over recorded runs, and how well they agree. No torch."""

@@ -1,0 +1,96 @@
+"""Policies and detectors side by side over one run: what they call critical, and what it costs.
+
+No torch; pandas is imported late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regimes.errors import RecordError
+from regimes.records import Record
+from regimes.replay.agreement import Calls, jaccard, kappa, lag, majority
+from regimes.replay.replay import Rule, as_policy, per_layer, replay, signal_cost, traffic
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Detectors beside each other over one run or several.
+
+    Attributes:
+        detectors: per detector: share of epochs (and layers) critical, floats, their ratio to
+            low throughout, seconds per epoch and share of training time of its signal.
+        pairs: per pair: granularity, jaccard, kappa, lag (epochs by which b follows a), best
+            (the Jaccard index at that lag).
+        epochs: per detector and epoch: share of layers critical.
+        notes: what could not be computed, in sentences.
+    """
+
+    detectors: pd.DataFrame
+    pairs: pd.DataFrame
+    epochs: pd.DataFrame
+    notes: tuple[str, ...] = ()
+
+
+def compare(record: Record, rules: Mapping[str, Rule]) -> Comparison:
+    """Replay rules over one run and compare all pairs.
+
+    Two rules per layer are compared by epoch and layer. Otherwise by epoch, where a rule per
+    layer counts as critical when at least half of the layers are.
+    """
+    import pandas as pd
+
+    frames = {name: replay(record, rule) for name, rule in rules.items()}
+    calls = {name: _calls(frame, rules[name]) for name, frame in frames.items()}
+    notes: list[str] = []
+    rows = [_one(record, name, rules[name], frame, notes) for name, frame in frames.items()]
+    pairs = [_pair(a, b, calls[a], calls[b]) for a, b in combinations(rules, 2)]
+    columns = ["a", "b", "granularity", "jaccard", "kappa", "lag", "best"]
+    epochs = [
+        {"detector": name, "epoch": epoch, "critical": share}
+        for name, frame in frames.items()
+        for epoch, share in frame.groupby("epoch")["critical"].mean().items()
+    ]
+    return Comparison(
+        pd.DataFrame(rows), pd.DataFrame(pairs, columns=columns), pd.DataFrame(epochs),
+        tuple(dict.fromkeys(notes)),
+    )  # fmt: skip
+
+
+def _calls(frame: pd.DataFrame, rule: Rule) -> Calls:
+    table = frame.pivot(index="epoch", columns="layer", values="critical").to_numpy(dtype=bool)
+    return table if per_layer(as_policy(rule)) else table[:, 0]
+
+
+def _pair(a: str, b: str, one: Calls, other: Calls) -> dict[str, Any]:
+    fine = one.ndim == other.ndim == 2
+    x, y = (one, other) if fine else (majority(one), majority(other))
+    shift, best = lag(x, y)
+    return {"a": a, "b": b, "granularity": "epoch x layer" if fine else "epoch",
+            "jaccard": jaccard(x, y), "kappa": kappa(x, y), "lag": shift,
+            "best": best}  # fmt: skip
+
+
+def _one(
+    record: Record, name: str, rule: Rule, frame: pd.DataFrame, notes: list[str]
+) -> dict[str, Any]:
+    try:
+        floats = traffic(record, frame)
+    except RecordError as error:
+        floats = np.nan
+        notes.append(str(error))
+    low = record.header["per_step"].get("low", {}).get("floats", np.nan)
+    seconds, share = signal_cost(record, rule)
+    return {
+        "detector": name, "critical": float(frame["critical"].mean()), "floats": floats,
+        "of_low": floats / (low * float(record.epochs["steps"].sum())),
+        "seconds_per_epoch": seconds, "share_of_training": share,
+    }  # fmt: skip

@@ -1,0 +1,161 @@
+"""The detector bench: detectors named on the command line, replayed over runs, in tables.
+
+``regimes detect RUN ... --detectors norm-change:interval=3 fixed-windows:windows=[[0,6]]``; from
+Python ``bench(runs, ["norm-change:interval=3"])``. Several runs of one schedule are its seeds:
+means with 95 % t intervals over them. No torch; pandas and rich are imported late.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regimes.console.stdout import console as new_console
+from regimes.console.tables import Table
+from regimes.errors import RecordError
+from regimes.records import Record, load_all, write_table
+from regimes.replay.agreement import interval
+from regimes.replay.compare import Comparison, compare
+from regimes.replay.spelling import defaults, labels, rule
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NUMBERS = {
+    "detectors": ("critical", "floats", "of_low", "seconds_per_epoch", "share_of_training"),
+    "pairs": ("jaccard", "kappa", "lag", "best"),
+}
+KEYS = {"detectors": ["schedule", "detector"], "pairs": ["schedule", "a", "b", "granularity"]}
+
+
+def read(places: Iterable[str | Path]) -> list[Record]:
+    """The runs in or under several folders or archives, each once.
+
+    Raises:
+        RecordError: a folder without a run, or two runs of one schedule and seed.
+    """
+    found: dict[tuple[str, int], Record] = {}
+    for place in places:
+        for run in load_all(place):
+            other = found.setdefault((run.name, run.seed), run)
+            if other.folder.resolve() != run.folder.resolve():
+                raise RecordError(
+                    f"{other.folder} and {run.folder} are both {run.name!r} runs of seed "
+                    f"{run.seed}: give one of them"
+                )
+    if not found:
+        raise RecordError("name at least one run, or a folder of runs")
+    return list(found.values())
+
+
+def bench(runs: Sequence[Record], texts: Sequence[str] = ()) -> Comparison:
+    """Replay detectors over every run; the frames gain the columns schedule and seed.
+
+    Args:
+        texts: see ``spelling.parse``; default ``defaults(runs)``.
+    """
+    import pandas as pd
+
+    names = labels(texts or defaults(runs))
+    parts: dict[str, list[pd.DataFrame]] = {"detectors": [], "pairs": [], "epochs": []}
+    notes: dict[str, None] = {}
+    for run in runs:
+        one = compare(run, {short: rule(text, run) for text, short in names.items()})
+        notes |= dict.fromkeys(one.notes)
+        for part, frames in parts.items():
+            frames.append(getattr(one, part).copy())
+            frames[-1].insert(0, "schedule", run.name)
+            frames[-1].insert(1, "seed", run.seed)
+    joined = {part: pd.concat(frames, ignore_index=True) for part, frames in parts.items()}
+    return Comparison(**joined, notes=tuple(notes))
+
+
+def over_seeds(frame: pd.DataFrame, part: str) -> pd.DataFrame:
+    """Per schedule and detector (or pair): n and, per number, mean and 95 % t interval.
+
+    A detector's number that one seed lacks is undefined (nan). Of a pair's, the seeds where it is
+    undefined are left out; ``NUMBER_n`` says how many were not.
+    """
+    import pandas as pd
+
+    rows = []
+    for key, group in frame.groupby(KEYS[part], sort=False):
+        row: dict[str, Any] = dict(zip(KEYS[part], key, strict=True)) | {"n": len(group)}
+        for name in NUMBERS[part]:
+            values = group[name].dropna().tolist()
+            whole = bool(values) and (part == "pairs" or len(values) == len(group))
+            mean, low, high = interval(values) if whole else (math.nan,) * 3
+            row |= {name: mean, f"{name}_low": low, f"{name}_high": high, f"{name}_n": len(values)}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+# -- what is shown ---------------------------------------------------------------------------
+
+
+def _cell(row: Any, name: str, digits: int = 2, times: float = 1) -> str:
+    """Mean ± half the interval; a dash where it is undefined."""
+    mean, high = times * row[name], times * row[f"{name}_high"]
+    if math.isnan(mean):
+        return "-"
+    spread = "" if math.isnan(high) else f" ± {high - mean:.{digits}f}"
+    return f"{mean:.{digits}f}{spread}"
+
+
+def tables(result: Comparison) -> list[Table]:
+    """Two tables per schedule, legible at 80 columns; no second one for a single detector."""
+    shown = []
+    one, two = over_seeds(result.detectors, "detectors"), over_seeds(result.pairs, "pairs")
+    for schedule, rows in one.groupby("schedule", sort=False):
+        n = rows["n"].iloc[0]
+        lines: list[Sequence[str]] = [
+            (row["detector"], _cell(row, "critical", 0, 100), _cell(row, "of_low"),
+             _cell(row, "seconds_per_epoch", 3), _cell(row, "share_of_training", 1, 100))
+            for row in rows.to_dict("records")
+        ]  # fmt: skip
+        heads = ("detector", "critical %", "of low", "s / epoch", "% of training")
+        shown.append(Table(heads, lines, title=f"{schedule}, {n} seed{'s' if n > 1 else ''}"))
+        pairs = [row for row in two.to_dict("records") if row["schedule"] == schedule]
+        lines = [
+            (row["a"], row["b"], "layer" if "layer" in row["granularity"] else "epoch",
+             _cell(row, "jaccard"), _cell(row, "kappa"), _cell(row, "lag", 1))
+            for row in pairs
+        ]  # fmt: skip
+        beside = ("detector", "beside", "by", "Jaccard", "kappa", "lag")
+        shown += [Table(beside, lines, texts=2)] if pairs else []
+    return shown
+
+
+EXPLAINED = (
+    "critical: share of epochs (and layers). of low: traffic over low compression throughout. "
+    "s / epoch, % of training: what the signal costs, beside compute, compression and "
+    "communication. by: epoch and layer, or epoch (a detector per layer is critical when at least "
+    "half of the layers are). lag: epochs by which the second follows the first. "
+    "±: 95 % t interval over seeds. -: undefined."
+)
+
+
+def main(places: Sequence[Path], texts: Sequence[str], out: Path | None) -> Comparison:
+    """Print the tables; with ``out`` also write detectors.csv, pairs.csv and epochs.csv."""
+    runs = read(places)
+    result, console = bench(runs, texts), new_console(highlight=False)
+    for table in tables(result):
+        console.print(table.drawn(), "")
+    console.print(EXPLAINED, *result.notes[:1], sep="\n", style="dim", markup=False)
+    if out:
+        console.print(*map(str, write(result, out)), sep="\n")
+    return result
+
+
+def write(result: Comparison, out: Path) -> list[Path]:
+    """The numbers in full precision: over seeds, and per run and epoch."""
+    frames = {
+        "detectors": over_seeds(result.detectors, "detectors"),
+        "pairs": over_seeds(result.pairs, "pairs"),
+        "epochs": result.epochs,
+    }
+    for name, frame in frames.items():
+        write_table(out / f"{name}.csv", frame)
+    return [out / f"{name}.csv" for name in frames]

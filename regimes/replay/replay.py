@@ -1,0 +1,186 @@
+"""Policies and detectors replayed over a record: what they would have said, without training.
+
+The statistics are those of the run as it was trained. A policy replayed over its own run decides
+exactly as it did; over another run the answer is what it would have said *of that run*, not of
+the one it would have steered. No torch; pandas is imported late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from regimes.config import DENSE
+from regimes.detectors import Detector
+from regimes.detectors.statistics import Statistic
+from regimes.errors import RecordError
+from regimes.policies import Detected, Policy
+from regimes.policies.controller import Controller
+from regimes.policies.history import PastEpoch, batch_history, history, signal_values
+from regimes.records import Record
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Rule = Policy | Detector
+TRAINING = ("seconds_compute", "seconds_compress", "seconds_communicate")
+
+
+def as_policy(rule: Rule) -> Policy:
+    """A detector as the policy that spends where it says critical, and nowhere else."""
+    return Detected(rule) if isinstance(rule, Detector) else rule
+
+
+def per_layer(policy: Policy) -> bool:
+    """Does it decide layer by layer? True unless it says otherwise."""
+    if isinstance(policy, Detected):
+        return policy.rule.per_layer
+    return bool(policy.needs)  # those that read nothing treat all layers alike
+
+
+def past_epochs(record: Record) -> list[PastEpoch]:
+    """The record as a policy sees it; RecordError if the run has no complete epoch."""
+    compressed = [i for i, layer in enumerate(record.header["layers"]) if layer["compressed"]]
+    if not record.rows:
+        raise RecordError(f"{record.folder} has no complete epoch to replay over")
+    return history(record.rows, compressed, record.config["signal"])
+
+
+def replay(record: Record, rule: Rule) -> pd.DataFrame:
+    """What a policy or detector would have decided in each epoch of a run.
+
+    Args:
+        rule: a detector stands for the policy ``Detected(rule)`` without a decay rule.
+
+    Returns:
+        One row per epoch and compressed layer: epoch, layer, level; critical (it asks for its
+        first level); score, what it held against its threshold after the epoch before (nan: no
+        evaluation then); why.
+
+    Raises:
+        RecordError: the run recorded no such statistic.
+    """
+    policy, recorded = as_policy(rule), past_epochs(record)
+    layers = [layer["name"] for layer in record.header["layers"] if layer["compressed"]]
+    _check_measured(record, policy, recorded)
+    return _decisions(policy, recorded, layers)
+
+
+def replay_batch(record: Record, rule: Rule) -> pd.DataFrame:
+    """``replay`` of a batch policy: with the whole model as its only layer, "batch"."""
+    past_epochs(record)  # there are some
+    recorded = batch_history(record.rows, record.config["signal"])
+    return _decisions(as_policy(rule), recorded, ["batch"])
+
+
+def _decisions(
+    policy: Policy, recorded: Sequence[PastEpoch], layers: Sequence[str]
+) -> pd.DataFrame:
+    import pandas as pd
+
+    controller = Controller(policy, layers, range(len(layers)), signal="")  # all is in ``recorded``
+    past: list[PastEpoch] = []
+    rows = []
+    for epoch, measured in enumerate(recorded):
+        decisions = controller.decide_after(past).decisions.values()
+        for layer, decision in zip(layers, decisions, strict=True):
+            critical = decision.level == policy.names[0]
+            score = (decision.why or {}).get("ratio")
+            rows.append((epoch, layer, decision.level, critical, score, decision.why))
+        past.append(replace(measured, levels=[d.level for d in decisions]))
+    frame = pd.DataFrame(rows, columns=["epoch", "layer", "level", "critical", "score", "why"])
+    return frame.astype({"score": float})
+
+
+def measured(record: Record, rule: Rule) -> bool:
+    """Does the record hold what the rule reads?"""
+    try:
+        _check_measured(record, as_policy(rule), past_epochs(record))
+    except RecordError:
+        return False
+    return True
+
+
+def _check_measured(record: Record, policy: Policy, past: list[PastEpoch]) -> None:
+    for name in policy.needs:
+        where = "per layer" if per_layer(policy) else "for the whole model"
+        if isinstance(policy, Detected):
+            there = any(v is not None for v in signal_values(past, policy.rule, 0))
+        else:
+            there = any(name in epoch.statistics for epoch in past)
+        if not there:
+            known = {n for epoch in past for n in (*epoch.statistics, *epoch.model)}
+            raise RecordError(
+                f"{record.folder} recorded no {name!r} {where} (it has "
+                f"{', '.join(sorted(known)) or 'no statistic'}): train it again with the "
+                "instrument that measures it, see [instruments] in the configuration"
+            )
+
+
+# -- what it would have cost -----------------------------------------------------------------
+
+
+def traffic(record: Record, levels: pd.DataFrame) -> float:
+    """Floats (the paper's count) that one worker's run would have cost at other levels.
+
+    Args:
+        levels: columns epoch, layer, level of every compressed layer, as ``replay`` gives them.
+
+    Raises:
+        RecordError: a level's cost is in neither the header nor the run's own epochs.
+    """
+    header, index = record.header, {x["name"]: i for i, x in enumerate(record.header["layers"])}
+    steps = dict(zip(record.epochs["epoch"], record.epochs["steps"], strict=True))
+    costs, total = _costs(record), 0.0
+    for epoch, rows in levels.groupby("epoch"):
+        names = set(rows["level"])
+        if len(names) == 1 and (level := names.pop()) in header["per_step"]:
+            total += steps[epoch] * header["per_step"][level]["floats"]
+            continue
+        chosen = dict.fromkeys(index.values(), DENSE)
+        chosen.update(zip(rows["layer"].map(index), rows["level"], strict=True))
+        for layer, level in chosen.items():
+            if (layer, level) not in costs:
+                raise RecordError(
+                    f"{record.folder} is an older record that knows the traffic of level "
+                    f"{level!r} for all layers together, not for single ones, and never used it: "
+                    "train it again to price decisions per layer"
+                )
+            total += steps[epoch] * costs[layer, level]
+    return total
+
+
+def _costs(record: Record) -> dict[tuple[int, str], float]:
+    """Floats per step by (index of layer, level), from the header; else from what was sent."""
+    known = {
+        (i, level): floats
+        for level, cost in record.header["per_step"].items()
+        for i, floats in enumerate(cost.get("layers", ()))
+    }
+    for row in record.rows:
+        for i, (level, floats) in enumerate(
+            zip(row["layers"]["level"], row["layers"]["floats"], strict=True)
+        ):
+            known.setdefault((i, level), floats / row["steps"])
+    return known
+
+
+def signal_cost(record: Record, rule: Rule) -> tuple[float, float]:
+    """Seconds per epoch to measure what a rule reads, and their share of the training time.
+
+    Training is compute, compression and communication. The whole instrument counts: what else it
+    measures in the same pass is not told apart. (nan, nan): the record has no such clock.
+    """
+    needs = as_policy(rule).needs
+    if not needs:
+        return 0.0, 0.0
+    names = {Statistic.parse(need).instrument for need in needs}
+    columns = [f"seconds_{'instruments' if n == 'norms' else n}" for n in sorted(names)]
+    if not {*columns, *TRAINING} <= set(record.epochs):
+        return np.nan, np.nan
+    spent = float(record.epochs[columns].fillna(0.0).to_numpy().sum())
+    training = float(record.epochs[list(TRAINING)].fillna(0.0).to_numpy().sum())
+    return spent / len(record.epochs), spent / training

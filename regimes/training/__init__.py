@@ -1,0 +1,1 @@
+"""The trainer: a configuration in, a record out."""

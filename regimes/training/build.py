@@ -1,0 +1,183 @@
+"""From a configuration to the parts of a run: all is checked and built before any work starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from regimes.collectives.processes import connect, pick_device
+from regimes.collectives.requests import Layer
+from regimes.collectives.world import World
+from regimes.compression import Compressor, compressor
+from regimes.compression.reducer import Reducer, check_order
+from regimes.config import DENSE, Level, RunConfig
+from regimes.data import registry
+from regimes.data.deficits import Deficit, deficit
+from regimes.data.task import Batches, Task
+from regimes.instruments.base import MeasurementContext
+from regimes.instruments.gradient_norm import PER_WORKER
+from regimes.instruments.panel import Panel, choose
+from regimes.models.loss import Batch
+from regimes.policies import Policy, check_levels, policy
+from regimes.policies.controller import Controller
+from regimes.records import provenance
+from regimes.training.checks import build_batch_policy, check_numbers, check_size
+from regimes.training.gradients import Gradients, draws_random_numbers, layer_table
+from regimes.training.step import TrainingStep, buckets_of
+
+AUTOCAST = {"none": None, "bfloat16": torch.bfloat16}
+
+
+@dataclass
+class Run:
+    """All that a run is made of."""
+
+    config: RunConfig
+    world: World
+    device: torch.device
+    task: Task
+    batches: Batches
+    model: nn.Module
+    layers: list[Layer]
+    controller: Controller
+    compressor: Compressor
+    gradients: Gradients
+    reducer: Reducer
+    step: TrainingStep
+    context: MeasurementContext
+    panel: Panel
+    optimizer: torch.optim.SGD
+    batch_policy: Policy | None
+    deficit: Deficit
+    header: dict[str, Any] = field(default_factory=dict)  # of the record
+    rows: list[dict[str, Any]] = field(default_factory=list)  # the record so far
+
+    @property
+    def needs(self) -> list[str]:
+        """The statistics that the policies read."""
+        return [
+            *self.controller.policy.needs,
+            *(self.batch_policy.needs if self.batch_policy else ()),
+        ]
+
+    def batch_size(self, level: str | None) -> int:
+        """Samples per worker and step at a level of the batch policy."""
+        return self.config.batch_size if level is None else self.config.batch_levels[level]
+
+    def value(self, level: str) -> Level:
+        """What a level's name means: ``levels`` of the configuration."""
+        return DENSE if level == DENSE else self.config.levels[level]
+
+    def close(self) -> None:
+        """Leave the other processes."""
+        self.step.close()
+        self.world.close()
+
+
+def prepare(config: RunConfig) -> Run:
+    """Check the whole configuration and build the parts.
+
+    Raises:
+        ConfigError, DataError: one sentence.
+    """
+    chosen, rule = compressor(config.compressor), policy(config.policy)
+    batch_rule, worse = build_batch_policy(config), deficit(config.deficit)
+    check_numbers(config)
+    check_levels(rule, config.levels)
+    for level in config.levels.values():
+        chosen.check(level)
+    device = pick_device(config.device)
+    world = connect(config.workers, device, config.timeout)
+    try:
+        return _build(config, chosen, rule, batch_rule, worse, world, device)
+    except BaseException:
+        world.abort()
+        world.close()
+        raise
+
+
+def _build(
+    config: RunConfig, chosen: Compressor, rule: Policy, batch_rule: Policy | None, worse: Deficit,
+    world: World, device: torch.device,
+) -> Run:  # fmt: skip
+    """What is built when the processes have met; they check that they mean the same run."""
+    world.meter.dtype = dtype = getattr(torch, config.dtype)
+    task = registry.load(config)
+    check_size(config, task)
+    world.agree(configuration=config.digest(), code=provenance.code_digest(), data=task.digest)
+    model = task.build(config).to(device, dtype)
+    layers = layer_table(model)
+    check_order(chosen, config.levels, layers, config.workers)
+    batches = task.batches(config, device, dtype)
+    gradients = _gradients(config, task, model, world, _union(config, chosen, model, batches))
+    buckets = buckets_of(gradients.parameters, config.bucket_mb, config.optimizer.clip is not None)
+    reducer = Reducer(chosen, layers, world, config.seed, buckets)
+    compressed = [i for i, layer in enumerate(layers) if layer.compressed]
+    controller = Controller(rule, [layer.name for layer in layers], compressed, config.signal)
+    context = _context(task, chosen, gradients, layers, config, batches)
+    needs = [*rule.needs, *(batch_rule.needs if batch_rule else ())]
+    panel = choose(config.instruments, needs, config.signal, context)
+    step, optimizer = TrainingStep(gradients, reducer), _optimizer(config, gradients.parameters)
+    return Run(
+        config, world, device, task, batches, model, layers, controller, chosen, gradients,
+        reducer, step, context, panel, optimizer, batch_rule, worse,
+    )  # fmt: skip
+
+
+def _gradients(
+    config: RunConfig, task: Task, model: nn.Module, world: World, union: bool
+) -> Gradients:
+    return Gradients(
+        model,
+        task.loss,
+        world,
+        union=union,
+        seed=config.seed,
+        micro_batch=config.batch_size,
+        clip=config.optimizer.clip,
+        autocast=AUTOCAST[config.autocast],
+    )
+
+
+def _optimizer(config: RunConfig, parameters: list[nn.Parameter]) -> torch.optim.SGD:
+    o = config.optimizer
+    return torch.optim.SGD(
+        parameters,
+        lr=o.lr,
+        momentum=o.momentum,
+        nesterov=o.nesterov and o.momentum > 0,
+        weight_decay=o.weight_decay,
+        foreach=True,
+    )
+
+
+def _union(config: RunConfig, chosen: Compressor, model: nn.Module, batches: Any) -> bool:
+    """May one pass serve all hosted workers? Decided by the configuration alone."""
+    per_worker = config.signal in PER_WORKER or config.optimizer.clip is not None
+    if not config.union_pass or not chosen.linear or per_worker:
+        return False
+    x, _ = next(iter(batches.epoch(0, [0])))
+    return not draws_random_numbers(model, x[0])
+
+
+def _context(
+    task: Task, chosen: Compressor, gradients: Gradients, layers: Sequence[Layer],
+    config: RunConfig, batches: Batches,
+) -> MeasurementContext:  # fmt: skip
+    """What instruments see of the data: probes of the training set, and an epoch's batches."""
+    g = gradients
+
+    def probe(size: int, batch: int) -> list[Batch]:
+        return task.probe(batches, g.world, size, batch)
+
+    def samples(epoch: int, count: int, batch: int) -> list[Batch]:
+        return task.samples(batches, config.seed, epoch, count, batch)
+
+    return MeasurementContext(
+        g.model, task.loss, g.world, layers, config.seed, g.union, probe, samples, chosen,
+        config.levels,
+    )  # fmt: skip

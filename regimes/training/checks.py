@@ -1,0 +1,91 @@
+"""What a configuration must say before any work starts: one sentence for each thing that is off."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+from regimes.config import DENSE, RunConfig
+from regimes.data.task import Task
+from regimes.errors import ConfigError, DataError
+from regimes.policies import Policy, check_levels, policy
+
+POSITIVE, FROM_ZERO, FROM_ONE = "a positive number", "a number from 0 up", "at least 1"
+
+
+def check_numbers(config: RunConfig) -> None:
+    """Raise ConfigError unless the plain numbers make sense."""
+    for name, value, good, expected in _numbers(config):
+        if not good:
+            raise ConfigError(f"{name} must be {expected}, got {value}")
+    if DENSE in config.levels:
+        raise ConfigError('levels.dense is always "dense": give the level another name')
+    for table in ("policy", "batch_policy", "deficit"):
+        for first, _ in (getattr(config, table) or {}).get("windows", ()):
+            if first >= config.epochs:
+                raise ConfigError(
+                    f"{table}.windows: a window starts in epoch {first}, but the run ends after "
+                    f"{config.epochs} epochs"
+                )
+    if config.budget and config.budget.level not in {*config.levels, DENSE}:
+        known = ", ".join([*config.levels, DENSE])
+        raise ConfigError(f"budget.level = {config.budget.level!r}: expected one of {known}")
+
+
+def _numbers(c: RunConfig) -> list[tuple[str, Any, bool, str]]:
+    """(field, its value, is it good?, what is expected)."""
+    o, decays = c.optimizer, list(c.optimizer.decay_epochs)
+    return [
+        ("epochs", c.epochs, c.epochs >= 1, FROM_ONE),
+        ("batch_size", c.batch_size, c.batch_size >= 1, FROM_ONE),
+        ("workers", c.workers, c.workers >= 1, FROM_ONE),
+        ("checkpoint_every", c.checkpoint_every, c.checkpoint_every >= 1, FROM_ONE),
+        ("budget.epochs", c.budget and c.budget.epochs, not c.budget or c.budget.epochs >= 1,
+         FROM_ONE),
+        ("timeout", c.timeout, 0 < c.timeout < inf, f"{POSITIVE} of seconds"),
+        ("bucket_mb", c.bucket_mb, 0 < c.bucket_mb < inf, POSITIVE),
+        ("optimizer.lr", o.lr, 0 < o.lr < inf, POSITIVE),
+        ("optimizer.warmup_from", o.warmup_from, 0 <= (o.warmup_from or 0) < inf, FROM_ZERO),
+        ("optimizer.warmup_epochs", o.warmup_epochs, o.warmup_epochs >= 1, FROM_ONE),
+        ("optimizer.decay_epochs", decays, min([1, *decays]) >= 1, FROM_ONE),
+        ("optimizer.decay_factor", o.decay_factor, 0 < o.decay_factor < inf, POSITIVE),
+        ("optimizer.momentum", o.momentum, 0 <= o.momentum < 1, "from 0 up and below 1"),
+        ("optimizer.weight_decay", o.weight_decay, 0 <= o.weight_decay < inf, FROM_ZERO),
+        ("optimizer.clip", o.clip, o.clip is None or 0 < o.clip < inf, POSITIVE),
+    ]  # fmt: skip
+
+
+def build_batch_policy(config: RunConfig) -> Policy | None:
+    """The batch policy, if there is one; ConfigError unless its levels make sense."""
+    for name, size in config.batch_levels.items():
+        if size < config.batch_size or size % config.batch_size:
+            raise ConfigError(
+                f"batch_levels.{name} = {size}: expected a multiple of batch_size = "
+                f"{config.batch_size}, the micro-batch that is accumulated"
+            )
+    if config.batch_policy is None:
+        return None
+    rule = policy(config.batch_policy, "batch_policy")
+    check_levels(rule, config.batch_levels, "batch_policy")
+    levels = config.batch_levels
+    if {"low", "high"} <= set(levels) and levels["low"] > levels["high"]:
+        raise ConfigError(
+            f"batch_levels.low = {levels['low']} is larger than batch_levels.high = "
+            f"{levels['high']}: low is the level that sends more, so the smaller batch; swap them"
+        )
+    return rule
+
+
+def check_size(config: RunConfig, task: Task) -> None:
+    if config.batch_policy and not task.splits:
+        raise ConfigError(
+            "batch_policy: the batch of a text is its number of parallel streams, which cannot "
+            "change during a run; leave batch_policy out"
+        )
+    used = config.batch_levels.values() if config.batch_policy else ()
+    for batch in (config.batch_size, *used):
+        if task.size < config.workers * batch:
+            raise DataError(
+                f"{task.size} training samples are too few for one step of {config.workers} "
+                f"workers x {batch}: lower the batch size or raise data.train_size"
+            )

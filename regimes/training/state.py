@@ -1,0 +1,133 @@
+"""Starting and continuing a run: its record opened, its state saved and restored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regimes.compression.reducer import traffic_table
+from regimes.config import DENSE, Level, to_dict
+from regimes.errors import RecordError
+from regimes.records import Writer, check_same, provenance, read_header, read_lines
+from regimes.training import checkpoint
+from regimes.training.build import Run
+
+
+def open_record(run: Run, out: Path, resume: bool) -> Writer | None:
+    """Start or continue the record; every process comes back with the same ``rows`` and state."""
+    if resume:
+        check_same(out, to_dict(run.config))
+        if read_header(out)["data"]["digest"] != run.task.digest:
+            raise RecordError(f"{out} was trained on other data: the images have changed since")
+        found = checkpoint.load(out)
+        done = found[0] if found else 0
+        run.rows = read_lines(out / "epochs.jsonl")[:done]
+        if len(run.rows) < done:
+            raise RecordError(f"{out} lacks epochs that its checkpoint has: was it edited?")
+        if found:
+            _restore(run, found[1])
+    run.header = _header(run)
+    run.world.barrier()
+    failure = writer = None
+    if run.world.rank == 0:
+        try:
+            if resume:
+                place = {"code": provenance.code(), "processes": run.world.processes}
+                writer = Writer.resume(out, len(run.rows), **place)
+            else:
+                writer = Writer.create(out, run.header)
+        except RecordError as error:
+            failure = str(error)
+    failure = run.world.gather_object(failure)[0]
+    if failure:
+        raise RecordError(failure)
+    return writer
+
+
+def _header(run: Run) -> dict[str, Any]:
+    levels = {**{n: run.value(n) for n in run.config.levels}, DENSE: DENSE}
+    per_step = {n: _per_step(run, value) for n, value in levels.items()}
+    budget = run.config.budget
+    return {
+        "config": to_dict(run.config),
+        "code": provenance.code(),
+        "machine": provenance.machine(),
+        "world": {
+            "workers": run.world.workers,
+            "processes": run.world.processes,
+            "device": str(run.device),
+            "union_pass": run.gradients.union,
+        },
+        "data": run.task.header(),
+        "metric": run.task.metric,
+        "steps_per_epoch": len(run.batches),
+        "budget": None if budget is None else budget.epochs * len(run.batches)
+        * per_step[budget.level]["floats"],
+        "per_step": per_step,
+        "layers": [{"name": x.name, "shape": list(x.shape), "compressed": x.compressed}
+                   for x in run.layers],
+    }  # fmt: skip
+
+
+def _per_step(run: Run, level: Level) -> dict[str, Any]:
+    """What one step costs at a level; "layers": the floats of each layer."""
+    floats, sent = traffic_table(run.compressor, run.layers, level, run.config.workers)
+    costs = [run.compressor.cost(layer, level, run.config.workers) for layer in run.layers]
+    return {"floats": floats, "bytes": sent, "layers": [c.floats for c in costs]}
+
+
+def save(run: Run, out: Path) -> None:
+    memories, residuals = run.reducer.state_dict()
+    momenta = {
+        layer.name: run.optimizer.state[parameter].get("momentum_buffer")
+        for layer, parameter in zip(run.layers, run.gradients.parameters, strict=True)
+    }
+    shared = {
+        "model": run.model.state_dict(),
+        "momentum": momenta,
+        "memories": memories,
+        "gauges": run.panel.state_dict(),
+    }
+    checkpoint.save(out, len(run.rows), shared, {"residuals": residuals}, run.world)
+
+
+def _restore(run: Run, files: list[dict[str, Any]]) -> None:
+    shared = next(f["shared"] for f in files if "shared" in f)
+    run.model.load_state_dict(shared["model"])
+    for layer, parameter in zip(run.layers, run.gradients.parameters, strict=True):
+        momentum = shared["momentum"][layer.name]
+        if momentum is not None:
+            run.optimizer.state[parameter]["momentum_buffer"] = momentum.to(run.device)
+    run.panel.load_state_dict(shared["gauges"])
+    residuals = {
+        layer.name: _hosted_rows(
+            run, [(f["workers"], f["own"]["residuals"][layer.name]) for f in files]
+        )
+        for layer in run.layers
+    }
+    run.reducer.load_state_dict(shared["memories"], residuals)
+    run.reducer.to(run.device)
+
+
+def _hosted_rows(run: Run, saved: list[tuple[list[int], Tensor | None]]) -> Tensor | None:
+    """The residual rows of this process's workers, from the files of any number of processes.
+
+    A single row for several workers is their mean (a union pass), which is all that a linear
+    compressor depends on.
+    """
+    if any(tensor is None for _, tensor in saved):
+        return None
+    hosted = list(run.world.hosted)
+    for workers, tensor in saved:
+        if workers == hosted:
+            return tensor
+    row = {
+        worker: tensor[i if len(tensor) == len(workers) else 0]  # type: ignore[arg-type, index]
+        for workers, tensor in saved
+        for i, worker in enumerate(workers)
+    }
+    stack = torch.stack([row[worker] for worker in hosted])
+    return stack.mean(0, keepdim=True) if run.gradients.union else stack

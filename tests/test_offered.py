@@ -1,0 +1,103 @@
+"""`regimes figure`: what packages offer, under one roof (oracle: made-up packages)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+from test_house import command
+
+from analysis import curves
+from analysis.__main__ import commands, offers
+from analysis.command import start
+from analysis.figures import FIGURES
+from regimes.errors import ConfigError
+from regimes.plotting import offered
+from regimes.plotting.offered import Offer
+
+Install = Callable[..., None]
+started: list[list[str]] = []
+
+
+def mine() -> dict[str, Offer]:
+    return {"mine": Offer("A figure of mine.", lambda words: started.append([*words]), ("small",))}
+
+
+def broken() -> dict[str, Offer]:
+    raise ImportError("no module named colours")
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Packages with entry points ``name=function of this module`` (or any reference)."""
+
+    def points(**references: str) -> None:
+        found = [EntryPoint(name, f"{__name__}:{what}" if ":" not in what else what, offered.GROUP)
+                 for name, what in references.items()]  # fmt: skip
+        monkeypatch.setattr(offered, "entry_points", lambda group: found)
+
+    return points
+
+
+def test_the_study_offers_its_figures_and_commands(install: Install) -> None:
+    install(study="analysis.__main__:offers")
+    assert [*offered.offered()] == [*FIGURES, *(name for name in commands() if name != "figures")]
+    for name, offer in offers().items():
+        assert offer.says.endswith((".", "?")), name
+        assert bool(offer.grids) == (name in FIGURES)
+
+
+def test_a_package_offers_beside_the_study(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(study="analysis.__main__:offers", other="mine")
+    offered.show()
+    printed = capsys.readouterr().out
+    assert "A figure of mine." in printed
+    assert "\ncurves " in printed
+    offered.begin("mine", ("runs/small", "--style", "plain"))
+    assert started == [["runs/small", "--style", "plain"]]
+
+
+def test_bad_offers_are_one_sentence(install: Install) -> None:
+    install()
+    with pytest.raises(ConfigError, match="no installed package offers figures: install Regimes"):
+        offered.begin("2", ())
+    install(one="mine", two="mine")
+    with pytest.raises(ConfigError, match="offers mine, and so does another package"):
+        offered.show()
+    for what, why in (("broken", "no module named colours"), ("nothing", "no attribute 'nothing'")):
+        install(other=what)
+        with pytest.raises(ConfigError, match=f"{what} cannot be loaded: .*{why}"):
+            offered.offered()
+    install(other="mine")
+    with pytest.raises(ConfigError, match="no figure 'mime': did you mean 'mine'"):
+        offered.begin("mime", ())
+
+
+@pytest.mark.parametrize(
+    "name", ["curves", "figure3", "signals", "claims", "controls", "detectors"]
+)
+def test_a_command_without_records_says_how_to_make_them(name: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"{name} needs records: `regimes .*`, then `regimes fig"
+    ):
+        offers()[name].start(())
+
+
+def test_modules_say_the_same_by_their_own_names(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["curves.py"])
+    with pytest.raises(SystemExit, match="2"):
+        start(curves.main)
+    said = capsys.readouterr().err
+    assert said.startswith("error: python -m analysis.curves needs records: `regimes ablate")
+
+
+def test_figure_is_among_the_commands(tmp_path: Path) -> None:
+    done = command("figure", "--help", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "regimes figure 2 runs/small" in done.stdout

@@ -27,6 +27,7 @@ from regimes.replay.replay import replay_batch
 from regimes.training import build, checkpoint
 
 torch.set_num_threads(1)
+SLOW = pytest.mark.slow
 GROW = "batch_policy={name='windows', windows=[[0, 2]], inside='low', outside='high'}"
 SIZES = "batch_levels={low=8, high=24}"
 
@@ -276,7 +277,10 @@ def test_a_deficit_acts_in_its_windows_only(name: str, tmp_path: Path) -> None:
     assert plain[1]["statistics"] != worse[1]["statistics"]
 
 
-@pytest.mark.parametrize("name", ["noise", "labels", "gradient-noise"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("noise", marks=SLOW), pytest.param("labels", marks=SLOW), "gradient-noise"],
+)
 def test_a_deficit_does_not_depend_on_the_processes(name: str, tmp_path: Path) -> None:
     c = config("epochs=1", f"deficit={{name='{name}', windows=[[0, 1]]}}")
     regimes.run(c, tmp_path / "one")

@@ -14,6 +14,7 @@ import pytest
 import torch
 from ddp_scripts import group, jobs
 
+SLOW = pytest.mark.slow
 EPOCHS = 6
 
 
@@ -54,7 +55,14 @@ def test_the_ranks_change_and_it_learns(undisturbed: tuple[Path, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "die", [(2, "step", 40), (0, "step", 100), (3, "save", 3), (1, "save", 1)], ids=str
+    "die",
+    [
+        (2, "step", 40),
+        pytest.param((0, "step", 100), marks=SLOW),
+        (3, "save", 3),
+        pytest.param((1, "save", 1), marks=SLOW),
+    ],
+    ids=str,
 )
 def test_killed_and_started_again_it_ends_the_same(
     die: tuple[int, str, int], undisturbed: tuple[Path, str], tmp_path: Path

@@ -18,6 +18,7 @@ from regimes.records import read_lines
 
 TESTS = Path(__file__).parent
 ENDING = TESTS / "ddp_scripts/ending.py"
+SLOW = pytest.mark.slow
 BUCKETS = "bucket_mb=0.02"  # several: they are reduced in a thread
 ERRORS = {
     "before the first step": ("data.train_size=4", "training samples are too few"),
@@ -54,7 +55,7 @@ def trainer(folder: Path, *settings: str) -> subprocess.Popen[str]:
     return start(words, folder)
 
 
-@pytest.mark.parametrize("buckets", ["bucket_mb=25", BUCKETS])
+@pytest.mark.parametrize("buckets", [pytest.param("bucket_mb=25", marks=SLOW), BUCKETS])
 def test_a_run_leaves_no_thread(buckets: str, tmp_path: Path) -> None:
     run = trainer(tmp_path / "end", "epochs=1", "data.train_size=600", buckets)
     _, errors = run.communicate(timeout=120)
@@ -71,7 +72,7 @@ def test_a_run_that_fails_leaves_no_thread(name: str, tmp_path: Path) -> None:
     assert left(tmp_path / "end") == {"launcher": [], "0": [], "1": []}
 
 
-@pytest.mark.parametrize("buckets", ["bucket_mb=25", BUCKETS])
+@pytest.mark.parametrize("buckets", [pytest.param("bucket_mb=25", marks=SLOW), BUCKETS])
 def test_a_run_that_loses_a_process_leaves_no_thread(buckets: str, tmp_path: Path) -> None:
     run = trainer(tmp_path / "end", "epochs=500", "data.train_size=600", buckets)
     deadline = time.monotonic() + 90

@@ -1,0 +1,98 @@
+"""Dataclasses from nested dictionaries and back; every key and type is checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from regimes.errors import ConfigError, nearest
+
+T = TypeVar("T")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Plain nested dictionary, without the fields that are ``None``."""
+    plain = dataclasses.asdict(config)
+    return json.loads(json.dumps(without_none(plain)))
+
+
+def without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: without_none(v) for k, v in value.items() if v is not None}
+    return value
+
+
+def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
+    """Build a dataclass from a nested dictionary; every key and type is checked.
+
+    Raises:
+        ConfigError: an unknown key (with the nearest known one) or a value of the wrong type.
+    """
+    hints = typing.get_type_hints(cls)
+    renamed = getattr(cls, "RENAMED", {})
+    values = {renamed.get(key, key): value for key, value in values.items()}
+    names = [f.name for f in dataclasses.fields(cls) if f.init]  # type: ignore[arg-type]
+    for key in values:
+        if key not in names:
+            raise ConfigError(f"unknown key {where + key!r}: {nearest(key, names)}")
+    made = {k: convert(hints[k], v, where + k) for k, v in values.items()}
+    try:
+        return cls(**made)
+    except TypeError as error:
+        raise ConfigError(f"{where.rstrip('.') or cls.__name__}: {error}") from None
+
+
+def convert(kind: Any, value: Any, where: str) -> Any:
+    """Check ``value`` against an annotation; integers pass as floats, lists as tuples."""
+    origin, args = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return value
+    if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
+        return from_dict(typing.cast(type, kind), value, where + ".")
+    if origin in (typing.Union, types.UnionType):
+        return _convert_union(args, value, where)
+    if origin is Literal:
+        if value in args and not isinstance(value, bool):
+            return value
+        raise ConfigError(f"{where} = {value!r}: {nearest(str(value), map(str, args))}")
+    if origin is tuple and isinstance(value, list | tuple):
+        if len(args) == 2 and args[1] is Ellipsis:
+            return tuple(convert(args[0], v, f"{where}[{i}]") for i, v in enumerate(value))
+        if len(args) == len(value):
+            pairs = enumerate(zip(args, value, strict=True))
+            return tuple(convert(a, v, f"{where}[{i}]") for i, (a, v) in pairs)
+    if origin is dict and isinstance(value, Mapping):
+        return {str(k): convert(args[1], v, f"{where}.{k}") for k, v in value.items()}
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    number = isinstance(kind, type) and isinstance(value, kind)
+    if number and (kind is bool or not isinstance(value, bool)):  # True is no number here
+        return value
+    raise ConfigError(f"{where} must be {_spell(kind)}, got {value!r}")
+
+
+def _convert_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
+    exact = [k for k in kinds if isinstance(k, type) and type(value) is k]
+    for kind in (*exact, *kinds):
+        try:
+            return convert(kind, value, where)
+        except ConfigError:
+            continue
+    spelt = " or ".join(_spell(k) for k in kinds if k is not type(None))
+    raise ConfigError(f"{where} must be {spelt}, got {value!r}")
+
+
+def _spell(kind: Any) -> str:
+    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    if kind in words:
+        return words[kind]
+    if get_origin(kind) is tuple:
+        inner = _spell(get_args(kind)[0]).removeprefix("a ")
+        return f"a list of {f'{inner}s'.replace('list of', 'lists of').replace('ss', 's')}"
+    if get_origin(kind) is dict or dataclasses.is_dataclass(kind):
+        return "a table"
+    return str(kind)

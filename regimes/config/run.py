@@ -1,0 +1,148 @@
+"""One run, described: frozen dataclasses. Their defaults are a run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from regimes.config.convert import to_dict
+from regimes.errors import ConfigError
+
+Level = float | int | str  # a rank, a kept percentage, a number of bits, or "dense"
+DENSE = "dense"
+Signal = Literal["update", "global", "local-mean", "worker0"]
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which images or text, how much of it, and in what order (``regimes.data``)."""
+
+    name: str = "digits"  # "digits", "cifar10", "cifar100", "folder" or "wikitext-2"
+    path: str | None = None  # image folder or archive for "folder"; root for the others
+    train_size: int | None = None  # images, equally many per class; or tokens; None = all
+    test_size: int | None = None
+    image_size: int | None = None  # pixels; average-pooled down to it; None = as they are
+    augment: bool = False  # random crop with padding 4, random horizontal flip
+    drop_last: bool = False  # leave out an epoch's last, short batch
+    reshuffle: bool = True  # False: one order for all epochs (the authors' sampler)
+    download: bool = False
+    sequence: int = 35  # tokens per step and stream of a text (the window of truncated BPTT)
+    vocabulary: int | None = None  # most frequent words of a text that are kept; None = all
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which network (see ``models/``)."""
+
+    name: str = "vgg7"
+    width: int | None = None  # channels of the first layer, where the family has a choice
+    depth: int | None = None  # layers, likewise
+    dropout: float | None = None  # likewise
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """SGD with momentum; linear warm-up, then division at each decay (`training.learning_rate`)."""
+
+    lr: float = 0.4  # after the warm-up
+    warmup_from: float | None = None  # lr of the first epoch; None = no warm-up
+    warmup_epochs: int = 5
+    decay_epochs: tuple[int, ...] = ()  # first epoch that trains at the lower lr
+    decay_factor: float = 10.0
+    momentum: float = 0.9
+    nesterov: bool = True
+    weight_decay: float = 1e-4
+    scale_with_batch: bool = True  # the rate times batch size / batch_size (Goyal et al., 2017)
+    clip: float | None = None  # largest norm of each worker's gradient; None = as it is
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A run ends with the epoch in which it has sent as many floats as ``epochs`` epochs at
+    ``level`` (paper, Figure 8); its own ``epochs`` are the most it may take."""
+
+    level: str = "low"
+    epochs: int = 24
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides the numbers of a run. ``processes`` and ``device`` only divide work.
+
+    Attributes:
+        name: of the schedule; figures and tables group runs by it.
+        seed: of all random streams.
+        epochs: how many are trained, unless a budget ends the run before.
+        workers: logical workers W.
+        compressor: a registered name, or ``package.module:Class``, and the fields of the class.
+        levels: what the words of a policy mean for this compressor, e.g. ``{low = 4, high = 1}``
+            for PowerSGD ranks. "dense" is always known and sends the gradient uncompressed.
+        policy: what decides the levels, likewise.
+        batch_levels: words for batch sizes, e.g. ``{low = 16, high = 128}``: samples per worker and
+            step, each a multiple of ``batch_size``, which is accumulated that often.
+        batch_policy: which of them is trained at, decided once for the whole model; without one
+            it is ``batch_size`` throughout.
+        budget: floats after which the run ends.
+        deficit: what makes the training worse in chosen epochs (``data/deficits.py``).
+        signal: the norm that detectors read, per layer and epoch: "update", "global",
+            "local-mean" or "worker0" (``instruments/gradient_norm.py``).
+        instruments: what is measured besides, by name: ``{fisher = {}}``.
+        dtype: of parameters, gradients and traffic.
+        autocast: forward and backward in half precision.
+        tensorboard: write scalars for it beside the record.
+        quirks: "authors" replaces fields so as to do what the published code does.
+    """
+
+    RENAMED: ClassVar[dict[str, str]] = {
+        "parcel_mb": "bucket_mb"
+    }  # of earlier versions, still read
+
+    name: str = "run"
+    seed: int = 0
+    epochs: int = 24
+    workers: int = 4
+    batch_size: int = 8  # samples per worker and step
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    compressor: dict[str, Any] = field(default_factory=lambda: {"name": "powersgd"})
+    levels: dict[str, Level] = field(default_factory=lambda: {"low": 4, "high": 1})
+    policy: dict[str, Any] = field(default_factory=lambda: {"name": "static"})
+    batch_levels: dict[str, int] = field(default_factory=dict)
+    batch_policy: dict[str, Any] | None = None
+    budget: Budget | None = None
+    deficit: dict[str, Any] | None = None
+    signal: Signal = "update"
+    instruments: dict[str, dict[str, Any]] = field(default_factory=dict)  # see ``instruments/``
+    quirks: Literal["none", "authors"] = "none"
+    union_pass: bool = True  # one pass over all hosted workers' batches, where it is exact
+    dtype: Literal["float32", "float64"] = "float32"
+    autocast: Literal["none", "bfloat16"] = "none"
+    channels_last: bool = False  # of the activations; parameters stay as they are
+    device: str = "auto"  # "auto", "cpu", "cuda", "cuda:0"
+    checkpoint_every: int = 1  # epochs
+    timeout: float = 600.0  # seconds that a process waits for the others
+    bucket_mb: float = 25.0  # gradients that are reduced at once, while backward goes on
+    tensorboard: bool = False
+
+    def digest(self) -> str:
+        """SHA-256 of all that decides the numbers; processes compare it at start-up."""
+        return hashlib.sha256(json.dumps(to_dict(self), sort_keys=True).encode()).hexdigest()
+
+
+def check_windows(where: str, windows: tuple[tuple[int, int], ...]) -> None:
+    """Raise ConfigError unless all are ``[first, stop)`` of epochs."""
+    for first, stop in windows:
+        if not 0 <= first < stop:
+            raise ConfigError(
+                f"{where}: [{first}, {stop}] is no window; "
+                "expected [first, stop) with 0 <= first < stop"
+            )
+
+
+def in_windows(windows: Iterable[tuple[int, int]], epoch: int) -> bool:
+    """Does an epoch lie in one of the windows ``[first, stop)``?"""
+    return any(first <= epoch < stop for first, stop in windows)

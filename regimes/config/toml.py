@@ -1,0 +1,94 @@
+"""A configuration from a TOML file and from ``--set`` settings, and as TOML."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import warnings
+from pathlib import Path
+from typing import Any
+
+from regimes.config.convert import from_dict, to_dict, without_none
+from regimes.config.run import RunConfig
+from regimes.errors import ConfigError, nearest
+
+
+def override(config: RunConfig, settings: list[str]) -> RunConfig:
+    """Apply ``a.b=c`` settings; values are read as TOML, bare words as text.
+
+    >>> config = override(RunConfig(), ["policy=accordion", "policy.eta=0.3", "levels.low=2"])
+    >>> config.policy, config.levels
+    ({'name': 'accordion', 'eta': 0.3}, {'low': 2, 'high': 1})
+
+    Another plug-in takes none of the fields of the one before:
+
+    >>> override(config, ["policy.name=static"]).policy
+    {'name': 'static'}
+
+    Raises:
+        ConfigError: a setting without "=", an unknown key, a wrong type.
+    """
+    plain: dict[str, Any] = dataclasses.asdict(config)
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {setting!r} needs the form key=value, e.g. optimizer.lr=0.2")
+        *parents, key = path.strip().split(".")
+        if not parents:
+            key = _present_name(key)
+        table = plain
+        for parent in parents:
+            if table is plain["instruments"]:
+                table.setdefault(parent, {})  # naming an instrument's field switches it on
+            if not isinstance(table.get(parent), dict):
+                raise ConfigError(f"unknown key {path.strip()!r}: {nearest(parent, table)}")
+            table = table[parent]
+        value = read_value(text.strip())
+        if path.strip() in ("compressor", "policy") and isinstance(value, str):
+            value = {"name": value}
+        if path.strip() in ("compressor.name", "policy.name") and table.get("name") != value:
+            table.clear()  # another plug-in: the fields of the old one mean nothing to it
+        table[key] = value
+    return from_dict(RunConfig, without_none(plain))
+
+
+def _present_name(key: str) -> str:
+    """A key's name today; says so once when that has changed."""
+    renamed = RunConfig.RENAMED
+    if key in renamed:
+        warnings.warn(f"{key} is called {renamed[key]} now", FutureWarning, stacklevel=3)
+    return renamed.get(key, key)
+
+
+def read_value(text: str) -> Any:
+    """A value from the command line: TOML; "none" is None; anything else is text.
+
+    >>> [read_value(text) for text in ("4", "1e-3", "true", "[[0, 6]]", "none", "cifar10")]
+    [4, 0.001, True, [[0, 6]], None, 'cifar10']
+    """
+    if text.lower() == "none":
+        return None
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def load_toml(path: str | Path) -> RunConfig:
+    """Read a configuration file.
+
+    Raises:
+        ConfigError: a missing file, a syntax error, an unknown key or wrong type.
+    """
+    try:
+        table = tomllib.loads(Path(path).read_text())
+        return from_dict(RunConfig, {_present_name(key): value for key, value in table.items()})
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error}") from None
+
+
+def to_toml(config: RunConfig) -> str:
+    """The configuration as TOML; ``load_toml`` gives it back."""
+    import tomli_w
+
+    return tomli_w.dumps(to_dict(config))

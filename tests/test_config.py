@@ -13,7 +13,7 @@ from regimes.config import RunConfig, from_dict, load_toml, override, to_dict, t
 from regimes.errors import ConfigError, RegimesError
 from regimes.policies import check_levels, policy
 from regimes.presets import GRIDS, PRESETS, check_common, get_grid, get_preset
-from regimes.training.learning_rate import learning_rate
+from regimes.training.learning_rate import LearningRate
 from regimes.training.quirks import resolve
 
 
@@ -140,7 +140,7 @@ def test_unreadable_files(tmp_path: Path) -> None:
 )
 def test_learning_rate_of_the_paper(epoch: int, rate: float) -> None:
     config = get_preset("paper-resnet18-cifar10").optimizer
-    assert learning_rate(config, epoch) == pytest.approx(rate)
+    assert LearningRate(config, 98, 98 * 300)(98 * epoch) == pytest.approx(rate)
 
 
 # -- quirks ----------------------------------------------------------------------------------

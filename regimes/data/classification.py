@@ -32,6 +32,10 @@ class ImageTask:
         self.digest, self.size = self.images.digest, len(self.images.train_y)
         self.loss: Loss = classification_loss
 
+    @property
+    def classes(self) -> int:
+        return len(self.images.classes)
+
     def header(self) -> dict[str, Any]:
         return {"digest": self.digest, "train": self.size, "test": len(self.images.test_y),
                 "classes": list(self.images.classes)}  # fmt: skip

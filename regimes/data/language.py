@@ -119,6 +119,10 @@ class TextTask:
         self.digest, self.size = self.corpus.digest, len(self.corpus.train)
         self.loss: Loss = NextWord()
 
+    @property
+    def classes(self) -> int:
+        return len(self.corpus.words)
+
     def header(self) -> dict[str, Any]:
         return {"digest": self.digest, "train": self.size, "test": len(self.corpus.test),
                 "words": len(self.corpus.words)}  # fmt: skip

@@ -76,6 +76,11 @@ class Task(Protocol):
     loss: Loss  # of a batch, without any state carried over from the batch before
     splits: bool  # whether a batch may be cut into micro-batches that are accumulated
 
+    @property
+    def classes(self) -> int:
+        """Outputs of the network."""
+        ...
+
     def header(self) -> dict[str, Any]:
         """What the record's header says of the data."""
         ...

@@ -32,11 +32,13 @@ from regimes.records.reader import (
     read_lines,
     share_of_low,
     summary,
+    unit_name,
+    units,
 )
 from regimes.records.writer import Writer
 
 __all__ = [
     "FREE_ON_RESUME", "SCHEMA", "Record", "Writer", "check_same", "complete", "find", "load",
     "load_all", "opened", "pack", "read_header", "read_lines", "share_of_low", "summary",
-    "write_atomically", "write_output", "write_table",
+    "unit_name", "units", "write_atomically", "write_output", "write_table",
 ]  # fmt: skip

@@ -107,10 +107,21 @@ def read_header(folder: Path) -> dict[str, Any]:
 
 
 def complete(header: dict[str, Any], rows: Sequence[dict[str, Any]]) -> bool:
-    """Has the run trained all its epochs, or spent its budget of floats?"""
+    """Has the run trained all its units, or spent its budget of floats?"""
     budget = header.get("budget")
     spent = budget is not None and sum(row["floats"] for row in rows) >= budget
-    return spent or len(rows) >= header["config"]["epochs"]
+    return spent or len(rows) >= units(header)
+
+
+def units(header: dict[str, Any]) -> int:
+    """How many units (epochs, or of ``unit_steps`` steps) a run has; its rows when it is done."""
+    return header.get("units", header["config"]["epochs"])
+
+
+def unit_name(header: dict[str, Any]) -> str:
+    """What a row is: "epoch", or "unit of 50 steps"."""
+    steps = header["config"].get("unit_steps")
+    return f"unit of {steps} steps" if steps else "epoch"
 
 
 def check_same(folder: Path, ours: dict[str, Any]) -> None:

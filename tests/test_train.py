@@ -159,14 +159,14 @@ def test_resumed_equals_uninterrupted(
 
 
 def stop_after(epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = loop._epoch
+    original = loop._unit
 
-    def wrapped(parts: Any, epoch: int, watchers: Any) -> Any:
-        if epoch == epochs:
+    def wrapped(parts: Any, unit: int, watchers: Any) -> Any:
+        if unit == epochs:
             raise KeyboardInterrupt
-        return original(parts, epoch, watchers)
+        return original(parts, unit, watchers)
 
-    monkeypatch.setattr(loop, "_epoch", wrapped)
+    monkeypatch.setattr(loop, "_unit", wrapped)
 
 
 @pytest.mark.parametrize("kill_at", [1, 2, 5])

@@ -142,7 +142,7 @@ class Movement:
 
     def read(self) -> dict[str, list[float]]:
         """Both readings per layer; the next unit begins."""
-        moved = torch._foreach_sub([p.detach() for p in self.parameters], self.start)
+        moved = list(torch._foreach_sub([p.detach() for p in self.parameters], self.start))
         for i, lost in self.lost.items():
             moved[i] += lost
         norms = torch.stack(torch._foreach_norm(moved)).tolist()

@@ -34,9 +34,7 @@ STATIC = ("policy=static", "policy.level=high")  # 120 images, 4 x 8: 3 steps pe
 def test_units_cover_each_step_once(per_epoch: int, size: int | None, total: int) -> None:
     units = Units(per_epoch, size, total)
     parts = [part for unit in range(len(units)) for part in units.parts(unit)]
-    steps = [
-        epoch * per_epoch + step for epoch, first, stop in parts for step in range(first, stop)
-    ]
+    steps = [e * per_epoch + s for e, first, stop in parts for s in range(first, stop)]
     assert steps == list(range(total))
     assert len(units) == math.ceil(total / (size or per_epoch))
 

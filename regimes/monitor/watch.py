@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 from regimes.console.stdout import console as new_console
 from regimes.errors import RecordError
+from regimes.monitor.silence import silence
 from regimes.monitor.text import Row, cells, epoch_table, headline, metric_text
-from regimes.records import complete, find, opened, read_header, read_lines
+from regimes.records import complete, count_units, find, opened, read_header, read_lines, units
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -111,17 +112,19 @@ def _one(folder: Path) -> tuple[RenderableType, bool]:
         row["epoch"]: sum(v for k, v in row.items() if k != "epoch")
         for row in _lines(folder / "seconds.jsonl")
     }
-    epochs = header["config"]["epochs"]
+    epochs = units(header)
     recent = [seconds[row["epoch"]] for row in rows[-5:] if row["epoch"] in seconds]
     if what == "running" and recent:
         left = sum(recent) / len(recent) * (epochs - len(rows))
         more = f"about {left / 60:.1f} min left"
-    said = f"{len(rows)}/{epochs} epochs, {what}{': ' if more else ''}{more}"
+    said = f"{len(rows)}/{count_units(header)}, {what}{': ' if more else ''}{more}"
     bar = Table.grid()
     bar.add_row(ProgressBar(epochs, len(rows), width=48))
     parts: list[RenderableType] = [Text(headline(header), "bold"), bar, Text(said, _colour(what))]
     if rows:
         parts.append(epoch_table(header, rows, seconds))
+    if what == "finished":
+        parts += [Text(sentence, "yellow") for sentence in silence(header, rows)]
     return Group(*parts), what in BUSY
 
 
@@ -167,7 +170,7 @@ def _line(path: Path, folder: Path) -> tuple[str, list[RenderableType], str]:
         what, more = state(path, header, rows)
     except RecordError as error:
         return "damaged", [name, *[""] * 5, Text(str(error), style="bold red")], ""
-    epochs = header["config"]["epochs"]
+    epochs = units(header)
     text, name_of_metric = cells(header, rows, None) if rows else {}, metric_text(header, 0)[0]
     figures = [text.get(key, "-") for key in (name_of_metric, "floats", "of low")]
     said = Text(f"stopped: {more}" if what == "stopped" else what, _colour(what))

@@ -52,7 +52,7 @@ def bands(
                 ax.axvline(first - 0.5, color="white", linewidth=2.2, zorder=1)
             style.mark_decays(ax, one.config)
             ax.set_title(style_of(schedule).label, loc="left", pad=13)
-        panels[-1].set_xlabel("epoch")
+        panels[-1].set_xlabel(style.unit_of(runs[0].config))
         bar = fig.colorbar(image, ax=list(panels), shrink=0.6, aspect=20, pad=0.02)
         bar.ax.yaxis.set_major_formatter(PercentFormatter(1.0))
         bar.set_label("layers (and seeds)\ncalled critical")

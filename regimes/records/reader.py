@@ -118,6 +118,12 @@ def units(header: dict[str, Any]) -> int:
     return header.get("units", header["config"]["epochs"])
 
 
+def count_units(header: dict[str, Any]) -> str:
+    """ "24 epochs", or "24 units of 50 steps"."""
+    word, _, rest = unit_name(header).partition(" ")
+    return f"{units(header)} {word}s {rest}".rstrip()
+
+
 def unit_name(header: dict[str, Any]) -> str:
     """What a row is: "epoch", or "unit of 50 steps"."""
     steps = header["config"].get("unit_steps")

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regimes.console import stdout
 from regimes.errors import ConfigError, RegimesError
 from regimes.records import write_output
 
@@ -115,11 +116,16 @@ def _needs(main: Callable[..., Any]) -> bool:
 
 def start(main: Callable[..., Any]) -> None:
     """Run ``main`` with its arguments from the command line (``python -m MODULE``); errors are one
-    sentence and a code."""
+    sentence and a code, as those of `regimes`, a closed pipe among them."""
     spec = main.__globals__["__spec__"]  # None of a file that is run by its path
     name = f"-m {spec.name.removesuffix('.__main__')}" if spec else sys.argv[0]
     try:
         call(main, sys.argv[1:], f"python {name}")
+        stdout.flush()
     except RegimesError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if not stdout.is_lost(error):
+            raise
+        sys.exit(stdout.lost(error))

@@ -21,6 +21,8 @@ import numpy as np
 import pandas as pd
 import tyro
 
+from regimes.console import stdout
+from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.records import Record, load_all
 
@@ -37,6 +39,7 @@ TITLES = {
 }  # fmt: skip
 HEADINGS = ["network", "level", "accuracy %", "authors' log", "ours", "sent", "by the rule",
             "ours", "s", "ours", "the rule"]  # fmt: skip
+WIDTH = 120  # letters that eleven columns need
 ABOUT = (
     "Accuracy: the paper's (3 seeds), the authors' log at its end (1 seed), ours (mean of the last "
     f"{LAST} epochs, mean ± sd over seeds). Sent: floats of the whole training; by the rule: "
@@ -138,9 +141,9 @@ def _ours(runs: Sequence[Record]) -> dict[str, Any]:
 # -- out -------------------------------------------------------------------------------------
 
 
-def as_text(rows: pd.DataFrame) -> list[list[str]]:
-    """The rows of one table as rounded text, headings first."""
-    lines = [HEADINGS]
+def as_text(rows: pd.DataFrame) -> Table:
+    """The rows of one table as rounded text."""
+    lines, number = [], int(rows["table"].iloc[0])
     for row in rows.to_dict("records"):
         unit, digits = row["unit"], len(row["printed"].partition(".")[2])
 
@@ -156,17 +159,15 @@ def as_text(rows: pd.DataFrame) -> list[list[str]]:
             f"{row['seconds']:,}", f"{row['ours_seconds']:,.0f}" if row["n"] else "",
             f"{verdict}: {row['why']}" if row["why"] else verdict,
         ])  # fmt: skip
-    return lines
+    return Table(HEADINGS, lines, title=f"Table {number}: {TITLES[number]}", texts=2, ends=1)
 
 
 def markdown(rows: pd.DataFrame) -> str:
     """All tables, rounded."""
     parts = [ABOUT]
     for number, group in rows.groupby("table"):
-        lines = as_text(group)
-        cells = [lines[0], ["---", "---", *["---:"] * 8, "---"], *lines[1:]]
-        body = "\n".join(f"| {' | '.join(line)} |" for line in cells)
-        parts.append(f"**Table {number}.** {TITLES[int(str(number))]}\n\n{body}")
+        words = f"**Table {number}.** {TITLES[int(str(number))]}"
+        parts.append(f"{words}\n\n{as_text(group).markdown()}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -180,20 +181,11 @@ def main(
         records: folders of runs, or archives of them.
         out: folder for the tables; default figures/tables.
     """
-    from rich.console import Console
-    from rich.table import Table
-
     runs = [run for path in records for run in load_all(path)]
-    rows, console = table(runs), Console(highlight=False)
-    for number, group in rows.groupby("table"):
-        lines = as_text(group)
-        shown = Table(title=f"Table {number}: {TITLES[int(str(number))]}", title_justify="left",
-                      box=None, header_style="bold", pad_edge=False)  # fmt: skip
-        for i, heading in enumerate(lines[0]):
-            shown.add_column(heading, justify="right" if 1 < i < 10 else "left")
-        for line in lines[1:]:
-            shown.add_row(*line)
-        console.print(shown, "")
+    rows, console = table(runs), stdout.console(highlight=False)
+    console.width = max(console.width, WIDTH)
+    for _, group in rows.groupby("table"):
+        console.print(as_text(group).drawn(), "")
     console.print(ABOUT, "")
     left = sum(row_of(run.config) is None for run in runs)
     if left:

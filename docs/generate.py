@@ -85,12 +85,11 @@ def options(what: str) -> str:
         return names()
     registry = importlib.import_module(REGISTRIES[what]).REGISTRY
     lines = ["| name | fields and their defaults | class |", "|---|---|---|"]
-    for name, target in registry.items():
-        module, _, attribute = target.partition(":")
-        cls = getattr(importlib.import_module(module), attribute)
-        path = f"{cls.__module__}.{attribute}"
+    for name in registry:
+        cls = registry.find(name)
+        path = f"{cls.__module__}.{cls.__name__}"
         fields = ", ".join(f"`{f} = {spelt(v)}`" for f, v in defaults(cls)) or "none"
-        lines.append(f"| `{name}` | {fields} | [`{attribute}`][{path}] |")
+        lines.append(f"| `{name}` | {fields} | [`{cls.__name__}`][{path}] |")
     return "\n".join(lines)
 
 

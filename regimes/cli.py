@@ -15,7 +15,7 @@ from regimes import presets as _presets
 from regimes.config import RunConfig, load_toml, override, read_value, to_toml
 from regimes.console import stdout
 from regimes.console.tables import Table
-from regimes.errors import ConfigError
+from regimes.errors import ConfigError, require
 
 
 class _App(SubcommandApp):
@@ -71,8 +71,7 @@ def run(
     from regimes.launch.processes import spawn
     from regimes.launch.single import train
 
-    if processes < 1:
-        raise ConfigError(f"--processes must be at least 1, got {processes}")
+    require(processes >= 1, "--processes", processes, "at least 1")
     config = _configuration(preset, set)
     config = replace(
         config,
@@ -84,11 +83,8 @@ def run(
     if processes == 1 or "WORLD_SIZE" in os.environ:
         train(config, out, resume, quiet)
         return
-    if config.workers % processes:
-        raise ConfigError(
-            f"{config.workers} workers cannot be divided among {processes} processes: "
-            "the number of workers must be a multiple of the number of processes"
-        )
+    multiple = f"a multiple of the number of processes, {processes}"
+    require(config.workers % processes == 0, "workers", config.workers, multiple)
     spawn(config, out, processes, resume=resume, quiet=quiet)
 
 
@@ -121,8 +117,8 @@ def ablate(
     from regimes.launch import ablation
 
     _welcome_plug_ins()
-    if seeds < 1 or jobs < 1:
-        raise ConfigError(f"--seeds and --jobs must be at least 1, got {seeds} and {jobs}")
+    require(seeds >= 1, "--seeds", seeds, "at least 1")
+    require(jobs >= 1, "--jobs", jobs, "at least 1")
     cells = _presets.select(grid, schedules, set)
     options = {key: read_value(text) for key, _, text in (o.partition("=") for o in option)}
     numbers = list(range(first_seed, first_seed + seeds))

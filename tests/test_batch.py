@@ -311,7 +311,7 @@ def test_blur_of_a_constant_is_the_constant_and_keeps_the_mean() -> None:
         ([GROW], "the batch_policy asks for level 'low', but [batch_levels] defines only none"),
         (["policy={name='adaqs', levels=['low']}"], "expected two or more different levels"),
         (["policy={name='adaqs'}"], "asks for level 'mid'"),
-        (["policy={name='error-ladder', error=2.0}"], "policy.error must lie between 0 and 1"),
+        (["policy={name='error-ladder', error=2.0}"], "error = 2.0: expected a number"),
         (["budget={level='middle', epochs=2}"], "budget.level = 'middle': expected one of"),
         (["budget={level='low', epochs=0}"], "budget.epochs must be at least 1"),
         (["deficit={name='blurr'}"], "did you mean 'blur'?"),

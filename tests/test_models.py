@@ -148,7 +148,7 @@ def test_a_users_callable_that_is_not_there_or_gives_no_module(plugin):
     with pytest.raises(ConfigError, match="is of type int, expected a callable"):
         build("their_models:number", **sizes)
     for missing in ("their_models:other", "no_such_package.module:make", ":make"):
-        with pytest.raises(ConfigError, match="cannot be imported"):
+        with pytest.raises(ConfigError, match="cannot import the model"):
             build(missing, **sizes)
 
 

@@ -237,9 +237,9 @@ def test_bad_arguments() -> None:
         collective_seconds("mean", 1.0, TEN, 4, "rings")
     with pytest.raises(ConfigError, match="unknown collective 'means'"):
         collective_seconds("means", 1.0, TEN, 4)
-    with pytest.raises(ConfigError, match="workers must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match="workers = 0: expected at least 1"):
         work.seconds(TEN, 0)
-    with pytest.raises(ConfigError, match="buckets must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match="buckets = 0: expected at least 1"):
         work.seconds(TEN, 4, buckets=0)
 
 

@@ -282,11 +282,11 @@ def test_metered_traffic_is_the_formula_times_steps(
 @pytest.mark.parametrize(
     ("settings", "error", "sentence"),
     [
-        (["levels.low=0"], ConfigError, "level 0 is none of PowerSGD"),
+        (["levels.low=0"], ConfigError, "level of PowerSGD = 0: expected a rank"),
         ([*TOPK, "levels.low=101"], ConfigError, "percentage in (0, 100]"),
         (["levels.low=1", "levels.high=4"], ConfigError, "sends less than levels.high"),
-        (["compressor=dense"], ConfigError, "none of the dense compressor"),
-        (["compressor=sign"], ConfigError, "level 4 is none of sign"),
+        (["compressor=dense"], ConfigError, "level of dense = 4: expected"),
+        (["compressor=sign"], ConfigError, "level of sign = 4: expected 1 (bit)"),
         (["policy=static", "policy.level=middle"], ConfigError, "add levels.middle"),
         (["epochs=0"], ConfigError, "epochs must be at least 1"),
         (["optimizer.lr=-1"], ConfigError, "optimizer.lr must be a positive number"),
@@ -331,7 +331,7 @@ def test_the_command_line_prints_one_sentence_and_a_code(tmp_path: Path) -> None
     command = [sys.executable, "-m", "regimes", "run", "smoke", "--processes", "3"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 2
-    assert "4 workers cannot be divided among 3 processes" in done.stderr
+    assert "workers = 4: expected a multiple of the number of processes, 3" in done.stderr
 
 
 def test_a_folder_keeps_its_run(tmp_path: Path) -> None:

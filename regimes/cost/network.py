@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from regimes.errors import ConfigError, nearest
+from regimes.config import Registry
+from regimes.errors import ConfigError, require
 
 Values = float | np.ndarray
 BACKWARD = 2 / 3  # of the compute seconds; the backward pass is two of three equal products
@@ -111,26 +112,26 @@ class Pattern:
     segments: int = 1
 
 
-def _ring(segments: int) -> dict[str, Pattern]:
-    return {
+def _ring(segments: int) -> Registry:
+    return Registry("collective", {
         "mean": Pattern(lambda w: 2 * (w - 1), lambda w: 2 * (w - 1) / w, segments),
         "gather": Pattern(lambda w: w - 1, lambda w: w - 1, segments),
         "broadcast": Pattern(_doublings, _doublings),  # binomial tree over the root's one link
-    }
+    })  # fmt: skip
 
 
 # "gloo" cuts each message of its rings in two (gloo/allreduce.cc, gloo/allgather.cc); "tree" is the
 # double binary tree (Sanders, Speck & Träff, 2009), NCCL's choice for many nodes, with recursive
 # doubling for gathers.
-ALGORITHMS: dict[str, dict[str, Pattern]] = {
+ALGORITHMS = Registry("algorithm", {
     "ring": _ring(1),
     "gloo": _ring(2),
-    "tree": {
+    "tree": Registry("collective", {
         "mean": Pattern(lambda w: 2 * _doublings(w), lambda w: 2.0 * (w > 1)),
         "gather": Pattern(_doublings, lambda w: w - 1),
         "broadcast": Pattern(_doublings, lambda w: 1.0 * (w > 1)),
-    },
-}
+    }),
+})  # fmt: skip
 
 
 def collective_seconds(
@@ -148,13 +149,8 @@ def collective_seconds(
         kind: "mean" (all-reduce), "gather" (all-gather) or "broadcast".
         size: bytes that one worker hands in.
     """
-    if algorithm not in ALGORITHMS:
-        raise ConfigError(f"unknown algorithm {algorithm!r}: {nearest(algorithm, ALGORITHMS)}")
-    if kind not in ALGORITHMS[algorithm]:
-        raise ConfigError(f"unknown collective {kind!r}: {nearest(kind, ALGORITHMS[algorithm])}")
-    if np.any(np.asarray(workers) < 1):
-        raise ConfigError(f"workers must be at least 1, got {workers}")
-    pattern = ALGORITHMS[algorithm][kind]
+    pattern = ALGORITHMS.find(algorithm).find(kind)
+    require(bool(np.all(np.asarray(workers) >= 1)), "workers", workers, "at least 1")
     latency = pattern.hops(workers) * network.latency
     moving = pattern.copies(workers) * 8 * size / network.bandwidth
     return np.maximum(moving, latency + moving / pattern.segments)
@@ -208,8 +204,7 @@ class Work:
                 DistributedDataParallel does; 1 = the collectives wait for the whole gradient. A
                 pipeline of two stages and B equal parts takes max + min / B of the stages.
         """
-        if buckets < 1:
-            raise ConfigError(f"buckets must be at least 1, got {buckets}")
+        require(buckets >= 1, "buckets", buckets, "at least 1")
         first = BACKWARD * self.compute + self.compress
         second = self.communicate(network, workers, algorithm, buckets)
         piped = np.maximum(first, second) + np.minimum(first, second) / buckets

@@ -24,7 +24,7 @@ from regimes.config import DENSE, Level, RunConfig, Signal
 from regimes.ddp import state, validate
 from regimes.ddp.buckets import Buckets
 from regimes.detectors.statistics import Statistic
-from regimes.errors import ConfigError
+from regimes.errors import ConfigError, unexpected
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.panel import Readings, choose
 from regimes.policies import Decision, Policy
@@ -231,4 +231,4 @@ def _rate(value: Any) -> float:
     number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
     if isinstance(number, Real) and not isinstance(number, bool) and 0 <= float(number) < math.inf:
         return float(number)
-    raise ConfigError(f"epoch_end: a learning rate must be a number from zero up, got {value!r}")
+    raise unexpected("epoch_end: lr", value, "a number from zero up")

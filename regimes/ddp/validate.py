@@ -13,7 +13,7 @@ from regimes import compression, policies
 from regimes.compression import Compressor
 from regimes.config import DENSE, Level, Signal
 from regimes.detectors.statistics import INSTRUMENT, Statistic
-from regimes.errors import ConfigError, nearest
+from regimes.errors import ConfigError, nearest, unexpected
 from regimes.policies import Policy, check_levels
 
 FROM_GRADIENTS = ("norms", "msdr", "noise", "error")  # instruments that need no data
@@ -67,11 +67,9 @@ def pick_policy(given: Any, levels: Mapping[str, Level]) -> Policy:
     """
     table = {"name": given} if isinstance(given, str) else given
     chosen = policies.policy(dict(table)) if isinstance(table, Mapping) else table
+    objects = "an object with decide(), needs and names"
     if not isinstance(chosen, Policy):
-        raise ConfigError(
-            f"policy = {given!r}: expected a name, a table with a name, or an object with "
-            "decide(), needs and names"
-        )
+        raise unexpected("policy", given, f"a name, a table with a name, or {objects}")
     check_levels(chosen, dict(levels))
     for statistic in chosen.needs:
         if INSTRUMENT.get(Statistic.parse(statistic).family) not in FROM_GRADIENTS:
@@ -89,9 +87,7 @@ def pick_compressor(given: Any, levels: Mapping[str, Level]) -> Compressor:
     table = {"name": given} if isinstance(given, str) else given
     chosen = compression.compressor(dict(table)) if isinstance(table, Mapping) else table
     if not isinstance(chosen, Compressor):
-        raise ConfigError(
-            f"compressor = {given!r}: expected a name, a table with a name, or a Compressor"
-        )
+        raise unexpected("compressor", given, "a name, a table with a name, or a Compressor")
     if DENSE in levels:
         raise ConfigError('levels: "dense" is always known, give the level another name')
     for level in levels.values():

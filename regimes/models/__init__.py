@@ -12,7 +12,6 @@ the batch on axis 1.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +19,8 @@ from typing import Any
 
 from torch import nn
 
-from regimes.errors import ConfigError, nearest, require
+from regimes.config import Registry
+from regimes.errors import ConfigError, require
 from regimes.models.densenet import densenet121
 from regimes.models.googlenet import googlenet
 from regimes.models.lstm import LSTM
@@ -30,7 +30,7 @@ from regimes.models.transformer import Transformer
 from regimes.models.vgg import vgg7, vgg19bn_cifar10, vgg19bn_cifar100
 from regimes.models.wideresnet import wideresnet28_10
 
-MODELS: dict[str, Callable[..., nn.Module]] = {
+MODELS = Registry("model", {
     "vgg7": vgg7,
     "vgg19bn-cifar10": vgg19bn_cifar10,
     "vgg19bn-cifar100": vgg19bn_cifar100,
@@ -48,7 +48,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "googlenet-cifar100": partial(googlenet, dropout=0.4),
     "lstm": LSTM,
     "transformer": Transformer,
-}
+})  # fmt: skip
 
 
 def build(
@@ -109,15 +109,7 @@ def _given(name: str, builder: Callable[..., object], choices: dict[str, Any]) -
 
 
 def _builder(name: str) -> Callable[..., object]:
-    if name in MODELS:
-        return MODELS[name]
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        raise ConfigError(f"Unknown model {name!r}: {nearest(name, MODELS)}")
-    try:
-        builder = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"Model {name!r} cannot be imported: {error}.") from error
+    builder = MODELS.load(name)
     if not callable(builder):
         kind = type(builder).__name__
         raise ConfigError(f"Model {name!r} is of type {kind}, expected a callable.")

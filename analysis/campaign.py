@@ -8,13 +8,11 @@
 
 Finished runs are skipped and broken ones resumed, so that the same command goes on where it was
 stopped. ``--start data/reference`` begins with the committed records. Each step's records lie in a
-folder of its own and can be packed (``regimes pack``).
+folder of its own. ``campaign.jsonl`` has the code of each start: a commit, or it says otherwise.
 """
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,9 +26,10 @@ from regimes.config import RunConfig, override
 from regimes.errors import ConfigError, RecordError, TrainingError, nearest
 from regimes.launch import sweep
 from regimes.presets.families import shortened
-from regimes.records import load, opened
+from regimes.records import load
 
-from . import controls
+from . import campaign_start, controls
+from .campaign_start import unpack
 
 Steps = tyro.conf.UseAppendAction[tuple[str, ...]]
 Change = Callable[[RunConfig], RunConfig]
@@ -127,24 +126,6 @@ GPU = (
 SCALES = {"cpu": CPU, "gpu": GPU}
 
 
-def unpack(archives: Path, out: Path) -> None:
-    """Begin with packed records: each archive becomes the folder of its step.
-
-    Raises:
-        RecordError: no archives there, or a damaged one.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    found = sorted(archives.glob("*.tar.xz"))
-    if not found:
-        raise RecordError(f"no archive of records in {archives}: expected files *.tar.xz")
-    for path in found:
-        folder = out / path.name.removesuffix(".tar.xz")
-        if not folder.exists():
-            with opened(path) as scratch, tempfile.TemporaryDirectory(dir=out) as beside:
-                shutil.copytree(scratch, Path(beside, "whole"))
-                Path(beside, "whole").rename(folder)
-
-
 class Remaining:
     """What remains, by the minutes that the steps were given, corrected by those they took."""
 
@@ -216,6 +197,7 @@ def main(
     images: Path | None = None,
     share: float = 1.0,
     jobs: int = 1,
+    allow_dirty: bool = False,
 ) -> None:
     """Run the grids of a scale, the most telling first, and print the time that remains.
 
@@ -227,6 +209,7 @@ def main(
         images: CIFAR-10 as a folder or an archive of images, in place of torchvision's copy.
         share: of every run's epochs; decays, windows and intervals are scaled with it.
         jobs: runs at a time.
+        allow_dirty: run although files of regimes/ are not as committed; it is written down.
     """
     if not 0 < share <= 1:
         raise ConfigError(f"--share must be above 0 and at most 1, got {share}")
@@ -235,11 +218,12 @@ def main(
     if images and not images.exists():
         raise ConfigError(f"--images: {images} does not exist")
     names = [step.folder for step in SCALES[scale]]
-    for name in only:
-        if name not in names:
-            raise ConfigError(f"no step {name!r} at scale {scale}: {nearest(name, names)}")
+    for name in set(only) - set(names):
+        raise ConfigError(f"no step {name!r} at scale {scale}: {nearest(name, names)}")
+    line = campaign_start.checked(allow_dirty)
     if start:
         unpack(start, out)
+    campaign_start.write_down(out, line | {"scale": scale, "only": list(only), "share": share})
     steps = tuple(step for step in SCALES[scale] if not only or step.folder in only)
     failures = run(steps, out, jobs, lambda config: changed(config, images, share),
                    lambda words: print(words, flush=True))  # fmt: skip

@@ -9,7 +9,8 @@ import os
 import platform
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Iterable
+from pathlib import Path, PurePath
 from typing import Any
 
 PACKAGE = Path(__file__).parents[1]
@@ -18,21 +19,41 @@ PACKAGE = Path(__file__).parents[1]
 @functools.cache
 def code_digest() -> str:
     """SHA-256 over the package's source files; processes compare it at start-up."""
+    return digest_of((p.relative_to(PACKAGE), p.read_bytes()) for p in PACKAGE.rglob("*.py"))
+
+
+def digest_of(files: Iterable[tuple[PurePath, bytes]]) -> str:
+    """The digest of sources, each a path within the package and its content, in any order."""
     digest = hashlib.sha256()
-    for path in sorted(PACKAGE.rglob("*.py")):
-        digest.update(str(path.relative_to(PACKAGE)).encode())
-        digest.update(path.read_bytes())
+    for path, content in sorted(files):
+        digest.update(str(path).encode())
+        digest.update(content)
     return digest.hexdigest()
 
 
 def commit() -> str | None:
     """The commit of the checkout that the package runs from, with "+" if it has changes."""
     try:
-        git = ["git", "-C", str(PACKAGE), "describe", "--always", "--dirty=+", "--abbrev=12"]
-        done = subprocess.run(git, capture_output=True, text=True, timeout=10, check=True)
+        return _git("describe", "--always", "--dirty=+", "--abbrev=12").strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+
+
+def changes() -> list[str] | None:
+    """Files of the package that are not as in the checkout's last commit: changed, deleted, or
+    sources that git does not have, ignored ones as well; None where the package is no checkout."""
+    try:
+        _git("ls-files", "--error-unmatch", "__init__.py")
+        changed = _git("diff", "--name-only", "--relative", "HEAD", "--", ".")
+        others = _git("ls-files", "--others", "--", ":(glob)**/*.py")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return sorted({*changed.splitlines(), *others.splitlines()})
+
+
+def _git(*words: str) -> str:
+    git = ["git", "-C", str(PACKAGE), *words]
+    return subprocess.run(git, capture_output=True, text=True, timeout=30, check=True).stdout
 
 
 def code() -> dict[str, Any]:

@@ -126,6 +126,46 @@ def ablate(
 
 
 @app.command
+def tune(
+    grid: Annotated[str, tyro.conf.Positional],
+    values: Settings = (),
+    set: Settings = (),
+    seeds: int = 2,
+    first_seed: int = 1000,
+    schedules: Settings = (),
+    halving: int | None = None,
+    budget: float | None = None,
+    out: Path | None = None,
+    jobs: int = 1,
+) -> None:
+    """Try values of any fields on every schedule of a grid alike, by validation data, and write
+    what is best as configurations: `regimes ablate OUT/chosen` runs them with other seeds.
+
+    Args:
+        grid: a grid or a preset; see `regimes presets`.
+        values: of a field, e.g. --values optimizer.lr=0.1,0.2,0.4; all combinations are tried.
+        set: change a field in all runs; data.validation_size is needed.
+        seeds: how many seeds choose.
+        first_seed: the first of them.
+        schedules: only this one; may be given several times.
+        halving: train all for a share of the run, and each time the best 1 in so many longer.
+        budget: the most epochs of training, all runs together; more is refused.
+        out: folder of the records; default runs/tune/GRID.
+        jobs: runs at a time, each on its share of the cores.
+    """
+    from regimes.launch import tune as tuning
+
+    _welcome_plug_ins()
+    cells = (
+        {grid: _configuration(grid, set)}
+        if grid in _presets.PRESETS and not schedules
+        else (_presets.select(grid, schedules, set))
+    )
+    numbers = list(range(first_seed, first_seed + seeds))
+    tuning.main(cells, values, numbers, out or Path("runs", "tune", grid), jobs, halving, budget)
+
+
+@app.command
 def presets(name: Annotated[str | None, tyro.conf.Positional] = None) -> None:
     """List presets and grids, or print one preset as TOML.
 

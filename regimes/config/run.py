@@ -113,6 +113,7 @@ class RunConfig:
         dtype: of parameters, gradients and traffic.
         autocast: forward and backward in half precision.
         tensorboard: write scalars for it beside the record.
+        tuned_on: seeds that have chosen this configuration; a run with one of them is refused.
         quirks: "authors" replaces fields so as to do what the published code does.
     """
 
@@ -138,6 +139,7 @@ class RunConfig:
     start_compressing_after: int = 0
     signal: Signal = "update"
     instruments: dict[str, dict[str, Any]] = field(default_factory=dict)  # see ``instruments/``
+    tuned_on: tuple[int, ...] = ()
     quirks: Literal["none", "authors"] = "none"
     union_pass: bool = True  # one pass over all hosted workers' batches, where it is exact
     dtype: Literal["float32", "float64"] = "float32"

@@ -7,7 +7,7 @@ from typing import Any
 
 from regimes.config import DENSE, RunConfig
 from regimes.data.task import Task
-from regimes.errors import ConfigError, DataError
+from regimes.errors import ConfigError, DataError, require
 from regimes.policies import Policy, check_levels, policy
 
 POSITIVE, FROM_ZERO, FROM_ONE = "a positive number", "a number from 0 up", "at least 1"
@@ -17,8 +17,9 @@ SHARE = "a share, from 0 to 1"
 def check_numbers(config: RunConfig) -> None:
     """Raise ConfigError unless the plain numbers make sense."""
     for name, value, good, expected in _numbers(config):
-        if not good:
-            raise ConfigError(f"{name} must be {expected}, got {value}")
+        require(good, name, value, expected)
+    require(config.seed not in config.tuned_on, "seed", config.seed,
+            "another: this one has chosen the configuration (tuned_on)")  # fmt: skip
     if DENSE in config.levels:
         raise ConfigError('levels.dense is always "dense": give the level another name')
     for table in ("policy", "batch_policy", "deficit") if in_epochs(config) else ():

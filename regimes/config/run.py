@@ -41,6 +41,9 @@ class ModelConfig:
     width: int | None = None  # channels of the first layer, where the family has a choice
     depth: int | None = None  # layers, likewise
     dropout: float | None = None  # likewise
+    heads: int | None = None  # of attention, likewise; the width is a multiple of it
+    positions: Literal["learned", "rotary"] | None = None  # likewise
+    tied: bool | None = None  # is the output matrix the embedding? likewise
 
 
 @dataclass(frozen=True)

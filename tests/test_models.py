@@ -187,4 +187,4 @@ def test_images_and_text_do_not_mix(plugin):
     plugin.make.text = True
     assert build("their_models:make", classes=5, depth=7).in_features == 7
     assert is_text("their_models:make")
-    assert [name for name in MODELS if is_text(name)] == ["lstm", "transformer"]
+    assert [name for name in MODELS if is_text(name)] == ["lstm", "transformer", "gpt"]

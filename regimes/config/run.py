@@ -21,17 +21,20 @@ Schedules = Literal["step", "constant", "cosine", "linear", "wsd", "cyclic"]
 class DataConfig:
     """Which images or text, how much of it, and in what order (``regimes.data``)."""
 
-    name: str = "digits"  # "digits", "cifar10", "cifar100", "folder" or "wikitext-2"
-    path: str | None = None  # image folder or archive for "folder"; root for the others
-    train_size: int | None = None  # images, equally many per class; or tokens; None = all
+    name: str = "digits"  # or "cifar10", "cifar100", "folder"; "wikitext-2", "text", "stdlib", ...
+    path: str | None = None  # images of "folder", file or folder of "text"; root for the others
+    train_size: int | None = None  # images, equally many per class; or tokens; None = all others
     test_size: int | None = None
+    validation_size: int | None = None  # likewise, never trained on nor tested on; None = no split
     image_size: int | None = None  # pixels; average-pooled down to it; None = as they are
     augment: bool = False  # random crop with padding 4, random horizontal flip
     drop_last: bool = False  # leave out an epoch's last, short batch
     reshuffle: bool = True  # False: one order for all epochs (the authors' sampler)
     download: bool = False
-    sequence: int = 35  # tokens per step and stream of a text (the window of truncated BPTT)
-    vocabulary: int | None = None  # most frequent words of a text that are kept; None = all
+    sequence: int = 35  # tokens of a window of a text
+    windows: Literal["streams", "contiguous", "sampled"] | None = None  # how a text is read
+    tokenizer: Literal["bytes", "bpe"] | None = None  # of a text but WikiText-2; None = "bytes"
+    vocabulary: int | None = None  # words of WikiText-2 that are kept, None = all; byte pairs
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,9 @@ class ModelConfig:
     width: int | None = None  # channels of the first layer, where the family has a choice
     depth: int | None = None  # layers, likewise
     dropout: float | None = None  # likewise
+    heads: int | None = None  # of attention, likewise; the width is a multiple of it
+    positions: Literal["learned", "rotary"] | None = None  # likewise
+    tied: bool | None = None  # is the output matrix the embedding? likewise
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,8 @@ class Record:
     Attributes:
         header: ``run.json`` (keys "config", "layers", "code", "machine", ...).
         epochs: one row per epoch: epoch, lr, train_loss, test_loss, metric, floats, bytes,
-            seconds_*, and ``total_floats``, ``total_bytes`` summed up to the epoch's end.
+            seconds_*, validation_loss and validation_metric where samples were held out, and
+            ``total_floats``, ``total_bytes`` summed up to the epoch's end.
         layers: one row per epoch and layer: level, floats, bytes, why, and each statistic.
         rows, details: the lines of ``epochs.jsonl`` and ``instruments.jsonl`` as they are.
     """
@@ -212,7 +213,8 @@ def _frames(
     for row in rows:
         scalars = {k: v for k, v in row.items() if not isinstance(v, dict)} | row.get("model", {})
         times = {f"seconds_{k}": v for k, v in seconds.get(row["epoch"], {}).items()}
-        flat.append({**scalars, **times})
+        held = {f"validation_{k}": v for k, v in row.get("validation", {}).items()}
+        flat.append({**scalars, **held, **times})
     epochs = pd.DataFrame(flat)
     for column in ("floats", "bytes") if len(epochs) else ():
         epochs[f"total_{column}"] = epochs[column].cumsum()

@@ -136,6 +136,7 @@ def _unit(
         "train_loss": train_loss,
         "test_loss": test_loss,
         "metric": metric,
+        **_beside(run, clock, test_loss),
         **_traffic(run, plan),
         "statistics": readings.layers,
         "model": readings.model,
@@ -144,6 +145,19 @@ def _unit(
     if unit == 0:
         check_measured(run.needs, readings)
     return row, dict(clock.seconds), readings.details
+
+
+def _beside(run: Run, clock: Clock, test_loss: float) -> dict[str, Any]:
+    """What the task says of the test loss besides its metric, and the loss and metric on the
+    samples held out for validation, if there are any: NaN but on process 0."""
+    found: dict[str, Any] = dict(run.task.beside(test_loss))
+    if run.config.data.validation_size is not None:
+        loss = metric = math.nan
+        with clock("evaluate"):
+            if run.world.rank == 0:
+                loss, metric = run.task.validate(run.model, run.device, run.batches.dtype)
+        found["validation"] = {"loss": loss, "metric": metric}
+    return found
 
 
 def _train(run: Run, plan: Plan, clock: Clock, watchers: Watchers) -> tuple[float, int]:

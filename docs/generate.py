@@ -158,9 +158,9 @@ def attributes(cls: type) -> dict[str, str]:
 
 def commands(_: str = "") -> str:
     """Each subcommand: what it does, and its arguments."""
-    tree = ast.parse((ROOT / "regimes" / "cli.py").read_text(encoding="utf-8"))
+    files = [ROOT / "regimes" / "cli" / f"{name}.py" for name in ("train", "read")]
     found = []
-    for node in tree.body:
+    for node in [n for file in files for n in ast.parse(file.read_text(encoding="utf-8")).body]:
         if isinstance(node, ast.FunctionDef) and node.decorator_list:
             words, _, arguments = (ast.get_docstring(node) or "").partition("\n\nArgs:\n")
             found.append(f"## regimes {node.name}\n\n{words}\n")

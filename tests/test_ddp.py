@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import regimes
 from regimes.config import RunConfig, override
-from regimes.ddp.buckets import _in_memory_order as in_memory_order
+from regimes.ddp.backward import in_memory_order
 from regimes.records import read_lines
 from regimes.training import checkpoint
 

@@ -152,8 +152,8 @@ def test_values_without_an_equals_sign() -> None:
 
 def test_the_real_thing(tmp_path: Path) -> None:
     """Two rates on digits: the record of each trial is there, and going on trains nothing again."""
-    cell = {"low": short("data.validation_size=40", "dtype=float32", epochs=2)}
-    values = {"optimizer.lr": ["0.0001", "0.2"]}
+    cell = {"low": short("data.validation_size=40", "dtype=float32", epochs=8)}
+    values = {"optimizer.lr": ["0.00001", "0.2"]}
     found = tune.tune(cell, values, (5,), tmp_path)
     assert found.chosen["low"].label == "optimizer.lr=0.2"
     again = tune.tune(cell, values, (5,), tmp_path, progress=lambda *_: pytest.fail("trained"))

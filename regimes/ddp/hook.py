@@ -18,16 +18,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from regimes.collectives.processes import GroupWorld
 from regimes.collectives.requests import Layer, Traffic
-from regimes.compression import Compressor
 from regimes.compression.reducer import Reducer, check_order
-from regimes.config import DENSE, Level, RunConfig, Signal
+from regimes.config import DENSE, Level
 from regimes.ddp import state, validate
 from regimes.ddp.buckets import Buckets
 from regimes.detectors.statistics import Statistic
 from regimes.errors import ConfigError, unexpected
 from regimes.instruments.base import MeasurementContext
-from regimes.instruments.panel import Readings, choose
-from regimes.policies import Decision, Policy
+from regimes.instruments.panel import Panel, Readings, choose
+from regimes.policies import Decision
 from regimes.policies.controller import Controller
 
 
@@ -72,12 +71,7 @@ def attach(
         ConfigError: one sentence, before anything is registered.
     """
     ddp = validate.wrapped(model)
-    validate.trainable(ddp)
-    read = validate.pick_signal(signal)
-    known = RunConfig().levels if levels is None else dict(levels)
-    chosen = validate.pick_compressor(compressor, known)
-    rule = validate.pick_policy(policy, known)
-    return Hook(ddp, rule, chosen, known, read, seed, scaler, timeout)
+    return Hook(ddp, validate.choose(policy, compressor, levels, signal), seed, scaler, timeout)
 
 
 class Hook:
@@ -88,26 +82,21 @@ class Hook:
     """
 
     def __init__(
-        self, model: DistributedDataParallel, rule: Policy, compressor: Compressor,
-        levels: Mapping[str, Level], signal: Signal, seed: int, scaler: Scaler | None,
-        timeout: float,
+        self, model: DistributedDataParallel, chosen: validate.Choice, seed: int,
+        scaler: Scaler | None, timeout: float,
     ) -> None:  # fmt: skip
-        self.compressor, self.values = compressor, levels
+        rule, signal = chosen.policy, chosen.signal
+        self.compressor, self.values = chosen.compressor, chosen.levels
         found = validate.trainable(model)
         self.layers = [Layer(name, tuple(p.shape)) for name, p in found.items()]
-        check_order(compressor, levels, self.layers, model.process_group.size())
+        check_order(self.compressor, self.values, self.layers, model.process_group.size())
         compressed = [i for i, layer in enumerate(self.layers) if layer.compressed]
         self.controller = Controller(rule, list(found), compressed, signal)
         first = next(iter(found.values()))
         self.world = GroupWorld(model.process_group, first.device, timeout)
         self.world.meter.dtype = first.dtype
-        self.reducer = Reducer(compressor, self.layers, self.world, seed)
-        context = MeasurementContext(
-            model.module, validate.no_data, self.world, self.layers, seed, False, validate.no_data,
-            validate.no_data, compressor, levels,
-        )  # fmt: skip
-        norm = any(Statistic.parse(need).is_norm for need in rule.needs)
-        self.panel = choose({}, rule.needs, signal if norm else None, context)
+        self.reducer = Reducer(self.compressor, self.layers, self.world, seed)
+        self.panel = self._choose(model.module, chosen, seed)
         from_updates = {"norms", "msdr"} if signal == "update" else {"msdr"}
         self.buckets = Buckets(
             model,
@@ -123,6 +112,16 @@ class Hook:
         self._decide()
         receive = self.buckets.receive
         model.register_comm_hook(None, lambda state, bucket: receive(bucket))
+
+    def _choose(self, model: nn.Module, chosen: validate.Choice, seed: int) -> Panel:
+        """The gauges of what the policy reads; they see gradients and no data."""
+        context = MeasurementContext(
+            model, validate.no_data, self.world, self.layers, seed, False, validate.no_data,
+            validate.no_data, chosen.compressor, chosen.levels,
+        )  # fmt: skip
+        needs = chosen.policy.needs
+        norm = any(Statistic.parse(need).is_norm for need in needs)
+        return choose({}, needs, chosen.signal if norm else None, context)
 
     @property
     def levels(self) -> dict[str, str]:
@@ -163,26 +162,25 @@ class Hook:
         if following is None:
             rate, following = (rate if self.lr is None else self.lr), rate
         self.lr = following
-        with self.buckets.on_hook_stream():
-            readings = self._read()
-        self.rows.append(
-            {
-                "epoch": len(self.rows),
-                "lr": rate,
-                "next_lr": following,
-                "steps": self.buckets.steps,
-                "skipped": self.buckets.steps - self.buckets.kept,
-                "layers": {"level": self._levels},
-                "statistics": readings.layers,
-                "model": readings.model,
-            }
-        )
+        self.rows.append(self._row(rate, following))
         self.buckets.restart()
         return self._decide()
 
-    def _read(self) -> Readings:
-        """The epoch's statistics; none when every step was skipped."""
-        return self.panel.read(len(self.rows)) if self.buckets.kept else Readings()
+    def _row(self, rate: float, following: float) -> dict[str, Any]:
+        """The epoch as a record has it; without statistics when every step was skipped."""
+        with self.buckets.on_hook_stream():
+            kept = self.buckets.kept
+            readings = self.panel.read(len(self.rows)) if kept else Readings()
+        return {
+            "epoch": len(self.rows),
+            "lr": rate,
+            "next_lr": following,
+            "steps": self.buckets.steps,
+            "skipped": self.buckets.steps - kept,
+            "layers": {"level": self._levels},
+            "statistics": readings.layers,
+            "model": readings.model,
+        }
 
     def _decide(self) -> dict[str, Decision]:
         found = self.controller.decide(self.rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn, cast, get_args
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from regimes import compression, policies
 from regimes.compression import Compressor
-from regimes.config import DENSE, Level, Signal
+from regimes.config import DENSE, Level, RunConfig, Signal
 from regimes.detectors.statistics import INSTRUMENT, Statistic
 from regimes.errors import ConfigError, nearest, unexpected
 from regimes.policies import Policy, check_levels
@@ -19,8 +20,27 @@ from regimes.policies import Policy, check_levels
 FROM_GRADIENTS = ("norms", "msdr", "noise", "error")  # instruments that need no data
 
 
+@dataclass(frozen=True)
+class Choice:
+    """What a hook's user has chosen, checked: the arguments of ``attach``."""
+
+    policy: Policy
+    compressor: Compressor
+    levels: Mapping[str, Level]
+    signal: Signal
+
+
+def choose(policy: Any, compressor: Any, levels: Mapping[str, Level] | None, signal: str) -> Choice:
+    """A policy, a compressor and a signal that go together; ConfigError otherwise."""
+    read = pick_signal(signal)
+    known = RunConfig().levels if levels is None else dict(levels)
+    chosen = pick_compressor(compressor, known)
+    return Choice(pick_policy(policy, known), chosen, known, read)
+
+
 def wrapped(model: nn.Module) -> DistributedDataParallel:
-    """The model, if it is one of DDP's without a hook; ConfigError otherwise."""
+    """The model, if it is one of DDP's without a hook that a hook can serve; ConfigError
+    otherwise."""
     if not isinstance(model, DistributedDataParallel):
         raise ConfigError(
             f"attach needs a DistributedDataParallel model, got {type(model).__name__}: wrap it "
@@ -31,6 +51,7 @@ def wrapped(model: nn.Module) -> DistributedDataParallel:
             "this model has a communication hook already: DDP takes one, attach it once, right "
             "after wrapping the model"
         )
+    trainable(model)
     return model
 
 

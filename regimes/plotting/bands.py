@@ -33,10 +33,7 @@ def bands(
     Returns:
         The figure, and its numbers: schedule, detector, epoch, n, critical (mean over seeds).
     """
-    by = ["schedule", "detector", "epoch"]
-    numbers = result.epochs.groupby(by, as_index=False, sort=False).agg(
-        n=("critical", "size"), critical=("critical", "mean")
-    )
+    numbers = _shares(result)
     costs = detect.over_seeds(result.detectors, "detectors")
     schedules, names = order(numbers["schedule"]), list(dict.fromkeys(numbers["detector"]))
     with style.theme():
@@ -57,6 +54,14 @@ def bands(
         bar.ax.yaxis.set_major_formatter(PercentFormatter(1.0))
         bar.set_label("layers (and seeds)\ncalled critical")
     return fig, numbers
+
+
+def _shares(result: Comparison) -> pd.DataFrame:
+    """Schedule, detector, epoch, n and the share that is critical."""
+    by = ["schedule", "detector", "epoch"]
+    return result.epochs.groupby(by, as_index=False, sort=False).agg(
+        n=("critical", "size"), critical=("critical", "mean")
+    )
 
 
 def draw_bands(ax: Axes, table: pd.DataFrame) -> AxesImage:

@@ -109,8 +109,8 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(
     "settings",
-    [(), ("compressor=topk", "levels.low=50", "levels.high=2")],
-    ids=["powersgd", "topk"],
+    [(), ("compressor=topk", "levels.low=50", "levels.high=2"), ("start_compressing_after=5",)],
+    ids=["powersgd", "topk", "dense start"],
 )
 def test_hook_trainer_and_simulation_are_the_same(
     settings: tuple[str, ...], tmp_path: Path

@@ -29,7 +29,7 @@ from regimes.collectives.overlap import Pipeline, make_buckets
 from regimes.collectives.requests import NO_LAYER
 from regimes.compression.base import State
 from regimes.compression.reducer import Reducer, finite_flag
-from regimes.config import Level
+from regimes.config import DENSE, Level
 from regimes.ddp.backward import Step, after_backward, in_memory_order
 from regimes.errors import ConfigError
 from regimes.instruments.base import Gauge
@@ -39,7 +39,8 @@ class Buckets:
     """The communication hook proper.
 
     Attributes:
-        levels: per layer, what the next backward pass sends.
+        levels: per layer, what a backward pass sends once ``dense_start`` of them are over.
+        total: backward passes since training began.
         steps, kept: backward passes since ``restart``, and those whose gradient was finite.
         check: called once, in the thread, before the next gradient is reduced.
     """
@@ -47,13 +48,14 @@ class Buckets:
     def __init__(
         self, model: DistributedDataParallel, parameters: Sequence[nn.Parameter],
         reducer: Reducer, gauges: Collection[Gauge], *, keep_gradients: bool,
-        scale: Callable[[], float],
+        scale: Callable[[], float], dense_start: int = 0,
     ) -> None:  # fmt: skip
         """
         Args:
             parameters: the layers' parameters, in the reducer's order.
             gauges: see every finite step, in units of the unscaled loss.
             keep_gradients: whether a gauge reads this process's gradients, too.
+            dense_start: so many steps send the gradient uncompressed.
             scale: what the loss is multiplied by (a GradScaler's scale).
         """
         # Not held: the model holds the hook where no garbage collector looks, so both would stay,
@@ -63,6 +65,7 @@ class Buckets:
         self.parameters = list(parameters)
         self.index = {parameter: i for i, parameter in enumerate(parameters)}
         self.levels: Sequence[Level] = []
+        self.dense_start, self.total = dense_start, 0
         self.spare: list[Tensor | None] = [None] * len(parameters)  # a retired residual's memory
         self.units = [1.0] * len(parameters)  # the scale in which a residual is kept
         sizes = [p.numel() for p in parameters]
@@ -93,7 +96,8 @@ class Buckets:
                     "the hook works inside backward() only: uneven inputs (model.join()) are not "
                     "supported, let every process take the same number of steps"
                 ) from None
-            self.step = Step(self.levels)
+            dense = self.total < self.dense_start
+            self.step = Step([DENSE] * len(self.levels) if dense else self.levels)
             self.pipeline.begin()
         assert self.step is not None
         gradients = {
@@ -126,6 +130,7 @@ class Buckets:
             else:
                 self.spare[i], states[i], self.units[i] = states[i].residual, new, step.scale
         self.steps += 1
+        self.total += 1
         if step.finite:
             self.kept += 1
             with self.on_hook_stream():

@@ -45,6 +45,7 @@ def attach(
     levels: Mapping[str, Level] | None = None,
     signal: str = "update",
     seed: int = 0,
+    start_compressing_after: int = 0,
     scaler: Scaler | None = None,
     timeout: float = 600.0,
 ) -> Hook:
@@ -63,6 +64,7 @@ def attach(
         signal: what the norm is of, see ``regimes.instruments.gradient_norm``. All but "update"
             keep a copy of the gradients and send something at the end of an epoch.
         seed: of the compressor's random numbers.
+        start_compressing_after: the first so many steps send the gradient uncompressed.
         scaler: the GradScaler that scales the loss, if one does. The hook then works in units of
             the unscaled loss, so that a change of scale changes neither residuals nor norms.
         timeout: seconds until a process that the others wait for counts as lost.
@@ -71,7 +73,8 @@ def attach(
         ConfigError: one sentence, before anything is registered.
     """
     ddp = validate.wrapped(model)
-    return Hook(ddp, validate.choose(policy, compressor, levels, signal), seed, scaler, timeout)
+    chosen = validate.choose(policy, compressor, levels, signal, start_compressing_after)
+    return Hook(ddp, chosen, seed, scaler, timeout)
 
 
 class Hook:
@@ -105,6 +108,7 @@ class Hook:
             list(self.panel),
             keep_gradients=not self.panel.gauges.keys() <= from_updates,
             scale=(lambda: 1.0) if scaler is None else scaler.get_scale,
+            dense_start=chosen.dense_start,
         )
         self.rows: list[dict[str, Any]] = []
         self.lr: float | None = None
@@ -196,8 +200,9 @@ class Hook:
         """Processes with different ideas would wait for each other, or mix up their bytes."""
         control = self.controller
         plug_ins = state.describe(control.policy), state.describe(self.compressor)
-        configuration = (*plug_ins, dict(self.values), control.signal, self.layers)
-        place = len(self.rows), self.buckets.steps, self._levels
+        configuration = (*plug_ins, dict(self.values), control.signal, self.layers,
+                         self.buckets.dense_start)  # fmt: skip
+        place = len(self.rows), self.buckets.steps, self.buckets.total, self._levels
         facts = {"model or configuration of the hook": configuration, "state of the hook": place}
         self.world.agree(
             **{k: hashlib.sha256(repr(v).encode()).hexdigest() for k, v in facts.items()}

@@ -14,7 +14,7 @@ from regimes import compression, policies
 from regimes.compression import Compressor
 from regimes.config import DENSE, Level, RunConfig, Signal
 from regimes.detectors.statistics import INSTRUMENT, Statistic
-from regimes.errors import ConfigError, nearest, unexpected
+from regimes.errors import ConfigError, nearest, require, unexpected
 from regimes.policies import Policy, check_levels
 
 FROM_GRADIENTS = ("norms", "msdr", "noise", "error")  # instruments that need no data
@@ -28,14 +28,19 @@ class Choice:
     compressor: Compressor
     levels: Mapping[str, Level]
     signal: Signal
+    dense_start: int = 0
 
 
-def choose(policy: Any, compressor: Any, levels: Mapping[str, Level] | None, signal: str) -> Choice:
+def choose(
+    policy: Any, compressor: Any, levels: Mapping[str, Level] | None, signal: str, dense_start: int
+) -> Choice:
     """A policy, a compressor and a signal that go together; ConfigError otherwise."""
+    whole = isinstance(dense_start, int) and not isinstance(dense_start, bool) and dense_start >= 0
+    require(whole, "start_compressing_after", dense_start, "a number of steps, from 0 up")
     read = pick_signal(signal)
     known = RunConfig().levels if levels is None else dict(levels)
     chosen = pick_compressor(compressor, known)
-    return Choice(pick_policy(policy, known), chosen, known, read)
+    return Choice(pick_policy(policy, known), chosen, known, read, dense_start)
 
 
 def wrapped(model: nn.Module) -> DistributedDataParallel:

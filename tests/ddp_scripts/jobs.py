@@ -51,6 +51,7 @@ def smoke(rank: int, config: RunConfig) -> dict[str, Any]:
     hook = attach(
         model, policy=config.policy, compressor=config.compressor, levels=config.levels,
         signal=config.signal, seed=config.seed,
+        start_compressing_after=config.start_compressing_after,
     )  # fmt: skip
     o = config.optimizer
     optimizer = torch.optim.SGD(

@@ -24,7 +24,8 @@ def metric_text(header: Row, value: float | int) -> tuple[str, str]:
     fewer letters."""
     if header["metric"] == "accuracy":
         return "acc %", f"{100 * value:.1f}"
-    return SHORT.get(header["metric"], header["metric"]), f"{value:.4g}"
+    name = str(header["metric"])
+    return SHORT.get(name, name), f"{value:.4g}"
 
 
 def at_low(header: Row, row: Row) -> tuple[int, int]:

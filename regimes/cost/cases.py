@@ -21,9 +21,11 @@ from regimes.cost.work import Work, mean
 from regimes.errors import RecordError
 from regimes.policies import PastEpoch, policy
 from regimes.records import Record
+from regimes.training.units import Units
 
 ITEMSIZE = {"float32": 4, "float64": 8}
-SAME = ("model", "workers", "dtype", "autocast", "batch_size", "compressor", "levels")
+SAME = ("model", "workers", "dtype", "autocast", "batch_size", "compressor", "levels",
+        "unit_steps")  # fmt: skip
 Epoch = tuple[float, Work]  # steps, and what one of them is
 
 
@@ -182,13 +184,16 @@ def measured(config: RunConfig, workers: int, steps: int = 5) -> list[Case]:
     from regimes.cost.measure import timed
 
     per_epoch, found = timed(config, workers, steps)
-    known = [
-        _level(name, config.levels.get(name), [(per_epoch, work)]) for name, work in found.items()
-    ]
+    each = min(per_epoch, config.unit_steps or per_epoch)  # steps in a row of the record
+    known = [_level(name, config.levels.get(name), [(each, work)]) for name, work in found.items()]
     rule = policy(config.policy)
     if rule.needs:
         return known
     past: list[PastEpoch] = []
-    for _ in range(config.epochs):
+    units = Units.of(config, per_epoch)
+    epochs: list[Epoch] = []
+    for unit in range(len(units)):
         past.append(PastEpoch(0.0, 0.0, {}, [rule.decide(past, ["all"])[0].level]))
-    return [*known, Case(config.name, [(per_epoch, found[p.levels[0]]) for p in past], 1)]
+        first, stop = units.span(unit)
+        epochs.append((stop - first, found[past[-1].levels[0]]))
+    return [*known, Case(config.name, epochs, 1)]

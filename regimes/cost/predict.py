@@ -21,7 +21,7 @@ from regimes.records import load_all, write_table
 if TYPE_CHECKING:
     import pandas as pd
 
-HEADS = ("", "compute", "compress", "network", "step", "s/epoch", "× dense", "pays below")
+HEADS = ("", "compute", "compress", "network", "step", "s/{}", "× dense", "pays below")
 
 
 def predict(
@@ -53,8 +53,12 @@ def predict(
     return pd.DataFrame(rows)
 
 
-def table(frame: pd.DataFrame, note: str = "") -> Table:
-    """Milliseconds per step, legible at 80 columns."""
+def table(frame: pd.DataFrame, note: str = "", unit: str = "epoch") -> Table:
+    """Milliseconds per step, legible at 80 columns.
+
+    Args:
+        unit: what the runs' epochs are, "epoch" or "unit".
+    """
     lines: list[Sequence[str]] = []
     for kind, rows in frame.groupby("kind", sort=False):
         lines.append(({"level": "levels", "policy": "policies"}[str(kind)], *[""] * 7))
@@ -63,7 +67,7 @@ def table(frame: pd.DataFrame, note: str = "") -> Table:
                      for k in ("compute", "compress", "communicate", "seconds")]  # fmt: skip
             lines.append((f" {row['case']}", *parts, f"{row['epoch']:.3g}",
                           f"{row['speed_up']:.2f}", spell(row["break_even"])))  # fmt: skip
-    return Table(HEADS, lines, note)
+    return Table([head.format(unit) for head in HEADS], lines, note)
 
 
 def main(
@@ -86,7 +90,9 @@ def main(
     frame = predict(found, network, workers, algorithm, buckets)
     console = new_console(highlight=False)
     console.print(f"{workers} workers, {network}, {algorithm}; ms per step")
-    console.print(table(frame).drawn(padding=(0, 0, 0, 1)))
+    unit = config.unit_steps if config else runs[0].config.get("unit_steps")
+    shown = table(frame, unit="unit" if unit else "epoch")
+    console.print(shown.drawn(padding=(0, 0, 0, 1)))
     if csv:
         write_table(csv, frame)
     return frame

@@ -141,6 +141,11 @@ def read(root: Path, place: Path) -> Study:
     return Study(place, root, seen, found)
 
 
+def _unit(study: Study) -> str:
+    """What a row of the records is: "epoch" or "unit"."""
+    return "unit" if study.one.config.get("unit_steps") else "epoch"
+
+
 def below(root: Path, error: RegimesError) -> str:
     """An error's words, without the folder that all is read from."""
     return str(error).replace(f"{root}/", "")
@@ -196,7 +201,7 @@ def seconds(study: Study) -> Table:
         parts = [mean.get(part, 0.0) for part in names]
         lines.append((name, *(f"{x:.3g} ({100 * x / total:.0f} %)" if x else DASH for x in parts),
                       f"{total:.3g}", f"{epochs * total:.3g}"))  # fmt: skip
-    return Table(("schedule", *names, "s/epoch", "s/run"), lines)
+    return Table(("schedule", *names, f"s/{_unit(study)}", "s/run"), lines)
 
 
 def _per_epoch(runs: Sequence[Record]) -> dict[str, float]:
@@ -218,7 +223,13 @@ def cost(study: Study, network: Network) -> Table:
     except RecordError as error:
         return Table(note=f"No prediction: {below(study.root, error)}.")
     parts = ("compute", "compress", "communicate")
-    heads = ("level or schedule", *parts, "s/epoch", "×\N{NO-BREAK SPACE}dense", "pays below")
+    heads = (
+        "level or schedule",
+        *parts,
+        f"s/{_unit(study)}",
+        "×\N{NO-BREAK SPACE}dense",
+        "pays below",
+    )
     lines = [
         (f"{row['case']}{'' if row['kind'] == 'level' else ' (schedule)'}",
          *(f"{row['steps_per_epoch'] * row[part]:.3g}" for part in parts),

@@ -190,7 +190,7 @@ def measured(config: RunConfig, workers: int, steps: int = 5) -> list[Case]:
     if rule.needs:
         return known
     past: list[PastEpoch] = []
-    units = Units.of(config, per_epoch)
+    units = Units.of(config, int(per_epoch))
     epochs: list[Epoch] = []
     for unit in range(len(units)):
         past.append(PastEpoch(0.0, 0.0, {}, [rule.decide(past, ["all"])[0].level]))

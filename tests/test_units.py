@@ -153,6 +153,14 @@ def test_units_that_do_not_fit_the_batches_are_refused() -> None:
         prepare(config(*batch, "unit_steps=3"))
 
 
+def test_a_window_after_the_run_is_refused() -> None:
+    """It counts units: the run has six."""
+    late = ("policy=windows", "policy.windows=[[0,2],[6,8]]")
+    assert len(prepare(config(*late, "unit_steps=1")).units) == 12
+    with pytest.raises(ConfigError, match=r"policy\.windows = 6: expected a window"):
+        prepare(config(*late, "unit_steps=2"))
+
+
 # -- a dense start ---------------------------------------------------------------------------
 
 

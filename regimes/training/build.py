@@ -25,7 +25,7 @@ from regimes.models.loss import Batch
 from regimes.policies import Policy, check_levels, policy
 from regimes.policies.controller import Controller
 from regimes.records import provenance
-from regimes.training.checks import build_batch_policy, check_numbers, check_size
+from regimes.training.checks import build_batch_policy, check_numbers, check_size, check_windows_fit
 from regimes.training.gradients import Gradients, draws_random_numbers, layer_table
 from regimes.training.learning_rate import LearningRate
 from regimes.training.optimizers import Optimizers
@@ -125,6 +125,7 @@ def _build(
     compressed = [i for i, layer in enumerate(layers) if layer.compressed]
     controller = Controller(rule, [layer.name for layer in layers], compressed, config.signal)
     units = Units.of(config, len(batches))
+    check_windows_fit(config, len(units))
     rate = LearningRate(config.optimizer, units.per_epoch, units.total)
     optimizer = build_optimizer(config.optimizer, model, task.classes)
     context = _context(task, chosen, gradients, layers, config, batches, optimizer)

@@ -47,6 +47,14 @@ def in_epochs(config: RunConfig) -> bool:
     return config.unit_steps is None and config.steps is None
 
 
+def check_windows_fit(config: RunConfig, units: int) -> None:
+    """Raise ConfigError for a policy's window that starts after the run's last unit."""
+    for table in ("policy", "batch_policy"):
+        for first, _ in (getattr(config, table) or {}).get("windows", ()):
+            require(first < units, f"{table}.windows", first,
+                    f"a window that starts within the run's {units} units")  # fmt: skip
+
+
 def _numbers(c: RunConfig) -> list[tuple[str, Any, bool, str]]:
     """(field, its value, is it good?, what is expected)."""
     o, decays = c.optimizer, list(c.optimizer.decay_epochs)

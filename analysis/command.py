@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+WIDE = 1000  # columns, more than any table has
 BLOCK = re.compile(r"^ {4}((?:regimes|python) .*?)(?:  +#.*)?$", re.MULTILINE)
 
 # -- what a command leaves -------------------------------------------------------------------
@@ -89,6 +90,26 @@ class Files:
         """Print what was written, and return it."""
         print(*self.paths, sep="\n")
         return self.paths
+
+
+def show(
+    titles: Sequence[str], lines: Iterable[Sequence[str]], right: Collection[int], title: str = ""
+) -> None:
+    """Print a table as wide as its cells are, wider than the terminal too: nothing is cut.
+
+    Args:
+        right: the columns that are justified to the right.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title or None, title_justify="left", box=None, header_style="bold",
+                  pad_edge=False)  # fmt: skip
+    for i, name in enumerate(titles):
+        table.add_column(name, justify="right" if i in right else "left", no_wrap=True)
+    for line in lines:
+        table.add_row(*line)
+    Console(highlight=False, width=WIDE).print(table, "")
 
 
 # -- how a command begins --------------------------------------------------------------------

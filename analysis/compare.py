@@ -21,6 +21,8 @@ from regimes.plotting.metrics import Metric
 from regimes.records import Record, summary
 from regimes.replay.agreement import interval
 
+from . import command
+
 SCHEDULES = ("dense", "low", "high", "low-in-critical", "high-in-critical", "accordion", "low-late")
 PAIRS = (
     ("low", "high"),
@@ -145,17 +147,8 @@ def as_text(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[list[list[str]], l
 
 def show(rows: pd.DataFrame, pairs: pd.DataFrame) -> None:
     """Print both tables."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False)
-    for lines in as_text(rows, pairs)[: 2 if len(pairs) else 1]:
-        shown = Table(box=None, header_style="bold", pad_edge=False)
-        for i, title in enumerate(lines[0]):
-            shown.add_column(title, justify="right" if i else "left", no_wrap=True)
-        for line in lines[1:]:
-            shown.add_row(*line)
-        console.print(shown, "")
+    for first, *lines in as_text(rows, pairs)[: 2 if len(pairs) else 1]:
+        command.show(first, lines, right=range(1, len(first)))
 
 
 def markdown(rows: pd.DataFrame, pairs: pd.DataFrame, about: str) -> str:

@@ -28,7 +28,7 @@ from regimes.errors import RecordError
 from regimes.records import find, opened, read_header
 from regimes.records.provenance import digest_of
 
-from .command import name_of
+from .command import name_of, show
 
 ROOT, PACKAGE = Path(__file__).parents[1], "regimes"
 NONE = "no commit"
@@ -140,16 +140,11 @@ def main(
         records: archives or folders of records, or folders of these.
         strict: end with exit code 1 if a digest has no commit.
     """
-    from rich.console import Console
-    from rich.table import Table
-
     rows = table(records, commits())
-    shown = Table(*rows.columns, box=None, header_style="bold", pad_edge=False)
-    for row in rows.to_dict("records"):
-        shown.add_row(row["archive"], str(row["runs"]), row["digest"][:12],
-                      row["commit"][:12] or NONE)  # fmt: skip
-    console = Console(highlight=False)
-    console.print(shown, "", summary(rows), sep="\n")
+    lines = [(row["archive"], str(row["runs"]), row["digest"][:12], row["commit"][:12] or NONE)
+             for row in rows.to_dict("records")]  # fmt: skip
+    show(list(rows.columns), lines, right=(1,))
+    print(summary(rows))
     if strict and (rows["commit"] == "").any():
         sys.exit(1)
     return rows

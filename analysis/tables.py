@@ -25,7 +25,7 @@ from regimes.errors import RecordError
 from regimes.records import Record, load_all
 
 from . import published
-from .command import Files
+from .command import Files, show
 from .compare import LAST
 from .curves import seconds
 from .table_rules import BATCH, EPOCHS, UNITS, WORKERS, agrees, explained, rule
@@ -180,24 +180,16 @@ def main(
         records: folders of runs, or archives of them.
         out: folder for the tables; default figures/tables.
     """
-    from rich.console import Console
-    from rich.table import Table
-
     runs = [run for path in records for run in load_all(path)]
-    rows, console = table(runs), Console(highlight=False)
+    rows = table(runs)
     for number, group in rows.groupby("table"):
-        lines = as_text(group)
-        shown = Table(title=f"Table {number}: {TITLES[int(str(number))]}", title_justify="left",
-                      box=None, header_style="bold", pad_edge=False)  # fmt: skip
-        for i, heading in enumerate(lines[0]):
-            shown.add_column(heading, justify="right" if 1 < i < 10 else "left")
-        for line in lines[1:]:
-            shown.add_row(*line)
-        console.print(shown, "")
-    console.print(ABOUT, "")
+        headings, *lines = as_text(group)
+        title = f"Table {number}: {TITLES[int(str(number))]}"
+        show(headings, lines, right=range(2, 10), title=title)
+    print(ABOUT, end="\n\n")
     left = sum(row_of(run.config) is None for run in runs)
     if left:
-        console.print(f"{left} of {len(runs)} runs are at no row's setting and were left out.")
+        print(f"{left} of {len(runs)} runs are at no row's setting and were left out.")
     files = Files("tables", out)
     files.table("tables", rows)
     files.text("tables.md", markdown(rows))

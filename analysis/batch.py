@@ -68,12 +68,12 @@ def figure(
         grid = fig.subplots(2, 2, height_ratios=[3, 2])
         for ax, against in zip(grid[0], ("epoch", "floats"), strict=True):
             panels.fill(ax, against, numbers, last, shown)
-            panels.format_axis(ax, against, last)
+            panels.format_axis(ax, against, last, lines.decaying(found).config)
             panels.limits(ax, numbers, shown, last)
         grid[0, 0].set_ylabel(shown.label)
         for ax, (column, label) in zip(grid[1], DECIDED.items(), strict=True):
             _step(ax, steps, column)
-            ax.set(xlabel="epoch", ylabel=label)
+            ax.set(xlabel=grid[0, 0].get_xlabel(), ylabel=label)
             ax.margins(x=0.02)
         for ax in (grid[0, 0], *grid[1]):
             style.shade(ax, compare.windows(found))

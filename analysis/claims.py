@@ -20,18 +20,19 @@ from typing import Any
 
 import pandas as pd
 
+from regimes.console import stdout
+from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.records import Record, load_all, write_output
 from regimes.replay.agreement import interval
 
-from .command import show
 from .pools import pool, same_code
 from .sentences import PAPER, QUESTIONS, Claim
 from .verdicts import alike, holm, least_p, outcome, p_ranks, p_value, verdict
 
 COLUMNS = ("item", "claim", "effect", "n", "mean [95 % interval]", "margin", "p", "p by ranks",
            "p (Holm)", "verdict", "the claim is", "records")  # fmt: skip
-RIGHT = (3, 5, 6, 7, 8)
+WIDTH = 200  # letters that twelve columns need
 DECIDE = ("expect", "ci_low", "ci_high", "margin", "p_holm")  # arguments of `outcome`
 ABOUT = (
     "The mean effect over n seeds with its 95 % t interval, and the smallest effect that matters. "
@@ -112,7 +113,7 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
 # -- verdicts to a table ---------------------------------------------------------------------
 
 
-def as_text(row: dict[str, Any]) -> list[str]:
+def line(row: dict[str, Any]) -> list[str]:
     """A row of `judge` as rounded text, in the order of `COLUMNS`."""
     ends = f"[{row['ci_low']:+.2f}, {row['ci_high']:+.2f}]"
     if math.isnan(row["ci_low"]):
@@ -129,28 +130,18 @@ def _p(value: float) -> str:
     return "" if math.isnan(value) else "< 0.001" if value < 0.001 else f"{value:.2g}"
 
 
-def lines(rows: pd.DataFrame) -> list[list[str]]:
-    """All rows of `judge` as text; an item is named once."""
-    found = [as_text({str(key): cell for key, cell in row.items()})
-             for row in rows.to_dict("records")]  # fmt: skip
-    before = ["", *(line[0] for line in found)]
-    return [["" if item == line[0] else line[0], *line[1:]]
-            for item, line in zip(before, found, strict=False)]  # fmt: skip
-
-
-def markdown(rows: pd.DataFrame) -> str:
-    """The claims as a Markdown table, the paper's first."""
-    rule = ["---:" if i in RIGHT else "---" for i in range(len(COLUMNS))]
-    found = [[*cells, f"`{records}`".replace(" + ", "` + `").replace(" †`", "` †")]
-             for *cells, records in lines(rows)]  # fmt: skip
-    first = "".join(f"| {' | '.join(line)} |\n" for line in (["", *COLUMNS[1:]], *found))
-    head, _, rest = first.partition("\n")
-    return f"{head}\n|{'|'.join(rule)}|\n{rest}"
+def as_text(rows: pd.DataFrame) -> Table:
+    """All rows of `judge` as text, the paper's first; an item is named once."""
+    found = [line({str(key): cell for key, cell in row.items()}) for row in rows.to_dict("records")]
+    before = ["", *(cells[0] for cells in found)]
+    once = [["" if item == cells[0] else cells[0], *cells[1:]]
+            for item, cells in zip(before, found, strict=False)]  # fmt: skip
+    return Table(COLUMNS, once, texts=3, ends=3)
 
 
 def page(rows: pd.DataFrame) -> str:
-    """The table below what its columns are."""
-    return f"{ABOUT}\n\n{markdown(rows)}"
+    """The table as Markdown, below what its columns are."""
+    return f"{ABOUT}\n\n{as_text(rows).markdown()}\n"
 
 
 def main(folder: Path, out: Path | None = None, paper: bool = False) -> pd.DataFrame:
@@ -164,10 +155,12 @@ def main(folder: Path, out: Path | None = None, paper: bool = False) -> pd.DataF
     rows = judge(folder, PAPER if paper else (*PAPER, *QUESTIONS))
     if out:
         write_output(out, page(rows))
-    show(COLUMNS, lines(rows), right=RIGHT)
     items = summary(rows).astype(str)
-    show(list(items.columns), items.to_numpy().tolist(), right=range(1, 5))
-    print(ABOUT)
+    console = stdout.console(highlight=False)
+    console.width = max(console.width, WIDTH)
+    console.print(as_text(rows).drawn(), "")
+    console.print(Table(list(items.columns), items.to_numpy().tolist()).drawn(), "")
+    console.print(ABOUT)
     return rows
 
 

@@ -14,10 +14,11 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regimes.console import stdout
 from regimes.errors import ConfigError, RegimesError
 from regimes.records import write_output
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-WIDE = 1000  # columns, more than any table has
 BLOCK = re.compile(r"^ {4}((?:regimes|python) .*?)(?:  +#.*)?$", re.MULTILINE)
 
 # -- what a command leaves -------------------------------------------------------------------
@@ -92,26 +92,6 @@ class Files:
         return self.paths
 
 
-def show(
-    titles: Sequence[str], lines: Iterable[Sequence[str]], right: Collection[int], title: str = ""
-) -> None:
-    """Print a table as wide as its cells are, wider than the terminal too: nothing is cut.
-
-    Args:
-        right: the columns that are justified to the right.
-    """
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title or None, title_justify="left", box=None, header_style="bold",
-                  pad_edge=False)  # fmt: skip
-    for i, name in enumerate(titles):
-        table.add_column(name, justify="right" if i in right else "left", no_wrap=True)
-    for line in lines:
-        table.add_row(*line)
-    Console(highlight=False, width=WIDE).print(table, "")
-
-
 # -- how a command begins --------------------------------------------------------------------
 
 
@@ -136,11 +116,16 @@ def _needs(main: Callable[..., Any]) -> bool:
 
 def start(main: Callable[..., Any]) -> None:
     """Run ``main`` with its arguments from the command line (``python -m MODULE``); errors are one
-    sentence and a code."""
+    sentence and a code, as those of `regimes`, a closed pipe among them."""
     spec = main.__globals__["__spec__"]  # None of a file that is run by its path
     name = f"-m {spec.name.removesuffix('.__main__')}" if spec else sys.argv[0]
     try:
         call(main, sys.argv[1:], f"python {name}")
+        stdout.flush()
     except RegimesError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if not stdout.is_lost(error):
+            raise
+        sys.exit(stdout.lost(error))

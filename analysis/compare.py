@@ -12,6 +12,8 @@ from typing import Any
 
 import pandas as pd
 
+from regimes.console import stdout
+from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import metrics
 from regimes.plotting.groups import BASELINES, compressed, groups, tested_by
@@ -20,8 +22,6 @@ from regimes.plotting.groups import windows as windows
 from regimes.plotting.metrics import Metric
 from regimes.records import Record, summary
 from regimes.replay.agreement import interval
-
-from . import command
 
 SCHEDULES = ("dense", "low", "high", "low-in-critical", "high-in-critical", "accordion", "low-late")
 PAIRS = (
@@ -127,34 +127,34 @@ def pair(each: pd.DataFrame, a: str, b: str, shown: Metric) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def as_text(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[list[list[str]], list[list[str]]]:
-    """Both tables as rounded text, titles first."""
+def as_text(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[Table, Table]:
+    """Both tables as rounded text."""
     shown = metrics.named(str(rows.columns[2]))
     base = next((name for name in BASELINES if name in set(rows["schedule"])), "baseline")
-    first = [["schedule", "n", shown.heading, "floats (M)", f"of {base}"]]
+    first, second = [], []
     for row in rows.to_dict("records"):
         sd = "" if math.isnan(row["sd"]) else f" ± {row['sd']:.1f}"
         first.append([row["schedule"], str(row["n"]), f"{row[shown.name]:.1f}{sd}",
                       f"{row['floats_M']:.4g}", f"{row['of_low']:.2f}"])  # fmt: skip
-    second = [["difference", "n", shown.unit, "95 % t interval", "> 0", "traffic ratio"]]
     for row in pairs.to_dict("records"):
         low, high = row["ci_low"], row["ci_high"]
         ends = "-" if math.isnan(low) else f"[{low:+.1f}, {high:+.1f}]"
         second.append([row["comparison"], str(row["n"]), f"{row['difference']:+.1f}", ends,
                        f"{row['positive']}/{row['n']}", f"{row['traffic_ratio']:.2f}"])  # fmt: skip
-    return first, second
+    return (
+        Table(("schedule", "n", shown.heading, "floats (M)", f"of {base}"), first),
+        Table(("difference", "n", shown.unit, "95 % t interval", "> 0", "traffic ratio"), second),
+    )
 
 
 def show(rows: pd.DataFrame, pairs: pd.DataFrame) -> None:
     """Print both tables."""
-    for first, *lines in as_text(rows, pairs)[: 2 if len(pairs) else 1]:
-        command.show(first, lines, right=range(1, len(first)))
+    console = stdout.console(highlight=False)
+    for shown in as_text(rows, pairs)[: 2 if len(pairs) else 1]:
+        console.print(shown.drawn(), "")
 
 
 def markdown(rows: pd.DataFrame, pairs: pd.DataFrame, about: str) -> str:
     """Both tables, rounded, below words about their setting."""
-    parts = [about]
-    for lines in as_text(rows, pairs):
-        cells = [lines[0], ["---", *["---:"] * (len(lines[0]) - 1)], *lines[1:]]
-        parts.append("\n".join(f"| {' | '.join(line)} |" for line in cells))
+    parts = [about, *(shown.markdown() for shown in as_text(rows, pairs))]
     return "\n\n".join(parts) + "\n"

@@ -23,8 +23,9 @@ import pandas as pd
 
 from regimes.config import DENSE
 from regimes.cost.cases import Case, cases
-from regimes.cost.network import Network, Values, Work, spell
+from regimes.cost.network import Network, Values, spell
 from regimes.cost.predict import predict
+from regimes.cost.work import Work
 from regimes.plotting import style
 from regimes.records import Record, load_all
 from regimes.replay.agreement import interval

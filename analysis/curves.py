@@ -70,7 +70,7 @@ def figure(
             panels.fill(ax, against, numbers, last, shown)
             if authors is not None and against == "epoch":
                 panels.overlay(ax, authors[authors["schedule"].isin(found)], shown)
-            panels.format_axis(ax, against, last)
+            panels.format_axis(ax, against, last, decaying(found).config)
             if against == "epoch":
                 style.shade(ax, compare.windows(found))
                 style.mark_decays(ax, decaying(found).config)

@@ -194,13 +194,13 @@ def figure(study: PricedRuns, settings: Settings, answer: Answer) -> Figure:
         )
         draw_levels(bottom, levels, colours)
         bottom.set_yticks(range(len(levels)), [names[name] for name in levels.index], fontsize=size)
-        bottom.set(xlabel="epoch")
+        bottom.set(xlabel=style.unit_of(run.config))
         bottom.set_title(f"level of each layer by {bands.index[0]}", loc="left")
         entries = [Patch(facecolor=colour, edgecolor="#888888", label=f"{level} compression")
                    for level, colour in colours.items()]  # fmt: skip
         bottom.legend(handles=entries, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
         for ax in (top, bottom):
-            for first in run.config["optimizer"].get("decay_epochs", ()):
+            for first in style.decay_epochs(run.config):
                 ax.axvline(first - 0.5, color="white", linewidth=2.2, zorder=1)  # behind the dots
             style.mark_decays(ax, run.config, labelled=ax is top)
         style.caption(fig, f"Replayed over one run (n\xa0=\xa01): {run.name}, seed {run.seed}. "

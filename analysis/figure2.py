@@ -75,7 +75,7 @@ def figure2a(runs: Iterable[Record], schedule: str = "low") -> tuple[Figure, pd.
                 linewidth=width,
                 label=layer_name(layers[i]),
             )
-        ax.set(xlabel="epoch", ylabel=f"gradient norm ({config['signal']})")
+        ax.set(xlabel=style.unit_of(config), ylabel=f"gradient norm ({config['signal']})")
         ax.margins(x=0.01)
         style.log_axis(ax)
         size = 7.5 if len(layers) <= 30 else 4.5
@@ -113,7 +113,7 @@ def figure2b(runs: Iterable[Record]) -> tuple[Figure, pd.DataFrame]:
             drawn = names + (strangers if title == RECOVER else ())
             for ax, against in ((left, "epoch"), (right, "floats")):
                 panels.fill(ax, against, numbers[numbers["schedule"].isin(drawn)], last, shown)
-                panels.format_axis(ax, against, last)
+                panels.format_axis(ax, against, last, one.config)
             panels.limits(left, numbers, shown, last)
             left.set_ylabel(shown.label)
             half.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=3,

@@ -133,7 +133,7 @@ def figure3(
         middle.set_ylabel("gradient norm,\nwhole model")
         top.legend(loc="upper right", handlelength=4)
         _bands(bottom, numbers)
-        bottom.set_xlabel("epoch")
+        bottom.set_xlabel(style.unit_of(chosen[0].config))
         style.caption(fig, _words(chosen, alone, pairs, interval_, eta))
     return fig, numbers
 

@@ -135,7 +135,10 @@ def figure4a(runs: Iterable[Record], schedule: str = "dense") -> tuple[Figure, p
             rows = numbers[numbers["epoch"] == epoch]
             _draw(right, rows, "batch", f"{word} ({epoch})", i)
         _size_axis(right, sorted(numbers["batch"].unique().tolist()))
-        left.set(xlabel="epoch", ylabel=f"overlap of the top {numbers['percent'].iloc[0]:g} %")
+        left.set(
+            xlabel=style.unit_of(one.config),
+            ylabel=f"overlap of the top {numbers['percent'].iloc[0]:g} %",
+        )
         titles = ("batch size (images)", "measured after epoch")
         for half, ax, title in zip(halves, (left, right), titles, strict=True):
             ax.set_ylim(0, 1)

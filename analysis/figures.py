@@ -22,6 +22,8 @@ from typing import Annotated, Any
 
 import tyro
 
+from regimes.console import stdout
+from regimes.console.tables import Table
 from regimes.errors import ConfigError, nearest
 from regimes.records import load_all
 
@@ -168,16 +170,12 @@ def main(
 
 
 def _list() -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("figure", "shows", "grids: small", "grids: paper's scale", "module"):
-        table.add_column(heading)
-    for number, figure in FIGURES.items():
-        table.add_row(number, figure.shows, "\n".join(figure.small), "\n".join(figure.paper),
-                      figure.module)  # fmt: skip
-    Console(highlight=False).print(table)
+    heads = ("figure", "shows", "grids: small", "grids: paper's scale", "module")
+    rows = [
+        (number, f.shows, "\n".join(f.small), "\n".join(f.paper), f.module)
+        for number, f in FIGURES.items()
+    ]
+    stdout.console(highlight=False).print(Table(heads, rows, texts=5).drawn())
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import binomtest
 
-from regimes.errors import ConfigError, RecordError
+from regimes.errors import RecordError, require
 from regimes.records import Record
 from regimes.replay.agreement import interval
 
@@ -69,18 +69,13 @@ class Setting:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.nonzero <= self.dimension:
-            raise ConfigError(
-                f"nonzero = {self.nonzero}: expected 1 to dimension = {self.dimension} coordinates"
-            )
+        some = f"1 to dimension = {self.dimension} coordinates"
+        require(1 <= self.nonzero <= self.dimension, "nonzero", self.nonzero, some)
         for name in ("train", "n", "trials", "draws"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)}: expected at least 1")
-        if min(self.lam, self.sigma) <= 0 or not 0 < self.epsilon < 1:
-            raise ConfigError(
-                "expected lam > 0, sigma > 0 and 0 < epsilon < 1, got "
-                f"lam = {self.lam}, sigma = {self.sigma}, epsilon = {self.epsilon}"
-            )
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        for name in ("lam", "sigma"):
+            require(getattr(self, name) > 0, name, getattr(self, name), "a positive number")
+        require(0 < self.epsilon < 1, "epsilon", self.epsilon, "a number between 0 and 1")
 
     @property
     def mu(self) -> Vector:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from regimes.console.tables import Table
 from regimes.plotting import style
 from regimes.records import Record
 from regimes.replay import detect
@@ -52,9 +53,9 @@ def show(drawn: Figure | tuple[Any, ...]) -> Image:
     return Image(png(figure), alt=" ".join(figure.get_supxlabel().split()))
 
 
-def frame(lines: Sequence[Sequence[str]]) -> pd.DataFrame:
-    """Rounded text, headings first, with its first column as the index."""
-    return pd.DataFrame(lines[1:], columns=list(lines[0])).set_index(lines[0][0])
+def frame(table: Table) -> pd.DataFrame:
+    """Rounded text, with its first column as the index."""
+    return pd.DataFrame(table.rows, columns=list(table.heads)).set_index(table.heads[0])
 
 
 def compared(

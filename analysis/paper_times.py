@@ -26,6 +26,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from regimes.console.tables import Table
 from regimes.cost.network import Network, collective_seconds
 from regimes.records import write_output
 
@@ -34,6 +35,8 @@ from . import published
 NODES, NETWORK = 4, Network.parse("10Gbit/s")
 UNITS = {"M": 1e6, "G": 1e9}
 KEYS = ["table", "data", "model", "compressor"]
+HEADS = ("table", "setting", "speed-up over low, printed", "predicted", "of low - high explained",
+         "implied Gbit/s", "ACCORDION between high and low, floats", "seconds")  # fmt: skip
 
 
 def communication(compressor: str, floats: float, bandwidth: float) -> float:
@@ -79,17 +82,13 @@ def _row(compressor: str, low: pd.Series, high: pd.Series, ours: pd.Series) -> d
 
 def markdown(frame: pd.DataFrame) -> str:
     """The comparison as a Markdown table, with its medians."""
-    text = [
-        "| table | setting | speed-up over low, printed | predicted | of low - high explained | "
-        "implied Gbit/s | ACCORDION between high and low, floats | seconds |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    text += [
-        f"| {row['table']} | {row['model']}, {row['data']}, {row['compressor']} | "
-        f"{row['printed']:.2f} | {row['predicted']:.2f} | {100 * row['explained']:.0f} % | "
-        f"{row['implied'] / 1e9:.2f} | {row['floats']:.2f} | {row['seconds']:.2f} |"
+    lines = [
+        (f"{row['table']}", f"{row['model']}, {row['data']}, {row['compressor']}",
+         f"{row['printed']:.2f}", f"{row['predicted']:.2f}", f"{100 * row['explained']:.0f} %",
+         f"{row['implied'] / 1e9:.2f}", f"{row['floats']:.2f}", f"{row['seconds']:.2f}")
         for row in frame.to_dict("records")
-    ]
+    ]  # fmt: skip
+    text = [Table(HEADS, lines, texts=2).markdown()]
     for kind, part in frame.groupby("compressor", sort=False):
         off = (part["floats"] - part["seconds"]).abs()
         text.append(

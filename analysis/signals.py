@@ -81,7 +81,7 @@ def signals(record: Record) -> tuple[Figure, pd.DataFrame]:
                 style.log_axis(ax)
             ax.set_ylabel(title.replace(" Hess", "\nHess").replace("nt n", "nt\nn"))
             style.mark_decays(ax, record.config, labelled=title == "gradient norm")
-        ax.set_xlabel("epoch")
+        ax.set_xlabel(style.unit_of(record.config))
         handles = {line.get_label(): line for line in ax.lines if line.get_label() in WORDS}
         fig.legend(handles.values(), handles.keys(), loc="outside upper right", ncols=2,
                    title="BatchNorm in the curvature", handlelength=4)  # fmt: skip

@@ -21,11 +21,13 @@ import numpy as np
 import pandas as pd
 import tyro
 
+from regimes.console import stdout
+from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.records import Record, load_all
 
 from . import published
-from .command import Files, show
+from .command import Files
 from .compare import LAST
 from .curves import seconds
 from .table_rules import BATCH, EPOCHS, UNITS, WORKERS, agrees, explained, rule
@@ -37,6 +39,7 @@ TITLES = {
 }  # fmt: skip
 HEADINGS = ["network", "level", "accuracy %", "authors' log", "ours", "sent", "by the rule",
             "ours", "s", "ours", "the rule"]  # fmt: skip
+WIDTH = 120  # letters that eleven columns need
 ABOUT = (
     "Accuracy: the paper's (3 seeds), the authors' log at its end (1 seed), ours (mean of the last "
     f"{LAST} epochs, mean ± sd over seeds). Sent: floats of the whole training; by the rule: "
@@ -138,9 +141,9 @@ def _ours(runs: Sequence[Record]) -> dict[str, Any]:
 # -- out -------------------------------------------------------------------------------------
 
 
-def as_text(rows: pd.DataFrame) -> list[list[str]]:
-    """The rows of one table as rounded text, headings first."""
-    lines = [HEADINGS]
+def as_text(rows: pd.DataFrame) -> Table:
+    """The rows of one table as rounded text."""
+    lines, number = [], int(rows["table"].iloc[0])
     for row in rows.to_dict("records"):
         unit, digits = row["unit"], len(row["printed"].partition(".")[2])
 
@@ -156,17 +159,15 @@ def as_text(rows: pd.DataFrame) -> list[list[str]]:
             f"{row['seconds']:,}", f"{row['ours_seconds']:,.0f}" if row["n"] else "",
             f"{verdict}: {row['why']}" if row["why"] else verdict,
         ])  # fmt: skip
-    return lines
+    return Table(HEADINGS, lines, title=f"Table {number}: {TITLES[number]}", texts=2, ends=1)
 
 
 def markdown(rows: pd.DataFrame) -> str:
     """All tables, rounded."""
     parts = [ABOUT]
     for number, group in rows.groupby("table"):
-        lines = as_text(group)
-        cells = [lines[0], ["---", "---", *["---:"] * 8, "---"], *lines[1:]]
-        body = "\n".join(f"| {' | '.join(line)} |" for line in cells)
-        parts.append(f"**Table {number}.** {TITLES[int(str(number))]}\n\n{body}")
+        words = f"**Table {number}.** {TITLES[int(str(number))]}"
+        parts.append(f"{words}\n\n{as_text(group).markdown()}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -181,15 +182,14 @@ def main(
         out: folder for the tables; default figures/tables.
     """
     runs = [run for path in records for run in load_all(path)]
-    rows = table(runs)
-    for number, group in rows.groupby("table"):
-        headings, *lines = as_text(group)
-        title = f"Table {number}: {TITLES[int(str(number))]}"
-        show(headings, lines, right=range(2, 10), title=title)
-    print(ABOUT, end="\n\n")
+    rows, console = table(runs), stdout.console(highlight=False)
+    console.width = max(console.width, WIDTH)
+    for _, group in rows.groupby("table"):
+        console.print(as_text(group).drawn(), "")
+    console.print(ABOUT, "")
     left = sum(row_of(run.config) is None for run in runs)
     if left:
-        print(f"{left} of {len(runs)} runs are at no row's setting and were left out.")
+        console.print(f"{left} of {len(runs)} runs are at no row's setting and were left out.")
     files = Files("tables", out)
     files.table("tables", rows)
     files.text("tables.md", markdown(rows))

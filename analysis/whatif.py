@@ -22,7 +22,8 @@ import pandas as pd
 
 from regimes.config import DENSE
 from regimes.cost.cases import Case, cases
-from regimes.cost.network import Network, Work
+from regimes.cost.network import Network
+from regimes.cost.work import Work
 from regimes.errors import RecordError
 from regimes.records import Record
 from regimes.replay import spelling

@@ -45,6 +45,7 @@ from regimes.curvature.krylov import Krylov
 from regimes.curvature.lanczos import lanczos, random_direction
 from regimes.curvature.spectrum import warm_start
 from regimes.models import build
+from regimes.records import write_output
 from regimes.seeding import derive, stream
 
 DISTRIBUTIONS = {
@@ -420,8 +421,8 @@ def main() -> None:
         for result in run(name, libraries, chosen.between):
             report["probes"][name] = result
             if chosen.report:
-                chosen.report.write_text(json.dumps(report, indent=1) + "\n")
-                chosen.report.with_suffix(".md").write_text(markdown(report))
+                write_output(chosen.report, json.dumps(report, indent=1) + "\n")
+                write_output(chosen.report.with_suffix(".md"), markdown(report))
     print(markdown(report))
 
 

@@ -43,6 +43,7 @@ from benchmarks.trainers import (
 )  # fmt: skip
 from regimes.config import RunConfig, override
 from regimes.presets import get_preset
+from regimes.records import write_output
 
 EPOCHS = 6
 STEPS = 3  # per epoch
@@ -327,8 +328,8 @@ def main() -> None:
                     "minutes": (time.monotonic() - began) / 60},
         "undisturbed_seconds": bench.seconds, "faults": rows,
     }  # fmt: skip
-    chosen.report.write_text(json.dumps(result, indent=1) + "\n")
-    chosen.report.with_suffix(".md").write_text(markdown(result))
+    write_output(chosen.report, json.dumps(result, indent=1) + "\n")
+    write_output(chosen.report.with_suffix(".md"), markdown(result))
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ from regimes.config import RunConfig, override, to_dict
 from regimes.cost.cases import recorded
 from regimes.cost.network import ALGORITHMS, Network
 from regimes.presets import get_preset
-from regimes.records import Record, load
+from regimes.records import Record, load, write_output
 
 RATES = (20, 100, 1000)  # Mbit/s per link and direction
 WHOLE = {"dense": 1, "rank 4": 3, "ACCORDION": 3}  # trained from start to end, so often
@@ -200,11 +200,10 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10, help="limited epochs of 6 steps")
     parser.add_argument("--out", type=Path, default=Path("benchmarks"))
     chosen = parser.parse_args()
-    chosen.out.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     result = measure(chosen.rates, chosen.epochs)
-    (chosen.out / "network.json").write_text(json.dumps(result, indent=1) + "\n")
-    (chosen.out / "network.md").write_text(markdown(result))
+    write_output(chosen.out / "network.json", json.dumps(result, indent=1) + "\n")
+    write_output(chosen.out / "network.md", markdown(result))
     print(markdown(result))
 
 

@@ -173,9 +173,13 @@ def _train(
     config: dict[str, Any], out: str, names: Sequence[str], rates: Sequence[int | None]
 ) -> None:
     from regimes.config import RunConfig, from_dict
+    from regimes.records import read_lines
     from regimes.training.loop import run
 
     run(from_dict(RunConfig, config), out, reporters=[Switch(names, rates)])
+    for event in read_lines(Path(out, "events.jsonl")):  # a training outlives its reporters
+        if event["event"] == "reporter failed":
+            raise RuntimeError(f"the links were not all switched: {event['why']}")
 
 
 def _echo(times: int, size: int = 1) -> float:

@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.trainers import Training
 from regimes.config import RunConfig, override
 from regimes.presets import get_preset
-from regimes.records import load
+from regimes.records import load, write_output
 
 AFTER = 1e6  # megabytes: a bucket larger than any model
 BASE = ["workers=2", "epochs=3", "data.train_size=160", "data.test_size=100",
@@ -114,8 +114,8 @@ def main() -> None:
                     rows += compare(model, level, rate, chosen.times, Path(scratch))
                     print("\n".join(markdown(rows).splitlines()[4:]), flush=True)
     machine = {"cores": sorted(os.sched_getaffinity(0)), "load": os.getloadavg()[0]}
-    chosen.report.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
-    chosen.report.with_suffix(".md").write_text(markdown(rows))
+    write_output(chosen.report, json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+    write_output(chosen.report.with_suffix(".md"), markdown(rows))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.cases.growth import plot
 from benchmarks.harness import Limits, Row
+from regimes.records import write_output
 
 HEAD = (
     "| setting | ours | against | theirs | unit | ratio (middle half) | target | | floor | × |",
@@ -57,8 +58,8 @@ class Report:
                 for case, rows in self.rows.items()
             },
         }
-        path.write_text(json.dumps(numbers, indent=1) + "\n")
-        path.with_suffix(".md").write_text(self._markdown(path))
+        write_output(path, json.dumps(numbers, indent=1) + "\n")
+        write_output(path.with_suffix(".md"), self._markdown(path))
         curves = [row for rows in self.rows.values() for row in rows if row.curve]
         if curves:
             plot(curves, _figure(path))

@@ -85,12 +85,11 @@ def options(what: str) -> str:
         return names()
     registry = importlib.import_module(REGISTRIES[what]).REGISTRY
     lines = ["| name | fields and their defaults | class |", "|---|---|---|"]
-    for name, target in registry.items():
-        module, _, attribute = target.partition(":")
-        cls = getattr(importlib.import_module(module), attribute)
-        path = f"{cls.__module__}.{attribute}"
+    for name in registry:
+        cls = registry.find(name)
+        path = f"{cls.__module__}.{cls.__name__}"
         fields = ", ".join(f"`{f} = {spelt(v)}`" for f, v in defaults(cls)) or "none"
-        lines.append(f"| `{name}` | {fields} | [`{attribute}`][{path}] |")
+        lines.append(f"| `{name}` | {fields} | [`{cls.__name__}`][{path}] |")
     return "\n".join(lines)
 
 
@@ -159,9 +158,9 @@ def attributes(cls: type) -> dict[str, str]:
 
 def commands(_: str = "") -> str:
     """Each subcommand: what it does, and its arguments."""
-    tree = ast.parse((ROOT / "regimes" / "cli.py").read_text(encoding="utf-8"))
+    files = [ROOT / "regimes" / "cli" / f"{name}.py" for name in ("train", "read")]
     found = []
-    for node in tree.body:
+    for node in [n for file in files for n in ast.parse(file.read_text(encoding="utf-8")).body]:
         if isinstance(node, ast.FunctionDef) and node.decorator_list:
             words, _, arguments = (ast.get_docstring(node) or "").partition("\n\nArgs:\n")
             found.append(f"## regimes {node.name}\n\n{words}\n")

@@ -38,7 +38,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"{hint}Known: {', '.join(known)}."
 
 
+def unexpected(field: str, value: object, expected: str) -> ConfigError:
+    """The sentence for a field's value that cannot be."""
+    return ConfigError(f"{field} = {value!r}: expected {expected}")
+
+
 def require(met: bool, field: str, value: object, expected: str) -> None:
     """Raise ConfigError unless a field's value is as expected."""
     if not met:
-        raise ConfigError(f"{field} = {value!r}: expected {expected}")
+        raise unexpected(field, value, expected)

@@ -110,8 +110,8 @@ def test_perplexity_is_shown_as_it_is(tmp_path: Path) -> None:
     three = [np.mean([r["metric"] for r in run.rows[-3:]]) for run in runs if run.name == "low"]
     assert rows.set_index("schedule").loc["low", "perplexity"] == pytest.approx(np.mean(three))
     first, second = compare.as_text(rows, pairs)
-    assert first[0] == ["schedule", "n", "perplexity", "floats (M)", "of low"]
-    assert second[0][2] == "perplexity"
+    assert first.heads == ("schedule", "n", "perplexity", "floats (M)", "of low")
+    assert second.heads[2] == "perplexity"
 
 
 @pytest.mark.parametrize(("high", "scale"), [(900.0, "log"), (150.0, "linear")])
@@ -166,7 +166,7 @@ def test_everything_is_compared_with_the_baseline_once(tmp_path: Path) -> None:
         "accordion 4-1 - rank 4", "rank 2 - rank 4", "accordion 4-2 - rank 4",
     ]  # fmt: skip
     assert rows.set_index("schedule").loc["rank 4", "of_low"] == 1.0
-    assert compare.as_text(rows, pairs)[0][0][-1] == "of rank 4"
+    assert compare.as_text(rows, pairs)[0].heads[-1] == "of rank 4"
 
 
 @pytest.mark.parametrize("grid", sorted(GRIDS))

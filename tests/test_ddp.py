@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import regimes
 from regimes.config import RunConfig, override
-from regimes.ddp.buckets import _in_memory_order as in_memory_order
+from regimes.ddp.backward import in_memory_order
 from regimes.records import read_lines
 from regimes.training import checkpoint
 
@@ -109,8 +109,8 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(
     "settings",
-    [(), ("compressor=topk", "levels.low=50", "levels.high=2")],
-    ids=["powersgd", "topk"],
+    [(), ("compressor=topk", "levels.low=50", "levels.high=2"), ("start_compressing_after=5",)],
+    ids=["powersgd", "topk", "dense start"],
 )
 def test_hook_trainer_and_simulation_are_the_same(
     settings: tuple[str, ...], tmp_path: Path
@@ -276,15 +276,15 @@ def test_bad_input_gets_one_sentence() -> None:
         "policy data": "'fisher_trace', but a hook sees gradients only",
         "compressor name": "did you mean 'powersgd'",
         "compressor object": "expected a name, a table with a name, or a Compressor",
-        "level": "level 0 is none of PowerSGD: expected a rank",
+        "level": "level of PowerSGD = 0: expected a rank",
         "level dense": '"dense" is always known',
         "levels swapped": "levels.low = 1 sends less than levels.high = 4",
         "signal": "did you mean 'update'",
         "half": "'weight' is of type torch.float16: the hook needs float32 or float64",
         "sparse": "build it with sparse=False",
         "no backward": "epoch_end: no gradient has been reduced since the epoch began",
-        "rate": "a learning rate must be a number from zero up, got -1.0",
-        "rate of truth": "a learning rate must be a number from zero up, got True",
+        "rate": "lr = -1.0: expected a number from zero up",
+        "rate of truth": "lr = True: expected a number from zero up",
         "state of others": "saved by process 2 of 4, this is process 0 of 1",
         "state of a model": "layer 'head.weight' has shape [7, 24], and here it has shape [5, 24]",
         "state of a layer less": "another model",

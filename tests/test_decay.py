@@ -15,7 +15,7 @@ import pytest
 from regimes.errors import ConfigError
 from regimes.policies import Accordion, AccordionLadder, PastEpoch, Policy, Smith, policy
 from regimes.presets import get_preset
-from regimes.training.learning_rate import learning_rate
+from regimes.training.learning_rate import LearningRate
 
 Rate = Callable[[int, int], float]  # of an epoch and the run's number of them
 
@@ -43,7 +43,7 @@ def test_a_decay_is_low_until_the_next_evaluation() -> None:
     """With a constant norm only the decay rule speaks: low in epochs 151-160 and 251-260."""
     config = get_preset("paper-resnet18-cifar10")
     low = low_epochs(
-        policy(config.policy), lambda e, n: learning_rate(config.optimizer, e), config.epochs
+        policy(config.policy), lambda e, n: LearningRate(config.optimizer, 1, n)(e), config.epochs
     )
     # 0-10: before the second evaluation there is nothing to compare
     assert low == [*range(11), *range(151, 161), *range(251, 261)]

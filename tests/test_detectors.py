@@ -211,14 +211,14 @@ def test_every_registered_detector_keeps_the_contract() -> None:
     [
         ({"name": "norm-chnage"}, "unknown detector 'norm-chnage': did you mean 'norm-change'"),
         ({"name": "norm-change", "eat": 1}, "'detector.eat'.*'eta'"),
-        ({"name": "norm-change", "eta": -1}, "eta must be positive"),
+        ({"name": "norm-change", "eta": -1}, "eta = -1.0: expected a positive number"),
         ({"name": "eigenvalue-change", "statistic": "norm"}, "unknown key 'detector.statistic'"),
         ({"name": "eigenvalue-change", "direction": "decya"}, "did you mean 'decay'"),
-        ({"name": "trace-cusum", "warmup": 1}, "warmup >= 2"),
+        ({"name": "trace-cusum", "warmup": 1}, "warmup = 1: expected at least 2"),
         ({"name": "msdr-fall", "fall": 1.0}, "between 0 and 1"),
-        ({"name": "first-share"}, "epochs, the length of the run"),
+        ({"name": "first-share"}, "epochs = 0: expected the length of the run"),
         ({"name": "random-windows", "epochs": 9, "share": 1.5}, "share between 0 and 1"),
-        ({"name": "random-windows", "epochs": 9, "count": 0}, "count must be at least 1"),
+        ({"name": "random-windows", "epochs": 9, "count": 0}, "count = 0: expected at least 1"),
         ({"name": "fixed-windows", "windows": [[3, 3]]}, "is no window"),
     ],
 )  # fmt: skip
@@ -290,7 +290,7 @@ def test_the_signal_is_there_under_both_its_names() -> None:
 
 
 def test_a_policy_without_a_detector_is_refused() -> None:
-    with pytest.raises(ConfigError, match="must be a table with a name, got 3"):
+    with pytest.raises(ConfigError, match="detector = 3: expected a table with a name"):
         policies.policy({"name": "detected", "detector": 3})
     with pytest.raises(ConfigError, match="did you mean 'trace-cusum'"):
         policies.policy({"name": "detected", "detector": {"name": "trace-cusums"}})

@@ -31,6 +31,7 @@ from analysis import claims
 from analysis.__main__ import commands
 from regimes import presets
 from regimes.config import override
+from regimes.plotting.offered import offered
 
 REFERENCE = ROOT / "data" / "reference"
 DOCS = ROOT / "docs"
@@ -113,6 +114,8 @@ def check_names(verb: str, words: list[str]) -> None:
     ours = [setting for setting in sets if not re.search(r"\w:[A-Za-z]", setting)]
     if verb == "run" and not words[0].endswith(".toml"):
         assert override(presets.get_preset(words[0]), ours)
+    if verb == "figure" and words:
+        assert words[0] in offered()
     if verb == "ablate":
         assert override(next(iter(presets.get_grid(words[0]).values())), ours)
 
@@ -180,7 +183,7 @@ def test_the_claims_are_what_the_records_say() -> None:
     assert f"prints these and {len(rows) - len(paper)}\nmore" in text(DOCS / "findings.md")
     found = re.search(r"<!-- claims -->\n(.*?)<!-- end -->", text(DOCS / "findings.md"), re.DOTALL)
     assert found
-    assert found[1] == claims.markdown(paper)
+    assert found[1] == claims.as_text(paper).markdown() + "\n"
 
 
 @pytest.mark.parametrize("kind", ["compressors", "policies", "detectors", "instruments"])

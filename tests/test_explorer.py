@@ -124,7 +124,7 @@ def test_runs_without_two_levels_are_refused_in_a_sentence() -> None:
 
 
 def test_a_detector_rejects_what_no_slider_allows() -> None:
-    with pytest.raises(ConfigError, match="eta must be positive"):
+    with pytest.raises(ConfigError, match=r"eta = -1\.0: expected a positive number"):
         study("small").answer(Settings("low", 1000, eta=-1.0))
 
 

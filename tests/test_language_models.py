@@ -16,12 +16,14 @@ from regimes.models import build
 from regimes.models.transformer import positions
 
 NAMES = ["lstm", "transformer"]
+ALL = [*NAMES, "gpt"]
 WORDS = 11
 
 
 def make(name, **choice):
     torch.manual_seed(0)
-    return build(name, classes=WORDS, **{"width": 8, "depth": 2, **choice}).double().eval()
+    chosen = {"width": 8, "depth": 2, **choice}
+    return build(name, classes=WORDS, sequence=8, **chosen).double().eval()
 
 
 def tokens(*shape):
@@ -41,7 +43,7 @@ def test_parameter_count():
     assert count("transformer", classes=words, width=w, depth=depth) == formula
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL)
 def test_one_embedding_for_both_ends_and_every_parameter_learns(name):
     model = make(name).train()
     logits, hidden = model(tokens(3, 5))
@@ -99,7 +101,7 @@ def test_the_transformer_equals_its_equations():
 # -- equivalence ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL)
 def test_two_streams_equal_each_alone(name):
     model, x = make(name), tokens(2, 7)
     both, hidden = model(x)
@@ -121,7 +123,7 @@ def test_carrying_the_hidden_state_equals_one_long_pass(cut):
     assert not torch.allclose(model(x[:, cut:])[0], second)  # the state matters
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL)
 @given(cut=st.integers(1, 6))
 def test_later_words_do_not_change_earlier_logits(name, cut):
     model, x = make(name), tokens(2, 7)
@@ -139,7 +141,7 @@ def test_the_order_of_earlier_words_matters():
     assert not torch.allclose(model(x)[0][:, -1], model(swapped)[0][:, -1])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL)
 def test_the_second_derivative_in_evaluation_mode(name):
     """A Hessian-vector product against a central difference of the gradient."""
     model, x = make(name), tokens(2, 5)
@@ -152,7 +154,7 @@ def test_the_second_derivative_in_evaluation_mode(name):
         return torch.autograd.grad(loss, parameters, **options)
 
     product = torch.autograd.grad(gradient(create_graph=True), parameters, direction)
-    step, ends = 1e-5, []
+    step, ends = 1e-6, []
     for sign in (1, -2):  # to + step, then to - step
         for p, d in zip(parameters, direction, strict=True):
             p.data += sign * step * d

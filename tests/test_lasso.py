@@ -299,8 +299,8 @@ def test_runs_without_readings_are_refused(tmp_path: Path) -> None:
         ({"nonzero": 0}, "nonzero = 0: expected 1 to dimension = 200"),
         ({"nonzero": 201}, "nonzero = 201"),
         ({"n": 0}, "n = 0: expected at least 1"),
-        ({"sigma": 0.0}, "expected lam > 0, sigma > 0"),
-        ({"epsilon": 1.0}, "0 < epsilon < 1"),
+        ({"sigma": 0.0}, "sigma = 0.0: expected a positive number"),
+        ({"epsilon": 1.0}, "epsilon = 1.0: expected a number between 0 and 1"),
     ],
 )
 def test_bad_settings_are_one_sentence(fields: dict[str, float], sentence: str) -> None:

@@ -148,7 +148,7 @@ def test_a_users_callable_that_is_not_there_or_gives_no_module(plugin):
     with pytest.raises(ConfigError, match="is of type int, expected a callable"):
         build("their_models:number", **sizes)
     for missing in ("their_models:other", "no_such_package.module:make", ":make"):
-        with pytest.raises(ConfigError, match="cannot be imported"):
+        with pytest.raises(ConfigError, match="cannot import the model"):
             build(missing, **sizes)
 
 
@@ -187,4 +187,4 @@ def test_images_and_text_do_not_mix(plugin):
     plugin.make.text = True
     assert build("their_models:make", classes=5, depth=7).in_features == 7
     assert is_text("their_models:make")
-    assert [name for name in MODELS if is_text(name)] == ["lstm", "transformer"]
+    assert [name for name in MODELS if is_text(name)] == ["lstm", "transformer", "gpt"]

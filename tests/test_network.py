@@ -19,15 +19,12 @@ from regimes.config import override
 from regimes.cost.cases import cases, measured, per_sample, recorded
 from regimes.cost.network import (
     ALGORITHMS,
-    BACKWARD,
     Network,
-    Work,
-    break_even,
     collective_seconds,
-    mean,
     spell,
 )
 from regimes.cost.predict import main, predict
+from regimes.cost.work import BACKWARD, Work, break_even, mean
 from regimes.errors import ConfigError, RecordError
 from regimes.presets import get_preset
 from regimes.records import Record, load_all
@@ -237,9 +234,9 @@ def test_bad_arguments() -> None:
         collective_seconds("mean", 1.0, TEN, 4, "rings")
     with pytest.raises(ConfigError, match="unknown collective 'means'"):
         collective_seconds("means", 1.0, TEN, 4)
-    with pytest.raises(ConfigError, match="workers must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match="workers = 0: expected at least 1"):
         work.seconds(TEN, 0)
-    with pytest.raises(ConfigError, match="buckets must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match="buckets = 0: expected at least 1"):
         work.seconds(TEN, 4, buckets=0)
 
 

@@ -33,7 +33,9 @@ def test_the_first_table_is_what_the_records_say() -> None:
         assert f"| `{row['schedule']}` | {numbers} |" in region("small")
 
 
-@pytest.mark.parametrize("module", sorted(set(re.findall(r"-m analysis[. ](\w+)", README))))
+@pytest.mark.parametrize(
+    "module", sorted(set(re.findall(r"(?:-m analysis[. ]|regimes figure )(\w+)", README)))
+)
 def test_every_analysis_can_be_run(module: str) -> None:
     assert module in commands()
 

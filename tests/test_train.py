@@ -159,14 +159,14 @@ def test_resumed_equals_uninterrupted(
 
 
 def stop_after(epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = loop._epoch
+    original = loop._unit
 
-    def wrapped(parts: Any, epoch: int, watchers: Any) -> Any:
-        if epoch == epochs:
+    def wrapped(parts: Any, unit: int, watchers: Any) -> Any:
+        if unit == epochs:
             raise KeyboardInterrupt
-        return original(parts, epoch, watchers)
+        return original(parts, unit, watchers)
 
-    monkeypatch.setattr(loop, "_epoch", wrapped)
+    monkeypatch.setattr(loop, "_unit", wrapped)
 
 
 @pytest.mark.parametrize("kill_at", [1, 2, 5])
@@ -282,18 +282,18 @@ def test_metered_traffic_is_the_formula_times_steps(
 @pytest.mark.parametrize(
     ("settings", "error", "sentence"),
     [
-        (["levels.low=0"], ConfigError, "level 0 is none of PowerSGD"),
+        (["levels.low=0"], ConfigError, "level of PowerSGD = 0: expected a rank"),
         ([*TOPK, "levels.low=101"], ConfigError, "percentage in (0, 100]"),
         (["levels.low=1", "levels.high=4"], ConfigError, "sends less than levels.high"),
-        (["compressor=dense"], ConfigError, "none of the dense compressor"),
-        (["compressor=sign"], ConfigError, "level 4 is none of sign"),
+        (["compressor=dense"], ConfigError, "level of dense = 4: expected"),
+        (["compressor=sign"], ConfigError, "level of sign = 4: expected 1 (bit)"),
         (["policy=static", "policy.level=middle"], ConfigError, "add levels.middle"),
-        (["epochs=0"], ConfigError, "epochs must be at least 1"),
-        (["optimizer.lr=-1"], ConfigError, "optimizer.lr must be a positive number"),
-        (["bucket_mb=0"], ConfigError, "bucket_mb must be a positive number"),
-        (["optimizer.decay_factor=0"], ConfigError, "optimizer.decay_factor must be a positive"),
-        (["optimizer.warmup_from=nan"], ConfigError, "optimizer.warmup_from must be a number"),
-        (["optimizer.decay_epochs=[-5]"], ConfigError, "must be at least 1, got [-5]"),
+        (["epochs=0"], ConfigError, "epochs = 0: expected at least 1"),
+        (["optimizer.lr=-1"], ConfigError, "optimizer.lr = -1.0: expected a positive"),
+        (["bucket_mb=0"], ConfigError, "bucket_mb = 0.0: expected a positive number"),
+        (["optimizer.decay_factor=0"], ConfigError, "optimizer.decay_factor = 0.0: expected"),
+        (["optimizer.warmup_from=nan"], ConfigError, "warmup_from = nan: expected a number"),
+        (["optimizer.decay_epochs=[-5]"], ConfigError, "= [-5]: expected at least 1"),
         (["levels.dense=4"], ConfigError, "levels.dense is always"),
         (["policy=windows", "policy.windows=[[9, 12]]"], ConfigError, "a window starts in epoch 9"),
         (["policy=os:path"], ConfigError, "is no dataclass"),
@@ -331,7 +331,7 @@ def test_the_command_line_prints_one_sentence_and_a_code(tmp_path: Path) -> None
     command = [sys.executable, "-m", "regimes", "run", "smoke", "--processes", "3"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 2
-    assert "4 workers cannot be divided among 3 processes" in done.stderr
+    assert "workers = 4: expected a multiple of the number of processes, 3" in done.stderr
 
 
 def test_a_folder_keeps_its_run(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from regimes.collectives.requests import NO_LAYER, Gather, Program, Request, Traffic
-from regimes.errors import ConfigError
+from regimes.errors import ConfigError, require
 
 KINDS = ("mean", "gather", "broadcast")
 
@@ -67,11 +67,8 @@ class World:
     """
 
     def __init__(self, workers: int, *, processes: int = 1, rank: int = 0) -> None:
-        if workers < 1 or workers % processes:
-            raise ConfigError(
-                f"{workers} workers cannot be divided among {processes} processes: "
-                "the number of workers must be a multiple of the number of processes"
-            )
+        shared = workers >= 1 and workers % processes == 0
+        require(shared, "workers", workers, f"a multiple of the number of processes, {processes}")
         self.workers, self.processes, self.rank = workers, processes, rank
         each = workers // processes
         self.hosted = range(rank * each, (rank + 1) * each)

@@ -1,9 +1,9 @@
 """Compressors: one contract (``base``), one file per family, and the names that select them."""
 
 from regimes.compression.base import Compressor, State
-from regimes.config import plug_in
+from regimes.config import Registry
 
-REGISTRY = {
+REGISTRY = Registry("compressor", {
     "dense": "regimes.compression.dense:Dense",
     "powersgd": "regimes.compression.powersgd:PowerSGD",
     "topk": "regimes.compression.sparse:TopK",
@@ -11,12 +11,12 @@ REGISTRY = {
     "sign": "regimes.compression.quantised:Sign",
     "quantise": "regimes.compression.quantised:Quantise",
     "cast": "regimes.compression.quantised:Cast",
-}
+})  # fmt: skip
 
 
 def compressor(table: dict) -> Compressor:
     """The compressor that a configuration table names; ConfigError if it is none."""
-    return plug_in("compressor", table, REGISTRY)
+    return REGISTRY.make(table)
 
 
 __all__ = ["REGISTRY", "Compressor", "State", "compressor"]

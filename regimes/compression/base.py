@@ -23,7 +23,6 @@ from torch import Tensor
 
 from regimes.collectives.requests import Layer, Mean, Program, Request, Traffic
 from regimes.config import DENSE, Level
-from regimes.errors import ConfigError
 
 
 class Workspace:
@@ -136,8 +135,3 @@ class Compressor(ABC):
         if level == DENSE or not layer.compressed:
             return Traffic(layer.size, layer.size * itemsize)
         return self.traffic(layer, level, workers, itemsize)
-
-
-def reject(compressor: str, level: Level, expected: str) -> ConfigError:
-    """The sentence for a level that a compressor does not have."""
-    return ConfigError(f'level {level!r} is none of {compressor}: expected {expected}, or "dense"')

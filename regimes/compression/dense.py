@@ -8,8 +8,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from regimes.collectives.requests import Layer, Traffic
-from regimes.compression.base import Compressor, Sending, State, reject
+from regimes.compression.base import Compressor, Sending, State
 from regimes.config import DENSE, Level
+from regimes.errors import ConfigError, unexpected
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,10 +21,14 @@ class Dense(Compressor):
 
     def check(self, level: Level) -> None:
         if level != DENSE:
-            raise reject("the dense compressor", level, "no other level")
+            raise _none(level)
 
     def send(self, delta: Tensor, state: State, level: Level) -> Sending:
-        raise reject("the dense compressor", level, "no other level")
+        raise _none(level)
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
-        raise reject("the dense compressor", level, "no other level")
+        raise _none(level)
+
+
+def _none(level: Level) -> ConfigError:
+    return unexpected("level of dense", level, '"dense", there is no other level')

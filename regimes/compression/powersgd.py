@@ -15,8 +15,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regimes.collectives.requests import Layer, Mean, Program, Traffic
-from regimes.compression.base import Compressor, Sending, State, reject
+from regimes.compression.base import Compressor, Sending, State
 from regimes.config import DENSE, Level
+from regimes.errors import require
 from regimes.seeding import stream
 
 
@@ -41,8 +42,8 @@ class PowerSGD(Compressor):
     linear: ClassVar[bool] = True
 
     def check(self, level: Level) -> None:
-        if level != DENSE and (type(level) is not int or level < 1):
-            raise reject("PowerSGD", level, "a rank, a whole number from 1")
+        good = level == DENSE or (type(level) is int and level >= 1)
+        require(good, "level of PowerSGD", level, 'a rank, a whole number from 1, or "dense"')
 
     def init(self, layer: Layer, seed: int, first_worker: int = 0) -> PowerState:
         return PowerState((seed, layer.name), first_worker)

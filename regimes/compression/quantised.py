@@ -14,9 +14,9 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from regimes.collectives.requests import Gather, Layer, Mean, Traffic
-from regimes.compression.base import Compressor, Sending, State, reject
+from regimes.compression.base import Compressor, Sending, State
 from regimes.config import DENSE, Level
-from regimes.errors import ConfigError
+from regimes.errors import ConfigError, require
 from regimes.seeding import stream
 
 
@@ -48,8 +48,8 @@ class Sign(Compressor):
     EF-SignSGD). Its one level is 1 (bit)."""
 
     def check(self, level: Level) -> None:
-        if level not in (DENSE, 1) or isinstance(level, bool):
-            raise reject("sign", level, "1 (bit)")
+        good = level in (DENSE, 1) and not isinstance(level, bool)
+        require(good, "level of sign", level, '1 (bit), or "dense"')
 
     def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
         flat = delta.flatten(1)
@@ -88,8 +88,8 @@ class Quantise(Compressor):
             )
 
     def check(self, level: Level) -> None:
-        if level not in (DENSE, 2, 4, 8, 16):
-            raise reject("quantise", level, "2, 4, 8 or 16 (bits)")
+        good = level in (DENSE, 2, 4, 8, 16)
+        require(good, "level of quantise", level, '2, 4, 8 or 16 (bits), or "dense"')
 
     def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
         flat, bits = delta.flatten(1), int(level)
@@ -125,8 +125,7 @@ class Cast(Compressor):
     workers up to the rounding of that format, in which the processes add."""
 
     def check(self, level: Level) -> None:
-        if level not in (DENSE, *_HALF):
-            raise reject("cast", level, '"fp16" or "bf16"')
+        require(level in (DENSE, *_HALF), "level of cast", level, '"fp16", "bf16" or "dense"')
 
     def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
         half = delta.to(_HALF[str(level)])

@@ -14,9 +14,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regimes.collectives.requests import Gather, Layer, Mean, Traffic
-from regimes.compression.base import Compressor, Sending, State, reject
+from regimes.compression.base import Compressor, Sending, State
 from regimes.compression.top_k import largest
 from regimes.config import DENSE, Level
+from regimes.errors import require
 from regimes.seeding import stream
 
 
@@ -30,8 +31,8 @@ def kept(level: Level, size: int) -> int:
 
 
 def _check(name: str, level: Level) -> None:
-    if level != DENSE and (not isinstance(level, int | float) or not 0 < level <= 100):
-        raise reject(name, level, "K, a percentage in (0, 100]")
+    good = level == DENSE or (isinstance(level, int | float) and 0 < level <= 100)
+    require(good, f"level of {name}", level, 'K, a percentage in (0, 100], or "dense"')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +46,8 @@ class TopK(Compressor):
     reduction: str = "mean"
 
     def __post_init__(self) -> None:
-        if self.reduction not in ("mean", "sum"):
-            raise reject("TopK.reduction", self.reduction, '"mean" or "sum"')
+        good = self.reduction in ("mean", "sum")
+        require(good, "compressor.reduction", self.reduction, '"mean" or "sum"')
 
     def check(self, level: Level) -> None:
         _check("TopK", level)

@@ -6,7 +6,7 @@ the fields of that class. Nothing here imports torch.
 """
 
 from regimes.config.convert import convert, from_dict, to_dict
-from regimes.config.registry import Registry, plug_in
+from regimes.config.registry import Registry
 from regimes.config.run import (
     DENSE,
     Budget,
@@ -37,7 +37,6 @@ __all__ = [
     "in_windows",
     "load_toml",
     "override",
-    "plug_in",
     "read_value",
     "to_dict",
     "to_toml",

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from regimes.errors import ConfigError, nearest
+from regimes.errors import ConfigError, nearest, unexpected
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ def convert(kind: Any, value: Any, where: str) -> Any:
     number = isinstance(kind, type) and isinstance(value, kind)
     if number and (kind is bool or not isinstance(value, bool)):  # True is no number here
         return value
-    raise ConfigError(f"{where} must be {_spell(kind)}, got {value!r}")
+    raise unexpected(where, value, _spell(kind))
 
 
 def _convert_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
@@ -83,7 +83,7 @@ def _convert_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
         except ConfigError:
             continue
     spelt = " or ".join(_spell(k) for k in kinds if k is not type(None))
-    raise ConfigError(f"{where} must be {spelt}, got {value!r}")
+    raise unexpected(where, value, spelt)
 
 
 def _spell(kind: Any) -> str:

@@ -1,5 +1,4 @@
-"""The names of plug-ins, and a plug-in from its table: a registered name or
-``package.module:Class``, and the fields of that dataclass."""
+"""The names of plug-ins, presets and grids, and a plug-in from the table that names it."""
 
 from __future__ import annotations
 
@@ -14,41 +13,13 @@ from regimes.errors import ConfigError, nearest
 T = TypeVar("T")
 
 
-def plug_in(
-    kind: str, table: Mapping[str, Any], registry: Mapping[str, str], where: str | None = None
-) -> Any:
-    """Make the plug-in that a configuration table names.
-
-    Args:
-        kind: "compressor" or "policy", for messages.
-        table: ``{"name": ..., field: value, ...}``.
-        registry: short name -> ``package.module:Class``.
-        where: the table's place in the configuration, if that is not ``kind``.
-
-    Raises:
-        ConfigError: an unknown name, a module or class that cannot be imported, bad fields.
-    """
-    values = dict(table)
-    name = values.pop("name", None)
-    if not isinstance(name, str):
-        raise ConfigError(f"{kind}.name is missing: {nearest('', registry)}")
-    target = registry.get(name, name)
-    module, colon, attribute = target.partition(":")
-    if not colon:
-        raise ConfigError(f"unknown {kind} {name!r}: {nearest(name, registry)}")
-    try:
-        cls = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise ConfigError(f"cannot import the {kind} {target!r}: {error}") from None
-    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
-        raise ConfigError(f"the {kind} {target!r} is no dataclass: see the contract it must keep")
-    return from_dict(cls, values, f"{where or kind}.")
-
-
 class Registry(dict[str, Any]):
-    """The names of one kind of thing: presets, policies, detectors, ...
+    """The names of one kind of thing: presets, policies, detectors, models, ...
 
     A name stands for an object, or for ``package.module:Class`` (imported when it is asked for).
+
+    >>> Registry("shape", {"date": "datetime:date"}).find("date")
+    <class 'datetime.date'>
     """
 
     def __init__(self, kind: str, known: Mapping[str, Any] | None = None) -> None:
@@ -64,12 +35,55 @@ class Registry(dict[str, Any]):
 
         return keep
 
+    def unknown(self, name: str) -> ConfigError:
+        """The error for a name that is none, with the nearest one."""
+        return ConfigError(f"unknown {self.kind} {name!r}: {nearest(name, self)}")
+
     def find(self, name: str) -> Any:
-        """What a name stands for, or ConfigError with the nearest name."""
+        """What a known name stands for; ConfigError for any other."""
         if name not in self:
-            raise ConfigError(f"unknown {self.kind} {name!r}: {nearest(name, self)}")
-        return self[name]
+            raise self.unknown(name)
+        return self.load(name)
+
+    def load(self, name: str) -> Any:
+        """What a known name, or ``package.module:Class`` of a user, stands for.
+
+        Raises:
+            ConfigError: an unknown name, a module or class that cannot be imported.
+        """
+        target = self.get(name, name)
+        if not isinstance(target, str):
+            return target
+        module, colon, attribute = target.partition(":")
+        if not colon:
+            raise self.unknown(name)
+        try:
+            return getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError, ValueError, TypeError) as error:
+            raise ConfigError(f"cannot import the {self.kind} {target!r}: {error}") from None
+
+    def dataclass(self, name: str) -> type:
+        """``load``, of what must be a dataclass: its fields are those of a table."""
+        cls = self.load(name)
+        if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+            target = self.get(name, name)
+            raise ConfigError(
+                f"the {self.kind} {target!r} is no dataclass: see the contract it must keep"
+            )
+        return cls
 
     def make(self, table: Mapping[str, Any], where: str | None = None) -> Any:
-        """The plug-in that a configuration table names: see ``plug_in``."""
-        return plug_in(self.kind, table, self, where)
+        """The plug-in that a configuration table names.
+
+        Args:
+            table: ``{"name": ..., field: value, ...}``.
+            where: the table's place in the configuration, if that is not the kind's name.
+
+        Raises:
+            ConfigError: as ``load``; no name, no dataclass, bad fields.
+        """
+        where, values = where or self.kind, dict(table)
+        name = values.pop("name", None)
+        if not isinstance(name, str):
+            raise ConfigError(f"{where}.name is missing: {nearest('', self)}")
+        return from_dict(self.dataclass(name), values, f"{where}.")

@@ -13,24 +13,28 @@ from regimes.errors import ConfigError
 
 Level = float | int | str  # a rank, a kept percentage, a number of bits, or "dense"
 DENSE = "dense"
-Signal = Literal["update", "global", "local-mean", "worker0"]
+Signal = Literal["update", "global", "local-mean", "worker0", "movement", "movement/lr"]
+Schedules = Literal["step", "constant", "cosine", "linear", "wsd", "cyclic"]
 
 
 @dataclass(frozen=True)
 class DataConfig:
     """Which images or text, how much of it, and in what order (``regimes.data``)."""
 
-    name: str = "digits"  # "digits", "cifar10", "cifar100", "folder" or "wikitext-2"
-    path: str | None = None  # image folder or archive for "folder"; root for the others
-    train_size: int | None = None  # images, equally many per class; or tokens; None = all
+    name: str = "digits"  # or "cifar10", "cifar100", "folder"; "wikitext-2", "text", "stdlib", ...
+    path: str | None = None  # images of "folder", file or folder of "text"; root for the others
+    train_size: int | None = None  # images, equally many per class; or tokens; None = all others
     test_size: int | None = None
+    validation_size: int | None = None  # likewise, never trained on nor tested on; None = no split
     image_size: int | None = None  # pixels; average-pooled down to it; None = as they are
     augment: bool = False  # random crop with padding 4, random horizontal flip
     drop_last: bool = False  # leave out an epoch's last, short batch
     reshuffle: bool = True  # False: one order for all epochs (the authors' sampler)
     download: bool = False
-    sequence: int = 35  # tokens per step and stream of a text (the window of truncated BPTT)
-    vocabulary: int | None = None  # most frequent words of a text that are kept; None = all
+    sequence: int = 35  # tokens of a window of a text
+    windows: Literal["streams", "contiguous", "sampled"] | None = None  # how a text is read
+    tokenizer: Literal["bytes", "bpe"] | None = None  # of a text but WikiText-2; None = "bytes"
+    vocabulary: int | None = None  # words of WikiText-2 that are kept, None = all; byte pairs
 
 
 @dataclass(frozen=True)
@@ -41,20 +45,37 @@ class ModelConfig:
     width: int | None = None  # channels of the first layer, where the family has a choice
     depth: int | None = None  # layers, likewise
     dropout: float | None = None  # likewise
+    heads: int | None = None  # of attention, likewise; the width is a multiple of it
+    positions: Literal["learned", "rotary"] | None = None  # likewise
+    tied: bool | None = None  # is the output matrix the embedding? likewise
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """SGD with momentum; linear warm-up, then division at each decay (`training.learning_rate`)."""
+    """What turns updates into new weights (`training.optimizers`), and its rate: a warm-up, then
+    the schedule (`training.learning_rate`)."""
 
-    lr: float = 0.4  # after the warm-up
-    warmup_from: float | None = None  # lr of the first epoch; None = no warm-up
+    name: str = "sgd"  # "sgd", "adamw", "muon" or ``package.module:Class``, a torch optimiser
+    options: dict[str, Any] = field(default_factory=dict)  # of its class: {betas = [0.9, 0.95]}
+    lr: float = 0.4  # the highest, after the warm-up
+    schedule: Schedules = "step"  # "constant", "cosine", "linear", "wsd" or "cyclic" are others
+    per: Literal["epoch", "step"] = "epoch"  # how often the rate may change
+    warmup_from: float | None = None  # lr at the start; None = no warm-up, or from 0 in steps
     warmup_epochs: int = 5
-    decay_epochs: tuple[int, ...] = ()  # first epoch that trains at the lower lr
+    warmup_hold: int = 0  # epochs at ``warmup_from`` before the rate rises
+    warmup_steps: int | None = None  # in place of ``warmup_epochs``; needs per = "step"
+    decay_epochs: tuple[int, ...] = ()  # "step": first epoch that trains at the lower lr
+    decay_steps: tuple[int, ...] = ()  # in place of ``decay_epochs``; needs per = "step"
     decay_factor: float = 10.0
-    momentum: float = 0.9
+    decay_share: float = 0.2  # "wsd": the last share of the run, in which the rate falls linearly
+    cycle_epochs: int = 8  # "cyclic": length of the first cycle
+    cycle_steps: int | None = None  # in place of ``cycle_epochs``; needs per = "step"
+    cycle_factor: int = 1  # each cycle is so many times longer than the one before
+    final: float = 0.0  # "cosine", "linear", "wsd", "cyclic": the share of ``lr`` they fall to
+    momentum: float = 0.9  # of SGD and Muon
     nesterov: bool = True
-    weight_decay: float = 1e-4
+    weight_decay: float = 1e-4  # decoupled with AdamW and Muon
+    decay_vectors: bool | None = None  # weight decay of 1-D parameters, too; None: with SGD only
     scale_with_batch: bool = True  # the rate times batch size / batch_size (Goyal et al., 2017)
     clip: float | None = None  # largest norm of each worker's gradient; None = as it is
 
@@ -76,6 +97,9 @@ class RunConfig:
         name: of the schedule; figures and tables group runs by it.
         seed: of all random streams.
         epochs: how many are trained, unless a budget ends the run before.
+        steps: how many are trained, in place of whole epochs; steps count at ``batch_size``.
+        unit_steps: after so many steps a run measures, decides and records; None: after an epoch.
+            Then "epoch" in records, policies and figures is the number of such a unit.
         workers: logical workers W.
         compressor: a registered name, or ``package.module:Class``, and the fields of the class.
         levels: what the words of a policy mean for this compressor, e.g. ``{low = 4, high = 1}``
@@ -87,22 +111,25 @@ class RunConfig:
             it is ``batch_size`` throughout.
         budget: floats after which the run ends.
         deficit: what makes the training worse in chosen epochs (``data/deficits.py``).
-        signal: the norm that detectors read, per layer and epoch: "update", "global",
-            "local-mean" or "worker0" (``instruments/gradient_norm.py``).
+        signal: the norm that detectors read, per layer and unit: of the gradient ("update",
+            "global", "local-mean", "worker0") or of the optimiser's step ("movement",
+            "movement/lr"), see ``instruments/gradient_norm.py``.
+        start_compressing_after: the first so many steps send the gradient uncompressed.
         instruments: what is measured besides, by name: ``{fisher = {}}``.
         dtype: of parameters, gradients and traffic.
         autocast: forward and backward in half precision.
         tensorboard: write scalars for it beside the record.
+        tuned_on: seeds that have chosen this configuration; a run with one of them is refused.
         quirks: "authors" replaces fields so as to do what the published code does.
     """
 
-    RENAMED: ClassVar[dict[str, str]] = {
-        "parcel_mb": "bucket_mb"
-    }  # of earlier versions, still read
+    RENAMED: ClassVar[dict[str, str]] = {"parcel_mb": "bucket_mb"}  # old keys are still read
 
     name: str = "run"
     seed: int = 0
     epochs: int = 24
+    steps: int | None = None
+    unit_steps: int | None = None
     workers: int = 4
     batch_size: int = 8  # samples per worker and step
     data: DataConfig = field(default_factory=DataConfig)
@@ -115,15 +142,17 @@ class RunConfig:
     batch_policy: dict[str, Any] | None = None
     budget: Budget | None = None
     deficit: dict[str, Any] | None = None
+    start_compressing_after: int = 0
     signal: Signal = "update"
     instruments: dict[str, dict[str, Any]] = field(default_factory=dict)  # see ``instruments/``
+    tuned_on: tuple[int, ...] = ()
     quirks: Literal["none", "authors"] = "none"
     union_pass: bool = True  # one pass over all hosted workers' batches, where it is exact
     dtype: Literal["float32", "float64"] = "float32"
     autocast: Literal["none", "bfloat16"] = "none"
     channels_last: bool = False  # of the activations; parameters stay as they are
     device: str = "auto"  # "auto", "cpu", "cuda", "cuda:0"
-    checkpoint_every: int = 1  # epochs
+    checkpoint_every: int = 1  # units
     timeout: float = 600.0  # seconds that a process waits for the others
     bucket_mb: float = 25.0  # gradients that are reduced at once, while backward goes on
     tensorboard: bool = False

@@ -33,23 +33,27 @@ def override(config: RunConfig, settings: list[str]) -> RunConfig:
         path, equals, text = setting.partition("=")
         if not equals:
             raise ConfigError(f"--set {setting!r} needs the form key=value, e.g. optimizer.lr=0.2")
-        *parents, key = path.strip().split(".")
-        if not parents:
-            key = _present_name(key)
-        table = plain
-        for parent in parents:
-            if table is plain["instruments"]:
-                table.setdefault(parent, {})  # naming an instrument's field switches it on
-            if not isinstance(table.get(parent), dict):
-                raise ConfigError(f"unknown key {path.strip()!r}: {nearest(parent, table)}")
-            table = table[parent]
-        value = read_value(text.strip())
-        if path.strip() in ("compressor", "policy") and isinstance(value, str):
-            value = {"name": value}
-        if path.strip() in ("compressor.name", "policy.name") and table.get("name") != value:
-            table.clear()  # another plug-in: the fields of the old one mean nothing to it
-        table[key] = value
+        path = path.strip()
+        place = path if "." in path else _present_name(path)
+        _put(plain, place, read_value(text.strip()))
     return from_dict(RunConfig, without_none(plain))
+
+
+def _put(plain: dict[str, Any], path: str, value: Any) -> None:
+    """Change what is at ``a.b.c``, in place."""
+    *parents, key = path.split(".")
+    table = plain
+    for parent in parents:
+        if table is plain["instruments"]:
+            table.setdefault(parent, {})  # naming an instrument's field switches it on
+        if not isinstance(table.get(parent), dict):
+            raise ConfigError(f"unknown key {path!r}: {nearest(parent, table)}")
+        table = table[parent]
+    if path in ("compressor", "policy") and isinstance(value, str):
+        value = {"name": value}
+    if path in ("compressor.name", "policy.name") and table.get("name") != value:
+        table.clear()  # another plug-in: the fields of the old one mean nothing to it
+    table[key] = value
 
 
 def _present_name(key: str) -> str:

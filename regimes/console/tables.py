@@ -16,16 +16,24 @@ class Table:
 
     Attributes:
         heads: of the columns.
+        rows: of text; for a terminal also of what rich draws, a bar of progress for one.
         texts: how many columns from the left hold words; the others hold numbers.
+        ends: how many from the right hold words again.
         title: stands above it.
         note: stands below it.
     """
 
     heads: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] = ()
+    rows: Sequence[Sequence[Any]] = ()
     note: str = ""
     title: str = ""
     texts: int = 1
+    ends: int = 0
+
+    def _words(self) -> list[bool]:
+        """Does each column hold words?"""
+        last = len(self.heads) - self.ends
+        return [i < self.texts or i >= last for i in range(len(self.heads))]
 
     def drawn(self, least: int | None = None, **options: Any) -> Drawn:
         """For a terminal: words wrap, numbers do not. No text is read as markup.
@@ -44,12 +52,11 @@ class Table:
             caption=Text(self.note) if self.note else None,
             **{**plain, **options},
         )
-        for i, head in enumerate(self.heads):
-            words = i < self.texts
+        for head, words in zip(self.heads, self._words(), strict=True):
             shown.add_column(Text(head), justify="left" if words else "right", no_wrap=not words,
                              overflow="fold", min_width=least)  # fmt: skip
         for row in self.rows:
-            shown.add_row(*map(Text, row))
+            shown.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
         return shown
 
     def markdown(self) -> str:
@@ -60,5 +67,5 @@ class Table:
         | --- | ---: |
         | low | 5 |
         """
-        rules = ["---"] * self.texts + ["---:"] * (len(self.heads) - self.texts)
+        rules = ["---" if words else "---:" for words in self._words()]
         return "\n".join(f"| {' | '.join(line)} |" for line in (self.heads, rules, *self.rows))

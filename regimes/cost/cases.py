@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from regimes.config import DENSE, RunConfig
-from regimes.cost.network import Work, mean
+from regimes.cost.work import Work, mean
 from regimes.errors import RecordError
 from regimes.policies import PastEpoch, policy
 from regimes.records import Record

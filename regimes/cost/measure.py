@@ -17,7 +17,7 @@ from torch import Tensor
 from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, RunConfig
-from regimes.cost.network import Work
+from regimes.cost.work import Work
 from regimes.training.build import Run, prepare
 
 

@@ -1,6 +1,6 @@
-"""The cost model: what a training step takes on a given network. No torch.
+"""The cost model: what a collective takes on a given network. No torch.
 
-A step is compute, compression and collectives. A collective of n bytes among W workers is a chain
+A collective of n bytes among W workers is a chain
 of ``hops(W)`` messages that wait for each other, each of ``copies(W) n / hops(W)`` bytes; it takes
 
     hops x (latency + message / bandwidth)                      plain
@@ -9,24 +9,23 @@ of ``hops(W)`` messages that wait for each other, each of ``copies(W) n / hops(W
 (plain: Thakur, Rabenseifner & Gropp, 2005, without the term for the arithmetic, which is part of
 the measured seconds). Every worker has one full-duplex link; nothing else is ever the bottleneck.
 
-`regimes.cost.cases` fills a `Work` from a record or a short measurement. Bandwidths and workers
-may be arrays and broadcast.
+`regimes.cost.work` makes steps of it. Bandwidths and workers may be arrays and broadcast.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from regimes.errors import ConfigError, nearest
+from regimes.config import Registry
+from regimes.errors import ConfigError, require
 
 Values = float | np.ndarray
-BACKWARD = 2 / 3  # of the compute seconds; the backward pass is two of three equal products
 
 _BANDWIDTHS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -111,26 +110,26 @@ class Pattern:
     segments: int = 1
 
 
-def _ring(segments: int) -> dict[str, Pattern]:
-    return {
+def _ring(segments: int) -> Registry:
+    return Registry("collective", {
         "mean": Pattern(lambda w: 2 * (w - 1), lambda w: 2 * (w - 1) / w, segments),
         "gather": Pattern(lambda w: w - 1, lambda w: w - 1, segments),
         "broadcast": Pattern(_doublings, _doublings),  # binomial tree over the root's one link
-    }
+    })  # fmt: skip
 
 
 # "gloo" cuts each message of its rings in two (gloo/allreduce.cc, gloo/allgather.cc); "tree" is the
 # double binary tree (Sanders, Speck & Träff, 2009), NCCL's choice for many nodes, with recursive
 # doubling for gathers.
-ALGORITHMS: dict[str, dict[str, Pattern]] = {
+ALGORITHMS = Registry("algorithm", {
     "ring": _ring(1),
     "gloo": _ring(2),
-    "tree": {
+    "tree": Registry("collective", {
         "mean": Pattern(lambda w: 2 * _doublings(w), lambda w: 2.0 * (w > 1)),
         "gather": Pattern(_doublings, lambda w: w - 1),
         "broadcast": Pattern(_doublings, lambda w: 1.0 * (w > 1)),
-    },
-}
+    }),
+})  # fmt: skip
 
 
 def collective_seconds(
@@ -148,111 +147,8 @@ def collective_seconds(
         kind: "mean" (all-reduce), "gather" (all-gather) or "broadcast".
         size: bytes that one worker hands in.
     """
-    if algorithm not in ALGORITHMS:
-        raise ConfigError(f"unknown algorithm {algorithm!r}: {nearest(algorithm, ALGORITHMS)}")
-    if kind not in ALGORITHMS[algorithm]:
-        raise ConfigError(f"unknown collective {kind!r}: {nearest(kind, ALGORITHMS[algorithm])}")
-    if np.any(np.asarray(workers) < 1):
-        raise ConfigError(f"workers must be at least 1, got {workers}")
-    pattern = ALGORITHMS[algorithm][kind]
+    pattern = ALGORITHMS.find(algorithm).find(kind)
+    require(bool(np.all(np.asarray(workers) >= 1)), "workers", workers, "at least 1")
     latency = pattern.hops(workers) * network.latency
     moving = pattern.copies(workers) * 8 * size / network.bandwidth
     return np.maximum(moving, latency + moving / pattern.segments)
-
-
-# -- steps -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Work:
-    """What one worker does in one step (or the mean over many).
-
-    Attributes:
-        compute, compress: seconds.
-        calls, bytes: collectives, and bytes that one worker hands to them, per kind; calls of one
-            kind are taken to be of equal size.
-    """
-
-    compute: float
-    compress: float
-    calls: Mapping[str, float]
-    bytes: Mapping[str, float]
-
-    def __mul__(self, steps: float) -> Work:
-        """So many steps as one."""
-        calls, size = ({kind: steps * n for kind, n in part.items()}
-                       for part in (self.calls, self.bytes))  # fmt: skip
-        return Work(steps * self.compute, steps * self.compress, calls, size)
-
-    def communicate(
-        self, network: Network, workers: Values, algorithm: str = "ring", buckets: int = 1
-    ) -> Values:
-        """Seconds in collectives; those of the gradient are cut into ``buckets``."""
-        total: Values = 0.0
-        for kind, calls in self.calls.items():
-            parts = calls * (1 if kind == "broadcast" else buckets)
-            if parts > 0:
-                each = collective_seconds(
-                    kind, self.bytes[kind] / parts, network, workers, algorithm
-                )
-                total = total + parts * each
-        return total
-
-    def seconds(
-        self, network: Network, workers: Values, algorithm: str = "ring", buckets: int = 1
-    ) -> Values:
-        """Predicted seconds of one step.
-
-        Args:
-            buckets: parts in which the gradient is reduced while the backward pass goes on, as
-                DistributedDataParallel does; 1 = the collectives wait for the whole gradient. A
-                pipeline of two stages and B equal parts takes max + min / B of the stages.
-        """
-        if buckets < 1:
-            raise ConfigError(f"buckets must be at least 1, got {buckets}")
-        first = BACKWARD * self.compute + self.compress
-        second = self.communicate(network, workers, algorithm, buckets)
-        piped = np.maximum(first, second) + np.minimum(first, second) / buckets
-        return (1 - BACKWARD) * self.compute + piped
-
-
-def mean(works: Iterable[tuple[float, Work]]) -> Work:
-    """The mean of steps, each with its weight (how many such steps there are)."""
-    pairs = list(works)
-    total = sum(weight for weight, _ in pairs)
-    parts = [work * (weight / total) for weight, work in pairs]
-    kinds = dict.fromkeys(kind for work in parts for kind in work.calls)
-    return Work(
-        sum(work.compute for work in parts),
-        sum(work.compress for work in parts),
-        {kind: sum(work.calls.get(kind, 0.0) for work in parts) for kind in kinds},
-        {kind: sum(work.bytes.get(kind, 0.0) for work in parts) for kind in kinds},
-    )
-
-
-# -- where compression pays ------------------------------------------------------------------
-
-
-def break_even(
-    work: Work, dense: Work, latency: float, workers: int, algorithm: str = "ring", buckets: int = 1
-) -> float:
-    """The bandwidth, bits/s, below which ``work`` is always faster than ``dense``.
-
-    Infinity where it is faster at any bandwidth, zero where at none (searched up to 1e18).
-    "Faster" means by more than rounding.
-    """
-
-    def gain(bandwidth: Any) -> Any:
-        network = Network(bandwidth, latency)
-        slow, fast = (w.seconds(network, workers, algorithm, buckets) for w in (dense, work))
-        return (1 - 1e-12) * slow - fast
-
-    grid = np.logspace(0, 18, 721)
-    loses = np.flatnonzero(gain(grid) <= 0)
-    if not loses.size:
-        return math.inf
-    if loses[0] == 0:
-        return 0.0
-    from scipy.optimize import brentq
-
-    return float(brentq(gain, *grid[loses[0] - 1 : loses[0] + 1], rtol=1e-14))

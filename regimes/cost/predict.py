@@ -14,7 +14,8 @@ from regimes.config import DENSE, RunConfig
 from regimes.console.stdout import console as new_console
 from regimes.console.tables import Table
 from regimes.cost.cases import Case, cases, measured
-from regimes.cost.network import Network, break_even, spell
+from regimes.cost.network import Network, spell
+from regimes.cost.work import break_even
 from regimes.records import load_all, write_table
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regimes.curvature.krylov import Krylov
-from regimes.errors import ConfigError, require
+from regimes.errors import require
 
 Operator = Callable[[Float[Tensor, " d"]], Float[Tensor, " d"]]
 Stop = Literal["converged", "max_products", "max_seconds"]
@@ -138,9 +138,9 @@ def _check(dimension: int, ends: _Ends, start: Tensor | None, max_products: int)
     require(min(ends) >= 0 < sum(ends), "(largest, smallest)", tuple(ends), "at least one in all")
     most = f"at most the operator's dimension {dimension}"
     require(max(ends) <= dimension, "(largest, smallest)", tuple(ends), most)
-    if start is not None and (start.ndim != 2 or start.shape[1] != dimension or not len(start)):
-        shape = f"(p, {dimension})"
-        raise ConfigError(f"Expected start vectors of shape {shape}, got {tuple(start.shape)}.")
+    if start is not None:
+        rows = start.ndim == 2 and start.shape[1] == dimension and len(start) > 0
+        require(rows, "shape of start", tuple(start.shape), f"(p, {dimension})")
     wanted = min(sum(ends), dimension)
     require(max_products >= wanted, "max_products", max_products, f"at least {wanted}, one a value")
 

@@ -144,9 +144,8 @@ class HessianProduct:
 
     def _multiply(self, vectors: Tensor, layers: Sequence[int]) -> Tensor:
         sizes = [self.parameters[i].numel() for i in layers]
-        if vectors.ndim not in (1, 2) or vectors.shape[-1] != sum(sizes):
-            expected = f"({sum(sizes)},) or (k, {sum(sizes)})"
-            raise ConfigError(f"Expected a vector of shape {expected}, got {tuple(vectors.shape)}.")
+        d, rows = sum(sizes), vectors.ndim in (1, 2) and vectors.shape[-1] == sum(sizes)
+        require(rows, "shape of vectors", tuple(vectors.shape), f"({d},) or (k, {d})")
         self._prepare()
         block = vectors.reshape(-1, vectors.shape[-1]).to(self.device, self.dtype)
         out = torch.zeros_like(block)

@@ -25,7 +25,7 @@ from regimes.curvature.lanczos import Eigenpairs
 from regimes.curvature.native import NativeDoubleBackward
 from regimes.curvature.operator import HessianProduct
 from regimes.curvature.probe import Estimate, batch_size
-from regimes.errors import ConfigError, TrainingError
+from regimes.errors import ConfigError, TrainingError, require
 from regimes.seeding import derive
 
 
@@ -33,10 +33,8 @@ def eigenvalues(
     hessian: HessianProduct, k: int, tolerance: float, max_products: int, seed: int
 ) -> Eigenpairs:
     """Its power iteration: the k largest in magnitude, in the order it found them."""
-    if not 0 < k <= min(hessian.dimension, max_products):
-        raise ConfigError(
-            f"Asked for {k} eigenvalues of {hessian.dimension} in {max_products} products."
-        )
+    most = min(hessian.dimension, max_products)
+    require(0 < k <= most, "largest", k, f"1 to {most}, the dimension or the products")
     began, per_value = time.perf_counter(), max_products // k
     with _measuring(hessian, seed) as (peer, count):
         values, vectors = peer.eigenvalues(maxIter=per_value, tol=tolerance, top_n=k)

@@ -22,7 +22,7 @@ def classification_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 class ImageTask:
-    """Classification of images; the metric is the accuracy on the test set."""
+    """Classification of images; the metric is the accuracy."""
 
     metric = "accuracy"
     splits = True
@@ -32,9 +32,15 @@ class ImageTask:
         self.digest, self.size = self.images.digest, len(self.images.train_y)
         self.loss: Loss = classification_loss
 
+    @property
+    def classes(self) -> int:
+        return len(self.images.classes)
+
     def header(self) -> dict[str, Any]:
-        return {"digest": self.digest, "train": self.size, "test": len(self.images.test_y),
-                "classes": list(self.images.classes)}  # fmt: skip
+        held = self.images.validation
+        sizes = {"train": self.size, "test": len(self.images.test_y)}
+        sizes |= {} if held is None else {"validation": len(held[1])}
+        return {"digest": self.digest, **sizes, "classes": list(self.images.classes)}
 
     def build(self, config: RunConfig) -> nn.Module:
         _, channels, size, _ = self.images.train_x.shape
@@ -49,13 +55,26 @@ class ImageTask:
             channels_last=config.channels_last, deficit=deficit(config.deficit),
         )  # fmt: skip
 
-    @torch.no_grad()
     def evaluate(
         self, model: nn.Module, device: torch.device, dtype: torch.dtype
     ) -> tuple[float, float]:
+        return self._evaluated(model, device, dtype, "test")
+
+    def validate(
+        self, model: nn.Module, device: torch.device, dtype: torch.dtype
+    ) -> tuple[float, float]:
+        return self._evaluated(model, device, dtype, "validation")
+
+    def beside(self, loss: float) -> dict[str, float]:
+        return {}
+
+    @torch.no_grad()
+    def _evaluated(
+        self, model: nn.Module, device: torch.device, dtype: torch.dtype, split: images.Split
+    ) -> tuple[float, float]:
         model.eval()
         loss = correct = count = 0.0
-        for x, y in images.evaluation_batches(self.images, 500, device, dtype):
+        for x, y in images.evaluation_batches(self.images, 500, device, dtype, split):
             logits = model(x)
             loss += F.cross_entropy(logits, y, reduction="sum").item()
             correct += (logits.argmax(1) == y).sum().item()

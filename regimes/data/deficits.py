@@ -16,17 +16,17 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from regimes.config import check_windows, in_windows, plug_in
+from regimes.config import Registry, check_windows, in_windows
 from regimes.errors import require
 from regimes.seeding import stream
 
-REGISTRY = {
+REGISTRY = Registry("deficit", {
     "blur": "regimes.data.deficits:Blur",
     "flip": "regimes.data.deficits:Flip",
     "noise": "regimes.data.deficits:ImageNoise",
     "labels": "regimes.data.deficits:Labels",
     "gradient-noise": "regimes.data.deficits:GradientNoise",
-}
+})  # fmt: skip
 BANK = 1024  # different noise images
 
 
@@ -136,4 +136,4 @@ class GradientNoise(Deficit):
 
 def deficit(table: dict[str, Any] | None) -> Deficit:
     """The deficit that a configuration table names; one that never acts for None."""
-    return Deficit() if table is None else plug_in("deficit", table, REGISTRY)
+    return Deficit() if table is None else REGISTRY.make(table)

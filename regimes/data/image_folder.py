@@ -2,18 +2,15 @@
 
 Stands under `regimes.data.images`; knows files, not torch. A tree is ``train/<class>/*`` and
 ``test/<class>/*``, in a folder or in an archive, whose members are read in memory and never
-unpacked to disk. The cache file is written beside its final name and moved there in one step, so
-several processes may decode the same archive at once and none sees half a file.
+unpacked to disk. Several processes may decode the same archive at once (`regimes.data.cache`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-import logging
 import lzma
 import os
-import secrets
 import tarfile
 import zipfile
 import zlib
@@ -24,9 +21,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int64, UInt8
 
+from regimes.data.cache import cache_root, store, stored
 from regimes.errors import DataError
-
-logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "test")
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
@@ -63,16 +59,6 @@ class Picture(NamedTuple):
     pixels: UInt8[np.ndarray, "h w *rgb"]
 
 
-def data_root() -> Path:
-    """Where data sets live: `$REGIMES_DATA`, else ``data/cache`` in the working directory."""
-    return Path(os.environ.get("REGIMES_DATA") or Path("data", "cache"))
-
-
-def cache_root() -> Path:
-    """Where decoded images are kept: `$REGIMES_CACHE`, else `data_root()`."""
-    return Path(os.environ.get("REGIMES_CACHE") or data_root())
-
-
 def load_tree(path: str | Path) -> Arrays:
     """The images under a folder or in an archive, from the cache where it has them.
 
@@ -102,30 +88,16 @@ def _fingerprint(path: Path) -> str:
 
 
 def _from_cache(file: Path) -> Arrays | None:
-    """What an earlier call stored (zip's CRC-32 guards each array), or None."""
-    try:
-        with np.load(file, allow_pickle=False) as stored:
-            *arrays, classes = (stored[name] for name in Arrays._fields)
-            return Arrays(*arrays, classes=tuple(classes.tolist()))
-    except FileNotFoundError:
+    """What an earlier call stored, or None."""
+    found = stored(file, Arrays._fields)
+    if found is None:
         return None
-    except (*UNREADABLE, KeyError, ValueError) as error:
-        logger.warning("the cache file %s cannot be read and is rebuilt (%s)", file, error)
-        return None
+    train_x, train_y, test_x, test_y, classes = found
+    return Arrays(train_x, train_y, test_x, test_y, tuple(classes.tolist()))
 
 
 def _to_cache(file: Path, arrays: Arrays) -> None:
-    temporary = file.with_suffix(f".{secrets.token_hex(4)}.tmp")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(temporary, "xb") as handle:
-                np.savez(handle, allow_pickle=False, **arrays._asdict())
-            temporary.replace(file)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        logger.warning("decoded images are not cached in %s (%s)", file.parent, error)
+    store(file, arrays._asdict(), "decoded images")
 
 
 def _decode(path: Path) -> list[Picture]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -25,21 +25,26 @@ from torch import Tensor
 from torch.nn import functional
 
 from regimes.data.deficits import Deficit
-from regimes.data.sources import CIFAR_FOLDERS, balanced, read
-from regimes.data.task import Rebatched
+from regimes.data.sources import CIFAR_FOLDERS, Arrays, balanced, hold_out, read
+from regimes.data.task import Shuffled
 from regimes.errors import DataError
 from regimes.seeding import stream
 
 if TYPE_CHECKING:
     from regimes.config import DataConfig
 
+Split = Literal["test", "validation"]
 PADDING = 4  # pixels on each side, black, before the random crop (paper, section 5)
 CIFAR_MEAN, CIFAR_STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)  # the paper's, of 0..1 pixels
 
 
 @dataclass(frozen=True)
 class Images:
-    """One data set in memory. Any prefix of either split holds the classes in equal shares."""
+    """One data set in memory. Any prefix of a split holds the classes in equal shares.
+
+    Attributes:
+        validation: images and class numbers held out of the training set, None if there are none.
+    """
 
     train_x: UInt8[Tensor, "train c h w"]
     train_y: Int64[Tensor, " train"]
@@ -48,29 +53,49 @@ class Images:
     classes: tuple[str, ...]
     mean: tuple[float, ...]  # per channel, of pixels in 0..1
     std: tuple[float, ...]
-    digest: str  # SHA-256 of all the above: equal on all processes, or they hold different data
+    digest: str  # SHA-256 of all the others: equal on all processes, or they hold different data
+    validation: tuple[UInt8[Tensor, "held c h w"], Int64[Tensor, " held"]] | None = None
 
 
 def load(config: DataConfig) -> Images:
     """The data set that a configuration names, subset and pooled as it says, or DataError."""
     raw = read(config)
-    train = _select(raw.train_x, raw.train_y, raw.classes, config.train_size, "train")
+    train, held = _training(raw, config)
     test = _select(raw.test_x, raw.test_y, raw.classes, config.test_size, "test")
     train_x, test_x = _pooled(train[0], config.image_size), _pooled(test[0], config.image_size)
+    validation = None if held is None else (_pooled(held[0], config.image_size), held[1])
     cifar = config.name in CIFAR_FOLDERS
     mean, std = (CIFAR_MEAN, CIFAR_STD) if cifar else _statistics(train_x)
     tensors = (train_x, train[1], test_x, test[1])
     digest = hashlib.sha256(repr((raw.classes, mean, std)).encode())
-    for tensor in tensors:
+    for tensor in (*tensors, *(validation or ())):
         digest.update(repr(tuple(tensor.shape)).encode())
         digest.update(tensor.numpy().data)
-    return Images(*tensors, raw.classes, mean, std, digest.hexdigest())
+    return Images(*tensors, raw.classes, mean, std, digest.hexdigest(), validation)
+
+
+def _training(
+    raw: Arrays, config: DataConfig
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor] | None]:
+    """What is trained on, and what is held out of it; no image is in both."""
+    x, y, classes = raw.train_x, raw.train_y, raw.classes
+    if config.validation_size is None:
+        return _select(x, y, classes, config.train_size, "train"), None
+    rest, held = hold_out(y, len(classes), config.validation_size)
+    if config.train_size is not None:
+        what = f"train, beside the {len(held)} for validation"
+        balanced(y[rest], len(classes), config.train_size, what)  # can it hold equal shares?
+    return _at(x, y, rest[: config.train_size]), _at(x, y, held)
 
 
 def _select(
     x: np.ndarray, y: np.ndarray, classes: tuple[str, ...], size: int | None, what: str
 ) -> tuple[Tensor, Tensor]:
-    index = torch.from_numpy(balanced(y, len(classes), size, what)[:size])
+    return _at(x, y, balanced(y, len(classes), size, what)[:size])
+
+
+def _at(x: np.ndarray, y: np.ndarray, places: np.ndarray) -> tuple[Tensor, Tensor]:
+    index = torch.from_numpy(places)
     return torch.from_numpy(x).index_select(0, index), torch.from_numpy(y).index_select(0, index)
 
 
@@ -123,7 +148,7 @@ class Normaliser:
         return wide.to(self.dtype)
 
 
-class ImageBatches(Rebatched):
+class ImageBatches(Shuffled):
     """The training batches of a run: which samples each worker sees at each step of each epoch."""
 
     def __init__(
@@ -135,6 +160,7 @@ class ImageBatches(Rebatched):
         self.device, self.dtype = torch.device(device), dtype
         self.normalise = Normaliser(images, device, dtype, channels_last)
         self.y = images.train_y.to(device)
+        self.count, self.drop_last, self.unit = len(self.y), config.drop_last, "images"
         self.deficit = deficit or Deficit()
         self.wrong_y = self.deficit.labels(self.y, len(images.classes), seed)
         x = images.train_x.to(device)
@@ -144,16 +170,6 @@ class ImageBatches(Rebatched):
             x = padded.unfold(1, h, 1).unfold(2, w, 1)
         self.x = x
         self._set(batch_size)
-
-    def _set(self, batch_size: int) -> None:
-        union, n = self.workers * batch_size, len(self.y)
-        self.batch_size = batch_size
-        self.steps = n // union if self.config.drop_last else -(-n // union)
-        if self.steps == 0:
-            raise DataError(
-                f"A global batch of {self.workers} x {batch_size} = {union} images with drop_last "
-                f"leaves no step: the training set has {n}."
-            )
 
     def order(self, epoch: int) -> Int64[Tensor, " n"]:
         """The permutation of one epoch, on the CPU."""
@@ -171,8 +187,7 @@ class ImageBatches(Rebatched):
     ) -> Iterator[tuple[Float[Tensor, "L b c h w"], Int64[Tensor, "L b"]]]:
         """The batches of the hosted `workers`, from step `start` on.
 
-        A short last batch is filled up to a multiple of W from the start of the permutation, so all
-        workers always have equally many. Memory is in union order: for ``workers=range(W)``,
+        Memory is in union order: for ``workers=range(W)``,
         ``x.transpose(0, 1).flatten(0, 1)`` is the global batch in the order of the permutation, and
         a view.
         """
@@ -188,12 +203,6 @@ class ImageBatches(Rebatched):
                 x = self.deficit.inputs(x, index.flatten(), self.seed, epoch)
             yield x.unflatten(0, index.shape).transpose(0, 1), labels[index].transpose(0, 1)
 
-    def _union(self, order: Int64[Tensor, " n"], step: int) -> Int64[Tensor, "b W"]:
-        first = step * self.workers * self.batch_size
-        rows = min(self.batch_size, -(-(len(order) - first) // self.workers))
-        positions = torch.arange(first, first + rows * self.workers, device=order.device)
-        return order[positions % len(order)].view(rows, self.workers)
-
     def _gather(self, index: Tensor, crops: Tensor | None) -> UInt8[Tensor, "n c h w"]:
         if crops is None:
             return self.x.index_select(0, index)
@@ -204,10 +213,16 @@ class ImageBatches(Rebatched):
 
 def evaluation_batches(
     images: Images, batch_size: int, device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype = torch.float32, split: Split = "test",
 ) -> Iterator[tuple[Float[Tensor, "b c h w"], Int64[Tensor, " b"]]]:  # fmt: skip
-    """Each test image once, in stored order, never augmented."""
+    """Each image of a split once, in stored order, never augmented.
+
+    Raises:
+        DataError: nothing was held out for validation.
+    """
     normalise = Normaliser(images, device, dtype)
-    parts = zip(images.test_x.split(batch_size), images.test_y.split(batch_size), strict=True)
-    for x, y in parts:
+    held = (images.test_x, images.test_y) if split == "test" else images.validation
+    if held is None:
+        raise DataError("there are no images for validation: set data.validation_size")
+    for x, y in zip(*(part.split(batch_size) for part in held), strict=True):
         yield normalise(x.to(device)), y.to(device)

@@ -1,49 +1,46 @@
-"""The language model's task: the next word of a text, by truncated backpropagation through time.
+"""The language model's task: the next token of a text.
 
-The training text is cut into W x b equal streams that are read side by side, ``data.sequence``
-tokens a step, and the hidden state runs on, detached, from step to step of an epoch (Mikolov et
-al., "Recurrent neural network based language model", 2010). Worker w reads the streams w, w + W,
-w + 2 W, ... of them, so what is read at a step depends on the text, W x b and the window alone.
-The order is that of the text in every epoch: ``data.reshuffle`` means nothing here.
+``data.windows`` says how the text is read (`regimes.data.windows`):
 
-The metric is the perplexity, exp of the mean loss per token, on the test file (the paper's 245k
-tokens, section 5.1). The curves that the authors published are of the validation file and average
-the perplexities of windows, which is 1 % more.
+- "streams", the default of WikiText-2: W x b equal streams side by side, ``data.sequence`` tokens a
+  step, the hidden state carried on, detached, from step to step of an epoch: truncated
+  backpropagation through time (Mikolov et al., "Recurrent neural network based language model",
+  2010). The order is that of the text in every epoch: ``data.reshuffle`` means nothing here.
+- "contiguous" (the default elsewhere), "sampled": windows of ``data.sequence`` tokens that stand
+  for themselves. No state is carried, and a batch may be cut into micro-batches.
 
-Stands on `regimes.data.wikitext`; `regimes.data.task` has the protocol that is kept here.
+The metric of words is the perplexity, exp of the mean loss per token, on the test file (the paper's
+245k tokens, section 5.1). The curves that the authors published are of the validation file and
+average the perplexities of windows, which is 1 % more. The metric of bytes and of byte pairs is the
+bits per byte, the loss of all targets in bits over their bytes, which does not depend on how the
+text is cut into tokens; the perplexity of a token is in the record beside it.
+
+Stands on `regimes.data.wikitext` and `regimes.data.tokens`; `regimes.data.task` has the protocol
+that is kept here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int64, Integer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regimes.collectives.world import World
 from regimes.config import RunConfig
-from regimes.data import task, wikitext
+from regimes.data import task, tokens, wikitext
 from regimes.data.deficits import Deficit, deficit
+from regimes.data.windows import Layout, Streams, Windows, covering, cut, number, take
 from regimes.errors import DataError, require
 from regimes.models.loss import Batch, Loss
 
 TEST_STREAMS = 10  # side by side in the evaluation
-Ids = Int64[Tensor, "streams time"]
-
-
-def cut(ids: Int64[Tensor, " tokens"], streams: int) -> tuple[Ids, Ids]:
-    """Inputs and targets of so many equal streams, which follow each other in the text.
-
-    Views. Each token but the first and the last (n - 1) mod ``streams`` is a target once; a
-    stream's last target is the next stream's first input.
-    """
-    length = (len(ids) - 1) // streams
-    used = length * streams
-    return ids[:used].view(streams, length), ids[1 : used + 1].view(streams, length)
+LOGITS = 2**22  # of a batch of the evaluation of windows
+BITS = "bits per byte"
 
 
 class NextWord:
@@ -64,90 +61,99 @@ class NextWord:
         return loss, hidden and tuple(state.detach() for state in hidden)
 
 
-class Streams(task.Rebatched):
-    """The training batches: W x b streams of one text (see the module)."""
+def from_nothing(model: nn.Module, x: Tensor, y: Tensor) -> Float[Tensor, ""]:
+    """`NextWord` without a state to carry: the loss of windows that stand for themselves."""
+    return NextWord()(model, x, y)
 
-    def __init__(
-        self, ids: Int64[Tensor, " tokens"], sequence: int, *, workers: int, batch_size: int,
-        dtype: torch.dtype = torch.float32, drop_last: bool = False,
-    ) -> None:  # fmt: skip
-        self.ids, self.sequence, self.workers = ids, sequence, workers
-        self.dtype, self.device, self.drop_last = dtype, ids.device, drop_last
-        self._set(batch_size)
 
-    def _set(self, batch_size: int) -> None:
-        length = (len(self.ids) - 1) // (self.workers * batch_size)
-        if length < self.sequence:
-            raise DataError(
-                f"{self.workers} workers x {batch_size} streams of {len(self.ids)} training tokens "
-                f"have {length} tokens each, fewer than data.sequence = {self.sequence}: lower "
-                "batch_size or data.sequence, or raise data.train_size"
-            )
-        self.batch_size = batch_size
-        self.steps = length // self.sequence if self.drop_last else -(-length // self.sequence)
-
-    def epoch(
-        self, epoch: int, workers: Sequence[int], start: int = 0
-    ) -> Iterator[tuple[Int64[Tensor, "L b time"], Int64[Tensor, "L b time"]]]:
-        """The windows of the hosted `workers`' streams, from step `start` on; the last is short
-        where ``sequence`` does not divide the streams.
-
-        For ``workers=range(W)``, ``x.transpose(0, 1).flatten(0, 1)`` is all streams in the order of
-        the text, and a view.
-        """
-        hosted = torch.tensor(list(workers), device=self.device)
-        x, y = (
-            part.unflatten(0, (self.batch_size, self.workers))[:, hosted]  # [b, L, length]
-            for part in cut(self.ids, self.workers * self.batch_size)
-        )
-        for step in range(start, self.steps):
-            now = slice(step * self.sequence, (step + 1) * self.sequence)
-            yield x[..., now].transpose(0, 1), y[..., now].transpose(0, 1)
+def perplexity(loss: float) -> float:
+    """exp of a mean loss in nats; infinite where that is no number any more."""
+    return math.inf if loss >= 700 else math.exp(loss)
 
 
 class TextTask:
-    """Language modelling on WikiText-2; the metric is the perplexity on the test file. Samples are
-    tokens."""
-
-    metric = "perplexity"
-    splits = False  # a micro-batch would take over the hidden state of another
+    """Language modelling; the metric is the bits per byte, or the perplexity of words."""
 
     def __init__(self, config: RunConfig) -> None:
         check(config)
-        self.corpus = wikitext.load(config.data)
-        self.sequence = config.data.sequence
+        data = config.data
+        words = data.name == "wikitext-2"
+        self.corpus = (wikitext if words else tokens).load(data)
+        self.sequence = data.sequence
+        self.layout: Layout = data.windows or ("streams" if words else "contiguous")
         self.digest, self.size = self.corpus.digest, len(self.corpus.train)
+        self.metric = "perplexity" if self.corpus.lengths is None else BITS
+        self.splits = self.layout != "streams"  # or a micro-batch takes over another's hidden state
         self.loss: Loss = NextWord()
+        if self.layout != "streams":
+            self.size, self.loss = self._windows(), from_nothing
+
+    @property
+    def classes(self) -> int:
+        return len(self.corpus.words)
 
     def header(self) -> dict[str, Any]:
-        return {"digest": self.digest, "train": self.size, "test": len(self.corpus.test),
-                "words": len(self.corpus.words)}  # fmt: skip
+        c = self.corpus
+        held = {} if c.validation is None else {"validation": len(c.validation)}
+        return {"digest": self.digest, "train": len(c.train), "test": len(c.test), **held,
+                "words": len(c.words), **c.facts}  # fmt: skip
 
     def build(self, config: RunConfig) -> nn.Module:
-        return task.build(config, classes=len(self.corpus.words))
+        return task.build(config, classes=len(self.corpus.words), sequence=self.sequence)
 
-    def batches(self, config: RunConfig, device: torch.device, dtype: torch.dtype) -> Streams:
-        return Streams(
-            self.corpus.train.to(device), self.sequence, workers=config.workers,
-            batch_size=config.batch_size, dtype=dtype, drop_last=config.data.drop_last,
-        )  # fmt: skip
+    def batches(
+        self, config: RunConfig, device: torch.device, dtype: torch.dtype
+    ) -> Streams | Windows:
+        ids, sizes = self.corpus.train.to(device), (config.workers, config.batch_size)
+        options: dict[str, Any] = dict(zip(("workers", "batch_size"), sizes, strict=True))
+        options |= {"dtype": dtype, "drop_last": config.data.drop_last}
+        if self.layout == "streams":
+            return Streams(ids.long(), self.sequence, **options)
+        options |= {"seed": config.seed, "reshuffle": config.data.reshuffle}
+        return Windows(ids, self.sequence, self.layout, **options)
 
-    @torch.no_grad()
     def evaluate(
         self, model: nn.Module, device: torch.device, dtype: torch.dtype
     ) -> tuple[float, float]:
-        """(mean loss in nats, perplexity), over `TEST_STREAMS` streams with their state carried."""
-        model.eval()
-        ids = self.corpus.test.to(device)
-        x, y = cut(ids, min(TEST_STREAMS, len(ids) - 1))
-        total, hidden = 0.0, None
-        for inputs, targets in zip(*(part.split(self.sequence, 1) for part in (x, y)), strict=True):
-            loss, hidden = NextWord().carry(model, inputs, targets, hidden)
-            total += loss.item() * targets.numel()
-        mean = total / y.numel()
-        return mean, math.exp(mean) if mean < 700 else math.inf
+        """(mean loss in nats, metric): over `TEST_STREAMS` streams with their state carried, or
+        over windows that cover the text, each from an empty context."""
+        return self._evaluated(model, self.corpus.test.to(device))
 
-    def probe(self, batches: Streams, world: World, size: int, batch: int) -> list[Batch]:
+    def validate(
+        self, model: nn.Module, device: torch.device, dtype: torch.dtype
+    ) -> tuple[float, float]:
+        if self.corpus.validation is None:
+            raise DataError("there is no text for validation: set data.validation_size")
+        return self._evaluated(model, self.corpus.validation.to(device))
+
+    def beside(self, loss: float) -> dict[str, float]:
+        """The perplexity of a token, where it is not the metric."""
+        return {"perplexity": perplexity(loss)} if self.metric == BITS else {}
+
+    @torch.no_grad()
+    def _evaluated(self, model: nn.Module, ids: Integer[Tensor, " tokens"]) -> tuple[float, float]:
+        model.eval()
+        total, count, size, hidden = 0.0, 0, 0, None
+        lengths = None if self.corpus.lengths is None else self.corpus.lengths.to(ids.device)
+        for inputs, targets in self._pieces(ids):
+            carried = hidden if self.layout == "streams" else None
+            loss, hidden = NextWord().carry(model, inputs, targets, carried)
+            total += loss.item() * targets.numel()
+            count += targets.numel()
+            size += 0 if lengths is None else int(lengths[targets].sum())
+        mean = total / count
+        return mean, perplexity(mean) if lengths is None else total / math.log(2) / size
+
+    def _pieces(self, ids: Integer[Tensor, " tokens"]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and targets ``[b, time]`` in the order of their evaluation."""
+        if self.layout != "streams":
+            batch = max(1, LOGITS // (self.sequence * len(self.corpus.words)))
+            yield from covering(ids, self.sequence, batch)
+            return
+        parts = cut(ids.long(), min(TEST_STREAMS, len(ids) - 1))
+        yield from zip(*(part.split(self.sequence, 1) for part in parts), strict=True)
+
+    def probe(self, batches: Streams | Windows, world: World, size: int, batch: int) -> list[Batch]:
         """Windows of ``data.sequence`` tokens at equal distances over the training text."""
         whole = self._windows()
         source = f"the training text in windows of {self.sequence} tokens"
@@ -156,7 +162,7 @@ class TextTask:
         return self._take(spread[mine], batch, batches)
 
     def samples(
-        self, batches: Streams, seed: int, epoch: int, count: int, batch: int
+        self, batches: Streams | Windows, seed: int, epoch: int, count: int, batch: int
     ) -> list[Batch]:
         """Windows of ``data.sequence`` tokens, no two of them overlapping."""
         what = f"windows of {self.sequence} tokens"
@@ -164,12 +170,13 @@ class TextTask:
         return self._take(chosen, batch, batches)
 
     def _windows(self) -> int:
-        return (self.size - 1) // self.sequence
+        return number(self.corpus.train, self.sequence)
 
-    def _take(self, windows: Int64[Tensor, " n"], batch: int, batches: Streams) -> list[Batch]:
-        text = cut(batches.ids[: self._windows() * self.sequence + 1], 1)
-        x, y = (t.unflatten(1, (-1, self.sequence))[0, windows.to(t.device)] for t in text)
-        return task.pairs(x, y, batch)
+    def _take(
+        self, windows: Int64[Tensor, " n"], batch: int, batches: Streams | Windows
+    ) -> list[Batch]:
+        firsts = (windows * self.sequence).to(batches.device)
+        return task.pairs(*take(batches.ids, firsts, self.sequence), batch)
 
 
 def check(config: RunConfig) -> None:
@@ -180,6 +187,13 @@ def check(config: RunConfig) -> None:
                  "channels_last": config.channels_last}  # fmt: skip
     for name, value in of_images.items():
         require(not value, name, value, "none, the data are a text")
+    if data.name == "wikitext-2":
+        require(data.tokenizer is None, "data.tokenizer", data.tokenizer, "none, there are words")
+    else:
+        sized = data.tokenizer == "bpe" or data.vocabulary is None
+        require(sized, "data.vocabulary", data.vocabulary, 'none, or data.tokenizer = "bpe"')
+    if data.name in ("stdlib", "synthetic-text"):
+        require(data.path is None, "data.path", data.path, f"none for {data.name}")
     worse = type(deficit(config.deficit))
     if worse.inputs is not Deficit.inputs or worse.labels is not Deficit.labels:
         name = (config.deficit or {})["name"]

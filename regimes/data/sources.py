@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from regimes.data.image_folder import Arrays, cache_root, data_root, load_tree
+from regimes.data.cache import cache_root, data_root
+from regimes.data.image_folder import Arrays, load_tree
 from regimes.errors import DataError, nearest
 from regimes.seeding import stream
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from regimes.config import DataConfig
 
 DIGITS_TRAIN = 1000  # of 1,797; the rest is the test set
+TEXTS = ("wikitext-2", "text", "stdlib", "synthetic-text")  # read elsewhere
 CIFAR_FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
 
 
@@ -38,8 +40,9 @@ class Found:
 def read(config: DataConfig) -> Arrays:
     """The data set that a configuration names, whole."""
     sources = {"digits": _digits, "cifar10": _cifar, "cifar100": _cifar, "folder": _folder}
+    known = (*sources, *TEXTS)
     if config.name not in sources:
-        raise DataError(f"Unknown data set {config.name!r}: {nearest(config.name, sources)}")
+        raise DataError(f"Unknown data set {config.name!r}: {nearest(config.name, known)}")
     return sources[config.name](config)
 
 
@@ -55,13 +58,17 @@ def find(root: str | Path | None = None) -> list[Found]:
 
 
 def _digits(config: DataConfig) -> Arrays:
-    """1,797 handwritten digits of 8x8 pixels with values 0..16, embedded in scikit-learn."""
+    """1,797 handwritten digits of 8x8 pixels with values 0..16, embedded in scikit-learn.
+
+    The test set is what training and validation leave.
+    """
     from sklearn.datasets import load_digits
 
     raw = load_digits()
     x = np.round(raw.images * (255 / 16)).astype(np.uint8)[:, None]
     y = raw.target.astype(np.int64)
-    size = DIGITS_TRAIN if config.train_size is None else config.train_size
+    held = config.validation_size or 0
+    size = DIGITS_TRAIN if config.train_size is None else config.train_size + held
     train, test = np.split(balanced(y, 10, size, "digits"), [size])
     return Arrays(x[train], y[train], x[test], y[test], tuple(map(str, raw.target_names)))
 
@@ -141,7 +148,30 @@ def balanced(y: np.ndarray, classes: int, size: int | None, what: str) -> np.nda
                 f"{what}: {size} images of {classes} classes take {share[worst]} of class {worst}, "
                 f"which has {counts[worst]}."
             )
-    shuffled = torch.randperm(len(y), generator=stream("subset", what)).numpy()
-    grouped = shuffled[np.argsort(y[shuffled], kind="stable")]
+    return _in_turn(torch.randperm(len(y), generator=stream("subset", what)).numpy(), y)
+
+
+def hold_out(y: np.ndarray, classes: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """(training, validation): indices of a training set ``y`` [n], of which ``size`` are held out.
+
+    Those are the last of each class in the order of `balanced`, so they depend neither on a run's
+    seed nor on how much is trained on, and a training subset is the same one with and without a
+    validation split that leaves room for it. The first part is the rest of that order.
+
+    Raises:
+        DataError: ``size`` images cannot hold equal shares, or nothing is left to train on.
+    """
+    balanced(y, classes, size, "validation")  # can it hold equal shares?
+    if size == len(y):
+        raise DataError(f"data.validation_size = {size} takes all images of the training set")
+    order = balanced(y, classes, None, "train")
+    held = _in_turn(order[::-1], y)[:size]
+    return order[~np.isin(order, held)], held
+
+
+def _in_turn(order: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The indices of an order with the classes in turn, each class's in the order given."""
+    counts = np.bincount(y)
+    grouped = order[np.argsort(y[order], kind="stable")]
     rank = np.arange(len(y)) - np.repeat(counts.cumsum() - counts, counts)  # within its class
     return grouped[np.lexsort((y[grouped], rank))]

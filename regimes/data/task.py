@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from regimes import models
 from regimes.collectives.world import World
 from regimes.config import RunConfig
-from regimes.errors import ConfigError
+from regimes.errors import ConfigError, DataError
 from regimes.models.loss import Batch, Loss
 from regimes.seeding import derive, stream
 
@@ -66,15 +66,47 @@ class Rebatched(ABC):
         return other
 
 
+class Shuffled(Rebatched):
+    """Samples in an order of each epoch: step k takes the next W x b of them, and worker w those
+    at positions w, w + W, w + 2 W, ... of these."""
+
+    count: int  # samples of an epoch
+    drop_last: bool
+    unit: str  # what a sample is called
+
+    def _set(self, batch_size: int) -> None:
+        union = self.workers * batch_size
+        self.batch_size = batch_size
+        self.steps = self.count // union if self.drop_last else -(-self.count // union)
+        if self.steps == 0:
+            raise DataError(
+                f"A global batch of {self.workers} x {batch_size} = {union} {self.unit} with "
+                f"drop_last leaves no step: the training set has {self.count}."
+            )
+
+    def _union(self, order: Int64[Tensor, " n"], step: int) -> Int64[Tensor, "b W"]:
+        """The step's part of an epoch's order. A short last batch is filled up to a multiple of W
+        from the order's start, so all workers always have equally many."""
+        first = step * self.workers * self.batch_size
+        rows = min(self.batch_size, -(-(len(order) - first) // self.workers))
+        positions = torch.arange(first, first + rows * self.workers, device=order.device)
+        return order[positions % len(order)].view(rows, self.workers)
+
+
 @runtime_checkable
 class Task(Protocol):
     """See the module's docstring."""
 
-    metric: str  # "accuracy" or "perplexity"
+    metric: str  # "accuracy", "perplexity" or "bits per byte"
     digest: str  # SHA-256 of all samples; equal on all processes, or they hold different data
     size: int  # training samples
     loss: Loss  # of a batch, without any state carried over from the batch before
     splits: bool  # whether a batch may be cut into micro-batches that are accumulated
+
+    @property
+    def classes(self) -> int:
+        """Outputs of the network."""
+        ...
 
     def header(self) -> dict[str, Any]:
         """What the record's header says of the data."""
@@ -92,6 +124,16 @@ class Task(Protocol):
         self, model: nn.Module, device: torch.device, dtype: torch.dtype
     ) -> tuple[float, float]:
         """(mean loss in nats, metric) on the test set, in evaluation mode."""
+        ...
+
+    def validate(
+        self, model: nn.Module, device: torch.device, dtype: torch.dtype
+    ) -> tuple[float, float]:
+        """The same on the samples held out by ``data.validation_size``; DataError without any."""
+        ...
+
+    def beside(self, loss: float) -> dict[str, float]:
+        """What the record says of a mean test loss, besides the metric: its name and value."""
         ...
 
     def probe(self, batches: Any, world: World, size: int, batch: int) -> list[Batch]:

@@ -13,11 +13,9 @@ Stands under `regimes.data.language`, which makes batches of the numbers.
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +23,8 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from regimes.data.image_folder import data_root
+from regimes.data.cache import data_root
+from regimes.data.corpus import Corpus, make
 from regimes.data.sources import one_at_a_time, torchvision_datasets
 from regimes.errors import DataError
 
@@ -36,43 +35,32 @@ ARCHIVE = "https://wikitext.smerity.com/wikitext-2-v1.zip"  # kept by an author 
 MD5 = "542ccefacc6c27f945fb54453812b3cd"
 FOLDER = "wikitext-2"
 FILES = ("wiki.train.tokens", "wiki.test.tokens")
+VALIDATION = "wiki.valid.tokens"  # needed only where data.validation_size is given
 EOS, UNK = "<eos>", "<unk>"
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """A text in memory, as the numbers of its words."""
-
-    train: Int64[Tensor, " train"]
-    test: Int64[Tensor, " test"]
-    words: tuple[str, ...]  # number -> word
-    digest: str  # SHA-256 of all the above: equal on all processes, or they hold different data
 
 
 def load(config: DataConfig) -> Corpus:
     """The corpus that a configuration names, cut to its sizes (in tokens), or DataError."""
-    files = [_folder(config) / name for name in FILES]
-    train, test = map(_tokens, files)
-    words = vocabulary(train, config.vocabulary)
+    wanted = _wanted(config)
+    files = dict(zip(("train", "test", "validation"), wanted, strict=False))
+    folder = _folder(config, wanted)
+    texts = {split: _tokens(folder / name) for split, name in files.items()}
+    words = vocabulary(texts["train"], config.vocabulary)
     number = {word: i for i, word in enumerate(words)}
-    missing = sorted(set(test) - number.keys())
-    if missing and UNK not in number:
-        raise DataError(
-            f"{files[1]} has {len(missing)} words that {files[0]} lacks, {missing[0]!r} the first, "
-            f"and there is no {UNK} to stand for them: set data.vocabulary to {len(words) + 1} or "
-            "fewer, which makes one."
-        )
+    for split, name in files.items():
+        missing = sorted(set(texts[split]) - number.keys())
+        if missing and UNK not in number:
+            raise DataError(
+                f"{folder / name} has {len(missing)} words that {folder / FILES[0]} lacks, "
+                f"{missing[0]!r} the first, and there is no {UNK} to stand for them: set "
+                f"data.vocabulary to {len(words) + 1} or fewer, which makes one."
+            )
     unknown = number.get(UNK, -1)
 
-    def ids(tokens: Sequence[str], size: int | None, split: str) -> Int64[Tensor, " n"]:
-        return _first(torch.tensor([number.get(t, unknown) for t in tokens]), size, split)
+    def ids(tokens: Sequence[str]) -> Int64[Tensor, " n"]:
+        return torch.tensor([number.get(t, unknown) for t in tokens])
 
-    parts = ids(train, config.train_size, "train"), ids(test, config.test_size, "test")
-    digest = hashlib.sha256(repr(words).encode())
-    for part in parts:
-        digest.update(repr(len(part)).encode())
-        digest.update(part.numpy().data)
-    return Corpus(*parts, words, digest.hexdigest())
+    return make({split: ids(tokens) for split, tokens in texts.items()}, words, config)
 
 
 def vocabulary(tokens: Sequence[str], size: int | None = None) -> tuple[str, ...]:
@@ -96,33 +84,37 @@ def vocabulary(tokens: Sequence[str], size: int | None = None) -> tuple[str, ...
     return (*special, *words[: size - 2])
 
 
-def _folder(config: DataConfig) -> Path:
+def _wanted(config: DataConfig) -> tuple[str, ...]:
+    return FILES if config.validation_size is None else (*FILES, VALIDATION)
+
+
+def _folder(config: DataConfig, wanted: Sequence[str]) -> Path:
     """The folder with the files, downloaded if that is wanted and needed."""
     root = Path(config.path) if config.path else data_root()
     folder = root if any((root / name).is_file() for name in FILES) else root / FOLDER
-    if config.download and _missing(folder):
-        _download(folder)
-    if missing := _missing(folder):
+    if config.download and _missing(folder, wanted):
+        _download(folder, wanted)
+    if missing := _missing(folder, wanted):
         state = f"lacks {' and '.join(missing)}" if folder.is_dir() else "does not exist"
         raise DataError(
             f"WikiText-2: {folder} {state}; set data.download = true, or data.path to a folder "
-            f"with {' and '.join(FILES)}."
+            f"with {' and '.join(wanted)}."
         )
     return folder
 
 
-def _missing(folder: Path) -> list[str]:
-    return [name for name in FILES if not (folder / name).is_file()]
+def _missing(folder: Path, wanted: Sequence[str]) -> list[str]:
+    return [name for name in wanted if not (folder / name).is_file()]
 
 
-def _download(folder: Path) -> None:
+def _download(folder: Path, wanted: Sequence[str]) -> None:
     """Each file appears whole or not at all; of several processes, one downloads."""
     torchvision_datasets()
     from torchvision.datasets.utils import download_and_extract_archive
 
     try:
         with one_at_a_time(folder):
-            if not _missing(folder):
+            if not _missing(folder, wanted):
                 return
             with tempfile.TemporaryDirectory(dir=folder) as part:
                 download_and_extract_archive(ARCHIVE, part, md5=MD5)
@@ -141,11 +133,3 @@ def _tokens(file: Path) -> list[str]:
     if all(token == EOS for token in tokens):
         raise DataError(f"{file} is empty: expected words separated by spaces.")
     return tokens
-
-
-def _first(ids: Int64[Tensor, " n"], size: int | None, split: str) -> Int64[Tensor, " m"]:
-    if size is not None and not 2 <= size <= len(ids):
-        raise DataError(
-            f"data.{split}_size = {size}: expected 2 to {len(ids)}, the tokens of the {split} file."
-        )
-    return ids[:size]

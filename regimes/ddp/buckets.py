@@ -18,7 +18,6 @@ import copy
 import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,29 +29,18 @@ from regimes.collectives.overlap import Pipeline, make_buckets
 from regimes.collectives.requests import NO_LAYER
 from regimes.compression.base import State
 from regimes.compression.reducer import Reducer, finite_flag
-from regimes.config import Level
+from regimes.config import DENSE, Level
+from regimes.ddp.backward import Step, after_backward, in_memory_order
 from regimes.errors import ConfigError
 from regimes.instruments.base import Gauge
-
-
-@dataclass
-class _Step:
-    """One backward pass in the making; dictionaries are keyed by layer."""
-
-    levels: Sequence[Level]
-    gradients: dict[int, Tensor] = field(default_factory=dict)  # in the buckets; later the updates
-    states: dict[int, State] = field(default_factory=dict)  # as they will be
-    pending: list[tuple[Future[Tensor], Tensor]] = field(default_factory=list)  # and their buffers
-    scale: float = 0.0
-    finite: bool = True
-    failed: bool = False
 
 
 class Buckets:
     """The communication hook proper.
 
     Attributes:
-        levels: per layer, what the next backward pass sends.
+        levels: per layer, what a backward pass sends once ``dense_start`` of them are over.
+        total: backward passes since training began.
         steps, kept: backward passes since ``restart``, and those whose gradient was finite.
         check: called once, in the thread, before the next gradient is reduced.
     """
@@ -60,13 +48,14 @@ class Buckets:
     def __init__(
         self, model: DistributedDataParallel, parameters: Sequence[nn.Parameter],
         reducer: Reducer, gauges: Collection[Gauge], *, keep_gradients: bool,
-        scale: Callable[[], float],
+        scale: Callable[[], float], dense_start: int = 0,
     ) -> None:  # fmt: skip
         """
         Args:
             parameters: the layers' parameters, in the reducer's order.
             gauges: see every finite step, in units of the unscaled loss.
             keep_gradients: whether a gauge reads this process's gradients, too.
+            dense_start: so many steps send the gradient uncompressed.
             scale: what the loss is multiplied by (a GradScaler's scale).
         """
         # Not held: the model holds the hook where no garbage collector looks, so both would stay,
@@ -76,6 +65,7 @@ class Buckets:
         self.parameters = list(parameters)
         self.index = {parameter: i for i, parameter in enumerate(parameters)}
         self.levels: Sequence[Level] = []
+        self.dense_start, self.total = dense_start, 0
         self.spare: list[Tensor | None] = [None] * len(parameters)  # a retired residual's memory
         self.units = [1.0] * len(parameters)  # the scale in which a residual is kept
         sizes = [p.numel() for p in parameters]
@@ -84,7 +74,7 @@ class Buckets:
         self.device = parameters[0].device
         buckets = make_buckets(parameters, model.bucket_bytes_cap)
         self.pipeline = Pipeline(buckets, self._reduce, self.device)
-        self.step: _Step | None = None
+        self.step: Step | None = None
         self.check: Callable[[], Any] | None = None
         self.lock = threading.Lock()
         self.restart()
@@ -100,17 +90,18 @@ class Buckets:
         aggregated gradient, which the future announces."""
         if bucket.index() == 0:
             try:
-                _after_backward(self._finish)
+                after_backward(self._finish)
             except RuntimeError:
                 raise ConfigError(
                     "the hook works inside backward() only: uneven inputs (model.join()) are not "
                     "supported, let every process take the same number of steps"
                 ) from None
-            self.step = _Step(self.levels)
+            dense = self.total < self.dense_start
+            self.step = Step([DENSE] * len(self.levels) if dense else self.levels)
             self.pipeline.begin()
         assert self.step is not None
         gradients = {
-            self.index[p]: _in_memory_order(g, p)
+            self.index[p]: in_memory_order(g, p)
             for g, p in zip(bucket.gradients(), bucket.parameters(), strict=True)
         }
         self.step.gradients.update(gradients)
@@ -124,7 +115,7 @@ class Buckets:
     def _finish(self) -> None:
         """The end of backward, just before DDP takes the results."""
         self.pipeline.finish()
-        _after_backward(self._settle)
+        after_backward(self._settle)
 
     @torch.no_grad()
     def _settle(self) -> None:
@@ -139,6 +130,7 @@ class Buckets:
             else:
                 self.spare[i], states[i], self.units[i] = states[i].residual, new, step.scale
         self.steps += 1
+        self.total += 1
         if step.finite:
             self.kept += 1
             with self.on_hook_stream():
@@ -157,7 +149,7 @@ class Buckets:
             if not used[i] and not (inside and parameter.grad is not None)
         }
 
-    def _observe(self, step: _Step, left: Collection[int]) -> None:
+    def _observe(self, step: Step, left: Collection[int]) -> None:
         updates = [step.gradients[i] for i in range(len(self.parameters))]
         for i in left:
             updates[i] = torch.zeros_like(updates[i])
@@ -187,7 +179,7 @@ class Buckets:
             self._resolve_futures(step)
             raise
 
-    def _reduce_in(self, step: _Step, bucket: list[int]) -> None:
+    def _reduce_in(self, step: Step, bucket: list[int]) -> None:
         """All rounds of one bucket; the flag of a non-finite gradient rides in the first."""
         if not step.states:
             step.scale = self.scale()
@@ -216,7 +208,7 @@ class Buckets:
         if len(step.states) == len(self.parameters):  # a static graph's first pass awaits them here
             self._resolve_futures(step)
 
-    def _resolve_futures(self, step: _Step) -> None:
+    def _resolve_futures(self, step: Step) -> None:
         with self.lock:
             while step.pending:
                 future, buffer = step.pending.pop()
@@ -232,20 +224,3 @@ class Buckets:
             ratio = scale / self.units[layer]
             state.residual = torch.mul(state.residual, ratio, out=self.spare[layer])
         return state
-
-
-def _after_backward(callback: Callable[[], None]) -> None:
-    """Callbacks run in the order in which they were asked for; DDP asks for its own when the last
-    bucket is full."""
-    torch.autograd.Variable._execution_engine.queue_callback(callback)
-
-
-def _in_memory_order(flat: Tensor, parameter: nn.Parameter) -> Tensor:
-    """A parameter's share of the bucket, ``[*shape]``. It lies there in the parameter's own memory
-    order where that has no gaps, which ``bucket.gradients()`` does not say."""
-    if parameter.is_contiguous():
-        return flat
-    extent = sum(s * (n - 1) for s, n in zip(parameter.stride(), parameter.shape, strict=True)) + 1
-    if extent != parameter.numel():
-        return flat
-    return flat.as_strided(parameter.shape, parameter.stride(), flat.storage_offset())

@@ -18,16 +18,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from regimes.collectives.processes import GroupWorld
 from regimes.collectives.requests import Layer, Traffic
-from regimes.compression import Compressor
 from regimes.compression.reducer import Reducer, check_order
-from regimes.config import DENSE, Level, RunConfig, Signal
+from regimes.config import DENSE, Level
 from regimes.ddp import state, validate
 from regimes.ddp.buckets import Buckets
 from regimes.detectors.statistics import Statistic
-from regimes.errors import ConfigError
+from regimes.errors import ConfigError, unexpected
 from regimes.instruments.base import MeasurementContext
-from regimes.instruments.panel import Readings, choose
-from regimes.policies import Decision, Policy
+from regimes.instruments.panel import Panel, Readings, choose
+from regimes.policies import Decision
 from regimes.policies.controller import Controller
 
 
@@ -46,6 +45,7 @@ def attach(
     levels: Mapping[str, Level] | None = None,
     signal: str = "update",
     seed: int = 0,
+    start_compressing_after: int = 0,
     scaler: Scaler | None = None,
     timeout: float = 600.0,
 ) -> Hook:
@@ -64,6 +64,7 @@ def attach(
         signal: what the norm is of, see ``regimes.instruments.gradient_norm``. All but "update"
             keep a copy of the gradients and send something at the end of an epoch.
         seed: of the compressor's random numbers.
+        start_compressing_after: the first so many steps send the gradient uncompressed.
         scaler: the GradScaler that scales the loss, if one does. The hook then works in units of
             the unscaled loss, so that a change of scale changes neither residuals nor norms.
         timeout: seconds until a process that the others wait for counts as lost.
@@ -72,12 +73,8 @@ def attach(
         ConfigError: one sentence, before anything is registered.
     """
     ddp = validate.wrapped(model)
-    validate.trainable(ddp)
-    read = validate.pick_signal(signal)
-    known = RunConfig().levels if levels is None else dict(levels)
-    chosen = validate.pick_compressor(compressor, known)
-    rule = validate.pick_policy(policy, known)
-    return Hook(ddp, rule, chosen, known, read, seed, scaler, timeout)
+    chosen = validate.choose(policy, compressor, levels, signal, start_compressing_after)
+    return Hook(ddp, chosen, seed, scaler, timeout)
 
 
 class Hook:
@@ -88,26 +85,21 @@ class Hook:
     """
 
     def __init__(
-        self, model: DistributedDataParallel, rule: Policy, compressor: Compressor,
-        levels: Mapping[str, Level], signal: Signal, seed: int, scaler: Scaler | None,
-        timeout: float,
+        self, model: DistributedDataParallel, chosen: validate.Choice, seed: int,
+        scaler: Scaler | None, timeout: float,
     ) -> None:  # fmt: skip
-        self.compressor, self.values = compressor, levels
+        rule, signal = chosen.policy, chosen.signal
+        self.compressor, self.values = chosen.compressor, chosen.levels
         found = validate.trainable(model)
         self.layers = [Layer(name, tuple(p.shape)) for name, p in found.items()]
-        check_order(compressor, levels, self.layers, model.process_group.size())
+        check_order(self.compressor, self.values, self.layers, model.process_group.size())
         compressed = [i for i, layer in enumerate(self.layers) if layer.compressed]
         self.controller = Controller(rule, list(found), compressed, signal)
         first = next(iter(found.values()))
         self.world = GroupWorld(model.process_group, first.device, timeout)
         self.world.meter.dtype = first.dtype
-        self.reducer = Reducer(compressor, self.layers, self.world, seed)
-        context = MeasurementContext(
-            model.module, validate.no_data, self.world, self.layers, seed, False, validate.no_data,
-            validate.no_data, compressor, levels,
-        )  # fmt: skip
-        norm = any(Statistic.parse(need).is_norm for need in rule.needs)
-        self.panel = choose({}, rule.needs, signal if norm else None, context)
+        self.reducer = Reducer(self.compressor, self.layers, self.world, seed)
+        self.panel = self._choose(model.module, chosen, seed)
         from_updates = {"norms", "msdr"} if signal == "update" else {"msdr"}
         self.buckets = Buckets(
             model,
@@ -116,6 +108,7 @@ class Hook:
             list(self.panel),
             keep_gradients=not self.panel.gauges.keys() <= from_updates,
             scale=(lambda: 1.0) if scaler is None else scaler.get_scale,
+            dense_start=chosen.dense_start,
         )
         self.rows: list[dict[str, Any]] = []
         self.lr: float | None = None
@@ -123,6 +116,16 @@ class Hook:
         self._decide()
         receive = self.buckets.receive
         model.register_comm_hook(None, lambda state, bucket: receive(bucket))
+
+    def _choose(self, model: nn.Module, chosen: validate.Choice, seed: int) -> Panel:
+        """The gauges of what the policy reads; they see gradients and no data."""
+        context = MeasurementContext(
+            model, validate.no_data, self.world, self.layers, seed, False, validate.no_data,
+            validate.no_data, chosen.compressor, chosen.levels,
+        )  # fmt: skip
+        needs = chosen.policy.needs
+        norm = any(Statistic.parse(need).is_norm for need in needs)
+        return choose({}, needs, chosen.signal if norm else None, context)
 
     @property
     def levels(self) -> dict[str, str]:
@@ -163,26 +166,25 @@ class Hook:
         if following is None:
             rate, following = (rate if self.lr is None else self.lr), rate
         self.lr = following
-        with self.buckets.on_hook_stream():
-            readings = self._read()
-        self.rows.append(
-            {
-                "epoch": len(self.rows),
-                "lr": rate,
-                "next_lr": following,
-                "steps": self.buckets.steps,
-                "skipped": self.buckets.steps - self.buckets.kept,
-                "layers": {"level": self._levels},
-                "statistics": readings.layers,
-                "model": readings.model,
-            }
-        )
+        self.rows.append(self._row(rate, following))
         self.buckets.restart()
         return self._decide()
 
-    def _read(self) -> Readings:
-        """The epoch's statistics; none when every step was skipped."""
-        return self.panel.read(len(self.rows)) if self.buckets.kept else Readings()
+    def _row(self, rate: float, following: float) -> dict[str, Any]:
+        """The epoch as a record has it; without statistics when every step was skipped."""
+        with self.buckets.on_hook_stream():
+            kept = self.buckets.kept
+            readings = self.panel.read(len(self.rows)) if kept else Readings()
+        return {
+            "epoch": len(self.rows),
+            "lr": rate,
+            "next_lr": following,
+            "steps": self.buckets.steps,
+            "skipped": self.buckets.steps - kept,
+            "layers": {"level": self._levels},
+            "statistics": readings.layers,
+            "model": readings.model,
+        }
 
     def _decide(self) -> dict[str, Decision]:
         found = self.controller.decide(self.rows)
@@ -198,8 +200,9 @@ class Hook:
         """Processes with different ideas would wait for each other, or mix up their bytes."""
         control = self.controller
         plug_ins = state.describe(control.policy), state.describe(self.compressor)
-        configuration = (*plug_ins, dict(self.values), control.signal, self.layers)
-        place = len(self.rows), self.buckets.steps, self._levels
+        configuration = (*plug_ins, dict(self.values), control.signal, self.layers,
+                         self.buckets.dense_start)  # fmt: skip
+        place = len(self.rows), self.buckets.steps, self.buckets.total, self._levels
         facts = {"model or configuration of the hook": configuration, "state of the hook": place}
         self.world.agree(
             **{k: hashlib.sha256(repr(v).encode()).hexdigest() for k, v in facts.items()}
@@ -231,4 +234,4 @@ def _rate(value: Any) -> float:
     number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
     if isinstance(number, Real) and not isinstance(number, bool) and 0 <= float(number) < math.inf:
         return float(number)
-    raise ConfigError(f"epoch_end: a learning rate must be a number from zero up, got {value!r}")
+    raise unexpected("epoch_end: lr", value, "a number from zero up")

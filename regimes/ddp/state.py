@@ -60,6 +60,7 @@ def save(hook: Stateful) -> dict[str, Any]:
         "gauges": copy.deepcopy(hook.panel.state_dict()),
         "sums": copy.deepcopy(_sums(hook.panel.gauges)),
         "steps": [b.steps, b.kept],
+        "total": b.total,
         "levels": hook.levels,
         "rows": copy.deepcopy(hook.rows),
         "lr": hook.lr,
@@ -75,6 +76,7 @@ def restore(hook: Stateful, state: Mapping[str, Any]) -> None:
     hook.reducer.to(device)
     b.units = [1.0] * len(hook.layers)
     b.steps, b.kept = state["steps"]
+    b.total = state.get("total", sum(row["steps"] for row in state["rows"]) + b.steps)
     hook.panel.load_state_dict(state["gauges"])
     sums = _sums(hook.panel.gauges)
     sums.clear()

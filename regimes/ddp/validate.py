@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn, cast, get_args
 
 import torch
@@ -11,16 +12,40 @@ from torch.nn.parallel import DistributedDataParallel
 
 from regimes import compression, policies
 from regimes.compression import Compressor
-from regimes.config import DENSE, Level, Signal
+from regimes.config import DENSE, Level, RunConfig, Signal
 from regimes.detectors.statistics import INSTRUMENT, Statistic
-from regimes.errors import ConfigError, nearest
+from regimes.errors import ConfigError, nearest, require, unexpected
 from regimes.policies import Policy, check_levels
 
 FROM_GRADIENTS = ("norms", "msdr", "noise", "error")  # instruments that need no data
 
 
+@dataclass(frozen=True)
+class Choice:
+    """What a hook's user has chosen, checked: the arguments of ``attach``."""
+
+    policy: Policy
+    compressor: Compressor
+    levels: Mapping[str, Level]
+    signal: Signal
+    dense_start: int = 0
+
+
+def choose(
+    policy: Any, compressor: Any, levels: Mapping[str, Level] | None, signal: str, dense_start: int
+) -> Choice:
+    """A policy, a compressor and a signal that go together; ConfigError otherwise."""
+    whole = isinstance(dense_start, int) and not isinstance(dense_start, bool) and dense_start >= 0
+    require(whole, "start_compressing_after", dense_start, "a number of steps, from 0 up")
+    read = pick_signal(signal)
+    known = RunConfig().levels if levels is None else dict(levels)
+    chosen = pick_compressor(compressor, known)
+    return Choice(pick_policy(policy, known), chosen, known, read, dense_start)
+
+
 def wrapped(model: nn.Module) -> DistributedDataParallel:
-    """The model, if it is one of DDP's without a hook; ConfigError otherwise."""
+    """The model, if it is one of DDP's without a hook that a hook can serve; ConfigError
+    otherwise."""
     if not isinstance(model, DistributedDataParallel):
         raise ConfigError(
             f"attach needs a DistributedDataParallel model, got {type(model).__name__}: wrap it "
@@ -31,6 +56,7 @@ def wrapped(model: nn.Module) -> DistributedDataParallel:
             "this model has a communication hook already: DDP takes one, attach it once, right "
             "after wrapping the model"
         )
+    trainable(model)
     return model
 
 
@@ -67,11 +93,9 @@ def pick_policy(given: Any, levels: Mapping[str, Level]) -> Policy:
     """
     table = {"name": given} if isinstance(given, str) else given
     chosen = policies.policy(dict(table)) if isinstance(table, Mapping) else table
+    objects = "an object with decide(), needs and names"
     if not isinstance(chosen, Policy):
-        raise ConfigError(
-            f"policy = {given!r}: expected a name, a table with a name, or an object with "
-            "decide(), needs and names"
-        )
+        raise unexpected("policy", given, f"a name, a table with a name, or {objects}")
     check_levels(chosen, dict(levels))
     for statistic in chosen.needs:
         if INSTRUMENT.get(Statistic.parse(statistic).family) not in FROM_GRADIENTS:
@@ -89,9 +113,7 @@ def pick_compressor(given: Any, levels: Mapping[str, Level]) -> Compressor:
     table = {"name": given} if isinstance(given, str) else given
     chosen = compression.compressor(dict(table)) if isinstance(table, Mapping) else table
     if not isinstance(chosen, Compressor):
-        raise ConfigError(
-            f"compressor = {given!r}: expected a name, a table with a name, or a Compressor"
-        )
+        raise unexpected("compressor", given, "a name, a table with a name, or a Compressor")
     if DENSE in levels:
         raise ConfigError('levels: "dense" is always known, give the level another name')
     for level in levels.values():

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from regimes.config import check_windows, in_windows
 from regimes.detectors.base import Values, Verdict
-from regimes.errors import ConfigError
+from regimes.errors import require
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class FirstShare:
     per_layer: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        _check("first-share", self.share, self.epochs)
+        _check(self.share, self.epochs)
 
     def __call__(self, values: Values) -> Verdict:
         return Verdict(len(values) < round(self.share * self.epochs))
@@ -72,9 +72,8 @@ class RandomWindows:
     per_layer: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        _check("random-windows", self.share, self.epochs)
-        if self.count < 1:
-            raise ConfigError(f"random-windows: count must be at least 1, got {self.count}")
+        _check(self.share, self.epochs)
+        require(self.count >= 1, "count", self.count, "at least 1")
 
     @cached_property
     def chosen(self) -> frozenset[int]:
@@ -99,9 +98,6 @@ def place(lengths: Sequence[int], epochs: int, draw: random.Random) -> list[tupl
     return [(start, start + length) for start, length in zip(starts, lengths, strict=True)]
 
 
-def _check(name: str, share: float, epochs: int) -> None:
-    if not 0 <= share <= 1 or epochs < 1:
-        raise ConfigError(
-            f"{name} needs a share between 0 and 1 and epochs, the length of the run; got "
-            f"share = {share}, epochs = {epochs}"
-        )
+def _check(share: float, epochs: int) -> None:
+    require(0 <= share <= 1, "share", share, "a share between 0 and 1")
+    require(epochs >= 1, "epochs", epochs, "the length of the run, at least 1")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from regimes.detectors.base import Values, Verdict, latest
-from regimes.errors import ConfigError
+from regimes.errors import require
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,8 @@ class RelativeChange:
     direction: Literal["either", "decay"] = "either"
 
     def __post_init__(self) -> None:
-        if not self.eta > 0 or self.interval < 1:
-            raise ConfigError(
-                f"eta must be positive and interval at least 1 epoch, "
-                f"got eta = {self.eta}, interval = {self.interval}"
-            )
+        require(self.eta > 0, "eta", self.eta, "a positive number")
+        require(self.interval >= 1, "interval", self.interval, "at least 1 epoch")
 
     def __call__(self, values: Values) -> Verdict:
         epoch = len(values) - 1

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from regimes.detectors.base import Values, Verdict
-from regimes.errors import ConfigError
+from regimes.errors import require
 
 SMALLEST_SD = 0.01  # of the logarithm: a warm-up of equal values must not divide by zero
 
@@ -42,11 +42,9 @@ class TraceCusum:
     per_layer: bool = True
 
     def __post_init__(self) -> None:
-        if self.k < 0 or not self.h > 0 or self.warmup < 2:
-            raise ConfigError(
-                "the CUSUM needs k >= 0, h > 0 and warmup >= 2 measurements, got "
-                f"k = {self.k}, h = {self.h}, warmup = {self.warmup}"
-            )
+        require(self.k >= 0, "k", self.k, "a number from zero up")
+        require(self.h > 0, "h", self.h, "a positive number")
+        require(self.warmup >= 2, "warmup", self.warmup, "at least 2 measurements")
 
     def __call__(self, values: Values) -> Verdict:
         critical, old, new, score = True, None, None, None

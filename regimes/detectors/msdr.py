@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from regimes.detectors.base import Values, Verdict
-from regimes.errors import ConfigError
+from regimes.errors import require
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,7 @@ class MsdrFall:
     per_layer: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.fall < 1:
-            raise ConfigError(f"fall is a share between 0 and 1, got {self.fall}")
+        require(0 < self.fall < 1, "fall", self.fall, "a share between 0 and 1")
 
     def verdicts(self, values: Values) -> Iterator[Verdict]:
         """The verdict after each epoch so far."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from regimes.config import plug_in
+from regimes.config import Registry
 
 if TYPE_CHECKING:
     from regimes.instruments.base import Instrument
 
-REGISTRY = {
+REGISTRY = Registry("instrument", {
     "norms": "regimes.instruments.gradient_norm:Norms",
     "curvature": "regimes.instruments.curvature:Curvature",
     "fisher": "regimes.instruments.curvature:Fisher",
@@ -23,7 +23,7 @@ REGISTRY = {
     "error": "regimes.instruments.compression_loss:CompressionLoss",
     "moments": "regimes.instruments.moments:Moments",
     "moments-frozen": "regimes.instruments.moments:FrozenMoments",
-}
+})  # fmt: skip
 # fields of an instrument that a policy's need switches on
 DEFAULTS_FOR_NEED: dict[str, dict[str, Any]] = {
     "eigenvalue:batch": {"modes": ["batch-statistics"]},
@@ -35,6 +35,6 @@ DEFAULTS_FOR_NEED: dict[str, dict[str, Any]] = {
 def instruments(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Instrument]:
     """The instruments that a configuration's tables name; ConfigError if one is none."""
     return {
-        name: plug_in("instrument", {"name": name, **fields}, REGISTRY, f"instruments.{name}")
+        name: REGISTRY.make({"name": name, **fields}, f"instruments.{name}")
         for name, fields in tables.items()
     }

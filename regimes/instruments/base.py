@@ -37,6 +37,8 @@ class MeasurementContext:
         samples: ``samples(epoch, count, batch)`` gives ``count`` seeded training batches of
             ``batch`` samples of an epoch, the same on every process.
         compressor, levels: the run's, for what compression would do.
+        optimizer: gives the learning rate of the step under way and, per layer, its decoupled
+            weight decay; None where the training loop is somebody else's.
     """
 
     model: nn.Module
@@ -49,6 +51,7 @@ class MeasurementContext:
     samples: Callable[[int, int, int], list[Batch]]
     compressor: Compressor | None = None
     levels: Mapping[str, Level] = field(default_factory=dict)
+    optimizer: Callable[[], tuple[float, Sequence[float]]] | None = None
 
     @property
     def parameters(self) -> list[nn.Parameter]:

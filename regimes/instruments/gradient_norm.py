@@ -8,7 +8,11 @@ addition per step and reading:
 - ``local-mean``: root mean square over workers of their own accumulated gradients' norms.
 - ``worker0``: worker 0's own (the authors' code).
 
-The last two need each worker's gradient and so exclude the union pass.
+The last two need each worker's gradient and so exclude the union pass. Two more readings are of
+what the optimiser makes of it, which is another thing with AdamW or Muon:
+
+- ``movement``: the parameters' movement over the unit, decoupled weight decay taken out.
+- ``movement/lr``: the same over the sum of the steps' learning rates.
 """
 
 from __future__ import annotations
@@ -23,17 +27,19 @@ from torch import Tensor
 from regimes.collectives.requests import Mean
 from regimes.config import Signal
 from regimes.errors import ConfigError
-from regimes.instruments.base import MeasurementContext, Reading, StatelessGauge
+from regimes.instruments.base import MeasurementContext, Reading, StatelessGauge, ratio
 
 PER_WORKER = ("local-mean", "worker0")
-ALL: tuple[Signal, ...] = ("update", "global", "local-mean", "worker0")
+OF_GRADIENTS: tuple[Signal, ...] = ("update", "global", "local-mean", "worker0")
+OF_STEPS: tuple[Signal, ...] = ("movement", "movement/lr")
+ALL = (*OF_GRADIENTS, *OF_STEPS)
 
 
 @dataclass(frozen=True)
 class Norms:
     """Which readings to record, besides the one that the run's ``signal`` names."""
 
-    readings: tuple[Signal, ...] = ALL
+    readings: tuple[Signal, ...] = OF_GRADIENTS
     every: int = field(default=1, init=False)
 
     def start(self, context: MeasurementContext) -> NormsGauge:
@@ -53,6 +59,8 @@ class NormsGauge(StatelessGauge):
                 )
         self.sizes, self.world = context.sizes, context.world
         self.sums: dict[str, list[Tensor]] = {}
+        moves = any(reading in OF_STEPS for reading in self.readings)
+        self.movement = Movement(context) if moves else None
 
     def step(self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor]) -> None:
         if "update" in self.readings:
@@ -63,6 +71,8 @@ class NormsGauge(StatelessGauge):
             self._add("workers", [stack])
         elif "worker0" in self.readings and 0 in self.world.hosted:
             self._add("workers", [stack[:1]])
+        if self.movement is not None:
+            self.movement.step()
 
     def _add(self, name: str, tensors: list[Tensor]) -> None:
         if name in self.sums:
@@ -72,9 +82,12 @@ class NormsGauge(StatelessGauge):
 
     def read(self, epoch: int) -> Reading:
         """``norm:<reading>`` per layer."""
-        norms = {f"norm:{name}": self._norms(name).tolist() for name in self.readings}
+        found: dict[str, list[float]] = {} if self.movement is None else self.movement.read()
+        for name in self.readings:
+            if name not in found:
+                found[name] = self._norms(name).tolist()
         self.sums = {}
-        return Reading(layers=norms)
+        return Reading(layers={f"norm:{name}": found[name] for name in self.readings})
 
     def _norms(self, reading: str) -> Float[Tensor, " layers"]:
         if reading == "update":
@@ -99,3 +112,39 @@ class NormsGauge(StatelessGauge):
     def _squares(self) -> Float[Tensor, "rows layers"]:
         (stack,) = self.sums["workers"]
         return torch.stack([x.square().sum(1) for x in stack.split(self.sizes, dim=1)], dim=1)
+
+
+class Movement:
+    """How far each layer's parameters have gone since the unit began, without what decoupled
+    weight decay has taken from them: the sum over steps of ``theta_(t+1) - theta_t + lr_t * decay *
+    theta_t``."""
+
+    def __init__(self, context: MeasurementContext) -> None:
+        if context.optimizer is None:
+            raise ConfigError(
+                'the signals "movement" and "movement/lr" read the optimiser\'s steps, which only '
+                'the trainer knows: choose "update" or "global"'
+            )
+        self.optimizer, self.parameters = context.optimizer, context.parameters
+        self.start: list[Tensor] = []
+        self.rates = 0.0
+
+    def step(self) -> None:
+        """See the parameters before a step of the optimiser."""
+        lr, decays = self.optimizer()
+        now = [p.detach() for p in self.parameters]
+        if not self.start:
+            self.start = [p.clone() for p in now]
+            self.lost = {i: torch.zeros_like(now[i]) for i, decay in enumerate(decays) if decay}
+        for i, lost in self.lost.items():
+            lost.add_(now[i], alpha=lr * decays[i])
+        self.rates += lr
+
+    def read(self) -> dict[str, list[float]]:
+        """Both readings per layer; the next unit begins."""
+        moved = list(torch._foreach_sub([p.detach() for p in self.parameters], self.start))
+        for i, lost in self.lost.items():
+            moved[i] += lost
+        norms = torch.stack(torch._foreach_norm(moved)).tolist()
+        rates, self.start, self.rates = self.rates, [], 0.0
+        return {"movement": norms, "movement/lr": [ratio(norm, rates) for norm in norms]}

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from regimes.config import RunConfig, to_toml
-from regimes.errors import RegimesError, TrainingError
+from regimes.errors import RegimesError, TrainingError, require
 from regimes.training import termination
 
 GRACE = 10.0  # seconds that the others have to end by themselves when one process has died
@@ -25,7 +25,15 @@ GRACE = 10.0  # seconds that the others have to end by themselves when one proce
 def spawn(
     config: RunConfig, out: Path, count: int, *, resume: bool = False, quiet: bool = True
 ) -> None:
-    """Run one configuration on ``count`` local processes."""
+    """Run one configuration on ``count`` local processes.
+
+    Raises:
+        ConfigError: none at all, or the workers cannot be shared among them.
+        TrainingError: a process failed or was lost.
+    """
+    require(count >= 1, "--processes", count, "at least 1")
+    multiple = f"a multiple of the number of processes, {count}"
+    require(config.workers % count == 0, "workers", config.workers, multiple)
     with tempfile.TemporaryDirectory(prefix="regimes-") as scratch:
         toml = Path(scratch, "run.toml")
         toml.write_text(to_toml(config))

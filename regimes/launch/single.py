@@ -7,6 +7,7 @@ from pathlib import Path
 
 from regimes.config import RunConfig
 from regimes.console import stdout
+from regimes.monitor.silence import silence
 from regimes.monitor.terminal import reporters
 from regimes.monitor.text import metric_text
 
@@ -28,3 +29,5 @@ def train(config: RunConfig, out: Path, resume: bool, quiet: bool) -> None:
         f"{last['total_floats'] / 1e6:.3f} M floats, {last['total_bytes'] / 1e6:.2f} MB "
         "sent by each worker"
     )
+    for sentence in silence(record.header, record.rows):
+        stdout.say(sentence)

@@ -63,14 +63,8 @@ def ablate(
     if jobs == 1:
         outcomes = ((folder, run_cell(folder, config)) for folder, config in todo)
         return _collect(outcomes, progress)
-    context = multiprocessing.get_context("spawn")
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    own: Any = context.SimpleQueue()  # a GPU for each process of the pool
-    for gpu in gpus.shared(jobs, [config.device for _, config in todo]):
-        own.put(gpu)
-    start = functools.partial(_start_worker, threads, own)
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    with ProcessPoolExecutor(jobs, context, initializer=start) as pool:
+    with _pool(jobs, [config.device for _, config in todo]) as pool:
         running = {pool.submit(run_cell, *cell): cell[0] for cell in todo}
         outcomes = ((running[future], future.result()) for future in as_completed(running))
         try:
@@ -87,6 +81,17 @@ def ablate(
             raise
         finally:
             signal.signal(signal.SIGTERM, before)
+
+
+def _pool(jobs: int, devices: list[str]) -> ProcessPoolExecutor:
+    """So many processes, each with its GPU and its share of the cores."""
+    context = multiprocessing.get_context("spawn")
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    own: Any = context.SimpleQueue()  # a GPU for each process of the pool
+    for gpu in gpus.shared(jobs, devices):
+        own.put(gpu)
+    start = functools.partial(_start_worker, threads, own)
+    return ProcessPoolExecutor(jobs, context, initializer=start)
 
 
 def _collect(outcomes, progress: Callable[[Path, str | None], None]) -> list[str]:  # type: ignore[no-untyped-def]

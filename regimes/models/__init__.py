@@ -1,18 +1,19 @@
 """Networks by name; one file per family. Parameter counts are those of the paper's Tables 8-10.
 
 A builder takes ``classes``, those of images also ``channels`` and ``image_size``, and, if it has
-a choice, ``width`` (the channels of its first layer), ``depth`` (its layers) and ``dropout`` (a
-probability). Images may have any size unless a builder says otherwise. Initialisation draws from
-torch's global generator: seed it around `build`.
+a choice, ``width`` (the channels of its first layer), ``depth`` (its layers), ``dropout`` (a
+probability), and of a Transformer ``heads``, ``positions`` and ``tied``. Images may have any size
+unless a builder says otherwise. Initialisation draws from torch's global generator: seed it around
+`build`.
 
-Language models (``text = True``) take ``classes`` words and map ``tokens [batch, time]`` and a
+Language models (``text = True``) take ``classes`` words, and ``sequence``, the longest text they
+are given, if they have a parameter of that name, and map ``tokens [batch, time]`` and a
 hidden state to logits ``[batch, time, classes]`` and the next hidden state: None, or tensors with
 the batch on axis 1.
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable
 from functools import partial
@@ -20,9 +21,11 @@ from typing import Any
 
 from torch import nn
 
-from regimes.errors import ConfigError, nearest, require
+from regimes.config import Registry
+from regimes.errors import ConfigError, require
 from regimes.models.densenet import densenet121
 from regimes.models.googlenet import googlenet
+from regimes.models.gpt import GPT
 from regimes.models.lstm import LSTM
 from regimes.models.resnet import resnet8, resnet18
 from regimes.models.senet import se_resnet18, senet18
@@ -30,7 +33,7 @@ from regimes.models.transformer import Transformer
 from regimes.models.vgg import vgg7, vgg19bn_cifar10, vgg19bn_cifar100
 from regimes.models.wideresnet import wideresnet28_10
 
-MODELS: dict[str, Callable[..., nn.Module]] = {
+MODELS = Registry("model", {
     "vgg7": vgg7,
     "vgg19bn-cifar10": vgg19bn_cifar10,
     "vgg19bn-cifar100": vgg19bn_cifar100,
@@ -48,7 +51,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "googlenet-cifar100": partial(googlenet, dropout=0.4),
     "lstm": LSTM,
     "transformer": Transformer,
-}
+    "gpt": GPT,
+})  # fmt: skip
 
 
 def build(
@@ -57,14 +61,14 @@ def build(
     classes: int,
     channels: int | None = None,
     image_size: int | None = None,
-    width: int | None = None,
-    depth: int | None = None,
-    dropout: float | None = None,
+    sequence: int | None = None,
+    **choices: Any,
 ) -> nn.Module:
     """The network of that name, or what the callable ``package.module:callable`` returns.
 
-    `width`, `depth` and `dropout` are passed on only if they are given; `channels` and
-    `image_size` are left out for a language model.
+    `choices`, the other fields of `regimes.config.ModelConfig`, are passed on only if they are
+    given; `channels` and `image_size` are left out for a language model, `sequence` for one that
+    has no such parameter.
 
     Raises:
         ConfigError: there is no such network, it does not fit the data, or has no such choice.
@@ -75,8 +79,9 @@ def build(
     if is_text(name) == bool(images):
         takes, given = ("text", "images") if is_text(name) else ("images", "text")
         raise ConfigError(f"Model {name!r} takes {takes}, the data are {given}: choose another.")
-    choices = {"width": width, "depth": depth, "dropout": dropout}
     keywords: dict[str, Any] = {"classes": classes, **images}
+    if sequence is not None and "sequence" in inspect.signature(builder).parameters:
+        keywords["sequence"] = sequence
     try:
         keywords |= _given(name, builder, choices)
         model = builder(**keywords)
@@ -103,21 +108,13 @@ def _given(name: str, builder: Callable[..., object], choices: dict[str, Any]) -
             raise ConfigError(f"Model {name!r} has no choice of {key}: leave model.{key} out.")
         if key == "dropout":
             require(0 <= value < 1, "model.dropout", value, "at least 0 and below 1")
-        else:
+        elif key in ("width", "depth", "heads"):
             require(value >= 1, f"model.{key}", value, "at least 1")
     return given
 
 
 def _builder(name: str) -> Callable[..., object]:
-    if name in MODELS:
-        return MODELS[name]
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        raise ConfigError(f"Unknown model {name!r}: {nearest(name, MODELS)}")
-    try:
-        builder = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"Model {name!r} cannot be imported: {error}.") from error
+    builder = MODELS.load(name)
     if not callable(builder):
         kind = type(builder).__name__
         raise ConfigError(f"Model {name!r} is of type {kind}, expected a callable.")

@@ -14,6 +14,7 @@ from regimes.config import RunConfig
 from regimes.console.stdout import console as new_console
 from regimes.console.stdout import is_terminal
 from regimes.monitor.text import Row, cells, epoch_table, headline
+from regimes.records import count_units, unit_name, units
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -62,19 +63,19 @@ class LiveTable:
         from rich.live import Live
 
         self.header, self.rows = header, list(rows)
-        steps, epochs = header["steps_per_epoch"], header["config"]["epochs"]
-        self.now = self.bars.add_task("epoch", total=steps)
-        self.all = self.bars.add_task("run", total=steps * epochs, completed=steps * len(rows))
+        self.unit = unit_name(header).partition(" ")[0]
+        self.now = self.bars.add_task(self.unit, total=None)
+        self.all = self.bars.add_task("run", total=units(header), completed=len(rows))
         self.live = Live(self.draw(), console=self.console, refresh_per_second=4)
         self.live.start()
 
     def step(self, epoch: int, done: int, steps: int) -> None:
         """One optimiser step is done."""
-        name = f"epoch {epoch}"
+        name = f"{self.unit} {epoch}"
         if done == 1:
             self.bars.reset(self.now, total=steps, description=name)
         self.bars.update(self.now, completed=done)
-        self.bars.update(self.all, completed=epoch * steps + done)
+        self.bars.update(self.all, completed=epoch + done / steps)
 
     def epoch(self, row: Row, seconds: dict[str, float]) -> None:
         """One epoch is recorded."""
@@ -117,8 +118,8 @@ class PlainLines:
     def start(self, header: Row, rows: list[Row]) -> None:
         self.header, self.rows = header, list(rows)
         again = f", the first {len(rows)} done before" if rows else ""
-        epochs = f", {header['config']['epochs']} epochs{again}"
-        print(headline(header) + epochs, file=self.stream, flush=True)
+        wanted = f", {count_units(header)}{again}"
+        print(headline(header) + wanted, file=self.stream, flush=True)
 
     def step(self, epoch: int, done: int, steps: int) -> None:
         """Says nothing."""

@@ -50,7 +50,7 @@ def cells(header: Row, rows: Sequence[Row], seconds: float | None) -> dict[str, 
     low, layers = at_low(header, row)
     name, value = metric_text(header, row["metric"])
     return {
-        "epoch": str(row["epoch"]),  # from 0, as in the record and in ``decay_epochs``
+        **_place(header, row),
         "lr": f"{row['lr']:.3g}",
         "train loss": f"{row['train_loss']:.3f}",
         "test loss": f"{row['test_loss']:.3f}",
@@ -60,6 +60,13 @@ def cells(header: Row, rows: Sequence[Row], seconds: float | None) -> dict[str, 
         "at low": f"{low}/{layers}",
         "s": "-" if seconds is None else f"{seconds:.1f}",
     }
+
+
+def _place(header: Row, row: Row) -> dict[str, str]:
+    """The epoch, from 0 as in the record and in ``decay_epochs``; of units, the steps done."""
+    if header["config"].get("unit_steps"):
+        return {"step": str(row["unit"]["stop"])}
+    return {"epoch": str(row["epoch"])}
 
 
 def epoch_table(header: Row, rows: Sequence[Row], seconds: dict[int, float]) -> Drawn:

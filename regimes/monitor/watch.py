@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regimes.console.stdout import console as new_console
+from regimes.console.tables import Table
 from regimes.errors import RecordError
+from regimes.monitor.silence import silence
 from regimes.monitor.text import Row, cells, epoch_table, headline, metric_text
-from regimes.records import complete, find, opened, read_header, read_lines
+from regimes.records import complete, count_units, find, opened, read_header, read_lines, units
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -102,7 +104,7 @@ def _one(folder: Path) -> tuple[RenderableType, bool]:
     """(picture of one run, may it still change?)"""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
-    from rich.table import Table
+    from rich.table import Table as Grid
     from rich.text import Text
 
     header, rows = read_header(folder), _lines(folder / "epochs.jsonl")
@@ -111,17 +113,19 @@ def _one(folder: Path) -> tuple[RenderableType, bool]:
         row["epoch"]: sum(v for k, v in row.items() if k != "epoch")
         for row in _lines(folder / "seconds.jsonl")
     }
-    epochs = header["config"]["epochs"]
+    epochs = units(header)
     recent = [seconds[row["epoch"]] for row in rows[-5:] if row["epoch"] in seconds]
     if what == "running" and recent:
         left = sum(recent) / len(recent) * (epochs - len(rows))
         more = f"about {left / 60:.1f} min left"
-    said = f"{len(rows)}/{epochs} epochs, {what}{': ' if more else ''}{more}"
-    bar = Table.grid()
+    said = f"{len(rows)}/{count_units(header)}, {what}{': ' if more else ''}{more}"
+    bar = Grid.grid()
     bar.add_row(ProgressBar(epochs, len(rows), width=48))
     parts: list[RenderableType] = [Text(headline(header), "bold"), bar, Text(said, _colour(what))]
     if rows:
         parts.append(epoch_table(header, rows, seconds))
+    if what == "finished":
+        parts += [Text(sentence, "yellow") for sentence in silence(header, rows)]
     return Group(*parts), what in BUSY
 
 
@@ -133,7 +137,6 @@ def _many(folder: Path, height: int | None, called: str = "") -> tuple[Renderabl
     """(one line per run under a folder, is one of them going?); the finished give way to fit."""
     from rich import box
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
     lines = [(path, *_line(path, folder)) for path in find(folder)]
@@ -141,13 +144,9 @@ def _many(folder: Path, height: int | None, called: str = "") -> tuple[Renderabl
     metrics = " / ".join(dict.fromkeys(name for *_, name in lines if name)) or "metric"
     hidden = max(0, len(lines) - height + 8) if height else 0
     done = [path for path, what, *_ in lines if what == "finished"][:hidden]
-    table = Table("run", "", "epochs", metrics, "floats", "of low", "state",
-                  box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)  # fmt: skip
-    for column in table.columns[2:6]:
-        column.justify, column.no_wrap = "right", True
-    for path, _, entries, _ in lines:
-        if path not in done:
-            table.add_row(*entries)
+    heads = ("run", "", "epochs", metrics, "floats", "of low", "state")
+    shown = [entries for path, _, entries, _ in lines if path not in done]
+    table = Table(heads, shown, texts=2, ends=1).drawn(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     said = ", ".join(f"{n} {what}" for what, n in count.items())
     more = f" ({len(done)} finished ones not shown)" if done else ""
     total = Text(f"{len(lines)} runs: {said}{more}")
@@ -167,7 +166,7 @@ def _line(path: Path, folder: Path) -> tuple[str, list[RenderableType], str]:
         what, more = state(path, header, rows)
     except RecordError as error:
         return "damaged", [name, *[""] * 5, Text(str(error), style="bold red")], ""
-    epochs = header["config"]["epochs"]
+    epochs = units(header)
     text, name_of_metric = cells(header, rows, None) if rows else {}, metric_text(header, 0)[0]
     figures = [text.get(key, "-") for key in (name_of_metric, "floats", "of low")]
     said = Text(f"stopped: {more}" if what == "stopped" else what, _colour(what))

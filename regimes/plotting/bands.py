@@ -33,10 +33,7 @@ def bands(
     Returns:
         The figure, and its numbers: schedule, detector, epoch, n, critical (mean over seeds).
     """
-    by = ["schedule", "detector", "epoch"]
-    numbers = result.epochs.groupby(by, as_index=False, sort=False).agg(
-        n=("critical", "size"), critical=("critical", "mean")
-    )
+    numbers = _shares(result)
     costs = detect.over_seeds(result.detectors, "detectors")
     schedules, names = order(numbers["schedule"]), list(dict.fromkeys(numbers["detector"]))
     with style.theme():
@@ -52,11 +49,19 @@ def bands(
                 ax.axvline(first - 0.5, color="white", linewidth=2.2, zorder=1)
             style.mark_decays(ax, one.config)
             ax.set_title(style_of(schedule).label, loc="left", pad=13)
-        panels[-1].set_xlabel("epoch")
+        panels[-1].set_xlabel(style.unit_of(runs[0].config))
         bar = fig.colorbar(image, ax=list(panels), shrink=0.6, aspect=20, pad=0.02)
         bar.ax.yaxis.set_major_formatter(PercentFormatter(1.0))
         bar.set_label("layers (and seeds)\ncalled critical")
     return fig, numbers
+
+
+def _shares(result: Comparison) -> pd.DataFrame:
+    """Schedule, detector, epoch, n and the share that is critical."""
+    by = ["schedule", "detector", "epoch"]
+    return result.epochs.groupby(by, as_index=False, sort=False).agg(
+        n=("critical", "size"), critical=("critical", "mean")
+    )
 
 
 def draw_bands(ax: Axes, table: pd.DataFrame) -> AxesImage:

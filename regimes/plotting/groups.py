@@ -43,17 +43,22 @@ def groups(
         )
     runs = [run for run in runs if run.name in needed or not only]
     for run in runs:
-        if not (unfinished or run.finished):
-            raise RecordError(
-                f"{run.folder} has {len(run.epochs)} of {run.config['epochs']} epochs: finish it "
-                "with --resume before drawing"
-            )
+        if not unfinished:
+            _check_finished(run)
         _check_alike(run, known)
         others = found.setdefault(run.name, [])
         if any(run.seed == other.seed for other in others):
             raise RecordError(f"{run.folder}: there is another {run.name!r} run of seed {run.seed}")
         others.append(run)
     return {name: sorted(found[name], key=lambda r: r.seed) for name in order(found)}
+
+
+def _check_finished(run: Record) -> None:
+    if not run.finished:
+        raise RecordError(
+            f"{run.folder} has {len(run.epochs)} of {run.config['epochs']} epochs: finish it "
+            "with --resume before drawing"
+        )
 
 
 def _check_alike(run: Record, known: dict[str, tuple[Any, Record]]) -> None:

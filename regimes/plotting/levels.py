@@ -62,6 +62,7 @@ def level_map(
         fig.legend(handles=entries, loc="outside upper right", ncols=4 if width > 6 else 2)
         top.set_yticks(range(len(layers)), [layer_name(layer) for layer in layers], fontsize=size)
         _shares(bottom, numbers, colours)
+        bottom.set_xlabel(style.unit_of(shown.config))
         bottom.locator_params(axis="x", integer=True)
         for ax in (top, bottom):
             style.mark_decays(ax, shown.config, labelled=ax is top)
@@ -109,7 +110,7 @@ def _shares(ax: Axes, numbers: pd.DataFrame, colours: dict[str, Any]) -> None:
         mean = 100 * at.groupby("epoch").mean()
         ax.step(mean.index, mean, where="mid", color=colours[level], linewidth=2)
     words = shown[0] if len(shown) == 1 else "level"
-    ax.set(xlabel="epoch", ylabel=f"layers at\n{words} (%)", ylim=(-4, 104))
+    ax.set(ylabel=f"layers at\n{words} (%)", ylim=(-4, 104))
 
 
 def layer_name(layer: dict[str, Any]) -> str:

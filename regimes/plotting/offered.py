@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 
+from regimes.console import stdout
+from regimes.console.tables import Table
 from regimes.errors import ConfigError, nearest
 
 GROUP = "regimes.figures"
@@ -68,23 +70,13 @@ def begin(name: str, words: Sequence[str]) -> None:
 
 def show() -> None:
     """Print all offers: those that draw a grid's records, then the others."""
-    from rich.console import Console
-    from rich.table import Table
-
-    known = _all()
-    figures = Table("figure", "shows", "records of", box=None, header_style="bold", pad_edge=False)
-    others = Table("also", "does", box=None, header_style="bold", pad_edge=False)
-    for table in (figures, others):
-        table.columns[0].no_wrap = True
-    for name, offer in known.items():
-        if offer.grids:
-            figures.add_row(name, offer.says, "\n".join(offer.grids))
-        else:
-            others.add_row(name, offer.says)
-    console = Console(highlight=False)
-    for table in (figures, others):
-        if table.row_count:
-            console.print(table, "")
+    known = _all().items()
+    drawn = [(name, o.says, "\n".join(o.grids)) for name, o in known if o.grids]
+    others = [(name, o.says) for name, o in known if not o.grids]
+    console = stdout.console(highlight=False)
+    for heads, rows in (("figure", "shows", "records of"), drawn), (("also", "does"), others):
+        if rows:
+            console.print(Table(heads, rows, texts=len(heads)).drawn(), "")
     print("regimes figure NAME RECORDS draws; regimes figure NAME --help says what else it takes")
 
 

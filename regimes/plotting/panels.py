@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
 LABELS = {
-    "epoch": "epoch",
     "floats": "floats sent (the paper's count)",
     "seconds": "seconds of training",
 }
@@ -63,9 +62,13 @@ def overlay(ax: Axes, rows: pd.DataFrame, shown: Metric) -> None:
                 linewidth=0.6, alpha=0.8, label=label, zorder=5)  # fmt: skip
 
 
-def format_axis(ax: Axes, against: str, last: pd.DataFrame) -> None:
-    """Label, margins and scale of the x axis."""
-    ax.set_xlabel(LABELS[against])
+def format_axis(ax: Axes, against: str, last: pd.DataFrame, config: dict[str, Any]) -> None:
+    """Label, margins and scale of the x axis.
+
+    Args:
+        config: of one of the runs, which says what their epochs are.
+    """
+    ax.set_xlabel(style.unit_of(config) if against == "epoch" else LABELS[against])
     ax.margins(x=0.02)
     if against == "epoch":
         ax.locator_params(axis="x", integer=True)

@@ -23,7 +23,7 @@ from regimes.plotting.looks import LOOKS as LOOKS
 from regimes.plotting.looks import order as order
 from regimes.plotting.looks import style_of as style_of
 from regimes.plotting.looks import styles_of as styles_of
-from regimes.records import write_output, write_table
+from regimes.records import unit_name, write_output, write_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,10 +121,19 @@ def log_axis(ax: Axes) -> None:
     ax.yaxis.set_minor_locator(NullLocator())
 
 
+def unit_of(config: dict[str, Any]) -> str:
+    """What an axis of epochs counts: "epoch", or "unit of 50 steps"."""
+    return unit_name({"config": config})
+
+
 def decay_epochs(config: dict[str, Any]) -> tuple[int, ...]:
-    """The epochs of a run that are the first at a lower learning rate."""
-    known = config["optimizer"].get("decay_epochs", ())
-    return tuple(epoch for epoch in known if epoch < config["epochs"])
+    """The units of a run that are the first at a lower learning rate, of a step schedule."""
+    optimizer, size = config["optimizer"], config.get("unit_steps")
+    if optimizer.get("schedule", "step") != "step":
+        return ()
+    if size:
+        return tuple(-(-first // size) for first in optimizer.get("decay_steps", ()))
+    return tuple(e for e in optimizer.get("decay_epochs", ()) if e < config["epochs"])
 
 
 def mark_decays(ax: Axes, config: dict[str, Any], labelled: bool = True) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from regimes.detectors import Detector, NormChange, Verdict, detector
 from regimes.detectors.statistics import Statistic
-from regimes.errors import ConfigError
+from regimes.errors import unexpected
 from regimes.policies.base import Decision, FollowsDecays
 from regimes.policies.history import PastEpoch, signal_values
 
@@ -78,7 +78,7 @@ class Detected(FollowsDetector):
             return detector(self.detector, "policy.detector")
         if isinstance(self.detector, Detector):
             return self.detector
-        raise ConfigError(f"policy.detector must be a table with a name, got {self.detector!r}")
+        raise unexpected("policy.detector", self.detector, "a table with a name")
 
     @property
     def needs(self) -> tuple[str, ...]:

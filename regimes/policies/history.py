@@ -44,7 +44,9 @@ def history(
             lr=row["lr"],
             next_lr=row["next_lr"],
             statistics={
-                name: _scaled([values[i] for i in compressed], row if name == "norm" else {})
+                name: [values[i] for i in compressed]
+                if name != "norm"
+                else _scaled([values[i] for i in compressed], row, signal)
                 for key, values in row["statistics"].items()
                 for name in ((key, "norm") if key == norm_of(signal) else (key,))
             },
@@ -67,14 +69,17 @@ def batch_history(rows: Sequence[dict[str, Any]], signal: str) -> list[PastEpoch
         known = [value for value in norms if value is not None]
         whole = math.hypot(*known) if norms and len(known) == len(norms) else None
         statistics = {name: [value] for name, value in row.get("model", {}).items()}
-        statistics["norm"] = _scaled([whole], row)
+        statistics["norm"] = _scaled([whole], row, signal)
         level = row.get("batch", {}).get("level") or "low"
         past.append(PastEpoch(row["lr"], row["next_lr"], statistics, [level], row.get("model", {})))
     return past
 
 
-def _scaled(values: list[float | None], row: dict[str, Any]) -> list[float | None]:
-    """Times the row's batch size, in units of the configuration's."""
+def _scaled(values: list[float | None], row: dict[str, Any], signal: str) -> list[float | None]:
+    """A gradient's norm times the row's batch size, in units of the configuration's; a movement's
+    as it is, because it does not grow with the number of steps alone."""
+    if signal.startswith("movement"):
+        return values
     multiple = row.get("batch", {}).get("multiple", 1)
     return [value if value is None else value * multiple for value in values]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from regimes.detectors import MsdrFall, NormChange
-from regimes.errors import ConfigError
+from regimes.errors import require
 from regimes.policies.base import Decision
 from regimes.policies.detected import FollowsDetector
 from regimes.policies.history import PastEpoch, signal_values
@@ -24,11 +24,9 @@ class _Rungs:
     levels: tuple[str, ...] = ("high", "mid", "low")
 
     def __post_init__(self) -> None:
-        if len(self.levels) < 2 or len(set(self.levels)) < len(self.levels):
-            raise ConfigError(
-                f"policy.levels = {list(self.levels)}: expected two or more different levels, "
-                "from the highest compression to the lowest; with one there is nothing to choose"
-            )
+        order = "two or more different levels, from the highest compression to the lowest"
+        several = 2 <= len(self.levels) == len(set(self.levels))
+        require(several, "policy.levels", list(self.levels), order)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -79,11 +77,8 @@ class ErrorLadder(_Rungs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.error < 1 or self.interval < 1:
-            raise ConfigError(
-                "policy.error must lie between 0 and 1 and policy.interval be at least 1, got "
-                f"{self.error} and {self.interval}"
-            )
+        require(0 < self.error < 1, "policy.error", self.error, "a number between 0 and 1")
+        require(self.interval >= 1, "policy.interval", self.interval, "at least 1 epoch")
 
     @property
     def needs(self) -> tuple[str, ...]:

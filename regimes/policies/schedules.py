@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from regimes.config import check_windows, in_windows
-from regimes.errors import ConfigError, nearest
+from regimes.errors import ConfigError, nearest, require
 from regimes.policies.base import Decision, FollowsDecays
 from regimes.policies.history import PastEpoch
 
@@ -94,8 +94,7 @@ class Smith(FollowsDecays):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(self.levels) < 2:
-            raise ConfigError(f"policy.levels needs two levels or more, got {list(self.levels)}")
+        require(len(self.levels) >= 2, "policy.levels", list(self.levels), "two levels or more")
 
     @property
     def names(self) -> tuple[str, ...]:

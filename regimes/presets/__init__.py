@@ -9,9 +9,10 @@ two scales.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from regimes.config import RunConfig, override, to_dict
+from regimes.config import RunConfig, load_toml, override, to_dict
 from regimes.errors import ConfigError, nearest
 from regimes.presets import cpu, paper, questions
 from regimes.presets.families import Grid, schedules
@@ -37,7 +38,12 @@ def get_preset(name: str) -> RunConfig:
 
 
 def get_grid(name: str) -> Grid:
-    """A grid, or ConfigError with the nearest name."""
+    """A grid, or ConfigError with the nearest name. A folder is the grid of its TOML files."""
+    if name not in GRIDS and Path(name).is_dir():
+        files = sorted(Path(name).glob("*.toml"))
+        if not files:
+            raise ConfigError(f"{name} has no configuration: expected files *.toml in it")
+        return {file.stem: load_toml(file) for file in files}
     return GRIDS.find(name)()
 
 

@@ -168,11 +168,14 @@ def deficits(base: RunConfig, windows: list[tuple[int, int]]) -> Grid:
 
 
 def shortened(config: RunConfig, share: float) -> RunConfig:
-    """The same training in a share of its epochs: decays, windows, intervals and the budget in
-    proportion, each at least one epoch."""
+    """The same training in a share of its epochs or steps: decays, windows, intervals and the
+    budget in proportion, each at least one."""
 
     def at(epoch: int) -> int:
         return max(1, round(share * epoch))
+
+    def of(steps: int | None) -> int | None:
+        return at(steps) if steps else steps
 
     def table(rule: dict[str, Any]) -> dict[str, Any]:
         made = dict(rule)
@@ -183,14 +186,21 @@ def shortened(config: RunConfig, share: float) -> RunConfig:
             made["windows"] = [(first, max(first + 1, stop)) for first, stop in ends]
         return made
 
-    batch, budget = config.batch_policy, config.budget
+    batch, budget, o = config.batch_policy, config.budget, config.optimizer
     return replace(
         config,
         epochs=at(config.epochs),
+        steps=of(config.steps),
+        start_compressing_after=round(share * config.start_compressing_after),
         optimizer=replace(
-            config.optimizer,
-            decay_epochs=tuple(at(first) for first in config.optimizer.decay_epochs),
-            warmup_epochs=at(config.optimizer.warmup_epochs),
+            o,
+            decay_epochs=tuple(map(at, o.decay_epochs)),
+            decay_steps=tuple(map(at, o.decay_steps)),
+            warmup_epochs=at(o.warmup_epochs),
+            warmup_hold=round(share * o.warmup_hold),
+            warmup_steps=of(o.warmup_steps),
+            cycle_epochs=at(o.cycle_epochs),
+            cycle_steps=of(o.cycle_steps),
         ),
         policy=table(config.policy),
         batch_policy=table(batch) if batch else None,

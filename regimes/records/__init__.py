@@ -26,17 +26,20 @@ from regimes.records.reader import (
     Record,
     check_same,
     complete,
+    count_units,
     find,
     load,
     read_header,
     read_lines,
     share_of_low,
     summary,
+    unit_name,
+    units,
 )
 from regimes.records.writer import Writer
 
 __all__ = [
-    "FREE_ON_RESUME", "SCHEMA", "Record", "Writer", "check_same", "complete", "find", "load",
-    "load_all", "opened", "pack", "read_header", "read_lines", "share_of_low", "summary",
-    "write_atomically", "write_output", "write_table",
+    "FREE_ON_RESUME", "SCHEMA", "Record", "Writer", "check_same", "complete", "count_units",
+    "find", "load", "load_all", "opened", "pack", "read_header", "read_lines", "share_of_low",
+    "summary", "unit_name", "units", "write_atomically", "write_output", "write_table",
 ]  # fmt: skip

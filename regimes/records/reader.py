@@ -107,10 +107,27 @@ def read_header(folder: Path) -> dict[str, Any]:
 
 
 def complete(header: dict[str, Any], rows: Sequence[dict[str, Any]]) -> bool:
-    """Has the run trained all its epochs, or spent its budget of floats?"""
+    """Has the run trained all its units, or spent its budget of floats?"""
     budget = header.get("budget")
     spent = budget is not None and sum(row["floats"] for row in rows) >= budget
-    return spent or len(rows) >= header["config"]["epochs"]
+    return spent or len(rows) >= units(header)
+
+
+def units(header: dict[str, Any]) -> int:
+    """How many units (epochs, or of ``unit_steps`` steps) a run has; its rows when it is done."""
+    return header.get("units", header["config"]["epochs"])
+
+
+def count_units(header: dict[str, Any]) -> str:
+    """ "24 epochs", or "24 units of 50 steps"."""
+    word, _, rest = unit_name(header).partition(" ")
+    return f"{units(header)} {word}s {rest}".rstrip()
+
+
+def unit_name(header: dict[str, Any]) -> str:
+    """What a row is: "epoch", or "unit of 50 steps"."""
+    steps = header["config"].get("unit_steps")
+    return f"unit of {steps} steps" if steps else "epoch"
 
 
 def check_same(folder: Path, ours: dict[str, Any]) -> None:
@@ -136,7 +153,8 @@ class Record:
     Attributes:
         header: ``run.json`` (keys "config", "layers", "code", "machine", ...).
         epochs: one row per epoch: epoch, lr, train_loss, test_loss, metric, floats, bytes,
-            seconds_*, and ``total_floats``, ``total_bytes`` summed up to the epoch's end.
+            seconds_*, validation_loss and validation_metric where samples were held out, and
+            ``total_floats``, ``total_bytes`` summed up to the epoch's end.
         layers: one row per epoch and layer: level, floats, bytes, why, and each statistic.
         rows, details: the lines of ``epochs.jsonl`` and ``instruments.jsonl`` as they are.
     """
@@ -195,7 +213,8 @@ def _frames(
     for row in rows:
         scalars = {k: v for k, v in row.items() if not isinstance(v, dict)} | row.get("model", {})
         times = {f"seconds_{k}": v for k, v in seconds.get(row["epoch"], {}).items()}
-        flat.append({**scalars, **times})
+        held = {f"validation_{k}": v for k, v in row.get("validation", {}).items()}
+        flat.append({**scalars, **held, **times})
     epochs = pd.DataFrame(flat)
     for column in ("floats", "bytes") if len(epochs) else ():
         epochs[f"total_{column}"] = epochs[column].cumsum()

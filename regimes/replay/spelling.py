@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 
 from regimes import detectors, policies
 from regimes.config import Registry, read_value
-from regimes.errors import ConfigError, RecordError, nearest
+from regimes.errors import ConfigError, RecordError
 from regimes.records import Record
 from regimes.replay.replay import Rule, measured, replay
 
@@ -29,7 +28,7 @@ def parse(text: str) -> dict[str, Any]:
     if found := re.fullmatch(r"(.+?):(\w+\s*=.*)", text):
         name, fields = found.groups()
     if name not in KNOWN and ":" not in name:
-        raise ConfigError(f"unknown detector {name!r}: {nearest(name, KNOWN)}")
+        raise KNOWN.unknown(name)
     if name not in KNOWN and re.search(r":[^A-Za-z_]|:$|:.*[,:]", name):
         raise ConfigError(f"--detectors {text!r} needs the form NAME:key=value,key=value")
     parts = re.split(r",(?=\s*\w+\s*=)", fields) if fields else []
@@ -40,12 +39,7 @@ def parse(text: str) -> dict[str, Any]:
 def rule(text: str, record: Record) -> Rule:
     """The detector or policy that a text names; baselines take the run's length and seed."""
     table = parse(text)
-    module, _, attribute = KNOWN.get(table["name"], table["name"]).partition(":")
-    try:
-        cls = getattr(importlib.import_module(module), attribute)
-        fields = {f.name for f in dataclasses.fields(cls) if f.init}
-    except (ImportError, AttributeError, TypeError):
-        fields = set()  # `make` has the sentence
+    fields = {f.name for f in dataclasses.fields(KNOWN.dataclass(table["name"])) if f.init}
     for name in FROM_RUN:
         if name in fields:
             table.setdefault(name, record.config[name])

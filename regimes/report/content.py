@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,13 +15,14 @@ from regimes.cost.cases import SAME, cases
 from regimes.cost.network import Network, spell
 from regimes.cost.predict import predict
 from regimes.errors import RecordError, RegimesError
+from regimes.monitor.silence import silence
 from regimes.monitor.watch import state
 from regimes.plotting import style
 from regimes.plotting.groups import Groups, decaying, groups, tested_by
 from regimes.plotting.looks import styles_of
 from regimes.plotting.metrics import Metric
 from regimes.plotting.schedules import DASH, schedules
-from regimes.records import Record, find, load, read_header
+from regimes.records import Record, count_units, find, load, read_header, units
 
 PARTS = ("compute", "compress", "communicate", "evaluate")  # further clocks follow these
 
@@ -73,6 +75,17 @@ class Study:
         """A run that speaks for all."""
         readable = [seen.record for seen in self.seen if seen.record]
         return decaying(self.found) if self.found else readable[0]
+
+    @property
+    def silent(self) -> list[str]:
+        """What policies have not done, with how many of the runs it is true of."""
+        said = Counter(
+            f"{run.name}: {sentence}"
+            for run in self.runs
+            if run.finished
+            for sentence in silence(run.header, run.rows)
+        )
+        return [f"{sentence} (Runs: {n}.)" for sentence, n in said.items()]
 
     @property
     def shown(self) -> Metric:
@@ -140,7 +153,7 @@ def _look(path: Path, root: Path) -> Seen:
     except RecordError as error:
         return Seen(place, "damaged", below(root, error))
     what, more = state(path, header, record.rows)
-    wanted = header["config"]["epochs"]
+    wanted = units(header)
     return Seen(place, what, more if what == "stopped" else "", len(record.rows), wanted, record)
 
 
@@ -159,7 +172,7 @@ def results(study: Study) -> Table:
             lines.append((name, *(cells[c] for c in columns)))
         else:
             done = max(len(run.rows) for run in runs)
-            words = f"unfinished: {done} of {runs[0].config['epochs']} epochs"
+            words = f"unfinished: {done} of {count_units(runs[0].header)}"
             lines.append((name, words, *[DASH] * (len(columns) - 1)))
     plain = {"metric": study.shown.heading, "of_base": "of low throughout"}
     heads = found.heads() if found is not None else plain

@@ -73,7 +73,7 @@ def _curves(study: Study, against: str, shown: Metric | None = None, title: str 
         fig = style.figure(2.7 + 0.17 * ((len(found) + 1) // 2), WIDTH)
         ax = fig.add_subplot()
         panels.fill(ax, against, numbers, last, shown)
-        panels.format_axis(ax, against, last)
+        panels.format_axis(ax, against, last, study.one.config)
         ax.set_ylabel(shown.label)
         if tested:
             panels.limits(ax, numbers, shown, last)

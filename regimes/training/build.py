@@ -27,7 +27,11 @@ from regimes.policies.controller import Controller
 from regimes.records import provenance
 from regimes.training.checks import build_batch_policy, check_numbers, check_size
 from regimes.training.gradients import Gradients, draws_random_numbers, layer_table
+from regimes.training.learning_rate import LearningRate
+from regimes.training.optimizers import Optimizers
+from regimes.training.optimizers import build as build_optimizer
 from regimes.training.step import TrainingStep, buckets_of
+from regimes.training.units import Units
 
 AUTOCAST = {"none": None, "bfloat16": torch.bfloat16}
 
@@ -50,7 +54,9 @@ class Run:
     step: TrainingStep
     context: MeasurementContext
     panel: Panel
-    optimizer: torch.optim.SGD
+    optimizer: Optimizers
+    units: Units
+    learning_rate: LearningRate
     batch_policy: Policy | None
     deficit: Deficit
     header: dict[str, Any] = field(default_factory=dict)  # of the record
@@ -118,13 +124,16 @@ def _build(
     reducer = Reducer(chosen, layers, world, config.seed, buckets)
     compressed = [i for i, layer in enumerate(layers) if layer.compressed]
     controller = Controller(rule, [layer.name for layer in layers], compressed, config.signal)
-    context = _context(task, chosen, gradients, layers, config, batches)
+    units = Units.of(config, len(batches))
+    rate = LearningRate(config.optimizer, units.per_epoch, units.total)
+    optimizer = build_optimizer(config.optimizer, model, task.classes)
+    context = _context(task, chosen, gradients, layers, config, batches, optimizer)
     needs = [*rule.needs, *(batch_rule.needs if batch_rule else ())]
     panel = choose(config.instruments, needs, config.signal, context)
-    step, optimizer = TrainingStep(gradients, reducer), _optimizer(config, gradients.parameters)
     return Run(
         config, world, device, task, batches, model, layers, controller, chosen, gradients,
-        reducer, step, context, panel, optimizer, batch_rule, worse,
+        reducer, TrainingStep(gradients, reducer), context, panel, optimizer, units, rate,
+        batch_rule, worse,
     )  # fmt: skip
 
 
@@ -143,18 +152,6 @@ def _gradients(
     )
 
 
-def _optimizer(config: RunConfig, parameters: list[nn.Parameter]) -> torch.optim.SGD:
-    o = config.optimizer
-    return torch.optim.SGD(
-        parameters,
-        lr=o.lr,
-        momentum=o.momentum,
-        nesterov=o.nesterov and o.momentum > 0,
-        weight_decay=o.weight_decay,
-        foreach=True,
-    )
-
-
 def _union(config: RunConfig, chosen: Compressor, model: nn.Module, batches: Any) -> bool:
     """May one pass serve all hosted workers? Decided by the configuration alone."""
     per_worker = config.signal in PER_WORKER or config.optimizer.clip is not None
@@ -166,10 +163,11 @@ def _union(config: RunConfig, chosen: Compressor, model: nn.Module, batches: Any
 
 def _context(
     task: Task, chosen: Compressor, gradients: Gradients, layers: Sequence[Layer],
-    config: RunConfig, batches: Batches,
+    config: RunConfig, batches: Batches, optimizer: Optimizers,
 ) -> MeasurementContext:  # fmt: skip
     """What instruments see of the data: probes of the training set, and an epoch's batches."""
     g = gradients
+    decays = optimizer.decoupled_decay(g.parameters)
 
     def probe(size: int, batch: int) -> list[Batch]:
         return task.probe(batches, g.world, size, batch)
@@ -179,5 +177,5 @@ def _context(
 
     return MeasurementContext(
         g.model, task.loss, g.world, layers, config.seed, g.union, probe, samples, chosen,
-        config.levels,
+        config.levels, lambda: (optimizer.lr, decays),
     )  # fmt: skip

@@ -7,29 +7,44 @@ from typing import Any
 
 from regimes.config import DENSE, RunConfig
 from regimes.data.task import Task
-from regimes.errors import ConfigError, DataError
+from regimes.errors import ConfigError, DataError, require
 from regimes.policies import Policy, check_levels, policy
 
 POSITIVE, FROM_ZERO, FROM_ONE = "a positive number", "a number from 0 up", "at least 1"
+SHARE = "a share, from 0 to 1"
 
 
 def check_numbers(config: RunConfig) -> None:
     """Raise ConfigError unless the plain numbers make sense."""
     for name, value, good, expected in _numbers(config):
-        if not good:
-            raise ConfigError(f"{name} must be {expected}, got {value}")
+        require(good, name, value, expected)
+    require(config.seed not in config.tuned_on, "seed", config.seed,
+            "another: this one has chosen the configuration (tuned_on)")  # fmt: skip
     if DENSE in config.levels:
         raise ConfigError('levels.dense is always "dense": give the level another name')
-    for table in ("policy", "batch_policy", "deficit"):
+    for table in ("policy", "batch_policy", "deficit") if in_epochs(config) else ():
         for first, _ in (getattr(config, table) or {}).get("windows", ()):
             if first >= config.epochs:
                 raise ConfigError(
                     f"{table}.windows: a window starts in epoch {first}, but the run ends after "
                     f"{config.epochs} epochs"
                 )
+    o = config.optimizer
+    for field, used in {"warmup_steps": o.warmup_steps is not None, "decay_steps": o.decay_steps,
+                        "cycle_steps": o.cycle_steps is not None}.items():  # fmt: skip
+        if used and o.per == "epoch":
+            raise ConfigError(
+                f"optimizer.{field}: the rate changes once per epoch, so steps mean nothing to it: "
+                'set optimizer.per = "step"'
+            )
     if config.budget and config.budget.level not in {*config.levels, DENSE}:
         known = ", ".join([*config.levels, DENSE])
         raise ConfigError(f"budget.level = {config.budget.level!r}: expected one of {known}")
+
+
+def in_epochs(config: RunConfig) -> bool:
+    """Is a unit an epoch, and the run whole epochs?"""
+    return config.unit_steps is None and config.steps is None
 
 
 def _numbers(c: RunConfig) -> list[tuple[str, Any, bool, str]]:
@@ -37,6 +52,10 @@ def _numbers(c: RunConfig) -> list[tuple[str, Any, bool, str]]:
     o, decays = c.optimizer, list(c.optimizer.decay_epochs)
     return [
         ("epochs", c.epochs, c.epochs >= 1, FROM_ONE),
+        ("steps", c.steps, c.steps is None or c.steps >= 1, FROM_ONE),
+        ("unit_steps", c.unit_steps, c.unit_steps is None or c.unit_steps >= 1, FROM_ONE),
+        ("start_compressing_after", c.start_compressing_after, c.start_compressing_after >= 0,
+         FROM_ZERO),
         ("batch_size", c.batch_size, c.batch_size >= 1, FROM_ONE),
         ("workers", c.workers, c.workers >= 1, FROM_ONE),
         ("checkpoint_every", c.checkpoint_every, c.checkpoint_every >= 1, FROM_ONE),
@@ -47,6 +66,15 @@ def _numbers(c: RunConfig) -> list[tuple[str, Any, bool, str]]:
         ("optimizer.lr", o.lr, 0 < o.lr < inf, POSITIVE),
         ("optimizer.warmup_from", o.warmup_from, 0 <= (o.warmup_from or 0) < inf, FROM_ZERO),
         ("optimizer.warmup_epochs", o.warmup_epochs, o.warmup_epochs >= 1, FROM_ONE),
+        ("optimizer.warmup_hold", o.warmup_hold, o.warmup_hold >= 0, FROM_ZERO),
+        ("optimizer.warmup_steps", o.warmup_steps, (o.warmup_steps or 0) >= 0, FROM_ZERO),
+        ("optimizer.decay_steps", list(o.decay_steps), min([1, *o.decay_steps]) >= 1, FROM_ONE),
+        ("optimizer.decay_share", o.decay_share, 0 <= o.decay_share <= 1, SHARE),
+        ("optimizer.cycle_epochs", o.cycle_epochs, o.cycle_epochs >= 1, FROM_ONE),
+        ("optimizer.cycle_steps", o.cycle_steps, o.cycle_steps is None or o.cycle_steps >= 1,
+         FROM_ONE),
+        ("optimizer.cycle_factor", o.cycle_factor, o.cycle_factor >= 1, FROM_ONE),
+        ("optimizer.final", o.final, 0 <= o.final <= 1, SHARE),
         ("optimizer.decay_epochs", decays, min([1, *decays]) >= 1, FROM_ONE),
         ("optimizer.decay_factor", o.decay_factor, 0 < o.decay_factor < inf, POSITIVE),
         ("optimizer.momentum", o.momentum, 0 <= o.momentum < 1, "from 0 up and below 1"),

@@ -109,6 +109,21 @@ class Gradients:
             self.stack *= (self.clip / norms.clamp_min(1e-12)).clamp_max(1)
         return losses
 
+    def carried(self) -> list[Any]:
+        """What each hosted worker's language model carries along; empty if none does."""
+        states = [self.hidden[row] for row in sorted(self.hidden) if self.hidden[row] is not None]
+        if not states or not self.union:
+            return states
+        rows = [t.unflatten(1, (-1, self.world.local)) for t in states[0]]
+        return [tuple(t[:, :, i].clone() for t in rows) for i in range(self.world.local)]
+
+    def carry_on(self, states: Sequence[Any]) -> None:
+        """The inverse of ``carried``."""
+        if self.union:
+            parts = zip(*states, strict=True)
+            states = [tuple(torch.stack(part, 2).flatten(1, 2) for part in parts)]
+        self.hidden = dict(enumerate(states))
+
     def _micro(
         self, x: Tensor, y: Tensor, share: float, when: tuple[int, int], last: bool
     ) -> Tensor:

@@ -1,23 +1,100 @@
-"""The learning rate as a pure function of the epoch: linear warm-up, then step decay (Table 7)."""
+"""The learning rate as a pure function of the step: a linear warm-up, then the schedule.
+
+Time counts in steps at the configuration's ``batch_size``; a larger batch moves it on by several.
+A rate that changes per epoch is that of the epoch's first step.
+
+- ``step``: divided at each decay, counted from the start of the run (paper, Table 7).
+- ``cosine``, ``linear``: from the end of the warm-up to the end of the run (Loshchilov & Hutter,
+  "SGDR", 2017, eq. 5; Devlin et al., "BERT", 2019).
+- ``wsd``: warm-up, stable, then a linear fall in the last share of the run (Hu et al., "MiniCPM",
+  2024).
+- ``cyclic``: cosines that restart, each ``cycle_factor`` times longer than the one before (SGDR).
+"""
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
 
 from regimes.config import OptimizerConfig
 
 
-def learning_rate(config: OptimizerConfig, epoch: int) -> float:
-    """The rate that ``epoch`` (from 0) trains at.
+@dataclass(frozen=True)
+class LearningRate:
+    """The rate of a run.
 
-    The warm-up runs linearly from ``warmup_from`` in epoch 0 to ``lr`` in epoch
-    ``warmup_epochs`` (Goyal et al., 2017); each epoch of ``decay_epochs`` is the first to train
-    at a rate divided once more by ``decay_factor``.
+    Attributes:
+        per_epoch: steps per epoch.
+        total: steps of the run.
 
     >>> config = OptimizerConfig(lr=0.4, warmup_from=0.1, warmup_epochs=2, decay_epochs=(4,))
-    >>> [round(learning_rate(config, epoch), 3) for epoch in range(6)]
+    >>> rate = LearningRate(config, per_epoch=10, total=60)
+    >>> [round(rate(10 * epoch), 3) for epoch in range(6)]
     [0.1, 0.25, 0.4, 0.4, 0.04, 0.04]
+    >>> rate(19) == rate(10)
+    True
     """
-    rate = config.lr
-    if config.warmup_from is not None and epoch < config.warmup_epochs:
-        done = epoch / config.warmup_epochs
-        rate = config.warmup_from + (config.lr - config.warmup_from) * done
-    return rate / config.decay_factor ** sum(epoch >= first for first in config.decay_epochs)
+
+    config: OptimizerConfig
+    per_epoch: int
+    total: int
+
+    def __call__(self, step: int) -> float:
+        """The rate that ``step`` (from 0) trains at."""
+        c = self.config
+        if c.per == "epoch":
+            step -= step % self.per_epoch
+        held, ramp = self._warmup()
+        if step < held + ramp:
+            start, done = c.warmup_from or 0.0, max(0, step - held) / ramp
+            return self._fallen(start + (c.lr - start) * done, step)
+        return self._fallen(c.lr, step) * self._share(step)
+
+    def _warmup(self) -> tuple[int, int]:
+        """Steps at its first rate, and steps in which the rate rises."""
+        c = self.config
+        if c.warmup_steps is not None:
+            return 0, c.warmup_steps
+        if c.warmup_from is None:
+            return 0, 0
+        return c.warmup_hold * self.per_epoch, c.warmup_epochs * self.per_epoch
+
+    def _fallen(self, rate: float, step: int) -> float:
+        """After the decays of a step schedule, also of those within the warm-up."""
+        c = self.config
+        if c.schedule != "step":
+            return rate
+        firsts = [*c.decay_steps, *(first * self.per_epoch for first in c.decay_epochs)]
+        return rate / c.decay_factor ** sum(step >= first for first in firsts)
+
+    def _share(self, step: int) -> float:
+        """Of the highest rate, after the warm-up, by the smooth schedules; 1 by the others."""
+        c, first = self.config, sum(self._warmup())
+        done = min(1.0, (step - first) / max(1, self.total - first))
+        match c.schedule:
+            case "cosine":
+                return self._between(_cosine(done))
+            case "linear":
+                return self._between(1 - done)
+            case "wsd":
+                falling = round(c.decay_share * self.total)
+                return self._between(min(1.0, max(0, self.total - step) / max(1, falling)))
+            case "cyclic":
+                return self._between(_cosine(self._of_cycle(step - first)))
+        return 1.0
+
+    def _between(self, share: float) -> float:
+        """1 stays 1, 0 becomes ``final``."""
+        return self.config.final + (1 - self.config.final) * share
+
+    def _of_cycle(self, step: int) -> float:
+        """How far, from 0 to 1, the cycle is that a step lies in."""
+        c = self.config
+        length = c.cycle_steps or c.cycle_epochs * self.per_epoch
+        while step >= length:
+            step, length = step - length, length * c.cycle_factor
+        return step / length
+
+
+def _cosine(done: float) -> float:
+    return (1 + math.cos(math.pi * done)) / 2

@@ -64,6 +64,7 @@ def _header(run: Run) -> dict[str, Any]:
         "data": run.task.header(),
         "metric": run.task.metric,
         "steps_per_epoch": len(run.batches),
+        "units": len(run.units),
         "budget": None if budget is None else budget.epochs * len(run.batches)
         * per_step[budget.level]["floats"],
         "per_step": per_step,
@@ -81,26 +82,23 @@ def _per_step(run: Run, level: Level) -> dict[str, Any]:
 
 def save(run: Run, out: Path) -> None:
     memories, residuals = run.reducer.state_dict()
-    momenta = {
-        layer.name: run.optimizer.state[parameter].get("momentum_buffer")
-        for layer, parameter in zip(run.layers, run.gradients.parameters, strict=True)
-    }
     shared = {
         "model": run.model.state_dict(),
-        "momentum": momenta,
+        "optimizer": run.optimizer.state_dict(),
         "memories": memories,
         "gauges": run.panel.state_dict(),
     }
-    checkpoint.save(out, len(run.rows), shared, {"residuals": residuals}, run.world)
+    own = {"residuals": residuals, "hidden": run.gradients.carried()}
+    checkpoint.save(out, len(run.rows), shared, own, run.world)
 
 
 def _restore(run: Run, files: list[dict[str, Any]]) -> None:
     shared = next(f["shared"] for f in files if "shared" in f)
     run.model.load_state_dict(shared["model"])
-    for layer, parameter in zip(run.layers, run.gradients.parameters, strict=True):
-        momentum = shared["momentum"][layer.name]
-        if momentum is not None:
-            run.optimizer.state[parameter]["momentum_buffer"] = momentum.to(run.device)
+    if "optimizer" in shared:
+        run.optimizer.load_state_dict(shared["optimizer"])
+    else:
+        _restore_momenta(run, shared["momentum"])
     run.panel.load_state_dict(shared["gauges"])
     residuals = {
         layer.name: _hosted_rows(
@@ -110,6 +108,25 @@ def _restore(run: Run, files: list[dict[str, Any]]) -> None:
     }
     run.reducer.load_state_dict(shared["memories"], residuals)
     run.reducer.to(run.device)
+    hidden = {w: state for f in files for w, state in _hidden(f).items()}
+    if hidden:
+        run.gradients.carry_on(
+            [tuple(part.to(run.device) for part in hidden[worker]) for worker in run.world.hosted]
+        )
+
+
+def _hidden(file: dict[str, Any]) -> dict[int, Any]:
+    """By worker, what a language model carried along; older files do not have it."""
+    return dict(zip(file["workers"], file["own"].get("hidden", ()), strict=False))
+
+
+def _restore_momenta(run: Run, momenta: dict[str, Tensor | None]) -> None:
+    """From a checkpoint of a version that knew SGD only."""
+    (sgd,) = run.optimizer.parts
+    for layer, parameter in zip(run.layers, run.gradients.parameters, strict=True):
+        momentum = momenta[layer.name]
+        if momentum is not None:
+            sgd.state[parameter]["momentum_buffer"] = momentum.to(run.device)
 
 
 def _hosted_rows(run: Run, saved: list[tuple[list[int], Tensor | None]]) -> Tensor | None:

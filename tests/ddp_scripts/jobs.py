@@ -34,7 +34,7 @@ from regimes.data import registry
 from regimes.ddp import attach
 from regimes.errors import RegimesError
 from regimes.policies import Decision, PastEpoch
-from regimes.training.learning_rate import learning_rate
+from regimes.training.learning_rate import LearningRate
 
 SMALL = {"bucket_cap_mb": 0.004}
 
@@ -51,6 +51,7 @@ def smoke(rank: int, config: RunConfig) -> dict[str, Any]:
     hook = attach(
         model, policy=config.policy, compressor=config.compressor, levels=config.levels,
         signal=config.signal, seed=config.seed,
+        start_compressing_after=config.start_compressing_after,
     )  # fmt: skip
     o = config.optimizer
     optimizer = torch.optim.SGD(
@@ -59,7 +60,8 @@ def smoke(rank: int, config: RunConfig) -> dict[str, Any]:
     )  # fmt: skip
     used = []
     for epoch in range(config.epochs):
-        lr, next_lr = learning_rate(o, epoch), learning_rate(o, epoch + 1)
+        rate = LearningRate(o, 1, config.epochs)
+        lr, next_lr = rate(epoch), rate(epoch + 1)
         optimizer.param_groups[0]["lr"] = lr
         used.append(list(hook.levels.values()))
         for x, y in batches.epoch(epoch, [rank]):

@@ -1,0 +1,14 @@
+"""The subcommands. Each is thin: parse, call, print. torch is imported when training starts.
+
+``train`` has those that train, ``read`` those that read records or only list.
+"""
+
+from regimes.cli.app import app
+from regimes.cli.train import ablate, presets, run, tune
+
+from regimes.cli.read import cost, detect, doctor, figure, pack, report, watch  # isort: skip (the order of the help)
+
+__all__ = [
+    "ablate", "app", "cost", "detect", "doctor", "figure", "pack", "presets", "report", "run",
+    "tune", "watch",
+]  # fmt: skip

@@ -1,0 +1,147 @@
+"""The commands that read records or the machine; `cost` of a preset times a few steps."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from regimes.cli.app import Settings, app, configuration, welcome_plug_ins
+from regimes.errors import ConfigError
+
+
+@app.command
+def watch(folder: Annotated[Path, tyro.conf.Positional], once: bool = False) -> None:
+    """Follow a run, or a folder of runs, from the record alone.
+
+    Args:
+        folder: of a run or of many.
+        once: print the state and return.
+    """
+    from regimes.monitor.watch import watch as follow
+
+    follow(folder, once=once)
+
+
+@app.command
+def pack(
+    folder: Annotated[Path, tyro.conf.Positional], archive: Annotated[Path, tyro.conf.Positional]
+) -> None:
+    """Write the records under a folder, without checkpoints, to one small .tar.xz.
+
+    Args:
+        folder: of runs.
+        archive: the file to write; every command that reads a folder of runs reads it too.
+    """
+    from regimes.records import pack as write
+
+    print(f"{archive}: {write(folder, archive)} runs")
+
+
+@app.command
+def detect(
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional],
+    detectors: tuple[str, ...] = (),
+    out: Path | None = None,
+) -> None:
+    """Replay detectors over recorded runs, without training: agreement, lead or lag, share of
+    epochs called critical, traffic, and what the signal costs.
+
+    `regimes figure detectors RUN ...` draws the figure.
+
+    Args:
+        runs: runs, or folders of runs; several seeds give means and 95 % intervals.
+        detectors: NAME or NAME:key=value,key=value, e.g. norm-change:interval=3,eta=0.4; default
+            all whose signal was recorded, and controls of equal length.
+        out: folder for detectors.csv, pairs.csv and epochs.csv.
+    """
+    from regimes.replay.detect import main
+    from regimes.replay.spelling import KNOWN, parse
+
+    if any(parse(text)["name"] not in KNOWN for text in detectors):
+        welcome_plug_ins()
+    main(runs, detectors, out)
+
+
+@app.command
+def cost(
+    what: Annotated[tuple[str, ...], tyro.conf.Positional],
+    network: str = "10Gbit/s,50us",
+    workers: int | None = None,
+    algorithm: Literal["ring", "gloo", "tree"] = "ring",
+    buckets: int = 1,
+    set: Settings = (),
+    csv: Path | None = None,
+) -> None:
+    """Predict seconds per epoch on a network for each level and policy, and the bandwidth below
+    which compression pays.
+
+    `regimes figure cost RUN ...` draws the curves over bandwidth and workers.
+
+    Args:
+        what: a preset, which is timed here for a few steps, or recorded runs.
+        network: bandwidth of each link and latency of a message.
+        workers: how many, one per link; default those of the run.
+        algorithm: of the all-reduce.
+        buckets: into how many parts a step's traffic is cut, so that it overlaps with backward.
+        set: change a field of the preset.
+        csv: file for the numbers.
+    """
+    from regimes.cost.network import Network
+    from regimes.cost.predict import main
+
+    recorded = [Path(place).exists() and not place.endswith(".toml") for place in what]
+    if not what or (len(what) > 1 and not all(recorded)):
+        raise ConfigError("name one preset, or recorded runs: see regimes presets")
+    config = None if all(recorded) else configuration(what[0], set)
+    main(what, config, Network.parse(network), workers, algorithm=algorithm, buckets=buckets,
+         csv=csv)  # fmt: skip
+
+
+@app.command
+def report(
+    records: Annotated[Path, tyro.conf.Positional],
+    network: str = "10Gbit/s,50us",
+    out: Path = Path("report.html"),
+) -> None:
+    """Write one HTML page of a run or an ablation, with all that it shows inside, to mail.
+
+    Args:
+        records: a run, a folder of runs, or an archive of them.
+        network: bandwidth of each link and latency of a message, for the predicted seconds.
+        out: the file to write.
+    """
+    from regimes.report import write
+
+    write(records, network, out)
+    print(f"{out}: {out.stat().st_size / 1e6:.2f} MB")
+
+
+@app.command
+def figure(
+    name: Annotated[str | None, tyro.conf.Positional] = None,
+    words: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
+) -> None:
+    """List the figures and tables that can be made from records, or make one:
+    `regimes figure 2 runs/small --out figures`.
+
+    Args:
+        name: as the list has it.
+        words: records and options; `regimes figure NAME --help` says which.
+    """
+    from regimes.plotting import offered
+
+    if name is None:
+        offered.show()
+    else:
+        offered.begin(name, words)
+
+
+@app.command
+def doctor() -> None:
+    """What is installed, which devices and backends work, which data sets are found."""
+    from regimes.monitor.doctor import report
+
+    sys.exit(0 if report() else 1)

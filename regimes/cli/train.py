@@ -1,0 +1,146 @@
+"""The commands that train, and the list of what they know by name."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from regimes import presets as _presets
+from regimes.cli.app import Settings, app, configuration, welcome_plug_ins
+from regimes.config import read_value, to_toml
+from regimes.console import stdout
+from regimes.console.tables import Table
+from regimes.errors import require
+
+
+@app.command
+def run(
+    preset: Annotated[str, tyro.conf.Positional],
+    set: Settings = (),
+    seed: int | None = None,
+    out: Path | None = None,
+    workers: int | None = None,
+    processes: int = 1,
+    resume: bool = False,
+    quiet: bool = False,
+) -> None:
+    """Train one configuration and leave its record in a folder.
+
+    Args:
+        preset: a preset, GRID/SCHEDULE, or a .toml file; see `regimes presets`.
+        set: change a field, e.g. --set policy.interval=4 --set levels.low=2.
+        seed: the run's seed.
+        out: folder of the record; default runs/NAME/seed-SEED.
+        workers: logical workers W.
+        processes: local processes P that share the workers (P divides W).
+        resume: continue the run in the folder from its last checkpoint.
+        quiet: print nothing but errors.
+    """
+    from regimes.launch.processes import spawn
+    from regimes.launch.single import train
+
+    config = configuration(preset, set)
+    given: dict[str, Any] = {"seed": seed, "workers": workers}
+    config = replace(config, **{key: value for key, value in given.items() if value is not None})
+    stem = Path(preset).stem if preset.endswith(".toml") else preset
+    out = out or Path("runs", stem, f"seed-{config.seed}")
+    if processes == 1 or "WORLD_SIZE" in os.environ:
+        train(config, out, resume, quiet)
+    else:
+        spawn(config, out, processes, resume=resume, quiet=quiet)
+
+
+@app.command
+def ablate(
+    grid: Annotated[str, tyro.conf.Positional],
+    set: Settings = (),
+    seeds: int = 3,
+    first_seed: int = 0,
+    schedules: Settings = (),
+    out: Path | None = None,
+    jobs: int = 1,
+    executor: Literal["slurm", "local"] | None = None,
+    option: Settings = (),
+) -> None:
+    """Run every schedule of a grid with several seeds; finished runs are skipped, broken ones
+    resumed.
+
+    Args:
+        grid: a grid; see `regimes presets`.
+        set: change a field in all runs.
+        seeds: how many seeds.
+        first_seed: the first of them.
+        schedules: only this one; may be given several times.
+        out: folder of the records; default runs/GRID.
+        jobs: runs at a time, each on its share of the cores.
+        executor: submit every run as a job through submitit instead.
+        option: of submitit's executor, e.g. --option slurm_partition=gpu --option timeout_min=60.
+    """
+    from regimes.launch import ablation
+
+    welcome_plug_ins()
+    require(seeds >= 1, "--seeds", seeds, "at least 1")
+    require(jobs >= 1, "--jobs", jobs, "at least 1")
+    cells = _presets.select(grid, schedules, set)
+    options = {key: read_value(text) for key, _, text in (o.partition("=") for o in option)}
+    numbers = list(range(first_seed, first_seed + seeds))
+    ablation.main(cells, numbers, out or Path("runs", grid), jobs, executor, options)
+
+
+@app.command
+def tune(
+    grid: Annotated[str, tyro.conf.Positional],
+    values: Settings = (),
+    set: Settings = (),
+    seeds: int = 2,
+    first_seed: int = 1000,
+    schedules: Settings = (),
+    halving: int | None = None,
+    budget: float | None = None,
+    out: Path | None = None,
+    jobs: int = 1,
+) -> None:
+    """Try values of any fields on every schedule of a grid alike, by validation data, and write
+    what is best as configurations: `regimes ablate OUT/chosen` runs them with other seeds.
+
+    Args:
+        grid: a grid or a preset; see `regimes presets`.
+        values: of a field, e.g. --values optimizer.lr=0.1,0.2,0.4; all combinations are tried.
+        set: change a field in all runs; data.validation_size is needed.
+        seeds: how many seeds choose.
+        first_seed: the first of them.
+        schedules: only this one; may be given several times.
+        halving: train all for a share of the run, and each time the best 1 in so many longer.
+        budget: the most epochs of training, all runs together; more is refused.
+        out: folder of the records; default runs/tune/GRID.
+        jobs: runs at a time, each on its share of the cores.
+    """
+    from regimes.launch import tune as tuning
+
+    welcome_plug_ins()
+    cells = (
+        {grid: configuration(grid, set)}
+        if grid in _presets.PRESETS and not schedules
+        else (_presets.select(grid, schedules, set))
+    )
+    numbers = list(range(first_seed, first_seed + seeds))
+    tuning.main(cells, values, numbers, out or Path("runs", "tune", grid), jobs, halving, budget)
+
+
+@app.command
+def presets(name: Annotated[str | None, tyro.conf.Positional] = None) -> None:
+    """List presets and grids, or print one preset as TOML.
+
+    Args:
+        name: a preset, or GRID/SCHEDULE.
+    """
+    if name:
+        print(to_toml(_presets.get_preset(name)), end="")
+        return
+    for title, known in (("preset", _presets.PRESETS), ("grid", _presets.GRIDS)):
+        rows = [(key, " ".join((make.__doc__ or "").split())) for key, make in known.items()]
+        stdout.console().print(Table((title, "command, what, how long"), rows, texts=2).drawn())

@@ -1,0 +1,122 @@
+"""What ``tune`` has tried and what it chooses: scores, ranks, the table, the files. No torch."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, stdev
+
+from regimes.config import RunConfig, to_toml
+from regimes.console.tables import Table
+from regimes.errors import RecordError
+from regimes.records import load, write_output
+
+LOWER_IS_BETTER = ("perplexity", "bits per byte")
+LAST = 3  # units whose mean counts
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One combination of values.
+
+    Attributes:
+        label: its settings, "optimizer.lr=0.1 levels.high=2"; "as it is" without any.
+        config: the cell with them, for the whole run.
+        scores: the validation metric by seed, of the last round it was in; empty: not trained,
+            or some of its runs failed.
+        share: of the epochs that it was trained for.
+        failed: why, in one sentence.
+    """
+
+    label: str
+    config: RunConfig
+    scores: tuple[float, ...] = ()
+    share: float = 0.0
+    failed: str = ""
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.scores) if self.scores else math.nan
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What was tried and chosen.
+
+    Attributes:
+        metric: what chose.
+        trials: by cell, in the order of the values.
+        seeds: those that chose.
+    """
+
+    metric: str
+    trials: dict[str, list[Trial]]
+    seeds: tuple[int, ...]
+
+    @property
+    def chosen(self) -> dict[str, Trial]:
+        """The best trial of each cell."""
+        return {cell: ranked(trials, self.metric)[0] for cell, trials in self.trials.items()}
+
+    def table(self) -> Table:
+        """One row per trial, the chosen ones marked."""
+        best = {id(trial) for trial in self.chosen.values()}
+        factor = 100 if self.metric == "accuracy" else 1
+        rows = [
+            (cell, trial.label, f"{trial.share:.2g}", str(len(trial.scores)),
+             _spell([factor * s for s in trial.scores]) or trial.failed,
+             "chosen" if id(trial) in best else "")
+            for cell, trials in self.trials.items()
+            for trial in trials
+        ]  # fmt: skip
+        unit = " %" if self.metric == "accuracy" else ""
+        heads = ("schedule", "values", "of the run", "n", f"validation {self.metric}{unit}", "")
+        note = (
+            f"mean ± sd over seeds {', '.join(map(str, self.seeds))} of the last {LAST} units; the "
+            "result needs other seeds"
+        )
+        return Table(heads, rows, note, texts=2)
+
+
+def ranked(trials: Sequence[Trial], metric: str) -> list[Trial]:
+    """Those trained longest first, among them the best first; failed ones last."""
+    sign = 1 if metric in LOWER_IS_BETTER else -1
+    return sorted(
+        trials, key=lambda t: (not t.scores, -t.share, sign * t.mean if t.scores else 0.0)
+    )
+
+
+def read_scores(folders: Sequence[Path]) -> tuple[str, tuple[float, ...]]:
+    """(the metric, each run's mean over its last units on validation data)."""
+    records = [load(folder) for folder in folders]
+    means = (record.epochs["validation_metric"].tail(LAST).mean() for record in records)
+    return records[0].header["metric"], tuple(map(float, means))
+
+
+def write(found: Tuned, out: Path) -> None:
+    """``tune.json`` with every trial, and ``chosen/<cell>.toml``."""
+    rows = [
+        {"schedule": cell, "values": t.label, "share": t.share, "scores": t.scores,
+         "failed": t.failed}
+        for cell, trials in found.trials.items()
+        for t in trials
+    ]  # fmt: skip
+    summary = {"metric": found.metric, "seeds": found.seeds, "trials": rows,
+               "chosen": {cell: t.label for cell, t in found.chosen.items()}}  # fmt: skip
+    write_output(out / "tune.json", json.dumps(summary, indent=1) + "\n")
+    for cell, trial in found.chosen.items():
+        if not trial.scores:
+            raise RecordError(f"every trial of {cell} failed: {trial.failed}")
+        seed = max(found.seeds) + 1
+        config = replace(trial.config, seed=seed, tuned_on=found.seeds)
+        write_output(out / "chosen" / f"{cell}.toml", to_toml(config))
+
+
+def _spell(scores: Sequence[float]) -> str:
+    if not scores:
+        return ""
+    spread = f" ± {stdev(scores):.3g}" if len(scores) > 1 else ""
+    return f"{fmean(scores):.4g}{spread}"

@@ -1,0 +1,214 @@
+"""The ``tune`` command: every cell of a grid alike, by its own validation data. No torch at import.
+
+Each cell (an arm of a comparison) tries every combination of the given values, with the same seeds,
+and keeps the one with the best mean of the validation metric over a run's last three units. With
+halving, a first round trains all of them for a share of the epochs, and each next round the best
+1 / ``halving`` of those for ``halving`` times as long (successive halving: Jamieson & Talwalkar,
+2016). What is chosen is written as a configuration per cell, which refuses the seeds that chose it.
+
+A trial's runs lie in ``OUT/<cell>/<values>/seed-<seed>``, a round's in ``OUT/round-<n>/...``: the
+same command goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import quote
+
+from rich.markup import escape
+
+from regimes.config import RunConfig, override
+from regimes.console import stdout
+from regimes.errors import ConfigError
+from regimes.launch import sweep
+from regimes.launch.trials import Trial, Tuned, ranked, read_scores, write
+from regimes.presets.families import shortened
+
+Progress = Callable[[Path, str | None], None]
+
+
+def main(
+    cells: Mapping[str, RunConfig],
+    values: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    jobs: int,
+    halving: int | None,
+    budget: float | None,
+) -> None:
+    """The command: say how it goes and print the table.
+
+    Args:
+        values: "optimizer.lr=0.1,0.2", one text per field.
+    """
+    console = stdout.console(highlight=False)
+
+    def progress(folder: Path, error: str | None) -> None:
+        said = f"failed: {error}" if error else "done"
+        stdout.tell(console, escape(f"{folder.relative_to(out)}: {said}"), soft_wrap=True)
+
+    found = tune(cells, read_values(values), seeds, out, jobs=jobs, halving=halving, budget=budget,
+                 progress=progress)  # fmt: skip
+    stdout.tell(console, found.table().drawn())
+    stdout.tell(console, f"{out}/chosen: a configuration for each", markup=False)
+
+
+def read_values(texts: Sequence[str]) -> dict[str, list[str]]:
+    """Values by field; commas within brackets do not part them.
+
+    >>> read_values(["optimizer.lr=0.1,0.2", "optimizer.decay_epochs=[4,8],[6,9]"])
+    {'optimizer.lr': ['0.1', '0.2'], 'optimizer.decay_epochs': ['[4,8]', '[6,9]']}
+
+    Raises:
+        ConfigError: a text without "=".
+    """
+    found = {}
+    for text in texts:
+        field, equals, several = text.partition("=")
+        if not equals or not several:
+            raise ConfigError(f"--values {text!r} needs the form key=value,value")
+        found[field] = re.split(r",(?![^\[{]*[\]}])", several)
+    return found
+
+
+def tune(
+    cells: Mapping[str, RunConfig],
+    values: Mapping[str, Sequence[str]],
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    jobs: int = 1,
+    halving: int | None = None,
+    budget: float | None = None,
+    progress: Progress = lambda folder, error: None,
+) -> Tuned:
+    """Try all combinations of values on every cell, and write what is chosen.
+
+    Args:
+        values: by field, e.g. ``{"optimizer.lr": ["0.1", "0.2"]}``. ``optimizer.warmup_from``
+            keeps its ratio to ``optimizer.lr`` unless it has values of its own.
+        halving: in each round the best 1 / ``halving`` go on; None: all are trained whole.
+        budget: the most epochs of training that may be spent, all runs together.
+
+    Raises:
+        ConfigError: no validation data, a field that does not exist, a budget too small.
+    """
+    tried = {cell: _trials(config, values) for cell, config in cells.items()}
+    most = max(map(len, tried.values()))
+    shares = _shares(most, halving)
+    _check(cells, seeds, budget, _price(tried, shares, halving, len(seeds)))
+    metric = ""
+    for number, share in enumerate(shares):
+        going = {cell: _survivors(ts, number, halving, metric) for cell, ts in tried.items()}
+        place = out if share == 1 else out / f"round-{number}"
+        metric, ran = _round(going, seeds, place, jobs, share, progress)
+        tried = {cell: [ran.get((cell, t.label), t) for t in ts] for cell, ts in tried.items()}
+    found = Tuned(metric, tried, tuple(seeds))
+    write(found, out)
+    return found
+
+
+# -- trials and rounds -----------------------------------------------------------------------
+
+
+def _trials(config: RunConfig, values: Mapping[str, Sequence[str]]) -> list[Trial]:
+    found = []
+    for texts in itertools.product(*values.values()):
+        settings = [f"{field}={text}" for field, text in zip(values, texts, strict=True)]
+        made, before = override(config, settings), config.optimizer
+        if before.warmup_from and "optimizer.warmup_from" not in values:
+            start = before.warmup_from * made.optimizer.lr / before.lr
+            made = replace(made, optimizer=replace(made.optimizer, warmup_from=start))
+        found.append(Trial(" ".join(settings) or "as it is", made))
+    return found
+
+
+def _shares(trials: int, halving: int | None) -> list[float]:
+    """Of the epochs, round by round."""
+    if halving is None:
+        return [1.0]
+    rounds = math.ceil(math.log(max(trials, 1), halving) - 1e-9)
+    return [float(halving) ** (i - rounds) for i in range(rounds + 1)]
+
+
+def _left(trials: int, number: int, halving: int | None) -> int:
+    """How many trials of a cell are in a round."""
+    return max(1, math.ceil(trials / (halving or 1) ** number))
+
+
+def _survivors(trials: list[Trial], number: int, halving: int | None, metric: str) -> list[Trial]:
+    if number == 0:
+        return trials
+    good = [trial for trial in ranked(trials, metric) if trial.scores]
+    return good[: _left(len(trials), number, halving)]
+
+
+def _price(
+    tried: Mapping[str, list[Trial]], shares: Sequence[float], halving: int | None, seeds: int
+) -> float:
+    """Epochs of training, all rounds and runs together."""
+    return seeds * sum(
+        _left(len(trials), number, halving) * share * trials[0].config.epochs
+        for trials in tried.values()
+        for number, share in enumerate(shares)
+    )
+
+
+def _check(
+    cells: Mapping[str, RunConfig], seeds: Sequence[int], budget: float | None, price: float
+) -> None:
+    """Raise ConfigError before any run."""
+    for cell, config in cells.items():
+        if not config.data.validation_size:
+            raise ConfigError(
+                f"{cell} has no validation data, which choose in place of the test set: set "
+                "data.validation_size"
+            )
+    if not seeds:
+        raise ConfigError("tune needs a seed or more")
+    if budget is not None and price > budget:
+        raise ConfigError(
+            f"the trials need {price:.0f} epochs of training, the budget is {budget:g}: give fewer "
+            "values or seeds, or --halving 3"
+        )
+
+
+def _round(
+    going: Mapping[str, list[Trial]], seeds: Sequence[int], place: Path, jobs: int, share: float,
+    progress: Progress,
+) -> tuple[str, dict[tuple[str, str], Trial]]:  # fmt: skip
+    """(the metric, the trials with their scores, by cell and label), after one round."""
+    runs = {
+        (cell, trial.label, seed): (
+            place / cell / quote(trial.label, " =,[]") / f"seed-{seed}",
+            replace(shortened(trial.config, share) if share < 1 else trial.config, seed=seed),
+        )
+        for cell, trials in going.items()
+        for trial in trials
+        for seed in seeds
+    }
+    todo = [run for run in runs.values() if not sweep.done(*run)]
+    failures: dict[Path, str] = {}
+
+    def ended(folder: Path, error: str | None) -> None:
+        if error:
+            failures[folder] = error
+        progress(folder, error)
+
+    sweep.ablate(todo, jobs, ended)
+    metric, found = "", {}
+    for cell, trials in going.items():
+        for trial in trials:
+            folders = [runs[cell, trial.label, seed][0] for seed in seeds]
+            failed = next((failures[f] for f in folders if f in failures), "")
+            scores: tuple[float, ...] = ()
+            if not failed:
+                metric, scores = read_scores(folders)
+            new = replace(trial, scores=scores, share=share, failed=failed)
+            found[cell, trial.label] = new
+    return metric, found

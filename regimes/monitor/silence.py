@@ -1,0 +1,68 @@
+"""What a policy has not done: a run may end well and have tested nothing. From the record alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from regimes.errors import RegimesError
+from regimes.policies import policy
+from regimes.records import count_units
+
+Row = dict[str, Any]
+
+
+def silence(header: Row, rows: Sequence[Row]) -> list[str]:
+    """One sentence for each way in which the policies of a run made no difference.
+
+    A policy chose one level for everything in the whole run; its interval is as long as the run;
+    or a decay of the learning rate decided most of the time, in place of the detector.
+    """
+    config = header["config"]
+    compressed = [i for i, layer in enumerate(header["layers"]) if layer["compressed"]]
+    found = []
+    if len(rows) > 1 and compressed:
+        levels = [[row["layers"]["level"][i] for i in compressed] for row in rows]
+        why = [[row["layers"]["why"][i] for i in compressed] for row in rows]
+        found += _said(header, "policy", levels, why)
+    if len(rows) > 1 and config.get("batch_policy"):
+        batches = [row["batch"] for row in rows]
+        found += _said(
+            header, "batch_policy", [[b["level"]] for b in batches], [[b["why"]] for b in batches]
+        )
+    return found
+
+
+def _said(
+    header: Row, where: str, levels: list[list[str]], why: list[list[Row | None]]
+) -> list[str]:
+    table, units = header["config"][where], len(levels)
+    name, chosen, found = table["name"], {x for row in levels for x in row}, []
+    if name == "static":
+        return []
+    interval = _interval(table)
+    if interval is not None and interval >= units:
+        found.append(
+            f"{where}: {name} compares every {interval} units, and the run has {units}: it has "
+            f"compared nothing. Set {where}.interval lower."
+        )
+    decays = sum(any(w and w.get("rule") == "lr decay" for w in row) for row in why)
+    if decays > units / 2:
+        found.append(
+            f"{where}: the learning rate decayed before {decays} of {units} units, so that the "
+            f"decay rule of {name} held nearly all the time. Set {where}.step_decay higher."
+        )
+    if len(chosen) == 1:
+        found.append(
+            f"{where}: {name} chose {chosen.pop()!r} for everything in all of "
+            f"{count_units(header)}: the run is one at a static level."
+        )
+    return found
+
+
+def _interval(table: Row) -> int | None:
+    """Units between a policy's comparisons, if it has such a thing."""
+    try:
+        return getattr(policy(table), "interval", None)
+    except RegimesError:  # somebody's own class, which is not at hand
+        return table.get("interval")

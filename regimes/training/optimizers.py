@@ -1,0 +1,160 @@
+"""The optimiser of a run: torch's own, over groups of parameters, after the exchange.
+
+What it sees as gradients are the shared updates, as in a user's own loop with
+DistributedDataParallel. Every process steps alike, so nothing crosses them here.
+
+Muon (Jordan et al., "Muon", 2024) is for the matrices of hidden layers; embeddings, the output
+layer, convolutions and vectors are AdamW's, as its authors advise. Its step is scaled to the size
+of AdamW's (Liu et al., "Muon is scalable for LLM training", 2025), so that one rate serves both.
+Its iteration runs in bfloat16: equal runs on other processors are equal to that only.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from regimes.config import OptimizerConfig
+from regimes.errors import ConfigError, nearest
+
+Groups = list[dict[str, Any]]
+NAMES = ("sgd", "adamw", "muon")
+
+
+class Optimizers:
+    """One or more torch optimisers that step together, at one rate.
+
+    Attributes:
+        parts: the optimisers; between them they have each trainable parameter once.
+        lr: the rate of the next step.
+    """
+
+    def __init__(self, parts: Sequence[torch.optim.Optimizer], lr: float) -> None:
+        self.parts, self.lr = list(parts), lr
+
+    def step(self) -> None:
+        """Move the weights along their ``.grad``."""
+        for part in self.parts:
+            for group in part.param_groups:
+                group["lr"] = self.lr
+            part.step()
+
+    def decoupled_decay(self, parameters: Sequence[nn.Parameter]) -> list[float]:
+        """What each parameter loses of itself in a step at rate 1, beside its gradient."""
+        decay = {
+            id(p): float(group["weight_decay"])
+            for part in self.parts
+            for group in part.param_groups
+            if isinstance(part, torch.optim.Muon) or group.get("decoupled_weight_decay")
+            for p in group["params"]
+        }
+        return [decay.get(id(p), 0.0) for p in parameters]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"parts": [part.state_dict() for part in self.parts]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for part, saved in zip(self.parts, state["parts"], strict=True):
+            part.load_state_dict(saved)
+
+
+def build(config: OptimizerConfig, model: nn.Module, classes: int) -> Optimizers:
+    """The configured optimiser over the trainable parameters of a model.
+
+    Args:
+        classes: outputs of the model; a linear layer with so many is its output layer.
+
+    Raises:
+        ConfigError: an unknown optimiser, or options that its class does not take.
+    """
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    try:
+        match config.name:
+            case "sgd":
+                return Optimizers([_sgd(config, named.values())], config.lr)
+            case "adamw":
+                return Optimizers([_adamw(config, named.values())], config.lr)
+            case "muon":
+                return Optimizers(_muon(config, model, named, classes), config.lr)
+        made = _class(config.name)(
+            _groups(config, named.values(), vectors=False), lr=config.lr, **config.options
+        )
+    except (TypeError, ValueError) as error:
+        why = str(error).splitlines()[0]
+        raise ConfigError(f"the optimizer {config.name!r} cannot be built: {why}") from None
+    if not isinstance(made, torch.optim.Optimizer):
+        raise ConfigError(f"the optimizer {config.name!r} is no torch.optim.Optimizer")
+    return Optimizers([made], config.lr)
+
+
+def _sgd(config: OptimizerConfig, parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(
+        _groups(config, parameters, vectors=True),
+        lr=config.lr,
+        momentum=config.momentum,
+        nesterov=config.nesterov and config.momentum > 0,
+        foreach=True,
+        **config.options,
+    )
+
+
+def _adamw(config: OptimizerConfig, parameters: Any) -> torch.optim.Optimizer:
+    groups = _groups(config, parameters, vectors=False)
+    return torch.optim.AdamW(groups, lr=config.lr, foreach=True, **config.options)
+
+
+def _muon(
+    config: OptimizerConfig, model: nn.Module, named: Mapping[str, nn.Parameter], classes: int
+) -> list[torch.optim.Optimizer]:
+    """Muon for hidden matrices, AdamW for the rest; ``options`` are AdamW's betas and eps."""
+    outer = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding)
+        or (isinstance(module, nn.Linear) and module.out_features == classes)
+        for parameter in module.parameters(recurse=False)
+    }
+    hidden = [p for p in named.values() if p.ndim == 2 and id(p) not in outer]
+    rest = [p for p in named.values() if p.ndim != 2 or id(p) in outer]
+    parts: list[torch.optim.Optimizer] = []
+    if hidden:
+        parts.append(
+            torch.optim.Muon(
+                hidden,
+                lr=config.lr,
+                weight_decay=config.weight_decay,
+                momentum=config.momentum,
+                nesterov=config.nesterov,
+                adjust_lr_fn="match_rms_adamw",
+            )
+        )
+    return [*parts, _adamw(config, rest)] if rest else parts
+
+
+def _groups(config: OptimizerConfig, parameters: Any, vectors: bool) -> Groups:
+    """Two groups, with and without weight decay; one where all have it or none.
+
+    Args:
+        vectors: whether 1-D parameters decay, unless the configuration says.
+    """
+    vectors = vectors if config.decay_vectors is None else config.decay_vectors
+    every = list(parameters)
+    if vectors or not config.weight_decay:
+        return [{"params": every, "weight_decay": config.weight_decay}]
+    parts = {config.weight_decay: [p for p in every if p.ndim > 1],
+             0.0: [p for p in every if p.ndim <= 1]}  # fmt: skip
+    return [{"params": ps, "weight_decay": decay} for decay, ps in parts.items() if ps]
+
+
+def _class(name: str) -> Any:
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise ConfigError(f"unknown optimizer {name!r}: {nearest(name, NAMES)}")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"cannot import the optimizer {name!r}: {error}") from None

@@ -1,0 +1,79 @@
+"""What a unit will do: decided before it, from the units so far; and the samples it trains on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from regimes.policies.controller import Levels, decide_batch
+from regimes.training.build import Run
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is decided before a unit, from the units so far.
+
+    Attributes:
+        batch: as the record has it, see ``_batch``.
+        scale: of the learning rate, by the batch size.
+        levels: of all layers, with reasons.
+    """
+
+    unit: int
+    batch: dict[str, Any]
+    scale: float
+    levels: Levels
+
+
+def decide(run: Run, unit: int) -> Plan:
+    """The plan of unit ``len(rows)``."""
+    batch = _batch(run)
+    scale = batch["multiple"] if run.config.optimizer.scale_with_batch else 1
+    return Plan(unit, batch, scale, run.controller.decide(run.rows))
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """One step's samples ``x [L, b, ...]``, ``y [L, b]`` of the hosted workers.
+
+    Attributes:
+        epoch, step: its place in the data.
+        at: steps at the configuration's batch size since the run began.
+    """
+
+    epoch: int
+    step: int
+    at: int
+    x: Tensor
+    y: Tensor
+
+
+def minibatches(run: Run, plan: Plan) -> tuple[int, Iterator[Minibatch]]:
+    """How many steps a unit has, and what they train on."""
+    batches = run.batches.rebatched(run.batch_size(plan.batch["level"]))
+    multiple, every = plan.batch["multiple"], run.units.per_epoch
+    parts = [
+        (epoch, first // multiple, len(batches) if stop == every else -(-stop // multiple))
+        for epoch, first, stop in run.units.parts(plan.unit)
+    ]
+
+    def each() -> Iterator[Minibatch]:
+        for epoch, first, stop in parts:
+            data = batches.epoch(epoch, run.world.hosted, first)
+            for step, (x, y) in zip(range(first, stop), data, strict=False):
+                yield Minibatch(epoch, step, epoch * every + step * multiple, x, y)
+
+    return sum(stop - first for _, first, stop in parts), each()
+
+
+def _batch(run: Run) -> dict[str, Any]:
+    """The unit's batch size, as the record has it: its level, why, and the multiple that it is of
+    the configuration's ``batch_size``."""
+    if run.batch_policy is None:
+        return {"level": None, "why": None, "multiple": 1}
+    decision = decide_batch(run.batch_policy, run.rows, run.config.signal)
+    multiple = run.batch_size(decision.level) // run.config.batch_size
+    return {"level": decision.level, "why": decision.why, "multiple": multiple}

@@ -1,0 +1,65 @@
+"""The unit at which a run measures, decides and records: an epoch, or a number of steps.
+
+Steps count at the configuration's ``batch_size``; a batch m times larger takes m of them at once.
+A unit of steps may begin and end anywhere in an epoch; the last one of a run may be shorter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from regimes.config import RunConfig
+from regimes.errors import require
+
+
+@dataclass(frozen=True)
+class Units:
+    """The units of a run, in order.
+
+    Attributes:
+        per_epoch: steps per epoch.
+        size: steps per unit, None for an epoch.
+        total: steps of the run.
+
+    >>> units = Units(per_epoch=12, size=5, total=14)
+    >>> len(units), units.span(2), list(units.parts(2))
+    (3, (10, 14), [(0, 10, 12), (1, 0, 2)])
+    """
+
+    per_epoch: int
+    size: int | None
+    total: int
+
+    @classmethod
+    def of(cls, config: RunConfig, per_epoch: int) -> Units:
+        """Those of a configuration; ConfigError where batch sizes do not fit into its units."""
+        total = config.epochs * per_epoch if config.steps is None else config.steps
+        size = config.unit_steps
+        levels = config.batch_levels if size and config.batch_policy else {}
+        for name, batch in levels.items():
+            multiple = batch // config.batch_size
+            require(
+                size is not None and size % multiple == 0 and per_epoch % size == 0, "unit_steps",
+                size, f"a multiple of {multiple} (batch_levels.{name}) that divides an epoch's "
+                f"{per_epoch} steps",
+            )  # fmt: skip
+        return cls(per_epoch, size, total)
+
+    def __len__(self) -> int:
+        return math.ceil(self.total / (self.size or self.per_epoch))
+
+    def span(self, unit: int) -> tuple[int, int]:
+        """The steps ``[first, stop)`` of a unit."""
+        size = self.size or self.per_epoch
+        return unit * size, min((unit + 1) * size, self.total)
+
+    def parts(self, unit: int) -> Iterator[tuple[int, int, int]]:
+        """The epochs that a unit lies in, each with its steps ``[first, stop)`` in that epoch."""
+        first, stop = self.span(unit)
+        while first < stop:
+            epoch, begin = divmod(first, self.per_epoch)
+            end = min(self.per_epoch, begin + stop - first)
+            yield epoch, begin, end
+            first += end - begin

@@ -1,0 +1,274 @@
+"""Optimisers against torch.optim in a plain loop, and what runs with them must keep."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import regimes
+from regimes.config import OptimizerConfig, RunConfig, override
+from regimes.data import registry
+from regimes.errors import ConfigError
+from regimes.instruments.gradient_norm import Movement
+from regimes.launch import processes
+from regimes.records import read_lines
+from regimes.training import checkpoint, optimizers
+from regimes.training.build import prepare
+from regimes.training.learning_rate import LearningRate
+
+torch.set_num_threads(1)
+ADAMW = ("optimizer.name=adamw", "optimizer.lr=0.003", "optimizer.warmup_from=none",
+         "optimizer.weight_decay=0.1", "optimizer.schedule=cosine",
+         "optimizer.per=step")  # fmt: skip
+MUON = ("optimizer.name=muon", *ADAMW[1:])
+CUSTOM = ("optimizer.name=torch.optim:NAdam", "optimizer.options={decoupled_weight_decay=true}",
+          *ADAMW[1:])  # fmt: skip
+
+
+def config(*settings: str) -> RunConfig:
+    short = ["epochs=3", "data.train_size=120", "data.test_size=100", "policy.interval=1",
+             "dtype=float64"]  # fmt: skip
+    return override(regimes.get_preset("smoke"), [*short, *settings])
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    found = checkpoint.load(folder)
+    assert found is not None
+    return next(f["shared"] for f in found[1] if "shared" in f)["model"]
+
+
+def adamw(parameters: list[nn.Parameter]) -> list[torch.optim.Optimizer]:
+    groups = [{"params": [p for p in parameters if p.ndim > 1]},
+              {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0}]  # fmt: skip
+    return [torch.optim.AdamW(groups, weight_decay=0.1)]
+
+
+def muon(parameters: list[nn.Parameter]) -> list[torch.optim.Optimizer]:
+    """VGG-7 has one linear layer, its head: nothing is left for Muon, see the test of groups."""
+    return adamw(parameters)
+
+
+def nadam(parameters: list[nn.Parameter]) -> list[torch.optim.Optimizer]:
+    groups = [{"params": [p for p in parameters if p.ndim > 1]},
+              {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0}]  # fmt: skip
+    return [torch.optim.NAdam(groups, weight_decay=0.1, decoupled_weight_decay=True)]
+
+
+@pytest.mark.parametrize(("settings", "make"), [(ADAMW, adamw), (MUON, muon), (CUSTOM, nadam)],
+                         ids=["adamw", "muon", "custom"])  # fmt: skip
+def test_one_worker_without_compression_is_a_plain_loop(
+    settings: tuple[str, ...],
+    make: Callable[[list[nn.Parameter]], list[torch.optim.Optimizer]],
+    tmp_path: Path,
+) -> None:
+    c = config("workers=1", "policy=static", "policy.level=dense", *settings)
+    regimes.run(c, tmp_path / "run")
+    task = registry.load(c)
+    batches = task.batches(c, torch.device("cpu"), torch.float64)
+    model = task.build(c).to(torch.float64)
+    rate = LearningRate(c.optimizer, len(batches), 3 * len(batches))
+    parts, at = make(list(model.parameters())), 0
+    for epoch in range(3):
+        for x, y in batches.epoch(epoch, [0]):
+            model.train()
+            model.zero_grad()
+            F.cross_entropy(model(x[0]), y[0]).backward()
+            for part in parts:
+                for group in part.param_groups:
+                    group["lr"] = rate(at)
+                part.step()
+            at += 1
+    ours = weights(tmp_path / "run")
+    for name, parameter in model.named_parameters():
+        assert torch.equal(ours[name], parameter.detach()), name
+
+
+class TwoLayers(nn.Module):
+    """A hidden matrix, a head, an embedding, a convolution and vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 6)
+        self.convolution = nn.Conv1d(6, 6, 3)
+        self.hidden = nn.Linear(6, 5)
+        self.head = nn.Linear(5, 7)
+
+
+def test_muon_takes_hidden_matrices_only() -> None:
+    model = TwoLayers()
+    found = optimizers.build(OptimizerConfig(name="muon", weight_decay=0.1), model, 7)
+    muon, adamw = found.parts
+    assert [p is model.hidden.weight for p in muon.param_groups[0]["params"]] == [True]
+    assert isinstance(adamw, torch.optim.AdamW)
+    every = {id(p) for part in found.parts for g in part.param_groups for p in g["params"]}
+    assert every == {id(p) for p in model.parameters()}
+    decays = dict(zip((n for n, _ in model.named_parameters()),
+                      found.decoupled_decay(list(model.parameters())), strict=True))  # fmt: skip
+    assert decays == {n: 0.0 if p.ndim < 2 else 0.1 for n, p in model.named_parameters()}
+
+
+def test_muon_steps_as_torchs_own() -> None:
+    torch.manual_seed(0)
+    ours, theirs = TwoLayers(), TwoLayers()
+    theirs.load_state_dict(ours.state_dict())
+    config = OptimizerConfig(name="muon", lr=0.02, weight_decay=0.1, momentum=0.95)
+    built = optimizers.build(config, ours, 7)
+    hidden = [theirs.hidden.weight]
+    rest = [p for p in theirs.parameters() if p is not theirs.hidden.weight]
+    parts = [
+        torch.optim.Muon(hidden, lr=0.02, weight_decay=0.1, momentum=0.95,
+                         adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW([{"params": [p for p in rest if p.ndim > 1], "weight_decay": 0.1},
+                           {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0}],
+                          lr=0.02),
+    ]  # fmt: skip
+    for _ in range(5):
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            a.grad = torch.randn_like(a)
+            b.grad = a.grad.clone()
+        built.step()
+        for part in parts:
+            part.step()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("settings", [ADAMW, CUSTOM], ids=["adamw", "custom"])
+def test_processes_equal_simulation(settings: tuple[str, ...], tmp_path: Path) -> None:
+    c = config(*settings)
+    regimes.run(c, tmp_path / "one")
+    processes.spawn(c, tmp_path / "two", 2, quiet=True)
+    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    for name, tensor in one.items():
+        torch.testing.assert_close(tensor, two[name], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("settings", [ADAMW, MUON, CUSTOM], ids=["adamw", "muon", "custom"])
+def test_resumed_equals_uninterrupted(
+    settings: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c = config(*settings, "dtype=float32")
+    regimes.run(c, tmp_path / "whole")
+    real = checkpoint.save
+
+    def killed(folder: Path, epochs: int, *rest: Any) -> None:
+        real(folder, epochs, *rest)
+        if epochs == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint, "save", killed)
+    with pytest.raises(KeyboardInterrupt):
+        regimes.run(c, tmp_path / "broken")
+    monkeypatch.setattr(checkpoint, "save", real)
+    regimes.run(c, tmp_path / "broken", resume=True)
+    for name in ("epochs.jsonl",):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "broken" / name).read_bytes()
+    for name, tensor in weights(tmp_path / "whole").items():
+        assert torch.equal(tensor, weights(tmp_path / "broken")[name])
+
+
+# -- the optimiser's step as a signal --------------------------------------------------------
+
+
+def test_movement_is_what_the_weights_did(tmp_path: Path) -> None:
+    """SGD without momentum and decay moves by rate times update: movement/lr is the mean update's
+    norm, which is that of the summed update over the steps."""
+    plain = ("optimizer.momentum=0.0", "optimizer.weight_decay=0.0", "optimizer.warmup_from=none",
+             "optimizer.decay_epochs=[]", "signal=movement/lr", "optimizer.lr=0.05",
+             'instruments.norms.readings=["update","movement"]')  # fmt: skip
+    record = regimes.run(config(*plain), tmp_path / "run")
+    for row in record.rows:
+        found = row["statistics"]
+        for update, moved, rate in zip(found["norm:update"], found["norm:movement"],
+                                       found["norm:movement/lr"], strict=True):  # fmt: skip
+            assert moved == pytest.approx(0.05 * update, rel=1e-9)
+            assert rate == pytest.approx(update / row["steps"], rel=1e-9)
+
+
+@dataclass
+class Sees:
+    """The part of a MeasurementContext that is read."""
+
+    optimizer: Callable[[], tuple[float, list[float]]]
+    parameters: list[nn.Parameter]
+
+
+def test_movement_leaves_decoupled_decay_out() -> None:
+    """With gradients of zero AdamW only decays: there is no movement of its own."""
+    model = TwoLayers().double()
+    built = optimizers.build(OptimizerConfig(name="adamw", weight_decay=0.5), model, 7)
+    decays = built.decoupled_decay(list(model.parameters()))
+    gauge = Movement(Sees(lambda: (built.lr, decays), list(model.parameters())))  # type: ignore[arg-type]
+    before = [p.detach().clone() for p in model.parameters()]
+    for rate in (0.1, 0.2, 0.05):
+        built.lr = rate
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        gauge.step()
+        built.step()
+    assert not torch.equal(before[0], model.embedding.weight)
+    assert gauge.read()["movement"] == pytest.approx([0.0] * len(before), abs=1e-14)
+
+
+def test_measuring_movement_leaves_no_trace(tmp_path: Path) -> None:
+    plain, measured = config(*ADAMW), config(*ADAMW, 'instruments.norms.readings=["movement"]')
+    for c, name in ((plain, "plain"), (measured, "measured")):
+        regimes.run(c, tmp_path / name)
+    for name, tensor in weights(tmp_path / "plain").items():
+        assert torch.equal(tensor, weights(tmp_path / "measured")[name])
+
+
+# -- refusals --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (("optimizer.name=adamv",), "unknown optimizer 'adamv': did you mean 'adamw'"),
+        (("optimizer.name=no.such:Thing",), "cannot import the optimizer"),
+        (("optimizer.name=adamw", "optimizer.options={speed=3}"), "cannot be built: .*speed"),
+        (("optimizer.name=torch.nn:Linear",), "cannot be built|is no torch.optim.Optimizer"),
+        (
+            ("optimizer.warmup_steps=10",),
+            "optimizer.warmup_steps: .* set optimizer.per",
+        ),
+        (("optimizer.final=1.5",), "optimizer.final = 1.5: expected a share"),
+    ],
+)
+def test_bad_input_is_one_sentence(settings: tuple[str, ...], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        prepare(config(*settings))
+
+
+def test_a_run_of_before_with_a_momentum_resumes(tmp_path: Path) -> None:
+    """Older checkpoints have the momenta by name in place of the optimiser's whole state."""
+    c = config()
+    regimes.run(c, tmp_path / "run")
+    last = sorted((tmp_path / "run" / "checkpoints").glob("epoch-*"))[-2]
+    (file,) = last.glob("process-0.pt")
+    state = torch.load(file, weights_only=True)
+    names = [name for name, _ in registry.load(c).build(c).named_parameters()]
+    saved = state["shared"].pop("optimizer")["parts"][0]["state"]
+    state["shared"]["momentum"] = {n: saved[i]["momentum_buffer"] for i, n in enumerate(names)}
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    file.write_bytes(buffer.getvalue())
+    manifest = json.loads((last / "manifest.json").read_text())
+    manifest["files"][file.name] = hashlib.sha256(buffer.getvalue()).hexdigest()
+    (last / "manifest.json").write_text(json.dumps(manifest))
+    before = (tmp_path / "run" / "epochs.jsonl").read_bytes()
+    shutil.rmtree(sorted((tmp_path / "run" / "checkpoints").glob("epoch-*"))[-1])
+    regimes.run(c, tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "epochs.jsonl").read_bytes() == before
+    assert len(read_lines(tmp_path / "run" / "epochs.jsonl")) == 3

@@ -131,15 +131,16 @@ def as_text(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[Table, Table]:
     """Both tables as rounded text."""
     shown = metrics.named(str(rows.columns[2]))
     base = next((name for name in BASELINES if name in set(rows["schedule"])), "baseline")
+    digits = shown.digits
     first, second = [], []
     for row in rows.to_dict("records"):
-        sd = "" if math.isnan(row["sd"]) else f" ± {row['sd']:.1f}"
-        first.append([row["schedule"], str(row["n"]), f"{row[shown.name]:.1f}{sd}",
+        sd = "" if math.isnan(row["sd"]) else f" ± {row['sd']:.{digits}f}"
+        first.append([row["schedule"], str(row["n"]), f"{row[shown.name]:.{digits}f}{sd}",
                       f"{row['floats_M']:.4g}", f"{row['of_low']:.2f}"])  # fmt: skip
     for row in pairs.to_dict("records"):
         low, high = row["ci_low"], row["ci_high"]
-        ends = "-" if math.isnan(low) else f"[{low:+.1f}, {high:+.1f}]"
-        second.append([row["comparison"], str(row["n"]), f"{row['difference']:+.1f}", ends,
+        ends = "-" if math.isnan(low) else f"[{low:+.{digits}f}, {high:+.{digits}f}]"
+        second.append([row["comparison"], str(row["n"]), f"{row['difference']:+.{digits}f}", ends,
                        f"{row['positive']}/{row['n']}", f"{row['traffic_ratio']:.2f}"])  # fmt: skip
     return (
         Table(("schedule", "n", shown.heading, "floats (M)", f"of {base}"), first),

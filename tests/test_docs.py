@@ -116,7 +116,7 @@ def check_names(verb: str, words: list[str]) -> None:
         assert override(presets.get_preset(words[0]), ours)
     if verb == "figure" and words:
         assert words[0] in offered()
-    if verb == "ablate":
+    if verb == "tune" or (verb == "ablate" and "/" not in words[0]):  # else a folder
         assert override(next(iter(presets.get_grid(words[0]).values())), ours)
 
 

@@ -25,6 +25,9 @@ from regimes.data.language import TextTask
 from regimes.data.markov import LETTERS, Chain, entropy
 from regimes.data.texts import Parts
 from regimes.errors import ConfigError, DataError
+from regimes.monitor.text import metric_text
+from regimes.plotting import groups
+from regimes.plotting.schedules import schedules
 
 torch.set_num_threads(1)
 FILES = {f"f{i}/{i}.txt": f"the file number {i}\n".encode() * (i + 1) for i in range(9)}
@@ -270,3 +273,8 @@ def test_a_record_has_bits_per_byte_and_the_perplexity_of_a_token(
     assert row["perplexity"] == pytest.approx(math.exp(row["test_loss"]))
     assert record.header["data"]["tokenizer"] == "bytes"
     assert record.header["data"]["files"] == 9
+    shown = schedules([record])
+    assert shown.heads()["metric"] == "bits per byte"
+    assert shown.cells(record.name)["metric"] == f"{row['metric']:.3f}"
+    assert groups.tested_by(record).lower
+    assert metric_text(record.header, row["metric"]) == ("bits/byte", f"{row['metric']:.4g}")

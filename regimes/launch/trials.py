@@ -12,9 +12,9 @@ from statistics import fmean, stdev
 from regimes.config import RunConfig, to_toml
 from regimes.console.tables import Table
 from regimes.errors import RecordError
+from regimes.plotting.metrics import named
 from regimes.records import load, write_output
 
-LOWER_IS_BETTER = ("perplexity", "bits per byte")
 LAST = 3  # units whose mean counts
 
 
@@ -83,7 +83,7 @@ class Tuned:
 
 def ranked(trials: Sequence[Trial], metric: str) -> list[Trial]:
     """Those trained longest first, among them the best first; failed ones last."""
-    sign = 1 if metric in LOWER_IS_BETTER else -1
+    sign = 1 if named(metric).lower else -1
     return sorted(
         trials, key=lambda t: (not t.scores, -t.share, sign * t.mean if t.scores else 0.0)
     )

@@ -14,15 +14,18 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 SHOWN = 8  # epochs in the table
+SHORT = {"bits per byte": "bits/byte"}
 NOTE = """floats: sent so far (the paper's count); of low: over low throughout;
 at low: layers at low compression; epochs count from 0"""
 
 
 def metric_text(header: Row, value: float | int) -> tuple[str, str]:
-    """(short name, value): accuracy as a percentage, any other metric as it is."""
+    """(short name, value): accuracy as a percentage, any other metric as it is, bits per byte in
+    fewer letters."""
     if header["metric"] == "accuracy":
         return "acc %", f"{100 * value:.1f}"
-    return header["metric"], f"{value:.4g}"
+    name = str(header["metric"])
+    return SHORT.get(name, name), f"{value:.4g}"
 
 
 def at_low(header: Row, row: Row) -> tuple[int, int]:

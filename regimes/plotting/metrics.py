@@ -13,6 +13,8 @@ class Metric:
         factor: from the record's unit to the shown one.
         unit: of a difference.
         log: whether its axis is logarithmic.
+        digits: behind the point, as shown in tables.
+        lower: whether less is better.
     """
 
     name: str
@@ -21,13 +23,20 @@ class Metric:
     unit: str
     factor: float = 1.0
     log: bool = False
+    digits: int = 1
+    lower: bool = False
 
 
 METRICS = {
     "accuracy": Metric("accuracy", "test accuracy (%)", "accuracy %", "points", 100.0),
-    "perplexity": Metric("perplexity", "test perplexity", "perplexity", "perplexity", log=True),
-    "train_loss": Metric("train_loss", "training loss (nats)", "training loss", "nats"),
-    "test_loss": Metric("test_loss", "test loss (nats)", "test loss", "nats"),
+    "perplexity": Metric(
+        "perplexity", "test perplexity", "perplexity", "perplexity", log=True, lower=True
+    ),
+    "bits per byte": Metric(
+        "bits per byte", "test bits per byte", "bits per byte", "bits", digits=3, lower=True
+    ),
+    "train_loss": Metric("train_loss", "training loss (nats)", "training loss", "nats", lower=True),
+    "test_loss": Metric("test_loss", "test loss (nats)", "test loss", "nats", lower=True),
 }
 
 

@@ -50,11 +50,12 @@ class Schedules:
     def cells(self, name: str) -> dict[str, str]:
         """A schedule's columns as text."""
         row = self.frame.loc[name].to_dict()
-        spread = "" if math.isnan(row["sd"]) else f" ± {row['sd']:.1f}"
+        digits = self.shown.digits
+        spread = "" if math.isnan(row["sd"]) else f" ± {row['sd']:.{digits}f}"
         share = row["of_base"]
         return {
             "n": f"{row['n']:.0f}",
-            "metric": f"{row['metric']:.1f}{spread}",
+            "metric": f"{row['metric']:.{digits}f}{spread}",
             "floats": human(row["floats"]),
             "of_base": DASH if math.isnan(share) else f"{share:.2f}",
             "bytes": human(row["bytes"], "B"),

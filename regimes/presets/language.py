@@ -1,0 +1,95 @@
+"""Language models on any machine, without a download: a GPT on the source of the standard library.
+
+Bytes in windows, one pass over them, counted in steps; AdamW, a warm-up, then the rate divided by
+the root of ten after 60 and 80 % of the run; a unit is 25 steps. The metric is bits per byte.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from regimes.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig
+from regimes.presets import families
+from regimes.presets.registry import Grid, grid, preset
+
+
+def _optimizer(lr: float, steps: int) -> OptimizerConfig:
+    """AdamW over so many steps."""
+    return OptimizerConfig(
+        name="adamw",
+        lr=lr,
+        per="step",
+        warmup_steps=steps // 10,
+        decay_steps=(6 * steps // 10, 8 * steps // 10),
+        decay_factor=10**0.5,
+        weight_decay=0.1,
+    )
+
+
+@preset("lm-small")
+def lm_small() -> RunConfig:
+    """`regimes run lm-small`: a GPT of 115 k parameters on 1.2 MB of the standard library's source,
+    4 workers x 8 windows of 64 bytes, 600 steps in 24 units; 30 s on one core."""
+    return RunConfig(
+        name="accordion",
+        epochs=1,
+        unit_steps=25,
+        workers=4,
+        batch_size=8,
+        data=DataConfig(
+            name="stdlib", train_size=600 * 32 * 64 + 1, test_size=16_385, sequence=64,
+            windows="contiguous", drop_last=True,
+        ),
+        model=ModelConfig(name="gpt", width=64, depth=2, heads=4),
+        optimizer=_optimizer(0.003, 600),
+        levels={"low": 4, "mid": 2, "high": 1},
+        policy={"name": "accordion", "interval": 3},
+    )  # fmt: skip
+
+
+@grid("lm-small")
+def lm_small_grid() -> Grid:
+    """`regimes ablate lm-small --seeds 3 --jobs 2`: dense and ranks 4, 2, 1 throughout, rank 4 in
+    the first, second or last quarter, ACCORDION; 12 minutes, 2 cores."""
+    base = lm_small()
+    quarters = {"low-first": (0, 6), "low-second": (6, 12), "low-last": (18, 24)}
+    return families.follow(
+        base,
+        {
+            **{level: families.static(level) for level in ("dense", "low", "mid", "high")},
+            **{name: families.windows(quarter) for name, quarter in quarters.items()},
+            "accordion": base.policy,
+        },
+    )
+
+
+@preset("lm-smoke")
+def lm_smoke() -> RunConfig:
+    """`regimes run lm-smoke`: `lm-small` in 40 steps, 8 units of 5; 3 s on one core."""
+    base = lm_small()
+    return replace(
+        base,
+        unit_steps=5,
+        data=replace(base.data, train_size=40 * 32 * 64 + 1, test_size=4_097),
+        optimizer=_optimizer(0.003, 40),
+        policy={"name": "accordion", "interval": 1},
+    )
+
+
+@preset("lm-gpu")
+def lm_gpu() -> RunConfig:
+    """`regimes run lm-gpu`: all of it in 2,000 steps, a GPT of 10.7 M parameters, 4 workers x 16
+    windows of 256; one GPU, minutes (not timed)."""
+    base = lm_small()
+    return replace(
+        base,
+        epochs=1,
+        steps=2000,
+        unit_steps=50,
+        batch_size=16,
+        data=replace(base.data, train_size=None, test_size=65_537, sequence=256),
+        model=replace(base.model, width=384, depth=6, heads=6),
+        optimizer=_optimizer(0.001, 2000),
+        autocast="bfloat16",
+        device="cuda",
+    )

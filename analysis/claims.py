@@ -1,4 +1,4 @@
-"""What holds at the scale of the records: every claim, its effect, interval and verdict.
+"""What holds at the scale of the records: every sentence, its effect, interval and verdict.
 
 ::
 
@@ -6,164 +6,43 @@
     regimes figure claims runs
     regimes figure claims data/reference --out data/reference/claims.md    # the committed ones
 
-An effect is one number per seed, its interval the 95 % t interval of their mean. A claim of *more*
-holds if the interval lies above zero, and does not hold if it lies below the margin (an effect as
-large as the margin is excluded). A claim of *no less* holds if the interval lies above minus the
-margin, and does not hold if it lies below zero. All else is open: too few seeds to say. The margin
-is one point of accuracy (1 % of the perplexity), chosen before the first interval was computed.
+An effect is one number per seed, its interval the 95 % t interval of their mean. The margin is one
+point of accuracy (1 % of the perplexity), chosen before the first interval was computed.
+`analysis.sentences` has what is claimed, `analysis.verdicts` how an interval becomes a verdict.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import pandas as pd
 
+from regimes.console import stdout
+from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.records import Record, load_all, write_output
 from regimes.replay.agreement import interval
 
-from .effects import Effect, fall_at_decay, minus, more_agreement, overlap
+from .pools import pool, same_code
+from .sentences import PAPER, QUESTIONS, Claim
+from .verdicts import alike, holm, least_p, outcome, p_ranks, p_value, verdict
 
-Outcome = Literal["holds", "does not hold", "open"]
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A sentence that records may support or not.
-
-    Attributes:
-        item: where it comes from: a figure or table of the paper, or a question of ours.
-        says: the sentence.
-        source: the grid's records.
-        effect: one number per seed.
-        expect: "more" or "no less" than zero (than ``base``).
-        margin: the smallest effect that matters.
-        name: of the effect, with its unit.
-    """
-
-    item: str
-    says: str
-    source: str
-    effect: Effect
-    name: str
-    expect: Literal["more", "no less"] = "more"
-    margin: float = 1.0
-    base: float = 0.0
-
-    def verdict(self, low: float, high: float) -> Outcome:
-        low, high = low - self.base, high - self.base
-        if math.isnan(low):
-            return "open"
-        if self.expect == "more":
-            return "holds" if low > 0 else "does not hold" if high < self.margin else "open"
-        return "holds" if low > -self.margin else "does not hold" if high < 0 else "open"
-
-
-def _more(item: str, says: str, source: str, a: str, b: str, margin: float = 1.0) -> Claim:
-    return Claim(item, says, source, minus(a, b), f"{a} - {b}", "more", margin)
-
-
-def _enough(item: str, says: str, source: str, a: str, b: str, margin: float = 1.0) -> Claim:
-    return Claim(item, says, source, minus(a, b), f"{a} - {b}", "no less", margin)
-
-
-WHERE = "Where or how many?"
-MOVED = {"first": "the first epochs", "last": "the last epochs", "random": "random windows",
-         "layers": "another layer's schedule"}  # fmt: skip
-SETTINGS = {"small-controls": "CIFAR-10", "smoke-controls": "digits",
-            "smoke-long-controls": "digits, 48 epochs"}  # fmt: skip
-PAPER = (
-    _more("Figure 1, 2b", "high compression loses accuracy", "small", "low", "high"),
-    _more("Figure 1, 2b", "low compression in the critical windows recovers it", "small",
-          "low-in-critical", "high"),
-    _enough("Figure 1, 2b", "... all of it", "small", "low-in-critical", "low"),
-    _more("Figure 2b", "high compression in critical windows is not made up for", "small",
-          "dense", "high-in-critical"),
-    _more("Figure 2b", "... and is damage, not lost time", "small", "dense-deleted",
-          "high-in-critical"),
-    _more("Figure 2b", "when matters, not only how much", "small", "low-early", "low-late"),
-    _more("Figure 2b", "the window after the decay is critical, too", "small", "low-in-critical",
-          "low-early"),
-    Claim("Figure 2a", "the norm falls at a decay", "small", fall_at_decay("low"),
-          "halvings of the norm", "more", 0.2),
-    Claim("Figure 3", "the norm finds the eigenvalue's regimes better than the first epochs do",
-          "small-signals", more_agreement("low"), "difference of kappas", "more", 0.1),
-    Claim("Figure 3", "... on digits", "smoke-signals", more_agreement("low"),
-          "difference of kappas", "more", 0.1),
-    Claim("Figure 4a", "more than 90 % of the top 10 % coordinates are common (batch 512)",
-          "small-overlap", overlap(512), "overlap in %", "more", 1.0, 90.0),
-    _enough("Figure 4b", "small batches in the critical windows are enough", "small-batch",
-            "small-in-critical", "small-batch"),
-    _more("Figure 4b", "large batches throughout lose", "small-batch", "small-batch",
-          "large-batch"),
-    _enough("Figures 5, 16, 17", "batch ACCORDION is as good as small batches", "small-batch",
-            "accordion-batch", "small-batch"),
-    _enough("Figures 5, 16, 17", "... and as Smith et al.", "small-batch", "accordion-batch",
-            "smith"),
-    _enough("Figures 6, 12, 13", "ACCORDION is as good as low (PowerSGD)", "small", "accordion",
-            "low"),
-    _enough("Figure 7", "ACCORDION is as good as AdaQS at its best threshold", "small-adaqs",
-            "accordion", "adaqs-0.2"),
-    _more("Figure 7", "... and better than at a fall of one half", "small-adaqs", "accordion",
-          "adaqs"),
-    _more("Figure 8", "ACCORDION beats high trained to low's budget", "small-budget", "accordion",
-          "high-longer"),
-    _more("Figure 8", "... with the decays stretched as well", "small-budget", "accordion",
-          "high-stretched"),
-    _more("Figure 9", "ACCORDION 4-1 beats static rank 2", "small-ladder", "accordion 4-1",
-          "rank 2"),
-    _enough("Figure 10", "ACCORDION survives batches 8 times as large", "small-batch",
-            "accordion-batch-8x", "small-batch"),
-    Claim("Figure 11", "TopK 2 % loses perplexity (LSTM)", "lstm-small", minus("high", "low"),
-          "high - low, perplexity", "more", 0.6),
-    _more("Figures 14, 15", "TopK 0.3 % loses against 10 % (digits)", "smoke-quirks-topk", "low",
-          "high"),
-    _enough("Figures 14, 15", "ACCORDION is as good as low (TopK, digits)", "smoke-quirks-topk",
-            "accordion", "low"),
-)  # fmt: skip
-QUESTIONS = (
-    *(_more(WHERE, f"ACCORDION beats as much in {words} ({data})", source, "accordion",
-            f"yoked {order}")
-      for source, data in SETTINGS.items() for order, words in MOVED.items()),
-    *(_enough(WHERE, f"ACCORDION is as good as low ({data})", source, "accordion", "low")
-      for source, data in SETTINGS.items()),
-    _more("Budget", "digits: high loses in 24 epochs", "smoke-rules", "low", "high"),
-    _more("Budget", "digits: high loses in 48 epochs", "smoke-long", "low", "high"),
-    _more("Fixed windows", "24 epochs: low in epochs 0-5 loses against low", "smoke-rules", "low",
-          "low-early"),
-    _more("Fixed windows", "48 epochs: low in epochs 0-5 loses against low", "smoke-long", "low",
-          "low-early"),
-    _more("Fixed windows", "48 epochs: ACCORDION beats low in epochs 0-5", "smoke-long",
-          "accordion", "low-early"),
-    *(_enough("Interval", f"{epochs} epochs: interval {n} is as good as 3", source,
-              f"interval {n}", "accordion")
-      for source, epochs in (("smoke-rules", 24), ("smoke-long", 48)) for n in (1, 2, 4)),
-    *(_enough("Decay rule", f"{epochs} epochs: without it as good", source, "no decay rule",
-              "accordion")
-      for source, epochs in (("smoke-rules", 24), ("smoke-long", 48))),
-    *(_enough("Signal", f"{epochs} epochs: {name} is as good as update", source, name, "accordion")
-      for source, epochs in (("smoke-rules", 24), ("smoke-long", 48))
-      for name in ("signal global", "signal worker0", "norm x lr")),
-    *(_enough("Authors' quirks", f"{name}: as good with them ({data})", source, f"{name}, authors",
-              name)
-      for source, data in (("small-quirks", "PowerSGD, CIFAR-10"),
-                           ("smoke-quirks-topk", "TopK, digits"))
-      for name in ("low", "high", "accordion")),
-    *(claim for source, data in (("smoke-resnet8", "skip connections"),
-                                 ("smoke-full", "1,200 digits"))
-      for claim in (
-          _more("Elsewhere", f"high loses ({data})", source, "low", "high"),
-          _more("Elsewhere", f"high in critical windows is not made up for ({data})", source,
-                "dense", "high-in-critical"))),
-    _enough("Joint", "compression and batch together as good as low", "small-joint", "both", "low"),
-    _more("Quantiser", "2 bits lose against 8 (digits)", "smoke-quantise", "low", "high"),
-    _enough("Quantiser", "ACCORDION is as good as 8 bits", "smoke-quantise", "accordion", "low"),
-)  # fmt: skip
+COLUMNS = ("item", "claim", "effect", "n", "mean [95 % interval]", "margin", "p", "p by ranks",
+           "p (Holm)", "verdict", "the claim is", "records")  # fmt: skip
+WIDTH = 200  # letters that twelve columns need
+DECIDE = ("expect", "ci_low", "ci_high", "margin", "p_holm")  # arguments of `outcome`
+ABOUT = (
+    "The mean effect over n seeds with its 95 % t interval, and the smallest effect that matters. "
+    "p: t test of no effect, two-sided; by ranks: exact signed-rank test, or ≥ and the least that "
+    "n seeds can reach (5 or fewer cannot reach 0.05); Holm: p corrected over the claims of the "
+    "item. Verdict: of the interval alone; better and worse are above and below zero. A claim of "
+    "more is supported if the effect is better, with p (Holm) < 0.05 and a mean of the margin or "
+    "more, and contradicted if an effect of the margin is excluded; a claim of no less is the "
+    "opposite of more in the other direction. †: the runs are of different code."
+)
 
 # -- records to verdicts ---------------------------------------------------------------------
 
@@ -177,57 +56,92 @@ def find(folder: Path, source: str) -> list[Record]:
 
 
 def judge(folder: Path, claims: Sequence[Claim] = (*PAPER, *QUESTIONS)) -> pd.DataFrame:
-    """One row per claim whose records are there: n, effect, 95 % t interval, verdict.
+    """One row per claim whose records are there.
+
+    Columns: item, claim, records, effect, n, mean, ci_low, ci_high (of a 95 % t interval; nan where
+    all seeds are alike), margin, p, p_ranks, p_holm (within the item), verdict, outcome, and
+    mixed: whether the runs are of different code.
 
     Raises:
-        RecordError: no records of any claim in the folder.
+        RecordError: no records of any claim in the folder, or blocks that cannot be pooled.
     """
     known: dict[str, list[Record]] = {}
     rows = []
     for claim in claims:
-        runs = known.setdefault(claim.source, find(folder, claim.source))
-        if not runs:
-            continue
-        values = claim.effect(runs)
-        mean, low, high = interval(values)
-        rows.append(
-            {"item": claim.item, "claim": claim.says, "records": claim.source, "effect": claim.name,
-             "n": len(values), "mean": mean, "ci_low": low, "ci_high": high,
-             "verdict": claim.verdict(low, high)}
-        )  # fmt: skip
+        blocks = {source: known.get(source) or find(folder, source) for source in claim.sources}
+        known |= blocks
+        if all(blocks.values()):
+            only = len(blocks) == 1
+            runs = blocks[claim.sources[0]] if only else pool(blocks, claim.schedules)
+            rows.append(_row(claim, runs))
     if not rows:
         raise RecordError(
             f"{folder} has no records that a claim is about: expected folders or archives named "
             "like grids, e.g. small or small.tar.xz"
         )
-    return pd.DataFrame(rows)
+    frame = pd.DataFrame(rows)
+    frame["p_holm"] = frame.groupby("item", sort=False)["p"].transform(lambda p: holm(p.to_list()))
+    cells = zip(*(frame[name] for name in DECIDE), strict=True)
+    frame["outcome"] = [outcome(*cell) for cell in cells]
+    return frame
+
+
+def _row(claim: Claim, runs: Sequence[Record]) -> dict[str, Any]:
+    values = claim.effect(runs)
+    mean, low, high = interval(values)
+    if alike(values):
+        low = high = math.nan
+    codes = [run.header["code"]["digest"] for run in runs if run.name in claim.schedules]
+    return {
+        "item": claim.item, "claim": claim.says, "records": " + ".join(claim.sources),
+        "effect": claim.name, "n": len(values), "mean": mean - claim.base,
+        "ci_low": low - claim.base, "ci_high": high - claim.base, "margin": claim.margin,
+        "p": p_value(values, claim.base), "p_ranks": p_ranks(values, claim.base),
+        "verdict": verdict(low - claim.base, high - claim.base, claim.margin),
+        "expect": claim.expect, "mixed": not same_code(codes),
+    }  # fmt: skip
 
 
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
-    """Per item: holds, holds in part, does not hold, or open; and how many of its claims hold."""
-    found = []
-    for item, group in rows.groupby("item", sort=False):
-        count = group["verdict"].value_counts()
-        held, refuted = int(count.get("holds", 0)), int(count.get("does not hold", 0))
-        whole = "holds" if held == len(group) else "holds in part" if held else None
-        word = whole or ("does not hold" if refuted else "open")
-        found.append({"item": item, "verdict": word, "claims": len(group), "hold": held,
-                      "do not": refuted})  # fmt: skip
-    return pd.DataFrame(found)
+    """Per item: how many of its claims there are, and are supported, contradicted and open."""
+    kinds = ["supported", "contradicted", "open"]
+    found = pd.crosstab(rows["item"], rows["outcome"]).reindex(columns=kinds, fill_value=0)
+    found.insert(0, "claims", found.sum(axis=1))
+    return found.loc[rows["item"].unique()].rename_axis(columns=None).reset_index()
 
 
-def markdown(rows: pd.DataFrame) -> str:
-    """The claims as a Markdown table, the paper's first."""
-    text = ["| | claim | effect | n | mean [95 % interval] | verdict | records |",
-            "|---|---|---|---:|---|---|---|"]  # fmt: skip
-    before = None
-    for row in rows.to_dict("records"):
-        item = "" if row["item"] == before else row["item"]
-        before = row["item"]
-        ends = f"{row['mean']:+.1f} [{row['ci_low']:+.1f}, {row['ci_high']:+.1f}]"
-        text.append(f"| {item} | {row['claim']} | {row['effect']} | {row['n']} | {ends} | "
-                    f"{row['verdict']} | `{row['records']}` |")  # fmt: skip
-    return "\n".join(text) + "\n"
+# -- verdicts to a table ---------------------------------------------------------------------
+
+
+def line(row: dict[str, Any]) -> list[str]:
+    """A row of `judge` as rounded text, in the order of `COLUMNS`."""
+    ends = f"[{row['ci_low']:+.2f}, {row['ci_high']:+.2f}]"
+    if math.isnan(row["ci_low"]):
+        ends = "[all alike]" if row["n"] > 1 else "[one seed]"
+    reach = least_p(row["n"])
+    ranks = _p(row["p_ranks"]) if reach < 0.05 else f"≥ {reach:.3g}"
+    return [row["item"], row["claim"], row["effect"], str(row["n"]), f"{row['mean']:+.2f} {ends}",
+            f"{row['margin']:g}", _p(row["p"]), "" if math.isnan(row["p"]) else ranks,
+            _p(row["p_holm"]), row["verdict"], row["outcome"],
+            row["records"] + " †" * row["mixed"]]  # fmt: skip
+
+
+def _p(value: float) -> str:
+    return "" if math.isnan(value) else "< 0.001" if value < 0.001 else f"{value:.2g}"
+
+
+def as_text(rows: pd.DataFrame) -> Table:
+    """All rows of `judge` as text, the paper's first; an item is named once."""
+    found = [line({str(key): cell for key, cell in row.items()}) for row in rows.to_dict("records")]
+    before = ["", *(cells[0] for cells in found)]
+    once = [["" if item == cells[0] else cells[0], *cells[1:]]
+            for item, cells in zip(before, found, strict=False)]  # fmt: skip
+    return Table(COLUMNS, once, texts=3, ends=3)
+
+
+def page(rows: pd.DataFrame) -> str:
+    """The table as Markdown, below what its columns are."""
+    return f"{ABOUT}\n\n{as_text(rows).markdown()}\n"
 
 
 def main(folder: Path, out: Path | None = None, paper: bool = False) -> pd.DataFrame:
@@ -238,18 +152,15 @@ def main(folder: Path, out: Path | None = None, paper: bool = False) -> pd.DataF
         out: file for the same as Markdown.
         paper: only the paper's claims.
     """
-    from rich.console import Console
-    from rich.table import Table
-
     rows = judge(folder, PAPER if paper else (*PAPER, *QUESTIONS))
     if out:
-        write_output(out, markdown(rows))
-    console = Console(highlight=False)
-    for frame in (rows, summary(rows)):
-        table = Table(*map(str, frame.columns), box=None, header_style="bold", pad_edge=False)
-        for row in frame.to_dict("records"):
-            table.add_row(*(f"{v:+.2f}" if isinstance(v, float) else str(v) for v in row.values()))
-        console.print(table, "")
+        write_output(out, page(rows))
+    items = summary(rows).astype(str)
+    console = stdout.console(highlight=False)
+    console.width = max(console.width, WIDTH)
+    console.print(as_text(rows).drawn(), "")
+    console.print(Table(list(items.columns), items.to_numpy().tolist()).drawn(), "")
+    console.print(ABOUT)
     return rows
 
 

@@ -24,6 +24,8 @@ from typing import Annotated
 import pandas as pd
 import tyro
 
+from regimes.console import stdout
+from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.records import find, opened, read_header
 from regimes.records.provenance import digest_of
@@ -116,13 +118,11 @@ def table(records: Sequence[Path], known: dict[str, str]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def markdown(rows: pd.DataFrame) -> str:
+def as_text(rows: pd.DataFrame) -> Table:
     """The table, digests and commits by their first 12 digits."""
-    text = ["| archive | runs | digest | commit |", "|---|---:|---|---|"]
-    for row in rows.to_dict("records"):
-        commit = f"`{row['commit'][:12]}`" if row["commit"] else NONE
-        text.append(f"| {row['archive']} | {row['runs']} | `{row['digest'][:12]}` | {commit} |")
-    return "\n".join(text) + "\n"
+    lines = [(row["archive"], str(row["runs"]), row["digest"][:12], row["commit"][:12] or NONE)
+             for row in rows.to_dict("records")]  # fmt: skip
+    return Table(("archive", "runs", "digest", "commit"), lines, texts=1, ends=2)
 
 
 def summary(rows: pd.DataFrame) -> str:
@@ -140,16 +140,8 @@ def main(
         records: archives or folders of records, or folders of these.
         strict: end with exit code 1 if a digest has no commit.
     """
-    from rich.console import Console
-    from rich.table import Table
-
     rows = table(records, commits())
-    shown = Table(*rows.columns, box=None, header_style="bold", pad_edge=False)
-    for row in rows.to_dict("records"):
-        shown.add_row(row["archive"], str(row["runs"]), row["digest"][:12],
-                      row["commit"][:12] or NONE)  # fmt: skip
-    console = Console(highlight=False)
-    console.print(shown, "", summary(rows), sep="\n")
+    stdout.console(highlight=False).print(as_text(rows).drawn(), "", summary(rows), sep="\n")
     if strict and (rows["commit"] == "").any():
         sys.exit(1)
     return rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,6 @@ from regimes.config import RunConfig, from_dict, load_toml, override, to_dict, t
 from regimes.errors import ConfigError, RegimesError
 from regimes.policies import check_levels, policy
 from regimes.presets import GRIDS, PRESETS, check_common, get_grid, get_preset
-from regimes.training.learning_rate import LearningRate
-from regimes.training.quirks import resolve
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -129,31 +126,6 @@ def test_unreadable_files(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("epochs = = 3")
     with pytest.raises(RegimesError, match="cannot read the configuration"):
         load_toml(tmp_path / "bad.toml")
-
-
-# -- the learning rate, by hand from Table 7 -------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("epoch", "rate"),
-    [(0, 0.1), (1, 0.16), (4, 0.34), (5, 0.4), (150, 0.4), (151, 0.04), (250, 0.04), (251, 0.004)],
-)
-def test_learning_rate_of_the_paper(epoch: int, rate: float) -> None:
-    config = get_preset("paper-resnet18-cifar10").optimizer
-    assert LearningRate(config, 98, 98 * 300)(98 * epoch) == pytest.approx(rate)
-
-
-# -- quirks ----------------------------------------------------------------------------------
-
-
-def test_authors_quirks_are_ordinary_fields() -> None:
-    config = resolve(replace(get_preset("smoke"), quirks="authors"))
-    assert config.signal == "worker0"
-    assert config.compressor == {"name": "powersgd", "reset_on_change": True}
-    assert not config.data.reshuffle
-    topk = resolve(replace(get_preset("smoke"), quirks="authors", compressor={"name": "topk"}))
-    assert topk.compressor == {"name": "topk", "reduction": "sum", "error_feedback": False}
-    assert resolve(get_preset("smoke")) == get_preset("smoke")
 
 
 def test_a_renamed_key_is_read_and_says_so(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_the_committed_records(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(rows.loc[rows["archive"] == "small", "commit"]) == {""}
     (found,) = rows.loc[rows["archive"] == "smoke-controls", "commit"]
     assert git(ROOT, "rev-parse", "--short", found) == "ef53b5e"
-    assert "| small | 40 | `a93ccb7d595b` | no commit |" in study.markdown(rows)
+    assert "| small | 40 | a93ccb7d595b | no commit |" in study.as_text(rows).markdown()
     with pytest.raises(SystemExit, match="1"):
         study.main(archives, strict=True)
 

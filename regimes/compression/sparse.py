@@ -21,13 +21,17 @@ from regimes.errors import require
 from regimes.seeding import stream
 
 
-def kept(level: Level, size: int) -> int:
-    """How many of ``size`` coordinates K percent are; at least one.
+def kept(level: Level, size: int, count: str = "round") -> int:
+    """How many of ``size`` coordinates K percent are: to the nearest, and at least one, or cut off
+    ("truncate"), which may be none.
 
-    >>> kept(10, 250), kept(0.1, 250)
-    (25, 1)
+    >>> kept(10, 250), kept(0.1, 250), kept(0.3, 500), kept(0.3, 500, "truncate")
+    (25, 1, 2, 1)
+    >>> kept(0.3, 250, "truncate")
+    0
     """
-    return max(1, round(float(level) / 100 * size))
+    exact = float(level) / 100 * size
+    return int(exact) if count == "truncate" else max(1, round(exact))
 
 
 def _check(name: str, level: Level) -> None:
@@ -41,20 +45,27 @@ class TopK(Compressor):
 
     Attributes:
         reduction: "mean" over workers, or "sum", the authors' quirk.
+        count: see `kept`; "truncate" is the authors' quirk: a layer of which K percent are less
+            than one coordinate sends nothing, and without error feedback it never changes.
     """
 
     reduction: str = "mean"
+    count: str = "round"
 
     def __post_init__(self) -> None:
         good = self.reduction in ("mean", "sum")
         require(good, "compressor.reduction", self.reduction, '"mean" or "sum"')
+        good = self.count in ("round", "truncate")
+        require(good, "compressor.count", self.count, '"round" or "truncate"')
 
     def check(self, level: Level) -> None:
         _check("TopK", level)
 
     def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
         flat = delta.flatten(1)
-        k = kept(level, flat.shape[1])
+        k = kept(level, flat.shape[1], self.count)
+        if not k:
+            return state.update_like(delta[0]).zero_(), None
         found = [largest(row, k, clear=self.error_feedback) for row in flat]
         index, value = (_stacked(parts) for parts in zip(*found, strict=True))
         values = yield Gather(value)  # [W, k]
@@ -65,7 +76,7 @@ class TopK(Compressor):
         return update.view(delta.shape[1:]), None
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
-        k = kept(level, layer.size)
+        k = kept(level, layer.size, self.count)
         return Traffic(2 * k * workers, k * (itemsize + 4))
 
 

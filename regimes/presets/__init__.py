@@ -14,13 +14,13 @@ from typing import Any
 
 from regimes.config import RunConfig, load_toml, override, to_dict
 from regimes.errors import ConfigError, nearest
-from regimes.presets import cpu, language, paper, questions
+from regimes.presets import cpu, language, paper, paper_text, questions
 from regimes.presets.families import Grid, schedules
 from regimes.presets.registry import GRIDS, PRESETS, grid, preset
 
 __all__ = [
     "GRIDS", "PRESETS", "Grid", "check_common", "cpu", "get_grid", "get_preset", "grid", "language",
-    "paper", "preset", "questions", "schedules", "select",
+    "paper", "paper_text", "preset", "questions", "schedules", "select",
 ]  # fmt: skip
 
 

@@ -113,9 +113,15 @@ def batches(
 
 
 def adaqs(base: RunConfig, interval: int) -> Grid:
+    """AdaQS from the high level up to the low one, each rung half the compression of the one
+    below: ranks 1, 2, 4, 8."""
     low, high = int(base.levels["low"]), int(base.levels["high"])
-    levels: dict[str, Any] = {"low": low, "mid": (low + high) // 2, "high": high}
-    ladder = ["high", "mid", "low"] if high < levels["mid"] < low else ["high", "low"]
+    between: list[int] = []
+    while (rank := (between or [low])[-1] // 2) > high:
+        between.append(rank)
+    names = ["mid", *(f"mid{i}" for i in range(2, len(between) + 1))][: len(between)]
+    levels: dict[str, Any] = {"low": low, **dict(zip(names, between, strict=True)), "high": high}
+    ladder = [*reversed(levels)]
     policies: dict[str, Table] = {
         "low": static("low"),
         "high": static("high"),

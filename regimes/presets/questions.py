@@ -54,11 +54,22 @@ def smoke_long() -> Grid:
 def _quirks(base: RunConfig) -> Grid:
     cells = families.schedules(base, [(0, 6)], late=(12, 18), interval=3)
     chosen = {name: cells[name] for name in ("low", "high", "accordion")}
-    authors = {
-        f"{name}, authors": replace(cell, name=f"{name}, authors", quirks="authors")
-        for name, cell in chosen.items()
-    }
-    return chosen | authors
+    return chosen | {f"{name}, authors": _as_authors(cell) for name, cell in chosen.items()}
+
+
+def _as_authors(cell: RunConfig) -> RunConfig:
+    """What version 0.1 had as quirks of the authors, field by field: the committed runs have no
+    more of them (`regimes.training.quirks` has momentum, weight decay and TopK's count as well)."""
+    name = cell.compressor["name"]
+    fields: dict[str, dict[str, Any]] = {"topk": {"reduction": "sum", "error_feedback": False},
+              "powersgd": {"reset_on_change": True}}  # fmt: skip
+    return replace(
+        cell,
+        name=f"{cell.name}, authors",
+        signal="worker0",
+        compressor={**cell.compressor, **fields[name]},
+        data=replace(cell.data, reshuffle=False),
+    )
 
 
 @grid("small-quirks")

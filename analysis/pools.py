@@ -1,0 +1,71 @@
+"""Blocks of seeds as one: only where they are the same experiment, by configuration, code and data.
+
+Blocks were run at different times, each a grid's folder or archive. They may be pooled if, for each
+schedule that is asked for, the configurations are the same but for the seed, the data have the
+same digest, and the code has, or codes that are declared to train the same bytes (`BIT_EQUAL`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from regimes.config import RunConfig, from_dict, to_dict
+from regimes.errors import RecordError
+from regimes.records import FREE_ON_RESUME, Record
+
+BIT_EQUAL = (
+    # Commits 28272e01, bfe363bb, 1ffbcafe, ef53b5e1: trained anew on one machine, each wrote the
+    # same epochs.jsonl for small/accordion, seed 2000, all 24 epochs.
+    frozenset(("5a6d620f1cd1", "a592eca4d04b", "b46159e85bbc", "e8150785b942")),
+)
+DIGITS = 12  # of a digest, as they are written here
+
+
+def pool(blocks: Mapping[str, Sequence[Record]], schedules: Sequence[str]) -> list[Record]:
+    """The runs of some schedules in all blocks.
+
+    Args:
+        blocks: name -> its runs.
+
+    Raises:
+        RecordError: two blocks are not the same experiment, or a seed is in both; says why.
+    """
+    names = " and ".join(blocks)
+    found: dict[tuple[str, int], Record] = {}
+    first: dict[str, Record] = {}
+    for run in (run for runs in blocks.values() for run in runs if run.name in schedules):
+        if why := difference(first.setdefault(run.name, run), run):
+            raise RecordError(f"{names} cannot be pooled: {run.name} of seed {run.seed} {why}")
+        if found.setdefault((run.name, run.seed), run) is not run:
+            raise RecordError(f"{names} cannot be pooled: more than one has {run.name} of seed "
+                              f"{run.seed}, which would count twice")  # fmt: skip
+    return list(found.values())
+
+
+def difference(a: Record, b: Record) -> str:
+    """Why two runs are not of the same experiment, in words; empty if they are."""
+    ours, theirs = _plain(a), _plain(b)
+    keys = sorted(key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key))
+    if keys:
+        return f"has another {', '.join(keys)}"
+    if a.header["data"]["digest"] != b.header["data"]["digest"]:
+        return "has other data, by their digest"
+    codes = [str(run.header["code"]["digest"])[:DIGITS] for run in (a, b)]
+    if not same_code(codes):
+        return f"was run by code {codes[0]} and {codes[1]}, which are not known to train the same"
+    return ""
+
+
+def same_code(digests: Sequence[str]) -> bool:
+    """Is it one code, or several that are declared to train the same bytes?"""
+    known = {digest[:DIGITS] for digest in digests}
+    return len(known) == 1 or any(known <= equal for equal in BIT_EQUAL)
+
+
+def _plain(run: Record) -> dict[str, Any]:
+    """What decides the numbers of a run but for its seed; its data by their digest, not by path."""
+    config = run.config | {"instruments": run.config.get("instruments") or {}}  # once a list
+    config = to_dict(from_dict(RunConfig, config))  # an older record has new fields by default
+    config["data"] = {key: value for key, value in config["data"].items() if key != "path"}
+    return {key: value for key, value in config.items() if key not in {"seed", *FREE_ON_RESUME}}

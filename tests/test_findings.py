@@ -1,0 +1,156 @@
+"""The numbers in the prose of the findings, formed anew from the committed records (oracles: the
+effects over the records; each number is rounded once)."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from analysis import claims, pools
+from analysis.effects import minus
+from analysis.verdicts import verdict
+from regimes.records import Record, load_all, share_of_low
+from regimes.replay.agreement import interval
+
+ROOT = Path(__file__).parents[1]
+REFERENCE = ROOT / "data" / "reference"
+Numbers = tuple[float, float, float]  # mean and the ends of its interval
+
+
+@functools.cache
+def records(source: str) -> tuple[Record, ...]:
+    return tuple(load_all(REFERENCE / f"{source}.tar.xz"))
+
+
+def effect(source: str, a: str, b: str) -> Numbers:
+    blocks = {name: records(name) for name in source.split(" + ")}
+    runs = pools.pool(blocks, (a, b)) if len(blocks) > 1 else records(source)
+    return interval(minus(a, b)(runs))
+
+
+def signed(numbers: Numbers, digits: int = 1) -> str:
+    mean, low, high = (f"{x:+.{digits}f}" for x in numbers)
+    return f"{mean} [{low}, {high}]"
+
+
+def plain(numbers: Numbers) -> str:
+    """As a loss is said; a minus sign only where it is needed."""
+    mean, low, high = (f"{x:.1f}".replace("-0.0", "0.0") for x in numbers)
+    return f"{mean} [{low}, {high}]"
+
+
+def text(page: str) -> str:
+    return " ".join((ROOT / "docs" / page).read_text(encoding="utf-8").split())
+
+
+def says(words: str, page: str = "findings.md") -> bool:
+    return words in text(page)
+
+
+def floats(source: str, name: str) -> str:
+    """Of low's, the mean over seeds."""
+    shares = [share_of_low(run.header, run.rows) for run in records(source) if run.name == name]
+    return f"{sum(s or 0 for s in shares) / len(shares):.2f}"
+
+
+# -- where, or only how many -----------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("source", "setting"),
+    [("smoke-controls", "digits, 24 epochs | 8"), ("smoke-long-controls", "digits, 48 epochs | 8"),
+     ("small-controls", "CIFAR-10, 24 epochs | 5")],
+)  # fmt: skip
+def test_the_controls(source: str, setting: str) -> None:
+    orders = ("first", "last", "random", "layers")
+    cells = [signed(effect(source, "accordion", f"yoked {order}")) for order in orders]
+    assert says(f"| {setting} | {floats(source, 'accordion')} | {' | '.join(cells)} |")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("row", "source"),
+    [("digits, 24 epochs | `smoke-rules` | 8", "smoke-rules"),
+     ("| `smoke-controls` | 8", "smoke-controls"),
+     ("| both | 16", "smoke-rules + smoke-controls"),
+     ("digits, 48 epochs | `smoke-long` | 8", "smoke-long"),
+     ("| `smoke-long-controls` | 8", "smoke-long-controls"),
+     ("| both | 16", "smoke-long + smoke-long-controls"),
+     ("CIFAR-10, 24 epochs | `small-budget` and `small-controls` | 10",
+      "small-budget + small-controls")],
+)  # fmt: skip
+def test_the_blocks_of_seeds(row: str, source: str) -> None:
+    found = effect(source, "accordion", "low")
+    assert says(f"{row} | {signed(found)} | {verdict(*found[1:], 1.0)} |")
+
+
+# -- ACCORDION's own parts -------------------------------------------------------------------
+
+RULES, LONG = "smoke-rules", "smoke-long"
+SENTENCES: dict[str, Callable[[], str]] = {
+    "no decay rule": lambda: f"({signed(effect(RULES, 'no decay rule', 'accordion'), 2)} in 24 "
+        f"epochs, {signed(effect(LONG, 'no decay rule', 'accordion'), 2)} in 48) with less: "
+        f"{floats(RULES, 'no decay rule')} and {floats(LONG, 'no decay rule')} of low's floats in "
+        f"place of {floats(RULES, 'accordion')} and {floats(LONG, 'accordion')}",
+    "interval 1": lambda: f"in place of 3 loses {plain(effect(RULES, 'accordion', 'interval 1'))} "
+        "points in 24 epochs",
+    "high": lambda: f"loses {plain(effect(RULES, 'low', 'high'))} points in 24 epochs and "
+        f"{plain(effect(LONG, 'low', 'high'))} in 48",
+    "early": lambda: f"alone loses {plain(effect(RULES, 'low', 'low-early'))} points",
+    "early, long": lambda: f"it is open: {signed(effect(LONG, 'low-early', 'low'))} against low, "
+        f"at {floats(LONG, 'low-early')} of the floats",
+    "resnet8": lambda: f"high loses {plain(effect('smoke-resnet8', 'low', 'high'))} points",
+    "full": lambda: f"it is open: {plain(effect('smoke-full', 'low', 'high'))} (`smoke-full`",
+    "lstm": lambda: "costs 0.10 [-0.11, +0.31] of perplexity",
+    "blur 0": lambda: deficits("blur"),
+    "labels 0": lambda: deficits("labels"),
+}  # fmt: skip
+
+
+def deficits(kind: str) -> str:
+    names = {"blur": "blurred images", "labels": "wrong labels"}
+    cells = [plain(effect("smoke-deficit", "none", f"{kind} {window}"))
+             for window in ("0-5", "6-11", "12-17")]  # fmt: skip
+    return f"| {names[kind]} | {' | '.join(cells)} |"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", SENTENCES)
+def test_a_sentence_has_the_numbers_of_the_records(key: str) -> None:
+    assert says(SENTENCES[key]()), SENTENCES[key]()
+
+
+@pytest.mark.slow
+def test_the_lstm_in_perplexity() -> None:
+    mean, low, high = effect("lstm-small", "high", "low")
+    assert f"{mean:.2f} [{low:+.2f}, {high:+.2f}]" == "0.10 [-0.11, +0.31]"
+
+
+@pytest.mark.slow
+def test_the_quirks_of_the_published_code() -> None:
+    page = "explanation/differences.md"
+    low, high, own = (effect("small-quirks", f"{n}, authors", n)
+                      for n in ("low", "high", "accordion"))  # fmt: skip
+    turned = [tuple(-x for x in (mean, high, low)) for mean, low, high in (low, own)]
+    assert says(f"loses {plain(turned[0])} points", page)  # type: ignore[arg-type]
+    assert says(f"loses {plain(turned[1])} points", page)  # type: ignore[arg-type]
+    assert says(f"nothing: {signed(high)}", page)
+
+
+@pytest.mark.slow
+def test_corrected_p_values() -> None:
+    rows = claims.judge(REFERENCE)
+    random = rows[rows["claim"].str.contains(r"random windows \(digits\)")].iloc[0]
+    assert says(f"(p {random['p']:.2g}, then {random['p_holm']:.2g})")
+    interval = rows[rows["claim"] == "24 epochs: interval 1 is as good as 3"].iloc[0]
+    assert says(f"(p {interval['p']:.2g}, then {interval['p_holm']:.2g})")
+
+
+def test_no_interval_is_written_the_wrong_way_round() -> None:
+    for low, high in re.findall(r"\[([+-]?[\d.]+), ([+-]?[\d.]+)\]", text("findings.md")):
+        assert float(low) <= float(high)

@@ -23,6 +23,7 @@ FREE_ON_RESUME = {
     "tensorboard",
     "timeout",
     "bucket_mb",
+    "quirks",  # what it does is spelt out in other fields
 }  # may differ from the start
 
 

@@ -278,7 +278,7 @@ def test_nearest_quantisation_is_within_half_a_step(bits: int) -> None:
     assert (update - grad[0][0]).abs().max() <= half * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize("bits", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_stochastic_quantisation_is_unbiased(bits: int) -> None:
     grad = gradients(2, 0)[:1]
     reducer = Reducer(Quantise(), layers()[:1], world(2), seed=0)

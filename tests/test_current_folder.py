@@ -21,6 +21,7 @@ TRAPS = ("rich", "jinja2", "json", "pandas", "tyro", "typing", "__future__", "da
          "tomllib", "numexpr", "bottleneck", "IPython")  # fmt: skip
 SCRIPT = shutil.which("regimes", path=str(Path(sys.executable).parent))
 STARTS = {"module": [sys.executable, "-m", "regimes"], "script": [str(SCRIPT)]}
+SOME = ["module", pytest.param("script", marks=pytest.mark.slow)]
 READING = {
     "watch": ["watch", "run", "--once"],
     "report": ["report", str(ARCHIVE)],
@@ -54,7 +55,7 @@ def command(words: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, cwd=cwd, env=env, check=False)
 
 
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("start", SOME)
 @pytest.mark.parametrize("what", READING)
 def test_reading_commands_run_nothing_of_the_current_folder(
     what: str, start: str, trapped: Path
@@ -69,7 +70,7 @@ def test_reading_commands_run_nothing_of_the_current_folder(
         assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("start", SOME)
 def test_a_plug_in_beside_the_user_comes_after_all_that_is_installed(
     start: str, tmp_path: Path
 ) -> None:

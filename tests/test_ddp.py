@@ -109,7 +109,11 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(
     "settings",
-    [(), ("compressor=topk", "levels.low=50", "levels.high=2"), ("start_compressing_after=5",)],
+    [
+        (),
+        pytest.param(("compressor=topk", "levels.low=50", "levels.high=2"), marks=pytest.mark.slow),
+        ("start_compressing_after=5",),
+    ],
     ids=["powersgd", "topk", "dense start"],
 )
 def test_hook_trainer_and_simulation_are_the_same(

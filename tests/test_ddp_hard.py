@@ -59,7 +59,7 @@ def test_the_ranks_change_and_it_learns(undisturbed: tuple[Path, str]) -> None:
     [
         (2, "step", 40),
         pytest.param((0, "step", 100), marks=SLOW),
-        (3, "save", 3),
+        pytest.param((3, "save", 3), marks=SLOW),
         pytest.param((1, "save", 1), marks=SLOW),
     ],
     ids=str,

@@ -98,6 +98,7 @@ def test_traffic_is_that_of_replay(detector: str) -> None:
     assert floats == pytest.approx(traffic(run, decided), rel=1e-12)
 
 
+@pytest.mark.slow
 @given(st.floats(0.05, 1.5), st.floats(0.05, 1.5), st.integers(1, 12))
 @settings(max_examples=10, deadline=None)
 def test_a_higher_threshold_never_sends_more(one: float, other: float, interval: int) -> None:

@@ -43,7 +43,9 @@ def met(gpu: int) -> list[str]:
 # -- processes -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", [[], TOPK], ids=["powersgd", "topk"])
+@pytest.mark.parametrize(
+    "settings", [[], pytest.param(TOPK, marks=pytest.mark.slow)], ids=["powersgd", "topk"]
+)
 def test_each_process_takes_its_gpu_first_and_only_gpu_tensors_travel(
     settings: list[str], tmp_path: Path
 ) -> None:

@@ -78,6 +78,7 @@ def children(pid: int) -> list[int]:
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -107,6 +108,7 @@ def test_kill_9_again_and_again(settings: tuple[str, ...], tmp_path: Path) -> No
     assert len({row["batch_size"] for row in rows(out)}) == (2 if settings else 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("victim", "buckets"), [pytest.param(0, "bucket_mb=25", marks=SLOW), (3, BUCKETS)]
 )
@@ -173,7 +175,7 @@ def test_torchrun_restarts_a_killed_worker(tmp_path: Path) -> None:
 # -- asked to end ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=SLOW)])
 def test_sigterm_ends_with_the_epoch_and_resumes_exactly(processes: str, tmp_path: Path) -> None:
     c, out = config("epochs=40", "checkpoint_every=50"), tmp_path / "run"
     process = start(c, out, "--processes", processes)
@@ -208,6 +210,7 @@ def test_a_second_sigterm_ends_at_once(tmp_path: Path) -> None:
 # -- hangs -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("buckets", ["bucket_mb=25", pytest.param(BUCKETS, marks=SLOW)])
 def test_a_process_that_hangs_is_named(buckets: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
@@ -295,6 +298,7 @@ def test_no_pickle_of_a_users_folder_is_run(tmp_path: Path) -> None:
 # -- a cluster -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_ablation_through_submitit(tmp_path: Path) -> None:
     pytest.importorskip("submitit")
     words = ["ablate", "smoke", "--seeds", "1", "--schedules", "low", "--schedules", "high",
@@ -325,6 +329,7 @@ def test_sigterm_ends_a_whole_ablation(tmp_path: Path) -> None:
     assert not (tmp_path / "runs/low/seed-1").exists()
 
 
+@pytest.mark.slow
 def test_sigterm_lets_the_jobs_of_an_ablation_finish_their_epochs(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "regimes", "ablate", "smoke", "--seeds", "2", "--schedules",
                "low", "--set", "epochs=400", "--jobs", "2", "--out", str(tmp_path)]  # fmt: skip
@@ -338,6 +343,7 @@ def test_sigterm_lets_the_jobs_of_an_ablation_finish_their_epochs(tmp_path: Path
         assert last["why"].startswith("ended by SIGTERM after epoch")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="processes outlive their parent elsewhere")
 def test_the_runs_of_a_killed_ablation_end_with_it(tmp_path: Path) -> None:
     out = tmp_path / "runs"

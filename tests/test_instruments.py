@@ -66,6 +66,7 @@ def test_the_recorded_eigenvalue_is_that_of_the_last_weights(tmp_path: Path) -> 
     assert last == pytest.approx(float(found.largest[0]), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_two_processes_measure_the_union(tmp_path: Path) -> None:
     c = small(instruments=EVERYTHING, dtype="float64")
     regimes.run(c, tmp_path / "one")

@@ -207,6 +207,7 @@ def test_frozen_against_gradients_recomputed_by_hand(tmp_path: Path) -> None:
     assert record.details[-1]["gradient"] == "batch of 16 at the end of an epoch"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("union", [pytest.param("true", marks=pytest.mark.slow), "false"])
 def test_two_processes_equal_one(union: str, tmp_path: Path) -> None:
     c = config(f"union_pass={union}")

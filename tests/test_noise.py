@@ -212,6 +212,7 @@ def test_against_gradients_recomputed_by_hand(tmp_path: Path) -> None:
     assert {"noise_scale", "diversity", "msdr"} <= set(record.layers)
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     c = config(BOTH)
     regimes.run(c, tmp_path / "one")

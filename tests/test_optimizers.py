@@ -7,7 +7,6 @@ import io
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +143,9 @@ def test_muon_steps_as_torchs_own() -> None:
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("settings", [ADAMW, CUSTOM], ids=["adamw", "custom"])
+@pytest.mark.parametrize(
+    "settings", [ADAMW, pytest.param(CUSTOM, marks=pytest.mark.slow)], ids=["adamw", "custom"]
+)
 def test_processes_equal_simulation(settings: tuple[str, ...], tmp_path: Path) -> None:
     c = config(*settings)
     regimes.run(c, tmp_path / "one")
@@ -196,20 +197,12 @@ def test_movement_is_what_the_weights_did(tmp_path: Path) -> None:
             assert rate == pytest.approx(update / row["steps"], rel=1e-9)
 
 
-@dataclass
-class Sees:
-    """The part of a MeasurementContext that is read."""
-
-    optimizer: Callable[[], tuple[float, list[float]]]
-    parameters: list[nn.Parameter]
-
-
 def test_movement_leaves_decoupled_decay_out() -> None:
     """With gradients of zero AdamW only decays: there is no movement of its own."""
     model = TwoLayers().double()
     built = optimizers.build(OptimizerConfig(name="adamw", weight_decay=0.5), model, 7)
     decays = built.decoupled_decay(list(model.parameters()))
-    gauge = Movement(Sees(lambda: (built.lr, decays), list(model.parameters())))  # type: ignore[arg-type]
+    gauge = Movement(lambda: (built.lr, decays), list(model.parameters()))
     before = [p.detach().clone() for p in model.parameters()]
     for rate in (0.1, 0.2, 0.05):
         built.lr = rate

@@ -63,7 +63,9 @@ def test_a_run_leaves_no_thread(buckets: str, tmp_path: Path) -> None:
     assert left(tmp_path / "end") == {"launcher": [], "0": [], "1": []}
 
 
-@pytest.mark.parametrize("name", ERRORS)
+@pytest.mark.parametrize(
+    "name", ["before the first step", pytest.param("a loss that is not finite", marks=SLOW)]
+)
 def test_a_run_that_fails_leaves_no_thread(name: str, tmp_path: Path) -> None:
     setting, message = ERRORS[name]
     run = trainer(tmp_path / "end", "epochs=9", setting, BUCKETS)
@@ -72,6 +74,7 @@ def test_a_run_that_fails_leaves_no_thread(name: str, tmp_path: Path) -> None:
     assert left(tmp_path / "end") == {"launcher": [], "0": [], "1": []}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("buckets", [pytest.param("bucket_mb=25", marks=SLOW), BUCKETS])
 def test_a_run_that_loses_a_process_leaves_no_thread(buckets: str, tmp_path: Path) -> None:
     run = trainer(tmp_path / "end", "epochs=500", "data.train_size=600", buckets)
@@ -105,7 +108,7 @@ def script(how: str, folder: Path) -> list[tuple[int, str]]:
         ("left in a function", 0),
         # In these the model or torch holds the user's group, with the hook or without it.
         ("kept to the end", 1),
-        ("destroyed by nobody", 1),
+        pytest.param("destroyed by nobody", 1, marks=SLOW),
         ("an error", 1),
         ("a lost process", 1),
     ],

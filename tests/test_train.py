@@ -67,7 +67,9 @@ def same_bits(a: Path, b: Path) -> None:
 # -- equivalence -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("compressor", [POWERSGD, TOPK], ids=["powersgd", "topk"])
+@pytest.mark.parametrize(
+    "compressor", [POWERSGD, pytest.param(TOPK, marks=pytest.mark.slow)], ids=["powersgd", "topk"]
+)
 def test_processes_equal_simulation(compressor: tuple[str, ...], tmp_path: Path) -> None:
     c = config(*compressor)
     regimes.run(c, tmp_path / "1x4")
@@ -390,7 +392,7 @@ def test_a_loss_that_is_not_finite_stops_and_says_where(
     assert read_lines(tmp_path / "run/events.jsonl")[-1]["event"] == "stopped"
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_process_that_dies_stops_the_others_within_seconds(victim: int, tmp_path: Path) -> None:
     c = config(epochs=500)
     (tmp_path / "c.toml").write_text(to_toml(c))

@@ -17,12 +17,12 @@ what the optimiser makes of it, which is another thing with AdamW or Muon:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from regimes.collectives.requests import Mean
 from regimes.config import Signal
@@ -60,7 +60,7 @@ class NormsGauge(StatelessGauge):
         self.sizes, self.world = context.sizes, context.world
         self.sums: dict[str, list[Tensor]] = {}
         moves = any(reading in OF_STEPS for reading in self.readings)
-        self.movement = Movement(context) if moves else None
+        self.movement = _movement(context) if moves else None
 
     def step(self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor]) -> None:
         if "update" in self.readings:
@@ -114,18 +114,26 @@ class NormsGauge(StatelessGauge):
         return torch.stack([x.square().sum(1) for x in stack.split(self.sizes, dim=1)], dim=1)
 
 
+def _movement(context: MeasurementContext) -> Movement:
+    if context.optimizer is None:
+        raise ConfigError(
+            'the signals "movement" and "movement/lr" read the optimiser\'s steps, which only the '
+            'trainer knows: choose "update" or "global"'
+        )
+    return Movement(context.optimizer, context.parameters)
+
+
 class Movement:
     """How far each layer's parameters have gone since the unit began, without what decoupled
     weight decay has taken from them: the sum over steps of ``theta_(t+1) - theta_t + lr_t * decay *
     theta_t``."""
 
-    def __init__(self, context: MeasurementContext) -> None:
-        if context.optimizer is None:
-            raise ConfigError(
-                'the signals "movement" and "movement/lr" read the optimiser\'s steps, which only '
-                'the trainer knows: choose "update" or "global"'
-            )
-        self.optimizer, self.parameters = context.optimizer, context.parameters
+    def __init__(
+        self,
+        optimizer: Callable[[], tuple[float, Sequence[float]]],
+        parameters: Sequence[nn.Parameter],
+    ) -> None:
+        self.optimizer, self.parameters = optimizer, parameters
         self.start: list[Tensor] = []
         self.rates = 0.0
 

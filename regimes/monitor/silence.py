@@ -21,7 +21,7 @@ def silence(header: Row, rows: Sequence[Row]) -> list[str]:
     config = header["config"]
     compressed = [i for i, layer in enumerate(header["layers"]) if layer["compressed"]]
     found = []
-    if len(rows) > 1 and compressed:
+    if len(rows) > 1 and compressed and config.get("policy"):
         levels = [[row["layers"]["level"][i] for i in compressed] for row in rows]
         why = [[row["layers"]["why"][i] for i in compressed] for row in rows]
         found += _said(header, "policy", levels, why)

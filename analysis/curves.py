@@ -24,7 +24,7 @@ from regimes.plotting.curves import CLOCK as CLOCK
 from regimes.plotting.curves import curves, ends
 from regimes.plotting.curves import seconds as seconds
 from regimes.plotting.groups import decaying
-from regimes.records import Record, load_all
+from regimes.records import Record, load_all, units
 
 from . import compare
 from . import published as logs
@@ -119,10 +119,10 @@ def _differences(runs: Sequence[Record], one: Record) -> list[str]:
     if meant != usual:
         said.append(meant)
     lengths = sorted({len(run.epochs) for run in runs})
-    if lengths != [one.config["epochs"]]:
+    if lengths != [units(one.header)]:
         spelt = " to ".join(map(str, {lengths[0]: 0, lengths[-1]: 0}))
         rest = "; the curve goes as far as all seeds" if len(lengths) > 1 else ""
-        said.append(f"{spelt} epochs{rest}")
+        said.append(f"{spelt} {style.unit_of(one.config).partition(' ')[0]}s{rest}")
     return said
 
 

@@ -90,7 +90,8 @@ def moments(numbers: pd.DataFrame, config: dict[str, Any]) -> dict[str, int]:
     """The measured epochs that stand for early (the first), middle (nearest to half of the
     training) and late (the last)."""
     epochs = sorted(numbers["epoch"].unique().tolist())
-    middle = min(epochs, key=lambda epoch: (abs(epoch - config["epochs"] // 2), epoch))
+    length = epochs[-1] + 1 if config.get("unit_steps") else config["epochs"]
+    middle = min(epochs, key=lambda epoch: (abs(epoch - length // 2), epoch))
     return dict(zip(WHEN, (epochs[0], middle, epochs[-1]), strict=True))
 
 

@@ -22,6 +22,7 @@ from regimes.launch import processes
 from regimes.policies import policy
 from regimes.records import read_lines, unit_name
 from regimes.replay.replay import replay
+from regimes.replay.spelling import defaults, rule
 from regimes.training.build import prepare
 from regimes.training.units import Units
 
@@ -122,6 +123,15 @@ def test_a_policy_decides_per_unit_and_replays(tmp_path: Path) -> None:
     live = record.layers.loc[record.layers["layer"].isin(found["layer"])]
     assert found["level"].tolist() == live["level"].tolist()
     assert found["epoch"].nunique() == 6
+
+
+def test_baselines_are_as_long_as_the_detector_in_units(tmp_path: Path) -> None:
+    """The run's length in units, not in epochs: of twelve units half are six."""
+    record = regimes.run(config("unit_steps=1"), tmp_path / "run")
+    for words in ("first-share:share=0.5", "random-windows:share=0.5"):
+        found = replay(record, rule(words, record))
+        assert found.groupby("epoch")["critical"].first().sum() == 6
+    assert "norm-change:interval=1" in defaults([record])
 
 
 def test_a_single_epoch_may_have_many_units(tmp_path: Path) -> None:

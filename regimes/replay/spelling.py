@@ -11,7 +11,7 @@ from typing import Any
 from regimes import detectors, policies
 from regimes.config import Registry, read_value
 from regimes.errors import ConfigError, RecordError
-from regimes.records import Record
+from regimes.records import Record, units
 from regimes.replay.replay import Rule, measured, replay
 
 KNOWN = Registry("detector", {**detectors.REGISTRY, **policies.REGISTRY})
@@ -40,9 +40,10 @@ def rule(text: str, record: Record) -> Rule:
     """The detector or policy that a text names; baselines take the run's length and seed."""
     table = parse(text)
     fields = {f.name for f in dataclasses.fields(KNOWN.dataclass(table["name"])) if f.init}
+    length = units(record.header)
     for name in FROM_RUN:
         if name in fields:
-            table.setdefault(name, record.config[name])
+            table.setdefault(name, length if name == "epochs" else record.config[name])
     return KNOWN.make(table)
 
 
@@ -53,7 +54,7 @@ def defaults(runs: Sequence[Record]) -> list[str]:
     of the run.
     """
     config = runs[0].config
-    interval = config["policy"].get("interval", max(1, min(10, config["epochs"] // 8)))
+    interval = config["policy"].get("interval", max(1, min(10, units(runs[0].header) // 8)))
     every = [
         f"norm-change:interval={interval}",
         f"norm-change:interval={interval},statistic=norm*lr",

@@ -23,7 +23,7 @@ from regimes.plotting.looks import LOOKS as LOOKS
 from regimes.plotting.looks import order as order
 from regimes.plotting.looks import style_of as style_of
 from regimes.plotting.looks import styles_of as styles_of
-from regimes.records import unit_name, write_output, write_table
+from regimes.records import count_units, unit_name, write_output, write_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,14 +77,24 @@ def setting(run: Record) -> str:
     data = Path(path).name if name == "folder" and path else name
     size = c["data"].get("image_size")
     pixels = f" at {size} × {size} pixels" if size else ""
-    words = h["data"].get("words")  # of a text
-    unit, batch = (f"tokens of {words:,} words", "streams") if words else ("images", "images")
+    unit, batch = _samples(run)
     return (
         f"Setting: {data}, {h['data']['train']:,} training and "
         f"{h['data']['test']:,} test {unit}{pixels}; {c['model']['name']}, "
-        f"{parameters:,} parameters; {c['epochs']} epochs; "
+        f"{parameters:,} parameters; {count_units(h)}; "
         f"W\xa0=\xa0{c['workers']} workers\xa0×\xa0{c['batch_size']} {batch}; {levels(c)}"
     )
+
+
+def _samples(run: Record) -> tuple[str, str]:
+    """What the data set and a batch are made of."""
+    data, words = run.config["data"], run.header["data"].get("words")
+    if not words:
+        return "images", "images"
+    kind = data.get("tokenizer", "bytes") if data["name"] != "wikitext-2" else "words"
+    token = {"words": f"tokens of {words:,} words", "bpe": f"byte pairs out of {words:,}"}
+    streams = data.get("windows") in (None, "streams")
+    return token.get(kind, "bytes"), "streams" if streams else f"windows of {data['sequence']}"
 
 
 def levels(config: dict[str, Any]) -> str:
@@ -144,7 +154,7 @@ def mark_decays(ax: Axes, config: dict[str, Any], labelled: bool = True) -> None
         ax.axvline(first - 0.5, color="black", linewidth=1, linestyle=(0, (1, 1.6)), zorder=1.5)
         if labelled and first - last > 0.15 * (high - low):
             last = first
-            ax.text(first - 0.5, 1.01, f"lr ÷ {config['optimizer']['decay_factor']:g}", fontsize=7,
+            ax.text(first - 0.5, 1.01, f"lr ÷ {config['optimizer']['decay_factor']:.3g}", fontsize=7,
                     ha="center", va="bottom", transform=ax.get_xaxis_transform())  # fmt: skip
 
 

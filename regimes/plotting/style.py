@@ -93,7 +93,7 @@ def _samples(run: Record) -> tuple[str, str]:
         return "images", "images"
     kind = data.get("tokenizer", "bytes") if data["name"] != "wikitext-2" else "words"
     token = {"words": f"tokens of {words:,} words", "bpe": f"byte pairs out of {words:,}"}
-    streams = data.get("windows") in (None, "streams")
+    streams = data.get("windows", "streams" if kind == "words" else "contiguous") == "streams"
     return token.get(kind, "bytes"), "streams" if streams else f"windows of {data['sequence']}"
 
 
@@ -154,7 +154,8 @@ def mark_decays(ax: Axes, config: dict[str, Any], labelled: bool = True) -> None
         ax.axvline(first - 0.5, color="black", linewidth=1, linestyle=(0, (1, 1.6)), zorder=1.5)
         if labelled and first - last > 0.15 * (high - low):
             last = first
-            ax.text(first - 0.5, 1.01, f"lr ÷ {config['optimizer']['decay_factor']:.3g}", fontsize=7,
+            factor = f"lr ÷ {config['optimizer']['decay_factor']:.3g}"
+            ax.text(first - 0.5, 1.01, factor, fontsize=7,
                     ha="center", va="bottom", transform=ax.get_xaxis_transform())  # fmt: skip
 
 

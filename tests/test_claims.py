@@ -140,6 +140,7 @@ def test_holm_by_hand() -> None:
 # -- the committed records -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_row_by_hand() -> None:
     """One family of three: differences, interval, p, and its correction."""
     runs = records("small")

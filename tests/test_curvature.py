@@ -268,6 +268,7 @@ def process(rank, folder):
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_processes_measure_the_union(tmp_path):
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.multiprocessing.spawn(process, args=(str(tmp_path),), nprocs=2)

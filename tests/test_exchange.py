@@ -108,7 +108,9 @@ def both(rank: int, case: Case) -> list[dict[str, Any]]:
     return [steps(case, ProcessWorld(WORKERS, torch.device("cpu")), mb) for mb in (BUCKET, 25.0)]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if "micro" in n else n for n in CASES]
+)
 def test_during_backward_equals_after_it_and_the_simulation(name: str) -> None:
     case, (answer, other) = CASES[name], group.run(both, 2, CASES[name])
     during, after = answer

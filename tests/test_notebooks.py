@@ -22,7 +22,7 @@ from regimes.records import Record, load_all
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-QUICK = ("1-quick-start", "8-your-own-model")
+QUICK = ("1-quick-start",)
 STATEMENTS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.For, ast.While, ast.If,
               ast.Try, ast.With, ast.Lambda)  # fmt: skip
 OURS = "8-your-own-model"  # the one that defines something

@@ -209,6 +209,7 @@ def statistics(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     c = config(INSTRUMENT)
     regimes.run(c, tmp_path / "one")

@@ -35,6 +35,7 @@ def test_blocks_of_one_code_are_one() -> None:
     assert [round(x, 1) for x in (np.mean(found), *ends)] == [-1.5, -2.7, -0.2]
 
 
+@pytest.mark.slow
 def test_a_block_of_unknown_code_is_refused() -> None:
     blocks = {name: records(name) for name in ("small", "small-controls")}
     why = r"low of seed \d+ was run by code a93ccb7d595b and e8150785b942, which are not known"

@@ -114,6 +114,7 @@ def test_where_records_lie(tmp_path: Path) -> None:
     assert len(study.places(REFERENCE)) == len([*REFERENCE.glob("*.tar.xz")])
 
 
+@pytest.mark.slow
 def test_the_committed_records(capsys: pytest.CaptureFixture[str]) -> None:
     """The headline grid has no commit; the control experiment has one."""
     if not (ROOT / ".git").exists():

@@ -200,7 +200,14 @@ def test_an_archive_shows_what_its_folder_shows(folder: Path, tmp_path: Path) ->
     assert report.page(tmp_path / "mine.tar.xz", LINK).replace("mine.tar.xz", "mine") == ours
 
 
-@pytest.mark.parametrize("name", ["smoke-signals", "lstm-small", "small-budget"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("smoke-signals", marks=pytest.mark.slow),
+        "lstm-small",
+        pytest.param("small-budget", marks=pytest.mark.slow),
+    ],
+)
 def test_every_kind_of_study_has_its_pictures(name: str) -> None:
     page = Page(report.page(REFERENCE / f"{name}.tar.xz", LINK))
     assert page.tags.count("img") >= 5

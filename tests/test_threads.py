@@ -107,9 +107,9 @@ def script(how: str, folder: Path) -> list[tuple[int, str]]:
     [
         ("left in a function", 0),
         # In these the model or torch holds the user's group, with the hook or without it.
-        ("kept to the end", 1),
+        pytest.param("kept to the end", 1, marks=SLOW),
         pytest.param("destroyed by nobody", 1, marks=SLOW),
-        ("an error", 1),
+        pytest.param("an error", 1, marks=SLOW),
         ("a lost process", 1),
     ],
 )

@@ -171,7 +171,7 @@ def stop_after(epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "_unit", wrapped)
 
 
-@pytest.mark.parametrize("kill_at", [1, 2, 5])
+@pytest.mark.parametrize("kill_at", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 5))])
 def test_kill_9_and_resume(kill_at: int, tmp_path: Path) -> None:
     c = config("dtype=float32", epochs=8)
     regimes.run(c, tmp_path / "whole")

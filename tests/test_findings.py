@@ -4,9 +4,11 @@ effects over the records; each number is rounded once)."""
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean, stdev
 
 import pytest
 
@@ -154,3 +156,20 @@ def test_corrected_p_values() -> None:
 def test_no_interval_is_written_the_wrong_way_round() -> None:
     for low, high in re.findall(r"\[([+-]?[\d.]+), ([+-]?[\d.]+)\]", text("findings.md")):
         assert float(low) <= float(high)
+
+
+# -- a language model ------------------------------------------------------------------------
+
+
+def test_the_tuned_language_model_has_the_scores_of_its_trials() -> None:
+    trials = json.loads((REFERENCE / "lm-small-tune.json").read_text())["trials"]
+    for level in ("dense", "low", "mid", "high"):
+        scores = [trial["scores"] for trial in trials if trial["schedule"] == level]
+        cells = " | ".join(f"{fmean(s):.2f} ± {stdev(s):.2f}" for s in scores)
+        assert re.search(rf"\| {level}[^|]*\| {re.escape(cells)} \|", text("findings.md"))
+
+
+@pytest.mark.parametrize("pair", ["low - dense", "mid - low", "high - mid", "high - low"])
+def test_the_tuned_language_model_at_its_best_rates(pair: str) -> None:
+    a, b = pair.split(" - ")
+    assert says(f"| {pair} | {signed(effect('lm-small-tuned', a, b), 2)} |")

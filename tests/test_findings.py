@@ -158,6 +158,23 @@ def test_no_interval_is_written_the_wrong_way_round() -> None:
         assert float(low) <= float(high)
 
 
+# -- tuned arms ------------------------------------------------------------------------------
+
+
+def test_the_tuned_digits_have_the_scores_of_their_trials() -> None:
+    trials = json.loads((REFERENCE / "smoke-tune.json").read_text())["trials"]
+    for name in ("low", "high", "accordion"):
+        scores = [[100 * x for x in t["scores"]] for t in trials if t["schedule"] == name]
+        cells = " | ".join(f"{fmean(s):.1f} ± {stdev(s):.1f}" for s in scores)
+        assert says(f"| {name} | {cells} |")
+
+
+@pytest.mark.parametrize("pair", ["low - high", "accordion - low", "accordion - high"])
+def test_the_tuned_digits_at_their_best_rates(pair: str) -> None:
+    a, b = pair.split(" - ")
+    assert says(f"| {pair} | {signed(effect('smoke-tuned', a, b))} |")
+
+
 # -- a language model ------------------------------------------------------------------------
 
 

@@ -15,26 +15,23 @@ A run is a folder:
 A crash at any byte leaves a readable record: a torn last line is not a line. Lines that are
 doubled, missing or out of order are damage, and every reader says so. No torch here.
 
-`files` replaces files, `writer` appends, `reader` reads back, `archive` packs many runs.
+`files` replaces files, `writer` appends, `reader` reads back, `extent` says how far a run is,
+`archive` packs many runs.
 """
 
 from regimes.records.archive import load_all, opened, pack
+from regimes.records.extent import complete, count_units, share_of_low, unit_name, units
 from regimes.records.files import write_atomically, write_output, write_table
 from regimes.records.reader import (
     FREE_ON_RESUME,
     SCHEMA,
     Record,
     check_same,
-    complete,
-    count_units,
     find,
     load,
     read_header,
     read_lines,
-    share_of_low,
     summary,
-    unit_name,
-    units,
 )
 from regimes.records.writer import Writer
 

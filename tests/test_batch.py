@@ -104,6 +104,7 @@ def test_one_level_is_the_run_without_levels(tmp_path: Path) -> None:
     same(tmp_path / "a", tmp_path / "b")
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one_across_the_change(tmp_path: Path) -> None:
     c = config(SIZES, GROW)
     regimes.run(c, tmp_path / "one")

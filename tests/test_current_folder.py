@@ -56,7 +56,10 @@ def command(words: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("start", SOME)
-@pytest.mark.parametrize("what", READING)
+@pytest.mark.parametrize(
+    "what",
+    ["watch", "cost", *(pytest.param(x, marks=pytest.mark.slow) for x in ("report", "detect"))],
+)
 def test_reading_commands_run_nothing_of_the_current_folder(
     what: str, start: str, trapped: Path
 ) -> None:

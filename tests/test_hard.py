@@ -197,6 +197,7 @@ def test_sigterm_ends_with_the_epoch_and_resumes_exactly(processes: str, tmp_pat
         assert_same(out, tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_second_sigterm_ends_at_once(tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = start(config("epochs=9", "batch_size=1"), out, REGIMES_GRACE="0.01")
@@ -317,6 +318,7 @@ def test_an_ablation_through_submitit(tmp_path: Path) -> None:
     assert "--executor local cannot be used" in refused.stderr
 
 
+@pytest.mark.slow
 def test_sigterm_ends_a_whole_ablation(tmp_path: Path) -> None:
     """Not only the cell that is being trained."""
     command = [sys.executable, "-m", "regimes", "ablate", "smoke", "--seeds", "2", "--schedules",

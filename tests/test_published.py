@@ -124,6 +124,7 @@ def test_batch_sizes_are_those_of_all_workers(tmp_path: Path) -> None:
     assert set(found["level"]) == {"512", "4096", "accordion"}
 
 
+@pytest.mark.slow
 def test_the_command_draws_all_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = published.main(tmp_path)
     assert len(pd.read_csv(paths[2])) == len(published.runs())

@@ -94,6 +94,7 @@ def test_a_text_resumed_within_an_epoch(
     same_bits(tmp_path / "whole", tmp_path / "broken")
 
 
+@pytest.mark.slow
 def test_kill_9_within_a_unit_within_an_epoch(tmp_path: Path) -> None:
     c = config("dtype=float32", "unit_steps=2", epochs=12)
     regimes.run(c, tmp_path / "whole")

@@ -134,7 +134,9 @@ PLACES: dict[str, tuple[str, Callable[[list[dict[str, Any]]], bool]]] = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    "place", ["closed pipe", "full disk", pytest.param("closed", marks=pytest.mark.slow)]
+)
 def test_standard_output_does_not_end_a_training(place: str, whole: bytes, tmp_path: Path) -> None:
     rest, right = PLACES[place]
     done = run_line(tmp_path, rest)
@@ -146,6 +148,7 @@ def test_standard_output_does_not_end_a_training(place: str, whole: bytes, tmp_p
     assert done.stderr.count("PlainLines failed and is left out") == len(failures(tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_an_ascii_output_spells_the_letter_out(whole: bytes, tmp_path: Path) -> None:
     done = run_line(tmp_path, "", PYTHONIOENCODING="ascii")
     assert (tmp_path / "code").read_text() == "0\n", done.stderr

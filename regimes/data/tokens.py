@@ -105,7 +105,8 @@ def _trained(text: str, size: int) -> tuple[list[str], Any]:
         vocab_size=size, initial_alphabet=alphabet, special_tokens=[], show_progress=False
     )
     tokenizer.train_from_iterator(_blocks(text), trainer)
-    words = [tokenizer.id_to_token(i) for i in range(tokenizer.get_vocab_size())]
+    number_of = tokenizer.get_vocab()
+    words = sorted(number_of, key=number_of.__getitem__)
     if len(words) < size:
         raise DataError(
             f"data.vocabulary = {size}: expected 257 to {len(words)}, the byte pairs of the "

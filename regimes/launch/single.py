@@ -7,9 +7,9 @@ from pathlib import Path
 
 from regimes.config import RunConfig
 from regimes.console import stdout
-from regimes.monitor.silence import silence
 from regimes.monitor.terminal import reporters
 from regimes.monitor.text import metric_text
+from regimes.training.silence import silence
 
 
 def train(config: RunConfig, out: Path, resume: bool, quiet: bool) -> None:

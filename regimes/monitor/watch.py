@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from regimes.console.stdout import console as new_console
 from regimes.console.tables import Table
 from regimes.errors import RecordError
-from regimes.monitor.silence import silence
 from regimes.monitor.text import Row, cells, epoch_table, headline, metric_text
 from regimes.records import complete, count_units, find, opened, read_header, read_lines, units
+from regimes.training.silence import silence
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

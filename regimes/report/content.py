@@ -15,7 +15,6 @@ from regimes.cost.cases import SAME, cases
 from regimes.cost.network import Network, spell
 from regimes.cost.predict import predict
 from regimes.errors import RecordError, RegimesError
-from regimes.monitor.silence import silence
 from regimes.monitor.watch import state
 from regimes.plotting import style
 from regimes.plotting.groups import Groups, decaying, groups, tested_by
@@ -23,6 +22,7 @@ from regimes.plotting.looks import styles_of
 from regimes.plotting.metrics import Metric
 from regimes.plotting.schedules import DASH, schedules
 from regimes.records import Record, count_units, find, load, read_header, units
+from regimes.training.silence import silence
 
 PARTS = ("compute", "compress", "communicate", "evaluate")  # further clocks follow these
 

@@ -1,4 +1,5 @@
-"""What a policy has not done: a run may end well and have tested nothing. From the record alone."""
+"""What a policy has not done: a run may end well and have tested nothing. From the record alone,
+without torch: the trainer's rows and those of the DDP hook alike."""
 
 from __future__ import annotations
 

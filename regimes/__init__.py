@@ -41,7 +41,7 @@ _PUBLIC = {
     "regimes.records": ("Record", "load", "load_all", "summary"),
     "regimes.policies": ("Static", "Windows", "Accordion", "Detected", "BatchAccordion", "Smith",
                          "AdaQS", "ErrorLadder", "AccordionLadder", "PastEpoch", "Decision"),
-    "regimes.ddp": ("Hook", "attach"),
+    "regimes.ddp": ("Hook", "Recording", "attach"),
     "regimes.cost.network": ("Network",),
     "regimes.detectors": ("NormChange", "EigenvalueChange", "FisherChange", "TraceCusum",
                           "MsdrFall", "FirstShare", "RandomWindows", "FixedWindows", "Verdict"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
@@ -13,9 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from regimes.collectives.meeting import SOON, Meeting
 from regimes.collectives.processes import ProcessWorld, backends, errors_are_raised
 from regimes.collectives.world import World
 from regimes.errors import TrainingError
+
+_groups = itertools.count()  # of this process; the others count alike
 
 
 class GroupWorld(ProcessWorld):
@@ -28,6 +32,8 @@ class GroupWorld(ProcessWorld):
         ranks = dist.get_process_group_ranks(group)
         World.__init__(self, len(ranks), processes=len(ranks), rank=dist.get_rank(group))
         self.device, self.first = device, ranks[0]
+        self.meeting = Meeting(_store(next(_groups)), self.rank, self.workers, timeout)
+        self.meeting.come("attach()")
         own = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
         kind, patience = own[device.type], timedelta(seconds=timeout)
         self.patience = (patience,) if kind == "nccl" else ()
@@ -64,11 +70,39 @@ class GroupWorld(ProcessWorld):
         self._wait(dist.scatter_object_list, mine, values, self.first)
         return mine[0]
 
+    def _finish(self, work: Any) -> None:
+        if self.patience:  # NCCL's wait takes the time once, and gives up after it
+            super()._finish(work)
+            return
+        while not _done_within(work, SOON):
+            self.meeting.stuck()
+        self.meeting.free()
+
     def abort(self) -> None:
         """Nothing: when a wait has failed, NCCL has aborted this communicator itself."""
 
     def close(self) -> None:
         _destroy(self._group)
+
+
+def _store(number: int) -> dist.Store:
+    """A part of the default group's store; ``number`` is the same on all processes."""
+    return dist.PrefixStore(f"regimes/hook/{number}", dist.distributed_c10d._get_default_store())
+
+
+def _done_within(work: Any, seconds: float) -> bool:
+    """Wait for a collective of gloo; False if it needs longer.
+
+    Raises:
+        RuntimeError: it has failed.
+    """
+    try:
+        work.wait(timedelta(seconds=seconds))
+    except RuntimeError:
+        if not work.is_completed():
+            return False
+        work.wait()  # raises what it has failed of
+    return True
 
 
 def _destroy(group: weakref.ref[Any]) -> None:

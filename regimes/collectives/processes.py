@@ -125,13 +125,17 @@ class ProcessWorld(World):
     def close(self) -> None:
         _leave()
 
+    def _finish(self, work: Any) -> None:
+        """Wait for a collective."""
+        work.wait(*self.patience)
+
     def _wait(self, collective: Any, *args: Any, **options: Any) -> None:
         spent, start = self._clock[0], time.perf_counter()
         self._clock = spent, start
         try:
             work = collective(*args, group=self.group, **options)
             if work is not None:
-                work.wait(*self.patience)
+                self._finish(work)
         except torch.OutOfMemoryError:
             raise  # a RuntimeError, too, but of this process alone
         except RuntimeError as error:

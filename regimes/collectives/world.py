@@ -48,6 +48,18 @@ class Meter:
         self.sent[kind] += size
         self.calls["broadcast"] += kind == "broadcast"
 
+    def state_dict(self) -> dict[str, Any]:
+        """The counts so far, in plain types."""
+        layers = {i: [t.floats, t.bytes] for i, t in self.layers.items()}
+        return {"layers": layers, "calls": dict(self.calls), "sent": dict(self.sent)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse; what was counted before is forgotten."""
+        self.take()
+        self.layers.update({i: Traffic(*counts) for i, counts in state["layers"].items()})
+        self.calls.update(state["calls"])
+        self.sent.update(state["sent"])
+
     def take(self) -> Meter:
         """The counts so far, and start again from zero."""
         taken = Meter(self.dtype, self.workers, self.layers, self.calls, self.sent)

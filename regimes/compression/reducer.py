@@ -18,7 +18,7 @@ from regimes.collectives.requests import NO_LAYER, Layer, Mean, Program
 from regimes.collectives.world import World
 from regimes.compression.base import Compressor, State
 from regimes.compression.dense import Dense
-from regimes.config import Level
+from regimes.config import DENSE, Level
 from regimes.errors import ConfigError
 
 Stacks = Sequence[Float[Tensor, "rows ..."]] | Mapping[int, Float[Tensor, "rows ..."]]
@@ -135,6 +135,19 @@ def traffic_table(
     """(floats, bytes) of one float32 step at one level, by the compressors' formulas."""
     costs = [compressor.cost(layer, level, workers) for layer in layers]
     return sum(c.floats for c in costs), sum(c.bytes for c in costs)
+
+
+def costs_per_step(
+    compressor: Compressor, layers: Sequence[Layer], levels: Mapping[str, Level], workers: int
+) -> dict[str, dict[str, Any]]:
+    """What one step costs at each level and dense, as a record's header has it; "layers": the
+    floats of each layer."""
+    found = {}
+    for name, level in {**levels, DENSE: DENSE}.items():
+        floats, sent = traffic_table(compressor, layers, level, workers)
+        costs = [compressor.cost(layer, level, workers) for layer in layers]
+        found[name] = {"floats": floats, "bytes": sent, "layers": [c.floats for c in costs]}
+    return found
 
 
 def check_order(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from regimes.config.convert import from_dict
+from regimes.config.convert import from_dict, without_none
 from regimes.errors import ConfigError, nearest
 
 T = TypeVar("T")
@@ -71,6 +72,18 @@ class Registry(dict[str, Any]):
                 f"the {self.kind} {target!r} is no dataclass: see the contract it must keep"
             )
         return cls
+
+    def table(self, plug_in: Any) -> dict[str, Any]:
+        """The inverse of ``make``: the name of its class, or where that is defined, and its
+        fields; what JSON does not know is spelt out."""
+        kind = type(plug_in)
+        own = f"{kind.__module__}:{kind.__qualname__}"
+        last = f":{kind.__name__}"
+        names = (n for n, t in self.items() if str(t).endswith(last) and self.load(n) is kind)
+        fields = dataclasses.fields(plug_in) if dataclasses.is_dataclass(plug_in) else ()
+        values = {f.name: getattr(plug_in, f.name) for f in fields if f.init}
+        plain = json.loads(json.dumps(without_none(values), default=repr))
+        return {"name": next(names, own), **plain}
 
     def make(self, table: Mapping[str, Any], where: str | None = None) -> Any:
         """The plug-in that a configuration table names.

@@ -10,5 +10,6 @@ holds: levels, epochs, state; ``buckets`` drives DDP's buckets while backward go
 """
 
 from regimes.ddp.hook import Hook, attach
+from regimes.ddp.recording import Recording
 
-__all__ = ["Hook", "attach"]
+__all__ = ["Hook", "Recording", "attach"]

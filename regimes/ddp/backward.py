@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.futures import Future
 
+from regimes.collectives.world import World
 from regimes.compression.base import State
 from regimes.config import Level
 
@@ -24,6 +27,43 @@ class Step:
     scale: float = 0.0
     finite: bool = True
     failed: bool = False
+
+
+class StepClock:
+    """Where the time of a unit's steps went, from its first bucket on. "communicate" and
+    "compress" are what the script waits for at the end of backward; "compute" is all the rest,
+    the script's own. Nothing waits for a GPU here.
+
+    Attributes:
+        seconds: so far, by name.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.seconds = dict.fromkeys(("compute", "compress", "communicate"), 0.0)
+        self.since: float | None = None
+
+    def start(self) -> None:
+        """A step's first bucket is full."""
+        if self.since is None:
+            self.since = time.perf_counter()
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The script waits for the results of a step."""
+        start, talked = time.perf_counter(), self.world.seconds
+        yield
+        waited = time.perf_counter() - start
+        talked = min(waited, self.world.seconds - talked)
+        for name, spent in {"communicate": talked, "compress": waited - talked}.items():
+            self.seconds[name] += spent
+            self.seconds["compute"] -= spent
+
+    def stop(self) -> None:
+        """A step is over."""
+        now = time.perf_counter()
+        self.seconds["compute"] += now - (now if self.since is None else self.since)
+        self.since = now
 
 
 def after_backward(callback: Callable[[], None]) -> None:

@@ -30,7 +30,7 @@ from regimes.collectives.requests import NO_LAYER
 from regimes.compression.base import State
 from regimes.compression.reducer import Reducer, finite_flag
 from regimes.config import DENSE, Level
-from regimes.ddp.backward import Step, after_backward, in_memory_order
+from regimes.ddp.backward import Step, StepClock, after_backward, in_memory_order
 from regimes.errors import ConfigError
 from regimes.instruments.base import Gauge
 
@@ -42,7 +42,9 @@ class Buckets:
         levels: per layer, what a backward pass sends once ``dense_start`` of them are over.
         total: backward passes since training began.
         steps, kept: backward passes since ``restart``, and those whose gradient was finite.
+        begin: called when a backward pass hands over its first bucket.
         check: called once, in the thread, before the next gradient is reduced.
+        clock: where the time since ``restart`` went.
     """
 
     def __init__(
@@ -75,13 +77,15 @@ class Buckets:
         buckets = make_buckets(parameters, model.bucket_bytes_cap)
         self.pipeline = Pipeline(buckets, self._reduce, self.device)
         self.step: Step | None = None
+        self.begin: Callable[[], Any] = lambda: None
         self.check: Callable[[], Any] | None = None
         self.lock = threading.Lock()
         self.restart()
 
     def restart(self) -> None:
-        """An epoch begins."""
+        """A unit begins."""
         self.steps = self.kept = 0
+        self.clock = StepClock(self.reducer.world)
 
     # -- in the thread of backward -----------------------------------------------------------
 
@@ -89,16 +93,7 @@ class Buckets:
         """Take one bucket (``torch.distributed.GradBucket``); its buffer is overwritten with the
         aggregated gradient, which the future announces."""
         if bucket.index() == 0:
-            try:
-                after_backward(self._finish)
-            except RuntimeError:
-                raise ConfigError(
-                    "the hook works inside backward() only: uneven inputs (model.join()) are not "
-                    "supported, let every process take the same number of steps"
-                ) from None
-            dense = self.total < self.dense_start
-            self.step = Step([DENSE] * len(self.levels) if dense else self.levels)
-            self.pipeline.begin()
+            self._begin()
         assert self.step is not None
         gradients = {
             self.index[p]: in_memory_order(g, p)
@@ -112,9 +107,27 @@ class Buckets:
             self._resolve_futures(self.step)
         return future
 
+    def _begin(self) -> None:
+        joins = self.model._join_config.enable
+        try:
+            after_backward(self._finish)
+        except RuntimeError:
+            joins = True
+        if joins:
+            raise ConfigError(
+                "the hook works inside backward() only: uneven inputs (model.join()) are not "
+                "supported, let every process take the same number of steps"
+            )
+        self.begin()
+        self.clock.start()
+        dense = self.total < self.dense_start
+        self.step = Step([DENSE] * len(self.levels) if dense else self.levels)
+        self.pipeline.begin()
+
     def _finish(self) -> None:
         """The end of backward, just before DDP takes the results."""
-        self.pipeline.finish()
+        with self.clock.waiting():
+            self.pipeline.finish()
         after_backward(self._settle)
 
     @torch.no_grad()
@@ -135,6 +148,7 @@ class Buckets:
             self.kept += 1
             with self.on_hook_stream():
                 self._observe(step, left)
+        self.clock.stop()
 
     def _unused_layers(self) -> set[int]:
         """Layers that no process has used: DDP does not touch their ``.grad``, unless it lies in

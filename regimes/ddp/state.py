@@ -19,6 +19,8 @@ from regimes.instruments.base import Gauge
 from regimes.instruments.gradient_norm import NormsGauge
 from regimes.instruments.panel import Panel
 
+NOTHING: dict[str, Any] = {"layers": {}, "calls": {}, "sent": {}}  # of a meter; older states
+
 
 @runtime_checkable
 class Stateful(Protocol):
@@ -64,7 +66,8 @@ def save(hook: Stateful) -> dict[str, Any]:
         "levels": hook.levels,
         "rows": copy.deepcopy(hook.rows),
         "lr": hook.lr,
-        "traffic": [hook.traffic.floats, hook.traffic.bytes],
+        "traffic": [hook.earlier.floats, hook.earlier.bytes],
+        "meter": hook.world.meter.state_dict(),
     }
 
 
@@ -82,7 +85,7 @@ def restore(hook: Stateful, state: Mapping[str, Any]) -> None:
     sums.clear()
     sums.update({name: [t.to(device) for t in tensors] for name, tensors in state["sums"].items()})
     hook.rows, hook.lr = state["rows"], state["lr"]
-    hook.world.meter.take()
+    hook.world.meter.load_state_dict(state.get("meter", NOTHING))
     hook.earlier = Traffic(*state["traffic"])
 
 

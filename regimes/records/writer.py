@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from regimes.errors import RecordError
 from regimes.records.files import check_regular, write_atomically
-from regimes.records.reader import ONE_PER_EPOCH, SCHEMA, parse_line, read_lines
+from regimes.records.reader import ONE_PER_EPOCH, SCHEMA, parse_line, read_header, read_lines
 
 REWOUND = ("epochs.jsonl", "seconds.jsonl", "instruments.jsonl")  # by a resume
 
@@ -95,6 +95,11 @@ class Writer:
         for row in rows[len(keep) :]:
             self._append("superseded.jsonl", {"file": name, **row})
         self._replace(name, "".join(_line(r) for r in keep))
+
+    def amend(self, **fields: Any) -> None:
+        """Change fields of the header."""
+        header = {**read_header(self.folder), **fields}
+        self._replace("run.json", json.dumps(header, indent=1) + "\n")
 
     def _replace(self, name: str, text: str) -> None:
         try:

@@ -15,7 +15,6 @@ from typing import Any
 
 from torch import Tensor
 
-from regimes.collectives.requests import NO_LAYER
 from regimes.config import DENSE, RunConfig
 from regimes.errors import RegimesError, TrainingError
 from regimes.instruments.panel import check_measured
@@ -25,6 +24,7 @@ from regimes.training.clock import Clock
 from regimes.training.gradients import install
 from regimes.training.plan import Minibatch, Plan, decide, minibatches
 from regimes.training.quirks import resolve
+from regimes.training.rows import sent
 from regimes.training.state import open_record, save
 from regimes.training.termination import GracefulShutdown, Terminated
 from regimes.training.watchers import Reporter, Watchers
@@ -137,7 +137,7 @@ def _unit(
         "test_loss": test_loss,
         "metric": metric,
         **_beside(run, clock, test_loss),
-        **_traffic(run, plan),
+        **sent(run.world.meter.take(), plan.levels),
         "statistics": readings.layers,
         "model": readings.model,
         "weights": None,
@@ -187,23 +187,6 @@ def _apply(run: Run, updates: list[Tensor], now: Minibatch, clock: Clock) -> Non
     with clock("compute"):
         install(run.gradients.parameters, updates)
         run.optimizer.step()
-
-
-def _traffic(run: Run, plan: Plan) -> dict[str, Any]:
-    """What the unit has sent, and each layer's level with its reason."""
-    meter = run.world.meter.take()
-    counted = [meter.layers[i] for i in range(len(run.layers))]
-    return {
-        "floats": sum(t.floats for t in counted),
-        "bytes": sum(t.bytes for t in counted) + meter.layers[NO_LAYER].bytes,
-        "collectives": {"calls": meter.calls, "bytes": meter.sent},
-        "layers": {
-            "level": plan.levels.names,
-            "floats": [t.floats for t in counted],
-            "bytes": [t.bytes for t in counted],
-            "why": plan.levels.why,
-        },
-    }
 
 
 def _not_finite(run: Run, own: Tensor, epoch: int, step: int) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regimes.compression.reducer import traffic_table
-from regimes.config import DENSE, Level, to_dict
+from regimes.compression.reducer import costs_per_step
+from regimes.config import to_dict
 from regimes.errors import RecordError
 from regimes.records import Writer, check_same, provenance, read_header, read_lines
 from regimes.training import checkpoint
@@ -48,8 +48,8 @@ def open_record(run: Run, out: Path, resume: bool) -> Writer | None:
 
 
 def _header(run: Run) -> dict[str, Any]:
-    levels = {**{n: run.value(n) for n in run.config.levels}, DENSE: DENSE}
-    per_step = {n: _per_step(run, value) for n, value in levels.items()}
+    levels = {n: run.value(n) for n in run.config.levels}
+    per_step = costs_per_step(run.compressor, run.layers, levels, run.config.workers)
     budget = run.config.budget
     return {
         "config": to_dict(run.config),
@@ -71,13 +71,6 @@ def _header(run: Run) -> dict[str, Any]:
         "layers": [{"name": x.name, "shape": list(x.shape), "compressed": x.compressed}
                    for x in run.layers],
     }  # fmt: skip
-
-
-def _per_step(run: Run, level: Level) -> dict[str, Any]:
-    """What one step costs at a level; "layers": the floats of each layer."""
-    floats, sent = traffic_table(run.compressor, run.layers, level, run.config.workers)
-    costs = [run.compressor.cost(layer, level, run.config.workers) for layer in run.layers]
-    return {"floats": floats, "bytes": sent, "layers": [c.floats for c in costs]}
 
 
 def save(run: Run, out: Path) -> None:

@@ -1,0 +1,168 @@
+"""The record of somebody's own training job, as the trainer writes its own (``regimes.records``).
+
+Process 0 writes it, a unit at a time. A unit's row waits until the next unit's first step, so that
+what a script measures between the two still goes into it. A row that cannot be written (a full
+disk) waits on, with a warning: the job is somebody else's, and no record is worth its end.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import warnings
+from collections.abc import Mapping
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from regimes.ddp.recording import Recording
+from regimes.errors import RecordError, require
+from regimes.records import Writer, read_header, read_lines
+
+Row = dict[str, Any]
+LOSSES = ("train_loss", "test_loss")
+SAME = ("name", "seed", "workers", "compressor", "levels", "policy", "signal", "unit_steps",
+        "start_compressing_after")  # fmt: skip
+
+
+class Journal:
+    """The record of one hook, on process 0.
+
+    Attributes:
+        header: of the record.
+        writer: None until the first step, and after ``close``.
+        waiting: rows that are not written yet, each with its seconds and details.
+        fresh: the last of them may still get what is logged.
+    """
+
+    def __init__(self, about: Recording, header: Row) -> None:
+        self.about, self.header, self.folder = about, header, Path(about.folder)
+        self.writer: Writer | None = None
+        self.waiting: list[tuple[Row, dict[str, float], Row]] = []
+        self.sums: dict[str, Any] = {}
+        self.counts: dict[str, int] = {}
+        self.fresh = self.warned = False
+
+    # -- start and continue ------------------------------------------------------------------
+
+    def open(self, rows: list[Row], continued: bool) -> None:
+        """Start the record, or continue it after ``rows``.
+
+        Raises:
+            RecordError: the folder cannot be written, or holds a run that is not continued, or of
+                another configuration.
+        """
+        self.waiting = []
+        if (self.folder / "run.json").exists():
+            if not continued:
+                raise RecordError(
+                    f"{self.folder} already holds a run: load the state of its hook to continue "
+                    "it, or choose another folder"
+                )
+            self._check_same()
+            written = read_lines(self.folder / "epochs.jsonl")
+            self.writer = Writer.resume(
+                self.folder, min(len(rows), len(written)), workers=self.header["world"]["workers"]
+            )
+            self.writer.amend(units=self.about.units)
+        else:
+            written = []
+            self.writer = Writer.create(self.folder, self.header)
+        self.waiting = [(_whole(row), {}, {}) for row in rows[len(written) :]]
+
+    def _check_same(self) -> None:
+        theirs, ours = read_header(self.folder), self.header
+        differ = [k for k in SAME if theirs["config"].get(k) != ours["config"].get(k)]
+        differ += ["layers"] * (theirs["layers"] != ours["layers"])
+        if differ:
+            raise RecordError(
+                f"{self.folder} holds a run with another {', '.join(differ)}: continue it as it "
+                "was, or choose another folder"
+            )
+
+    # -- what happens ------------------------------------------------------------------------
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Add values of the unit under way, or of the one just ended."""
+        for name, value in values.items():
+            known = isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1)
+            require(known, f"log: {name}", value, "a number")
+            number = value.detach() if isinstance(value, Tensor) else float(value)
+            self.sums[name] = self.sums.get(name, 0.0) + number
+            self.counts[name] = self.counts.get(name, 0) + 1
+
+    def add(self, row: Row, seconds: dict[str, float], details: Row) -> None:
+        """A unit is over."""
+        self.waiting.append((row, seconds, details))
+        self.fresh = True
+
+    def flush(self) -> None:
+        """The next unit begins, or the job is over: write what waits."""
+        if self.fresh:
+            self._fill(self.waiting[-1][0])
+        begun, self.fresh = self.fresh, False
+        while begun and self.waiting and self.writer is not None:
+            try:
+                self.writer.epoch(*self.waiting[0])
+            except RecordError as error:
+                if not self.warned:
+                    warnings.warn(f"{error}; training goes on, and rows wait", stacklevel=2)
+                self.warned = True
+                return
+            self.waiting.pop(0)
+
+    def _fill(self, row: Row) -> None:
+        """Put what was logged into a unit's row, means over the calls."""
+        if not self.counts:
+            return
+        means = {name: _number(self.sums[name]) / n for name, n in self.counts.items()}
+        self.sums, self.counts = {}, {}
+        found = {name: x if math.isfinite(x) else None for name, x in means.items()}
+        for name in LOSSES:
+            row[name] = found.pop(name, row[name])
+        metric = found.pop(self.about.metric, found.pop("metric", row["metric"]))
+        row["metric"] = row["test_loss"] if self.about.metric == "loss" else metric
+        row["logged"] |= found
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def close(self, units: int, why: str = "") -> None:
+        """End the record after so many units.
+
+        Args:
+            why: the job did not end well.
+        """
+        self.fresh |= bool(self.waiting)
+        self.flush()
+        writer, self.writer = self.writer, None
+        if writer is None:
+            return
+        try:
+            short = self.about.units is not None and units < self.about.units
+            if short and not why:
+                why = f"the job ended after {units} of {self.about.units} units"
+            if not why:
+                writer.amend(units=units)
+                writer.event("end")
+            else:
+                writer.event("stopped", why=why)
+        except RecordError as error:
+            print(f"regimes: {error}", file=sys.stderr)
+        writer.close()
+
+
+def _number(value: Any) -> float:
+    return value.item() if isinstance(value, Tensor) else value
+
+
+def _whole(row: Row) -> Row:
+    """A row that comes out of a hook's state; RecordError if it says too little."""
+    if "floats" not in row:
+        raise RecordError(
+            "the hook's state was saved without a record and by an earlier version, whose rows do "
+            "not say what was sent: choose a new folder and start without that state"
+        )
+    return json.loads(json.dumps(row))

@@ -1,0 +1,109 @@
+"""The header of a job's record: what its user says of it, and what a hook sees by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from regimes import compression, policies
+from regimes.collectives.group import GroupWorld
+from regimes.collectives.requests import Layer
+from regimes.compression.reducer import costs_per_step
+from regimes.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig, to_dict
+from regimes.ddp.pace import Pace
+from regimes.ddp.validate import Choice
+from regimes.errors import require, unexpected
+from regimes.records import provenance
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a hook cannot know of a job, for its record.
+
+    Attributes:
+        folder: where the record is written; new, or that of the job which is continued.
+        name: of the schedule, by which figures and tables group runs; None: the policy's.
+        data: what the data set is called.
+        batch_size: samples per process and step.
+        metric: the name under which the script logs what it is judged by; "accuracy" as a share
+            of one, "perplexity" and "bits per byte" are known to figures.
+        units: how many the job will have, for progress; None: nobody knows.
+    """
+
+    folder: str | Path
+    name: str | None = None
+    data: str = "own"
+    batch_size: int | None = None
+    metric: str = "loss"
+    units: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("batch_size", "units"):
+            value = getattr(self, field)
+            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+            require(value is None or whole, f"Recording.{field}", value, "a whole number from 1 up")
+
+
+def recording(given: Any) -> Recording | None:
+    """The argument ``record`` of ``attach``; ConfigError unless it is a folder."""
+    if given is None or isinstance(given, Recording):
+        return given
+    if isinstance(given, str | Path) and str(given):
+        return Recording(given)
+    raise unexpected("record", given, "a folder, or regimes.Recording(folder, ...)")
+
+
+@runtime_checkable
+class Described(Protocol):
+    """What the header is taken from."""
+
+    world: GroupWorld
+    layers: list[Layer]
+    pace: Pace
+
+
+def header(
+    about: Recording, course: Described, chosen: Choice, network: nn.Module, seed: int
+) -> dict[str, Any]:
+    """``run.json`` of a hook's record; what a hook cannot know is None."""
+    rule, workers = policies.REGISTRY.table(chosen.policy), course.world.workers
+    optimizer, dtype = course.pace.optimizer, course.world.meter.dtype
+    config = RunConfig(
+        name=about.name or rule["name"],
+        seed=seed,
+        unit_steps=course.pace.steps,
+        workers=workers,
+        data=DataConfig(about.data),
+        model=ModelConfig(type(getattr(network, "_orig_mod", network)).__name__),
+        optimizer=OptimizerConfig(type(optimizer).__name__ if optimizer else "own",
+                                  schedule="constant"),
+        compressor=compression.REGISTRY.table(chosen.compressor),
+        levels=dict(chosen.levels),
+        policy=rule,
+        start_compressing_after=chosen.dense_start,
+        signal=chosen.signal,
+        dtype="float64" if dtype == torch.float64 else "float32",
+    )  # fmt: skip
+    plain = to_dict(config)
+    plain |= {"epochs": about.units or 0, "batch_size": about.batch_size}
+    plain["optimizer"]["lr"] = None  # see the rows
+    world = {"workers": workers, "processes": workers, "device": str(course.world.device)}
+    return {
+        "written_by": "hook",
+        "config": plain,
+        "code": provenance.code(),
+        "machine": provenance.machine(),
+        "world": {**world, "union_pass": False},
+        "data": {"digest": None, "train": None, "test": None},
+        "metric": about.metric,
+        "steps_per_epoch": None,
+        "units": about.units,
+        "budget": None,
+        "per_step": costs_per_step(chosen.compressor, course.layers, chosen.levels, workers),
+        "layers": [{"name": x.name, "shape": list(x.shape), "compressed": x.compressed}
+                   for x in course.layers],
+    }  # fmt: skip

@@ -38,12 +38,12 @@ class Meeting:
         self.count = 0
         self.posted = False
 
-    def come(self, call: str, patience: float = PATIENCE) -> None:
+    def come(self, call: str, patience: float | None = None) -> None:
         """Wait until all processes have come to the same call.
 
         Args:
             call: its name, e.g. "attach()".
-            patience: seconds until a warning names those that are missing.
+            patience: seconds until a warning names those that are missing; None: ``PATIENCE``.
 
         Raises:
             ConfigError: another process is in another call, or in a step that comes after it.
@@ -60,7 +60,7 @@ class Meeting:
                 waited = time.monotonic() - start
                 if waited > self.timeout:
                     raise TrainingError(_absent(self.rank, call, missing, waited))
-                if waited > patience and not warned:
+                if waited > (PATIENCE if patience is None else patience) and not warned:
                     warnings.warn(_absent(self.rank, call, missing, waited), stacklevel=2)
                     warned = True
                 time.sleep(pause)

@@ -84,6 +84,7 @@ class Compressor(ABC):
 
     error_feedback: bool = True
     linear: ClassVar[bool] = False
+    usual: ClassVar[Mapping[str, Level]] = {}  # low and high, where a hook's user names none
 
     @abstractmethod
     def check(self, level: Level) -> None:

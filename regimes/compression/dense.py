@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,6 +19,7 @@ class Dense(Compressor):
     """Its one level is "dense", which ``Compressor.reduce`` sends."""
 
     linear: ClassVar[bool] = True
+    usual: ClassVar[Mapping[str, Level]] = {"low": DENSE, "high": DENSE}
 
     def check(self, level: Level) -> None:
         if level != DENSE:

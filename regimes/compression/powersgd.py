@@ -7,6 +7,7 @@ maths; Q is kept when the rank changes (columns are added or dropped).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
@@ -40,6 +41,7 @@ class PowerSGD(Compressor):
 
     reset_on_change: bool = False
     linear: ClassVar[bool] = True
+    usual: ClassVar[Mapping[str, Level]] = {"low": 4, "high": 1}
 
     def check(self, level: Level) -> None:
         good = level == DENSE or (type(level) is int and level >= 1)

@@ -7,7 +7,9 @@ different scales cannot be added on the way; only the casts can use a mean.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, UInt8
@@ -47,6 +49,8 @@ class Sign(Compressor):
     """One bit per coordinate and one scale, the mean magnitude (Karimireddy et al., 2019,
     EF-SignSGD). Its one level is 1 (bit)."""
 
+    usual: ClassVar[Mapping[str, Level]] = {"low": DENSE, "high": 1}
+
     def check(self, level: Level) -> None:
         good = level in (DENSE, 1) and not isinstance(level, bool)
         require(good, "level of sign", level, '1 (bit), or "dense"')
@@ -79,6 +83,7 @@ class Quantise(Compressor):
 
     error_feedback: bool = False
     stochastic: bool = True
+    usual: ClassVar[Mapping[str, Level]] = {"low": 8, "high": 4}
 
     def __post_init__(self) -> None:
         if self.stochastic and self.error_feedback:
@@ -123,6 +128,8 @@ class Quantise(Compressor):
 class Cast(Compressor):
     """Half precision on the way: the level is "fp16" or "bf16". Equal between simulated and real
     workers up to the rounding of that format, in which the processes add."""
+
+    usual: ClassVar[Mapping[str, Level]] = {"low": DENSE, "high": "bf16"}
 
     def check(self, level: Level) -> None:
         require(level in (DENSE, *_HALF), "level of cast", level, '"fp16", "bf16" or "dense"')

@@ -5,7 +5,7 @@ The level is K, the percentage of a layer's coordinates that each worker sends, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -51,6 +51,7 @@ class TopK(Compressor):
 
     reduction: str = "mean"
     count: str = "round"
+    usual: ClassVar[Mapping[str, Level]] = {"low": 10, "high": 1}
 
     def __post_init__(self) -> None:
         good = self.reduction in ("mean", "sum")
@@ -106,6 +107,7 @@ class RandomK(Compressor):
     which makes it unbiased."""
 
     linear: ClassVar[bool] = True
+    usual: ClassVar[Mapping[str, Level]] = {"low": 10, "high": 1}
 
     def check(self, level: Level) -> None:
         _check("Random-K", level)

@@ -12,6 +12,7 @@ import hashlib
 import sys
 import warnings
 import weakref
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
@@ -179,6 +180,13 @@ class Course:
         self.buckets.levels = [DENSE if x == DENSE else self.values[x] for x in decided.names]
         self.buckets.check = self._agree
 
+    def _continue(self, levels: list[str]) -> None:
+        """Go on from ``rows`` that were loaded, at the levels that were in use."""
+        self._use(replace(self.controller.decide(self.rows), names=levels))
+        self.continued = True
+        if self.journal is not None:
+            self.journal.leave()
+
     def _agree(self) -> None:
         """Processes with different ideas would wait for each other, or mix up their bytes."""
         self.world.meeting.come("the first step of an epoch", FIRST_STEP)
@@ -216,7 +224,7 @@ class Course:
         if self.pace.own and steps and not why and (talks or not self.talks):
             self._end(*self.pace.rates())
         if self.world.rank == 0 and not why:
-            said = silence(self.header, self.rows)
+            said = silence({**self.header, "units": len(self.rows)}, self.rows)
             if steps and not self.rows and type(self.controller.policy).__name__ != "Static":
                 said.append(self._no_end())
             for sentence in said:

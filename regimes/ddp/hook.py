@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -120,7 +119,7 @@ class Hook(Course):
         self.lr = following
         return self._end(now, following)
 
-    def log(self, **values: SupportsFloat) -> None:
+    def log(self, **values: Any) -> None:
         """Add numbers to the record: of the unit under way, or, before the next unit's first step,
         of the one just ended. Several values of a name count as their mean. "train_loss",
         "test_loss" and the record's metric have columns of their own. Process 0's count; without a
@@ -157,6 +156,6 @@ class Hook(Course):
         Raises:
             ConfigError: it is of another model, compressor, process or number of processes.
         """
+        self.world.meeting.come("load_state_dict()")
         state.restore(self, saved)
-        names = [saved["levels"][layer.name] for layer in self.layers]
-        self._use(replace(self.controller.decide(self.rows), names=names))
+        self._continue([saved["levels"][layer.name] for layer in self.layers])

@@ -83,6 +83,12 @@ class Journal:
                 "was, or choose another folder"
             )
 
+    def leave(self) -> None:
+        """Until the record is opened again: the job goes on from a state, maybe an earlier one."""
+        if self.writer is not None:
+            self.writer.close()
+        self.writer = None
+
     # -- what happens ------------------------------------------------------------------------
 
     def log(self, values: Mapping[str, Any]) -> None:

@@ -12,10 +12,26 @@ from torch.nn.parallel import DistributedDataParallel
 
 from regimes import compression, policies
 from regimes.compression import Compressor
-from regimes.config import DENSE, Level, RunConfig, Signal
+from regimes.config import DENSE, Level, Signal
 from regimes.detectors.statistics import INSTRUMENT, Statistic
 from regimes.errors import ConfigError, nearest, require, unexpected
 from regimes.policies import Policy, check_levels
+
+WRAP = "wrap it first, model = DistributedDataParallel(model)"
+SHARDED = (
+    "it keeps a part of the parameters on each process and never exchanges whole gradients, which "
+    "the hook compresses: where the model fits on one device, wrap it in DistributedDataParallel"
+)
+NOT_DDP = {  # by the name of a class, so that none is imported
+    "compiled DDP": "attach before compiling, hook = regimes.attach(ddp), then torch.compile(ddp)",
+    "FullyShardedDataParallel": SHARDED,
+    "FSDPModule": SHARDED,
+    "DataParallel": "it is one process with several devices, between which nothing is exchanged "
+    "that could be compressed: start a process per device (torchrun) and use "
+    "DistributedDataParallel",
+    "DeepSpeedEngine": "it exchanges gradients by itself: use DistributedDataParallel",
+    "OptimizedModule": WRAP,
+}
 
 FROM_GRADIENTS = ("norms", "msdr", "noise", "error")  # instruments that need no data
 
@@ -38,8 +54,9 @@ def choose(
     whole = isinstance(dense_start, int) and not isinstance(dense_start, bool) and dense_start >= 0
     require(whole, "start_compressing_after", dense_start, "a number of steps, from 0 up")
     read = pick_signal(signal)
-    known = RunConfig().levels if levels is None else dict(levels)
-    chosen = pick_compressor(compressor, known)
+    chosen = pick_compressor(compressor)
+    known = dict(chosen.usual if levels is None else levels)
+    check_values(chosen, known)
     return Choice(pick_policy(policy, known), chosen, known, read, dense_start)
 
 
@@ -47,9 +64,13 @@ def wrapped(model: nn.Module) -> DistributedDataParallel:
     """The model, if it is one of DDP's without a hook that a hook can serve; ConfigError
     otherwise."""
     if not isinstance(model, DistributedDataParallel):
+        kinds = {kind.__name__ for kind in type(model).__mro__}
+        inner = getattr(model, "_orig_mod", None)
+        if isinstance(inner, DistributedDataParallel):
+            kinds = {"compiled DDP"}
+        known = next((words for kind, words in NOT_DDP.items() if kind in kinds), WRAP)
         raise ConfigError(
-            f"attach needs a DistributedDataParallel model, got {type(model).__name__}: wrap it "
-            "first, model = DistributedDataParallel(model)"
+            f"attach needs a DistributedDataParallel model, got {_name(model)}: {known}"
         )
     if getattr(model, "_comm_hooks", None):
         raise ConfigError(
@@ -58,6 +79,14 @@ def wrapped(model: nn.Module) -> DistributedDataParallel:
         )
     trainable(model)
     return model
+
+
+def _name(model: nn.Module) -> str:
+    inner = getattr(model, "_orig_mod", None)
+    if inner is not None:
+        return f"a compiled {type(inner).__name__}"
+    kind = next((k for k in type(model).__mro__ if k.__name__ == "FSDPModule"), None)
+    return "a model of fully_shard (FSDP2)" if kind else type(model).__name__
 
 
 def trainable(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
@@ -108,17 +137,26 @@ def pick_policy(given: Any, levels: Mapping[str, Level]) -> Policy:
     return chosen
 
 
-def pick_compressor(given: Any, levels: Mapping[str, Level]) -> Compressor:
-    """A compressor from a name, a table or an object; ConfigError unless the levels are its."""
+def pick_compressor(given: Any) -> Compressor:
+    """A compressor from a name, a table or an object; ConfigError unless it is one."""
     table = {"name": given} if isinstance(given, str) else given
     chosen = compression.compressor(dict(table)) if isinstance(table, Mapping) else table
     if not isinstance(chosen, Compressor):
         raise unexpected("compressor", given, "a name, a table with a name, or a Compressor")
+    return chosen
+
+
+def check_values(chosen: Compressor, levels: Mapping[str, Level]) -> None:
+    """Raise ConfigError unless the levels are those of a compressor."""
+    if not levels:
+        raise ConfigError(
+            f"levels: {type(chosen).__name__} has none of its own: say what low and high are, e.g. "
+            'levels={"low": ..., "high": ...}'
+        )
     if DENSE in levels:
         raise ConfigError('levels: "dense" is always known, give the level another name')
     for level in levels.values():
         chosen.check(level)
-    return chosen
 
 
 def pick_signal(given: str) -> Signal:

@@ -110,11 +110,22 @@ class Writer:
     def epoch(
         self, row: dict[str, Any], seconds: dict[str, float], details: dict[str, Any] | None = None
     ) -> None:
-        """Append one epoch; on the disk when this returns."""
-        self._append("seconds.jsonl", {"epoch": row["epoch"], **seconds})
+        """Append one epoch; on the disk when this returns, and nowhere if it cannot be written."""
+        lines = [("seconds.jsonl", {"epoch": row["epoch"], **seconds})]
         for name, detail in (details or {}).items():
-            self._append("instruments.jsonl", {"epoch": row["epoch"], "instrument": name, **detail})
-        self._append("epochs.jsonl", row)  # last: an epoch that is there is there with all it has
+            lines.append(
+                ("instruments.jsonl", {"epoch": row["epoch"], "instrument": name, **detail})
+            )
+        lines.append(("epochs.jsonl", row))  # last: an epoch that is there is there with all it has
+        sizes = {self.folder / name: _size(self.folder / name) for name, _ in lines}
+        try:
+            for name, line in lines:
+                self._append(name, line)
+        except RecordError:
+            for path, size in sizes.items():
+                if _size(path) > size:
+                    os.truncate(path, size)
+            raise
 
     def event(self, what: str, **details: Any) -> None:
         """Append to the run's diary."""
@@ -141,6 +152,10 @@ class Writer:
     def close(self) -> None:
         """Let go of the folder."""
         self._lock.close()
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
 
 
 def _open_lock(path: Path) -> TextIO:

@@ -148,7 +148,8 @@ class Hook(Course):
         Raises:
             ConfigError: within an epoch, when the policy reads more than the norm.
         """
-        return state.save(self)
+        own = {} if self.journal is None else {"logged": self.journal.state_dict()}
+        return {**state.save(self), **own, "pace": self.pace.state_dict()}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue where ``saved`` was taken; all processes call this.
@@ -158,4 +159,4 @@ class Hook(Course):
         """
         self.world.meeting.come("load_state_dict()")
         state.restore(self, saved)
-        self._continue([saved["levels"][layer.name] for layer in self.layers])
+        self._continue([saved["levels"][layer.name] for layer in self.layers], saved)

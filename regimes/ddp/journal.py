@@ -133,6 +133,14 @@ class Journal:
         row["metric"] = row["test_loss"] if self.about.metric == "loss" else metric
         row["logged"] |= found
 
+    def state_dict(self) -> Row:
+        """What was logged since the last unit, in plain types."""
+        return {"sums": {k: _number(v) for k, v in self.sums.items()}, "counts": dict(self.counts)}
+
+    def load_state_dict(self, state: Row) -> None:
+        """The inverse."""
+        self.sums, self.counts = dict(state.get("sums", {})), dict(state.get("counts", {}))
+
     # -- the end -----------------------------------------------------------------------------
 
     def close(self, units: int, why: str = "") -> None:

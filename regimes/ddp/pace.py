@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Protocol, runtime_checkable
@@ -56,6 +57,14 @@ class Pace:
         """A unit's first backward pass begins."""
         self.first = self.rate()
         self.epoch = None if self.steps or not self.own else self.every.epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was seen when the unit under way began."""
+        return {"first": self.first, "epoch": self.epoch}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse."""
+        self.first, self.epoch = state.get("first"), state.get("epoch")
 
     def over(self, steps: int) -> bool:
         """Is a unit of so many steps over, now that the next backward pass has begun?"""

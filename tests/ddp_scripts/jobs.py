@@ -444,7 +444,7 @@ def disagreement(rank: int, what: str) -> str:
         state = hook.state_dict()
         model, hook, optimizer = cases.wrap(case)
         if rank == 0:
-            hook.load_state_dict(state)
+            return sentence(lambda: hook.load_state_dict(state))
     return sentence(lambda: cases.step_of(model, optimizer, case, 0, rank))
 
 

@@ -1,17 +1,15 @@
-"""W workers on several processes. The only user of torch.distributed.
+"""W workers on several processes, which ``connect`` joins when a launcher has started them.
 
-``connect`` joins the processes that a launcher has started; ``GroupWorld`` is the DDP hook's, on
-a group that the user has made. All that a group holds must end with it: see ``_let_go``.
+With ``collectives.group`` the only user of torch.distributed. All that a group holds must end with
+it: see ``_let_go``.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import itertools
 import os
 import time
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -223,9 +221,9 @@ def _join(
     try:
         met, _, _ = next(dist.rendezvous(place, rank, launched(), timeout=patience))
         store = dist.PrefixStore(name, met)
-        with _errors_are_raised():
+        with errors_are_raised():
             dist.init_process_group(
-                _backends("nccl", device) if alone else "gloo",
+                backends("nccl", device) if alone else "gloo",
                 store=store,
                 world_size=launched(),
                 rank=rank,
@@ -240,13 +238,13 @@ def _join(
     return ProcessWorld(workers, device, store, (patience,) if alone else ())
 
 
-def _backends(own: str, device: torch.device) -> str:
+def backends(own: str, device: torch.device) -> str:
     """``own`` for tensors on the GPU, gloo for Python objects, if ``own`` cannot carry both."""
     return own if own == "gloo" or device.type == "cpu" else f"cpu:gloo,{device.type}:{own}"
 
 
 @contextlib.contextmanager
-def _errors_are_raised() -> Iterator[None]:
+def errors_are_raised() -> Iterator[None]:
     """NCCL groups made inside raise their errors in ``wait``. By torch's default a watchdog ends
     the process instead, and neither the record nor anybody else hears why."""
     name = "TORCH_NCCL_BLOCKING_WAIT"
@@ -277,51 +275,3 @@ def _attempt() -> str:
     """
     alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
     return f"regimes/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0') if alone else 'all'}"
-
-
-class GroupWorld(ProcessWorld):
-    """One worker for each process of an existing group, on a communicator of its own, so that its
-    collectives keep their order whatever else travels (DDP's own, the user's). Made collectively.
-    It ends when the user destroys the default group, with ``close``, or when Python ends.
-    """
-
-    def __init__(self, group: Any, device: torch.device, timeout: float) -> None:
-        ranks = dist.get_process_group_ranks(group)
-        World.__init__(self, len(ranks), processes=len(ranks), rank=dist.get_rank(group))
-        self.device, self.first = device, ranks[0]
-        own = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
-        kind, patience = own[device.type], timedelta(seconds=timeout)
-        self.patience = (patience,) if kind == "nccl" else ()
-        with _errors_are_raised():
-            ours = dist.new_group(
-                ranks, patience, _backends(kind, device), use_local_synchronization=True
-            )
-        self._group = weakref.ref(ours)  # torch holds it until it is destroyed
-        if kind == "gloo":
-            atexit.register(_destroy, self._group)
-
-    @property
-    def group(self) -> Any:
-        if (group := self._group()) is None:
-            raise TrainingError(
-                "the hook's process group has ended: train before dist.destroy_process_group()"
-            )
-        return group
-
-    def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        World.broadcast(self, tensors)
-        for tensor in tensors:
-            self._wait(dist.broadcast, tensor, self.first, async_op=True)
-
-    def abort(self) -> None:
-        """Nothing: when a wait has failed, NCCL has aborted this communicator itself."""
-
-    def close(self) -> None:
-        _destroy(self._group)
-
-
-def _destroy(group: weakref.ref[Any]) -> None:
-    """Destroy a group that is still there."""
-    if (ours := group()) is not None:
-        with contextlib.suppress(ValueError):  # destroyed, but somebody keeps it
-            dist.destroy_process_group(ours)

@@ -16,7 +16,7 @@ from typing import Any, Protocol, SupportsFloat, runtime_checkable
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from regimes.collectives.processes import GroupWorld
+from regimes.collectives.group import GroupWorld
 from regimes.collectives.requests import Layer, Traffic
 from regimes.compression.reducer import Reducer, check_order
 from regimes.config import DENSE, Level

@@ -8,7 +8,7 @@ from typing import Any, NoReturn, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from regimes.collectives.processes import GroupWorld
+from regimes.collectives.group import GroupWorld
 from regimes.collectives.requests import Layer, Traffic
 from regimes.compression import Compressor
 from regimes.compression.reducer import Reducer

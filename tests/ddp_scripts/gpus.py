@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import regimes
-from regimes.collectives import processes
+from regimes.collectives import group, processes
 from regimes.config import RunConfig
 
 ERRORS = {"nccl": dist.DistBackendError("NCCL timeout"), "memory": torch.OutOfMemoryError("full")}
@@ -115,7 +115,7 @@ def hooked(rank: int) -> dict[str, Any]:
     with patch.context() as p:
         p.setattr(dist, "get_backend_config", lambda group: "cuda:nccl")
         p.setattr(dist, "new_group", new)
-        ours = processes.GroupWorld(dist.group.WORLD, pretended.GPU, 20.0)
+        ours = group.GroupWorld(dist.group.WORLD, pretended.GPU, 20.0)
     patch.setattr(torch.cuda, "current_stream", pretended.stream)
     return {"gathered": ours.gather_object(rank), "made": made,
             "after": "TORCH_NCCL_BLOCKING_WAIT" in os.environ}  # fmt: skip

@@ -1,0 +1,78 @@
+"""W workers on a group of processes that a user has made: the DDP hook's world."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from regimes.collectives.processes import ProcessWorld, backends, errors_are_raised
+from regimes.collectives.world import World
+from regimes.errors import TrainingError
+
+
+class GroupWorld(ProcessWorld):
+    """One worker for each process of an existing group, on a communicator of its own, so that its
+    collectives keep their order whatever else travels (DDP's own, the user's). Made collectively.
+    It ends when the user destroys the default group, with ``close``, or when Python ends.
+    """
+
+    def __init__(self, group: Any, device: torch.device, timeout: float) -> None:
+        ranks = dist.get_process_group_ranks(group)
+        World.__init__(self, len(ranks), processes=len(ranks), rank=dist.get_rank(group))
+        self.device, self.first = device, ranks[0]
+        own = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
+        kind, patience = own[device.type], timedelta(seconds=timeout)
+        self.patience = (patience,) if kind == "nccl" else ()
+        with errors_are_raised():
+            ours = dist.new_group(
+                ranks, patience, backends(kind, device), use_local_synchronization=True
+            )
+        self._group = weakref.ref(ours)  # torch holds it until it is destroyed
+        if kind == "gloo":
+            atexit.register(_destroy, self._group)
+
+    @property
+    def group(self) -> Any:
+        if (group := self._group()) is None:
+            raise TrainingError(
+                "the hook's process group has ended: train before dist.destroy_process_group()"
+            )
+        return group
+
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        World.broadcast(self, tensors)
+        for tensor in tensors:
+            self._wait(dist.broadcast, tensor, self.first, async_op=True)
+
+    def collect(self, value: Any) -> list[Any] | None:
+        """Every process's value on process 0, in rank order; None elsewhere."""
+        everyone = [None] * self.processes if self.rank == 0 else None
+        self._wait(dist.gather_object, value, everyone, self.first)
+        return everyone
+
+    def deal(self, values: Sequence[Any] | None) -> Any:
+        """This process's own of the values that process 0 gives, one for each process."""
+        mine = [None]
+        self._wait(dist.scatter_object_list, mine, values, self.first)
+        return mine[0]
+
+    def abort(self) -> None:
+        """Nothing: when a wait has failed, NCCL has aborted this communicator itself."""
+
+    def close(self) -> None:
+        _destroy(self._group)
+
+
+def _destroy(group: weakref.ref[Any]) -> None:
+    """Destroy a group that is still there."""
+    if (ours := group()) is not None:
+        with contextlib.suppress(ValueError):  # destroyed, but somebody keeps it
+            dist.destroy_process_group(ours)

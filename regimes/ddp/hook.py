@@ -20,8 +20,9 @@ from regimes.collectives.group import GroupWorld
 from regimes.collectives.requests import Layer, Traffic
 from regimes.compression.reducer import Reducer, check_order
 from regimes.config import DENSE, Level
-from regimes.ddp import state, validate
+from regimes.ddp import elastic, state, validate
 from regimes.ddp.buckets import Buckets
+from regimes.ddp.fitting import fit
 from regimes.detectors.statistics import Statistic
 from regimes.errors import ConfigError, unexpected
 from regimes.instruments.base import MeasurementContext
@@ -222,11 +223,37 @@ class Hook:
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue where ``saved`` was taken; all processes call this.
 
+        Layers are known by their names. One that ``saved`` lacks, because it was frozen, starts
+        without a residual; one that is frozen now is left out. Process 0 warns of both.
+
         Raises:
             ConfigError: it is of another model, compressor, process or number of processes.
         """
-        state.restore(self, saved)
-        self._use([saved["levels"][layer.name] for layer in self.layers])
+        self._use(state.restore(self, fit(self, saved)))
+
+    def full_state_dict(self) -> dict[str, Any] | None:
+        """The states of all processes in one, on process 0 (None on the others), which any number
+        of processes can continue from. All processes call this. Its tensors are on the CPU;
+        ``torch.load(weights_only=True)`` reads it back.
+
+        Raises:
+            ConfigError: as ``state_dict`` does, on all processes.
+        """
+        return elastic.collect(self)
+
+    def load_full_state_dict(self, full: Mapping[str, Any] | None) -> None:
+        """Continue where ``full`` was taken; all processes call this, and process 0 passes what
+        ``full_state_dict`` gave there (what the others pass is not looked at).
+
+        On as many processes as then it is ``load_state_dict`` of each one's own state. On another
+        number the residuals are divided such that their mean over the processes is kept, and
+        ``traffic`` goes on from that of process 0. Layers are matched as in ``load_state_dict``.
+
+        Raises:
+            ConfigError: on all processes: as ``load_state_dict`` does; or, on another number of
+                processes, it was saved within an epoch and the signal is not "update".
+        """
+        self._use(state.restore(self, elastic.deal(self, full)))
 
 
 def _rate(value: Any) -> float:

@@ -298,7 +298,6 @@ def test_bad_input_gets_one_sentence() -> None:
         "rate of truth": "lr = True: expected a number from zero up",
         "state of others": "saved by process 2 of 4, this is process 0 of 1",
         "state of a model": "layer 'head.weight' has shape [7, 24], and here it has shape [5, 24]",
-        "state of a layer less": "another model",
         "state of a compressor": "it is of TopK(), and here is PowerSGD(",
         "state of levels": "it has a level 'medium', and here are low, high",
         "state of a policy": "of a policy that reads other statistics",

@@ -12,7 +12,6 @@ import hashlib
 import sys
 import warnings
 import weakref
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -181,14 +180,11 @@ class Course:
         self.buckets.levels = [DENSE if x == DENSE else self.values[x] for x in decided.names]
         self.buckets.check = self._agree
 
-    def _continue(self, levels: list[str], saved: Mapping[str, Any]) -> None:
-        """Go on from ``rows`` that were loaded, at the levels that were in use."""
+    def _continue(self, fitted: state.Fitted) -> None:
+        """Go on from a state, at the levels that were in use."""
+        levels = state.restore(self, fitted)
         self._use(replace(self.controller.decide(self.rows), names=levels))
-        self.pace.load_state_dict(saved.get("pace", {}))
         self.continued = True
-        if self.journal is not None:
-            self.journal.leave()
-            self.journal.load_state_dict(saved.get("logged", {}))
 
     def _agree(self) -> None:
         """Processes with different ideas would wait for each other, or mix up their bytes."""

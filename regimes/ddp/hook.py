@@ -9,8 +9,9 @@ from typing import Any, SupportsFloat
 from torch import nn
 
 from regimes.config import Level
-from regimes.ddp import pace, state, validate
+from regimes.ddp import elastic, pace, state, validate
 from regimes.ddp.course import Course, Scaler
+from regimes.ddp.fitting import fit
 from regimes.ddp.recording import Recording, recording
 from regimes.errors import ConfigError
 from regimes.policies import Decision
@@ -148,15 +149,42 @@ class Hook(Course):
         Raises:
             ConfigError: within an epoch, when the policy reads more than the norm.
         """
-        own = {} if self.journal is None else {"logged": self.journal.state_dict()}
-        return {**state.save(self), **own, "pace": self.pace.state_dict()}
+        return state.save(self)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue where ``saved`` was taken; all processes call this.
+
+        Layers are known by their names. One that ``saved`` lacks, because it was frozen, starts
+        without a residual; one that is frozen now is left out. Process 0 warns of both.
 
         Raises:
             ConfigError: it is of another model, compressor, process or number of processes.
         """
         self.world.meeting.come("load_state_dict()")
-        state.restore(self, saved)
-        self._continue([saved["levels"][layer.name] for layer in self.layers], saved)
+        self._continue(fit(self, saved))
+
+    def full_state_dict(self) -> dict[str, Any] | None:
+        """The states of all processes in one, on process 0 (None on the others), which any number
+        of processes can continue from. All processes call this. Its tensors are on the CPU;
+        ``torch.load(weights_only=True)`` reads it back.
+
+        Raises:
+            ConfigError: as ``state_dict`` does, on all processes.
+        """
+        self.world.meeting.come("full_state_dict()")
+        return elastic.collect(self)
+
+    def load_full_state_dict(self, full: Mapping[str, Any] | None) -> None:
+        """Continue where ``full`` was taken; all processes call this, and process 0 passes what
+        ``full_state_dict`` gave there (what the others pass is not looked at).
+
+        On as many processes as then it is ``load_state_dict`` of each one's own state. On another
+        number the residuals are divided such that their mean over the processes is kept, and
+        ``traffic`` goes on from that of process 0. Layers are matched as in ``load_state_dict``.
+
+        Raises:
+            ConfigError: on all processes: as ``load_state_dict`` does; or, on another number of
+                processes, it was saved within an epoch and the signal is not "update".
+        """
+        self.world.meeting.come("load_full_state_dict()")
+        self._continue(elastic.deal(self, full))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -12,12 +14,15 @@ from regimes.collectives.group import GroupWorld
 from regimes.collectives.requests import Layer, Traffic
 from regimes.compression import Compressor
 from regimes.compression.reducer import Reducer
-from regimes.config import DENSE, Level
+from regimes.config import Level
 from regimes.ddp.buckets import Buckets
+from regimes.ddp.journal import Journal
+from regimes.ddp.pace import Pace
 from regimes.errors import ConfigError
 from regimes.instruments.base import Gauge
 from regimes.instruments.gradient_norm import NormsGauge
 from regimes.instruments.panel import Panel
+from regimes.policies.controller import Controller
 
 NOTHING: dict[str, Any] = {"layers": {}, "calls": {}, "sent": {}}  # of a meter; older states
 
@@ -29,6 +34,7 @@ class Stateful(Protocol):
     world: GroupWorld
     layers: list[Layer]
     compressor: Compressor
+    controller: Controller
     values: Mapping[str, Level]
     reducer: Reducer
     buckets: Buckets
@@ -36,6 +42,8 @@ class Stateful(Protocol):
     rows: list[dict[str, Any]]
     lr: float | None
     earlier: Traffic
+    pace: Pace
+    journal: Journal | None
 
     @property
     def levels(self) -> dict[str, str]: ...
@@ -56,7 +64,7 @@ def save(hook: Stateful) -> dict[str, Any]:
         if residuals[layer.name] is not None:
             residuals[layer.name] /= unit
     return {
-        **_identity(hook),
+        **identity(hook),
         "memories": memories,
         "residuals": residuals,
         "gauges": copy.deepcopy(hook.panel.state_dict()),
@@ -68,13 +76,29 @@ def save(hook: Stateful) -> dict[str, Any]:
         "lr": hook.lr,
         "traffic": [hook.earlier.floats, hook.earlier.bytes],
         "meter": hook.world.meter.state_dict(),
+        "pace": hook.pace.state_dict(),
+        "logged": {} if hook.journal is None else hook.journal.state_dict(),
     }
 
 
-def restore(hook: Stateful, state: Mapping[str, Any]) -> None:
-    """See ``Hook.load_state_dict``; the levels are left to the caller."""
-    _refuse_another(hook, state)
-    state, device, b = copy.deepcopy(dict(state)), hook.world.device, hook.buckets
+@dataclass(frozen=True)
+class Fitted:
+    """A state that fits a hook.
+
+    Attributes:
+        state: what has a place for each layer has that of the hook's layers.
+        levels: the level of each.
+        news: one sentence of what was new or left out, if anything was.
+    """
+
+    state: dict[str, Any]
+    levels: list[str]
+    news: str | None
+
+
+def restore(hook: Stateful, fitted: Fitted) -> list[str]:
+    """Continue from a state; returns the levels, which are left to the caller."""
+    state, device, b = fitted.state, hook.world.device, hook.buckets
     hook.reducer.load_state_dict(state["memories"], state["residuals"])
     hook.reducer.to(device)
     b.units = [1.0] * len(hook.layers)
@@ -87,9 +111,16 @@ def restore(hook: Stateful, state: Mapping[str, Any]) -> None:
     hook.rows, hook.lr = state["rows"], state["lr"]
     hook.world.meter.load_state_dict(state.get("meter", NOTHING))
     hook.earlier = Traffic(*state["traffic"])
+    hook.pace.load_state_dict(state.get("pace", {}))
+    if hook.journal is not None:
+        hook.journal.leave()
+        hook.journal.load_state_dict(state.get("logged", {}))
+    if fitted.news is not None and hook.world.rank == 0:
+        warnings.warn(fitted.news, stacklevel=3)
+    return fitted.levels
 
 
-def _identity(hook: Stateful) -> dict[str, Any]:
+def identity(hook: Stateful) -> dict[str, Any]:
     """What must be the same where the state is loaded."""
     return {
         "worker": hook.world.rank,
@@ -109,34 +140,3 @@ def describe(plug_in: Any) -> str:
     """A text that is the same on all processes."""
     kind = type(plug_in)
     return repr(plug_in) if hasattr(kind, "__dataclass_fields__") else kind.__qualname__
-
-
-def _refuse_another(hook: Stateful, state: Mapping[str, Any]) -> None:
-    mine = _identity(hook)
-    if not isinstance(state, Mapping) or not {*mine, "residuals", "rows"} <= state.keys():
-        _refuse("it is not what hook.state_dict() gave")
-    saved, here = (state["worker"], state["workers"]), (mine["worker"], mine["workers"])
-    if saved != here:
-        _refuse(
-            f"it was saved by process {saved[0]} of {saved[1]}, this is process {here[0]} of "
-            f"{here[1]}: every process loads its own file, on the same number of processes, or "
-            "what each still owes would be lost"
-        )
-    for name in {**mine["shapes"], **state["shapes"]}:
-        ours, theirs = mine["shapes"].get(name), state["shapes"].get(name)
-        if ours != theirs:
-            _refuse(
-                f"it is of another model, in which layer {name!r} "
-                f"{'is missing' if theirs is None else f'has shape {theirs}'}, and here "
-                f"{'it is missing' if ours is None else f'it has shape {ours}'}"
-            )
-    if state["compressor"] != mine["compressor"]:
-        _refuse(f"it is of {state['compressor']}, and here is {mine['compressor']}")
-    if unknown := set(state["levels"].values()) - {*hook.values, DENSE}:
-        _refuse(f"it has a level {min(unknown)!r}, and here are {', '.join(hook.values) or 'none'}")
-    if state["gauges"].keys() != hook.panel.gauges.keys():
-        _refuse("it is of a policy that reads other statistics")
-
-
-def _refuse(why: str) -> NoReturn:
-    raise ConfigError(f"cannot load the hook's state: {why}")

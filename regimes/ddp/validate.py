@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast, get_args
 
@@ -90,7 +90,8 @@ def _name(model: nn.Module) -> str:
 
 
 def trainable(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
-    """The parameters that DDP reduces, by name; a tensor shared by several modules appears once.
+    """The parameters that DDP reduces, by the names of the bare model: a model has the same ones
+    compiled or not. A tensor shared by several modules appears once.
 
     Raises:
         ConfigError: some that no compressor can handle.
@@ -111,7 +112,24 @@ def trainable(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
     for name, module in model.module.named_modules():
         if getattr(module, "sparse", False) is True:
             raise ConfigError(f"module {name!r} makes sparse gradients: build it with sparse=False")
-    return found
+    parallel = (nn.DataParallel, DistributedDataParallel)
+    wrappers = {path for path, m in model.module.named_modules() if isinstance(m, parallel)}
+    plain = plain_names(found, wrappers)
+    return {plain[name]: parameter for name, parameter in found.items()}
+
+
+def plain_names(names: Iterable[str], wrappers: Collection[str] = ()) -> dict[str, str]:
+    """What each name is without the parts that wrappers add: "_orig_mod" of torch.compile, and
+    "module" right below a wrapper (its path is given). All as they are if two became one."""
+    found = {}
+    for name in names:
+        parts = name.split(".")
+        found[name] = ".".join(
+            part
+            for i, part in enumerate(parts)
+            if part != "_orig_mod" and not (part == "module" and ".".join(parts[:i]) in wrappers)
+        )
+    return found if len({*found.values()}) == len(found) else {name: name for name in found}
 
 
 def pick_policy(given: Any, levels: Mapping[str, Level]) -> Policy:

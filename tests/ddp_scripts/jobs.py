@@ -415,7 +415,6 @@ def bad_input(rank: int) -> dict[str, str]:
         "rate of truth": lambda: _trained_once(case).epoch_end(lr=True),
         "state of others": load(worker=2, workers=4),
         "state of a model": load(shapes=shapes),
-        "state of a layer less": load(shapes={k: v for k, v in shapes.items() if k != "scale"}),
         "state of a compressor": load(compressor="TopK()"),
         "state of levels": load(levels=dict.fromkeys(state["levels"], "medium")),
         "state of a policy": load(gauges={}),

@@ -106,9 +106,10 @@ def main(words: list[str] | None = None) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     scheduler = MultiStepLR(optimizer, milestones=[args.epochs * 2 // 3])
 
+    about = regimes.Recording(args.out / "record", data="digits", metric="accuracy")
     hook = regimes.attach(  # ACCORDION: ranks 4 and 1, decided per layer every two epochs
         model, policy={"name": "accordion", "interval": 2}, compressor="powersgd",
-        levels={"low": 4, "high": 1},
+        levels={"low": 4, "high": 1}, optimizer=optimizer, record=about,
     )  # fmt: skip
 
     start = newest(args.out, processes)
@@ -125,9 +126,10 @@ def main(words: list[str] | None = None) -> None:
         sampler.set_epoch(epoch)
         loss = train(model, loader, optimizer, device)
         scheduler.step()
-        hook.epoch_end(lr=scheduler.get_last_lr()[0])  # ACCORDION
+        hook.epoch_end()  # ACCORDION
         if rank == 0:
             share = accuracy(model.module, DataLoader(testing, 500), device)
+            hook.log(train_loss=loss, accuracy=share)  # ACCORDION
             low = sum(level == "low" for level in hook.levels.values())
             sent = hook.traffic.bytes / 1e6
             print(f"epoch {epoch + 1:2d}  loss {loss:.3f}  accuracy {share:.1%}  sent {sent:.2f} MB"
@@ -135,6 +137,7 @@ def main(words: list[str] | None = None) -> None:
         state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(),
                  "scheduler": scheduler.state_dict(), "hook": hook.state_dict()}  # fmt: skip
         save(args.out / f"{epoch + 1:03d}" / f"process-{rank}.pt", state)
+    hook.close()  # ACCORDION
     dist.destroy_process_group()
 
 

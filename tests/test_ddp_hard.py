@@ -14,6 +14,8 @@ import pytest
 import torch
 from ddp_scripts import group, jobs
 
+from regimes.records import read_lines
+
 SLOW = pytest.mark.slow
 EPOCHS = 6
 
@@ -28,6 +30,7 @@ def same_end(a: Path, b: Path, processes: int = 4) -> None:
         files = (folder / f"{EPOCHS:03d}" / f"process-{rank}.pt" for folder in (a, b))
         ours, theirs = (torch.load(file, weights_only=True) for file in files)
         assert flat(ours) == flat(theirs)
+    assert read_lines(a / "record" / "epochs.jsonl") == read_lines(b / "record" / "epochs.jsonl")
 
 
 def flat(value: object) -> object:

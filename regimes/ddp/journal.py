@@ -87,7 +87,7 @@ class Journal:
         """Until the record is opened again: the job goes on from a state, maybe an earlier one."""
         if self.writer is not None:
             self.writer.close()
-        self.writer = None
+        self.writer, self.waiting, self.fresh = None, [], False
 
     # -- what happens ------------------------------------------------------------------------
 
@@ -107,8 +107,7 @@ class Journal:
 
     def flush(self) -> None:
         """The next unit begins, or the job is over: write what waits."""
-        if self.fresh:
-            self._fill(self.waiting[-1][0])
+        self.fill()
         begun, self.fresh = self.fresh, False
         while begun and self.waiting and self.writer is not None:
             try:
@@ -120,10 +119,12 @@ class Journal:
                 return
             self.waiting.pop(0)
 
-    def _fill(self, row: Row) -> None:
-        """Put what was logged into a unit's row, means over the calls."""
-        if not self.counts:
+    def fill(self) -> None:
+        """Put what was logged, means over the calls, into the row of the unit that has just ended;
+        what is logged while a unit goes on waits for its row."""
+        if not self.fresh or not self.counts:
             return
+        row = self.waiting[-1][0]
         means = {name: _number(self.sums[name]) / n for name, n in self.counts.items()}
         self.sums, self.counts = {}, {}
         found = {name: x if math.isfinite(x) else None for name, x in means.items()}

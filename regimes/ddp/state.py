@@ -59,6 +59,8 @@ def save(hook: Stateful) -> dict[str, Any]:
             f"state_dict: {', '.join(hook.panel.gauges)} cannot be saved within an epoch: call it "
             "right after epoch_end"
         )
+    if hook.journal is not None:
+        hook.journal.fill()
     memories, residuals = copy.deepcopy(hook.reducer.state_dict())
     for layer, unit in zip(hook.layers, b.units, strict=True):
         if residuals[layer.name] is not None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 from matplotlib.ticker import NullLocator
 
+from regimes.errors import RecordError
 from regimes.plotting import panels, style
 from regimes.records import Record, load_all
 
@@ -34,11 +35,17 @@ DECIDED = {"batch": "samples per step", "lr": "learning rate"}
 
 
 def decided(found: Groups) -> pd.DataFrame:
-    """Per schedule, seed and epoch: batch (samples per step, all workers), lr, steps."""
+    """Per schedule, seed and epoch: batch (samples per step, all workers), lr, steps.
+
+    Raises:
+        RecordError: a hook's record was not told the batch size.
+    """
     parts = []
     for name, runs in found.items():
         for run in runs:
             rows = run.epochs[["epoch", "lr", "steps"]].assign(schedule=name, seed=run.seed)
+            if run.epochs["batch_size"].isna().any():
+                raise RecordError(f"{run.folder} does not say what its batch size was")
             rows["batch"] = run.config["workers"] * run.epochs["batch_size"]
             parts.append(rows)
     return pd.concat(parts, ignore_index=True)[
@@ -77,7 +84,7 @@ def figure(
             ax.margins(x=0.02)
         for ax in (grid[0, 0], *grid[1]):
             style.shade(ax, compare.windows(found))
-            style.mark_decays(ax, lines.decaying(found).config, labelled=ax is grid[0, 0])
+            style.mark_decays(ax, lines.decaying(found), labelled=ax is grid[0, 0])
         fig.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3,
                    handlelength=4)  # fmt: skip
         below = "Below, thin: each seed; thick: the median. "

@@ -16,6 +16,7 @@ from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import metrics
+from regimes.plotting.curves import values
 from regimes.plotting.groups import BASELINES, compressed, groups, tested_by
 from regimes.plotting.groups import Groups as Groups
 from regimes.plotting.groups import windows as windows
@@ -54,8 +55,15 @@ LAST = 3  # epochs whose mean is a run's accuracy (or other metric)
 
 
 def norms(runs: Sequence[Record]) -> pd.DataFrame:
-    """Per epoch and compressed layer, the mean over ``runs`` of the detectors' statistic."""
+    """Per epoch and compressed layer, the mean over ``runs`` of the detectors' statistic.
+
+    Raises:
+        RecordError: a run has none, since its policy reads none.
+    """
     names = [layer["name"] for layer in compressed(runs[0])]
+    for run in runs:
+        if run.statistic not in run.layers:
+            raise RecordError(f"{run.folder} recorded no {run.statistic!r}, which this draws")
     rows = pd.concat([run.layers.rename(columns={run.statistic: "norm"}) for run in runs])
     rows = rows[rows["layer"].isin(names)]
     frame = rows.groupby(["layer", "epoch"], as_index=False).agg(
@@ -81,9 +89,8 @@ def table(
         others: compare each schedule with the baseline as well.
     """
     found = groups(runs, needed)
-    shown = tested_by(next(iter(found.values()))[0])
-    each = summary([run for group in found.values() for run in group], LAST)
-    each[shown.name], each["floats"] = shown.factor * each["metric"], each["floats"] / 1e6
+    shown, each = reached([run for group in found.values() for run in group])
+    each["floats"] /= 1e6
     rows = each.groupby("name", sort=False).agg(
         **{"n": ("seed", "size"), shown.name: (shown.name, "mean"), "sd": (shown.name, "std")},
         floats_M=("floats", "mean"),
@@ -96,6 +103,20 @@ def table(
         chosen += [(name, base) for name in rest]
     pairs = [pair(each, a, b, shown) for a, b in chosen]
     return rows.rename_axis("schedule").reset_index(), pd.DataFrame(pairs)
+
+
+def reached(runs: Sequence[Record]) -> tuple[Metric, pd.DataFrame]:
+    """What runs were tested by, and `records.summary` with a column of that, in the shown unit.
+
+    Raises:
+        RecordError: nothing of it was logged in one of them; it is not finished.
+    """
+    shown = tested_by(runs[0])
+    for run in runs:
+        values(run, shown)
+    each = summary(runs, LAST)
+    each[shown.name] = shown.factor * each["metric"]
+    return shown, each
 
 
 def paired(each: pd.DataFrame, a: str, b: str, column: str) -> list[float]:

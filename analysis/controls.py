@@ -29,7 +29,7 @@ from regimes.config import RunConfig, from_dict
 from regimes.detectors.baselines import place
 from regimes.errors import RecordError
 from regimes.plotting import style
-from regimes.records import Record, load_all, summary
+from regimes.records import Record, load_all
 from regimes.replay.agreement import interval
 
 from . import compare
@@ -107,9 +107,7 @@ def numbers(runs: Iterable[Record], base: str = "accordion") -> pd.DataFrame:
         RecordError: see `compare.groups`.
     """
     found = compare.groups(runs, [base])
-    shown = compare.tested_by(found[base][0])
-    each = summary([run for group in found.values() for run in group], compare.LAST)
-    each[shown.name] = shown.factor * each["metric"]
+    shown, each = compare.reached([run for group in found.values() for run in group])
     rows = []
     for name in [name for name in LABELS if name in found]:
         mean, low, high = interval(each.loc[each["name"] == name, shown.name].to_list())

@@ -155,12 +155,13 @@ def _caption(
     seeds = [case.runs for case in found if case.runs]
     overlap = ("no overlap of backward and communication" if buckets == 1
                else f"{buckets} buckets reduced during the backward pass")  # fmt: skip
-    header = runs[0].header
+    header, size = runs[0].header, runs[0].config.get("batch_size")
+    batch = f" of {size}" if size else ""
     return (
         f"Predicted, not measured: recorded traffic and measured seconds on the cost model of "
         f"regimes.cost ({algorithm}, latency {float(network.latency) * 1e6:g} µs, {overlap}). "
         f"Left: of an epoch; the ticks on the line of no gain are the break-even bandwidths. "
-        f"Right: each worker keeps its batch of {runs[0].config['batch_size']}. Compute "
+        f"Right: each worker keeps its batch{batch}. Compute "
         f"{1e3 * dense.compute:.1f} ms per worker and step on one core of "
         f"{header['machine'].get('processor') or 'the machine'}. Mean over "
         f"{style.seeds_in_words(seeds)}, bands: 95 % t interval (traffic alone differs between "

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Literal
 
 import pandas as pd
 
-from regimes.plotting import metrics, panels, style
+from regimes.plotting import panels, style
 from regimes.plotting.curves import CLOCK as CLOCK
-from regimes.plotting.curves import curves, ends
+from regimes.plotting.curves import curves, ends, has
 from regimes.plotting.curves import seconds as seconds
-from regimes.plotting.groups import decaying
-from regimes.records import Record, load_all, units
+from regimes.plotting.decays import decay_epochs
+from regimes.plotting.groups import decaying, measured
+from regimes.records import Record, length, load_all
 
 from . import compare
 from . import published as logs
@@ -60,7 +61,7 @@ def figure(
     """
     found = compare.groups(runs, schedules, only=bool(schedules))
     one = next(iter(found.values()))[0]
-    shown = metrics.named(column) if column else compare.tested_by(one)
+    shown = measured(one, column) if column else compare.tested_by(one)
     numbers, last = curves(found, shown), ends(found, shown)
     authors = logs.of(one, shown) if overlay else None
     with style.theme():
@@ -73,7 +74,7 @@ def figure(
             panels.format_axis(ax, against, last, decaying(found).config)
             if against == "epoch":
                 style.shade(ax, compare.windows(found))
-                style.mark_decays(ax, decaying(found).config)
+                style.mark_decays(ax, decaying(found))
         axes[0].set_ylabel(shown.label)
         panels.limits(axes[0], numbers, shown, last)
         fig.legend(*axes[list(x).index("epoch") if "epoch" in x else 0]
@@ -91,7 +92,7 @@ def words(found: Groups, x: Sequence[str], overlay: bool = False) -> str:
     spread = "bands and bars: 95 % t interval of the mean"
     parts = [f"Mean over {style.seeds_in_words(counts)}; "
              f"{spread if max(counts) > 1 else 'one seed, so no interval'}; a large marker is the "
-             "end of training"]  # fmt: skip
+             f"{'last value' if one.hooked else 'end of training'}"]  # fmt: skip
     if compare.windows(found) and "epoch" in x:
         parts.append("Shaded: the hand-made critical windows")
     notes: dict[str, list[str]] = {}
@@ -112,14 +113,14 @@ def words(found: Groups, x: Sequence[str], overlay: bool = False) -> str:
 def _differences(runs: Sequence[Record], one: Record) -> list[str]:
     """What a reader should know of a schedule that was not trained like most."""
     said = []
-    decays = runs[0].config["optimizer"].get("decay_epochs", ())
-    if decays != one.config["optimizer"].get("decay_epochs", ()):
+    decays = decay_epochs(runs[0])
+    if decays != decay_epochs(one):
         said.append(f"decays at epoch {', '.join(map(str, decays)) or 'none'}")
     meant, usual = style.levels(runs[0].config), style.levels(one.config)
     if meant != usual:
         said.append(meant)
     lengths = sorted({len(run.epochs) for run in runs})
-    if lengths != [units(one.header)]:
+    if lengths != [length(one.header, one.rows)]:
         spelt = " to ".join(map(str, {lengths[0]: 0, lengths[-1]: 0}))
         rest = "; the curve goes as far as all seeds" if len(lengths) > 1 else ""
         said.append(f"{spelt} {style.unit_of(one.config).partition(' ')[0]}s{rest}")
@@ -138,7 +139,8 @@ def main(
     published: bool = False,
     name: str = "curves",
 ) -> list[Path]:
-    """Draw curves from the records under RECORDS and print the table of their ends.
+    """Draw curves from the records under RECORDS and print the table of their ends, if they were
+    tested.
 
     Args:
         records: a folder of runs, or an archive of them.
@@ -152,8 +154,9 @@ def main(
     files, runs = Files(records, out), load_all(records)
     files.figure(name, figure(runs, schedules=schedules, x=x, column=metric, overlay=published))
     runs = [run for run in runs if not schedules or run.name in schedules]
-    tables = compare.table(runs, needed=(), others=True)
-    files.compared(tables, f"{style.setting(runs[0])}.", f"{name}-")
+    if all(has(run, compare.tested_by(run)) for run in runs):
+        tables = compare.table(runs, needed=(), others=True)
+        files.compared(tables, f"{style.setting(runs[0])}.", f"{name}-")
     return files.said()
 
 

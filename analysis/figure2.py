@@ -62,7 +62,7 @@ def figure2a(runs: Iterable[Record], schedule: str = "low") -> tuple[Figure, pd.
         fig = style.figure(3.3)
         ax = fig.add_subplot()
         style.shade(ax, critical)
-        style.mark_decays(ax, config)
+        style.mark_decays(ax, chosen[0])
         for (depth, rows), colour in zip(numbers.groupby("depth"), colours, strict=True):
             positive = rows["norm"].where(rows["norm"] > 0)
             i, width = int(str(depth)), 1.4 if len(layers) <= 14 else 0.8
@@ -109,7 +109,7 @@ def figure2b(runs: Iterable[Record]) -> tuple[Figure, pd.DataFrame]:
         for (title, names), half in zip(PANELS.items(), halves, strict=True):
             left, right = half.subplots(1, 2, sharey=True)
             style.shade(left, windows(found))
-            style.mark_decays(left, one.config)
+            style.mark_decays(left, one)
             drawn = names + (strangers if title == RECOVER else ())
             for ax, against in ((left, "epoch"), (right, "floats")):
                 panels.fill(ax, against, numbers[numbers["schedule"].isin(drawn)], last, shown)

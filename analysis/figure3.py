@@ -128,7 +128,7 @@ def figure3(
                 _draw(ax, numbers[numbers["signal"] == name], name)
             style.log_axis(ax)
             ax.margins(x=0.01)
-            style.mark_decays(ax, chosen[0].config, labelled=ax is top)
+            style.mark_decays(ax, chosen[0], labelled=ax is top)
         top.set_ylabel("top eigenvalue\nof the Hessian")
         middle.set_ylabel("gradient norm,\nwhole model")
         top.legend(loc="upper right", handlelength=4)

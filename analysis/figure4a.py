@@ -128,7 +128,7 @@ def figure4a(runs: Iterable[Record], schedule: str = "dense") -> tuple[Figure, p
         fig = style.figure(3.6)
         halves: Any = fig.subfigures(1, 2)
         left, right = (half.add_subplot() for half in halves)
-        style.mark_decays(left, one.config)
+        style.mark_decays(left, one)
         right.text(0.5, 1.01, " ", fontsize=7, va="bottom", transform=right.transAxes)  # as tall
         for i, batch in enumerate(shown):
             _draw(left, numbers[numbers["batch"] == batch], "epoch", f"{batch}", i)

@@ -122,7 +122,7 @@ def _network(left: Axes, right: Axes, numbers: pd.DataFrame, one: Record) -> Non
         ax.axhline(height, color=GREY, linewidth=0.8, zorder=1)
         ax.text(0.01, height + 0.01, words, fontsize=7, va="bottom", color="#444444",
                 transform=ax.get_yaxis_transform())  # fmt: skip
-        style.mark_decays(ax, one.config, labelled=False)
+        style.mark_decays(ax, one, labelled=False)
         ax.set_xlabel("epoch (dotted: learning-rate decay)")
     left.set(ylim=(0, 1.02), ylabel="network: energy in the\ntop 10 % coordinates")
     right.set(ylim=(-0.5, 1.02), ylabel="network: share")

@@ -47,11 +47,20 @@ LINES = (("#0173b2", "-"), ("#de8f05", (0, (4, 1.5))))
 
 
 def numbers(record: Record) -> pd.DataFrame:
-    """One row per epoch: lr, the whole model's gradient norm, and every model statistic."""
+    """One row per epoch: lr, the whole model's gradient norm, and every model statistic.
+
+    Raises:
+        RecordError: the run recorded no norm, or nothing but that.
+    """
+    known = [c for columns in PANELS.values() for c in columns if c in record.epochs]
+    if not known or record.statistic not in record.layers:
+        raise RecordError(
+            f"{record.folder} recorded no {'curvature' if not known else record.statistic}: switch "
+            "it on, e.g. --set instruments.curvature.probes=10 --set instruments.fisher={}"
+        )
     names = [layer["name"] for layer in compressed(record)]
     layers = record.layers[record.layers["layer"].isin(names)]
     norm = layers.groupby("epoch")[record.statistic].apply(lambda v: float(np.sqrt((v**2).sum())))
-    known = [c for columns in PANELS.values() for c in columns if c in record.epochs]
     return record.epochs[["epoch", "lr", *known]].merge(norm.rename("norm"), on="epoch")
 
 
@@ -59,16 +68,11 @@ def signals(record: Record) -> tuple[Figure, pd.DataFrame]:
     """One panel per signal over the epochs of one run, learning-rate decays marked.
 
     Raises:
-        RecordError: the run recorded none but the norm.
+        RecordError: see `numbers`.
     """
     table = numbers(record)
     panels = {t: {c: w for c, w in columns.items() if c in table} for t, columns in PANELS.items()}
     panels = {title: columns for title, columns in panels.items() if columns}
-    if len(panels) < 2:
-        raise RecordError(
-            f"{record.folder} recorded no curvature: switch it on, e.g. --set "
-            "instruments.curvature.probes=10 --set instruments.fisher={}"
-        )
     with style.theme():
         fig = style.figure(1.0 + 1.15 * len(panels))
         for ax, (title, columns) in zip(
@@ -80,7 +84,7 @@ def signals(record: Record) -> tuple[Figure, pd.DataFrame]:
             if all((table[c].dropna() > 0).all() for c in columns):
                 style.log_axis(ax)
             ax.set_ylabel(title.replace(" Hess", "\nHess").replace("nt n", "nt\nn"))
-            style.mark_decays(ax, record.config, labelled=title == "gradient norm")
+            style.mark_decays(ax, record, labelled=title == "gradient norm")
         ax.set_xlabel(style.unit_of(record.config))
         handles = {line.get_label(): line for line in ax.lines if line.get_label() in WORDS}
         fig.legend(handles.values(), handles.keys(), loc="outside upper right", ncols=2,

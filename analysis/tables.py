@@ -59,7 +59,7 @@ def row_of(config: dict[str, Any]) -> Key | None:
     """
     data, network = config["data"], config["model"]["name"]
     whole = not any(data.get(key) for key in ("train_size", "test_size", "image_size"))
-    scale = (config["workers"], config["batch_size"], config["epochs"])
+    scale = (config["workers"], config.get("batch_size"), config["epochs"])
     if not whole or scale != (WORKERS, BATCH, EPOCHS):
         return None
     name, _, compressor = published.setting(config)

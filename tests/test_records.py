@@ -139,7 +139,7 @@ def test_summary_needs_finished_runs(tmp_path: Path) -> None:
     assert table["metric"].tolist() == [pytest.approx(0.6)]
     assert table["floats"].tolist() == [30]
     make(tmp_path / "b", epochs=2)
-    with pytest.raises(RecordError, match="is not finished"):
+    with pytest.raises(RecordError, match="epochs: finish it"):
         summary(load_all(tmp_path))
 
 

@@ -64,14 +64,22 @@ def recorded(run: Record, sample: float | None = None) -> list[Epoch]:
     sample = per_sample([run]) if sample is None else sample
     hosted = 1 if run.header["world"].get("union_pass") else _hosted(run)
     found = []
-    for row, seconds in zip(run.rows, run.epochs["seconds_compress"], strict=True):
+    columns = run.epochs["seconds_compress"], _batches(run)
+    for row, seconds, batch in zip(run.rows, *columns, strict=True):
         steps, sent = row["steps"], row["collectives"]
         calls, size = ({kind: n / steps for kind, n in sent[what].items()}
                        for what in ("calls", "bytes"))  # fmt: skip
-        found.append(
-            (steps, Work(sample * row["batch_size"], seconds / steps / hosted, calls, size))
-        )
+        found.append((steps, Work(sample * batch, seconds / steps / hosted, calls, size)))
     return found
+
+
+def _batches(run: Record) -> list[float]:
+    """Samples per worker and step, by epoch; one throughout where somebody's own training has not
+    said it, so that a step stands for a sample."""
+    usual = run.config.get("batch_size")
+    if usual is None:
+        return [1.0] * len(run.rows)
+    return [float(row["batch_size"] or usual) for row in run.rows]
 
 
 def _hosted(run: Record) -> int:
@@ -86,7 +94,7 @@ def per_sample(runs: Iterable[Record]) -> float:
         clocks = run.epochs.reindex(columns=["seconds_compute", "seconds_compress"])
         if clocks.empty or clocks.isna().to_numpy().any():
             raise RecordError(f"{run.folder} does not say where the time of its epochs went")
-        samples = run.epochs["steps"] * run.epochs["batch_size"] * _hosted(run)
+        samples = run.epochs["steps"] * _batches(run) * _hosted(run)
         values += (clocks["seconds_compute"] / samples).tolist()
     return statistics.median(values)
 
@@ -142,7 +150,8 @@ def _policies(
 
 def _uniform(run: Record, row: dict[str, Any]) -> str | None:
     """The level of all compressed layers in an epoch; None if they differ, or the batch does."""
-    if row["batch_size"] != run.config["batch_size"]:
+    usual = run.config.get("batch_size")
+    if usual is not None and row["batch_size"] != usual:
         return None
     names = {level for level, layer in zip(row["layers"]["level"], run.header["layers"],
                                            strict=True) if layer["compressed"]}  # fmt: skip

@@ -38,10 +38,12 @@ class Scalars:
             "lr": row["lr"],
             "traffic/floats": self.floats,
             "traffic/share of layers at low": low / max(layers, 1),
+            **{f"logged/{name}": value for name, value in row.get("logged", {}).items()},
             **{f"seconds/{name}": value for name, value in seconds.items()},
         }
         for name, value in scalars.items():
-            self.writer.add_scalar(name, value, row["epoch"])
+            if value is not None:  # not logged in this epoch
+                self.writer.add_scalar(name, value, row["epoch"])
         self.writer.flush()
 
     def stop(self, message: str) -> None:

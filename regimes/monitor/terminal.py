@@ -118,7 +118,7 @@ class PlainLines:
     def start(self, header: Row, rows: list[Row]) -> None:
         self.header, self.rows = header, list(rows)
         again = f", the first {len(rows)} done before" if rows else ""
-        wanted = f", {count_units(header)}{again}"
+        wanted = f", {count_units(header, rows)}{again}"
         print(headline(header) + wanted, file=self.stream, flush=True)
 
     def step(self, epoch: int, done: int, steps: int) -> None:

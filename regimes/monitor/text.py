@@ -7,25 +7,31 @@ from typing import TYPE_CHECKING, Any
 
 from regimes.console.tables import Table
 from regimes.console.units import human
-from regimes.records import share_of_low
+from regimes.records import OWN, share_of_low
 
 if TYPE_CHECKING:
     from rich.table import Table as Drawn
 
 Row = dict[str, Any]
 SHOWN = 8  # epochs in the table
+DASH = "-"
 SHORT = {"bits per byte": "bits/byte"}
-NOTE = """floats: sent so far (the paper's count); of low: over low throughout;
-at low: layers at low compression; epochs count from 0"""
+NOTE = """floats: sent so far (the paper's count); of low: over low
+throughout; at low: layers at low compression; {} count from 0"""
 
 
-def metric_text(header: Row, value: float | int) -> tuple[str, str]:
+def metric_text(header: Row, value: float | int | None) -> tuple[str, str]:
     """(short name, value): accuracy as a percentage, any other metric as it is, bits per byte in
     fewer letters."""
     if header["metric"] == "accuracy":
-        return "acc %", f"{100 * value:.1f}"
+        return "acc %", spelt(None if value is None else 100 * value, ".1f")
     name = str(header["metric"])
-    return SHORT.get(name, name), f"{value:.4g}"
+    return SHORT.get(name, name), spelt(value, ".4g")
+
+
+def spelt(value: float | int | None, form: str) -> str:
+    """A number; a dash for what was not logged."""
+    return DASH if value is None else f"{value:{form}}"
 
 
 def at_low(header: Row, row: Row) -> tuple[int, int]:
@@ -36,12 +42,13 @@ def at_low(header: Row, row: Row) -> tuple[int, int]:
 
 
 def headline(header: Row) -> str:
-    """Name, seed, model, data, workers, compressor and levels in one line."""
+    """Name, seed, model, data if they have a name, workers, compressor and levels in one line."""
     c, world = header["config"], header["world"]
     levels = ", ".join(f"{name} {value}" for name, value in c["levels"].items())
+    data = "" if c["data"]["name"] == OWN else f"{c['data']['name']}, "
     plural = "" if world["processes"] == 1 else "es"
     return (
-        f"{c['name']} (seed {c['seed']}): {c['model']['name']}, {c['data']['name']}, "
+        f"{c['name']} (seed {c['seed']}): {c['model']['name']}, {data}"
         f"{world['workers']} workers on {world['processes']} process{plural}, "
         f"{c['compressor']['name']} {levels}"
     )
@@ -55,14 +62,19 @@ def cells(header: Row, rows: Sequence[Row], seconds: float | None) -> dict[str, 
     return {
         **_place(header, row),
         "lr": f"{row['lr']:.3g}",
-        "train loss": f"{row['train_loss']:.3f}",
-        "test loss": f"{row['test_loss']:.3f}",
-        name: value,
+        "train loss": spelt(row["train_loss"], ".3f"),
+        "test loss": spelt(row["test_loss"], ".3f"),
+        **({} if name == "loss" else {name: value}),  # the test loss, where no metric has a name
         "floats": human(sum(r["floats"] for r in rows)),
-        "of low": "-" if of_low is None else f"{of_low:.2f}",
+        "of low": spelt(of_low, ".2f"),
         "at low": f"{low}/{layers}",
-        "s": "-" if seconds is None else f"{seconds:.1f}",
+        "s": spelt(seconds, ".1f"),
     }
+
+
+def logged_text(row: Row) -> str:
+    """What else somebody's own training has logged, in one line; empty if nothing."""
+    return ", ".join(f"{name} {spelt(v, '.4g')}" for name, v in row.get("logged", {}).items())
 
 
 def _place(header: Row, row: Row) -> dict[str, str]:
@@ -80,5 +92,6 @@ def epoch_table(header: Row, rows: Sequence[Row], seconds: dict[int, float]) -> 
         cells(header, rows[: i + 1], seconds.get(rows[i]["epoch"]))
         for i in range(max(0, len(rows) - SHOWN), len(rows))
     ]
-    table = Table(tuple(lines[-1]), [tuple(line.values()) for line in lines], NOTE, texts=0)
+    note = NOTE.format("units" if header["config"].get("unit_steps") else "epochs")
+    table = Table(tuple(lines[-1]), [tuple(line.values()) for line in lines], note, texts=0)
     return table.drawn(least=5, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))

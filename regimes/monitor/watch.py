@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from regimes.console.stdout import console as new_console
 from regimes.console.tables import Table
 from regimes.errors import RecordError
-from regimes.monitor.text import Row, cells, epoch_table, headline, metric_text
-from regimes.records import complete, count_units, find, opened, read_header, read_lines, units
+from regimes.monitor.text import Row, cells, epoch_table, headline, logged_text, metric_text
+from regimes.records import complete, find, opened, progress, read_header, read_lines, units
 from regimes.training.silence import silence
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ def state(folder: Path, header: Row, rows: Sequence[Row]) -> tuple[str, str]:
         return "stopped", last.get("why", "")
     if _in_use(folder):
         return ("running", "") if rows else ("starting", "")
-    return "broken off", f"no process writes to {folder}; continue with --resume"
+    how = "" if header.get("written_by") == "hook" else "; continue with --resume"
+    return "broken off", f"no process writes to {folder}{how}"
 
 
 def _in_use(folder: Path) -> bool:
@@ -113,17 +114,22 @@ def _one(folder: Path) -> tuple[RenderableType, bool]:
         row["epoch"]: sum(v for k, v in row.items() if k != "epoch")
         for row in _lines(folder / "seconds.jsonl")
     }
-    epochs = units(header)
+    wanted = units(header)
     recent = [seconds[row["epoch"]] for row in rows[-5:] if row["epoch"] in seconds]
-    if what == "running" and recent:
-        left = sum(recent) / len(recent) * (epochs - len(rows))
+    if what == "running" and recent and wanted is not None:
+        left = sum(recent) / len(recent) * (wanted - len(rows))
         more = f"about {left / 60:.1f} min left"
-    said = f"{len(rows)}/{count_units(header)}, {what}{': ' if more else ''}{more}"
-    bar = Grid.grid()
-    bar.add_row(ProgressBar(epochs, len(rows), width=48))
-    parts: list[RenderableType] = [Text(headline(header), "bold"), bar, Text(said, _colour(what))]
+    said = f"{progress(header, rows)}, {what}{': ' if more else ''}{more}"
+    parts: list[RenderableType] = [Text(headline(header), "bold")]
+    if wanted:
+        bar = Grid.grid()
+        bar.add_row(ProgressBar(wanted, len(rows), width=48))
+        parts.append(bar)
+    parts.append(Text(said, _colour(what)))
     if rows:
         parts.append(epoch_table(header, rows, seconds))
+    if rows and (others := logged_text(rows[-1])):
+        parts.append(Text(f"logged: {others}"))
     if what == "finished":
         parts += [Text(sentence, "yellow") for sentence in silence(header, rows)]
     return Group(*parts), what in BUSY
@@ -166,9 +172,11 @@ def _line(path: Path, folder: Path) -> tuple[str, list[RenderableType], str]:
         what, more = state(path, header, rows)
     except RecordError as error:
         return "damaged", [name, *[""] * 5, Text(str(error), style="bold red")], ""
-    epochs = units(header)
-    text, name_of_metric = cells(header, rows, None) if rows else {}, metric_text(header, 0)[0]
-    figures = [text.get(key, "-") for key in (name_of_metric, "floats", "of low")]
+    wanted, text = units(header), cells(header, rows, None) if rows else {}
+    known = [row["metric"] for row in rows if row["metric"] is not None]
+    name_of_metric, metric = metric_text(header, known[-1] if known else None)
+    figures = [metric, *(text.get(key, "-") for key in ("floats", "of low"))]
     said = Text(f"stopped: {more}" if what == "stopped" else what, _colour(what))
-    bar = ProgressBar(epochs, len(rows), width=8)
-    return what, [name, bar, f"{len(rows)}/{epochs}", *figures, said], name_of_metric
+    bar = ProgressBar(wanted, len(rows), width=8) if wanted else ""
+    done = f"{len(rows)}" if wanted is None else f"{len(rows)}/{wanted}"
+    return what, [name, bar, done, *figures, said], name_of_metric

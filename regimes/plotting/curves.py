@@ -8,23 +8,40 @@ import numpy as np
 import pandas as pd
 
 from regimes.errors import RecordError
-from regimes.plotting.groups import Groups, tested_by
+from regimes.plotting.groups import Groups, measured, tested_by
 from regimes.plotting.metrics import METRICS, Metric
 from regimes.records import Record
+from regimes.records.frames import logged
 from regimes.replay.agreement import interval
 from regimes.replay.replay import TRAINING as CLOCK
+
+KEYS = ("schedule", "epoch", "n", "ci_low", "ci_high", "floats", "seconds")  # of the tables below
 
 
 def values(run: Record, shown: Metric) -> np.ndarray:
     """A metric per epoch, as it is shown (accuracy in %)."""
-    column = "metric" if shown == tested_by(run) else shown.name
-    if column not in run.epochs:
-        known = [
-            tested_by(run).name,
-            *(name for name in METRICS if name in run.epochs),
-        ]
-        raise RecordError(f"{run.folder} has no {shown.name!r}: choose one of {', '.join(known)}")
-    return shown.factor * run.epochs[column].to_numpy(dtype=float)
+    if not has(run, shown):
+        others = [*METRICS, *logged(run.rows).values()]
+        tested = tested_by(run)
+        known = [m.name for m in (tested, *(measured(run, n) for n in others)) if has(run, m)]
+        choice = ", ".join(dict.fromkeys(known))
+        raise RecordError(
+            f"{run.folder} has no {shown.name!r}: "
+            + (f"choose one of {choice}" if choice else "no loss or metric was logged in it")
+        )
+    if shown.name in KEYS:
+        raise RecordError(f"{shown.name!r} has a meaning of its own here: log it by another name")
+    return shown.factor * run.epochs[_column(run, shown)].to_numpy(dtype=float)
+
+
+def has(run: Record, shown: Metric) -> bool:
+    """Was it measured, or logged, in any epoch?"""
+    column = _column(run, shown)
+    return column in run.epochs and bool(run.epochs[column].notna().any())
+
+
+def _column(run: Record, shown: Metric) -> str:
+    return "metric" if shown == tested_by(run) else shown.name
 
 
 def seconds(run: Record) -> np.ndarray:
@@ -49,25 +66,33 @@ def curves(found: Groups, shown: Metric | None = None) -> pd.DataFrame:
         for epoch in range(last):
             found_here = interval(measured[:, epoch].tolist())
             rows.append((name, epoch, len(runs), *found_here, floats[epoch], passed[epoch]))
-    columns = ["schedule", "epoch", "n", shown.name, "ci_low", "ci_high", "floats", "seconds"]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(rows, columns=[*KEYS[:3], shown.name, *KEYS[3:]])
 
 
 def ends(found: Groups, shown: Metric | None = None) -> pd.DataFrame:
     """One row per schedule: the columns of `curves` at the seeds' own ends (the epoch is the mean
-    of their last), with the 95 % t intervals of floats and seconds too."""
+    of their last; the last in which the metric was logged, of somebody's own training), with the
+    95 % t intervals of floats and seconds too."""
     shown = shown or tested_by(next(iter(found.values()))[0])
     rows = []
     for name, runs in found.items():
         row: dict[str, Any] = {"schedule": name, "n": len(runs)}
+        at = [(run, _last(run, shown)) for run in runs]
         for column, last in (
-            (shown.name, [values(run, shown)[-1] for run in runs]),
-            ("epoch", [len(run.epochs) - 1 for run in runs]),
-            ("floats", [run.epochs["total_floats"].iloc[-1] for run in runs]),
-            ("seconds", [seconds(run)[-1] for run in runs]),
+            (shown.name, [values(run, shown)[end] for run, end in at]),
+            ("epoch", [end for _, end in at]),
+            ("floats", [run.epochs["total_floats"].iloc[end] for run, end in at]),
+            ("seconds", [seconds(run)[end] for run, end in at]),
         ):
             prefix = "" if column == shown.name else f"{column}_"
             names = (column, f"{prefix}ci_low", f"{prefix}ci_high")
             row |= dict(zip(names, interval([float(x) for x in last]), strict=True))
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _last(run: Record, shown: Metric) -> int:
+    """The last epoch; in a hook's record, the last with a value."""
+    if not run.hooked:
+        return len(run.epochs) - 1
+    return int(np.flatnonzero(~np.isnan(values(run, shown)))[-1])  # there is one

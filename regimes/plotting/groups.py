@@ -8,6 +8,7 @@ from typing import Any
 
 from regimes.config import DataConfig, from_dict, to_dict
 from regimes.errors import ConfigError, RecordError
+from regimes.plotting.decays import decay_epochs
 from regimes.plotting.looks import order
 from regimes.plotting.metrics import Metric, named
 from regimes.records import Record
@@ -44,21 +45,13 @@ def groups(
     runs = [run for run in runs if run.name in needed or not only]
     for run in runs:
         if not unfinished:
-            _check_finished(run)
+            run.check_finished()
         _check_alike(run, known)
         others = found.setdefault(run.name, [])
         if any(run.seed == other.seed for other in others):
             raise RecordError(f"{run.folder}: there is another {run.name!r} run of seed {run.seed}")
         others.append(run)
     return {name: sorted(found[name], key=lambda r: r.seed) for name in order(found)}
-
-
-def _check_finished(run: Record) -> None:
-    if not run.finished:
-        raise RecordError(
-            f"{run.folder} has {len(run.epochs)} of {run.config['epochs']} epochs: finish it "
-            "with --resume before drawing"
-        )
 
 
 def _check_alike(run: Record, known: dict[str, tuple[Any, Record]]) -> None:
@@ -86,7 +79,12 @@ def _setting(run: Record) -> dict[str, Any]:
 
 def tested_by(run: Record) -> Metric:
     """What the run was tested by."""
-    return named(run.header.get("metric", "accuracy"))
+    return measured(run, run.header.get("metric", "accuracy"))
+
+
+def measured(run: Record, column: str) -> Metric:
+    """How a column of the run's epochs is written."""
+    return named(column, unit_known=not run.hooked)
 
 
 def compressed(run: Record) -> list[dict[str, Any]]:
@@ -106,5 +104,5 @@ def windows(found: Groups) -> list[list[int]]:
 def decaying(found: Groups) -> Record:
     """A run whose decays most of the schedules share."""
     firsts = [runs[0] for runs in found.values()]
-    decays = [tuple(run.config["optimizer"].get("decay_epochs", ())) for run in firsts]
+    decays = [decay_epochs(run) for run in firsts]
     return firsts[decays.index(max(decays, key=decays.count))]

@@ -65,7 +65,7 @@ def level_map(
         bottom.set_xlabel(style.unit_of(shown.config))
         bottom.locator_params(axis="x", integer=True)
         for ax in (top, bottom):
-            style.mark_decays(ax, shown.config, labelled=ax is top)
+            style.mark_decays(ax, shown, labelled=ax is top)
     return fig, numbers
 
 

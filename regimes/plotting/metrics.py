@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,19 @@ METRICS = {
     "bits per byte": Metric(
         "bits per byte", "test bits per byte", "bits per byte", "bits", digits=3, lower=True
     ),
+    "loss": Metric("loss", "test loss", "test loss", "loss", digits=3, lower=True),
     "train_loss": Metric("train_loss", "training loss (nats)", "training loss", "nats", lower=True),
     "test_loss": Metric("test_loss", "test loss (nats)", "test loss", "nats", lower=True),
 }
 
 
-def named(name: str) -> Metric:
-    """How a metric is written; plainly, under its own name, if the table has none."""
-    return METRICS.get(name, Metric(name, name, name, name))
+def named(name: str, unit_known: bool = True) -> Metric:
+    """How a metric is written; plainly, under its own name, if the table has none.
+
+    Args:
+        unit_known: a loss is in nats; False: it is somebody's own.
+    """
+    found = METRICS.get(name, Metric(name, name, name, name, digits=3))
+    if unit_known or found.unit != "nats":
+        return found
+    return replace(found, label=found.heading, unit="loss", digits=3)

@@ -32,7 +32,7 @@ def fill(ax: Axes, against: str, numbers: pd.DataFrame, last: pd.DataFrame, show
         numbers, last: of `curves.curves` and `curves.ends`.
     """
     for name, look in styles_of(numbers["schedule"]).items():
-        rows = numbers[numbers["schedule"] == name]
+        rows = numbers[numbers["schedule"] == name].dropna(subset=[shown.name])
         every = max(1, len(rows) // 8)
         first = sum(map(ord, name)) % every  # the markers of two schedules fall apart
         line = look.line if against == "epoch" else {**look.line, "marker": ""}
@@ -43,6 +43,9 @@ def fill(ax: Axes, against: str, numbers: pd.DataFrame, last: pd.DataFrame, show
             ax.fill_between(rows["epoch"], floor, rows["ci_high"], color=look.colour, alpha=0.12,
                             linewidth=0)  # fmt: skip
         _end(ax, against, last[last["schedule"] == name].iloc[0], look, shown)
+    whole = numbers[against].agg(["min", "max"])  # also where epochs without a value begin or end
+    ax.update_datalim([(x, 0.0) for x in whole], updatey=False)
+    ax.autoscale_view()
 
 
 def _end(ax: Axes, against: str, end: pd.Series, look: Look, shown: Metric) -> None:

@@ -55,7 +55,7 @@ class Schedules:
         share = row["of_base"]
         return {
             "n": f"{row['n']:.0f}",
-            "metric": f"{row['metric']:.{digits}f}{spread}",
+            "metric": DASH if math.isnan(row["metric"]) else f"{row['metric']:.{digits}f}{spread}",
             "floats": human(row["floats"]),
             "of_base": DASH if math.isnan(share) else f"{share:.2f}",
             "bytes": human(row["bytes"], "B"),

@@ -18,12 +18,13 @@ import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
+from regimes.plotting.decays import decays
 from regimes.plotting.looks import LEVELS as LEVELS
 from regimes.plotting.looks import LOOKS as LOOKS
 from regimes.plotting.looks import order as order
 from regimes.plotting.looks import style_of as style_of
 from regimes.plotting.looks import styles_of as styles_of
-from regimes.records import count_units, unit_name, write_output, write_table
+from regimes.records import OWN, count_units, unit_name, write_output, write_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,27 +71,37 @@ def figure(height: float, width: float = WIDTH) -> Figure:
 
 
 def setting(run: Record) -> str:
-    """Data set, model, scale and workers of a run, in words."""
+    """Data set, model, scale and workers of a run, in words, as far as they are known."""
     c, h = run.config, run.header
     parameters = sum(math.prod(layer["shape"]) for layer in h["layers"])
-    name, path = c["data"]["name"], c["data"].get("path")
-    data = Path(path).name if name == "folder" and path else name
-    size = c["data"].get("image_size")
-    pixels = f" at {size} × {size} pixels" if size else ""
     unit, batch = _samples(run)
-    return (
-        f"Setting: {data}, {h['data']['train']:,} training and "
-        f"{h['data']['test']:,} test {unit}{pixels}; {c['model']['name']}, "
-        f"{parameters:,} parameters; {count_units(h)}; "
-        f"W\xa0=\xa0{c['workers']} workers\xa0×\xa0{c['batch_size']} {batch}; {levels(c)}"
-    )
+    samples = f"\xa0×\xa0{c['batch_size']} {batch}" if c.get("batch_size") else ""
+    parts = [
+        _data(run, unit),
+        f"{c['model']['name']}, {parameters:,} parameters",
+        count_units(h, run.rows),
+        f"W\xa0=\xa0{c['workers']} workers{samples}",
+        levels(c),
+    ]
+    return f"Setting: {'; '.join(part for part in parts if part)}"
+
+
+def _data(run: Record, unit: str) -> str:
+    """What was trained on; of somebody's own training at most a name."""
+    data, known = run.config["data"], run.header["data"]
+    if known["train"] is None:
+        return "" if data["name"] == OWN else data["name"]
+    path, size = data.get("path"), data.get("image_size")
+    name = Path(path).name if data["name"] == "folder" and path else data["name"]
+    pixels = f" at {size} × {size} pixels" if size else ""
+    return f"{name}, {known['train']:,} training and {known['test']:,} test {unit}{pixels}"
 
 
 def _samples(run: Record) -> tuple[str, str]:
     """What the data set and a batch are made of."""
     data, words = run.config["data"], run.header["data"].get("words")
     if not words:
-        return "images", "images"
+        return ("samples", "samples") if run.hooked else ("images", "images")
     kind = data.get("tokenizer", "bytes") if data["name"] != "wikitext-2" else "words"
     token = {"words": f"tokens of {words:,} words", "bpe": f"byte pairs out of {words:,}"}
     streams = data.get("windows", "streams" if kind == "words" else "contiguous") == "streams"
@@ -136,26 +147,16 @@ def unit_of(config: dict[str, Any]) -> str:
     return unit_name({"config": config})
 
 
-def decay_epochs(config: dict[str, Any]) -> tuple[int, ...]:
-    """The units of a run that are the first at a lower learning rate, of a step schedule."""
-    optimizer, size = config["optimizer"], config.get("unit_steps")
-    if optimizer.get("schedule", "step") != "step":
-        return ()
-    if size:
-        return tuple(-(-first // size) for first in optimizer.get("decay_steps", ()))
-    return tuple(e for e in optimizer.get("decay_epochs", ()) if e < config["epochs"])
-
-
-def mark_decays(ax: Axes, config: dict[str, Any], labelled: bool = True) -> None:
+def mark_decays(ax: Axes, run: Record, labelled: bool = True) -> None:
     """A dotted vertical line before each epoch that is the first at a lower learning rate, its
     factor written above where the one before leaves room."""
     (low, high), last = ax.get_xlim(), -math.inf
-    for first in decay_epochs(config):
+    for first, factor in decays(run):
         ax.axvline(first - 0.5, color="black", linewidth=1, linestyle=(0, (1, 1.6)), zorder=1.5)
         if labelled and first - last > 0.15 * (high - low):
             last = first
-            factor = f"lr ÷ {config['optimizer']['decay_factor']:.3g}"
-            ax.text(first - 0.5, 1.01, factor, fontsize=7,
+            words = f"lr ÷ {factor:.3g}" if math.isfinite(factor) else "lr 0"
+            ax.text(first - 0.5, 1.01, words, fontsize=7,
                     ha="center", va="bottom", transform=ax.get_xaxis_transform())  # fmt: skip
 
 

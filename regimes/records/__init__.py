@@ -15,15 +15,24 @@ A run is a folder:
 A crash at any byte leaves a readable record: a torn last line is not a line. Lines that are
 doubled, missing or out of order are damage, and every reader says so. No torch here.
 
-`files` replaces files, `writer` appends, `reader` reads back, `extent` says how far a run is,
-`archive` packs many runs.
+`files` replaces files, `writer` appends, `reader` reads back, `frames` makes tables of it, `extent`
+says how far a run is, `archive` packs many runs.
 """
 
 from regimes.records.archive import load_all, opened, pack
-from regimes.records.extent import complete, count_units, share_of_low, unit_name, units
+from regimes.records.extent import (
+    complete,
+    count_units,
+    length,
+    progress,
+    share_of_low,
+    unit_name,
+    units,
+)
 from regimes.records.files import write_atomically, write_output, write_table
 from regimes.records.reader import (
     FREE_ON_RESUME,
+    OWN,
     SCHEMA,
     Record,
     check_same,
@@ -36,7 +45,8 @@ from regimes.records.reader import (
 from regimes.records.writer import Writer
 
 __all__ = [
-    "FREE_ON_RESUME", "SCHEMA", "Record", "Writer", "check_same", "complete", "count_units",
-    "find", "load", "load_all", "opened", "pack", "read_header", "read_lines", "share_of_low",
-    "summary", "unit_name", "units", "write_atomically", "write_output", "write_table",
+    "FREE_ON_RESUME", "OWN", "SCHEMA", "Record", "Writer", "check_same", "complete", "count_units",
+    "find", "length", "load", "load_all", "opened", "pack", "progress", "read_header", "read_lines",
+    "share_of_low", "summary", "unit_name", "units", "write_atomically", "write_output",
+    "write_table",
 ]  # fmt: skip

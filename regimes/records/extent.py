@@ -8,20 +8,42 @@ from typing import Any
 
 def complete(header: dict[str, Any], rows: Sequence[dict[str, Any]]) -> bool:
     """Has the run trained all its units, or spent its budget of floats?"""
-    budget = header.get("budget")
+    budget, wanted = header.get("budget"), units(header)
     spent = budget is not None and sum(row["floats"] for row in rows) >= budget
-    return spent or len(rows) >= units(header)
+    return spent or (wanted is not None and len(rows) >= wanted)
 
 
-def units(header: dict[str, Any]) -> int:
-    """How many units (epochs, or of ``unit_steps`` steps) a run has; its rows when it is done."""
-    return header.get("units", header["config"]["epochs"])
+def units(header: dict[str, Any]) -> int | None:
+    """How many units (epochs, or of ``unit_steps`` steps) a run has; None while nobody has said how
+    long somebody's own training, which the hook records, will be."""
+    return header["units"] if "units" in header else header["config"]["epochs"]
 
 
-def count_units(header: dict[str, Any]) -> str:
-    """ "24 epochs", or "24 units of 50 steps"."""
+def length(header: dict[str, Any], rows: Sequence[dict[str, Any]]) -> int:
+    """How many units a run has; those that it has trained where that is not known."""
+    wanted = units(header)
+    return len(rows) if wanted is None else wanted
+
+
+def count_units(header: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+    """ "24 epochs", "24 units of 50 steps"; "3 epochs so far" of an unknown number."""
+    so_far = " so far" if units(header) is None else ""
+    return f"{_counted(length(header, rows), header)}{so_far}"
+
+
+def progress(header: dict[str, Any], rows: Sequence[dict[str, Any]], of: str = "/") -> str:
+    """ "3/24 epochs", or "3 epochs so far".
+
+    Args:
+        of: stands between the numbers.
+    """
+    all_of_them = count_units(header, rows)
+    return all_of_them if units(header) is None else f"{len(rows)}{of}{all_of_them}"
+
+
+def _counted(number: int, header: dict[str, Any]) -> str:
     word, _, rest = unit_name(header).partition(" ")
-    return f"{units(header)} {word}s {rest}".rstrip()
+    return f"{number} {word}{'s' * (number != 1)} {rest}".rstrip()
 
 
 def unit_name(header: dict[str, Any]) -> str:

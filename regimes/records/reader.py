@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from regimes.config import RunConfig, from_dict, to_dict
 from regimes.errors import ConfigError, RecordError
-from regimes.records.extent import complete
+from regimes.records import frames
+from regimes.records.extent import complete, progress
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA = 1
+OWN = "own"  # what a hook's record calls data whose name it was not told
 ONE_PER_EPOCH = ("epochs.jsonl", "seconds.jsonl")  # row i is epoch i
 FREE_ON_RESUME = {
     "device",
@@ -131,8 +133,9 @@ class Record:
     Attributes:
         header: ``run.json`` (keys "config", "layers", "code", "machine", ...).
         epochs: one row per epoch: epoch, lr, train_loss, test_loss, metric, floats, bytes,
-            seconds_*, validation_loss and validation_metric where samples were held out, and
-            ``total_floats``, ``total_bytes`` summed up to the epoch's end.
+            seconds_*, validation_loss and validation_metric where samples were held out, what a
+            hook's user has logged (`frames.logged`), and ``total_floats``, ``total_bytes`` summed
+            up to the epoch's end.
         layers: one row per epoch and layer: level, floats, bytes, why, and each statistic.
         rows, details: the lines of ``epochs.jsonl`` and ``instruments.jsonl`` as they are.
     """
@@ -161,6 +164,23 @@ class Record:
         return complete(self.header, self.rows)
 
     @property
+    def hooked(self) -> bool:
+        """Has the DDP hook written it, of somebody's own training?"""
+        return self.header.get("written_by") == "hook"
+
+    def check_finished(self) -> None:
+        """Raise RecordError, with what to do about it, unless the run is finished."""
+        if not self.finished or not self.rows:
+            how = (
+                "its training has not ended, or was broken off; `regimes report` shows it as it is"
+                if self.hooked
+                else "finish it with --resume before it is summarised or drawn"
+            )
+            raise RecordError(
+                f"{self.folder} has {progress(self.header, self.rows, ' of ')}: {how}"
+            )
+
+    @property
     def statistic(self) -> str:
         """The column of ``layers`` that the run's detectors read."""
         return f"norm:{self.config['signal']}"
@@ -182,29 +202,11 @@ def _frames(
     folder: Path, header: dict[str, Any], rows: list[dict[str, Any]]
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """(epochs, layers)."""
-    import pandas as pd
-
     seconds = {s.pop("epoch"): s for s in read_lines(folder / "seconds.jsonl")}
     if 0 < len(seconds) < len(rows):  # written before each epoch, so that no crash leaves this
         raise RecordError(f"{folder}/seconds.jsonl ends after {len(seconds)} of {len(rows)} epochs")
-    flat = []
-    for row in rows:
-        scalars = {k: v for k, v in row.items() if not isinstance(v, dict)} | row.get("model", {})
-        times = {f"seconds_{k}": v for k, v in seconds.get(row["epoch"], {}).items()}
-        held = {f"validation_{k}": v for k, v in row.get("validation", {}).items()}
-        flat.append({**scalars, **held, **times})
-    epochs = pd.DataFrame(flat)
-    for column in ("floats", "bytes") if len(epochs) else ():
-        epochs[f"total_{column}"] = epochs[column].cumsum()
     names = [layer["name"] for layer in header["layers"]]
-    parts = [
-        pd.DataFrame({"layer": names, **row["layers"], **row["statistics"]}).assign(
-            epoch=row["epoch"]
-        )
-        for row in rows
-    ]
-    layers = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({"layer": []})
-    return epochs, layers
+    return frames.epochs(rows, seconds), frames.layers(names, rows)
 
 
 def find(folder: str | Path) -> list[Path]:
@@ -213,21 +215,26 @@ def find(folder: str | Path) -> list[Path]:
 
 
 def summary(runs: Iterable[Record], last: int = 3) -> pd.DataFrame:
-    """One row per run: name, seed, metric (mean of the ``last`` epochs), total floats and bytes."""
+    """One row per run: name, seed, metric (mean of the ``last`` epochs, of a hook's record of those
+    in which it was logged; nan if in none), total floats and bytes."""
     import pandas as pd
 
     rows = []
     for run in runs:
-        if not run.finished:
-            raise RecordError(f"{run.folder} is not finished: resume it before summarising")
+        run.check_finished()
         rows.append(
             {
                 "name": run.name,
                 "seed": run.seed,
-                "metric": float(run.epochs["metric"].tail(last).mean()),
+                "metric": _reached(run, last),
                 "floats": float(run.epochs["floats"].sum()),
                 "bytes": int(run.epochs["bytes"].sum()),
                 "seconds": float(run.epochs.filter(like="seconds_").sum().sum()),
             }
         )
     return pd.DataFrame(rows)
+
+
+def _reached(run: Record, last: int) -> float:
+    known = [row["metric"] is not None for row in run.rows]
+    return float(run.epochs["metric"][known].tail(last).mean())

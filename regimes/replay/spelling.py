@@ -11,7 +11,7 @@ from typing import Any
 from regimes import detectors, policies
 from regimes.config import Registry, read_value
 from regimes.errors import ConfigError, RecordError
-from regimes.records import Record, units
+from regimes.records import Record, length
 from regimes.replay.replay import Rule, measured, replay
 
 KNOWN = Registry("detector", {**detectors.REGISTRY, **policies.REGISTRY})
@@ -40,10 +40,10 @@ def rule(text: str, record: Record) -> Rule:
     """The detector or policy that a text names; baselines take the run's length and seed."""
     table = parse(text)
     fields = {f.name for f in dataclasses.fields(KNOWN.dataclass(table["name"])) if f.init}
-    length = units(record.header)
+    whole = length(record.header, record.rows)
     for name in FROM_RUN:
         if name in fields:
-            table.setdefault(name, length if name == "epochs" else record.config[name])
+            table.setdefault(name, whole if name == "epochs" else record.config[name])
     return KNOWN.make(table)
 
 
@@ -53,8 +53,9 @@ def defaults(runs: Sequence[Record]) -> list[str]:
     The interval is that of the runs' own policy; else ten epochs (the paper's), at most an eighth
     of the run.
     """
-    config = runs[0].config
-    interval = config["policy"].get("interval", max(1, min(10, units(runs[0].header) // 8)))
+    interval = runs[0].config["policy"].get("interval")
+    if type(interval) is not int or interval < 1:  # somebody's own policy may mean another thing
+        interval = max(1, min(10, length(runs[0].header, runs[0].rows) // 8))
     every = [
         f"norm-change:interval={interval}",
         f"norm-change:interval={interval},statistic=norm*lr",

@@ -21,7 +21,7 @@ from regimes.plotting.groups import Groups, decaying, groups, tested_by
 from regimes.plotting.looks import styles_of
 from regimes.plotting.metrics import Metric
 from regimes.plotting.schedules import DASH, schedules
-from regimes.records import Record, count_units, find, load, read_header, units
+from regimes.records import Record, find, load, progress, read_header
 from regimes.training.silence import silence
 
 PARTS = ("compute", "compress", "communicate", "evaluate")  # further clocks follow these
@@ -35,14 +35,15 @@ class Seen:
         place: below the folder that was asked for.
         state: "finished", or what else `watch` calls it; "damaged".
         more: why it stopped, or what is damaged.
-        done, epochs: trained, and wanted.
+        done: epochs that are trained.
+        progress: the same in words.
     """
 
     place: str
     state: str
     more: str = ""
     done: int = 0
-    epochs: int = 0
+    progress: str = ""
     record: Record | None = None
 
 
@@ -158,8 +159,8 @@ def _look(path: Path, root: Path) -> Seen:
     except RecordError as error:
         return Seen(place, "damaged", below(root, error))
     what, more = state(path, header, record.rows)
-    wanted = units(header)
-    return Seen(place, what, more if what == "stopped" else "", len(record.rows), wanted, record)
+    words = progress(header, record.rows, " of ")
+    return Seen(place, what, more if what == "stopped" else "", len(record.rows), words, record)
 
 
 # -- the result ------------------------------------------------------------------------------
@@ -176,8 +177,8 @@ def results(study: Study) -> Table:
             cells = found.cells(name)
             lines.append((name, *(cells[c] for c in columns)))
         else:
-            done = max(len(run.rows) for run in runs)
-            words = f"unfinished: {done} of {count_units(runs[0].header)}"
+            longest = max(runs, key=lambda run: len(run.rows))
+            words = f"unfinished: {progress(longest.header, longest.rows, ' of ')}"
             lines.append((name, words, *[DASH] * (len(columns) - 1)))
     plain = {"metric": study.shown.heading, "of_base": "of low throughout"}
     heads = found.heads() if found is not None else plain

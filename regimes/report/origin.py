@@ -9,6 +9,8 @@ from typing import Any
 import tomli_w
 
 from regimes import __version__
+from regimes.config.convert import without_none
+from regimes.plotting.curves import has
 from regimes.plotting.looks import order
 from regimes.records import Record, read_lines
 from regimes.report.content import Study
@@ -28,7 +30,8 @@ def configuration(study: Study) -> list[tuple[str, str]]:
 
 
 def _toml(config: dict[str, Any], keys: Iterable[str] = ()) -> str:
-    return tomli_w.dumps({k: v for k, v in config.items() if not keys or k in keys}).strip()
+    shown = {k: v for k, v in config.items() if not keys or k in keys}
+    return tomli_w.dumps(without_none(shown)).strip()
 
 
 def provenance(study: Study) -> list[tuple[str, list[str]]]:
@@ -71,4 +74,5 @@ def redraw(study: Study, network: str) -> list[str]:
     commands = [f"regimes report {name} --network {link}", f"regimes cost {name} --network {link}"]
     if not study.place.is_file():
         commands.append(f"regimes detect {name}")
-    return commands if study.unfinished else [*commands, f"regimes figure curves {name}"]
+    drawn = not study.unfinished and all(has(run, study.shown) for run in study.runs)
+    return [*commands, f"regimes figure curves {name}"] if drawn else commands

@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING
 import matplotlib as mpl
 
 from regimes.config import DENSE
-from regimes.errors import RegimesError
+from regimes.errors import RecordError, RegimesError
 from regimes.plotting import panels, style
 from regimes.plotting.bands import bands
-from regimes.plotting.curves import curves, ends
-from regimes.plotting.groups import BASELINES, compressed, windows
+from regimes.plotting.curves import curves, ends, has
+from regimes.plotting.decays import decay_epochs
+from regimes.plotting.groups import BASELINES, Groups, compressed, measured, windows
 from regimes.plotting.levels import level_map
 from regimes.plotting.looks import style_of
 from regimes.plotting.metrics import Metric
+from regimes.records.frames import logged
 from regimes.replay import detect
 from regimes.report.content import Study, below
 
@@ -48,8 +50,9 @@ def draw(study: Study) -> dict[str, list[Picture]]:
         return {"curves": [], "decisions": []}
     with mpl.rc_context({"text.parse_math": False}):  # a $ in a name is a $
         traffic = _curves(study, "epoch", TRAFFIC, "Traffic per epoch")
+        tested = [_curves(study, "epoch"), _curves(study, "floats")]
         return {
-            "curves": [_curves(study, "epoch"), _curves(study, "floats")],
+            "curves": [*dict.fromkeys(tested), *_logged(study)],
             "decisions": [*_levels(study), traffic, _detectors(study)],
         }
 
@@ -66,8 +69,26 @@ def _picture(fig: Figure, title: str, caption: str) -> Picture:
 
 
 def _curves(study: Study, against: str, shown: Metric | None = None, title: str = "") -> Picture:
-    """One curve per schedule; the numbers are those of ``curves.curves``."""
-    found, tested, shown = study.found, shown is None, shown or study.shown
+    """One curve per schedule; the numbers are those of ``curves.curves``. Runs in which nothing of
+    it was logged are left out."""
+    shown = shown or study.shown
+    having = {name: [run for run in runs if has(run, shown)] for name, runs in study.found.items()}
+    found = {name: runs for name, runs in having.items() if runs}
+    called = shown.label.partition(" (")[0]
+    if shown.label != shown.name:  # that of somebody's own stays as they have spelt it
+        called = called.capitalize()
+    if not found:
+        return Picture(called, "Nothing to draw: it was not logged.")
+    try:
+        fig = _drawn(study, found, against, shown)
+    except RecordError as error:
+        return Picture(called, f"Nothing: {below(study.root, error)}.")
+    left_out = ", ".join(name for name, runs in having.items() if not runs)
+    words = _words(study, found, against) + (f" Not logged: {left_out}." if left_out else "")
+    return _picture(fig, title or f"{called} against {against}", words)
+
+
+def _drawn(study: Study, found: Groups, against: str, shown: Metric) -> Figure:
     numbers, last = curves(found, shown), ends(found, shown)
     with style.theme():
         fig = style.figure(2.7 + 0.17 * ((len(found) + 1) // 2), WIDTH)
@@ -75,27 +96,36 @@ def _curves(study: Study, against: str, shown: Metric | None = None, title: str 
         panels.fill(ax, against, numbers, last, shown)
         panels.format_axis(ax, against, last, study.one.config)
         ax.set_ylabel(shown.label)
-        if tested:
+        if shown not in (TRAFFIC, BATCH):
             panels.limits(ax, numbers, shown, last)
         elif numbers[shown.name].max() > panels.WIDE * numbers[shown.name].min():
             style.log_axis(ax)
         else:
             ax.set_ylim(bottom=0)
         if against == "epoch":
-            style.shade(ax, windows(found))
-            style.mark_decays(ax, study.one.config)
+            style.shade(ax, windows(study.found))
+            style.mark_decays(ax, study.one)
         fig.legend(*ax.get_legend_handles_labels(), loc="outside upper left", ncols=2,
                    handlelength=3.2, columnspacing=1)  # fmt: skip
-    title = title or f"{shown.label.partition(' (')[0].capitalize()} against {against}"
-    return _picture(fig, title, _words(study, against))
+    return fig
 
 
-def _words(study: Study, against: str) -> str:
+def _logged(study: Study) -> list[Picture]:
+    """What somebody's own training has logged besides that by which it was tested."""
+    runs = [run for run in study.runs if run.hooked]
+    losses = ("train_loss", *(("test_loss",) if study.shown.name != "loss" else ()))
+    names = dict.fromkeys(name for run in runs for name in (*losses, *logged(run.rows).values()))
+    known = [measured(study.one, name) for name in names]
+    return [_curves(study, "epoch", shown) for shown in known if any(has(r, shown) for r in runs)]
+
+
+def _words(study: Study, found: Groups, against: str) -> str:
     """Mean over what, and what the marks are."""
-    counts = [len(runs) for runs in study.found.values()]
+    counts = [len(runs) for runs in found.values()]
     mean = f"Mean over {style.seeds_in_words(counts)}; bands and bars: 95 % t interval"
-    parts = [f"{mean if max(counts) > 1 else 'One seed'}; large marker: the end"]
-    decays = [style.decay_epochs(run.config) for run in study.runs]
+    end = "the last value" if study.one.hooked else "the end"
+    parts = [f"{mean if max(counts) > 1 else 'One seed'}; large marker: {end}"]
+    decays = [decay_epochs(run) for run in study.runs]
     if against == "epoch" and any(decays):
         whose = "" if len({*decays}) == 1 else " of most schedules"
         parts.append(f"Dotted: the learning rate{whose} decays")

@@ -3,11 +3,12 @@ without torch: the trainer's rows and those of the DDP hook alike."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 from regimes.errors import RegimesError
-from regimes.policies import policy
+from regimes.policies import REGISTRY, policy
 from regimes.records import count_units
 
 Row = dict[str, Any]
@@ -25,18 +26,18 @@ def silence(header: Row, rows: Sequence[Row]) -> list[str]:
     if len(rows) > 1 and compressed and config.get("policy"):
         levels = [[row["layers"]["level"][i] for i in compressed] for row in rows]
         why = [[row["layers"]["why"][i] for i in compressed] for row in rows]
-        found += _said(header, "policy", levels, why)
+        found += _said(header, rows, "policy", levels, why)
     if len(rows) > 1 and config.get("batch_policy"):
         batches = [row["batch"] for row in rows]
-        found += _said(
-            header, "batch_policy", [[b["level"]] for b in batches], [[b["why"]] for b in batches]
-        )
+        levels, why = [[b["level"]] for b in batches], [[b["why"]] for b in batches]
+        found += _said(header, rows, "batch_policy", levels, why)
     return found
 
 
 def _said(
-    header: Row, where: str, levels: list[list[str]], why: list[list[Row | None]]
-) -> list[str]:
+    header: Row, rows: Sequence[Row], where: str, levels: list[list[str]],
+    why: list[list[Row | None]],
+) -> list[str]:  # fmt: skip
     table, units = header["config"][where], len(levels)
     name, chosen, found = table["name"], {x for row in levels for x in row}, []
     if name == "static":
@@ -56,14 +57,16 @@ def _said(
     if len(chosen) == 1:
         found.append(
             f"{where}: {name} chose {chosen.pop()!r} for everything in all of "
-            f"{count_units(header)}: the run is one at a static level."
+            f"{count_units(header, rows)}: the run is one at a static level."
         )
     return found
 
 
 def _interval(table: Row) -> int | None:
-    """Units between a policy's comparisons, if it has such a thing."""
-    try:
-        return getattr(policy(table), "interval", None)
-    except RegimesError:  # somebody's own class, which is not at hand
-        return table.get("interval")
+    """Units between a policy's comparisons, if it has such a thing; of somebody's own class, which
+    a reader does not import, as the table has it."""
+    found = table.get("interval")
+    if table["name"] in REGISTRY:
+        with contextlib.suppress(RegimesError):  # a field of another version
+            found = getattr(policy(table), "interval", None)
+    return found if type(found) is int else None

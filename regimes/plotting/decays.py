@@ -1,0 +1,35 @@
+"""Where the learning rate of a run decays: from its configuration, or from its rates. No torch."""
+
+from __future__ import annotations
+
+import math
+
+from regimes.policies import history
+from regimes.policies.base import FollowsDecays
+from regimes.records import Record
+
+
+def decays(run: Record) -> list[tuple[int, float]]:
+    """The units of a run that are the first at a lower learning rate, and the factor by which it
+    falls (infinity: to zero). Of a trainer's step schedule, those that were asked for; of somebody
+    else's training, whose schedule is not known, those that the policies see in its rates."""
+    if run.hooked:
+        found = FollowsDecays().decays(history(run.rows, [], run.config["signal"]))
+        return [(first, old / new if new else math.inf) for first, old, new in found
+                if first < len(run.rows)]  # fmt: skip
+    factor = run.config["optimizer"].get("decay_factor", 1.0)
+    return [(first, factor) for first in _configured(run)]
+
+
+def decay_epochs(run: Record) -> tuple[int, ...]:
+    """The units that are the first at a lower learning rate."""
+    return tuple(first for first, _ in decays(run))
+
+
+def _configured(run: Record) -> list[int]:
+    optimizer, size = run.config["optimizer"], run.config.get("unit_steps")
+    if optimizer.get("schedule", "step") != "step":
+        return []
+    if size:
+        return [-(-first // size) for first in optimizer.get("decay_steps", ())]
+    return [e for e in optimizer.get("decay_epochs", ()) if e < run.config["epochs"]]

@@ -1,0 +1,63 @@
+"""The lines of a record as two tables: one of its epochs, one of its layers. No torch; pandas is
+imported late."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Row = dict[str, Any]
+LOSSES = ("train_loss", "test_loss", "metric")
+MADE = ("seconds_", "total_")  # how columns begin that are no part of a row
+
+
+def epochs(rows: Sequence[Row], seconds: dict[int, Row]) -> pd.DataFrame:
+    """One row per epoch; see `Record`."""
+    import pandas as pd
+
+    columns = logged(rows)
+    flat = [
+        _scalars(row)
+        | {columns[name]: value for name, value in row.get("logged", {}).items()}
+        | {f"seconds_{k}": v for k, v in seconds.get(row["epoch"], {}).items()}
+        for row in rows
+    ]
+    found = pd.DataFrame(flat)
+    for name in {*LOSSES, "batch_size", *columns.values()} & {*found}:
+        if found[name].dtype == object:  # null where somebody's own training has not said it
+            found[name] = found[name].astype(float)
+    for name in ("floats", "bytes") if len(found) else ():
+        found[f"total_{name}"] = found[name].cumsum()
+    return found
+
+
+def logged(rows: Sequence[Row]) -> dict[str, str]:
+    """What somebody's own training has logged besides losses and metric: its name, and its column
+    among the epochs', which begins with "logged_" where the name is another column's."""
+    taken = {name for row in rows for name in _scalars(row)}
+    names = dict.fromkeys(name for row in rows for name in row.get("logged", {}))
+    return {name: f"logged_{name}" if name in taken or name.startswith(MADE) else name
+            for name in names}  # fmt: skip
+
+
+def _scalars(row: Row) -> Row:
+    """What a row says of the model in single values."""
+    plain = {k: v for k, v in row.items() if not isinstance(v, dict)}
+    held = {f"validation_{k}": v for k, v in row.get("validation", {}).items()}
+    return plain | row.get("model", {}) | held
+
+
+def layers(names: Sequence[str], rows: Sequence[Row]) -> pd.DataFrame:
+    """One row per epoch and layer; see `Record`."""
+    import pandas as pd
+
+    parts = [
+        pd.DataFrame({"layer": names, **row["layers"], **row["statistics"]}).assign(
+            epoch=row["epoch"]
+        )
+        for row in rows
+    ]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({"layer": []})

@@ -116,6 +116,19 @@ def test_a_continued_record_is_an_unbroken_one(stop: int, tmp_path: Path) -> Non
     assert events == ["start", "resume", "end"]
 
 
+def test_a_hook_that_is_let_go_of_ends_its_record(tmp_path: Path) -> None:
+    """Long before Python ends, as one does that is closed; what it has to say is said once."""
+    heard, others = group.run(recorded.let_go, 2, tmp_path)
+    for name in ("let go", "closed"):
+        assert [row["train_loss"] for row in rows(tmp_path / name)] == [1.0, 4.0, 6.5]
+        events = [e["event"] for e in read_lines(tmp_path / name / "events.jsonl")]
+        assert events == ["start", "end"]
+    assert rows(tmp_path / "let go") == rows(tmp_path / "closed")
+    assert heard[0] == heard[1]
+    assert [said.count("has compared nothing") for said in heard] == [1, 1]
+    assert others == ["", ""]
+
+
 def test_a_killed_job_leaves_a_record_that_reads(tmp_path: Path) -> None:
     assert group.run(recorded.killed, 2, tmp_path) == [None, None]
     assert [row["epoch"] for row in rows(tmp_path / "run")] == [0, 1]

@@ -295,8 +295,8 @@ PICTURES = {  # of each variant, what the page has drawings of, before those of 
                    "Training loss against epoch", "Test loss against epoch",
                    "grad_norm against epoch", "logged_floats against epoch",
                    "validation_loss against epoch"],
-    "named": ["BLEU against epoch", "BLEU against floats", "Training loss against epoch",
-              "Test loss against epoch"],
+    "named": ["BLEU against unit", "BLEU against floats", "Training loss against unit",
+              "Test loss against unit"],
     "broken off": ["Test accuracy against epoch", "Test accuracy against floats",
                    "Training loss against epoch", "Test loss against epoch"],
 }  # fmt: skip
@@ -315,7 +315,10 @@ def test_every_page_and_table_is_whole(variant: Path, capsys: pytest.CaptureFixt
     assert pictures[: pictures.index("Levels of ACCORDION")] == PICTURES[variant.name]
     said = [words(html), shown(variant)]
     assert SAYS[variant.name] in said[0]
-    assert "Predicted, not measured" in said[0]
+    one = "unit" if run.config["unit_steps"] else "epoch"
+    assert f"Seconds per {one} and their share, mean over {one}s and runs" in said[0]
+    assert f"Traffic per {one}" in pictures
+    assert f"Predicted, not measured: seconds per {one}" in said[0]
     cost([str(variant)], None, Network.parse(NET), None)
     if run.rows[0]["statistics"]:
         main([variant], (), None)

@@ -87,7 +87,7 @@ class Course:
         buckets = self.buckets
         self.world.meeting.done = lambda: buckets.total
         self.rows: list[dict[str, Any]] = []
-        self.pace, self.continued = paced, False
+        self.pace, self.continued, self.closed = paced, False, False
         self.lr: float | None = None
         self.earlier = Traffic(0, 0)
         self.header = header(about or Recording(""), self, chosen, model.module, seed)
@@ -218,8 +218,10 @@ class Course:
         )
 
     def _close(self, talks: bool, why: str = "") -> None:
-        """The end of the job; ``talks``: the other processes are there as well."""
-        steps = self.buckets.steps
+        """The end of the job, once; ``talks``: the other processes are there as well."""
+        if self.closed:
+            return
+        self.closed, steps = True, self.buckets.steps
         if self.pace.own and steps and not why and (talks or not self.talks):
             self._end(*self.pace.rates())
         if self.world.rank == 0 and not why:
@@ -230,6 +232,12 @@ class Course:
                 print(f"regimes: {sentence}", file=sys.stderr)
         if self.journal is not None:
             self.journal.close(len(self.rows), why)
+
+    def __del__(self) -> None:
+        """Nobody has it any more, Python goes on: its record ends here."""
+        journal = getattr(self, "journal", None)  # an attach that is refused may have none
+        if journal is not None and journal.writer is not None:
+            self._close(False)
 
 
 def _at_exit(found: weakref.ref[Course]) -> None:

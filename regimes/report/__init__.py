@@ -36,6 +36,7 @@ def page(place: Path, network: str) -> str:
             undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         )  # fmt: skip
         return environment.get_template("page.html").render(
+            unit=content.unit,
             study=study,
             table=content.results(study),
             seconds=content.seconds(study),

@@ -142,7 +142,7 @@ def read(root: Path, place: Path) -> Study:
     return Study(place, root, seen, found)
 
 
-def _unit(study: Study) -> str:
+def unit(study: Study) -> str:
     """What a row of the records is: "epoch" or "unit"."""
     return "unit" if study.one.config.get("unit_steps") else "epoch"
 
@@ -202,7 +202,7 @@ def seconds(study: Study) -> Table:
         parts = [mean.get(part, 0.0) for part in names]
         lines.append((name, *(f"{x:.3g} ({100 * x / total:.0f} %)" if x else DASH for x in parts),
                       f"{total:.3g}", f"{epochs * total:.3g}"))  # fmt: skip
-    return Table(("schedule", *names, f"s/{_unit(study)}", "s/run"), lines)
+    return Table(("schedule", *names, f"s/{unit(study)}", "s/run"), lines)
 
 
 def _per_epoch(runs: Sequence[Record]) -> dict[str, float]:
@@ -227,7 +227,7 @@ def cost(study: Study, network: Network) -> Table:
     heads = (
         "level or schedule",
         *parts,
-        f"s/{_unit(study)}",
+        f"s/{unit(study)}",
         "×\N{NO-BREAK SPACE}dense",
         "pays below",
     )

@@ -24,14 +24,14 @@ from regimes.plotting.looks import style_of
 from regimes.plotting.metrics import Metric
 from regimes.records.frames import logged
 from regimes.replay import detect
-from regimes.report.content import Study, below
+from regimes.report.content import Study, below, unit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 4.8  # inches; at this width the letters can still be read on a phone
 FIXED = ("static", "windows")  # policies whose levels need no map
-TRAFFIC = Metric("bytes", "MB sent by a worker in the epoch", "MB", "MB", 1e-6)
+TRAFFIC = Metric("bytes", "MB sent by a worker", "MB", "MB", 1e-6)
 BATCH = Metric("batch_size", "batch per worker", "batch", "samples")
 
 
@@ -49,7 +49,7 @@ def draw(study: Study) -> dict[str, list[Picture]]:
     if not study.found:
         return {"curves": [], "decisions": []}
     with mpl.rc_context({"text.parse_math": False}):  # a $ in a name is a $
-        traffic = _curves(study, "epoch", TRAFFIC, "Traffic per epoch")
+        traffic = _curves(study, "epoch", TRAFFIC, f"Traffic per {unit(study)}")
         tested = [_curves(study, "epoch"), _curves(study, "floats")]
         return {
             "curves": [*dict.fromkeys(tested), *_logged(study)],
@@ -85,7 +85,8 @@ def _curves(study: Study, against: str, shown: Metric | None = None, title: str 
         return Picture(called, f"Nothing: {below(study.root, error)}.")
     left_out = ", ".join(name for name, runs in having.items() if not runs)
     words = _words(study, found, against) + (f" Not logged: {left_out}." if left_out else "")
-    return _picture(fig, title or f"{called} against {against}", words)
+    axis = unit(study) if against == "epoch" else against
+    return _picture(fig, title or f"{called} against {axis}", words)
 
 
 def _drawn(study: Study, found: Groups, against: str, shown: Metric) -> Figure:
@@ -177,8 +178,9 @@ def _detectors(study: Study) -> Picture:
     except RegimesError as error:
         return Picture(title, f"Nothing: {below(study.root, error)}.")
     said = (
-        "The darker, the more layers (and seeds) a detector calls critical in the epoch, replayed "
-        "over the runs of the schedule above. Right: the share called critical, and the traffic "
-        "of spending there and nowhere else, over low compression throughout (–: not recorded)."
+        f"The darker, the more layers (and seeds) a detector calls critical in the {unit(study)}, "
+        "replayed over the runs of the schedule above. Right: the share called critical, and the "
+        "traffic of spending there and nowhere else, over low compression throughout (–: not "
+        "recorded)."
     )
     return _picture(fig, title, said)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
+import io
 import os
 import signal
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +121,28 @@ def trained_like(rank: int, config: RunConfig, folder: Path) -> None:
     jobs.attach = recording
     jobs.smoke(rank, config)
     hooks[0].close()
+
+
+def let_go(rank: int, folder: Path) -> list[str]:
+    """Two jobs, one after the other, in functions that nothing outlives; the second is closed. What
+    each says."""
+    return [_said(rank, folder / name, name == "closed") for name in ("let go", "closed")]
+
+
+def _said(rank: int, folder: Path, closes: bool) -> str:
+    with redirect_stderr(io.StringIO()) as said:
+        _short(rank, folder, closes)
+        gc.collect()
+    return said.getvalue()
+
+
+def _short(rank: int, folder: Path, closes: bool) -> None:
+    job = parts(every=STEPS, record=folder, policy="accordion")
+    for number in range(2 * STEPS + 2):
+        step(job, number, rank)
+        job["hook"].log(train_loss=float(number))
+    if closes:
+        job["hook"].close()
 
 
 def killed(rank: int, folder: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -102,38 +103,42 @@ def test_every_public_name_is_there() -> None:
 # -- the command line ------------------------------------------------------------------------
 
 
-def command(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    words = (sys.executable, "-m", "regimes", *words)
-    return subprocess.run(words, capture_output=True, text=True, cwd=cwd, check=False)
+Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_run_resume_watch_and_ablate(tmp_path: Path) -> None:
+@pytest.fixture
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    """`regimes WORDS` in ``tmp_path``, in this process: starting Python costs more than it does."""
+    from regimes.__main__ import main
+
+    def call(*words: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["regimes", *words])
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return subprocess.CompletedProcess(words, int(stop.value.code or 0), *capsys.readouterr())
+
+    return call
+
+
+def test_run_resume_watch_and_ablate(command: Command, tmp_path: Path) -> None:
     short = ["--set", "epochs=2", "--set", "data.train_size=100"]
-    done = command("run", "smoke", *short, "--seed", "5", "--workers", "2", cwd=tmp_path)
+    done = command("run", "smoke", *short, "--seed", "5", "--workers", "2")
     assert done.returncode == 0, done.stderr
     assert "runs/smoke/seed-5: accuracy" in done.stdout
-    again = command("run", "smoke", *short, "--seed", "5", "--workers", "2", cwd=tmp_path)
+    again = command("run", "smoke", *short, "--seed", "5", "--workers", "2")
     assert again.returncode == 2
     assert "already holds a run" in again.stderr
-    again = command("run", "smoke", *short, "--seed", "5", "--workers", "2", "--resume",
-                    cwd=tmp_path)  # fmt: skip
+    again = command("run", "smoke", *short, "--seed", "5", "--workers", "2", "--resume")
     assert again.returncode == 0, again.stderr
-    seen = command("watch", "runs/smoke/seed-5", "--once", cwd=tmp_path)
+    seen = command("watch", "runs/smoke/seed-5", "--once")
     assert seen.returncode == 0, seen.stderr
-    ablate = [
-        "ablate",
-        "smoke",
-        *short,
-        "--seeds",
-        "2",
-        "--jobs",
-        "2",
-        "--schedules",
-        "low",
-        "--schedules",
-        "high",
-    ]
-    done = command(*ablate, cwd=tmp_path)
+    ablate = ["ablate", "smoke", *short, "--seeds", "2", "--schedules", "low", "--schedules",
+              "high"]  # fmt: skip
+    done = command(*ablate)
     assert done.returncode == 0, done.stderr
     assert "4 runs in runs/smoke, 0 already finished" in done.stdout
     (tmp_path / "runs/smoke/low/seed-1/epochs.jsonl").write_text("")
@@ -141,27 +146,27 @@ def test_run_resume_watch_and_ablate(tmp_path: Path) -> None:
         for file in (tmp_path / "runs/smoke/low/seed-1/checkpoints" / name).iterdir():
             file.unlink()
         (tmp_path / "runs/smoke/low/seed-1/checkpoints" / name).rmdir()
-    done = command(*ablate, cwd=tmp_path)
+    done = command(*ablate)
     assert "4 runs in runs/smoke, 3 already finished" in done.stdout
     assert "[1/1] low/seed-1" in done.stdout
 
 
-def test_presets_and_doctor(tmp_path: Path) -> None:
-    listed = command("presets", cwd=tmp_path)
+def test_presets_and_doctor(command: Command, tmp_path: Path) -> None:
+    listed = command("presets")
     assert "paper-vgg19bn-cifar10" in listed.stdout
-    toml = command("presets", "smoke/high", cwd=tmp_path)
+    toml = command("presets", "smoke/high")
     (tmp_path / "mine.toml").write_text(toml.stdout)
-    done = command("run", "mine.toml", "--set", "epochs=1", cwd=tmp_path)
+    done = command("run", "mine.toml", "--set", "epochs=1")
     assert done.returncode == 0, done.stderr
     assert "runs/mine/seed-0" in done.stdout
-    checked = command("doctor", cwd=tmp_path)
+    checked = command("doctor")
     assert checked.returncode == 0, checked.stdout
     assert "gloo" in checked.stdout
 
 
-def test_unwritable_folder(tmp_path: Path) -> None:
+def test_unwritable_folder(command: Command, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    done = command("run", "smoke", "--out", "file/run", cwd=tmp_path)
+    done = command("run", "smoke", "--out", "file/run")
     assert done.returncode == 2
     assert done.stderr == "error: cannot write to file/run: Not a directory\n"
 

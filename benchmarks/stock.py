@@ -129,16 +129,19 @@ def figure(found: dict[str, Any]) -> Figure:
             for way, runs in ways.items():
                 losses = list(zip(*(run["train"] for run in runs), strict=True))
                 epochs, look = range(1, len(losses) + 1), looks[way]
-                sent = statistics.fmean(run.get("share", 1) for run in runs)
                 ax.fill_between(epochs, *zip(*((min(x), max(x)) for x in losses), strict=True),
                                 color=look.colour, alpha=0.2, linewidth=0)  # fmt: skip
                 ax.plot(epochs, [statistics.fmean(x) for x in losses], color=look.colour,
                         linewidth=1.2, linestyle="-" if way == "plain" else (0, (4, 1.5)),
-                        label=f"{WAYS[way]}: {sent:.0%} of the bytes")  # fmt: skip
+                        label=WAYS[way])  # fmt: skip
             style.log_axis(ax)
+            share = statistics.fmean(run["share"] for run in ways["hook"])
             ax.set(title=f"{name}.py: {WHAT[name]}", xlabel="epoch")
-            ax.legend(loc="upper right")
+            ax.text(0.97, 0.95, f"with the hook: {share:.0%} of the bytes", ha="right", va="top",
+                    fontsize=8, transform=ax.transAxes)  # fmt: skip
         fig.axes[0].set_ylabel("training loss")
+        handles = fig.axes[0].get_legend_handles_labels()
+        fig.legend(*handles, loc="outside upper center", ncols=2, handlelength=4)
         counts = [len(runs) for ways in found.values() for runs in ways.values()]
         style.caption(fig, f"Mean over {style.seeds_in_words(counts)}, band: their range. Two "
                       "processes; ACCORDION, PowerSGD ranks 4 and 1, nothing tuned.")  # fmt: skip
@@ -160,10 +163,10 @@ def main() -> None:
                 print(folder, flush=True)
     found = read_all(chosen.out)
     out = ROOT / "benchmarks" / "stock.json"
-    write_output(out, json.dumps(found, indent=1) + "\n")
+    write_output(out, json.dumps(found) + "\n")
     write_output(out.with_suffix(".md"), markdown(found))
-    png = io.BytesIO()
-    figure(found).savefig(png, format="png", metadata={"Software": None})
+    png = io.BytesIO()  # small enough for a page
+    figure(found).savefig(png, format="png", dpi=130, metadata={"Software": None})
     write_output(ROOT / "docs" / "stock.png", png.getvalue())
 
 

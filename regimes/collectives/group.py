@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import itertools
 import weakref
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regimes.collectives.meeting import SOON, Meeting
+from regimes.collectives.meeting import SOON, Meeting, done_within
 from regimes.collectives.processes import ProcessWorld, backends, errors_are_raised
 from regimes.collectives.world import World
 from regimes.errors import TrainingError
@@ -27,6 +28,8 @@ class GroupWorld(ProcessWorld):
     collectives keep their order whatever else travels (DDP's own, the user's). Made collectively.
     It ends when the user destroys the default group, with ``close``, or when Python ends.
     """
+
+    _voice: weakref.ref[Any] | None = None  # the meetings' own
 
     def __init__(self, group: Any, device: torch.device, timeout: float) -> None:
         ranks = dist.get_process_group_ranks(group)
@@ -44,14 +47,15 @@ class GroupWorld(ProcessWorld):
         self._group = weakref.ref(ours)  # torch holds it until it is destroyed
         if kind == "gloo":
             atexit.register(_destroy, self._group)
+        if self.meeting.others:
+            voice = dist.new_group(ranks, patience, "gloo", use_local_synchronization=True)
+            self._voice = weakref.ref(voice)
+            atexit.register(_destroy, self._voice)
+            self.meeting.gather = functools.partial(_largest, self._voice)
 
     @property
     def group(self) -> Any:
-        if (group := self._group()) is None:
-            raise TrainingError(
-                "the hook's process group has ended: train before dist.destroy_process_group()"
-            )
-        return group
+        return _alive(self._group)
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         World.broadcast(self, tensors)
@@ -74,8 +78,12 @@ class GroupWorld(ProcessWorld):
         if self.patience:  # NCCL's wait takes the time once, and gives up after it
             super()._finish(work)
             return
-        while not _done_within(work, SOON):
-            self.meeting.stuck()
+        try:
+            while not done_within(work, SOON):
+                self.meeting.stuck()
+        except RuntimeError:
+            self.meeting.stuck()  # who has left may have said why
+            raise
         self.meeting.free()
 
     def abort(self) -> None:
@@ -83,26 +91,27 @@ class GroupWorld(ProcessWorld):
 
     def close(self) -> None:
         _destroy(self._group)
+        if self._voice is not None:
+            _destroy(self._voice)
+
+
+def _alive(group: weakref.ref[Any]) -> Any:
+    """The group; TrainingError if it has ended."""
+    if (ours := group()) is None:
+        raise TrainingError(
+            "the hook's process group has ended: train before dist.destroy_process_group()"
+        )
+    return ours
+
+
+def _largest(group: weakref.ref[Any], tensor: Tensor) -> Any:
+    """Begin the all-reduce of the largest values."""
+    return dist.all_reduce(tensor, dist.ReduceOp.MAX, group=_alive(group), async_op=True)
 
 
 def _store(number: int) -> dist.Store:
     """A part of the default group's store; ``number`` is the same on all processes."""
     return dist.PrefixStore(f"regimes/hook/{number}", dist.distributed_c10d._get_default_store())
-
-
-def _done_within(work: Any, seconds: float) -> bool:
-    """Wait for a collective of gloo; False if it needs longer.
-
-    Raises:
-        RuntimeError: it has failed.
-    """
-    try:
-        work.wait(timedelta(seconds=seconds))
-    except RuntimeError:
-        if not work.is_completed():
-            return False
-        work.wait()  # raises what it has failed of
-    return True
 
 
 def _destroy(group: weakref.ref[Any]) -> None:

@@ -32,7 +32,8 @@ STEPS = 4
 def heard(rank: int, name: str, folder: Path | None = None) -> dict[str, Any]:
     """What a way says: errors, warnings, and what is printed at the end."""
     # clocks that are made for people go a hundred times faster here
-    group.SOON, meeting.PATIENCE, course.LONG = 0.3, 0.3, 5  # type: ignore[attr-defined, misc]
+    group.SOON = meeting.SOON = meeting.PATIENCE = 0.3  # type: ignore[attr-defined, misc]
+    course.LONG = 5  # type: ignore[misc]
     start, printed = time.monotonic(), io.StringIO()
     with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stderr(printed):
         warnings.simplefilter("always")

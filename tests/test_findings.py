@@ -53,6 +53,14 @@ def says(words: str, page: str = "findings.md") -> bool:
     return words in text(page)
 
 
+def sent(name: str) -> float:
+    """The bytes of one of the compressors to start with, of dense's."""
+    totals: dict[str, float] = {}
+    for run in records("smoke-start"):
+        totals[run.name] = totals.get(run.name, 0.0) + sum(row["bytes"] for row in run.rows)
+    return totals[name] / totals["dense"]
+
+
 def floats(source: str, name: str) -> str:
     """Of low's, the mean over seeds."""
     shares = [share_of_low(run.header, run.rows) for run in records(source) if run.name == name]
@@ -190,3 +198,38 @@ def test_the_tuned_language_model_has_the_scores_of_its_trials() -> None:
 def test_the_tuned_language_model_at_its_best_rates(pair: str) -> None:
     a, b = pair.split(" - ")
     assert says(f"| {pair} | {signed(effect('lm-small-tuned', a, b), 2)} |")
+
+
+# -- what to start with ----------------------------------------------------------------------
+
+START = {
+    "PowerSGD, rank 4": "powersgd-4", "PowerSGD, rank 1": "powersgd-1",
+    "PowerSGD, rank 1 after a dense tenth": "powersgd-1-after-10", "TopK, 10 %": "topk-10",
+    "TopK, 1 %": "topk-1", "TopK, 1 % after a dense tenth": "topk-1-after-10",
+    "quantise, 8 bits": "quantise-8", "quantise, 4 bits": "quantise-4", "sign": "sign",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", START)
+def test_the_compressors_to_start_with(row: str) -> None:
+    name = START[row]
+    (rate,) = {r.config["optimizer"]["lr"] for r in records("smoke-start") if r.name == name}
+    difference = signed(effect("smoke-start", name, "dense"))
+    words = f"| {row} | {rate} | {difference} | {100 * sent(name):.0f} % |"
+    assert says(words, "how-to/start.md"), words
+
+
+def test_the_rate_matters_as_much_as_the_level() -> None:
+    trials = json.loads((REFERENCE / "smoke-start-tune.json").read_text())["trials"]
+    shares = {
+        (t["schedule"], t["values"].rpartition("=")[2]): f"{100 * fmean(t['scores']):.1f}"
+        for t in trials
+    }
+    high, low = shares["powersgd-1", "0.4"], shares["powersgd-1", "0.05"]
+    dense = shares["dense", "0.4"], shares["dense", "0.05"]
+    for words in (
+        f"At 0.4, the preset's, rank 1 has {high} % of the images held out",
+        f"rank 4 {shares['powersgd-4', '0.4']} %; at 0.05 rank 1 has {low} %",
+        f"Dense, too, has {dense[0]} % at 0.4 and {dense[1]} % at 0.05",
+    ):
+        assert says(words, "how-to/start.md"), words

@@ -102,26 +102,7 @@ def test_every_public_name_is_there() -> None:
 
 # -- the command line ------------------------------------------------------------------------
 
-
 Command = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture
-def command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Command:
-    """`regimes WORDS` in ``tmp_path``, in this process: starting Python costs more than it does."""
-    from regimes.__main__ import main
-
-    def call(*words: str) -> subprocess.CompletedProcess[str]:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["regimes", *words])
-        monkeypatch.setattr(sys, "path", list(sys.path))
-        with pytest.raises(SystemExit) as stop:
-            main()
-        return subprocess.CompletedProcess(words, int(stop.value.code or 0), *capsys.readouterr())
-
-    return call
 
 
 def test_run_resume_watch_and_ablate(command: Command, tmp_path: Path) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
-from pathlib import Path
 
 import pytest
-from test_house import command
 
 from analysis import curves
 from analysis.__main__ import commands, offers
@@ -97,7 +96,9 @@ def test_modules_say_the_same_by_their_own_names(
     assert said.startswith("error: python -m analysis.curves needs records: `regimes ablate")
 
 
-def test_figure_is_among_the_commands(tmp_path: Path) -> None:
-    done = command("figure", "--help", cwd=tmp_path)
+def test_figure_is_among_the_commands(
+    command: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    done = command("figure", "--help")
     assert done.returncode == 0
     assert "regimes figure 2 runs/small" in done.stdout

@@ -106,7 +106,7 @@ def _alive(group: weakref.ref[Any]) -> Any:
 
 def _largest(group: weakref.ref[Any], tensor: Tensor) -> Any:
     """Begin the all-reduce of the largest values."""
-    return dist.all_reduce(tensor, dist.ReduceOp.MAX, group=_alive(group), async_op=True)
+    return dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=_alive(group), async_op=True)
 
 
 def _store(number: int) -> dist.Store:

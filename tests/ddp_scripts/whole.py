@@ -7,6 +7,7 @@ import gc
 import io
 import os
 import runpy
+import time
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -31,5 +32,8 @@ def run(rank: int, name: str, words: list[str], folder: Path, hooked: bool, chan
     script.write_text(stock.source(name, hooked))
     with redirect_stdout(io.StringIO()) as out:
         runpy.run_path(str(script))["main"](words)
+    # gloo's thread lets go of its last collective under Python's lock, and torch waits for that
+    # thread under the same lock when the model's group goes: let the thread be first
+    time.sleep(0.2)
     gc.collect()  # nobody has the hook any more: it ends its record
     return out.getvalue()

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import functools
-import gc
 import io
 import os
 import runpy
-import time
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 import regimes
 from benchmarks import stock
+
+# To the end of the process: when a group goes with its last model, torch waits for gloo's thread
+# under Python's lock, which that thread may want to let go of its last collective.
+KEPT: list[Any] = []
 
 
 def run(rank: int, name: str, words: list[str], folder: Path, hooked: bool, changed: Any) -> str:
@@ -25,15 +27,24 @@ def run(rank: int, name: str, words: list[str], folder: Path, hooked: bool, chan
         changed: what its ``attach`` is told besides.
     """
     dist.init_process_group = lambda *_: None  # the group is there already
-    regimes.attach = functools.partial(regimes.attach, **changed)
+    attach, wrap = regimes.attach, DistributedDataParallel.__init__
+
+    def attached(*args: Any, **options: Any) -> Any:
+        KEPT.append(attach(*args, **options, **changed))
+        return KEPT[-1]
+
+    def wrapped(model: Any, *args: Any, **options: Any) -> None:
+        KEPT.append(model)
+        wrap(model, *args, **options)
+
+    regimes.attach, DistributedDataParallel.__init__ = attached, wrapped  # type: ignore[method-assign]
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
     script = folder / f"script-{rank}.py"
     script.write_text(stock.source(name, hooked))
     with redirect_stdout(io.StringIO()) as out:
         runpy.run_path(str(script))["main"](words)
-    # gloo's thread lets go of its last collective under Python's lock, and torch waits for that
-    # thread under the same lock when the model's group goes: let the thread be first
-    time.sleep(0.2)
-    gc.collect()  # nobody has the hook any more: it ends its record
+    for kept in KEPT:
+        if isinstance(kept, regimes.Hook):
+            kept.close()  # as the end of Python does
     return out.getvalue()

@@ -43,6 +43,11 @@ def unexpected(field: str, value: object, expected: str) -> ConfigError:
     return ConfigError(f"{field} = {value!r}: expected {expected}")
 
 
+def is_whole(value: object, low: int) -> bool:
+    """Is it a whole number from ``low`` up? True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= low
+
+
 def require(met: bool, field: str, value: object, expected: str) -> None:
     """Raise ConfigError unless a field's value is as expected."""
     if not met:

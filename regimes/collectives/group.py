@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from regimes.collectives.meeting import SOON, Meeting, done_within
-from regimes.collectives.processes import ProcessWorld, backends, errors_are_raised
+from regimes.collectives.processes import ProcessWorld, attempt, backends, errors_are_raised
 from regimes.collectives.world import World
 from regimes.errors import TrainingError
 
@@ -111,7 +111,8 @@ def _largest(group: weakref.ref[Any], tensor: Tensor) -> Any:
 
 def _store(number: int) -> dist.Store:
     """A part of the default group's store; ``number`` is the same on all processes."""
-    return dist.PrefixStore(f"regimes/hook/{number}", dist.distributed_c10d._get_default_store())
+    name = f"{attempt()}/hook/{number}"
+    return dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
 
 
 def _destroy(group: weakref.ref[Any]) -> None:

@@ -166,11 +166,10 @@ class Meeting:
         """What to raise in place of an error of the store or the communicator. (No context manager:
         its frame would keep the traceback, whose frames keep the group.)"""
         try:
-            self._missing(call)
+            with contextlib.suppress(RuntimeError):  # the store may have gone, too
+                self._missing(call)
         except ConfigError as cause:  # who has left has said why
             return cause
-        except RuntimeError:
-            pass
         return TrainingError(
             f"process {self.rank} lost contact with the others in {call}: "
             f"{str(error).splitlines()[0]}"

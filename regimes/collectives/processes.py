@@ -213,7 +213,7 @@ def connect(workers: int, device: torch.device, timeout: float = 600.0) -> World
         torch.cuda.set_device(device)
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", launched()))
     alone = device.type == "cuda" and per_node <= torch.cuda.device_count()
-    return _join(workers, device, alone, timedelta(seconds=timeout), f"{_attempt()}/{count}")
+    return _join(workers, device, alone, timedelta(seconds=timeout), f"{attempt()}/{count}")
 
 
 def _join(
@@ -272,7 +272,7 @@ def _leave(*, at_once: bool = False) -> None:
         dist.distributed_c10d._abort_process_group()
 
 
-def _attempt() -> str:
+def attempt() -> str:
     """A name that a restart by torchrun changes, because its store keeps the addresses of the
     dead. Agents of several nodes count restarts apart: there the variable in the README helps.
     (The number of the run within the process is added, because the store outlives a run as well.)

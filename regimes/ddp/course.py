@@ -55,6 +55,7 @@ class Course:
         talks: whether the end of a unit sends something.
         header: of the record, written or not.
         continued: a state was loaded.
+        to_open: the record is opened once all processes agree.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Course:
         buckets = self.buckets
         self.world.meeting.done = lambda: buckets.total
         self.rows: list[dict[str, Any]] = []
-        self.pace, self.continued, self.closed = paced, False, False
+        self.pace, self.continued, self.closed, self.to_open = paced, False, False, True
         self.lr: float | None = None
         self.earlier = Traffic(0, 0)
         self.header = header(about or Recording(""), self, chosen, model.module, seed)
@@ -138,7 +139,7 @@ class Course:
         """A unit is over: its row, and the levels of the next."""
         row, details = self._row(lr, following)
         self.rows.append(row)
-        if self.journal is not None:
+        if self.journal is not None and not self.journal.closed:
             self.journal.add(row, self.buckets.clock.seconds, details)
         self.buckets.restart()
         return self._decide()
@@ -184,17 +185,11 @@ class Course:
         """Go on from a state, at the levels that were in use."""
         levels = state.restore(self, fitted)
         self._use(replace(self.controller.decide(self.rows), names=levels))
-        self.continued = True
+        self.continued = self.to_open = True
 
     def _agree(self) -> None:
         """Processes with different ideas would wait for each other, or mix up their bytes."""
         self.world.meeting.come("the first step of an epoch", FIRST_STEP)
-        failure = None
-        if self.journal is not None and self.journal.writer is None:
-            try:
-                self.journal.open(self.rows, self.continued)
-            except RecordError as error:
-                failure = str(error)
         control = self.controller
         plug_ins = state.describe(control.policy), state.describe(self.compressor)
         configuration = (*plug_ins, dict(self.values), control.signal, self.layers,
@@ -204,6 +199,17 @@ class Course:
         self.world.agree(
             **{k: hashlib.sha256(repr(v).encode()).hexdigest() for k, v in facts.items()}
         )
+        if self.to_open:
+            self._open()
+
+    def _open(self) -> None:
+        """Begin the record, or go on with it; where process 0 cannot, all hear of it."""
+        failure, self.to_open = None, False
+        if self.journal is not None:
+            try:
+                self.journal.open(self.rows, self.continued)
+            except RecordError as error:
+                failure = str(error)
         if failure := self.world.gather_object(failure)[0]:
             raise RecordError(failure)
 

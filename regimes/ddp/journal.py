@@ -36,6 +36,7 @@ class Journal:
         writer: None until the first step, and after ``close``.
         waiting: rows that are not written yet, each with its seconds and details.
         fresh: the last of them may still get what is logged.
+        closed: the record has ended; what comes later is not its.
     """
 
     def __init__(self, about: Recording, header: Row) -> None:
@@ -44,7 +45,7 @@ class Journal:
         self.waiting: list[tuple[Row, dict[str, float], Row]] = []
         self.sums: dict[str, Any] = {}
         self.counts: dict[str, int] = {}
-        self.fresh = self.warned = False
+        self.fresh = self.warned = self.closed = False
 
     # -- start and continue ------------------------------------------------------------------
 
@@ -152,7 +153,7 @@ class Journal:
         """
         self.fresh |= bool(self.waiting)
         self.flush()
-        writer, self.writer = self.writer, None
+        writer, self.writer, self.closed = self.writer, None, True
         if writer is None:
             return
         try:

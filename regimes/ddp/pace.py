@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from regimes.errors import ConfigError, unexpected
+from regimes.errors import ConfigError, is_whole, unexpected
 
 
 @runtime_checkable
@@ -95,7 +95,7 @@ def rate(value: Any, what: str) -> float:
 
 def choose(every: Any, optimizer: Any, model: nn.Module) -> Pace:
     """The arguments ``every`` and ``optimizer`` of ``attach``, checked; ConfigError otherwise."""
-    whole = isinstance(every, int) and not isinstance(every, bool) and every >= 1
+    whole = is_whole(every, 1)
     if not (whole or every == "epoch" or isinstance(every, Epochs)):
         raise unexpected("every", every, 'a number of steps from 1 up, "epoch" (then call '
                          "epoch_end()), or a sampler with set_epoch()")  # fmt: skip

@@ -16,8 +16,9 @@ from regimes.compression.reducer import costs_per_step
 from regimes.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig, to_dict
 from regimes.ddp.pace import Pace
 from regimes.ddp.validate import Choice
-from regimes.errors import require, unexpected
-from regimes.records import provenance
+from regimes.errors import is_whole, require, unexpected
+from regimes.records import OWN, provenance
+from regimes.training.rows import layer_entries
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Recording:
 
     folder: str | Path
     name: str | None = None
-    data: str = "own"
+    data: str = OWN
     batch_size: int | None = None
     metric: str = "loss"
     units: int | None = None
@@ -44,8 +45,8 @@ class Recording:
     def __post_init__(self) -> None:
         for field in ("batch_size", "units"):
             value = getattr(self, field)
-            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-            require(value is None or whole, f"Recording.{field}", value, "a whole number from 1 up")
+            good = value is None or is_whole(value, 1)
+            require(good, f"Recording.{field}", value, "a whole number from 1 up")
 
 
 def recording(given: Any) -> Recording | None:
@@ -79,7 +80,7 @@ def header(
         workers=workers,
         data=DataConfig(about.data),
         model=ModelConfig(type(getattr(network, "_orig_mod", network)).__name__),
-        optimizer=OptimizerConfig(type(optimizer).__name__ if optimizer else "own",
+        optimizer=OptimizerConfig(type(optimizer).__name__ if optimizer else OWN,
                                   schedule="constant"),
         compressor=compression.REGISTRY.table(chosen.compressor),
         levels=dict(chosen.levels),
@@ -104,6 +105,5 @@ def header(
         "units": about.units,
         "budget": None,
         "per_step": costs_per_step(chosen.compressor, course.layers, chosen.levels, workers),
-        "layers": [{"name": x.name, "shape": list(x.shape), "compressed": x.compressed}
-                   for x in course.layers],
+        "layers": layer_entries(course.layers),
     }  # fmt: skip

@@ -14,7 +14,7 @@ from regimes import compression, policies
 from regimes.compression import Compressor
 from regimes.config import DENSE, Level, Signal
 from regimes.detectors.statistics import INSTRUMENT, Statistic
-from regimes.errors import ConfigError, nearest, require, unexpected
+from regimes.errors import ConfigError, is_whole, nearest, require, unexpected
 from regimes.policies import Policy, check_levels
 
 WRAP = "wrap it first, model = DistributedDataParallel(model)"
@@ -51,7 +51,7 @@ def choose(
     policy: Any, compressor: Any, levels: Mapping[str, Level] | None, signal: str, dense_start: int
 ) -> Choice:
     """A policy, a compressor and a signal that go together; ConfigError otherwise."""
-    whole = isinstance(dense_start, int) and not isinstance(dense_start, bool) and dense_start >= 0
+    whole = is_whole(dense_start, 0)
     require(whole, "start_compressing_after", dense_start, "a number of steps, from 0 up")
     read = pick_signal(signal)
     chosen = pick_compressor(compressor)

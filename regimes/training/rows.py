@@ -1,10 +1,11 @@
-"""The parts of a record's row that the trainer and the DDP hook write alike."""
+"""The parts of a record that the trainer and the DDP hook write alike."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from regimes.collectives.requests import NO_LAYER
+from regimes.collectives.requests import NO_LAYER, Layer
 from regimes.collectives.world import Meter
 from regimes.policies.controller import Levels
 
@@ -23,3 +24,8 @@ def sent(meter: Meter, levels: Levels) -> dict[str, Any]:
             "why": levels.why,
         },
     }
+
+
+def layer_entries(layers: Sequence[Layer]) -> list[dict[str, Any]]:
+    """The header's table of layers."""
+    return [{"name": x.name, "shape": list(x.shape), "compressed": x.compressed} for x in layers]

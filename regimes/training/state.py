@@ -14,6 +14,7 @@ from regimes.errors import RecordError
 from regimes.records import Writer, check_same, provenance, read_header, read_lines
 from regimes.training import checkpoint
 from regimes.training.build import Run
+from regimes.training.rows import layer_entries
 
 
 def open_record(run: Run, out: Path, resume: bool) -> Writer | None:
@@ -68,8 +69,7 @@ def _header(run: Run) -> dict[str, Any]:
         "budget": None if budget is None else budget.epochs * len(run.batches)
         * per_step[budget.level]["floats"],
         "per_step": per_step,
-        "layers": [{"name": x.name, "shape": list(x.shape), "compressed": x.compressed}
-                   for x in run.layers],
+        "layers": layer_entries(run.layers),
     }  # fmt: skip
 
 

@@ -65,24 +65,18 @@ def forgotten(rank: int, folder: Any) -> None:
     hook.close()
 
 
-def one_rank(rank: int, folder: Any) -> None:
-    """epoch_end under ``if rank == 0``."""
-    model, optimizer = wrapped()
-    hook = regimes.attach(model)
-    for epoch in range(2):
-        train(model, optimizer, rank, STEPS * epoch)
-        if rank == 0:
-            hook.epoch_end(lr=0.1)
+def one_rank(which: int, signal: str) -> Callable[[int, Any], None]:
+    """epoch_end under ``if rank == which``; all signals but "update" send something there."""
 
+    def way(rank: int, folder: Any) -> None:
+        model, optimizer = wrapped()
+        hook = regimes.attach(model, signal=signal)
+        for epoch in range(2):
+            train(model, optimizer, rank, STEPS * epoch)
+            if rank == which:
+                hook.epoch_end(lr=0.1)
 
-def one_rank_that_talks(rank: int, folder: Any) -> None:
-    """The same with a signal that sends something at the end of an epoch."""
-    model, optimizer = wrapped()
-    hook = regimes.attach(model, signal="global")
-    for epoch in range(2):
-        train(model, optimizer, rank, STEPS * epoch)
-        if rank == 1:
-            hook.epoch_end(lr=0.1)
+    return way
 
 
 def uneven(rank: int, folder: Any) -> None:
@@ -265,8 +259,8 @@ def sharded() -> nn.Module:
 
 WAYS: dict[str, Callable[[int, Any], None]] = {
     "forgotten": forgotten,
-    "one rank": one_rank,
-    "one rank that talks": one_rank_that_talks,
+    "one rank": one_rank(0, "update"),
+    "one rank that talks": one_rank(1, "global"),
     "uneven": uneven,
     "joined": joined,
     "attached alone": attached_alone,

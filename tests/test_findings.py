@@ -233,3 +233,18 @@ def test_the_rate_matters_as_much_as_the_level() -> None:
         f"Dense, too, has {dense[0]} % at 0.4 and {dense[1]} % at 0.05",
     ):
         assert says(words, "how-to/start.md"), words
+
+
+def test_the_usual_scripts_with_the_defaults() -> None:
+    found = json.loads((ROOT / "benchmarks" / "stock.json").read_text())
+    words = []
+    said = {"mnist": "A CNN ends at a training loss of", "vit": "a vision transformer at",
+            "words": "an LSTM at"}  # fmt: skip
+    for name, what in said.items():
+        hook, plain = (fmean(r["trained"] for r in found[name][w]) for w in ("hook", "plain"))
+        share = fmean(run["share"] for run in found[name]["hook"])
+        brackets = f"(plain {plain:.3f})" if name == "mnist" else f"({plain:.3f})"
+        of = " of the bytes" if name == "mnist" else ""
+        words.append(f"{what} {hook:.3f} {brackets} with {100 * share:.0f} %{of}")
+    for part in words:
+        assert says(part, "how-to/start.md"), part

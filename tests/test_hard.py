@@ -301,7 +301,7 @@ def test_no_pickle_of_a_users_folder_is_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_ablation_through_submitit(tmp_path: Path) -> None:
-    pytest.importorskip("submitit")
+    pytest.importorskip("submitit", reason="needs the extra cluster")
     words = ["ablate", "smoke", "--seeds", "1", "--schedules", "low", "--schedules", "high",
              "--executor", "local", "--option", "timeout_min=5", "--out", str(tmp_path / "runs"),
              "--set", "epochs=2", "--set", "data.train_size=100"]  # fmt: skip

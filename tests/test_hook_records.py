@@ -161,7 +161,7 @@ def test_the_headline_leaves_out_what_has_no_name(trained: Path, tmp_path: Path)
 
 
 def test_tensorboard_leaves_out_what_was_not_logged(trained: Path, tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
+    pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
     from regimes.monitor.tensorboard import Scalars
 
     run, seen = load(hooked(trained, tmp_path / "run", known=(), logged=grad_norm)), {}

@@ -219,7 +219,7 @@ def test_a_uniform_model_has_eight_bits_per_byte(layout: str, folder: Path) -> N
 def test_byte_pairs_spell_the_text_and_are_learnt_from_the_training_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("tokenizers")
+    pytest.importorskip("tokenizers", reason="needs the extra text")
     monkeypatch.setenv("REGIMES_CACHE", str(tmp_path / "cache"))
     write(tmp_path, ["the cät saw the cät\n"] * 500, ["zzzz the zzzz"] * 40)
     chosen: dict[str, Any] = {"tokenizer": "bpe", "vocabulary": 262}
@@ -255,7 +255,7 @@ def test_byte_pairs_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.Monke
         without.setitem(sys.modules, "tokenizers", None)
         with pytest.raises(ConfigError, match="needs the package tokenizers: pip install"):
             load(tmp_path / "f", tokenizer="bpe")
-    pytest.importorskip("tokenizers")
+    pytest.importorskip("tokenizers", reason="needs the extra text")
     with pytest.raises(DataError, match="vocabulary = 1024: expected 257 to 2"):
         load(tmp_path / "f", tokenizer="bpe")
 

@@ -40,7 +40,7 @@ OTHERS = {  # the other commands; those of one run have it unpacked
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    builder = pytest.importorskip("hatchling.builders.wheel")
+    builder = pytest.importorskip("hatchling.builders.wheel", reason="needs the extra dev")
     folder = tmp_path_factory.mktemp("wheel")
     (path,) = builder.WheelBuilder(str(ROOT)).build(directory=str(folder), versions=["standard"])
     return Path(path)
@@ -110,7 +110,7 @@ def test_only_torch_and_torchvision_come_from_an_index_of_ones_own(given: str, a
 
 
 def test_an_editable_install_is_the_checkout_under_both_names(tmp_path: Path) -> None:
-    builder = pytest.importorskip("hatchling.builders.wheel")
+    builder = pytest.importorskip("hatchling.builders.wheel", reason="needs the extra dev")
     (path,) = builder.WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["editable"])
     archive = zipfile.ZipFile(path)
     assert [name for name in archive.namelist() if ".dist-info/" not in name] == ["_regimes.pth"]

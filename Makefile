@@ -6,7 +6,7 @@ TORCH_INDEX ?=
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all same-bits bench notebooks docs docs-serve check clean
+.PHONY: demo test test-all same-bits bench gpu notebooks docs docs-serve check clean
 
 demo: .venv/demo.stamp  ## Figure 2 on embedded digits: 9 schedules x 5 seeds, about 2 minutes
 	$(BIN)/regimes ablate smoke --seeds 5 --first-seed 1000 --jobs 2 --out runs/demo
@@ -25,6 +25,10 @@ same-bits: .venv/dev.stamp  ## train 43 small runs with the code of before and o
 bench: .venv/bench.stamp  ## speed and curvature against their peers, one core, about 25 minutes
 	$(BIN)/python -m benchmarks --report benchmarks/speed.json
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.curvature --report benchmarks/curvature.json
+
+GPU ?=
+gpu: .venv/demo.stamp  ## is a GPU right, how fast is it, and a study; without one a rehearsal; GPU="--data cifar10.tar.xz"
+	$(BIN)/python -m benchmarks.gpu $(GPU)
 
 notebooks: .venv/demo.stamp  ## run all notebooks and keep their outputs, about 3 minutes
 	$(BIN)/jupyter nbconvert --to notebook --inplace --execute notebooks/*.ipynb \

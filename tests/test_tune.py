@@ -15,7 +15,7 @@ from test_train import config as short
 import regimes
 from regimes.config import RunConfig, load_toml, override
 from regimes.errors import ConfigError
-from regimes.launch import sweep, tune
+from regimes.launch import sweep, trials, tune
 from regimes.presets import get_grid
 
 SEEDS = (5, 6)
@@ -71,6 +71,7 @@ def brute_force(cell: RunConfig) -> str:
 @pytest.mark.parametrize("halving", [None, 2, 3])
 def test_each_cell_gets_its_best(halving: int | None, untrained: list[Any], tmp_path: Path) -> None:
     found = tune.tune(cells(), VALUES, SEEDS, tmp_path, halving=halving)
+    trials.write(found, tmp_path)
     assert {c: t.label for c, t in found.chosen.items()} == {
         name: brute_force(cell) for name, cell in cells().items()
     }
@@ -98,7 +99,7 @@ def test_a_warm_up_keeps_its_ratio(untrained: list[Any], tmp_path: Path) -> None
 
 
 def test_the_seeds_that_chose_do_not_make_the_result(untrained: list[Any], tmp_path: Path) -> None:
-    tune.tune(cells(), VALUES, SEEDS, tmp_path)
+    trials.write(tune.tune(cells(), VALUES, SEEDS, tmp_path), tmp_path)
     chosen = load_toml(tmp_path / "chosen" / "low.toml")
     assert chosen.seed not in SEEDS
     assert get_grid(str(tmp_path / "chosen")).keys() == {"low", "high"}

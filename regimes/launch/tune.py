@@ -30,6 +30,7 @@ from regimes.launch.trials import Trial, Tuned, ranked, read_scores, write
 from regimes.presets.families import shortened
 
 Progress = Callable[[Path, str | None], None]
+Runner = Callable[[list[tuple[Path, RunConfig]], int, Progress], object]  # as `sweep.ablate`
 
 
 def main(
@@ -54,6 +55,7 @@ def main(
 
     found = tune(cells, read_values(values), seeds, out, jobs=jobs, halving=halving, budget=budget,
                  progress=progress)  # fmt: skip
+    write(found, out)
     stdout.tell(console, found.table().drawn())
     stdout.tell(console, f"{out}/chosen: a configuration for each", markup=False)
 
@@ -86,14 +88,16 @@ def tune(
     halving: int | None = None,
     budget: float | None = None,
     progress: Progress = lambda folder, error: None,
+    run: Runner | None = None,
 ) -> Tuned:
-    """Try all combinations of values on every cell, and write what is chosen.
+    """Try all combinations of values on every cell.
 
     Args:
         values: by field, e.g. ``{"optimizer.lr": ["0.1", "0.2"]}``. ``optimizer.warmup_from``
             keeps its ratio to ``optimizer.lr`` unless it has values of its own.
         halving: in each round the best 1 / ``halving`` go on; None: all are trained whole.
         budget: the most epochs of training that may be spent, all runs together.
+        run: runs the cells that are not done yet; by default `sweep.ablate`.
 
     Raises:
         ConfigError: no validation data, a field that does not exist, a budget too small.
@@ -106,11 +110,9 @@ def tune(
     for number, share in enumerate(shares):
         going = {cell: _survivors(ts, number, halving, metric) for cell, ts in tried.items()}
         place = out if share == 1 else out / f"round-{number}"
-        metric, ran = _round(going, seeds, place, jobs, share, progress)
+        metric, ran = _round(going, seeds, place, jobs, share, progress, run)
         tried = {cell: [ran.get((cell, t.label), t) for t in ts] for cell, ts in tried.items()}
-    found = Tuned(metric, tried, tuple(seeds))
-    write(found, out)
-    return found
+    return Tuned(metric, tried, tuple(seeds))
 
 
 # -- trials and rounds -----------------------------------------------------------------------
@@ -180,7 +182,7 @@ def _check(
 
 def _round(
     going: Mapping[str, list[Trial]], seeds: Sequence[int], place: Path, jobs: int, share: float,
-    progress: Progress,
+    progress: Progress, run: Runner | None,
 ) -> tuple[str, dict[tuple[str, str], Trial]]:  # fmt: skip
     """(the metric, the trials with their scores, by cell and label), after one round."""
     runs = {
@@ -192,7 +194,7 @@ def _round(
         for trial in trials
         for seed in seeds
     }
-    todo = [run for run in runs.values() if not sweep.done(*run)]
+    todo = [cell for cell in runs.values() if not sweep.done(*cell)]
     failures: dict[Path, str] = {}
 
     def ended(folder: Path, error: str | None) -> None:
@@ -200,7 +202,7 @@ def _round(
             failures[folder] = error
         progress(folder, error)
 
-    sweep.ablate(todo, jobs, ended)
+    (run or sweep.ablate)(todo, jobs, ended)
     metric, found = "", {}
     for cell, trials in going.items():
         for trial in trials:

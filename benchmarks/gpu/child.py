@@ -1,0 +1,87 @@
+"""What the campaign does in processes of its own.
+
+``train FOLDER`` one run of ``$REGIMES_CONFIG``; ``alone FOLDER`` the same in a process group of one
+process on the device's own backend; ``hook DEVICE`` a DDP script with bucket views, a gradient
+scaler and clipping.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import regimes
+from regimes.collectives import processes
+from regimes.config import RunConfig, from_dict
+from regimes.training import build
+
+
+def train(folder: str) -> None:
+    """One run, continued where there is some of it."""
+    config = from_dict(RunConfig, json.loads(os.environ["REGIMES_CONFIG"]))
+    regimes.run(config, folder, resume=(Path(folder) / "run.json").exists())
+
+
+def alone(folder: str) -> None:
+    """NCCL without a second GPU: all collectives go through a group of one."""
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1",
+                      MASTER_ADDR="127.0.0.1", MASTER_PORT="29517")  # fmt: skip
+
+    def connect(workers: int, device: torch.device, timeout: float = 600.0) -> processes.World:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        patience = timedelta(seconds=timeout)
+        return processes._join(workers, device, device.type == "cuda", patience, "alone")
+
+    build.connect = connect  # type: ignore[attr-defined]
+    train(folder)
+
+
+def hook(device: str) -> None:
+    """20 steps; prints the first and last loss, and what was sent in shares of dense."""
+    gpu = device == "cuda" and int(os.environ["LOCAL_WORLD_SIZE"]) <= torch.cuda.device_count()
+    dist.init_process_group("nccl" if gpu else "gloo")
+    torch.manual_seed(0)
+    place = torch.device(device, 0) if device == "cuda" else torch.device(device)
+    net = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 96), nn.ReLU(),
+                        nn.Linear(96, 10)).to(place)  # fmt: skip
+    model = DistributedDataParallel(net, gradient_as_bucket_view=True, bucket_cap_mb=0.02)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scaler = torch.amp.GradScaler(device)
+    attached = regimes.attach(model, optimizer=optimizer, scaler=scaler, every=5)
+    generator = torch.Generator().manual_seed(1 + dist.get_rank())
+    x = torch.randn(64, 64, generator=generator).to(place)
+    y = x[:, :10].argmax(1)
+    losses = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        with torch.autocast(device, torch.float16 if device == "cuda" else torch.bfloat16):
+            loss = nn.functional.cross_entropy(model(x).float(), y)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+    weights = torch.cat([p.detach().flatten() for p in net.parameters()]).cpu()
+    everybodys = [torch.empty_like(weights) for _ in range(dist.get_world_size())]
+    group = dist.new_group(backend="gloo")
+    dist.all_gather(everybodys, weights, group=group)
+    assert all(torch.equal(weights, other) for other in everybodys), "the replicas differ"
+    attached.close()
+    if dist.get_rank() == 0:
+        print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
+    assert losses[-1] < losses[0], f"the loss rose from {losses[0]} to {losses[-1]}"
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    {"train": train, "alone": alone, "hook": hook}[sys.argv[1]](sys.argv[2])

@@ -1,0 +1,214 @@
+"""Part 1: does the device compute what the CPU computes? Each check gives a sentence, or raises."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.place import Place, ended, rows, short, start, trained
+from regimes import compression
+
+INSTRUMENTS = (
+    'instruments.norms.readings=["update","global","local-mean","worker0"]',
+    "instruments.curvature={probes=2, images=40, batch=20}",
+    "instruments.fisher={images=40, batch=20}",
+    "instruments.noise.stride=1", "instruments.msdr={}", "instruments.error.stride=2",
+    "instruments.overlap={batches=[16], count=2}", "instruments.moments.stride=2",
+    "instruments.moments-frozen={batch=8, count=4}",
+)  # fmt: skip
+SAME = 1e-9  # relative, float64
+ALIKE = 2e-2  # relative, of instruments in float32
+
+
+class Difference(Exception):
+    """A check has found one."""
+
+
+def numbers(value: Any, where: str = "") -> Iterator[tuple[str, float]]:
+    """All numbers of a row, with their places."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from numbers(part, f"{where}.{key}")
+    elif isinstance(value, list):
+        for i, part in enumerate(value):
+            yield from numbers(part, f"{where}[{i}]")
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield where, float(value)
+
+
+def apart(a: Any, b: Any) -> tuple[float, str]:
+    """The largest relative difference of two rows' numbers, and where it is.
+
+    Raises:
+        Difference: one has a number that the other has not.
+    """
+    ours, theirs = dict(numbers(a)), dict(numbers(b))
+    if ours.keys() != theirs.keys():
+        raise Difference(f"only one has {sorted(ours.keys() ^ theirs.keys())[0]}")
+    worst = (0.0, "")
+    for place, x in ours.items():
+        y = theirs[place]
+        if x != y and not (math.isnan(x) and math.isnan(y)):
+            gap = abs(x - y) / max(abs(x), abs(y)) if math.isfinite(x + y) else math.inf
+            worst = max(worst, (gap, place))
+    return worst
+
+
+def within(limit: float, a: Any, b: Any) -> str:
+    """A sentence about two records' rows.
+
+    Raises:
+        Difference: they are further apart.
+    """
+    gap, place = apart(a, b)
+    if gap > limit:
+        raise Difference(f"{place} is {gap:.1e} apart, relative; the limit is {limit:.0e}")
+    return f"at most {gap:.1e} apart, relative" if gap else "equal, bit for bit"
+
+
+def fresh(place: Place, name: str) -> Path:
+    """An empty folder of a check."""
+    folder = place.out / "correct" / name.replace(" ", "-")
+    shutil.rmtree(folder, ignore_errors=True)
+    return folder
+
+
+# -- the checks ------------------------------------------------------------------------------
+
+
+def versions(place: Place) -> str:
+    words = [platform.python_version(), f"torch {torch.__version__}"]
+    if place.gpu:
+        words += [torch.cuda.get_device_name(), f"CUDA {torch.version.cuda}",
+                  f"cuDNN {torch.backends.cudnn.version()}",
+                  f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"]  # fmt: skip
+    return ", ".join(words)
+
+
+def alone(place: Place) -> str:
+    """A group of one process over the device's own backend, against the simulated workers."""
+    config, folder = short(place.device, "dtype=float64"), fresh(place, "alone")
+    ended(start("alone", str(folder / "group"), config=config))
+    met, simulated = rows(folder / "group"), trained(config, folder / "simulated")
+    return within(SAME, without_calls(met), without_calls(simulated))
+
+
+def without_calls(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows without the count of collectives, which depends on who does the work."""
+    return [{k: v for k, v in row.items() if k != "collectives"} for row in found]
+
+
+def compressor(name: str) -> Callable[[Place], str]:
+    def check(place: Place) -> str:
+        """Ten steps in float64, on the device and on the CPU."""
+        level = json.dumps(compression.compressor({"name": name}).usual["high"])
+        words = [f"compressor={name}", f"levels={{high={level}}}", "policy=static",
+                 "policy.level=high", "dtype=float64"]  # fmt: skip
+        folder = fresh(place, f"compressor {name}")
+        here = trained(short(place.device, *words), folder / "here")
+        return within(SAME, here, trained(short("cpu", *words), folder / "cpu"))
+
+    return check
+
+
+def decisions(place: Place) -> str:
+    """ACCORDION's levels in three units of float32."""
+    folder, words = fresh(place, "decisions"), ("steps=30", "policy=accordion", "policy.interval=1")
+    here, there = (
+        trained(short(device, *words), folder / device) for device in (place.device, "cpu")
+    ) if place.gpu else (trained(short("cpu", *words), folder / x) for x in "ab")  # fmt: skip
+    levels = [[row["layers"]["level"] for row in found] for found in (here, there)]
+    if levels[0] != levels[1]:
+        raise Difference(f"the levels are {levels[0]} there and {levels[1]} on the CPU")
+    return f"the same levels, {sum(map(len, levels[0]))} decisions"
+
+
+def same_bits(place: Place) -> str:
+    """The same run twice, deterministic, in float32."""
+    folder, config = fresh(place, "bits"), short(place.device, "deterministic=true")
+    for name in "ab":
+        trained(config, folder / name)
+    first, second = ((folder / name / "epochs.jsonl").read_bytes() for name in "ab")
+    if first != second:
+        return within(0, rows(folder / "a"), rows(folder / "b"))
+    return "the same bytes"
+
+
+def killed(place: Place) -> str:
+    """kill -9 after two of four units, continued, against the unbroken run."""
+    config = short(place.device, "deterministic=true", "steps=24", steps=6)
+    folder = fresh(place, "killed")
+    child = start("train", str(folder / "killed"), config=config)
+    lines, began = folder / "killed" / "epochs.jsonl", time.monotonic()
+    while not lines.exists() or lines.read_bytes().count(b"\n") < 2:
+        if child.poll() is not None or time.monotonic() - began > 120:
+            ended(child, 1)  # says why
+            break
+        time.sleep(0.01)
+    child.kill()
+    child.communicate()
+    had = lines.read_bytes().count(b"\n")
+    ended(start("train", str(folder / "killed"), config=config))
+    trained(config, folder / "whole")
+    if lines.read_bytes() != (folder / "whole" / "epochs.jsonl").read_bytes():
+        return within(0, rows(folder / "killed"), rows(folder / "whole"))
+    return f"the same bytes, killed after unit {had}"
+
+
+def processes(number: int) -> Callable[[Place], str]:
+    def check(place: Place) -> str:
+        """So many processes that share the device through gloo, against the simulated workers."""
+        folder, config = fresh(place, f"{number} processes"), short(place.device, "dtype=float64")
+        ended(start("train", str(folder / "real"), processes=number, config=config))
+        simulated = trained(config, folder / "simulated")
+        return within(SAME, without_calls(rows(folder / "real")), without_calls(simulated))
+
+    return check
+
+
+def hook(number: int) -> Callable[[Place], str]:
+    def check(place: Place) -> str:
+        """Under DDP, with bucket views, a gradient scaler and clipping."""
+        words = ended(start("hook", place.device, processes=number))
+        return next(line for line in words.splitlines() if line.startswith("loss"))
+
+    return check
+
+
+def instruments(place: Place) -> str:
+    """All of them in float32, against the CPU's."""
+    folder = fresh(place, "instruments")
+    here = trained(short(place.device, *INSTRUMENTS), folder / "here")
+    there = trained(short("cpu", *INSTRUMENTS), folder / "cpu")
+    keys = ("statistics", "model")
+    return within(ALIKE, *([[row[k] for k in keys] for row in found] for found in (here, there)))
+
+
+def eigenvalue(place: Place) -> str:
+    """The largest Hessian eigenvalue by PyHessian, and by the product that needs no library."""
+    try:
+        import pyhessian  # noqa: F401
+    except ImportError:
+        return "not measured: pyhessian is not installed"
+    folder, found = fresh(place, "eigenvalue"), []
+    for backend in ("native", "pyhessian"):
+        words = f"instruments.curvature={{probes=1, images=40, batch=20, backend='{backend}'}}"
+        found.append(trained(short(place.device, words), folder / backend)[0]["model"])
+    return within(ALIKE, *({k: v for k, v in m.items() if "eigen" in k} for m in found))
+
+
+CHECKS: dict[str, Callable[[Place], str]] = {
+    "versions": versions, "a process group of one": alone,
+    **{f"compressor {name}": compressor(name) for name in sorted(compression.REGISTRY)},
+    "decisions": decisions, "the same bits twice": same_bits, "killed and resumed": killed,
+    "2 processes": processes(2), "4 processes": processes(4), "hook": hook(1),
+    "hook, 2 processes": hook(2), "instruments": instruments, "eigenvalue": eigenvalue,
+}  # fmt: skip

@@ -1,0 +1,263 @@
+"""Part 2: milliseconds per step of CIFAR-10's ResNet-18, 4 workers x 128 images, against the peers.
+
+Ours is the trainer as users run it, data, augmentation, instruments and record included: the median
+over units of 25 steps after the first two. The peers' loops have one batch on the device, no data:
+the least that a step can take. TopK's workers have a pass each, all else one pass over the union.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import regimes
+from benchmarks.gpu.place import Place
+from regimes.config import RunConfig, override
+from regimes.models import build
+
+WAYS = {  # compressor, level
+    "dense": ("powersgd", "dense"), "powersgd 1": ("powersgd", 1), "powersgd 2": ("powersgd", 2),
+    "powersgd 4": ("powersgd", 4), "topk 10 %": ("topk", 10), "topk 99 %": ("topk", 99),
+}  # fmt: skip
+PRECISIONS = ("strict", "tf32", "bfloat16")
+UNITS = 6
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of the network and its batches; ``steps`` in a unit."""
+
+    model: str = "resnet18-cifar10"
+    width: int | None = None
+    batch: int = 128
+    steps: int = 25
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return 4 * self.batch, 3, 32, 32
+
+
+def size(place: Place) -> Size:
+    """The paper's, or small enough to rehearse."""
+    return Size() if place.gpu else Size("vgg7", 4, 4, 2)
+
+
+def noise(place: Place, count: int) -> Path:
+    """An image folder of noise in CIFAR-10's shape; time does not depend on the pixels."""
+    folder = place.out / "noise"
+    if not (folder / "test").exists():
+        random = np.random.default_rng(0)
+        for part, n in (("train", count), ("test", 100)):
+            for i in range(n):
+                file = folder / part / str(i % 10) / f"{i:05}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(random.integers(0, 256, (32, 32, 3), np.uint8)).save(file)
+    return folder
+
+
+def config(place: Place, way: str, precision: str, *more: str) -> RunConfig:
+    compressor, level = WAYS[way]
+    s = size(place)
+    words = [f"device={place.device}", f"precision={precision}", f"batch_size={s.batch}",
+             f"steps={UNITS * s.steps}", f"unit_steps={s.steps}", "data.name=folder",
+             f"data.path={noise(place, 4 * s.batch * s.steps)}", "data.augment=true",
+             f"model.name={s.model}", f"model.width={s.width or 'none'}", "optimizer.lr=0.01",
+             "optimizer.schedule=constant", "optimizer.warmup_from=none", "channels_last=true",
+             "policy=static", f"compressor={compressor}", "checkpoint_every=1000"]  # fmt: skip
+    levels = ["policy.level=dense"] if level == "dense" else [f"levels={{high={level}}}",
+                                                              "policy.level=high"]  # fmt: skip
+    return override(regimes.get_preset("paper-resnet18-cifar10"), [*words, *levels, *more])
+
+
+@dataclass
+class Stamps:
+    """A reporter that looks at the clock after each unit; the last one is profiled."""
+
+    place: Place
+    profile: bool
+    at: list[float] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def start(self, header: dict[str, Any], rows: list[dict[str, Any]]) -> None: ...
+    def step(self, epoch: int, done: int, steps: int) -> None: ...
+
+    def epoch(self, row: dict[str, Any], seconds: dict[str, float]) -> None:
+        synchronise(self.place)
+        self.at.append(time.perf_counter())
+        if self.profile and len(self.at) == UNITS - 1:
+            self.profiler = profiler(self.place)
+            self.profiler.start()
+        elif self.profile and len(self.at) == UNITS:
+            self.profiler.stop()
+            self.counts = counted(self.profiler, row["steps"])
+
+    def stop(self, message: str) -> None: ...
+
+    @property
+    def seconds(self) -> list[float]:
+        """Of each unit but the first two and the profiled one."""
+        gaps = [b - a for a, b in zip(self.at, self.at[1:], strict=False)]
+        return gaps[1 : -1 if self.profile else None]
+
+
+def synchronise(place: Place) -> None:
+    if place.gpu:
+        torch.cuda.synchronize()
+
+
+def profiler(place: Place) -> torch.profiler.profile:
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    if place.gpu:
+        kinds.append(torch.profiler.ProfilerActivity.CUDA)
+    return torch.profiler.profile(activities=kinds, acc_events=True)
+
+
+def counted(profile: torch.profiler.profile, steps: int) -> dict[str, int]:
+    """Kernels, and waits of the host, per step (on the CPU: operations)."""
+    seen: Counter[str] = Counter()
+    for event in profile.events():
+        if "CUDA" in str(event.device_type):
+            seen["kernels"] += not event.name.startswith(("Memcpy", "Memset"))
+        elif event.name.startswith("aten::"):
+            seen["operations"] += 1
+        elif event.name in ("cudaStreamSynchronize", "cudaDeviceSynchronize",
+                            "cudaEventSynchronize"):  # fmt: skip
+            seen["waits"] += 1
+    return {name: round(n / steps) for name, n in seen.items()}
+
+
+def ours(place: Place, way: str, precision: str, *more: str) -> dict[str, Any]:
+    """One way of ours: milliseconds, counts, memory."""
+    stamps = Stamps(place, profile=precision == PRECISIONS[0])
+    name = "-".join((way, precision, *more)).replace(" ", "-").replace("%", "")
+    folder = place.out / "speed" / name
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
+    if place.gpu:
+        torch.cuda.reset_peak_memory_stats()
+    regimes.run(config(place, way, precision, *more), folder, reporters=[stamps])
+    return {**measured(place, stamps.seconds, size(place).steps), **stamps.counts}
+
+
+def measured(place: Place, seconds: list[float], steps: int) -> dict[str, Any]:
+    """A row's numbers."""
+    per_step = [1e3 * s / steps for s in seconds]
+    found = {"ms": round(statistics.median(per_step), 3), "n": len(per_step),
+             "least": round(min(per_step), 3), "most": round(max(per_step), 3)}  # fmt: skip
+    if place.gpu:
+        found["MiB"] = round(torch.cuda.max_memory_allocated() / 2**20)
+    return found
+
+
+# -- peers -----------------------------------------------------------------------------------
+
+
+def loop(place: Place, precision: str, wrap: Callable[[nn.Module], nn.Module]) -> dict[str, Any]:
+    """A plain training loop, channels-last, on one batch that stays on the device."""
+    s = size(place)
+    torch.manual_seed(0)
+    if place.gpu:
+        torch.cuda.reset_peak_memory_stats()
+    net = build(s.model, classes=10, channels=3, image_size=32, width=s.width)
+    model = wrap(net.to(place.device, memory_format=torch.channels_last).train())  # type: ignore[call-overload]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True,
+                                weight_decay=1e-4, fused=place.gpu)  # fmt: skip
+    x = torch.randn(s.shape).to(place.device, memory_format=torch.channels_last)
+    y = torch.randint(0, 10, (len(x),)).to(place.device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast(place.device, torch.bfloat16, enabled=precision == "bfloat16"):
+            out: Tensor = model(x)
+        F.cross_entropy(out.float(), y).backward()
+        optimizer.step()
+
+    seconds = []
+    for turn in range(UNITS):
+        synchronise(place)
+        began = time.perf_counter()
+        for _ in range(s.steps):
+            step()
+        synchronise(place)
+        if turn > 1:
+            seconds.append(time.perf_counter() - began)
+    return measured(place, seconds, s.steps)
+
+
+def ddp(hooked: bool) -> Callable[[nn.Module], nn.Module]:
+    """torch's DDP in a group of one process, without or with its PowerSGD hook of rank 2."""
+
+    def wrap(net: nn.Module) -> nn.Module:
+        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hooks
+
+        model = nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True)
+        if hooked:
+            state = hooks.PowerSGDState(None, 2, start_powerSGD_iter=2)
+            model.register_comm_hook(state, hooks.powerSGD_hook)
+        return model
+
+    return wrap
+
+
+PEERS: dict[str, Callable[[nn.Module], Any]] = {
+    "plain loop": lambda net: net, "plain loop, compiled": torch.compile,
+    "DDP": ddp(False), "DDP, torch's PowerSGD 2": ddp(True),
+}  # fmt: skip
+
+
+def peer(place: Place, name: str, precision: str) -> dict[str, Any]:
+    """One of them; DDP needs a process group, of one."""
+    import torch.distributed as dist
+
+    if not name.startswith("DDP"):
+        return loop(place, precision, PEERS[name])
+    store = dist.HashStore()
+    dist.init_process_group("nccl" if place.gpu else "gloo", store=store, rank=0, world_size=1)
+    try:
+        return loop(place, precision, PEERS[name])
+    finally:
+        dist.destroy_process_group()
+
+
+def eigenvalue(place: Place, backend: str) -> dict[str, Any]:
+    """Seconds for the largest Hessian eigenvalue on 512 images, by us or by PyHessian."""
+    if backend == "pyhessian":
+        import pyhessian  # noqa: F401
+    n = 512 if place.gpu else 16
+    words = (f"instruments.curvature={{probes=1, images={n}, batch={n // 2}, count=1, "
+             f"backend='{backend}'}}",)  # fmt: skip
+    stamps = Stamps(place, profile=False)
+    folder = place.out / "speed" / f"eigenvalue-{backend}"
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
+    regimes.run(config(place, "dense", "strict", *words), folder, reporters=[stamps])
+    from regimes.records import read_lines
+
+    spent = [row["instruments"] for row in read_lines(folder / "seconds.jsonl")]
+    return {"s": round(statistics.median(spent[1:]), 3), "n": len(spent) - 1}
+
+
+def rows(place: Place) -> dict[str, Callable[[], dict[str, Any]]]:
+    """What is measured, in order."""
+    found: dict[str, Callable[[], dict[str, Any]]] = {}
+    for precision in PRECISIONS:
+        for name in PEERS:
+            found[f"{name}, {precision}"] = lambda n=name, p=precision: peer(place, n, p)
+        for way in WAYS:
+            found[f"{way}, {precision}"] = lambda w=way, p=precision: ours(place, w, p)
+    for backend in ("native", "pyhessian"):
+        found[f"eigenvalue, {backend}"] = lambda b=backend: eigenvalue(place, b)
+    return found

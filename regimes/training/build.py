@@ -28,12 +28,11 @@ from regimes.records import provenance
 from regimes.training.checks import build_batch_policy, check_numbers, check_size, check_windows_fit
 from regimes.training.gradients import Gradients, draws_random_numbers, layer_table
 from regimes.training.learning_rate import LearningRate
+from regimes.training.numerics import Numerics
 from regimes.training.optimizers import Optimizers
 from regimes.training.optimizers import build as build_optimizer
 from regimes.training.step import TrainingStep, buckets_of
 from regimes.training.units import Units
-
-AUTOCAST = {"none": None, "bfloat16": torch.bfloat16}
 
 
 @dataclass
@@ -43,6 +42,7 @@ class Run:
     config: RunConfig
     world: World
     device: torch.device
+    numerics: Numerics
     task: Task
     batches: Batches
     model: nn.Module
@@ -82,6 +82,7 @@ class Run:
         """Leave the other processes."""
         self.step.close()
         self.world.close()
+        self.numerics.close()
 
 
 def prepare(config: RunConfig) -> Run:
@@ -97,18 +98,19 @@ def prepare(config: RunConfig) -> Run:
     for level in config.levels.values():
         chosen.check(level)
     device = pick_device(config.device)
-    world = connect(config.workers, device, config.timeout)
+    world, numerics = connect(config.workers, device, config.timeout), Numerics(config, device)
     try:
-        return _build(config, chosen, rule, batch_rule, worse, world, device)
+        return _build(config, chosen, rule, batch_rule, worse, world, device, numerics)
     except BaseException:
         world.abort()
         world.close()
+        numerics.close()
         raise
 
 
 def _build(
     config: RunConfig, chosen: Compressor, rule: Policy, batch_rule: Policy | None, worse: Deficit,
-    world: World, device: torch.device,
+    world: World, device: torch.device, numerics: Numerics,
 ) -> Run:  # fmt: skip
     """What is built when the processes have met; they check that they mean the same run."""
     world.meter.dtype = dtype = getattr(torch, config.dtype)
@@ -132,9 +134,9 @@ def _build(
     needs = [*rule.needs, *(batch_rule.needs if batch_rule else ())]
     panel = choose(config.instruments, needs, config.signal, context)
     return Run(
-        config, world, device, task, batches, model, layers, controller, chosen, gradients,
-        reducer, TrainingStep(gradients, reducer), context, panel, optimizer, units, rate,
-        batch_rule, worse,
+        config, world, device, numerics, task, batches, model, layers, controller, chosen,
+        gradients, reducer, TrainingStep(gradients, reducer), context, panel, optimizer, units,
+        rate, batch_rule, worse,
     )  # fmt: skip
 
 
@@ -149,7 +151,7 @@ def _gradients(
         seed=config.seed,
         micro_batch=config.batch_size,
         clip=config.optimizer.clip,
-        autocast=AUTOCAST[config.autocast],
+        autocast=torch.bfloat16 if config.precision == "bfloat16" else None,
     )
 
 

@@ -20,6 +20,8 @@ def check_numbers(config: RunConfig) -> None:
         require(good, name, value, expected)
     require(config.seed not in config.tuned_on, "seed", config.seed,
             "another: this one has chosen the configuration (tuned_on)")  # fmt: skip
+    narrow = config.precision == "strict" or config.dtype == "float32"
+    require(narrow, "precision", config.precision, f'"strict", as dtype = "{config.dtype}"')
     if DENSE in config.levels:
         raise ConfigError('levels.dense is always "dense": give the level another name')
     for table in ("policy", "batch_policy", "deficit") if in_epochs(config) else ():

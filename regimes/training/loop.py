@@ -22,6 +22,7 @@ from regimes.records import Record, Writer, complete, load, read_header, unit_na
 from regimes.training.build import Run, prepare
 from regimes.training.clock import Clock
 from regimes.training.gradients import install
+from regimes.training.numerics import explained
 from regimes.training.plan import Minibatch, Plan, decide, minibatches
 from regimes.training.quirks import resolve
 from regimes.training.rows import sent
@@ -51,7 +52,8 @@ def run(
     """
     this = prepare(resolve(config))
     watchers = Watchers(reporters if this.world.rank == 0 else ())
-    with _recorded(this, watchers, Path(out), resume) as writer, GracefulShutdown() as grace:
+    recorded = _recorded(this, watchers, Path(out), resume)
+    with recorded as writer, GracefulShutdown() as grace, explained():
         while not complete(this.header, this.rows):
             _advance(this, writer, watchers, Path(out), grace)
     return load(out)
@@ -168,7 +170,8 @@ def _train(run: Run, plan: Plan, clock: Clock, watchers: Watchers) -> tuple[floa
     for done, now in enumerate(samples, start=1):
         dense = now.at < run.config.start_compressing_after
         levels = [DENSE] * len(values) if dense else values
-        updates, loss, own = run.step.take(now.x, now.y, now.epoch, now.step, levels, clock)
+        with run.numerics.training():
+            updates, loss, own = run.step.take(now.x, now.y, now.epoch, now.step, levels, clock)
         if not math.isfinite(loss.item()):
             _not_finite(run, own, now.epoch, now.step)
         losses += loss.item()

@@ -21,6 +21,7 @@ from regimes.instruments.panel import check_measured
 from regimes.records import Record, Writer, complete, load, read_header, unit_name
 from regimes.training.build import Run, prepare
 from regimes.training.clock import Clock
+from regimes.training.fingerprint import check_same_weights, fingerprint
 from regimes.training.gradients import install
 from regimes.training.numerics import explained
 from regimes.training.plan import Minibatch, Plan, decide, minibatches
@@ -94,19 +95,34 @@ def _advance(
 
     Raises:
         Terminated: some process was asked to end.
+        TrainingError: see ``_met``.
     """
     unit = len(run.rows)
     row, seconds, details = _unit(run, unit, watchers)
+    asked = _met(run, unit, grace)
     run.rows.append(row)
     if writer:
         writer.epoch(row, seconds, details)
-    ended, asked = complete(run.header, run.rows), any(run.world.gather_object(grace.asked))
+    ended = complete(run.header, run.rows)
     if (unit + 1) % run.config.checkpoint_every == 0 or ended or asked:
         save(run, out)
     watchers.epoch(row, seconds)
     if asked and not ended:
         name = unit_name(run.header)
         raise Terminated(f"ended by SIGTERM after {name} {unit}: continue with --resume")
+
+
+def _met(run: Run, unit: int, grace: GracefulShutdown) -> bool:
+    """What processes tell each other at the end of a unit: was one of them asked to end?
+
+    Raises:
+        TrainingError: they do not hold the same weights.
+    """
+    alone = run.world.processes == 1
+    found = None if alone else fingerprint(run.gradients.parameters)
+    asked, weights = zip(*run.world.gather_object((grace.asked, found)), strict=True)
+    check_same_weights(weights, f"{unit_name(run.header)} {unit}")
+    return any(asked)
 
 
 # -- one unit --------------------------------------------------------------------------------

@@ -159,6 +159,7 @@ class RunConfig:
     channels_last: bool = False  # of the activations; parameters stay as they are
     device: str = "auto"  # "auto", "cpu", "cuda", "cuda:0"
     checkpoint_every: int = 1  # units
+    checkpoint_seconds: float | None = None  # at least, between two checkpoints
     timeout: float = 600.0  # seconds that a process waits for the others
     bucket_mb: float = 25.0  # gradients that are reduced at once, while backward goes on
     tensorboard: bool = False

@@ -23,6 +23,7 @@ ONE_PER_EPOCH = ("epochs.jsonl", "seconds.jsonl")  # row i is epoch i
 FREE_ON_RESUME = {
     "device",
     "checkpoint_every",
+    "checkpoint_seconds",
     "tensorboard",
     "timeout",
     "bucket_mb",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,6 +62,7 @@ class Run:
     deficit: Deficit
     header: dict[str, Any] = field(default_factory=dict)  # of the record
     rows: list[dict[str, Any]] = field(default_factory=list)  # the record so far
+    saved: float = field(default_factory=time.monotonic)  # when: the start, or the last checkpoint
 
     @property
     def needs(self) -> list[str]:

@@ -69,6 +69,8 @@ def _numbers(c: RunConfig) -> list[tuple[str, Any, bool, str]]:
         ("batch_size", c.batch_size, c.batch_size >= 1, FROM_ONE),
         ("workers", c.workers, c.workers >= 1, FROM_ONE),
         ("checkpoint_every", c.checkpoint_every, c.checkpoint_every >= 1, FROM_ONE),
+        ("checkpoint_seconds", c.checkpoint_seconds, 0 <= (c.checkpoint_seconds or 0) < inf,
+         FROM_ZERO),
         ("budget.epochs", c.budget and c.budget.epochs, not c.budget or c.budget.epochs >= 1,
          FROM_ONE),
         ("timeout", c.timeout, 0 < c.timeout < inf, f"{POSITIVE} of seconds"),

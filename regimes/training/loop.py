@@ -8,6 +8,7 @@ policies and instruments by their protocols only; dense is a compressor, static 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -99,30 +100,35 @@ def _advance(
     """
     unit = len(run.rows)
     row, seconds, details = _unit(run, unit, watchers)
-    asked = _met(run, unit, grace)
+    asked, due = _met(run, unit, grace)
     run.rows.append(row)
     if writer:
         writer.epoch(row, seconds, details)
     ended = complete(run.header, run.rows)
-    if (unit + 1) % run.config.checkpoint_every == 0 or ended or asked:
+    if due or ended or asked:
         save(run, out)
+        run.saved = time.monotonic()
     watchers.epoch(row, seconds)
     if asked and not ended:
         name = unit_name(run.header)
         raise Terminated(f"ended by SIGTERM after {name} {unit}: continue with --resume")
 
 
-def _met(run: Run, unit: int, grace: GracefulShutdown) -> bool:
-    """What processes tell each other at the end of a unit: was one of them asked to end?
+def _met(run: Run, unit: int, grace: GracefulShutdown) -> tuple[bool, bool]:
+    """What processes tell each other at the end of a unit: was one of them asked to end? And, by
+    the clock of process 0, is a checkpoint due?
 
     Raises:
         TrainingError: they do not hold the same weights.
     """
     alone = run.world.processes == 1
     found = None if alone else fingerprint(run.gradients.parameters)
-    asked, weights = zip(*run.world.gather_object((grace.asked, found)), strict=True)
+    every, apart = run.config.checkpoint_every, run.config.checkpoint_seconds or 0
+    due = (unit + 1) % every == 0 and time.monotonic() >= run.saved + apart
+    told = run.world.gather_object((grace.asked, due, found))
+    asked, dues, weights = zip(*told, strict=True)
     check_same_weights(weights, f"{unit_name(run.header)} {unit}")
-    return any(asked)
+    return any(asked), dues[0]
 
 
 # -- one unit --------------------------------------------------------------------------------

@@ -17,13 +17,14 @@ from typing import Any
 from torch import Tensor
 
 from regimes.config import DENSE, RunConfig
-from regimes.errors import RegimesError, TrainingError
+from regimes.errors import RegimesError
 from regimes.instruments.panel import check_measured
 from regimes.records import Record, Writer, complete, load, read_header, unit_name
 from regimes.training.build import Run, prepare
 from regimes.training.clock import Clock
 from regimes.training.fingerprint import check_same_weights, fingerprint
 from regimes.training.gradients import install
+from regimes.training.losses import Losses
 from regimes.training.numerics import explained
 from regimes.training.plan import Minibatch, Plan, decide, minibatches
 from regimes.training.quirks import resolve
@@ -168,6 +169,7 @@ def _unit(
     }
     if unit == 0:
         check_measured(run.needs, readings)
+    clock.settle()
     return row, dict(clock.seconds), readings.details
 
 
@@ -188,19 +190,18 @@ def _train(run: Run, plan: Plan, clock: Clock, watchers: Watchers) -> tuple[floa
     """All steps of a unit; their mean loss and number."""
     values = [run.value(name) for name in plan.levels.names]
     steps, samples = minibatches(run, plan)
-    losses = 0.0
+    losses = Losses(run, clock)
     for done, now in enumerate(samples, start=1):
         dense = now.at < run.config.start_compressing_after
         levels = [DENSE] * len(values) if dense else values
         with run.numerics.training():
-            updates, loss, own = run.step.take(now.x, now.y, now.epoch, now.step, levels, clock)
-        if not math.isfinite(loss.item()):
-            _not_finite(run, own, now.epoch, now.step)
-        losses += loss.item()
+            updates, loss, rows = run.step.take(now.x, now.y, now.epoch, now.step, levels, clock)
+        losses.add(loss, rows, now.epoch, now.step)
         run.optimizer.lr = run.learning_rate(now.at) * plan.scale
         _apply(run, updates, now, clock)
         watchers.step(plan.unit, done, steps)
-    return losses / steps, steps
+    losses.look()
+    return losses.total / steps, steps
 
 
 def _apply(run: Run, updates: list[Tensor], now: Minibatch, clock: Clock) -> None:
@@ -212,16 +213,3 @@ def _apply(run: Run, updates: list[Tensor], now: Minibatch, clock: Clock) -> Non
     with clock("compute"):
         install(run.gradients.parameters, updates)
         run.optimizer.step()
-
-
-def _not_finite(run: Run, own: Tensor, epoch: int, step: int) -> None:
-    """Every process comes here in the same step, because the mean loss has told them all."""
-    bad = own + 0 * run.gradients.stack.sum(1)
-    rows = bad.expand(run.world.local) if len(bad) == 1 else bad
-    finite = run.world.gather([rows])[0].isfinite().tolist()
-    culprits = ", ".join(str(w) for w, ok in enumerate(finite) if not ok)
-    who = "the union of workers" if run.gradients.union and run.world.local > 1 else "worker"
-    raise TrainingError(
-        f"the loss or a gradient of {who} {culprits} is not finite in epoch {epoch}, step {step}: "
-        "lower optimizer.lr or lengthen the warm-up; the record up to the last epoch is intact"
-    )

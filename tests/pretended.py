@@ -101,6 +101,7 @@ def install(patch: Any, gpus: int = 1) -> list[str]:
         "set_device": lambda device: seen.append(f"set_device {device}"),
         "get_rng_state": lambda *_: torch.get_rng_state(), "set_rng_state": lambda *_: None,
         "stream": lambda *_: contextlib.nullcontext(), "Stream": stream,
+        "Event": lambda **_: Mock(spec=_Event, elapsed_time=lambda _: 0.0),
     }  # fmt: skip
     for name, fake in fakes.items():
         patch.setattr(torch.cuda, name, fake)

@@ -135,3 +135,15 @@ def test_a_renamed_key_is_read_and_says_so(tmp_path: Path) -> None:
     with pytest.warns(FutureWarning, match="bucket_mb"):
         assert load_toml(tmp_path / "old.toml").bucket_mb == 4.0
     assert from_dict(RunConfig, {"parcel_mb": 5.0}).bucket_mb == 5.0  # a record: in silence
+
+
+def test_the_old_name_of_precision_and_its_old_word_are_read(tmp_path: Path) -> None:
+    (tmp_path / "old.toml").write_text('autocast = "none"\n')
+    with pytest.warns(FutureWarning, match="autocast is called precision now"):
+        assert load_toml(tmp_path / "old.toml") == RunConfig()
+    with pytest.warns(FutureWarning):
+        assert override(RunConfig(), ["autocast=bfloat16"]).precision == "bfloat16"
+    for word, now in {"none": "strict", "bfloat16": "bfloat16"}.items():
+        assert from_dict(RunConfig, {"autocast": word}).precision == now
+    with pytest.raises(ConfigError, match="precision = 'none'"):
+        from_dict(RunConfig, {"precision": "none"})

@@ -109,9 +109,9 @@ def test_channels_last_is_the_same_training(model: str, tmp_path: Path) -> None:
 
 
 def test_bfloat16_autocast_trains(tmp_path: Path) -> None:
-    c = config("autocast=bfloat16", "dtype=float32", "policy=static")
+    c = config("precision=bfloat16", "dtype=float32", "policy=static")
     record = regimes.run(c, tmp_path / "run")
-    exact = regimes.run(replace(c, autocast="none"), tmp_path / "exact")
+    exact = regimes.run(replace(c, precision="strict"), tmp_path / "exact")
     ours, theirs = (r.epochs["train_loss"].to_numpy() for r in (record, exact))
     assert (ours != theirs).all()
     assert abs(ours / theirs - 1).max() < 0.2

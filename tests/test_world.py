@@ -45,12 +45,13 @@ def work(world: World) -> dict[str, Any]:
     results = world.drive(programs, range(len(programs)))
     rows = torch.tensor([[float(w)] for w in world.hosted], dtype=torch.float64)
     first = rows[:1].clone()
-    world.broadcast([first])
+    several = [first, first.long() + 5, first.expand(2, 3).clone().T, first.long().bool()]
+    world.broadcast(several)  # one collective for each of three types
     meter = world.meter.take()
     return {
         "results": [r.tolist() for r in results],
         "gathered": world.gather([rows])[0].tolist(),
-        "broadcast": first.tolist(),
+        "broadcast": [tensor.tolist() for tensor in several],
         "floats": [meter.layers[i].floats for i in range(3)],
         "bytes": [meter.layers[i].bytes for i in range(3)],
         "calls": meter.calls,
@@ -74,6 +75,8 @@ def child(rank: int, count: int, workers: int, rendezvous: str, queue: Any) -> N
 @pytest.mark.parametrize(("workers", "count"), [(4, 2), (2, 2)])
 def test_processes_equal_simulation(workers: int, count: int, tmp_path: Path) -> None:
     expected = work(World(workers))
+    assert expected["broadcast"] == [[[0.0]], [[5]], [[0.0, 0.0]] * 3, [[False]]]
+    assert expected["calls"]["broadcast"] == 3
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     rendezvous = (tmp_path / "rendezvous").as_uri()

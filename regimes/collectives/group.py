@@ -57,10 +57,8 @@ class GroupWorld(ProcessWorld):
     def group(self) -> Any:
         return _alive(self._group)
 
-    def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        World.broadcast(self, tensors)
-        for tensor in tensors:
-            self._wait(dist.broadcast, tensor, self.first, async_op=True)
+    def _broadcast(self, flat: Tensor) -> None:
+        self._wait(dist.broadcast, flat, self.first, async_op=True)
 
     def collect(self, value: Any) -> list[Any] | None:
         """Every process's value on process 0, in rank order; None elsewhere."""

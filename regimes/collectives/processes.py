@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -106,10 +106,8 @@ class ProcessWorld(World):
             for p, t in zip(pieces, tensors, strict=True)
         ]
 
-    def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        super().broadcast(tensors)
-        for tensor in tensors:
-            self._wait(dist.broadcast, tensor, 0, async_op=True)
+    def _broadcast(self, flat: Tensor) -> None:
+        self._wait(dist.broadcast, flat, 0, async_op=True)
 
     def gather_object(self, value: Any) -> list[Any]:
         everyone: list[Any] = [None] * self.processes

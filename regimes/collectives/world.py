@@ -173,9 +173,18 @@ class World:
     # -- plain services ----------------------------------------------------------------------
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        """Overwrite every process's tensors with those of worker 0; counted for no layer."""
-        for tensor in tensors:
-            self.meter.count(NO_LAYER, "broadcast", tensor[None], convention=False)
+        """Overwrite every process's tensors with those of worker 0: one collective per type,
+        counted for no layer."""
+        for dtype in sorted({t.dtype for t in tensors}, key=str):
+            same = [t for t in tensors if t.dtype == dtype]
+            flat = torch.cat([t.flatten() for t in same])
+            self.meter.count(NO_LAYER, "broadcast", flat[None], convention=False)
+            self._broadcast(flat)
+            for tensor, piece in zip(same, flat.split([t.numel() for t in same]), strict=True):
+                tensor.copy_(piece.view(tensor.shape))
+
+    def _broadcast(self, flat: Tensor) -> None:
+        """Overwrite every process's tensor."""
 
     def gather_object(self, value: Any) -> list[Any]:
         """Every process's value (plain JSON types), in rank order."""

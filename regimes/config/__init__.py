@@ -5,7 +5,7 @@ A configuration is a diff from the defaults. Plug-ins (compressor, policy) are t
 the fields of that class. Nothing here imports torch.
 """
 
-from regimes.config.convert import convert, from_dict, to_dict
+from regimes.config.convert import convert, from_dict, to_dict, today
 from regimes.config.registry import Registry
 from regimes.config.run import (
     DENSE,
@@ -40,4 +40,5 @@ __all__ = [
     "read_value",
     "to_dict",
     "to_toml",
+    "today",
 ]

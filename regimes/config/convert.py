@@ -33,8 +33,7 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
         ConfigError: an unknown key (with the nearest known one) or a value of the wrong type.
     """
     hints = typing.get_type_hints(cls)
-    renamed = getattr(cls, "RENAMED", {})
-    values = {renamed.get(key, key): value for key, value in values.items()}
+    values = today(cls, values)
     names = [f.name for f in dataclasses.fields(cls) if f.init]  # type: ignore[arg-type]
     for key in values:
         if key not in names:
@@ -44,6 +43,16 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
         return cls(**made)
     except TypeError as error:
         raise ConfigError(f"{where.rstrip('.') or cls.__name__}: {error}") from None
+
+
+def today(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys and values that older versions wrote, as they are spelt now."""
+    renamed, respelt = getattr(cls, "RENAMED", {}), getattr(cls, "RESPELT", {})
+    found = {}
+    for key, value in values.items():
+        words = respelt.get(key, {})
+        found[renamed.get(key, key)] = words.get(value, value) if words else value
+    return found
 
 
 def convert(kind: Any, value: Any, where: str) -> Any:

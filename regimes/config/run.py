@@ -117,13 +117,18 @@ class RunConfig:
         start_compressing_after: the first so many steps send the gradient uncompressed.
         instruments: what is measured besides, by name: ``{fisher = {}}``.
         dtype: of parameters, gradients and traffic.
-        autocast: forward and backward in half precision.
+        precision: "strict" is float32 as it is written (IEEE; float64 with that dtype). On a GPU
+            "tf32" lets training steps round factors of products to 10 bits. "bfloat16": forward and
+            backward under autocast, the rest strict. Instruments and evaluation are always strict.
+        deterministic: on a GPU, only operations that give the same bits each time.
         tensorboard: write scalars for it beside the record.
         tuned_on: seeds that have chosen this configuration; a run with one of them is refused.
         quirks: "authors" replaces fields so as to do what the published code does.
     """
 
-    RENAMED: ClassVar[dict[str, str]] = {"parcel_mb": "bucket_mb"}  # old keys are still read
+    # old keys, and values by their old key, are still read
+    RENAMED: ClassVar[dict[str, str]] = {"parcel_mb": "bucket_mb", "autocast": "precision"}
+    RESPELT: ClassVar[dict[str, dict[Any, Any]]] = {"autocast": {"none": "strict"}}
 
     name: str = "run"
     seed: int = 0
@@ -149,10 +154,12 @@ class RunConfig:
     quirks: Literal["none", "authors"] = "none"
     union_pass: bool = True  # one pass over all hosted workers' batches, where it is exact
     dtype: Literal["float32", "float64"] = "float32"
-    autocast: Literal["none", "bfloat16"] = "none"
+    precision: Literal["strict", "tf32", "bfloat16"] = "strict"
+    deterministic: bool = True  # on a GPU
     channels_last: bool = False  # of the activations; parameters stay as they are
     device: str = "auto"  # "auto", "cpu", "cuda", "cuda:0"
     checkpoint_every: int = 1  # units
+    checkpoint_seconds: float | None = None  # at least, between two checkpoints
     timeout: float = 600.0  # seconds that a process waits for the others
     bucket_mb: float = 25.0  # gradients that are reduced at once, while backward goes on
     tensorboard: bool = False

@@ -86,7 +86,9 @@ def load_toml(path: str | Path) -> RunConfig:
     """
     try:
         table = tomllib.loads(Path(path).read_text())
-        return from_dict(RunConfig, {_present_name(key): value for key, value in table.items()})
+        for key in table:
+            _present_name(key)  # says so
+        return from_dict(RunConfig, table)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read the configuration {path}: {error}") from None
 

@@ -24,7 +24,7 @@ from regimes.records import Record
 from regimes.training.units import Units
 
 ITEMSIZE = {"float32": 4, "float64": 8}
-SAME = ("model", "workers", "dtype", "autocast", "batch_size", "compressor", "levels",
+SAME = ("model", "workers", "dtype", "precision", "batch_size", "compressor", "levels",
         "unit_steps")  # fmt: skip
 Epoch = tuple[float, Work]  # steps, and what one of them is
 

@@ -5,6 +5,7 @@ Stands on `training.build`; `cost.predict` turns the result into predictions for
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from collections.abc import Callable
@@ -46,8 +47,14 @@ def timed(config: RunConfig, workers: int, steps: int = 5) -> tuple[float, dict[
     """
     alone = replace(config, workers=1, instruments={}, policy={"name": "static", "level": DENSE})
     parts = prepare(alone)
-    whole, rest = divmod(len(parts.batches), workers)
-    per_epoch = max(1, whole + (rest > 0 and not config.data.drop_last))
+    with contextlib.closing(parts), parts.numerics.training():
+        whole, rest = divmod(len(parts.batches), workers)
+        per_epoch = max(1, whole + (rest > 0 and not config.data.drop_last))
+        return per_epoch, _levels(parts, workers, steps, per_epoch)
+
+
+def _levels(parts: Run, workers: int, steps: int, per_epoch: int) -> dict[str, Work]:
+    """One step's work at each level."""
     stream = iter(parts.batches.epoch(0, [0]))
     losses = torch.zeros(1)
 
@@ -62,9 +69,8 @@ def timed(config: RunConfig, workers: int, steps: int = 5) -> tuple[float, dict[
 
     compute = _median(step, steps, parts.device)
     world = _Echo(parts.world, workers)
-    levels = (DENSE, *config.levels)
-    return per_epoch, {name: _work(parts, world, name, compute, losses, steps, per_epoch)
-                       for name in levels}  # fmt: skip
+    return {name: _work(parts, world, name, compute, losses, steps, per_epoch)
+            for name in (DENSE, *parts.config.levels)}  # fmt: skip
 
 
 def _work(

@@ -90,6 +90,6 @@ def lm_gpu() -> RunConfig:
         data=replace(base.data, train_size=None, test_size=65_537, sequence=256),
         model=replace(base.model, width=384, depth=6, heads=6),
         optimizer=_optimizer(0.001, 2000),
-        autocast="bfloat16",
+        precision="bfloat16",
         device="cuda",
     )

@@ -64,7 +64,7 @@ def code() -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Python, libraries, processor, threads."""
+    """Python, libraries, processor, threads; of the GPU and its libraries if one is in use."""
     import torch
 
     return {
@@ -79,7 +79,22 @@ def machine() -> dict[str, Any]:
             torch.cuda.get_device_name(i)
             for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
         ],
+        **({"gpu": _gpu()} if torch.cuda.is_initialized() else {}),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    }
+
+
+def _gpu() -> dict[str, str | None]:
+    """The current GPU and the libraries that compute and send there."""
+    import torch
+
+    cudnn = torch.backends.cudnn.version()
+    nccl = torch.cuda.nccl.version() if hasattr(torch._C, "_nccl_version") else None
+    return {
+        "name": torch.cuda.get_device_name(),
+        "cuda": torch.version.cuda,
+        "cudnn": None if cudnn is None else str(cudnn),
+        "nccl": None if nccl is None else ".".join(map(str, nccl)),
     }
 
 

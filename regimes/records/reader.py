@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regimes.config import RunConfig, from_dict, to_dict
+from regimes.config import RunConfig, from_dict, to_dict, today
 from regimes.errors import ConfigError, RecordError
 from regimes.records import frames
 from regimes.records.extent import complete, progress
@@ -23,6 +23,7 @@ ONE_PER_EPOCH = ("epochs.jsonl", "seconds.jsonl")  # row i is epoch i
 FREE_ON_RESUME = {
     "device",
     "checkpoint_every",
+    "checkpoint_seconds",
     "tensorboard",
     "timeout",
     "bucket_mb",
@@ -99,6 +100,7 @@ def read_header(folder: Path) -> dict[str, Any]:
             raise ValueError
         header = json.loads(path.read_bytes())
         schema, _, _ = int(header["schema"]), header["config"]["epochs"], header["layers"]
+        header["config"] = today(RunConfig, header["config"])
     except FileNotFoundError:
         raise RecordError(f"{folder} holds no run: expected a file run.json in it") from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

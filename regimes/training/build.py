@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,12 +29,11 @@ from regimes.records import provenance
 from regimes.training.checks import build_batch_policy, check_numbers, check_size, check_windows_fit
 from regimes.training.gradients import Gradients, draws_random_numbers, layer_table
 from regimes.training.learning_rate import LearningRate
+from regimes.training.numerics import Numerics
 from regimes.training.optimizers import Optimizers
 from regimes.training.optimizers import build as build_optimizer
 from regimes.training.step import TrainingStep, buckets_of
 from regimes.training.units import Units
-
-AUTOCAST = {"none": None, "bfloat16": torch.bfloat16}
 
 
 @dataclass
@@ -43,6 +43,7 @@ class Run:
     config: RunConfig
     world: World
     device: torch.device
+    numerics: Numerics
     task: Task
     batches: Batches
     model: nn.Module
@@ -61,6 +62,7 @@ class Run:
     deficit: Deficit
     header: dict[str, Any] = field(default_factory=dict)  # of the record
     rows: list[dict[str, Any]] = field(default_factory=list)  # the record so far
+    saved: float = field(default_factory=time.monotonic)  # when: the start, or the last checkpoint
 
     @property
     def needs(self) -> list[str]:
@@ -82,6 +84,7 @@ class Run:
         """Leave the other processes."""
         self.step.close()
         self.world.close()
+        self.numerics.close()
 
 
 def prepare(config: RunConfig) -> Run:
@@ -97,18 +100,19 @@ def prepare(config: RunConfig) -> Run:
     for level in config.levels.values():
         chosen.check(level)
     device = pick_device(config.device)
-    world = connect(config.workers, device, config.timeout)
+    world, numerics = connect(config.workers, device, config.timeout), Numerics(config, device)
     try:
-        return _build(config, chosen, rule, batch_rule, worse, world, device)
+        return _build(config, chosen, rule, batch_rule, worse, world, device, numerics)
     except BaseException:
         world.abort()
         world.close()
+        numerics.close()
         raise
 
 
 def _build(
     config: RunConfig, chosen: Compressor, rule: Policy, batch_rule: Policy | None, worse: Deficit,
-    world: World, device: torch.device,
+    world: World, device: torch.device, numerics: Numerics,
 ) -> Run:  # fmt: skip
     """What is built when the processes have met; they check that they mean the same run."""
     world.meter.dtype = dtype = getattr(torch, config.dtype)
@@ -132,9 +136,9 @@ def _build(
     needs = [*rule.needs, *(batch_rule.needs if batch_rule else ())]
     panel = choose(config.instruments, needs, config.signal, context)
     return Run(
-        config, world, device, task, batches, model, layers, controller, chosen, gradients,
-        reducer, TrainingStep(gradients, reducer), context, panel, optimizer, units, rate,
-        batch_rule, worse,
+        config, world, device, numerics, task, batches, model, layers, controller, chosen,
+        gradients, reducer, TrainingStep(gradients, reducer), context, panel, optimizer, units,
+        rate, batch_rule, worse,
     )  # fmt: skip
 
 
@@ -149,7 +153,7 @@ def _gradients(
         seed=config.seed,
         micro_batch=config.batch_size,
         clip=config.optimizer.clip,
-        autocast=AUTOCAST[config.autocast],
+        autocast=torch.bfloat16 if config.precision == "bfloat16" else None,
     )
 
 

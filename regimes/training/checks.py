@@ -20,6 +20,8 @@ def check_numbers(config: RunConfig) -> None:
         require(good, name, value, expected)
     require(config.seed not in config.tuned_on, "seed", config.seed,
             "another: this one has chosen the configuration (tuned_on)")  # fmt: skip
+    narrow = config.precision == "strict" or config.dtype == "float32"
+    require(narrow, "precision", config.precision, f'"strict", as dtype = "{config.dtype}"')
     if DENSE in config.levels:
         raise ConfigError('levels.dense is always "dense": give the level another name')
     for table in ("policy", "batch_policy", "deficit") if in_epochs(config) else ():
@@ -67,6 +69,8 @@ def _numbers(c: RunConfig) -> list[tuple[str, Any, bool, str]]:
         ("batch_size", c.batch_size, c.batch_size >= 1, FROM_ONE),
         ("workers", c.workers, c.workers >= 1, FROM_ONE),
         ("checkpoint_every", c.checkpoint_every, c.checkpoint_every >= 1, FROM_ONE),
+        ("checkpoint_seconds", c.checkpoint_seconds, 0 <= (c.checkpoint_seconds or 0) < inf,
+         FROM_ZERO),
         ("budget.epochs", c.budget and c.budget.epochs, not c.budget or c.budget.epochs >= 1,
          FROM_ONE),
         ("timeout", c.timeout, 0 < c.timeout < inf, f"{POSITIVE} of seconds"),

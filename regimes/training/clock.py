@@ -2,8 +2,8 @@
 
 "compute", "compress" and "communicate" are what the loop itself has spent or waited for. What is
 reduced meanwhile, in the thread of ``collectives.overlap``, is in none of them, except that it may
-slow
-down "compute" where both share a processor. So they add up to the time of a step in every mode.
+slow down "compute" where both share a processor. So they add up to the time of a step in every
+mode.
 """
 
 from __future__ import annotations
@@ -12,24 +12,47 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 
 class Clock:
-    """Adds up seconds by name. On a GPU each switch is a sync point, so that they are true."""
+    """Adds up seconds by name. A GPU marks the begin and the end when it comes to them, which is
+    read by ``settle``, so that the loop need not wait at each.
+
+    Attributes:
+        seconds: by name, as far as settled.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.seconds: dict[str, float] = defaultdict(float)
+        self._marked: list[tuple[str, Any, Any]] = []  # name, two torch.cuda.Event
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
         if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
-        self.seconds[name] += time.perf_counter() - start
+            start = self._mark()
+            yield
+            self._marked.append((name, start, self._mark()))
+        else:
+            begin = time.perf_counter()
+            yield
+            self.seconds[name] += time.perf_counter() - begin
+
+    def _mark(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def settle(self) -> None:
+        """Wait for the GPU, and add up what it has marked."""
+        if self._marked:
+            self._marked[-1][2].synchronize()
+        for name, start, end in self._marked:
+            self.seconds[name] += start.elapsed_time(end) / 1e3  # of milliseconds
+        self._marked.clear()
 
     def move(self, seconds: float, source: str, target: str) -> None:
         """Book time that was spent within ``source`` on ``target`` instead."""

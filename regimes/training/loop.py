@@ -8,6 +8,7 @@ policies and instruments by their protocols only; dense is a compressor, static 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,12 +17,15 @@ from typing import Any
 from torch import Tensor
 
 from regimes.config import DENSE, RunConfig
-from regimes.errors import RegimesError, TrainingError
+from regimes.errors import RegimesError
 from regimes.instruments.panel import check_measured
 from regimes.records import Record, Writer, complete, load, read_header, unit_name
 from regimes.training.build import Run, prepare
 from regimes.training.clock import Clock
+from regimes.training.fingerprint import check_same_weights, fingerprint
 from regimes.training.gradients import install
+from regimes.training.losses import Losses
+from regimes.training.numerics import explained
 from regimes.training.plan import Minibatch, Plan, decide, minibatches
 from regimes.training.quirks import resolve
 from regimes.training.rows import sent
@@ -51,7 +55,8 @@ def run(
     """
     this = prepare(resolve(config))
     watchers = Watchers(reporters if this.world.rank == 0 else ())
-    with _recorded(this, watchers, Path(out), resume) as writer, GracefulShutdown() as grace:
+    recorded = _recorded(this, watchers, Path(out), resume)
+    with recorded as writer, GracefulShutdown() as grace, explained():
         while not complete(this.header, this.rows):
             _advance(this, writer, watchers, Path(out), grace)
     return load(out)
@@ -92,19 +97,39 @@ def _advance(
 
     Raises:
         Terminated: some process was asked to end.
+        TrainingError: see ``_met``.
     """
     unit = len(run.rows)
     row, seconds, details = _unit(run, unit, watchers)
+    asked, due = _met(run, unit, grace)
     run.rows.append(row)
     if writer:
         writer.epoch(row, seconds, details)
-    ended, asked = complete(run.header, run.rows), any(run.world.gather_object(grace.asked))
-    if (unit + 1) % run.config.checkpoint_every == 0 or ended or asked:
+    ended = complete(run.header, run.rows)
+    if due or ended or asked:
         save(run, out)
+        run.saved = time.monotonic()
     watchers.epoch(row, seconds)
     if asked and not ended:
         name = unit_name(run.header)
         raise Terminated(f"ended by SIGTERM after {name} {unit}: continue with --resume")
+
+
+def _met(run: Run, unit: int, grace: GracefulShutdown) -> tuple[bool, bool]:
+    """What processes tell each other at the end of a unit: was one of them asked to end? And, by
+    the clock of process 0, is a checkpoint due?
+
+    Raises:
+        TrainingError: they do not hold the same weights.
+    """
+    alone = run.world.processes == 1
+    found = None if alone else fingerprint(run.gradients.parameters)
+    every, apart = run.config.checkpoint_every, run.config.checkpoint_seconds or 0
+    due = (unit + 1) % every == 0 and time.monotonic() >= run.saved + apart
+    told = run.world.gather_object((grace.asked, due, found))
+    asked, dues, weights = zip(*told, strict=True)
+    check_same_weights(weights, f"{unit_name(run.header)} {unit}")
+    return any(asked), dues[0]
 
 
 # -- one unit --------------------------------------------------------------------------------
@@ -144,6 +169,7 @@ def _unit(
     }
     if unit == 0:
         check_measured(run.needs, readings)
+    clock.settle()
     return row, dict(clock.seconds), readings.details
 
 
@@ -164,18 +190,18 @@ def _train(run: Run, plan: Plan, clock: Clock, watchers: Watchers) -> tuple[floa
     """All steps of a unit; their mean loss and number."""
     values = [run.value(name) for name in plan.levels.names]
     steps, samples = minibatches(run, plan)
-    losses = 0.0
+    losses = Losses(run, clock)
     for done, now in enumerate(samples, start=1):
         dense = now.at < run.config.start_compressing_after
         levels = [DENSE] * len(values) if dense else values
-        updates, loss, own = run.step.take(now.x, now.y, now.epoch, now.step, levels, clock)
-        if not math.isfinite(loss.item()):
-            _not_finite(run, own, now.epoch, now.step)
-        losses += loss.item()
+        with run.numerics.training():
+            updates, loss, rows = run.step.take(now.x, now.y, now.epoch, now.step, levels, clock)
+        losses.add(loss, rows, now.epoch, now.step)
         run.optimizer.lr = run.learning_rate(now.at) * plan.scale
         _apply(run, updates, now, clock)
         watchers.step(plan.unit, done, steps)
-    return losses / steps, steps
+    losses.look()
+    return losses.total / steps, steps
 
 
 def _apply(run: Run, updates: list[Tensor], now: Minibatch, clock: Clock) -> None:
@@ -187,16 +213,3 @@ def _apply(run: Run, updates: list[Tensor], now: Minibatch, clock: Clock) -> Non
     with clock("compute"):
         install(run.gradients.parameters, updates)
         run.optimizer.step()
-
-
-def _not_finite(run: Run, own: Tensor, epoch: int, step: int) -> None:
-    """Every process comes here in the same step, because the mean loss has told them all."""
-    bad = own + 0 * run.gradients.stack.sum(1)
-    rows = bad.expand(run.world.local) if len(bad) == 1 else bad
-    finite = run.world.gather([rows])[0].isfinite().tolist()
-    culprits = ", ".join(str(w) for w, ok in enumerate(finite) if not ok)
-    who = "the union of workers" if run.gradients.union and run.world.local > 1 else "worker"
-    raise TrainingError(
-        f"the loss or a gradient of {who} {culprits} is not finite in epoch {epoch}, step {step}: "
-        "lower optimizer.lr or lengthen the warm-up; the record up to the last epoch is intact"
-    )

@@ -60,8 +60,8 @@ class TrainingStep:
         """One batch ``x [L, b, ...]``, ``y [L, b]`` of the hosted workers.
 
         Returns:
-            The updates ``[*shape]`` per layer; the mean loss, NaN if any gradient is not finite;
-            the losses of this process's own rows.
+            The updates ``[*shape]`` per layer; the mean loss, and the losses ``[rows]`` of this
+            process, NaN if a gradient is not finite.
         """
         g, world, self.levels = self.gradients, self.reducer.world, levels
         if self.pipeline is not None:
@@ -70,23 +70,24 @@ class TrainingStep:
             losses = g.compute(x, y, epoch, step)
         waited = world.seconds
         with clock("compress"):
-            if self.pipeline is None:
-                updates, loss = self.reducer.step(g.layers, levels, losses, g.stack)
-            else:
-                updates, loss = self._rest(self.pipeline, losses)
+            self.loss = rows = loss_with_flag(losses, g.stack)
+            self._rest()
         clock.move(world.seconds - waited, "compress", "communicate")
-        return updates, loss, losses
-
-    def _rest(self, pipeline: Pipeline, losses: Tensor) -> tuple[list[Tensor], Tensor]:
-        """What has not left during backward: the last bucket, and layers that were not used."""
-        self.loss = loss_with_flag(losses, self.gradients.stack)
-        pipeline.mark_ready(range(NO_LAYER, len(self.levels)))
-        pipeline.finish()
         found, self.updates = self.updates, {}
-        return [found[i] for i in range(len(self.levels))], found[NO_LAYER]
+        return [found[i] for i in range(len(levels))], found[NO_LAYER], rows
 
-    def _reduce(self, bucket: list[int]) -> None:
-        """In the pipeline's thread."""
+    def _rest(self) -> None:
+        """What has not left during backward: everything, or the last bucket and layers that were
+        not used."""
+        if self.pipeline is None:
+            for bucket in self.reducer.buckets:
+                self._reduce(bucket)
+        else:
+            self.pipeline.mark_ready(range(NO_LAYER, len(self.levels)))
+            self.pipeline.finish()
+
+    def _reduce(self, bucket: Sequence[int]) -> None:
+        """In the pipeline's thread, if there is one."""
         gradients = self.gradients.layers
         self.updates.update(self.reducer.reduce(bucket, gradients, self.levels, self.loss))
 

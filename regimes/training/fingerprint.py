@@ -1,0 +1,54 @@
+"""Do all processes hold the same weights? A number of their bits, compared once per unit.
+
+Every process steps by itself along the shared updates, so a single bit that one of them computes
+otherwise would stay, grow, and lead to other decisions: collectives that do not match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from regimes.errors import TrainingError
+
+ROW = 256  # words of 8 bytes that are added up plainly; rows are weighed by their place
+ODD = 0x9E3779B97F4A7C15 - 2**64  # 2^64 / golden ratio
+
+
+def fingerprint(tensors: Sequence[Tensor]) -> int:
+    """A number of all bits of the tensors (of 4 or 8 bytes an entry), found on their device.
+
+    Sums modulo 2^64 are the same in any order. Changes of one entry, or of several in different
+    rows, show but for chance; two in one row could cancel.
+    """
+    words = torch.cat([part for tensor in tensors for part in _words(tensor)])
+    places = torch.arange(1, 2 * len(words), 2, device=words.device)
+    return int((words * (places * ODD)).sum())
+
+
+def check_same_weights(found: Sequence[int | None], unit: str) -> None:
+    """Raise TrainingError unless all processes have the fingerprint of process 0.
+
+    Args:
+        unit: what has just ended, e.g. "epoch 3".
+    """
+    odd = [str(rank) for rank, theirs in enumerate(found) if theirs != found[0]]
+    if odd:
+        raise TrainingError(
+            f"process {', '.join(odd)} holds other weights than process 0 at the end of {unit}: "
+            "the replicas have drifted apart; the record up to there is intact, continue with "
+            "--resume, on equal processors and with deterministic = true"
+        )
+
+
+def _words(tensor: Tensor) -> tuple[Int64[Tensor, " rows"], Int64[Tensor, " rest"]]:
+    """Sums of whole rows, and the rest word by word."""
+    flat = tensor.detach().reshape(-1)
+    if flat.storage_offset() * flat.element_size() % 8:  # where 8 bytes cannot be read at once
+        flat = flat.clone()
+    words = flat.view(torch.int32)
+    whole = len(words) // (2 * ROW) * 2 * ROW
+    return words[:whole].view(torch.int64).view(-1, ROW).sum(1), words[whole:].long()

@@ -1,0 +1,108 @@
+"""How exactly a GPU computes: ``deterministic`` and ``precision`` of a configuration.
+
+torch keeps this in flags of the whole process. A run on a GPU sets them at its start and puts them
+back at its end; a run on the CPU, whose numbers they could change, leaves them alone. Whatever the
+precision, TF32 is allowed in training steps only (forward, backward, compression: the flags hold
+for all threads, and processes must round alike). Instruments, evaluation and optimisers have full
+float32, and only the forward and backward passes are under autocast (`training.gradients`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from regimes.config import RunConfig
+from regimes.errors import ConfigError
+
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # without it cuBLAS is not deterministic; read at first use
+
+
+class Numerics:
+    """The flags of one run, set until ``close``."""
+
+    def __init__(self, config: RunConfig, device: torch.device) -> None:
+        self._flags = ExitStack()
+        gpu = device.type == "cuda"
+        self.tf32 = gpu and config.precision == "tf32"
+        if gpu:
+            self._flags.enter_context(_allow_tf32(False))
+        if gpu and config.deterministic:
+            self._flags.enter_context(_deterministic())
+
+    def training(self) -> AbstractContextManager[None]:
+        """Around a training step."""
+        return _allow_tf32(True) if self.tf32 else nullcontext()
+
+    def close(self) -> None:
+        self._flags.close()
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    cudnn, filling = torch.backends.cudnn, torch.utils.deterministic
+    wanted = [(cudnn, "deterministic", True), (cudnn, "benchmark", False),
+              (filling, "fill_uninitialized_memory", False)]  # fmt: skip
+    on, warn = (torch.are_deterministic_algorithms_enabled(),
+                torch.is_deterministic_algorithms_warn_only_enabled())  # fmt: skip
+    workspace = os.environ.get(WORKSPACE)
+    os.environ.setdefault(WORKSPACE, ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    try:
+        with _set(wanted):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(on, warn_only=warn)
+        if workspace is None:
+            del os.environ[WORKSPACE]
+
+
+@contextmanager
+def _allow_tf32(allowed: bool) -> Iterator[None]:
+    """In products of matrices and in cuDNN."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    if not hasattr(cudnn, "conv"):  # torch before 2.9
+        with _set([(matmul, "allow_tf32", allowed), (cudnn, "allow_tf32", allowed)]):
+            yield
+        return
+    before = None
+    with contextlib.suppress(RuntimeError):  # set by both of torch's interfaces
+        before = torch.get_float32_matmul_precision()
+    word = "tf32" if allowed else "ieee"
+    places: list[Any] = [matmul, cudnn.conv, cudnn.rnn]
+    with _set([(place, "fp32_precision", word) for place in places]):
+        torch.set_float32_matmul_precision("high" if allowed else "highest")  # for those who ask so
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before or "highest")
+
+
+@contextmanager
+def _set(wanted: list[tuple[Any, str, Any]]) -> Iterator[None]:
+    """(place, attribute, value) while inside."""
+    before = [getattr(place, name) for place, name, _ in wanted]
+    try:
+        for place, name, value in wanted:
+            setattr(place, name, value)
+        yield
+    finally:
+        for (place, name, _), value in zip(wanted, before, strict=True):
+            setattr(place, name, value)
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """ConfigError for an operation that cannot be had deterministically."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "deterministic" not in str(error):
+            raise
+        what = str(error).splitlines()[0].partition(", but")[0]
+        raise ConfigError(f"{what}: set deterministic = false, or use another model") from error

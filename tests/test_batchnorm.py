@@ -1,0 +1,86 @@
+"""BatchNorm as each worker has it, against torch's own on each worker's samples; the memory format
+of activations is kept."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regimes import models
+from regimes.collectives.world import World
+from regimes.data.classification import classification_loss
+from regimes.training.batchnorm import per_worker_batchnorm
+from regimes.training.gradients import Gradients
+
+LAST = torch.channels_last
+
+
+def sample(groups: int, last: bool, size: int = 5) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3 * groups, 6, size, size, generator=generator, dtype=torch.float64)
+    return x.to(memory_format=LAST if last else torch.contiguous_format)
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_each_worker_has_a_batchnorm_of_its_own(
+    momentum: float | None, groups: int, last: bool
+) -> None:
+    ours = nn.BatchNorm2d(6, momentum=momentum).double().train()
+    nn.init.uniform_(ours.weight), nn.init.uniform_(ours.bias)
+    theirs = [copy.deepcopy(ours) for _ in range(groups)]
+    mode, x = per_worker_batchnorm(ours), sample(groups, last).requires_grad_()
+    mode.groups = groups
+    y, weights = ours(x), sample(groups, not last)
+    (y * weights).sum().backward()
+    mine, ours.weight.grad, ours.bias.grad = ours.weight.grad, None, None
+    assert mine is not None
+    total = torch.zeros_like(mine)
+    for worker, bn in enumerate(theirs):
+        own = x.detach()[worker::groups].contiguous().requires_grad_()
+        expected = bn(own)
+        (expected * weights[worker::groups]).sum().backward()
+        torch.testing.assert_close(y[worker::groups], expected, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(x.grad[worker::groups], own.grad, rtol=1e-9, atol=1e-12)
+        total += bn.weight.grad
+    torch.testing.assert_close(mine, total, rtol=1e-10, atol=1e-12)
+    for name, statistic in theirs[0].named_buffers():  # the running ones follow worker 0
+        torch.testing.assert_close(ours.get_buffer(name), statistic, rtol=1e-12, atol=0)
+    for tensor in (y, x.grad):
+        assert tensor.is_contiguous(memory_format=LAST if last else torch.contiguous_format)
+
+
+@pytest.mark.parametrize("shape", [(8, 6), (8, 6, 5), (8, 6, 1, 1), (8, 6, 2, 3, 4)], ids=str)
+def test_other_shapes(shape: tuple[int, ...]) -> None:
+    kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}[len(shape)]
+    bn, x = kind(6).double().train(), torch.randn(shape, dtype=torch.float64)
+    expected = torch.stack([copy.deepcopy(bn)(x[worker::4]) for worker in range(4)], 1)
+    per_worker_batchnorm(bn).groups = 4
+    torch.testing.assert_close(bn(x), expected.flatten(0, 1), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["resnet8", "vgg7"])
+def test_activations_and_their_gradients_stay_channels_last(name: str) -> None:
+    blank: dict[str, Any] = dict.fromkeys(["depth", "dropout", "heads", "positions", "tied"])
+    torch.manual_seed(0)
+    model = models.build(name=name, width=4, **blank, classes=5, channels=3, image_size=16)
+    gradients = Gradients(model, classification_loss, World(4), union=True, seed=0)
+    formats: list[bool] = []
+
+    def look(module: nn.Module, inputs: tuple[Tensor]) -> None:
+        formats.append(inputs[0].is_contiguous(memory_format=LAST))
+        if inputs[0].requires_grad:
+            inputs[0].register_hook(lambda g: formats.append(g.is_contiguous(memory_format=LAST)))
+
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.BatchNorm2d):
+            module.register_forward_pre_hook(look)
+    x = torch.randn(32, 3, 16, 16).to(memory_format=LAST).unflatten(0, (8, 4)).transpose(0, 1)
+    gradients.compute(x, torch.randint(5, (4, 8)), 0, 0)
+    assert len(formats) > 20
+    assert all(formats)

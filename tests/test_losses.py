@@ -1,0 +1,111 @@
+"""Steps that do not wait: losses looked at every so many steps are those looked at in each, and
+what has broken is named as if it had been seen at once; a clock that a GPU's events drive."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_train import config, same_bits
+
+import regimes
+from regimes.data import classification
+from regimes.errors import TrainingError
+from regimes.records import read_lines
+from regimes.training import checkpoint, clock, losses
+
+LOOKS = (1, 2, 16)  # an epoch has 3 steps
+HIGH = ("policy=static", "policy.level=high")
+
+
+def test_a_gpu_is_looked_at_rarely_and_the_cpu_always() -> None:
+    assert losses.look_every(torch.device("cpu")) == 1
+    assert losses.look_every(torch.device("cuda", 1)) == 16
+
+
+def test_the_record_does_not_depend_on_how_often_one_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c = config(*HIGH, "dtype=float32", epochs=2)
+    for every in LOOKS:
+        monkeypatch.setattr(losses, "look_every", lambda device, every=every: every)
+        regimes.run(c, tmp_path / str(every))
+    same_bits(tmp_path / "1", tmp_path / "2")
+    same_bits(tmp_path / "1", tmp_path / "16")
+
+
+@pytest.mark.parametrize("union", [True, False])
+def test_the_same_step_and_worker_are_named(
+    union: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later steps, broken as well, do not cover the first; nothing of them is saved."""
+    c = config(*HIGH, f"union_pass={str(union).lower()}")
+    passes = 1 if union else 4  # per step
+    at = 3 * passes + passes + passes // 2  # second epoch; second step, worker 2
+    heard = [_broken(every, at, c, tmp_path / str(every), monkeypatch) for every in LOOKS]
+    worker = "the union of workers 0, 1, 2, 3" if union else "worker 2"
+    said = f"the loss or a gradient of {worker} is not finite in epoch 1, step 1: "
+    assert all(why.startswith(said) for why, _ in heard), heard
+    taken = [(calls - 3 * passes) // passes for _, calls in heard]  # of the second epoch
+    assert taken == [2, 2, 3]
+
+
+def _broken(
+    every: int, at: int, c: regimes.RunConfig, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[str, int]:
+    """(what is said, passes) of a run whose loss is not finite in pass ``at``."""
+    original, calls = torch.nn.functional.cross_entropy, [0]
+
+    def poisoned(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        return original(model(x), y) * (float("nan") if calls[0] == at + 1 else 1.0)
+
+    monkeypatch.setattr(losses, "look_every", lambda device: every)
+    monkeypatch.setattr(classification, "classification_loss", poisoned)
+    with pytest.raises(TrainingError) as error:
+        regimes.run(c, out)
+    assert len(read_lines(out / "epochs.jsonl")) == 1
+    found = checkpoint.load(out)
+    assert found is not None
+    assert found[0] == 1
+    assert read_lines(out / "events.jsonl")[-1]["why"] == str(error.value)
+    return str(error.value), calls[0]
+
+
+def test_a_clock_of_a_gpu_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On pretended events: the stream is at second ``now`` when it comes to one."""
+    now, waited = [0.0], []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self, stream: str) -> None:
+            assert stream == "the stream of cuda:1"
+            self.at = now[0]
+
+        def synchronize(self) -> None:
+            waited.append(self.at)
+
+        def elapsed_time(self, other: Event) -> float:
+            assert waited
+            return 1e3 * (other.at - self.at)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the stream of {device}")
+    time = clock.Clock(torch.device("cuda", 1))
+    for name, seconds in {"compute": 3.0, "compress": 2.0}.items():
+        for _ in range(2):
+            with time(name):
+                now[0] += seconds
+            now[0] += 10.0
+    time.move(0.5, "compress", "communicate")
+    assert waited == []
+    time.settle()
+    assert waited == [40.0]  # the last mark
+    assert time.seconds == {"compute": 6.0, "compress": 3.5, "communicate": 0.5}
+    time.settle()
+    assert time.seconds["compute"] == 6.0
+    assert len(waited) == 1

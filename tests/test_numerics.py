@@ -1,0 +1,157 @@
+"""What a GPU's flags are during a run, and that they are put back. torch has them without a GPU,
+where they change nothing; only that is seen here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import regimes
+from regimes.config import RunConfig, override
+from regimes.data import classification
+from regimes.errors import ConfigError
+from regimes.instruments.base import EndOfEpochGauge, Reading
+from regimes.training import checks, loop
+from regimes.training.numerics import WORKSPACE, Numerics, explained
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def flags() -> dict[str, Any]:
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    new = hasattr(cudnn, "conv")
+    tf32 = [place.fp32_precision for place in (cudnn.conv, cudnn.rnn, matmul)] if new else [
+        matmul.allow_tf32, cudnn.allow_tf32]  # fmt: skip
+    with contextlib.suppress(RuntimeError):
+        tf32.append(torch.get_float32_matmul_precision())
+    return {"tf32": tf32, "cudnn": [cudnn.deterministic, cudnn.benchmark],
+            "algorithms": torch.are_deterministic_algorithms_enabled(),
+            "workspace": os.environ.get(WORKSPACE)}  # fmt: skip
+
+
+def allowed() -> bool:
+    tf32 = flags()["tf32"]
+    assert len({word in ("tf32", "high", True) for word in tf32}) == 1, tf32  # all say the same
+    return tf32[0] in ("tf32", True)
+
+
+@pytest.fixture(params=["torch's own", "medium", "cudnn alone"])
+def before(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict]:
+    """What a user may have set."""
+    monkeypatch.delenv(WORKSPACE, raising=False)
+    conv = getattr(torch.backends.cudnn, "conv", None)
+    if request.param == "medium":
+        torch.set_float32_matmul_precision("medium")
+    if request.param == "cudnn alone" and conv is not None:
+        conv.fp32_precision = "ieee"
+    yield flags()
+    torch.set_float32_matmul_precision("highest")
+    if conv is not None:
+        conv.fp32_precision = "tf32"
+
+
+def test_the_flags_of_a_gpu_are_set_and_put_back(before: dict[str, Any]) -> None:
+    numerics = Numerics(RunConfig(precision="tf32"), GPU)
+    during = flags()
+    assert not allowed()
+    assert during["cudnn"] == [True, False]
+    assert during["algorithms"]
+    assert during["workspace"] == ":4096:8"
+    with numerics.training():
+        assert allowed()
+    assert flags() == during
+    numerics.close()
+    assert flags() == before
+
+
+def test_without_determinism_torch_is_left_to_choose(before: dict[str, Any]) -> None:
+    numerics = Numerics(RunConfig(deterministic=False), GPU)
+    assert {**flags(), "tf32": None} == {**before, "tf32": None}
+    with numerics.training():
+        assert not allowed()
+    numerics.close()
+    assert flags() == before
+
+
+def test_on_the_cpu_no_flag_is_touched(before: dict[str, Any]) -> None:
+    numerics = Numerics(RunConfig(precision="tf32"), CPU)
+    with numerics.training():
+        assert flags() == before
+    numerics.close()
+
+
+inside: list[bool] = []  # not empty: in a training step
+
+
+@dataclass(frozen=True)
+class Looks:
+    """An instrument that asks whether this is a training step."""
+
+    every: int = 1
+
+    def start(self, context: Any) -> Any:
+        return LooksGauge()
+
+
+class LooksGauge(EndOfEpochGauge):
+    def step(self, stack: Any, updates: Any) -> None:
+        assert not inside
+
+    def read(self, epoch: int) -> Reading:
+        assert not inside
+        return Reading(model={"looked": 1.0})
+
+
+def test_instruments_and_evaluation_are_not_in_a_training_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.contextmanager
+    def training(self: Numerics) -> Iterator[None]:
+        inside.append(True)
+        yield
+        inside.clear()
+
+    def loss(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        assert inside
+        return torch.nn.functional.cross_entropy(model(x), y)
+
+    evaluate = classification.ImageTask.evaluate
+
+    def outside(*arguments: Any, **named: Any) -> tuple[float, float]:
+        assert not inside
+        return evaluate(*arguments, **named)
+
+    monkeypatch.setattr(Numerics, "training", training)
+    monkeypatch.setattr(classification, "classification_loss", loss)
+    monkeypatch.setattr(classification.ImageTask, "evaluate", outside)
+    short = ["epochs=1", "data.train_size=120", "data.test_size=100", "device=cpu",
+             "instruments.test_numerics:Looks.every=1"]  # fmt: skip
+    row = regimes.run(override(regimes.get_preset("smoke"), short), tmp_path / "run").rows[0]
+    assert row["model"]["looked"] == 1.0
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
+def test_float64_with_less_than_that_is_refused(precision: str) -> None:
+    c = override(RunConfig(), ["dtype=float64", f"precision={precision}"])
+    with pytest.raises(ConfigError, match=f"precision = '{precision}': expected \"strict\", as"):
+        checks.check_numbers(c)
+
+
+def test_an_operation_that_is_not_deterministic_is_one_sentence() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(ConfigError, match=r"^put_ does not .* set deterministic = false"), \
+             explained():  # fmt: skip
+            torch.zeros(3).put_(torch.tensor([0]), torch.ones(1))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    with pytest.raises(RuntimeError, match="another"), explained():
+        raise RuntimeError("another")
+    assert loop.explained is explained

@@ -56,29 +56,33 @@ class ImageTask:
         )  # fmt: skip
 
     def evaluate(
-        self, model: nn.Module, device: torch.device, dtype: torch.dtype
+        self, model: nn.Module, device: torch.device, dtype: torch.dtype, world: World = task.ALONE
     ) -> tuple[float, float]:
-        return self._evaluated(model, device, dtype, "test")
+        return self._evaluated(model, device, dtype, world, "test")
 
     def validate(
-        self, model: nn.Module, device: torch.device, dtype: torch.dtype
+        self, model: nn.Module, device: torch.device, dtype: torch.dtype, world: World = task.ALONE
     ) -> tuple[float, float]:
-        return self._evaluated(model, device, dtype, "validation")
+        return self._evaluated(model, device, dtype, world, "validation")
 
     def beside(self, loss: float) -> dict[str, float]:
         return {}
 
     @torch.no_grad()
     def _evaluated(
-        self, model: nn.Module, device: torch.device, dtype: torch.dtype, split: images.Split
-    ) -> tuple[float, float]:
+        self, model: nn.Module, device: torch.device, dtype: torch.dtype, world: World,
+        split: images.Split,
+    ) -> tuple[float, float]:  # fmt: skip
         model.eval()
-        loss = correct = count = 0.0
-        for x, y in images.evaluation_batches(self.images, 500, device, dtype, split):
+        self.images, mine = self.images.tested_on(device), {}
+        share = slice(world.rank, None, world.processes)
+        batches = images.evaluation_batches(self.images, 500, device, dtype, split, share)
+        for number, (x, y) in zip(task.turns(world), batches, strict=False):
             logits = model(x)
-            loss += F.cross_entropy(logits, y, reduction="sum").item()
-            correct += (logits.argmax(1) == y).sum().item()
-            count += len(y)
+            losses = F.cross_entropy(logits, y, reduction="sum").double()
+            right = (logits.argmax(1) == y).sum()
+            mine[number] = torch.stack([losses, right, torch.full_like(losses, len(y))])
+        loss, correct, count = task.summed(world, mine)
         return loss / count, correct / count
 
     def probe(self, batches: ImageBatches, world: World, size: int, batch: int) -> list[Batch]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from jaxtyping import Int64, Integer
 from torch import Tensor
 
@@ -42,6 +43,12 @@ class Corpus:
     validation: Integer[Tensor, " validation"] | None = None
     lengths: Int64[Tensor, " words"] | None = None
     facts: dict[str, Any] = field(default_factory=dict)
+
+    def tested_on(self, device: torch.device) -> Corpus:
+        """The same, with what is tested on already there."""
+        held = {name: getattr(self, name) for name in ("test", "validation", "lengths")}
+        there = {name: part.to(device) for name, part in held.items() if part is not None}
+        return replace(self, **there)
 
 
 def make(

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -55,6 +55,16 @@ class Images:
     std: tuple[float, ...]
     digest: str  # SHA-256 of all the others: equal on all processes, or they hold different data
     validation: tuple[UInt8[Tensor, "held c h w"], Int64[Tensor, " held"]] | None = None
+
+    def tested_on(self, device: torch.device) -> Images:
+        """The same, with what is tested on already there."""
+        held = self.validation
+        return replace(
+            self,
+            test_x=self.test_x.to(device),
+            test_y=self.test_y.to(device),
+            validation=held and (held[0].to(device), held[1].to(device)),
+        )
 
 
 def load(config: DataConfig) -> Images:
@@ -213,9 +223,12 @@ class ImageBatches(Shuffled):
 
 def evaluation_batches(
     images: Images, batch_size: int, device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32, split: Split = "test",
+    dtype: torch.dtype = torch.float32, split: Split = "test", share: slice = slice(None),
 ) -> Iterator[tuple[Float[Tensor, "b c h w"], Int64[Tensor, " b"]]]:  # fmt: skip
     """Each image of a split once, in stored order, never augmented.
+
+    Args:
+        share: which of the batches.
 
     Raises:
         DataError: nothing was held out for validation.
@@ -224,5 +237,5 @@ def evaluation_batches(
     held = (images.test_x, images.test_y) if split == "test" else images.validation
     if held is None:
         raise DataError("there are no images for validation: set data.validation_size")
-    for x, y in zip(*(part.split(batch_size) for part in held), strict=True):
+    for x, y in zip(*(part.split(batch_size)[share] for part in held), strict=True):
         yield normalise(x.to(device)), y.to(device)

@@ -21,6 +21,7 @@ that is kept here.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -113,36 +114,51 @@ class TextTask:
         return Windows(ids, self.sequence, self.layout, **options)
 
     def evaluate(
-        self, model: nn.Module, device: torch.device, dtype: torch.dtype
+        self, model: nn.Module, device: torch.device, dtype: torch.dtype, world: World = task.ALONE
     ) -> tuple[float, float]:
-        """(mean loss in nats, metric): over `TEST_STREAMS` streams with their state carried, or
-        over windows that cover the text, each from an empty context."""
-        return self._evaluated(model, self.corpus.test.to(device))
+        """(mean loss in nats, metric): over `TEST_STREAMS` streams with their state carried, by
+        process 0 alone, or over windows that cover the text, each from an empty context."""
+        self.corpus = self.corpus.tested_on(device)
+        return self._evaluated(model, self.corpus.test, world)
 
     def validate(
-        self, model: nn.Module, device: torch.device, dtype: torch.dtype
+        self, model: nn.Module, device: torch.device, dtype: torch.dtype, world: World = task.ALONE
     ) -> tuple[float, float]:
+        self.corpus = self.corpus.tested_on(device)
         if self.corpus.validation is None:
             raise DataError("there is no text for validation: set data.validation_size")
-        return self._evaluated(model, self.corpus.validation.to(device))
+        return self._evaluated(model, self.corpus.validation, world)
 
     def beside(self, loss: float) -> dict[str, float]:
         """The perplexity of a token, where it is not the metric."""
         return {"perplexity": perplexity(loss)} if self.metric == BITS else {}
 
     @torch.no_grad()
-    def _evaluated(self, model: nn.Module, ids: Integer[Tensor, " tokens"]) -> tuple[float, float]:
+    def _evaluated(
+        self, model: nn.Module, ids: Integer[Tensor, " tokens"], world: World
+    ) -> tuple[float, float]:
         model.eval()
-        total, count, size, hidden = 0.0, 0, 0, None
-        lengths = None if self.corpus.lengths is None else self.corpus.lengths.to(ids.device)
-        for inputs, targets in self._pieces(ids):
-            carried = hidden if self.layout == "streams" else None
+        mine, lengths, hidden = {}, self.corpus.lengths, None
+        for place, (inputs, targets) in self._shared(ids, world):
+            carried: Any = hidden if self.layout == "streams" else None
             loss, hidden = NextWord().carry(model, inputs, targets, carried)
-            total += loss.item() * targets.numel()
-            count += targets.numel()
-            size += 0 if lengths is None else int(lengths[targets].sum())
+            tokens = torch.full_like(loss, targets.numel(), dtype=torch.float64)
+            bytes_ = torch.zeros_like(tokens) if lengths is None else lengths[targets].sum()
+            mine[place] = torch.stack([loss.double() * tokens, tokens, bytes_])
+        total, count, size = task.summed(world, mine)
         mean = total / count
         return mean, perplexity(mean) if lengths is None else total / math.log(2) / size
+
+    def _shared(
+        self, ids: Integer[Tensor, " tokens"], world: World
+    ) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
+        """This process's pieces, with their places. A state that is carried keeps them together."""
+        pieces = self._pieces(ids)
+        if self.layout == "streams":
+            yield from enumerate(pieces) if world.rank == 0 else ()
+            return
+        own = itertools.islice(pieces, world.rank, None, world.processes)
+        yield from zip(task.turns(world), own, strict=False)
 
     def _pieces(self, ids: Integer[Tensor, " tokens"]) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and targets ``[b, time]`` in the order of their evaluation."""

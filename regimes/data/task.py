@@ -7,12 +7,13 @@ The trainer knows a task by this protocol only. `regimes.data.classification` ke
 from __future__ import annotations
 
 import copy
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 from torch import Tensor, nn
 
 from regimes import models
@@ -93,6 +94,9 @@ class Shuffled(Rebatched):
         return order[positions % len(order)].view(rows, self.workers)
 
 
+ALONE = World(1)
+
+
 @runtime_checkable
 class Task(Protocol):
     """See the module's docstring."""
@@ -121,13 +125,14 @@ class Task(Protocol):
         ...
 
     def evaluate(
-        self, model: nn.Module, device: torch.device, dtype: torch.dtype
+        self, model: nn.Module, device: torch.device, dtype: torch.dtype, world: World = ALONE
     ) -> tuple[float, float]:
-        """(mean loss in nats, metric) on the test set, in evaluation mode."""
+        """(mean loss in nats, metric) on the test set, in evaluation mode: the same bits on every
+        process of ``world`` and for any number of them, which all call this."""
         ...
 
     def validate(
-        self, model: nn.Module, device: torch.device, dtype: torch.dtype
+        self, model: nn.Module, device: torch.device, dtype: torch.dtype, world: World = ALONE
     ) -> tuple[float, float]:
         """The same on the samples held out by ``data.validation_size``; DataError without any."""
         ...
@@ -143,6 +148,26 @@ class Task(Protocol):
     def samples(self, batches: Any, seed: int, epoch: int, count: int, batch: int) -> list[Batch]:
         """See `regimes.instruments.base.MeasurementContext`."""
         ...
+
+
+def turns(world: World) -> Iterator[int]:
+    """Which batches of an evaluation are this process's: each P-th."""
+    return itertools.count(world.rank, world.processes)
+
+
+def summed(world: World, mine: Mapping[int, Float64[Tensor, " k"]]) -> list[float]:
+    """The sums of ``k`` numbers over all batches of an evaluation, added in the order of the
+    batches, so that they do not depend on who has which.
+
+    Args:
+        mine: this process's batches, by their number; they are waited for once.
+    """
+    numbers = torch.stack(list(mine.values())).tolist() if mine else []
+    told = world.gather_object(list(zip(mine, numbers, strict=True)))
+    (_, total), *rest = sorted(batch for one in told for batch in one)
+    for _, numbers in rest:  # not by sum(), which rounds otherwise from Python 3.12 on
+        total = [a + b for a, b in zip(total, numbers, strict=True)]
+    return total
 
 
 def probe_share(world: World, size: int, batch: int, whole: int, source: str) -> slice:

@@ -7,7 +7,6 @@ policies and instruments by their protocols only; dense is a compressor, static 
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -145,9 +144,8 @@ def _unit(
         run.world.broadcast(list(run.model.buffers()))
     readings = run.panel.read(unit, clock)
     with clock("evaluate"):
-        test_loss = metric = math.nan
-        if run.world.rank == 0:
-            test_loss, metric = run.task.evaluate(run.model, run.device, run.batches.dtype)
+        where = run.device, run.batches.dtype, run.world
+        test_loss, metric = run.task.evaluate(run.model, *where)
     first, stop = run.units.span(unit)
     row = {
         "epoch": unit,
@@ -175,13 +173,12 @@ def _unit(
 
 def _beside(run: Run, clock: Clock, test_loss: float) -> dict[str, Any]:
     """What the task says of the test loss besides its metric, and the loss and metric on the
-    samples held out for validation, if there are any: NaN but on process 0."""
+    samples held out for validation, if there are any."""
     found: dict[str, Any] = dict(run.task.beside(test_loss))
     if run.config.data.validation_size is not None:
-        loss = metric = math.nan
         with clock("evaluate"):
-            if run.world.rank == 0:
-                loss, metric = run.task.validate(run.model, run.device, run.batches.dtype)
+            where = run.device, run.batches.dtype, run.world
+            loss, metric = run.task.validate(run.model, *where)
         found["validation"] = {"loss": loss, "metric": metric}
     return found
 

@@ -144,8 +144,8 @@ def figure(found: dict[str, Any]) -> Figure:
         handles = fig.axes[0].get_legend_handles_labels()
         fig.legend(*handles, loc="outside upper center", ncols=2, handlelength=4)
         counts = [len(runs) for ways in found.values() for runs in ways.values()]
-        style.caption(fig, f"{DATA} Mean over {style.seeds_in_words(counts)}, band: their range. Two "
-                      "processes; ACCORDION, PowerSGD ranks 4 and 1, nothing tuned.")  # fmt: skip
+        style.caption(fig, f"{DATA} Mean over {style.seeds_in_words(counts)}, band: their range. "
+                      "Two processes; ACCORDION, PowerSGD ranks 4 and 1, nothing tuned.")  # fmt: skip
     return fig
 
 

@@ -121,6 +121,8 @@ class RunConfig:
             "tf32" lets training steps round factors of products to 10 bits. "bfloat16": forward and
             backward under autocast, the rest strict. Instruments and evaluation are always strict.
         deterministic: on a GPU, only operations that give the same bits each time.
+        compile: ``torch.compile`` for the forward and backward passes of training: faster steps
+            after minutes of compiling, and other bits.
         tensorboard: write scalars for it beside the record.
         tuned_on: seeds that have chosen this configuration; a run with one of them is refused.
         quirks: "authors" replaces fields so as to do what the published code does.
@@ -156,6 +158,7 @@ class RunConfig:
     dtype: Literal["float32", "float64"] = "float32"
     precision: Literal["strict", "tf32", "bfloat16"] = "strict"
     deterministic: bool = True  # on a GPU
+    compile: bool = False
     channels_last: bool = False  # of the activations; parameters stay as they are
     device: str = "auto"  # "auto", "cpu", "cuda", "cuda:0"
     checkpoint_every: int = 1  # units

@@ -124,6 +124,8 @@ def _build(
     check_order(chosen, config.levels, layers, config.workers)
     batches = task.batches(config, device, dtype)
     gradients = _gradients(config, task, model, world, _union(config, chosen, model, batches))
+    if config.compile:
+        gradients.check_compiles(*next(iter(batches.epoch(0, world.hosted))))
     buckets = buckets_of(gradients.parameters, config.bucket_mb, config.optimizer.clip is not None)
     reducer = Reducer(chosen, layers, world, config.seed, buckets)
     compressed = [i for i, layer in enumerate(layers) if layer.compressed]
@@ -154,6 +156,7 @@ def _gradients(
         micro_batch=config.batch_size,
         clip=config.optimizer.clip,
         autocast=torch.bfloat16 if config.precision == "bfloat16" else None,
+        compiled=config.compile,
     )
 
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
+from regimes.errors import unexpected
 from regimes.models.loss import CarryingLoss, Loss
 from regimes.seeding import derive
 from regimes.training.batchnorm import per_worker_batchnorm
@@ -59,8 +60,10 @@ class Gradients:
         micro_batch: int | None = None,
         clip: float | None = None,
         autocast: torch.dtype | None = None,
+        compiled: bool = False,
     ) -> None:
         self.model, self.loss, self.world, self.seed = model, loss, world, seed
+        self.network: Any = torch.compile(model, dynamic=False) if compiled else model
         self.union, self.micro_batch, self.clip, self.autocast = union, micro_batch, clip, autocast
         self.hidden: dict[int, Any] = {}  # per row, what a language model carries along
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -109,6 +112,20 @@ class Gradients:
             self.stack *= (self.clip / norms.clamp_min(1e-12)).clamp_max(1)
         return losses
 
+    def check_compiles(self, x: Tensor, y: Tensor) -> None:
+        """Raise ConfigError unless torch can compile a pass over a batch ``x [L, b, ...]``,
+        ``y [L, b]``; nothing is changed."""
+        self.model.train()
+        self.mode.groups, self.mode.update = len(x) if self.union else 1, False
+        x, y = (t.transpose(0, 1).flatten(0, 1) if self.union else t[0] for t in (x, y))
+        try:
+            with torch.random.fork_rng([x.device] if x.device.type == "cuda" else []):
+                loss = self.loss(self.network, x, y)
+                torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            reason = str(error).strip().splitlines()[0]
+            raise unexpected("compile", True, f"a model that torch can compile: {reason}") from None
+
     def carried(self) -> list[Any]:
         """What each hosted worker's language model carries along; empty if none does."""
         states = [self.hidden[row] for row in sorted(self.hidden) if self.hidden[row] is not None]
@@ -148,9 +165,9 @@ class Gradients:
             context = torch.autocast(x.device.type, self.autocast)
         with context:
             if isinstance(self.loss, CarryingLoss):
-                loss, self.hidden[row] = self.loss.carry(self.model, x, y, self.hidden.get(row))
+                loss, self.hidden[row] = self.loss.carry(self.network, x, y, self.hidden.get(row))
             else:
-                loss = self.loss(self.model, x, y)
+                loss = self.loss(self.network, x, y)
         loss = loss * share
         loss.backward()
         return loss.detach()

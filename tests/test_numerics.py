@@ -18,6 +18,7 @@ from regimes.config import RunConfig, override
 from regimes.data import classification
 from regimes.errors import ConfigError
 from regimes.instruments.base import EndOfEpochGauge, Reading
+from regimes.records import provenance
 from regimes.training import checks, loop
 from regimes.training.numerics import WORKSPACE, Numerics, explained
 
@@ -155,3 +156,17 @@ def test_an_operation_that_is_not_deterministic_is_one_sentence() -> None:
     with pytest.raises(RuntimeError, match="another"), explained():
         raise RuntimeError("another")
     assert loop.explained is explained
+
+
+def test_a_record_names_the_gpu_that_is_in_use_and_its_libraries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert "gpu" not in provenance.machine()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "pretended")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
+    monkeypatch.setattr(torch._C, "_nccl_version", lambda: None, raising=False)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 7))
+    found = provenance.machine()["gpu"]
+    assert found == {"name": "pretended", "cuda": "13.0", "cudnn": "91002", "nccl": "2.27.7"}

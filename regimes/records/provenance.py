@@ -79,8 +79,13 @@ def machine() -> dict[str, Any]:
             torch.cuda.get_device_name(i)
             for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
         ],
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": _printable(" ".join([Path(sys.argv[0]).name, *sys.argv[1:]])),
     }
+
+
+def _printable(text: str) -> str:
+    """Bytes of a command line that are no letters, spelt out."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def processor() -> str:

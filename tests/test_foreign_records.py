@@ -73,6 +73,7 @@ HEADERS = [
     (put("config", "levels", "low", value=[1]), "config.levels.low is .1., expected a number or"),
     (put("config", "compressor", "deep", value=deep(20)), "compressor.deep is .*, expected at"),
     (put("metric", value=7), "metric is 7"),
+    (put("config", "dtype", value="int8"), "config.dtype is 'int8', expected float32 or float64"),
     (put("world", "processes", value=3), "4 workers are not shared by 3 processes"),
     (put("budget", value="much"), "budget is 'much'"),
     (put("layers", 0, "shape", value=[2, -2]), "layers.0.shape.1 is -2"),
@@ -104,6 +105,7 @@ ROWS = [
     (put("logged", value={"bad": [1]}), "logged.bad is .1."),
     (put("unit", value={"first": 0}), "unit.stop is missing"),
     (put("collectives", "bytes", value={"mean": 0}), "collectives.bytes.gather is missing"),
+    (put("collectives", "calls", "x", value=[]), "collectives.calls.x is .., expected a number"),
     (put("further", value=deep(20)), "further is .*, expected at most 16 tables deep"),
 ]  # fmt: skip
 
@@ -304,6 +306,12 @@ def test_controls_are_as_long_as_what_was_trained(tmp_path: Path) -> None:
     assert spelling.rule("first-share:share=0.5", run).epochs == 3
     result = detect.bench([run], ["first-share:share=0.67", "random-windows:share=0.34"])
     assert [round(x, 2) for x in result.detectors["critical"]] == [0.67, 0.33]
+
+
+def test_a_low_that_sends_nothing_is_no_measure(tmp_path: Path) -> None:
+    folder = make(tmp_path / "run")
+    edit_header(folder, put("per_step", "low", "floats", value=0))
+    assert detect.bench([load(folder)], ["first-share"]).detectors["of_low"].isna().all()
 
 
 def test_names_are_no_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,10 +23,12 @@ class Kind:
 
 @dataclass(frozen=True)
 class Fields:
-    """A table: keys that it must have, and others that it may have; further ones are `FREE`."""
+    """A table: keys that it must have, others that it may have, and the kind of further ones; None
+    is `FREE`."""
 
     needed: dict[str, Any]
     others: dict[str, Any] = field(default_factory=dict)
+    further: Any = None
 
     @cached_property
     def known(self) -> dict[str, Any]:
@@ -114,7 +116,7 @@ def _found(value: Any, kind: Any) -> tuple[str, str] | None:
     container: Any = kind.container if isinstance(kind, Each) else dict
     if type(value) is not container:
         return "", f"is {value!r:.40}, expected {'a list' if container is list else 'a table'}"
-    known, each = ({}, kind.of) if isinstance(kind, Each) else (kind.known, FREE)
+    known, each = ({}, kind.of) if isinstance(kind, Each) else (kind.known, kind.further or FREE)
     for key, inner in value.items() if container is dict else enumerate(value):
         if found := _found(inner, known.get(key, each)):
             return f".{key!s:.40}{found[0]}", found[1]

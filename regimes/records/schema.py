@@ -31,6 +31,7 @@ from regimes.records.kinds import (
     WHYS,
     Each,
     Fields,
+    Kind,
     Maybe,
     fault,
     whole,
@@ -41,7 +42,7 @@ MOST_EPOCHS, MOST_WORKERS = 10_000_000, 1_000_000
 EPOCHS = whole(0, MOST_EPOCHS, f"from 0 to {MOST_EPOCHS}")
 WORKERS = whole(1, MOST_WORKERS, f"from 1 to {MOST_WORKERS}")
 PLUG_IN = Fields({"name": NAME})
-ONE_EACH = Fields({"mean": AMOUNT, "gather": AMOUNT})
+ONE_EACH = Fields({"mean": AMOUNT, "gather": AMOUNT}, further=AMOUNT)
 VALUES = Each(Maybe(NUMBER), dict)
 
 ROWS: dict[str, Fields | Each] = {
@@ -83,8 +84,8 @@ def header() -> Fields:
     counts = dict.fromkeys(("train", "test", "validation", "words"), Maybe(COUNT))
     return Fields(
         {
-            "schema": STEPS, "config": Fields(config, _fields(RunConfig) | LATER), "metric": NAME,
-            "world": Fields({"workers": WORKERS, "processes": WORKERS}),
+            "schema": STEPS, "config": Fields(config, _fields(RunConfig) | OF_THEIR_OWN),
+            "metric": NAME, "world": Fields({"workers": WORKERS, "processes": WORKERS}),
             "data": Fields({"digest": Maybe(TEXT)}, counts), "steps_per_epoch": Maybe(STEPS),
             "per_step": Each(cost, dict), "layers": Each(layer),
         },
@@ -95,7 +96,11 @@ def header() -> Fields:
     )  # fmt: skip
 
 
-LATER = {"instruments": FREE, "batch_policy": Maybe(PLUG_IN)}  # a list in the first records; a part
+OF_THEIR_OWN = {
+    "instruments": FREE,  # the first records have a list
+    "batch_policy": Maybe(PLUG_IN),
+    "dtype": Kind("float32 or float64", ("float32", "float64").__contains__),
+}
 
 
 def _fields(cls: type) -> dict[str, Any]:

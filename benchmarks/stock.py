@@ -145,7 +145,7 @@ def figure(found: dict[str, Any]) -> Figure:
         fig.legend(*handles, loc="outside upper center", ncols=2, handlelength=4)
         counts = [len(runs) for ways in found.values() for runs in ways.values()]
         style.caption(fig, f"{DATA} Mean over {style.seeds_in_words(counts)}, band: their range. "
-                      "Two processes; ACCORDION, PowerSGD ranks 4 and 1, nothing tuned.")  # fmt: skip
+                      "Two processes; ACCORDION, PowerSGD ranks 4 and 1; untuned.")  # fmt: skip
     return fig
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import plain
 import pytest
 from scipy import stats
 
@@ -44,21 +45,18 @@ def make(root: Path, name: str, seed: int, epochs: int = EPOCHS, **changes: Any)
         "optimizer": {"lr": 0.4, "decay_epochs": [4], "decay_factor": 10.0}, "signal": "update",
         **changes,
     }  # fmt: skip
-    header = {
-        "config": config,
-        "data": {"digest": "d", "train": 40, "test": 20},
-        "metric": "accuracy",
-        "world": {"workers": 4, "processes": 1},
-        "steps_per_epoch": STEPS,
-        "per_step": {level: {"floats": n, "bytes": 4 * n} for level, n in PER_STEP.items()},
-        "layers": [{"name": n, "shape": s, "compressed": c} for n, s, c in LAYERS],
-    }
+    header = plain.header(
+        config,
+        steps_per_epoch=STEPS,
+        per_step={level: {"floats": n, "bytes": 4 * n} for level, n in PER_STEP.items()},
+        layers=[{"name": n, "shape": s, "compressed": c} for n, s, c in LAYERS],
+    )
     folder = root / name / f"seed-{seed}"
     writer = Writer.create(folder, header)
     for epoch in range(epochs):
         chosen = [str(draw.choice(["low", "high"])) for _ in LAYERS]
-        row = {
-            "epoch": epoch, "lr": 0.4, "next_lr": 0.4, "steps": STEPS, "train_loss": 1.0,
+        row = plain.row(epoch) | {
+            "lr": 0.4, "next_lr": 0.4, "steps": STEPS, "train_loss": 1.0,
             "test_loss": 1.1, "metric": float(draw.uniform(0.5, 0.9)),
             "floats": float(draw.integers(100, 900)), "bytes": 7,
             "layers": {"level": [chosen[0], "dense", chosen[2]], "floats": [1, 2, 3],

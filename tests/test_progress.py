@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import plain
 import pytest
 from rich.console import Console
 
@@ -24,24 +25,24 @@ Recorder = Callable[[Path, int], Writer]
 
 
 def header(**changes: Any) -> dict[str, Any]:
-    return {
-        "config": {
-            "name": "accordion", "seed": 3, "epochs": EPOCHS, "data": {"name": "cifar100"},
-            "model": {"name": "resnet18-cifar100"}, "compressor": {"name": "powersgd"},
-            "levels": {"low": 4, "high": 1},
-        },
-        "world": {"workers": 4, "processes": 2},
-        "metric": "accuracy",
-        "steps_per_epoch": STEPS,
-        "per_step": {"low": {"floats": LOW, "bytes": 0}},
-        "layers": [{"name": n, "shape": [2, 2], "compressed": n != "bias"} for n in NAMES],
-        **changes,
+    config = {
+        "name": "accordion", "epochs": EPOCHS, "data": {"name": "cifar100"},
+        "model": {"name": "resnet18-cifar100"}, "levels": {"low": 4, "high": 1},
     }  # fmt: skip
+    layers = [{"name": n, "shape": [2, 2], "compressed": n != "bias"} for n in NAMES]
+    found = plain.header(
+        config,
+        world={"workers": 4, "processes": 2},
+        steps_per_epoch=STEPS,
+        per_step={"low": {"floats": LOW, "bytes": 0}},
+        layers=layers,
+    )
+    return found | changes
 
 
 def row(epoch: int) -> dict[str, Any]:
-    return {
-        "epoch": epoch, "lr": 0.4, "next_lr": 0.4, "steps": STEPS, "train_loss": 1.2345,
+    return plain.row(epoch) | {
+        "lr": 0.4, "next_lr": 0.4, "steps": STEPS, "train_loss": 1.2345,
         "test_loss": 12.3456, "metric": 0.5 + epoch / 100, "floats": 12_000_000 + epoch, "bytes": 1,
         "layers": {"level": ["low", "dense", "high"], "floats": [0] * 3, "bytes": [0] * 3,
                    "why": [None] * 3},

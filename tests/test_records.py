@@ -6,24 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import plain
 import pytest
 
 from regimes.errors import RecordError
 from regimes.records import Writer, find, load, load_all, pack, read_lines, summary
 
-HEADER = {
-    "config": {"name": "low", "seed": 3, "epochs": 3, "signal": "update"},
-    "layers": [{"name": "a", "shape": [2, 2], "compressed": True}],
-}
+HEADER = plain.header()
 
 
 def row(epoch: int) -> dict[str, Any]:
-    return {
-        "epoch": epoch, "lr": 0.1, "next_lr": 0.1, "metric": 0.5 + epoch / 10,
-        "floats": 10.0, "bytes": 40,
-        "layers": {"level": ["low"], "floats": [10.0], "bytes": [40], "why": [{"rule": "start"}]},
-        "statistics": {"norm:update": [1.5 + epoch]},
-    }  # fmt: skip
+    return plain.row(epoch, metric=0.5 + epoch / 10)
 
 
 def make(folder: Path, epochs: int = 3) -> Path:

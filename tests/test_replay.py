@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import plain
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,18 +54,15 @@ def make(
     }
     for cost in per_step.values() if old else ():
         del cost["layers"]
-    header = {
-        "config": config, "per_step": per_step, "steps_per_epoch": STEPS,
-        "data": {"digest": "d", "train": 40, "test": 20},
-        "layers": [{"name": n, "shape": s, "compressed": c} for n, s, c in LAYERS],
-    }  # fmt: skip
+    layers = [{"name": n, "shape": s, "compressed": c} for n, s, c in LAYERS]
+    header = plain.header(config, per_step=per_step, steps_per_epoch=STEPS, layers=layers)
     writer = Writer.create(folder, header)
     for epoch in range(EPOCHS):
         lr, next_lr = (0.4 * 0.1 ** sum(e >= d for d in decays) for e in (epoch, epoch + 1))
         floats = [COSTS[level if c else "dense"][i] * STEPS for i, (_, _, c) in enumerate(LAYERS)]
         measured = epoch % every == 0
-        row = {
-            "epoch": epoch, "lr": lr, "next_lr": next_lr, "steps": STEPS, "metric": 0.5,
+        row = plain.row(epoch) | {
+            "lr": lr, "next_lr": next_lr, "steps": STEPS,
             "floats": sum(floats), "bytes": 7,
             "layers": {"level": [level if c else "dense" for _, _, c in LAYERS], "floats": floats,
                        "bytes": [4, 5, 6], "why": [None, None, None]},

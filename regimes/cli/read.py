@@ -140,8 +140,17 @@ def figure(
 
 
 @app.command
-def doctor() -> None:
-    """What is installed, which devices and backends work, which data sets are found."""
+def doctor(records: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()) -> None:
+    """What is installed, which devices and backends work, which data sets are found. Of records:
+    is each readable, and as it was written?
+
+    Args:
+        records: runs, folders of runs or archives to check instead of the machine.
+    """
+    if records:
+        from regimes.monitor.checkup import check
+
+        sys.exit(0 if check(records) else 2)
     from regimes.monitor.doctor import report
 
     sys.exit(0 if report() else 1)

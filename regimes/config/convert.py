@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -50,8 +51,8 @@ def today(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     renamed, respelt = getattr(cls, "RENAMED", {}), getattr(cls, "RESPELT", {})
     found = {}
     for key, value in values.items():
-        words = respelt.get(key, {})
-        found[renamed.get(key, key)] = words.get(value, value) if words else value
+        words = respelt.get(key, {}) if isinstance(value, str) else {}
+        found[renamed.get(key, key)] = words.get(value, value)
     return found
 
 
@@ -76,8 +77,10 @@ def convert(kind: Any, value: Any, where: str) -> Any:
             return tuple(convert(a, v, f"{where}[{i}]") for i, (a, v) in pairs)
     if origin is dict and isinstance(value, Mapping):
         return {str(k): convert(args[1], v, f"{where}.{k}") for k, v in value.items()}
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if not abs(value) <= sys.float_info.max:  # a record's JSON knows neither nan nor inf
+            raise unexpected(where, value, "a finite number")
+        return float(value) if isinstance(value, int) else value
     number = isinstance(kind, type) and isinstance(value, kind)
     if number and (kind is bool or not isinstance(value, bool)):  # True is no number here
         return value

@@ -16,6 +16,7 @@ from regimes.console.tables import Table
 from regimes.cost.cases import Case, cases, measured
 from regimes.cost.network import Network, spell
 from regimes.cost.work import break_even
+from regimes.errors import require
 from regimes.records import load_all, write_table
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ def main(
         what: runs, folders or archives of runs; unused with a configuration.
         csv: file for the numbers in full precision.
     """
+    require(workers is None or workers >= 1, "--workers", workers, "at least 1")
     runs = [] if config else [run for place in what for run in load_all(place)]
     if config:
         workers = workers or config.workers

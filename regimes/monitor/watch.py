@@ -17,7 +17,16 @@ from regimes.console.stdout import console as new_console
 from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.monitor.text import Row, cells, epoch_table, headline, logged_text, metric_text
-from regimes.records import complete, find, opened, progress, read_header, read_lines, units
+from regimes.records import (
+    check_together,
+    complete,
+    find,
+    opened,
+    progress,
+    read_header,
+    read_lines,
+    units,
+)
 from regimes.training.silence import silence
 
 if TYPE_CHECKING:
@@ -96,6 +105,14 @@ def _lines(path: Path) -> list[Row]:
     return _cached_lines(path, status.st_mtime_ns, status.st_size)
 
 
+def _run(folder: Path) -> tuple[Row, list[Row]]:
+    """(header, lines of ``epochs.jsonl``), which go together."""
+    header, path = read_header(folder), folder / "epochs.jsonl"
+    rows = _lines(path)
+    check_together(header, rows, path)
+    return header, rows
+
+
 @functools.lru_cache(maxsize=4096)
 def _cached_lines(path: Path, changed: int, size: int) -> list[Row]:
     return read_lines(path)
@@ -108,7 +125,7 @@ def _one(folder: Path) -> tuple[RenderableType, bool]:
     from rich.table import Table as Grid
     from rich.text import Text
 
-    header, rows = read_header(folder), _lines(folder / "epochs.jsonl")
+    header, rows = _run(folder)
     what, more = state(folder, header, rows)
     seconds = {
         row["epoch"]: sum(v for k, v in row.items() if k != "epoch")
@@ -168,7 +185,7 @@ def _line(path: Path, folder: Path) -> tuple[str, list[RenderableType], str]:
 
     name = str(path.relative_to(folder))
     try:
-        header, rows = read_header(path), _lines(path / "epochs.jsonl")
+        header, rows = _run(path)
         what, more = state(path, header, rows)
     except RecordError as error:
         return "damaged", [name, *[""] * 5, Text(str(error), style="bold red")], ""

@@ -11,15 +11,19 @@ A run is a folder:
 - ``events.jsonl``: starts, resumes, ends, and why a run stopped.
 - ``superseded.jsonl``: lines that a resume from an earlier checkpoint trained again. A resume that
   was killed may have set a line aside twice.
+- ``chain.jsonl``: what each of these has come to, so that an edit is noticed; see `chain`.
 
 A crash at any byte leaves a readable record: a torn last line is not a line. Lines that are
-doubled, missing or out of order are damage, and every reader says so. No torch here.
+doubled, missing or out of order are damage, and so is what `schema` does not allow: every reader
+says so. No torch here.
 
-`files` replaces files, `writer` appends, `reader` reads back, `frames` makes tables of it, `extent`
+`files` replaces files and appends to them, `writer` writes records, `lines` reads their files, by
+the table in `schema` and its `kinds`, `reader` makes a `Record` of them, `frames` tables; `extent`
 says how far a run is, `archive` packs many runs.
 """
 
 from regimes.records.archive import load_all, opened, pack
+from regimes.records.chain import edited
 from regimes.records.extent import (
     complete,
     count_units,
@@ -30,23 +34,22 @@ from regimes.records.extent import (
     units,
 )
 from regimes.records.files import write_atomically, write_output, write_table
+from regimes.records.lines import check_together, read_header, read_lines
 from regimes.records.reader import (
     FREE_ON_RESUME,
     OWN,
-    SCHEMA,
     Record,
     check_same,
     find,
     load,
-    read_header,
-    read_lines,
     summary,
 )
+from regimes.records.schema import SCHEMA
 from regimes.records.writer import Writer
 
 __all__ = [
-    "FREE_ON_RESUME", "OWN", "SCHEMA", "Record", "Writer", "check_same", "complete", "count_units",
-    "find", "length", "load", "load_all", "opened", "pack", "progress", "read_header", "read_lines",
-    "share_of_low", "summary", "unit_name", "units", "write_atomically", "write_output",
-    "write_table",
+    "FREE_ON_RESUME", "OWN", "SCHEMA", "Record", "Writer", "check_same", "check_together",
+    "complete", "count_units", "edited", "find", "length", "load", "load_all", "opened", "pack",
+    "progress", "read_header", "read_lines", "share_of_low", "summary", "unit_name", "units",
+    "write_atomically", "write_output", "write_table",
 ]  # fmt: skip

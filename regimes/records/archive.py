@@ -14,6 +14,8 @@ from regimes.errors import RecordError
 from regimes.records.files import write_atomically
 from regimes.records.reader import Record, find, load
 
+LARGEST_ARCHIVE = 2**33  # bytes, unpacked
+
 
 @contextlib.contextmanager
 def opened(place: str | Path) -> Iterator[Path]:
@@ -25,11 +27,24 @@ def opened(place: str | Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="regimes-") as scratch:
         try:
             with tarfile.open(place) as archive:
-                archive.extractall(scratch, filter="data")
+                archive.extractall(scratch, filter=_Sparing(place))
         except (OSError, tarfile.TarError, EOFError, lzma.LZMAError) as error:
             why = str(error).partition("\n")[0].rstrip(":")
             raise RecordError(f"{place} is no archive of records: {why}") from None
         yield Path(scratch)
+
+
+class _Sparing:
+    """What ``extractall`` asks of each member: that all of them fit in a scratch folder."""
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.size = place, 0
+
+    def __call__(self, member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
+        self.size += member.size
+        if self.size > LARGEST_ARCHIVE:
+            raise RecordError(f"{self.place} is too large: more than {LARGEST_ARCHIVE} bytes")
+        return tarfile.data_filter(member, path)
 
 
 def load_all(folder: str | Path) -> list[Record]:

@@ -8,7 +8,7 @@ import os
 import secrets
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from regimes.errors import RecordError
 
@@ -40,6 +40,45 @@ def check_regular(path: Path) -> None:
         raise OSError(errno.EINVAL, f"it is {kind}, expected a regular file or none", str(path))
 
 
+def opened_to_append(path: Path) -> BinaryIO:
+    """A regular file, made if there is none; no link is followed, and nothing is waited for.
+
+    Raises:
+        OSError: as ``check_regular``, or the file is not writable.
+    """
+    check_regular(path)  # with the words for it; what takes its place now is refused by the system
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    return os.fdopen(os.open(path, flags, 0o666), "ab")
+
+
+def append(path: Path, content: bytes) -> None:
+    """At the end of a file, synced; what was there is intact if it fails.
+
+    Raises:
+        OSError: as ``opened_to_append``, or the disk is full.
+    """
+    with opened_to_append(path) as file:
+        start = file.tell()
+        try:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            os.truncate(path, start)
+            raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """So that a rename outlives a loss of power; not every file system can."""
+    with contextlib.suppress(OSError):
+        place = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(place)
+        finally:
+            os.close(place)
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """To a new file, synced, then renamed over ``path``: a reader sees the old or the new whole.
 
@@ -60,6 +99,7 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        _sync_folder(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):  # the first error is the one to tell
             temporary.unlink(missing_ok=True)

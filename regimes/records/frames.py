@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Row = dict[str, Any]
-LOSSES = ("train_loss", "test_loss", "metric")
+NULLABLE = ("train_loss", "test_loss", "metric", "perplexity", "validation_loss",
+            "validation_metric", "batch_size")  # fmt: skip
 MADE = ("seconds_", "total_")  # how columns begin that are no part of a row
 
 
@@ -26,8 +27,8 @@ def epochs(rows: Sequence[Row], seconds: dict[int, Row]) -> pd.DataFrame:
         for row in rows
     ]
     found = pd.DataFrame(flat)
-    for name in {*LOSSES, "batch_size", *columns.values()} & {*found}:
-        if found[name].dtype == object:  # null where somebody's own training has not said it
+    for name in {*NULLABLE, *columns.values()} & {*found}:
+        if found[name].dtype == object:  # all null: not said, or not finite
             found[name] = found[name].astype(float)
     for name in ("floats", "bytes") if len(found) else ():
         found[f"total_{name}"] = found[name].cumsum()

@@ -80,7 +80,7 @@ def machine() -> dict[str, Any]:
             for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
         ],
         **({"gpu": _gpu()} if torch.cuda.is_initialized() else {}),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": _printable(" ".join([Path(sys.argv[0]).name, *sys.argv[1:]])),
     }
 
 
@@ -96,6 +96,11 @@ def _gpu() -> dict[str, str | None]:
         "cudnn": None if cudnn is None else str(cudnn),
         "nccl": None if nccl is None else ".".join(map(str, nccl)),
     }
+
+
+def _printable(text: str) -> str:
+    """Bytes of a command line that are no letters, spelt out."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def processor() -> str:

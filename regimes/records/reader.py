@@ -1,25 +1,23 @@
-"""Records read back: lines, header, frames. No torch; pandas comes with the first frame."""
+"""Records read back as tables. No torch; pandas comes with the first frame."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regimes.config import RunConfig, from_dict, to_dict, today
+from regimes.config import RunConfig, from_dict, to_dict
 from regimes.errors import ConfigError, RecordError
 from regimes.records import frames
 from regimes.records.extent import complete, progress
+from regimes.records.lines import check_together, read_header, read_lines
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA = 1
 OWN = "own"  # what a hook's record calls data whose name it was not told
-ONE_PER_EPOCH = ("epochs.jsonl", "seconds.jsonl")  # row i is epoch i
 FREE_ON_RESUME = {
     "device",
     "checkpoint_every",
@@ -29,87 +27,6 @@ FREE_ON_RESUME = {
     "bucket_mb",
     "quirks",  # what it does is spelt out in other fields
 }  # may differ from the start
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The complete lines of a ``.jsonl`` file; a torn last line is left out.
-
-    Raises:
-        RecordError: the file cannot be read, a line before the last is none of a record, or lines
-            are doubled, missing or out of order: row i of ``epochs.jsonl`` and ``seconds.jsonl`` is
-            epoch i, ``instruments.jsonl`` has each instrument at most once per epoch, in order.
-    """
-    if not path.exists():
-        return []
-    if not path.is_file():  # a pipe would never end, nor would a device
-        raise RecordError(f"cannot read {path}: it is no regular file")
-    try:
-        lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last newline is torn
-    except OSError as error:
-        raise RecordError(f"cannot read {path}: {error.strerror}") from None
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        row = parse_line(line)
-        if row is not None:
-            rows.append(row)
-        elif number < len(lines):
-            raise RecordError(f"{path} line {number} is damaged: no line of a record")
-    _check_order(path, rows)
-    return rows
-
-
-def parse_line(line: bytes) -> dict[str, Any] | None:
-    """A row of a record, or None if the line is none."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) and ("epoch" in row or "event" in row) else None
-
-
-def _check_order(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Raise RecordError at the first line that is not where it belongs."""
-    single = path.name in ONE_PER_EPOCH
-    if not single and path.name != "instruments.jsonl":
-        return
-    last, seen = 0, set()
-    for number, row in enumerate(rows, start=1):
-        epoch = row.get("epoch")
-        key = f"{epoch} {row.get('instrument')}"
-        if type(epoch) is not int or (
-            epoch != number - 1 if single else epoch < last or key in seen
-        ):
-            wanted = f"{number - 1}" if single else f"{last} or later, each instrument once"
-            raise RecordError(
-                f"{path} line {number} is damaged: it has epoch {epoch!r:.20}, expected {wanted}; "
-                "lines are doubled, missing or out of order"
-            )
-        last = epoch
-        seen.add(key)
-
-
-def read_header(folder: Path) -> dict[str, Any]:
-    """``run.json``, checked.
-
-    Raises:
-        RecordError: missing, damaged, or written by a later version.
-    """
-    path = folder / "run.json"
-    try:
-        if path.exists() and not path.is_file():  # a pipe would never end
-            raise ValueError
-        header = json.loads(path.read_bytes())
-        schema, _, _ = int(header["schema"]), header["config"]["epochs"], header["layers"]
-        header["config"] = today(RunConfig, header["config"])
-    except FileNotFoundError:
-        raise RecordError(f"{folder} holds no run: expected a file run.json in it") from None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise RecordError(f"{path} is damaged: not a run's header") from None
-    if schema > SCHEMA:
-        raise RecordError(
-            f"{path} has schema {schema}, this version reads up to {SCHEMA}: update regimes"
-        )
-    return header
 
 
 def check_same(folder: Path, ours: dict[str, Any]) -> None:
@@ -192,12 +109,9 @@ def load(folder: str | Path) -> Record:
     """Read one run."""
     folder = Path(folder)
     header, rows = read_header(folder), read_lines(folder / "epochs.jsonl")
+    check_together(header, rows, folder / "epochs.jsonl")
     details = read_lines(folder / "instruments.jsonl")
-    try:
-        return Record(folder, header, *_frames(folder, header, rows), rows, details)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        why = f"{type(error).__name__} {error}"
-        raise RecordError(f"the record in {folder} is damaged: {why}") from None
+    return Record(folder, header, *_frames(folder, header, rows), rows, details)
 
 
 def _frames(

@@ -7,11 +7,20 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from regimes.errors import RecordError
-from regimes.records.files import check_regular, write_atomically
-from regimes.records.reader import ONE_PER_EPOCH, SCHEMA, parse_line, read_header, read_lines
+from regimes.records import chain
+from regimes.records.files import append, check_regular, opened_to_append, write_atomically
+from regimes.records.lines import (
+    ONE_PER_EPOCH,
+    content,
+    parse,
+    read_header,
+    read_lines,
+    whole_lines,
+)
+from regimes.records.schema import SCHEMA, header_fault
 
 REWOUND = ("epochs.jsonl", "seconds.jsonl", "instruments.jsonl")  # by a resume
 
@@ -28,31 +37,34 @@ class Writer:
         self.folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock = _open_lock(folder / ".lock")
+            self._lock = opened_to_append(folder / ".lock")
         except OSError as error:
             raise RecordError(f"cannot write to {folder}: {error.strerror}") from None
         if not _locked(self._lock.fileno()):
             self._lock.close()
             raise RecordError(f"another run is writing to {folder}: choose another --out")
-        for path in sorted(folder.glob("*.jsonl")):
-            try:
+        try:
+            for path in sorted(folder.glob("*.jsonl")):
                 _cut_torn_line(path)
-            except OSError as error:
-                self.close()
-                raise RecordError(f"cannot write {path}: {error.strerror}") from None
+            self._sums = chain.sums(folder)
+        except BaseException:
+            self.close()
+            raise
 
     @classmethod
     def create(cls, folder: Path, header: dict[str, Any]) -> Writer:
-        """Start a record with its provenance."""
+        """Start a record with its provenance; in place of one that has no epoch yet."""
         writer = cls(folder)
         try:
-            if (folder / "run.json").exists():
+            if (folder / "run.json").exists() and read_lines(folder / "epochs.jsonl"):
                 raise RecordError(
                     f"{folder} already holds a run: continue it with --resume or choose another "
                     "--out"
                 )
-            content = json.dumps({"schema": SCHEMA, **header}, indent=1) + "\n"
-            writer._replace("run.json", content)
+            content = _header({"schema": SCHEMA, **header}, folder)
+            writer._restate()
+            writer._rewind(0)
+            writer._replace({"run.json": content})
             writer.event("start")
         except BaseException:
             writer.close()
@@ -72,81 +84,98 @@ class Writer:
             raise RecordError(f"{folder} holds no run to resume: start one without --resume")
         writer = cls(folder)
         try:
-            found = {name: read_lines(folder / name) for name in REWOUND}
             for name in ONE_PER_EPOCH:
-                if len(found[name]) < epochs:
+                there = len(read_lines(folder / name))
+                if there < epochs:
                     raise RecordError(
-                        f"{folder / name} ends before epoch {len(found[name])}, the checkpoint "
+                        f"{folder / name} ends before epoch {there}, the checkpoint "
                         f"before epoch {epochs}: was it edited?"
                     )
-            for name, rows in found.items():  # epochs.jsonl first: it never gets ahead
-                writer._rewind(name, rows, epochs)
+            writer._restate()
+            writer._rewind(epochs)
             writer.event("resume", epoch=epochs, **details)
         except BaseException:
             writer.close()
             raise
         return writer
 
-    def _rewind(self, name: str, rows: list[dict[str, Any]], epochs: int) -> None:
-        """Set aside what the file has of later epochs, then write it anew without."""
-        keep = [r for r in rows if r["epoch"] < epochs]
-        if len(keep) == len(rows):
-            return
-        for row in rows[len(keep) :]:
-            self._append("superseded.jsonl", {"file": name, **row})
-        self._replace(name, "".join(_line(r) for r in keep))
+    def _restate(self) -> None:
+        """What a kill, or a version without a chain, has left is what there is."""
+        known = (self.folder / chain.CHAIN).exists()
+        if there := {name: x for name, x in self._sums.items() if x.lines or known}:
+            self._announce(there)
+
+    def _rewind(self, epochs: int) -> None:
+        """Set aside what the files have of later epochs, then write them anew without;
+        epochs.jsonl first: it never gets ahead."""
+        aside, kept = [], {}
+        for name in REWOUND:
+            rows = read_lines(self.folder / name)
+            later = [{"file": name, **row} for row in rows if row["epoch"] >= epochs]
+            if later:
+                aside += later
+                whole = chain.split(content(self.folder / name))
+                kept[name] = b"".join(whole[: len(rows) - len(later)])
+        if kept:
+            self._append([("superseded.jsonl", row) for row in aside])
+            self._replace(kept)
 
     def amend(self, **fields: Any) -> None:
         """Change fields of the header."""
-        header = {**read_header(self.folder), **fields}
-        self._replace("run.json", json.dumps(header, indent=1) + "\n")
+        self._replace({"run.json": _header({**read_header(self.folder), **fields}, self.folder)})
 
-    def _replace(self, name: str, text: str) -> None:
+    def _replace(self, files: dict[str, bytes]) -> None:
+        sums = {name: chain.Sum(chain.split(text)) for name, text in files.items()}
+        self._announce(sums)
         try:
-            write_atomically(self.folder / name, text.encode())
+            for name, text in files.items():
+                write_atomically(self.folder / name, text)
         except OSError as error:
             raise RecordError(f"cannot write to {self.folder}: {error.strerror}") from None
+        self._sums |= sums
 
     def epoch(
         self, row: dict[str, Any], seconds: dict[str, float], details: dict[str, Any] | None = None
     ) -> None:
         """Append one epoch; on the disk when this returns, and nowhere if it cannot be written."""
-        lines = [("seconds.jsonl", {"epoch": row["epoch"], **seconds})]
-        for name, detail in (details or {}).items():
-            lines.append(
-                ("instruments.jsonl", {"epoch": row["epoch"], "instrument": name, **detail})
-            )
-        lines.append(("epochs.jsonl", row))  # last: an epoch that is there is there with all it has
-        sizes = {self.folder / name: _size(self.folder / name) for name, _ in lines}
+        at = {"epoch": row["epoch"]}
+        found = [("instruments.jsonl", {**at, "instrument": name, **detail})
+                 for name, detail in (details or {}).items()]  # fmt: skip
+        # epochs.jsonl last: an epoch that is there is there with all it has
+        self._append([("seconds.jsonl", {**at, **seconds}), *found, ("epochs.jsonl", row)])
+
+    def event(self, what: str, **details: Any) -> None:
+        """Append to the run's diary."""
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self._append([("events.jsonl", {"time": now, "event": what, **details})])
+
+    def _append(self, rows: list[tuple[str, dict[str, Any]]]) -> None:
+        """Lines to files, announced in the chain; all of them or none."""
+        lines: dict[str, list[bytes]] = {}
+        for name, row in rows:
+            lines.setdefault(name, []).append(_line(row))
+        sums = {name: chain.Sum(new, self._sums[name]) for name, new in lines.items()}
+        sizes = {path: _size(path) for path in (self.folder / n for n in (chain.CHAIN, *lines))}
         try:
-            for name, line in lines:
-                self._append(name, line)
+            self._announce(sums)
+            for name, new in lines.items():
+                self._write(name, b"".join(new))
         except RecordError:
             for path, size in sizes.items():
                 if _size(path) > size:
                     os.truncate(path, size)
             raise
+        self._sums |= sums
 
-    def event(self, what: str, **details: Any) -> None:
-        """Append to the run's diary."""
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        self._append("events.jsonl", {"time": now, "event": what, **details})
+    def _announce(self, sums: dict[str, chain.Sum]) -> None:
+        self._write(chain.CHAIN, _line(chain.announcement(sums)))
 
-    def _append(self, name: str, row: dict[str, Any]) -> None:
-        path = self.folder / name
-        start = None
+    def _write(self, name: str, lines: bytes) -> None:
         try:
-            check_regular(path)
-            with path.open("ab") as file:
-                start = file.tell()
-                file.write(_line(row).encode())
-                file.flush()
-                os.fsync(file.fileno())
+            append(self.folder / name, lines)
         except OSError as error:
-            if start is not None:
-                os.truncate(path, start)
             raise RecordError(
-                f"cannot write {path}: {error.strerror}; all earlier lines are intact"
+                f"cannot write {self.folder / name}: {error.strerror}; all earlier lines are intact"
             ) from None
 
     def close(self) -> None:
@@ -158,21 +187,15 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
 
-def _open_lock(path: Path) -> TextIO:
-    check_regular(path)  # a foreign folder's lock may be a link
-    return path.open("a")
-
-
 def _cut_torn_line(path: Path) -> None:
     """Cut off what readers take for torn, so that the next line starts a line."""
-    check_regular(path)
-    content = path.read_bytes()
-    lines = content.split(b"\n")[:-1]
-    if lines and parse_line(lines[-1]) is None:
-        lines.pop()
-    whole = sum(len(line) + 1 for line in lines)
-    if whole < len(content):
-        os.truncate(path, whole)
+    try:
+        check_regular(path)
+        whole = sum(len(line) + 1 for line in whole_lines(path))
+        if whole < _size(path):
+            os.truncate(path, whole)
+    except OSError as error:
+        raise RecordError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _locked(file: int, tries: int = 5) -> bool:
@@ -191,5 +214,22 @@ def _locked(file: int, tries: int = 5) -> bool:
     return False
 
 
-def _line(row: dict[str, Any]) -> str:
-    return json.dumps(row, separators=(",", ":")) + "\n"
+def _line(row: dict[str, Any]) -> bytes:
+    """As JSON, which knows no NaN and no infinity: null is what could not be formed."""
+    try:
+        text = json.dumps(row, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        text = json.dumps(parse(json.dumps(row).encode()), separators=(",", ":"))
+    return text.encode() + b"\n"
+
+
+def _header(header: dict[str, Any], folder: Path) -> bytes:
+    """``run.json``, which can be read again; RecordError if it could not."""
+    try:
+        text = json.dumps(header, indent=1, allow_nan=False).encode() + b"\n"
+        why = header_fault(json.loads(text))
+    except ValueError as error:
+        why = str(error)
+    if why:
+        raise RecordError(f"cannot write {folder / 'run.json'}: {why}")
+    return text

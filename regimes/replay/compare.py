@@ -87,7 +87,7 @@ def _one(
     except RecordError as error:
         floats = np.nan
         notes.append(str(error))
-    low = record.header["per_step"].get("low", {}).get("floats", np.nan)
+    low = record.header["per_step"].get("low", {}).get("floats") or np.nan
     seconds, share = signal_cost(record, rule)
     return {
         "detector": name, "critical": float(frame["critical"].mean()), "floats": floats,

@@ -11,7 +11,7 @@ from typing import Any
 from regimes import detectors, policies
 from regimes.config import Registry, read_value
 from regimes.errors import ConfigError, RecordError
-from regimes.records import Record, length
+from regimes.records import Record
 from regimes.replay.replay import Rule, measured, replay
 
 KNOWN = Registry("detector", {**detectors.REGISTRY, **policies.REGISTRY})
@@ -37,13 +37,13 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def rule(text: str, record: Record) -> Rule:
-    """The detector or policy that a text names; baselines take the run's length and seed."""
+    """The detector or policy that a text names; baselines take the epochs that the run
+    has trained (a budget may have ended it), and its seed."""
     table = parse(text)
     fields = {f.name for f in dataclasses.fields(KNOWN.dataclass(table["name"])) if f.init}
-    whole = length(record.header, record.rows)
     for name in FROM_RUN:
         if name in fields:
-            table.setdefault(name, whole if name == "epochs" else record.config[name])
+            table.setdefault(name, len(record.rows) if name == "epochs" else record.config[name])
     return KNOWN.make(table)
 
 
@@ -55,7 +55,7 @@ def defaults(runs: Sequence[Record]) -> list[str]:
     """
     interval = runs[0].config["policy"].get("interval")
     if type(interval) is not int or interval < 1:  # somebody's own policy may mean another thing
-        interval = max(1, min(10, length(runs[0].header, runs[0].rows) // 8))
+        interval = max(1, min(10, len(runs[0].rows) // 8))
     every = [
         f"norm-change:interval={interval}",
         f"norm-change:interval={interval},statistic=norm*lr",

@@ -130,6 +130,7 @@ def test_memory_decides_how_many_graphs_are_kept():
     one(v)
     assert (whole.retained, one.retained, with_one_graph[-1]) == (3, 1, 3)
     assert with_one_graph == sorted(with_one_graph)
+    assert set(with_one_graph) == {0, 1, 2, 3}  # each graph takes its own room
 
 
 def everything(model, batches):

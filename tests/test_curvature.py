@@ -201,6 +201,9 @@ def test_fisher_traces(hessian):
         float(expected.sum(1).std() / len(y) ** 0.5), rel=1e-9
     )
     assert [e.value for e in found.layers.values()] == pytest.approx(expected.mean(0).tolist())
+    training = net().train()  # BatchNorm has no statistics of a single sample
+    assert fisher_trace(training, batches, kind="empirical", mode="eval") == found
+    assert training.training
 
 
 def test_the_models_own_fisher_is_the_gauss_newton_trace():

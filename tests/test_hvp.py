@@ -244,6 +244,32 @@ def test_bad_input_is_one_sentence(make, options, sentence):
     assert str(caught.value).count("\n") == 0
 
 
+class Pair(nn.Module):
+    """A net whose output is a pair of tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x):
+        y = self.net(x)
+        return y, y
+
+
+@pytest.mark.parametrize(
+    ("model", "logits"),
+    [(net(), lambda model, x: model(x) + model(x)), (Pair(), lambda model, x: model(x)[0])],
+    ids=["the model runs twice", "two outputs"],
+)
+def test_gauss_newton_needs_one_output(model, logits):
+    def loss(model, batch):
+        return nn.functional.cross_entropy(logits(model, batch[0]), batch[1])
+
+    with pytest.raises(ConfigError, match="runs the model once, to one tensor"):
+        _ = HessianProduct(model, loss, [data()], kind="gauss-newton").gradient
+    assert HessianProduct(model, loss, [data()]).gradient.isfinite().all()
+
+
 @pytest.mark.parametrize("batches", [[], [(torch.zeros(0, 2, 6, 6), torch.zeros(0))]])
 def test_an_empty_probe_set(batches):
     with pytest.raises(ConfigError, match="probe set is empty"):

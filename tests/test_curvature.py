@@ -218,6 +218,20 @@ def test_the_models_own_fisher_is_the_gauss_newton_trace():
     assert whole.total.value == pytest.approx((half.total.value + rest.total.value) / 2)
 
 
+def test_labels_are_drawn_as_the_model_expects_them():
+    """A bias alone: the gradient of label y is p - e_y, and over y ~ p the mean of its square is
+    1 - p @ p; were every label as likely, 1 + p @ p - 2 / 3."""
+    model = torch.nn.Linear(2, 3).double()
+    torch.nn.init.zeros_(model.weight.requires_grad_(False))
+    p = torch.tensor([0.8, 0.15, 0.05], dtype=torch.float64)
+    model.bias.data = p.log()
+    batch = torch.zeros(4, 2, dtype=torch.float64), torch.tensor([2, 2, 2, 2])
+    found = fisher_trace(model, [batch], draws=500)
+    assert found.total.value == pytest.approx(float(1 - p @ p), rel=0.1)
+    told = fisher_trace(model, [batch], kind="empirical")
+    assert told.total.value == pytest.approx(float(1 + p @ p - 2 * p[2]))
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [

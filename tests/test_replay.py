@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -364,6 +365,20 @@ def test_default_controls_are_as_long_as_the_norm_rule(folder: Path) -> None:
     assert abs(share["random-windows"] - share.iloc[0]) < 1 / EPOCHS
     windows = result.epochs.query("detector == 'random-windows'")
     assert windows.groupby("seed")["critical"].apply(tuple).nunique() > 1  # each seed its own
+
+
+@pytest.mark.parametrize(
+    ("epochs", "own", "interval"),
+    [(4, None, 1), (24, None, 3), (300, None, 10), (24, 4, 4), (24, 0, 3)],
+)
+def test_the_interval_of_the_defaults(
+    epochs: int, own: int | None, interval: int, record: Record
+) -> None:
+    """The policy's; else ten epochs, but at most an eighth of the run and at least one."""
+    policy = {"name": "static"} if own is None else {"name": "accordion", "interval": own}
+    config = {**record.config, "policy": policy, "epochs": epochs}
+    run = replace(record, header={**record.header, "config": config, "units": epochs})
+    assert spelling.defaults([run])[0] == f"norm-change:interval={interval}"
 
 
 def test_two_runs_of_one_seed_are_refused(folder: Path, tmp_path: Path) -> None:

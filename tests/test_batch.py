@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,18 @@ def test_a_short_last_micro_batch_weighs_its_share() -> None:
     parts.gradients.micro_batch = None
     parts.gradients.compute(x, y, 0, 0)
     torch.testing.assert_close(cut, parts.gradients.stack, rtol=1e-10, atol=1e-12)
+
+
+def test_no_two_passes_draw_the_same_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each worker, micro-batch, step and epoch has a seed of its own."""
+    parts = build.prepare(config("union_pass=false"))
+    parts.gradients.micro_batch = 4
+    x, y = next(iter(parts.batches.epoch(0, range(4))))
+    seeds: list[int] = []
+    monkeypatch.setattr(torch, "manual_seed", seeds.append)
+    for epoch, step in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1)):
+        parts.gradients.compute(x, y, epoch, step)
+    assert len(seeds) == len(set(seeds)) == 5 * 4 * math.ceil(x.shape[1] / 4)
 
 
 def test_rounds_traffic_and_rate_follow_the_batch(tmp_path: Path) -> None:
@@ -194,6 +207,14 @@ def test_the_error_ladder_takes_the_highest_compression_within_reach() -> None:
     assert decided(r1=0.9, r2=0.8, r4=0.7) == "r4"
 
 
+def test_the_error_ladder_evaluates_after_every_so_many_epochs() -> None:
+    policy = ErrorLadder(("r1", "r4"), error=0.5, interval=3)
+    epoch = PastEpoch(0.1, 0.1, {"error:r1": [0.1], "error:r4": [0.0]}, ["r4"])
+    decided = [policy.decide([epoch] * n, ["l"])[0] for n in range(8)]
+    assert [d.level for d in decided] == ["r4", "r1", "r4", "r4", "r1", "r4", "r4", "r1"]
+    assert [d.why is None for d in decided] == [False, False, True, True, False, True, True, False]
+
+
 def test_the_accordion_ladder_steps_down_and_jumps_up() -> None:
     policy = AccordionLadder(("r1", "r2", "r4"), interval=1)
     history: list[PastEpoch] = []
@@ -203,6 +224,13 @@ def test_the_accordion_ladder_steps_down_and_jumps_up() -> None:
         seen.append(level)
         history.append(past([norm], [level]))
     assert seen == ["r4", "r4", "r2", "r1", "r1", "r4"]
+
+
+@pytest.mark.parametrize("rule", [True, False])
+def test_the_accordion_ladder_may_overlook_decays(rule: bool) -> None:
+    policy = AccordionLadder(("r1", "r4"), interval=1, decay_rule=rule)
+    history = [past([1.0], ["r4"]), PastEpoch(0.1, 0.01, {"norm": [1.0]}, ["r1"])]
+    assert policy.decide(history, ["l"])[0].level == ("r4" if rule else "r1")
 
 
 # -- in a run --------------------------------------------------------------------------------
@@ -220,7 +248,14 @@ def test_joint_mode_decides_both_and_says_why(tmp_path: Path) -> None:
     replayed = replay_batch(record, rule)
     assert replayed["level"].tolist() == [row["batch"]["level"] for row in record.rows]
     assert replayed["why"].tolist() == [row["batch"]["why"] for row in record.rows]
-    assert any(why and why["rule"] == "norm change" for why in last["layers"]["why"])
+    norms = [row["statistics"]["norm:update"] for row in record.rows]
+    multiples = [row["batch"]["multiple"] for row in record.rows]
+    assert multiples == [1, 1, 1, 3, 3]
+    evaluated = [(i, why) for i, why in enumerate(last["layers"]["why"]) if why]
+    assert evaluated
+    for i, why in evaluated:  # a third of the steps, so the norm counts three times
+        assert why["rule"] == "norm change"
+        assert (why["old"], why["new"]) == (norms[2][i], pytest.approx(3 * norms[3][i]))
 
 
 def test_a_budget_ends_the_run_when_it_is_spent(tmp_path: Path) -> None:
@@ -262,42 +297,6 @@ def test_an_error_ladder_has_what_it_reads_measured(tmp_path: Path) -> None:
     used = set(record.layers["level"])
     assert used <= {"r1", "r2", "r4", "dense"}
     assert len(used) > 2
-
-
-# -- deficits --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["blur", "flip", "noise", "labels", "gradient-noise"])
-def test_a_deficit_acts_in_its_windows_only(name: str, tmp_path: Path) -> None:
-    """After epoch 0 the runs are the same; with the window open they are not."""
-    table = f"deficit={{name='{name}', windows=[[1, 2]]}}"
-    regimes.run(config("epochs=2"), tmp_path / "plain")
-    regimes.run(config("epochs=2", table), tmp_path / "worse")
-    plain, worse = (read_lines(tmp_path / x / "epochs.jsonl") for x in ("plain", "worse"))
-    assert plain[0] == worse[0]
-    assert plain[1]["statistics"] != worse[1]["statistics"]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param("noise", marks=SLOW), pytest.param("labels", marks=SLOW), "gradient-noise"],
-)
-def test_a_deficit_does_not_depend_on_the_processes(name: str, tmp_path: Path) -> None:
-    c = config("epochs=1", f"deficit={{name='{name}', windows=[[0, 1]]}}")
-    regimes.run(c, tmp_path / "one")
-    processes.spawn(c, tmp_path / "two", 2)
-    same(tmp_path / "one", tmp_path / "two", 1e-9)
-
-
-def test_blur_of_a_constant_is_the_constant_and_keeps_the_mean() -> None:
-    from regimes.data.deficits import Blur
-
-    x = torch.rand(2, 3, 8, 8).double()
-    index = torch.arange(2)
-    blurred = Blur(factor=4).inputs(x, index, 0, 0)
-    assert blurred.std() < 0.5 * x.std()
-    flat = torch.full_like(x, 0.3)
-    torch.testing.assert_close(Blur(factor=4).inputs(flat, index, 0, 0), flat)
 
 
 # -- bad input -------------------------------------------------------------------------------

@@ -5,20 +5,23 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
+from test_figure2 import make
 
 from analysis import claims, verdicts
 from analysis.campaign import CPU
-from analysis.effects import minus
+from analysis.effects import fall_at_decay, minus
 from analysis.sentences import PAPER, QUESTIONS, Claim
 from regimes.errors import RecordError
-from regimes.records import Record, load_all
+from regimes.records import Record, load, load_all
 from regimes.replay.detect import bench
 
 REFERENCE = Path(__file__).parents[1] / "data" / "reference"
@@ -211,6 +214,63 @@ def test_every_claim_is_about_steps_of_the_campaign(claim: Claim) -> None:
     for source in claim.sources:
         known = steps[source].schedules
         assert not known or {s for s in claim.schedules if "yoked" not in s} <= set(known)
+
+
+PAIRS = [claim for claim in (*PAPER, *QUESTIONS) if len(claim.schedules) == 2]
+
+
+def test_a_pair_is_the_one_named_first_minus_the_other(tmp_path: Path) -> None:
+    """The mean of the last three of epochs 0, 1, ... of invented runs, in points, for each pair."""
+    base, draw = load(make(tmp_path, "low", 0)), np.random.default_rng(0)
+    accuracy: dict[str, list[float]] = {}
+    runs = []
+    for name in {name for claim in PAIRS for name in claim.schedules}:
+        metrics = draw.uniform(0.5, 0.9, (2, len(base.rows)))
+        for seed, row in enumerate(metrics.tolist()):
+            header = {**base.header, "config": {**base.config, "name": name, "seed": seed}}
+            runs.append(replace(base, header=header, epochs=base.epochs.assign(metric=row)))
+        accuracy[name] = metrics[:, -3:].mean(1).tolist()
+    assert len({tuple(values) for values in accuracy.values()}) == len(accuracy)
+    for claim in PAIRS:
+        a, b = claim.schedules
+        assert claim.name.startswith(f"{a} - {b}")
+        expected = [100 * (x - y) for x, y in zip(accuracy[a], accuracy[b], strict=True)]
+        assert claim.effect(runs) == pytest.approx(expected), claim.says
+
+
+@pytest.mark.parametrize(
+    ("words", "place", "schedule"),
+    [  # what a sentence says of a schedule, where it therefore stands in the difference
+        (r"^ACCORDION (beats|is as good|survives)|: ACCORDION (beats|is as good)", 0, "accordion"),
+        (r"as good as low\b|loses against low", -1, "low"),
+        (r"\bhigh (compression )?loses", -1, "high"),
+        (r"ACCORDION .* only reaches", -1, "accordion"),
+        (r"beats as much in", -1, "yoked"),
+    ],
+)
+def test_a_sentence_names_the_better_one_first(words: str, place: int, schedule: str) -> None:
+    about = [claim for claim in PAIRS if re.search(words, claim.says)]
+    assert about
+    for claim in about:
+        assert claim.schedules[place].startswith(schedule), claim.says
+        assert claim.expect == ("no less" if re.search("good|reach|surv", claim.says) else "more")
+
+
+def test_the_norm_falls_by_so_many_halvings(tmp_path: Path) -> None:
+    """Means of 8 before and of 2 after the decay in epoch 4: two; of 1 and of 4: minus two. The
+    layer that is not compressed does not count, nor do epochs more than three away."""
+    norms = [[99.0, 7.0, 99.0]] + [[n, 7.0, 1.0] for n in (6.0, 8.0, 10.0)]
+    norms += [[n, 50.0, 4.0] for n in (1.0, 2.0, 3.0)] + [[99.0, 7.0, 99.0]]
+    run = load(make(tmp_path, "low", 0, epochs=len(norms)))
+    assert [layer["compressed"] for layer in run.header["layers"]] == [True, False, True]
+
+    def halvings(norms: list[list[float]]) -> list[float]:
+        columns = {"norm:update": list(itertools.chain(*norms))}  # epoch by epoch, as the record
+        return fall_at_decay("low")([replace(run, layers=run.layers.assign(**columns))])
+
+    assert run.layers["epoch"].tolist() == [epoch for epoch in range(8) for _ in range(3)]
+    assert halvings(norms) == [pytest.approx((2 - 2) / 2)]
+    assert halvings([[a, b, a] for a, b, _ in norms]) == [pytest.approx(2)]
 
 
 def test_no_sentence_twice() -> None:

@@ -62,6 +62,15 @@ def test_a_control_sends_as_much_in_every_layer(accordion: Record, order: str) -
             assert epochs == list(range(24 - len(epochs), 24))
 
 
+def test_layers_of_equal_windows_are_moved_apart() -> None:
+    """Each layer is drawn by its own name: 5 windows of one epoch among 100."""
+    windows = {name: [(10 * i, 10 * i + 1) for i in range(5)] for name in "abcdef"}
+    moved = [controls._moved("random", name, windows, 100, 0) for name in windows]
+    assert len({str(places) for places in moved}) == len(windows)
+    assert moved[0] != controls._moved("random", "a", windows, 100, 1)
+    assert moved[0] == controls._moved("random", "a", windows, 100, 0)
+
+
 def test_exchanged_layers_have_each_others_schedules(accordion: Record) -> None:
     own = controls.low_windows(accordion)
     moved = controls.yoked(accordion, "layers").policy["layers"]

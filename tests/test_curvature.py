@@ -163,6 +163,7 @@ def test_layer_traces_add_up_and_are_unbiased(hessian, exact):
 
 def test_density_is_exact_when_the_space_is_complete(hessian, exact):
     # moments of a complete rule are z'H^j z / z'z: compare with the same probes' Rayleigh values
+    hessian(hessian.gradient)  # what was asked before is not the density's
     found = density(hessian, probes=3, steps=25)
     assert found.weights.sum().item() == pytest.approx(1.0, abs=1e-12)
     assert (found.weights >= 0).all()
@@ -200,6 +201,9 @@ def test_fisher_traces(hessian):
         float(expected.sum(1).std() / len(y) ** 0.5), rel=1e-9
     )
     assert [e.value for e in found.layers.values()] == pytest.approx(expected.mean(0).tolist())
+    training = net().train()  # BatchNorm has no statistics of a single sample
+    assert fisher_trace(training, batches, kind="empirical", mode="eval") == found
+    assert training.training
 
 
 def test_the_models_own_fisher_is_the_gauss_newton_trace():
@@ -212,6 +216,20 @@ def test_the_models_own_fisher_is_the_gauss_newton_trace():
     whole, half = (fisher_trace(model, [b], seed=1) for b in (batch, split(batch, 3, 3)[0]))
     rest = fisher_trace(model, [split(batch, 3, 3)[1]], seed=1, first_sample=3)
     assert whole.total.value == pytest.approx((half.total.value + rest.total.value) / 2)
+
+
+def test_labels_are_drawn_as_the_model_expects_them():
+    """A bias alone: the gradient of label y is p - e_y, and over y ~ p the mean of its square is
+    1 - p @ p; were every label as likely, 1 + p @ p - 2 / 3."""
+    model = torch.nn.Linear(2, 3).double()
+    torch.nn.init.zeros_(model.weight.requires_grad_(False))
+    p = torch.tensor([0.8, 0.15, 0.05], dtype=torch.float64)
+    model.bias.data = p.log()
+    batch = torch.zeros(4, 2, dtype=torch.float64), torch.tensor([2, 2, 2, 2])
+    found = fisher_trace(model, [batch], draws=500)
+    assert found.total.value == pytest.approx(float(1 - p @ p), rel=0.1)
+    told = fisher_trace(model, [batch], kind="empirical")
+    assert told.total.value == pytest.approx(float(1 + p @ p - 2 * p[2]))
 
 
 @pytest.mark.parametrize(

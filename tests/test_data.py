@@ -245,9 +245,17 @@ def test_more_images_than_a_class_has(config):
 
 
 def test_the_digest_sees_each_pixel_and_label(tree):
-    before = load(DataConfig("folder", str(tree))).digest
-    save(tree / "test" / "cat" / "0.png", 77)
-    assert load(DataConfig("folder", str(tree))).digest != before
+    digests = [load(DataConfig("folder", str(tree))).digest]
+    for image in sorted(tree.rglob("[0-9].png")):
+        pixels = np.array(Image.open(image))
+        pixels[-1, -1, -1] ^= 1
+        Image.fromarray(pixels).save(image)
+        digests.append(load(DataConfig("folder", str(tree))).digest)
+    for split in ("train", "test"):  # the last label alone
+        moved = max((tree / split / "cat").glob("*.png"))
+        moved.rename(tree / split / "dog" / "9.png")
+        digests.append(load(DataConfig("folder", str(tree))).digest)
+    assert len(set(digests)) == len(digests) == 1 + 8 + 2
 
 
 # -- folders and archives --------------------------------------------------------------------

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import random
 import statistics
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -23,6 +25,7 @@ from regimes.detectors import (
     TraceCusum,
     detector,
 )
+from regimes.detectors.baselines import place
 from regimes.errors import ConfigError
 from regimes.policies import Detected
 from regimes.policies.history import PastEpoch, history, signal_values
@@ -86,6 +89,16 @@ def test_direction_and_scope() -> None:
         True, False, True,
     ]  # fmt: skip
     assert RelativeChange(interval=1)([-2.0, -5.0]).score == 1.5  # signed statistics, too
+
+
+def test_a_change_of_exactly_eta_is_critical() -> None:
+    """The paper's rule is "at least"; halves and quarters are exact in binary."""
+    rule = NormChange(eta=0.5, interval=1)
+    assert [rule([4.0, new]).critical for new in (2.0, 2.0625, 5.9375, 6.0)] == [
+        True, False, False, True,
+    ]  # fmt: skip
+    falls = NormChange(eta=0.5, interval=1, direction="decay")
+    assert [falls([4.0, new]).critical for new in (2.0, 2.0625, 6.0)] == [True, False, False]
 
 
 def test_an_eigenvalue_that_is_not_a_number_is_critical() -> None:
@@ -188,6 +201,14 @@ def test_random_windows_are_placed_evenly() -> None:
     for epoch in range(5):
         assert 70 < sum(epoch in d for d in drawn) < 130  # 100 expected, sd 9
     assert len({RandomWindows(0.25, 24, 2, s).chosen for s in range(50)}) > 30
+
+
+def test_windows_of_different_lengths_come_in_any_order() -> None:
+    """One epoch and two among four: two orders times three places, all as likely."""
+    draw, number = random.Random(1), 6000
+    found = Counter(tuple(place([1, 2], 4, draw)) for _ in range(number))
+    assert len(found) == 6
+    assert all(abs(count - number / 6) < 150 for count in found.values())  # 5 deviations
 
 
 def test_fixed_windows_are_half_open() -> None:

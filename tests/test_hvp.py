@@ -130,6 +130,7 @@ def test_memory_decides_how_many_graphs_are_kept():
     one(v)
     assert (whole.retained, one.retained, with_one_graph[-1]) == (3, 1, 3)
     assert with_one_graph == sorted(with_one_graph)
+    assert set(with_one_graph) == {0, 1, 2, 3}  # each graph takes its own room
 
 
 def everything(model, batches):
@@ -241,6 +242,32 @@ def test_bad_input_is_one_sentence(make, options, sentence):
     with pytest.raises(ConfigError, match=sentence) as caught:
         _ = HessianProduct(make(), cross_entropy, [data()], **options).gradient
     assert str(caught.value).count("\n") == 0
+
+
+class Pair(nn.Module):
+    """A net whose output is a pair of tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x):
+        y = self.net(x)
+        return y, y
+
+
+@pytest.mark.parametrize(
+    ("model", "logits"),
+    [(net(), lambda model, x: model(x) + model(x)), (Pair(), lambda model, x: model(x)[0])],
+    ids=["the model runs twice", "two outputs"],
+)
+def test_gauss_newton_needs_one_output(model, logits):
+    def loss(model, batch):
+        return nn.functional.cross_entropy(logits(model, batch[0]), batch[1])
+
+    with pytest.raises(ConfigError, match="runs the model once, to one tensor"):
+        _ = HessianProduct(model, loss, [data()], kind="gauss-newton").gradient
+    assert HessianProduct(model, loss, [data()]).gradient.isfinite().all()
 
 
 @pytest.mark.parametrize("batches", [[], [(torch.zeros(0, 2, 6, 6), torch.zeros(0))]])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regimes.curvature import lanczos as algorithm
-from regimes.curvature.krylov import inner, length
+from regimes.curvature.krylov import _rotation, inner, length
 from regimes.curvature.lanczos import Eigenpairs, lanczos
 from regimes.errors import ConfigError
 from regimes.seeding import stream
@@ -164,6 +164,31 @@ def test_a_budget_of_seconds_is_kept_and_said():
     assert found.products == 1
     assert torch.isfinite(found.largest[:1]).all()
     assert torch.isnan(found.largest[1:]).all()  # not reached, and not made up
+
+
+@pytest.mark.parametrize(("seconds", "products"), [(2.9, 2), (3.0, 3), (3.1, 3)])
+def test_no_product_begins_that_would_end_too_late(monkeypatch, seconds, products):
+    """By a clock that only products move, by one second each."""
+    now, h = [100.0], matrix([*np.linspace(-1, 1, 50)])
+    monkeypatch.setattr(algorithm.time, "perf_counter", lambda: now[0])
+
+    def product(v: Tensor) -> Tensor:
+        now[0] += 1
+        return h @ v
+
+    found = lanczos(product, 50, generator=stream(1), dtype=h.dtype, max_seconds=seconds)
+    assert (found.products, found.stopped) == (products, "max_seconds")
+    assert found.seconds == products
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+@pytest.mark.parametrize("tilt", [0.0, 1e-9, 1e-4, 0.7])
+def test_a_rotation_is_orthogonal_however_near_its_axis(sign, tilt):
+    first = torch.tensor([sign * (1 - tilt**2) ** 0.5, 0.6 * tilt, -0.8 * tilt]).double()
+    first /= first.norm()
+    q = _rotation(first)
+    torch.testing.assert_close(q[:, 0], first, rtol=0, atol=1e-15)
+    torch.testing.assert_close(q @ q.mT, torch.eye(3).double(), rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize(

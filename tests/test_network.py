@@ -116,6 +116,14 @@ def test_overlap_is_a_pipeline_of_two_stages(
     assert (1 - BACKWARD) * work.compute + done == pytest.approx(float(seconds))
 
 
+def test_broadcasts_are_not_cut_into_buckets() -> None:
+    """Twice a step a mean of 3 MB, in thirds; every other step a broadcast of 20 kB, whole."""
+    work = Work(0.0, 0.0, {"mean": 2.0, "broadcast": 0.5}, {"mean": 6e6, "broadcast": 1e4})
+    mean = 6 * collective_seconds("mean", 1e6, TEN, 4)
+    broadcast = 0.5 * collective_seconds("broadcast", 2e4, TEN, 4)
+    assert work.communicate(TEN, 4, "ring", 3) == pytest.approx(mean + broadcast)
+
+
 # -- what must hold for any network ----------------------------------------------------------
 
 
@@ -292,6 +300,15 @@ def test_levels_are_found_and_dense_is_derived() -> None:
         assert found[name].bytes["broadcast"] == pytest.approx(1840 / 46)
     assert found["low (4)"].calls["mean"] == pytest.approx(2)
     assert other["dense"].calls["mean"] == pytest.approx(1)
+
+
+def test_an_epoch_at_another_batch_size_says_nothing_of_a_level() -> None:
+    """The last epochs are all high; with a larger batch in them there is no high line."""
+    run = chosen("high")[0]
+    assert [case.name for case in cases([run])] == ["dense", "high (1)", "high"]
+    larger = 2 * run.config["batch_size"]
+    run = replace(run, rows=[{**row, "batch_size": larger} for row in run.rows])
+    assert [case.name for case in cases([run])] == ["dense", "high"]
 
 
 def test_the_table_adds_up() -> None:

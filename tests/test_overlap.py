@@ -105,6 +105,15 @@ def test_known_supports(workers: int) -> None:
     assert reading.detail["chance"] == 0.5
 
 
+@pytest.mark.parametrize("workers", [2, 3])
+def test_draws_that_the_workers_cannot_share_evenly(workers: int) -> None:
+    """The fourth draw is the first worker's second (of 3), and the others have none."""
+    place = context([*KNOWN, [-x for x in KNOWN[0]]], 4, World(workers))
+    reading = Overlap(percent=50, batches=(2,), count=4).start(place).read(0)
+    pairs = [*WHOLE, 4 / 4, WHOLE[0], WHOLE[1]]  # the fourth has the support of the first
+    assert reading.model == {"overlap:b2": pytest.approx(np.mean(pairs))}
+
+
 def test_equal_gradients_overlap_fully_and_layers_can_be_left_out() -> None:
     gauge = Overlap(batches=(1, 2), layers=False).start(context([KNOWN[0]] * 9, 4, World(2)))
     reading = gauge.read(0)
@@ -197,6 +206,11 @@ def test_dropout_draws_from_a_stream_of_its_own() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     torch.rand(1)
     assert gauge.read(0) == first
+    same = context([[1.0] * 200] * 3, 100, World(1))  # but for dropout, one gradient
+    same.model.add_module("dropout", dropout)
+    apart = Overlap(percent=50, batches=(1,)).start(replace(same, loss=loss)).read(0)
+    assert 0.3 < apart.detail["sizes"]["1"]["max"] < 0.9  # each draw drops its own
+    assert gauge.read(1) != first  # and each epoch
 
 
 # -- equivalence, no trace -------------------------------------------------------------------

@@ -10,7 +10,7 @@ import plain
 import pytest
 
 from regimes.errors import RecordError
-from regimes.records import Writer, find, load, load_all, pack, read_lines, summary
+from regimes.records import Writer, complete, find, load, load_all, pack, read_lines, summary
 
 HEADER = plain.header()
 
@@ -123,6 +123,12 @@ def test_an_archive_is_as_good_as_the_folder(tmp_path: Path) -> None:
     (tmp_path / "a.tar.xz").write_bytes((tmp_path / "b.tar.xz").read_bytes()[:400])
     with pytest.raises(RecordError, match="is no archive of records"):
         load_all(tmp_path / "a.tar.xz")
+
+
+@pytest.mark.parametrize(("budget", "done"), [(29.0, True), (30.0, True), (30.5, False)])
+def test_a_budget_is_spent_when_it_is_reached(budget: float, done: bool) -> None:
+    header = {"config": {"epochs": 9}, "budget": budget}
+    assert complete(header, [row(epoch) for epoch in range(3)]) == done
 
 
 def test_summary_needs_finished_runs(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,41 @@ def test_lag_finds_the_shift(epochs: set[int], shift: int) -> None:
     assert all(math.isnan(x) for x in agreement.lag(a & False, b & False))
 
 
+@pytest.mark.parametrize(
+    ("others", "shift"), [((8, 12), -2), ((9, 12), -1), ((8, 11), 1), ((10, 11), 0)]
+)
+def test_of_equal_lags_the_smallest_and_of_opposite_ones_the_lead(
+    others: tuple[int, int], shift: int
+) -> None:
+    """``b`` meets the one call of ``a`` at two shifts, half as large as both calls."""
+    a, b = np.zeros(31, bool), np.zeros(31, bool)
+    a[10] = b[list(others)] = True
+    assert agreement.lag(a, b) == (shift, 0.5)
+
+
+def test_a_number_that_one_seed_lacks() -> None:
+    """A detector's is undefined; a pair's is that of the other seeds, and says how many."""
+    nan, keys = math.nan, {"schedule": "low", "detector": "d", "a": "x", "b": "y"}
+    names = [name for part in detect.NUMBERS.values() for name in part]
+    rows = [{**keys, "granularity": "epoch", "seed": seed, **dict.fromkeys(names, value)}
+            for seed, value in enumerate((1.0, nan, 3.0))]  # fmt: skip
+    one = detect.over_seeds(pd.DataFrame(rows), "detectors").iloc[0]
+    assert one["n"] == 3
+    assert np.isnan([one["of_low"], one["of_low_low"], one["of_low_high"]]).all()
+    two = detect.over_seeds(pd.DataFrame(rows), "pairs").iloc[0]
+    assert (two["n"], two["kappa_n"], two["kappa"]) == (3, 2, 2.0)
+    half = stats.t.ppf(0.975, 1)  # times the deviation, root of 2, over the root of n = 2
+    assert (two["kappa_low"], two["kappa_high"]) == pytest.approx((2 - half, 2 + half))
+
+
+def test_what_stands_behind_plus_and_minus() -> None:
+    row = {"x": 0.25, "x_high": 0.375, "y": 2.0, "y_high": math.nan, "z": math.nan}
+    assert detect._cell(row, "x") == "0.25 ± 0.12"
+    assert detect._cell(row, "x", 1, 100) == "25.0 ± 12.5"
+    assert detect._cell(row, "y") == "2.00"
+    assert detect._cell({**row, "z_high": math.nan}, "z") == "-"
+
+
 def test_lag_keeps_to_a_quarter_of_a_short_run() -> None:
     a, b = np.array([1, 0, 0, 0, 0, 0], bool), np.array([0, 0, 0, 0, 0, 1], bool)
     assert agreement.lag(a, b)[0] in (-1, 0, 1)
@@ -327,6 +363,20 @@ def test_default_controls_are_as_long_as_the_norm_rule(folder: Path) -> None:
     assert abs(share["random-windows"] - share.iloc[0]) < 1 / EPOCHS
     windows = result.epochs.query("detector == 'random-windows'")
     assert windows.groupby("seed")["critical"].apply(tuple).nunique() > 1  # each seed its own
+
+
+@pytest.mark.parametrize(
+    ("epochs", "own", "interval"),
+    [(4, None, 1), (24, None, 3), (300, None, 10), (24, 4, 4), (24, 0, 3)],
+)
+def test_the_interval_of_the_defaults(
+    epochs: int, own: int | None, interval: int, record: Record
+) -> None:
+    """The policy's; else ten epochs, but at most an eighth of the run and at least one."""
+    policy = {"name": "static"} if own is None else {"name": "accordion", "interval": own}
+    config = {**record.config, "policy": policy, "epochs": epochs}
+    run = replace(record, header={**record.header, "config": config, "units": epochs})
+    assert spelling.defaults([run])[0] == f"norm-change:interval={interval}"
 
 
 def test_two_runs_of_one_seed_are_refused(folder: Path, tmp_path: Path) -> None:

@@ -3,7 +3,9 @@ worker, instruments leave no trace; and what it says when it cannot go on."""
 
 from __future__ import annotations
 
+import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import pytest
 import torch
 
 import regimes
+from regimes.collectives.world import World
 from regimes.config import RunConfig, override, to_toml
 from regimes.data import classification, images
 from regimes.errors import ConfigError, DataError, RecordError, TrainingError
@@ -160,6 +163,46 @@ def test_resumed_equals_uninterrupted(
     same_bits(tmp_path / "whole", tmp_path / "broken")
 
 
+def test_checkpoints_every_so_many_epochs_and_resume_between_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After epochs 2, 4 and the last, the newest two kept; the record may be ahead of them."""
+    c = config("dtype=float32", "checkpoint_every=2", epochs=5)
+    seen = []
+
+    class Looks:
+        def start(self, header: Any, rows: Any) -> None: ...
+        def step(self, epoch: int, done: int, steps: int) -> None: ...
+        def stop(self, message: str) -> None: ...
+        def epoch(self, row: Any, seconds: Any) -> None:
+            folders = (tmp_path / "whole" / "checkpoints").glob("*")
+            seen.append(sorted(folder.name for folder in folders))
+
+    regimes.run(c, tmp_path / "whole", reporters=[Looks()])
+    first, second, last = "epoch-0002", "epoch-0004", "epoch-0005"
+    assert seen == [[], [first], [first], [first, second], [second, last]]
+    stop_after(3, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        regimes.run(c, tmp_path / "broken")
+    monkeypatch.undo()
+    assert len(read_lines(tmp_path / "broken" / "epochs.jsonl")) == 3
+    regimes.run(c, tmp_path / "broken", resume=True)
+    same_bits(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_a_whole_file_of_another_checkpoint_is_damage(tmp_path: Path) -> None:
+    """Only its checksum tells."""
+    for epochs in (1, 2):
+        shared = {"model": {"w": torch.full((2,), float(epochs))}}
+        checkpoint.save(tmp_path, epochs, shared, {}, World(1))
+    assert weights(tmp_path)["w"].tolist() == [2.0, 2.0]
+    older, newer = sorted((tmp_path / "checkpoints").iterdir())
+    shutil.copy(older / "process-0.pt", newer / "process-0.pt")
+    found = checkpoint.load(tmp_path)
+    assert found is not None
+    assert found[0] == 1
+
+
 def stop_after(epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     original = loop._unit
 
@@ -274,8 +317,20 @@ def test_metered_traffic_is_the_formula_times_steps(
     c = config(*compressor, "policy=windows", "policy.windows=[[0, 2]]", "dtype=float32", epochs=3)
     record = regimes.run(c, tmp_path / "run")
     steps = record.header["steps_per_epoch"]
+    buffers = build.prepare(c).model.buffers()  # float32 and, BatchNorm's counts, int64
+    beside = 4 * steps + sum(b.numel() * b.element_size() for b in buffers)  # and the mean losses
     for level, row in zip(["low", "low", "high"], record.epochs.itertuples(), strict=True):
         assert row.floats == record.header["per_step"][level]["floats"] * steps
+        words = 0
+        for layer in record.header["layers"]:
+            n, m = layer["shape"][0], math.prod(layer["shape"][1:])
+            if not layer["compressed"]:
+                words += n * m
+            elif compressor == POWERSGD:
+                words += (n + m) * min({"low": 4, "high": 1}[level], n, m)
+            else:  # a value and its place
+                words += 2 * max(1, round({"low": 50, "high": 2}[level] / 100 * n * m))
+        assert row.bytes == 4 * words * steps + beside
 
 
 # -- bad input, before any training ----------------------------------------------------------

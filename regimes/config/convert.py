@@ -51,8 +51,9 @@ def today(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     renamed, respelt = getattr(cls, "RENAMED", {}), getattr(cls, "RESPELT", {})
     found = {}
     for key, value in values.items():
-        words = respelt.get(key, {}) if isinstance(value, str) else {}
-        found[renamed.get(key, key)] = words.get(value, value)
+        words = respelt.get(key, {})
+        spelt = words.get(value, value) if isinstance(value, str) else value
+        found[renamed.get(key, key)] = spelt
     return found
 
 

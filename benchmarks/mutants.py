@@ -1,0 +1,168 @@
+"""Which single-line bugs do the tests not see?
+
+``python -m benchmarks.mutants [--number N] [--seed S] [--only PATH] [--again] [--log FILE]`` puts
+bugs into the core, one at a time, in a copy of the tree, and runs the tests that call the function
+concerned, quick ones first, until one fails. Which tests call what is measured once per state of
+the tree and kept beside the log, which is continued; ``--again`` tries once more what lived.
+``benchmarks/mutants.md`` says how many were found and lists those alive; a reason written there
+behind one ("equivalent: ..." or "accepted: ...") is kept. Needs ``os.fork``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.calls import Calls, forked, import_what_is_heavy, who_calls_what
+from benchmarks.mutators import Mutant, mutants
+
+ROOT = Path(__file__).parents[1]
+REPORT = ROOT / "benchmarks" / "mutants.md"
+CORE = ("collectives", "compression", "cost", "curvature", "data/deficits.py", "detectors",
+        "instruments", "policies", "records", "replay", "training")  # fmt: skip
+ORACLES = (  # tests/test_NAME.py: quick ones that look into the core
+    "batch", "compression", "controls", "curvature", "decay", "deficits", "detectors", "exchange",
+    "feedback", "history", "hvp", "instruments", "lanczos", "moments", "network", "noise",
+    "optimizers", "overlap", "policies", "quirks", "record_lines", "records", "replay",
+    "schedules", "silence", "train", "units", "validation", "world",
+)  # fmt: skip
+BUDGET = 60  # seconds of tests per mutant
+
+
+def copy_tree(place: Path) -> Path:
+    """The checkout as it is, without what git ignores."""
+    listed = ["git", "-C", str(ROOT), "ls-files", "-z", "-co", "--exclude-standard"]
+    for name in filter(None, subprocess.check_output(listed, text=True).split("\0")):
+        if (ROOT / name).is_file():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, place / name)
+    return place
+
+
+def chosen(mutant: Mutant, calls: Calls) -> list[str]:
+    """The tests for a mutant: those that call its function, then others of their files (whose
+    fixtures may), the quickest first, as many as the budget has room for."""
+    wanted = mutant.file.removeprefix("regimes/") + ":"
+    whole = wanted + mutant.function
+    direct = {t for t, (_, names) in calls.items() if whole in names}
+    if not direct or not mutant.function:
+        direct = {t for t, (_, names) in calls.items() if any(n.startswith(wanted) for n in names)}
+    files = {test.partition("::")[0] for test in direct}
+    near = [test for test in calls if test.partition("::")[0] in files]
+    near.sort(key=lambda test: (test not in direct, calls[test][0]))
+    spent, picked = 0.0, defaultdict[str, list[str]](list)
+    for test in near:
+        spent += calls[test][0]
+        if spent > BUDGET and picked:
+            break
+        picked[test.partition("::")[0]].append(test)
+    by_cost = sorted(picked.values(), key=lambda tests: sum(calls[test][0] for test in tests))
+    return [test for tests in by_cost for test in tests]
+
+
+# -- mutants, one at a time ----------------------------------------------------------------------
+
+
+def spread(number: int, seed: int, only: str) -> list[Mutant]:
+    """So many mutants of the core, from its files in proportion; more of them begin with these."""
+    placed = []
+    inside = [(ROOT / "regimes" / place) for place in CORE]
+    for path in sorted(p for at in inside for p in ([at] if at.is_file() else at.glob("*.py"))):
+        file = path.relative_to(ROOT).as_posix()
+        draw = random.Random(f"{seed} {file}")
+        all_of_it = mutants(file, path.read_text())
+        draw.shuffle(all_of_it)
+        offset = draw.random()
+        placed += [((i + offset) / len(all_of_it), m) for i, m in enumerate(all_of_it)]
+    placed.sort(key=lambda pair: pair[0])
+    return [m for _, m in placed if m.file.startswith(only)][:number]
+
+
+def tried(mutant: Mutant, tree: Path, calls: Calls) -> dict[str, Any]:
+    """A row of the log."""
+    tests, path, began = chosen(mutant, calls), tree / mutant.file, time.monotonic()
+    before = path.read_text()
+    for stale in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
+        stale.unlink()  # its time may be the mutant's to the second
+    path.write_text(mutant.applied(before))
+    try:
+        got = forked(tree, ["-x", *tests], 4 * BUDGET) if tests else {"code": 0, "failed": ""}
+    finally:
+        path.write_text(before)
+    by = got["failed"] or ("(import)" if got["code"] else "")
+    return {"mutant": mutant.key, "line": mutant.line, "found": got["code"] != 0, "by": by,
+            "tests": len(tests), "seconds": round(time.monotonic() - began, 1)}  # fmt: skip
+
+
+def reasons(text: str) -> dict[str, str]:
+    """What a report says of those alive, by key."""
+    return dict(re.findall(r"^- `{3} (.+) `{3}: ((?:equivalent|accepted): .+)$", text, re.M))
+
+
+def report(rows: list[dict[str, Any]], known: dict[str, str]) -> str:
+    """The page: how many were found, who lives, and why."""
+    alive = {row["mutant"]: row for row in rows if not row["found"]}
+    parts = {
+        "Not found": [f"- ``` {key} ```: not found by {row['tests']} tests"
+                      for key, row in sorted(alive.items()) if key not in known],
+        "Not found, with a reason": [f"- ``` {key} ```: {known[key]}"
+                                     for key in sorted(alive) if key in known],
+    }  # fmt: skip
+    unexplained, explained = map(len, parts.values())
+    found = len(rows) - len(alive)
+    lines = [
+        "# Which single-line bugs do the tests not see?",
+        "",
+        f"Made by `python -m benchmarks.mutants`: {len(rows)} bugs, spread over the core by seed,",
+        f"put in one at a time. The tests find {found}; {explained} live with a reason, most of",
+        f"them because nothing changes, and {unexplained} without one: of those that should be",
+        f"found, {found / max(found + unexplained, 1):.1%} are.",
+    ]
+    for title, bugs in parts.items():
+        lines += ["", f"## {title}", "", *(bugs or ["None."])]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Try, log, write the report; exit code 1 if one lives without a reason."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--number", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", metavar="PATH", help="regimes/ROOM or a file of it")
+    parser.add_argument("--again", action="store_true", help="try once more what lived")
+    parser.add_argument("--log", type=Path, default=Path("runs", "mutants.jsonl"))
+    asked = parser.parse_args()
+    asked.log.parent.mkdir(parents=True, exist_ok=True)
+    lines = asked.log.read_text().splitlines() if asked.log.exists() else []
+    done = {row["mutant"]: row for row in map(json.loads, lines)}
+    import_what_is_heavy()
+    todo = spread(asked.number, asked.seed, asked.only)
+    with tempfile.TemporaryDirectory(prefix="regimes-") as scratch:
+        tree = copy_tree(Path(scratch, "tree"))
+        calls = who_calls_what(tree, ORACLES, asked.log.with_suffix(".calls.json"))
+        for mutant in todo:
+            old = done.get(mutant.key)
+            if old is None or (asked.again and not old["found"]):
+                done[mutant.key] = row = tried(mutant, tree, calls)
+                with asked.log.open("a") as log:
+                    log.write(json.dumps(row) + "\n")
+                word = f"found by {row['by']}" if row["found"] else f"ALIVE, {row['tests']} tests"
+                print(f"{row['seconds']:6.1f} s  {mutant.key}: {word}", flush=True)
+    known = reasons(REPORT.read_text() if REPORT.exists() else "")
+    rows = [done[mutant.key] for mutant in todo]
+    REPORT.write_text(report(rows, known))
+    sys.exit(any(not row["found"] and row["mutant"] not in known for row in rows))
+
+
+if __name__ == "__main__":
+    main()

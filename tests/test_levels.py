@@ -1,0 +1,42 @@
+"""Which levels a compressor has: listed by hand, and its usual ones among them."""
+
+from __future__ import annotations
+
+import pytest
+
+from regimes.compression import REGISTRY, compressor
+from regimes.config import DENSE, Level
+from regimes.errors import ConfigError
+
+TRIED: list[Level] = [*range(-1, 18), 32, 0.5, 0.0, 100, 100.5, "fp16", "bf16", "fp32", DENSE]
+HAVE: dict[str, list[Level]] = {
+    "dense": [DENSE],
+    "powersgd": [*range(1, 18), 32, 100, DENSE],
+    "topk": [*range(1, 18), 32, 0.5, 100, DENSE],
+    "randomk": [*range(1, 18), 32, 0.5, 100, DENSE],
+    "sign": [1, DENSE],
+    "quantise": [2, 4, 8, 16, DENSE],
+    "cast": ["fp16", "bf16", DENSE],
+}
+
+
+def accepts(name: str, level: Level) -> bool:
+    try:
+        compressor({"name": name}).check(level)
+    except ConfigError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", HAVE)
+def test_levels_are_those_of_the_list(name: str) -> None:
+    assert [level for level in TRIED if accepts(name, level)] == [
+        level for level in TRIED if level in HAVE[name]
+    ]
+
+
+def test_every_compressor_has_its_usual_levels() -> None:
+    assert set(HAVE) == set(REGISTRY)
+    for name in HAVE:
+        usual = compressor({"name": name}).usual
+        assert all(accepts(name, level) for level in usual.values()), name

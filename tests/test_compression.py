@@ -16,7 +16,7 @@ from regimes.compression.powersgd import PowerSGD, orthonormal
 from regimes.compression.quantised import Cast, Quantise, Sign, pack, unpack
 from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import RandomK, TopK, kept
-from regimes.compression.top_k import SMALL, largest, top_indices
+from regimes.compression.top_k import SMALL, by_threshold, largest, top_indices
 from regimes.config import DENSE
 from regimes.errors import ConfigError
 
@@ -217,12 +217,36 @@ def test_the_fast_selection_is_the_sorted_one(
         row = row.sort().values
     k, before = kept(percent, size), row.clone()
     expected = torch.tensor(sorted_selection(row, k))
-    index, value = largest(row, k)
-    assert torch.equal(index.long(), expected)
-    assert torch.equal(value, before[expected])
+    index, value = largest(row[None], k)
+    assert torch.equal(index[0].long(), expected)
+    assert torch.equal(value[0], before[expected])
     assert torch.equal(row, before)
-    largest(row, k, clear=True)
+    largest(row[None], k, clear=True)
     assert torch.equal(row, before.index_fill(0, expected, 0))
+
+
+@given(
+    st.integers(1, 3),
+    st.integers(1, 300),
+    st.floats(0, 1),
+    st.sampled_from([torch.float16, torch.float32, F64]),
+    st.sampled_from(["normal", "few values", "zeros", "infinite"]),
+    st.integers(0, 10**6),
+)
+@settings(max_examples=100)
+def test_the_selection_by_threshold_is_the_sorted_one(
+    count: int, size: int, share: float, dtype: torch.dtype, kind: str, seed: int
+) -> None:
+    """What a GPU does, here on a CPU."""
+    rows = torch.randn(count, size, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    if kind == "few values":
+        rows = rows.round()
+    elif kind == "zeros":
+        rows[:, : size * 9 // 10] = -0.0
+    elif kind == "infinite":
+        rows[:, ::3] = math.inf
+    k = max(1, round(share * size))
+    assert by_threshold(rows, k).tolist() == [sorted_selection(row, k) for row in rows]
 
 
 def test_a_sample_that_misleads_costs_time_only() -> None:
@@ -230,7 +254,7 @@ def test_a_sample_that_misleads_costs_time_only() -> None:
     stride = round(len(row) ** (1 / 3)) | 1
     row[::stride] = torch.arange(len(row[::stride]), dtype=F64) + 2  # what it sees is the top
     for k in (1, 100, len(row) - 100, len(row) - 1):
-        assert largest(row, k)[0].tolist() == sorted_selection(row, k)
+        assert largest(row[None], k)[0][0].tolist() == sorted_selection(row, k)
 
 
 def test_top_indices_against_torch_topk() -> None:
@@ -437,3 +461,6 @@ def test_topk_of_a_nan_still_sends_k(place: int, k: int) -> None:
     values = torch.arange(8.0)
     values[place] = float("nan")
     assert len(top_indices(values, k)) == k
+    chosen = by_threshold(values[None], k)[0]
+    assert len(chosen.unique()) == k
+    assert chosen.max() < 8

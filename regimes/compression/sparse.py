@@ -5,7 +5,7 @@ The level is K, the percentage of a layer's coordinates that each worker sends, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -67,8 +67,7 @@ class TopK(Compressor):
         k = kept(level, flat.shape[1], self.count)
         if not k:
             return state.update_like(delta[0]).zero_(), None
-        found = [largest(row, k, clear=self.error_feedback) for row in flat]
-        index, value = (_stacked(parts) for parts in zip(*found, strict=True))
+        index, value = largest(flat, k, clear=self.error_feedback)
         values = yield Gather(value)  # [W, k]
         indices = yield Gather(index)
         share = 1 / len(values) if self.reduction == "mean" else 1
@@ -93,11 +92,6 @@ def _add(update: Tensor, indices: Tensor, values: Tensor, share: float) -> None:
         return
     for index, value in zip(indices, values, strict=True):
         update.index_add_(0, index, value, alpha=share)
-
-
-def _stacked(rows: Sequence[Tensor]) -> Tensor:
-    """As ``torch.stack``, but one row is not copied."""
-    return torch.stack(list(rows)) if len(rows) > 1 else rows[0][None]
 
 
 @dataclass(frozen=True, kw_only=True)

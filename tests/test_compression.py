@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression import Compressor, compressor
-from regimes.compression.powersgd import PowerSGD, orthonormal
+from regimes.compression.batched import stacked
+from regimes.compression.orthonormal import in_one_batch, orthonormal
+from regimes.compression.powersgd import PowerSGD
 from regimes.compression.quantised import Cast, Quantise, Sign, pack, unpack
 from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import RandomK, TopK, kept
@@ -178,9 +181,70 @@ def test_authors_quirk_dense_forgets_the_residual() -> None:
 def test_orthonormal_spans_the_rows(rank: int, n: int, seed: int) -> None:
     rank = min(rank, n)
     rows = torch.randn(rank, n, generator=torch.Generator().manual_seed(seed), dtype=F64)
-    basis = orthonormal(rows)
+    (basis,) = orthonormal([(rows,)])
     torch.testing.assert_close(basis @ basis.mT, torch.eye(rank, dtype=F64))
     torch.testing.assert_close(rows @ basis.mT @ basis, rows)
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 12), st.sampled_from(
+    ["normal", "zero", "equal rows", "tiny", "huge", "units", "nearly dependent"])),
+    min_size=1, max_size=5), st.integers(0, 10**6))  # fmt: skip
+@settings(max_examples=150)
+def test_orthonormal_in_one_batch(cases: list[tuple[int, int, str]], seed: int) -> None:
+    """What a GPU does, here on a CPU."""
+    generator, matrices = torch.Generator().manual_seed(seed), []
+    for rank, n, kind in cases:
+        rows = torch.randn(min(rank, n), n, generator=generator, dtype=F64)
+        if kind == "equal rows":
+            rows = rows[:1].expand(len(rows), -1)
+        elif kind == "units":
+            rows = torch.eye(n, dtype=F64)[:1].repeat(len(rows), 1)
+        elif kind == "nearly dependent":
+            rows = rows[:1] + 1e-9 * rows
+        scale = {"zero": 0, "tiny": 1e-30, "huge": 1e30}.get(kind, 1)
+        matrices.append((scale * rows).contiguous())
+    for rows, basis in zip(matrices, in_one_batch(matrices), strict=True):
+        torch.testing.assert_close(basis @ basis.mT, torch.eye(len(rows), dtype=F64))
+        lost = torch.linalg.matrix_norm(rows - rows @ basis.mT @ basis)
+        assert lost <= 1e-9 * torch.linalg.matrix_norm(rows)
+
+
+EVENLY = [[7], [0, 6, 12], [0, 2, 4], [3, 3]]
+
+
+@pytest.mark.parametrize("places", [*EVENLY, [12, 6, 0], [0, 6, 13]])
+def test_stacked_is_torch_stack(places: list[int]) -> None:
+    memory = torch.arange(40.0)
+    parts = [memory.as_strided((2, 3), (10, 1), place) for place in places]
+    assert torch.equal(stacked(parts), torch.stack(parts))
+    assert (stacked(parts).data_ptr() == parts[0].data_ptr()) == (places in EVENLY)  # no copy
+    copies = [part.clone() for part in parts]
+    assert torch.equal(stacked(copies), torch.stack(copies))
+
+
+@pytest.mark.parametrize(("chosen", "low", "high"), EVERY)
+@pytest.mark.parametrize("workers", [1, 3])
+def test_layers_abreast_are_layers_one_by_one(
+    chosen: Compressor, low: object, high: object, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order of a GPU, here on a CPU: with layers of equal shape, restored on the way."""
+    shapes = [(6, 10), (8, 3, 3, 3), (5,), (6, 5, 2), (4, 1), (8, 27)]
+    found = []
+    for gpu in (False, True):
+        for module in ("batched", "orthonormal", "powersgd", "reducer"):
+            monkeypatch.setattr(f"regimes.compression.{module}.launches", lambda _, x=gpu: x)
+        reducer = Reducer(chosen, [Layer(str(i), s) for i, s in enumerate(shapes)],
+                          world(workers), seed=1)  # fmt: skip
+        updates = []
+        for t, level in enumerate([low, high, low, DENSE, high, low]):
+            generator = torch.Generator().manual_seed(t)
+            grads = [torch.randn(workers, *s, generator=generator, dtype=F64) for s in shapes]
+            updates += [update.clone() for update in step(reducer, grads, level)]
+            reducer.load_state_dict(*copy.deepcopy(reducer.state_dict()))
+        found.append((updates, [r for r in reducer.residuals() if r is not None],
+                      reducer.world.meter.take()))  # fmt: skip
+    torch.testing.assert_close(found[0][:2], found[1][:2], rtol=1e-7, atol=1e-7)
+    assert found[0][2] == found[1][2]  # the same traffic
 
 
 @given(st.lists(st.integers(-4, 4), min_size=1, max_size=40), st.floats(0.5, 100))

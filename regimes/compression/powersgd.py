@@ -15,8 +15,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.collectives.requests import Layer, Mean, Program, Traffic
+from regimes.collectives.requests import Layer, Mean, Program, Together, Traffic
 from regimes.compression.base import Compressor, Sending, State
+from regimes.compression.batched import by_shape, launches
+from regimes.compression.orthonormal import orthonormal
 from regimes.config import DENSE, Level
 from regimes.errors import require
 from regimes.seeding import stream
@@ -59,9 +61,12 @@ class PowerSGD(Compressor):
         state = cast(PowerState, state)
         n, m = delta.shape[1:]
         q = self._start(state, min(int(level), n, m), delta)
-        p = orthonormal((yield Mean(q @ delta.mT)))  # [r, n]
-        state.q = yield Mean(p @ delta)  # [r, m]
-        update = torch.mm(p.mT, state.q, out=state.update_like(delta[0]))  # [n, m]
+        p = yield Together(orthonormal, (yield Mean((yield Together(_left, q, delta)))))  # [r, n]
+        state.q = yield Mean((yield Together(_right, p, delta)))  # [r, m]
+        if launches(delta):
+            update = yield Together(_product, p, state.q)  # [n, m]
+        else:
+            update = torch.mm(p.mT, state.q, out=state.update_like(delta[0]))
         return update, update
 
     def _start(self, state: PowerState, rank: int, like: Tensor) -> Float[Tensor, "rank m"]:
@@ -84,7 +89,6 @@ class PowerSGD(Compressor):
         return Traffic(floats, floats * itemsize)
 
 
-def orthonormal(rows: Float[Tensor, "rank n"]) -> Float[Tensor, "rank n"]:
-    """An orthonormal basis of the rows' span, completed where they are dependent (Householder QR:
-    a zero gradient must not leave a zero factor, from which power iteration never returns)."""
-    return torch.linalg.qr(rows.mT)[0].mT
+_left = by_shape(lambda q, delta: q.unsqueeze(-3) @ delta.mT)
+_right = by_shape(lambda p, delta: p.unsqueeze(-3) @ delta)
+_product = by_shape(lambda p, q: p.mT @ q)

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regimes.seeding import uniform
+
 Entries = Sequence[tuple[Tensor, ...]]
 
 
@@ -61,6 +63,13 @@ def subtracted(entries: Entries) -> list[Tensor]:
     rows = [row for delta, _ in entries for row in delta]
     torch._foreach_sub_(rows, [row for delta, sent in entries for row in sent.expand_as(delta)])
     return [delta for delta, _ in entries]
+
+
+def drawn(entries: Sequence[tuple[Sequence[int], Tensor]]) -> list[Tensor]:
+    """Random numbers in [0, 1), a row for each seed, of the size and on the device of a row."""
+    wanted = [(seed, row.numel()) for seeds, row in entries for seed in seeds]
+    rows = iter(uniform(wanted, entries[0][1].device))
+    return [stacked([next(rows) for _ in seeds]) for seeds, _ in entries]
 
 
 copied = by_shape(torch.clone)

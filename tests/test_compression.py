@@ -26,6 +26,7 @@ from regimes.errors import ConfigError
 F64 = torch.float64
 EVERY = [  # one case per family: compressor, a level that sends more, a level that sends less
     pytest.param(PowerSGD(), 4, 1, id="powersgd"),
+    pytest.param(PowerSGD(wire="bf16"), 4, 1, id="powersgd-bf16"),
     pytest.param(TopK(), 40, 5.0, id="topk"),
     pytest.param(RandomK(), 40, 5.0, id="randomk"),
     pytest.param(Sign(), DENSE, 1, id="sign"),
@@ -392,6 +393,27 @@ def test_randomk_scales_without_memory_and_is_unbiased() -> None:
     assert ((mean - grad[0].mean(0)).abs() <= 5 * sd + 1e-12).all()  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("wire", ["fp16", "bf16"])
+def test_the_factors_of_powersgd_travel_rounded(wire: str) -> None:
+    """One step from the full one's Q, by hand; what the rounding loses stays owed."""
+    (shape, *_), dtype = SHAPES, {"fp16": torch.float16, "bf16": torch.bfloat16}[wire]
+    chosen, (grad, *_) = PowerSGD(wire=wire), gradients(3, 0, torch.float32)
+    reducer = Reducer(chosen, layers()[:1], world(3, torch.float32), seed=0)
+    q = torch.randn(2, shape[1], generator=torch.Generator().manual_seed(1))
+    reducer.states[0].recall({"q": q})
+    (update,) = step(reducer, [grad], 2)
+    p = (q @ grad.mT).to(dtype).float().mean(0).to(dtype).float()
+    p = torch.linalg.qr(p.mT)[0].mT
+    right = (p @ grad).to(dtype).float().mean(0).to(dtype).float()
+    torch.testing.assert_close(update, p.mT @ right, rtol=1e-5, atol=1e-5)
+    residual = reducer.residuals()[0]
+    torch.testing.assert_close(residual, grad - update)
+    assert not chosen.linear
+    assert PowerSGD().linear
+    with pytest.raises(ConfigError, match="wire"):
+        PowerSGD(wire="int8")
+
+
 def test_cast_is_torch_rounding() -> None:
     grad = gradients(1, 0, torch.float32)[:1]
     update = step(Reducer(Cast(), layers()[:1], world(1, torch.float32), seed=0), grad, "bf16")[0]
@@ -406,6 +428,7 @@ def test_cast_is_torch_rounding() -> None:
 def test_metered_equals_computed_at_each_level_and_across_changes(
     chosen: Compressor, low: object, high: object, dtype: torch.dtype
 ) -> None:
+    by_bits = isinstance(chosen, Sign | Quantise | Cast) or chosen == PowerSGD(wire="bf16")
     w = world(4, dtype)
     reducer = Reducer(chosen, layers(), w, seed=1)
     for t, level in enumerate([low, high, DENSE, high, low]):
@@ -414,7 +437,7 @@ def test_metered_equals_computed_at_each_level_and_across_changes(
         for i, layer in enumerate(reducer.layers):
             expected = chosen.cost(layer, level, 4, dtype.itemsize)  # type: ignore[arg-type]
             assert meter.layers[i].bytes == expected.bytes, (layer, level)
-            if dtype == torch.float32 or not isinstance(chosen, Sign | Quantise | Cast):
+            if dtype == torch.float32 or not by_bits:
                 assert meter.layers[i].floats == expected.floats, (layer, level)
 
 

@@ -71,6 +71,7 @@ class State(Workspace):
             setattr(self, name, value.to(device) if isinstance(value, Tensor) else value)
 
 
+HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 Sending = Generator[Request, Any, tuple[Tensor, Tensor | None]]
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from regimes.collectives.requests import Gather, Layer, Mean, Together, Traffic
-from regimes.compression.base import Compressor, Sending, State
+from regimes.compression.base import HALF, Compressor, Sending, State
 from regimes.compression.batched import drawn
 from regimes.config import DENSE, Level
 from regimes.errors import ConfigError, require
@@ -134,15 +134,12 @@ class Cast(Compressor):
     usual: ClassVar[Mapping[str, Level]] = {"low": DENSE, "high": "bf16"}
 
     def check(self, level: Level) -> None:
-        require(level in (DENSE, *_HALF), "level of cast", level, '"fp16", "bf16" or "dense"')
+        require(level in (DENSE, *HALF), "level of cast", level, '"fp16", "bf16" or "dense"')
 
     def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
-        half = delta.to(_HALF[str(level)])
+        half = delta.to(HALF[str(level)])
         mean = yield Mean(half)
         return mean.to(delta.dtype), half.to(delta.dtype)
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         return Traffic(layer.size / 2, layer.size * 2)
-
-
-_HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}

@@ -1,19 +1,25 @@
-"""Random streams keyed by what they are for, so that they need no saving and no synchronising.
+"""Random numbers keyed by what they are for, so that they need no saving and no synchronising.
 
 A stream is a function of its key alone, e.g. ``(seed, "order", epoch)`` or
 ``(seed, "dropout", epoch, step, worker)``. Any process can make any stream, and a resumed run
-makes the same ones again.
+makes the same ones again. ``uniform`` makes them where they are needed, the same on any device.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
 Key = str | int
+GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # SplitMix64's constants, as signed integers
+FACTORS = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
+BLOCK = 1 << 14  # words that a CPU's cache holds
 
 
 def derive(*key: Key) -> int:
@@ -24,6 +30,50 @@ def derive(*key: Key) -> int:
 
 def stream(*key: Key) -> torch.Generator:
     """A CPU generator for one purpose."""
-    import torch
-
     return torch.Generator().manual_seed(derive(*key))
+
+
+def uniform(wanted: Sequence[tuple[int, int]], device: torch.device) -> list[Tensor]:
+    """Multiples of 2^-24 in [0, 1) for each (seed by `derive`, how many), made on the device.
+
+    SplitMix64 (Steele, Lea & Flood, 2014): the i-th word is a hash of seed + i * GOLDEN, so that
+    all are made at once. Each word gives two numbers, its lower half the first.
+    """
+    words = [-(-size // 2) for _, size in wanted]
+    flat = torch.empty(2 * sum(words), device=device)
+    pieces = flat.split([2 * count for count in words])
+    if device.type == "cpu":
+        for (seed, _), piece in zip(wanted, pieces, strict=True):
+            _fill(piece.numpy(), seed)
+    else:
+        counters = torch.arange(1, max(words) + 1, device=device).mul_(GOLDEN)
+        pairs = zip(wanted, words, strict=True)
+        state = torch.cat([counters[:count] + _signed(seed) for (seed, _), count in pairs])
+        _mix(state, lambda z, bits: (z >> bits) & (2 ** (64 - bits) - 1))
+        torch.mul((state.view(torch.int32) >> 8) & (2**24 - 1), 2.0**-24, out=flat)
+    return [piece[:size] for piece, (_, size) in zip(pieces, wanted, strict=True)]
+
+
+def _fill(row: Float[np.ndarray, " numbers"], seed: int) -> None:
+    """Numpy, block by block: half the time of ``torch.rand``."""
+    words = len(row) // 2
+    counters = np.arange(1, min(BLOCK, words) + 1) * GOLDEN
+    for start in range(0, words, BLOCK):
+        state = counters[: words - start] + _signed(seed + start * GOLDEN)
+        _mix(state, lambda z, bits: (z.view(np.uint64) >> np.uint64(bits)).view(np.int64))
+        halves = (state.view(np.uint32) >> np.uint32(8)).view(np.int32)
+        part = row[2 * start : 2 * (start + len(state))]
+        np.multiply(halves, np.float32(2**-24), out=part, dtype=np.float32, casting="unsafe")
+
+
+def _mix(state: Any, shifted: Callable[[Any, int], Any]) -> None:
+    """SplitMix64's hash of 64-bit words in place; ``shifted`` shifts to the right, zeros in."""
+    for bits, factor in FACTORS:
+        state ^= shifted(state, bits)
+        state *= factor
+    state ^= shifted(state, 31)
+
+
+def _signed(number: int) -> int:
+    """Modulo 2^64, in a signed 64-bit integer."""
+    return (number + 2**63) % 2**64 - 2**63

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -60,6 +60,7 @@ class ProcessWorld(World):
             for NCCL, which returns before the work is done, the time until the others are lost.
     """
 
+    abreast = True
     store: dist.Store | None = None
     patience: tuple[timedelta, ...] = ()
 
@@ -75,9 +76,6 @@ class ProcessWorld(World):
         """The group of the collectives; None for torch's default group. Nobody may keep it, or its
         threads would not end with it."""
         return None
-
-    def _together(self, programs: int) -> Iterable[Iterable[int]]:
-        return [range(programs)]
 
     def mean(self, tensors: list[Tensor]) -> list[Tensor]:
         answers: list[Tensor] = [torch.empty(0)] * len(tensors)

@@ -1,14 +1,16 @@
 """What a compressor asks of the other workers, and how it is counted.
 
 A program is a generator that yields ``Mean`` or ``Gather`` requests, is answered with their
-results, and returns a tensor. It never talks to another process; ``World.drive`` does.
+results, and returns a tensor. It never talks to another process; ``World.drive`` does. With
+``Together`` it asks for work of its own process that programs side by side have done in one go.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -51,6 +53,16 @@ class Gather:
     tensor: Tensor
 
 
+class Together:
+    """Ask for ``work([arguments])[0]``; programs that ask for the same work at the same time share
+    one call, in which each has an entry of the list. Nothing travels."""
+
+    def __init__(
+        self, work: Callable[[Sequence[tuple[Any, ...]]], Sequence[Any]], *arguments: Any
+    ) -> None:
+        self.work, self.arguments = work, arguments
+
+
 @dataclass(frozen=True)
 class Traffic:
     """What one step hands to the collectives.
@@ -74,5 +86,5 @@ class Traffic:
         return Traffic(self.floats + other.floats, self.bytes + other.bytes)
 
 
-Request = Mean | Gather
-Program = Generator[Request, Tensor, Tensor]
+Request = Mean | Gather | Together
+Program = Generator[Request, Any, Tensor]

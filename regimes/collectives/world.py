@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regimes.collectives.requests import NO_LAYER, Gather, Program, Request, Traffic
+from regimes.collectives.requests import NO_LAYER, Gather, Mean, Program, Request, Together, Traffic
 from regimes.errors import ConfigError, require
 
 KINDS = ("mean", "gather", "broadcast")
+FEW = 1 << 16  # numbers; a launch of its own costs more than the copying of fewer
 
 
 @dataclass
@@ -76,7 +77,10 @@ class World:
         processes, rank: P and this process's place among them.
         hosted: the workers that live here, ``W / P`` consecutive ones.
         meter: the traffic so far.
+        abreast: programs go side by side, so that a round of them travels as one.
     """
+
+    abreast = False
 
     def __init__(self, workers: int, *, processes: int = 1, rank: int = 0) -> None:
         shared = workers >= 1 and workers % processes == 0
@@ -101,8 +105,9 @@ class World:
     # -- requests ----------------------------------------------------------------------------
 
     def drive(
-        self, programs: Sequence[Program], layers: Sequence[int], *, signal: bool = False
-    ) -> list[Tensor]:
+        self, programs: Sequence[Program], layers: Sequence[int], *, signal: bool = False,
+        abreast: bool = False,
+    ) -> list[Tensor]:  # fmt: skip
         """Run generators to their end; return their results.
 
         In each round all ``Mean`` requests of a type travel as one collective, and all ``Gather``
@@ -113,20 +118,17 @@ class World:
             programs: generators that yield ``Mean`` or ``Gather`` and return a tensor.
             layers: the layer index that each one's traffic is counted for, or ``NO_LAYER``.
             signal: these are a detector's statistics: bytes, but no floats of the paper's count.
+            abreast: take them side by side in any world, so that they do ``Together`` in one go.
         """
         results: list[Any] = [None] * len(programs)
         travelled: set[tuple[int, str, torch.dtype]] = set()
-        for together in self._together(len(programs)):
-            answers: dict[int, Any] = dict.fromkeys(together)
+        places = range(len(programs))
+        for some in [places] if abreast or self.abreast else ([i] for i in places):
+            answers: dict[int, Any] = dict.fromkeys(some)
             turn = 0
             while answers:
                 asked: dict[str, dict[int, Tensor]] = {"mean": {}, "gather": {}}
-                for i in sorted(answers):
-                    try:
-                        request = programs[i].send(answers[i])
-                    except StopIteration as stop:
-                        results[i] = stop.value
-                        continue
+                for i, request in _asked(programs, answers, results):
                     kind, tensor = self._count(layers[i], request, signal), request.tensor
                     asked[kind][i] = tensor
                     travelled.add((turn, kind, tensor.dtype if kind == "mean" else torch.uint8))
@@ -135,10 +137,6 @@ class World:
         for _, kind, _ in travelled:
             self.meter.calls[kind] += 1
         return results
-
-    def _together(self, programs: int) -> Iterable[Iterable[int]]:
-        """Which programs go in lock-step."""
-        return ([i] for i in range(programs))
 
     def _answer(self, asked: dict[str, dict[int, Tensor]]) -> dict[int, Tensor]:
         means, gathers = asked["mean"], asked["gather"]
@@ -156,7 +154,7 @@ class World:
         programs = [_single(request) for request in requests]
         return self.drive(programs, layers or [NO_LAYER] * len(programs), signal=True)
 
-    def _count(self, layer: int, request: Request, signal: bool) -> str:
+    def _count(self, layer: int, request: Mean | Gather, signal: bool) -> str:
         kind = "gather" if isinstance(request, Gather) else "mean"
         counted = layer != NO_LAYER and not signal
         self.meter.count(layer, kind, request.tensor, convention=counted)
@@ -164,7 +162,16 @@ class World:
 
     def mean(self, tensors: list[Tensor]) -> list[Tensor]:
         """Means over all workers: each ``[L, ...] -> [...]``."""
-        return [t[0] if t.shape[0] == 1 else t.mean(0) for t in tensors]
+        found = {i: t[0] if len(t) == 1 else t.mean(0)
+                 for i, t in enumerate(tensors) if not _little(t)}  # fmt: skip
+        for dtype in {t.dtype for t in tensors}:
+            rest = {i: t for i, t in enumerate(tensors) if t.dtype == dtype and i not in found}
+            if rest:
+                joined = torch.cat([t.reshape(len(t), -1) for t in rest.values()], dim=1).mean(0)
+                pieces = joined.split([t[0].numel() for t in rest.values()])
+                for i, piece in zip(rest, pieces, strict=True):
+                    found[i] = piece.view(rest[i].shape[1:])
+        return [found[i] for i in range(len(tensors))]
 
     def gather(self, tensors: list[Tensor]) -> list[Tensor]:
         """All workers' rows, in worker order: each ``[L, ...] -> [W, ...]``."""
@@ -215,6 +222,35 @@ class World:
                     f"process {odd[0]} holds another {fact} than process 0: start all processes "
                     f"with the same configuration, code and data"
                 )
+
+
+def _little(tensor: Tensor) -> bool:
+    """Is its mean not worth a launch of its own?"""
+    return len(tensor) > 1 and tensor.device.type == "cuda" and tensor.numel() < FEW
+
+
+def _asked(
+    programs: Sequence[Program], answers: dict[int, Any], results: list[Any]
+) -> list[tuple[int, Mean | Gather]]:
+    """Answer programs, and all that they ask ``Together``, until each asks the other workers, or
+    ends and leaves its result."""
+    asked: dict[int, Mean | Gather] = {}
+    while answers:
+        tasks: dict[Any, dict[int, tuple[Any, ...]]] = {}
+        for i in sorted(answers):
+            try:
+                request = programs[i].send(answers[i])
+            except StopIteration as stop:
+                results[i] = stop.value
+                continue
+            if isinstance(request, Together):
+                tasks.setdefault(request.work, {})[i] = request.arguments
+            else:
+                asked[i] = request
+        answers = {}
+        for work, arguments in tasks.items():
+            answers.update(zip(arguments, work(list(arguments.values())), strict=True))
+    return sorted(asked.items())
 
 
 def _single(request: Request) -> Program:

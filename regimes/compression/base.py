@@ -3,7 +3,8 @@
 A compressor is straight-line maths that *asks* for its collectives: ``send`` is a generator that
 yields ``Mean`` or ``Gather`` requests and is answered with their results. It never talks to
 another process. ``World.drive`` runs a bucket's generators side by side and answers one round of
-requests after another; between real processes a round travels as few collectives.
+requests after another; between real processes a round travels as few collectives. ``Together``
+asks for work that layers do in one go on a GPU (``batched``).
 
 Gradients carry a leading axis of hosted workers, ``[L, n, m]``: a convolution is viewed as
 ``[out, in * kh * kw]`` (PowerSGD, section 3). Error feedback (Stich & Karimireddy, 2019) and the
@@ -21,7 +22,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.collectives.requests import Layer, Mean, Program, Request, Traffic
+from regimes.collectives.requests import Layer, Mean, Program, Request, Together, Traffic
+from regimes.compression.batched import added, copied, subtracted
 from regimes.config import DENSE, Level
 
 
@@ -69,7 +71,8 @@ class State(Workspace):
             setattr(self, name, value.to(device) if isinstance(value, Tensor) else value)
 
 
-Sending = Generator[Request, Tensor, tuple[Tensor, Tensor | None]]
+HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
+Sending = Generator[Request, Any, tuple[Tensor, Tensor | None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +121,9 @@ class Compressor(ABC):
             # Before compressing: at any level, dense too, what is owed is part of what is sent.
             # In place on the residual, never on grad: gauges read the gradients afterwards.
             # Neither carries an autograd graph, which in-place arithmetic would break.
-            delta = state.residual.add_(delta)
+            delta = state.residual = yield Together(added, state.residual, delta)
         elif self.error_feedback and level != DENSE:
-            delta = state.residual = delta.clone()
+            delta = state.residual = yield Together(copied, delta)
         state.step += 1
         if level == DENSE:
             update = yield Mean(delta)
@@ -128,7 +131,7 @@ class Compressor(ABC):
         else:
             update, sent = yield from self.send(delta, state, level)
             if self.error_feedback and sent is not None:
-                delta.sub_(sent)  # delta is the residual: what was not sent stays owed
+                yield Together(subtracted, delta, sent)  # what was not sent stays owed
         return update.view(grad.shape[1:])
 
     def cost(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:

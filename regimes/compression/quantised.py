@@ -15,16 +15,19 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from regimes.collectives.requests import Gather, Layer, Mean, Traffic
-from regimes.compression.base import Compressor, Sending, State
+from regimes.collectives.requests import Gather, Layer, Mean, Together, Traffic
+from regimes.compression.base import HALF, Compressor, Sending, State
+from regimes.compression.batched import drawn
 from regimes.config import DENSE, Level
 from regimes.errors import ConfigError, require
-from regimes.seeding import stream
+from regimes.seeding import derive
 
 
 def pack(codes: UInt8[Tensor, "*batch size"], bits: int) -> UInt8[Tensor, "*batch packed"]:
     """Codes of 1, 2, 4 or 8 bits, ``8 / bits`` to the byte, low bits first, padded with zeros."""
     per_byte = 8 // bits
+    if per_byte == 1:
+        return codes
     padded = torch.nn.functional.pad(codes, (0, -codes.shape[-1] % per_byte))
     shifts = bits * torch.arange(per_byte, device=codes.device)
     parts = padded.unflatten(-1, (-1, per_byte)).to(torch.int32) << shifts
@@ -33,6 +36,8 @@ def pack(codes: UInt8[Tensor, "*batch size"], bits: int) -> UInt8[Tensor, "*batc
 
 def unpack(packed: UInt8[Tensor, "*batch packed"], bits: int, size: int) -> Tensor:
     """The inverse of ``pack``, as int32 codes."""
+    if bits == 8:
+        return packed[..., :size].to(torch.int32)
     shifts = bits * torch.arange(8 // bits, device=packed.device)
     codes = (packed.unsqueeze(-1).to(torch.int32) >> shifts) & (2**bits - 1)
     return codes.flatten(-2)[..., :size]
@@ -101,8 +106,8 @@ class Quantise(Compressor):
         steps = 2 ** (bits - 1) - 1  # codes -steps .. steps
         scale = flat.abs().amax(1).clamp_min(torch.finfo(flat.dtype).tiny)  # [L]
         scaled = flat / scale[:, None] * steps
-        code = (scaled + self._noise(scaled, state) if self.stochastic else scaled + 0.5).floor()
-        code = code.clamp_(-steps, steps)
+        noise = (yield self._noise(scaled, state)).to(scaled) if self.stochastic else 0.5
+        code = scaled.add_(noise).floor_().clamp_(-steps, steps)
         scales = yield Gather(scale)  # [W]
         wire = code.to(torch.int16) if bits == 16 else pack((code + steps).to(torch.uint8), bits)
         received = yield Gather(wire)
@@ -111,14 +116,11 @@ class Quantise(Compressor):
         sent = code * (scale / steps)[:, None]
         return update.view(delta.shape[1:]), sent.view(delta.shape)
 
-    def _noise(self, like: Tensor, state: State) -> Tensor:
+    def _noise(self, like: Tensor, state: State) -> Together:
         """Uniform noise in [0, 1), a stream of its own for each worker and step."""
-        first = state.first_worker
-        rows = [
-            torch.rand(like.shape[1], generator=stream(*state.key, "quantise", state.step, worker))
-            for worker in range(first, first + len(like))
-        ]
-        return torch.stack(rows).to(like)
+        workers = range(state.first_worker, state.first_worker + len(like))
+        seeds = [derive(*state.key, "quantise", state.step, worker) for worker in workers]
+        return Together(drawn, seeds, like[0])
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         return _packed(layer, int(level), workers, itemsize)
@@ -132,15 +134,12 @@ class Cast(Compressor):
     usual: ClassVar[Mapping[str, Level]] = {"low": DENSE, "high": "bf16"}
 
     def check(self, level: Level) -> None:
-        require(level in (DENSE, *_HALF), "level of cast", level, '"fp16", "bf16" or "dense"')
+        require(level in (DENSE, *HALF), "level of cast", level, '"fp16", "bf16" or "dense"')
 
     def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
-        half = delta.to(_HALF[str(level)])
+        half = delta.to(HALF[str(level)])
         mean = yield Mean(half)
         return mean.to(delta.dtype), half.to(delta.dtype)
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         return Traffic(layer.size / 2, layer.size * 2)
-
-
-_HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}

@@ -17,6 +17,7 @@ from torch import Tensor
 from regimes.collectives.requests import NO_LAYER, Layer, Mean, Program
 from regimes.collectives.world import World
 from regimes.compression.base import Compressor, State
+from regimes.compression.batched import launches
 from regimes.compression.dense import Dense
 from regimes.config import DENSE, Level
 from regimes.errors import ConfigError
@@ -96,7 +97,9 @@ class Reducer:
             else self.compressors[i].reduce(gradients[i], memories[i], levels[i])
             for i in bucket
         ]
-        return dict(zip(bucket, self.world.drive(programs, bucket), strict=True))
+        abreast = any(launches(gradients[i]) for i in bucket if i != NO_LAYER)
+        found = self.world.drive(programs, bucket, abreast=abreast)
+        return dict(zip(bucket, found, strict=True))
 
     def residuals(self) -> list[Tensor | None]:
         """What each hosted worker still owes, per layer."""

@@ -5,20 +5,20 @@ The level is K, the percentage of a layer's coordinates that each worker sends, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.collectives.requests import Gather, Layer, Mean, Traffic
+from regimes.collectives.requests import Gather, Layer, Mean, Together, Traffic
 from regimes.compression.base import Compressor, Sending, State
-from regimes.compression.top_k import largest
+from regimes.compression.batched import drawn
+from regimes.compression.top_k import largest, top_indices
 from regimes.config import DENSE, Level
 from regimes.errors import require
-from regimes.seeding import stream
+from regimes.seeding import derive
 
 
 def kept(level: Level, size: int, count: str = "round") -> int:
@@ -67,8 +67,7 @@ class TopK(Compressor):
         k = kept(level, flat.shape[1], self.count)
         if not k:
             return state.update_like(delta[0]).zero_(), None
-        found = [largest(row, k, clear=self.error_feedback) for row in flat]
-        index, value = (_stacked(parts) for parts in zip(*found, strict=True))
+        index, value = largest(flat, k, clear=self.error_feedback)
         values = yield Gather(value)  # [W, k]
         indices = yield Gather(index)
         share = 1 / len(values) if self.reduction == "mean" else 1
@@ -95,11 +94,6 @@ def _add(update: Tensor, indices: Tensor, values: Tensor, share: float) -> None:
         update.index_add_(0, index, value, alpha=share)
 
 
-def _stacked(rows: Sequence[Tensor]) -> Tensor:
-    """As ``torch.stack``, but one row is not copied."""
-    return torch.stack(list(rows)) if len(rows) > 1 else rows[0][None]
-
-
 @dataclass(frozen=True, kw_only=True)
 class RandomK(Compressor):
     """All workers send the same K % random coordinates, drawn anew each step from the shared
@@ -115,13 +109,15 @@ class RandomK(Compressor):
     def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
         flat = delta.flatten(1)
         size = flat.shape[1]
-        chosen = torch.randperm(size, generator=stream(*state.key, "random-k", state.step))
-        index = chosen[: kept(level, size)].to(delta.device)
+        seeds = [derive(*state.key, "random-k", state.step)]
+        draws = yield Together(drawn, seeds, flat[0])
+        index = top_indices(draws[0], kept(level, size)).long()
         mean = yield Mean(flat[:, index])
-        update = torch.zeros_like(flat[0])
+        update = state.update_like(delta[0]).zero_().view(-1)
         update[index] = mean if self.error_feedback else mean * (size / len(index))
-        sent = torch.zeros_like(flat).index_copy_(1, index, flat[:, index])
-        return update.view(delta.shape[1:]), sent.view(delta.shape)
+        if self.error_feedback:
+            flat.index_fill_(1, index, 0)
+        return update.view(delta.shape[1:]), None
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         k = kept(level, layer.size)

@@ -3,12 +3,14 @@
 Stands under `sparse`; used by instruments that compare supports, too. Only values above a bound are
 looked at twice; the bound comes from a sorted sample (Floyd & Rivest, 1975) and is checked. For
 large k the rest is sought instead, from below. On a CPU numpy's comparisons and ``flatnonzero`` are
-several times faster than torch's.
+several times faster than torch's. Elsewhere, where each launch costs and the host must not wait,
+`by_threshold` takes all rows at once.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -20,24 +22,49 @@ SMALL = 1 << 14  # values; of fewer, all are looked at
 
 def top_indices(values: Float[Tensor, " size"], k: int) -> Int32[Tensor, " k"]:
     """Indices of the k largest magnitudes, ascending; ties go to the smaller index."""
-    return largest(values, k)[0]
+    return largest(values[None], k)[0][0]
 
 
 def largest(
-    row: Float[Tensor, " size"], k: int, *, clear: bool = False
-) -> tuple[Int32[Tensor, " k"], Float[Tensor, " k"]]:
-    """``(indices, values)`` of the k largest magnitudes, by ascending index; ties go to the smaller
-    index. Where NaN hides them, any k.
+    rows: Float[Tensor, "rows size"], k: int, *, clear: bool = False
+) -> tuple[Int32[Tensor, "rows k"], Float[Tensor, "rows k"]]:
+    """``(indices, values)`` of each row's k largest magnitudes, by ascending index; ties go to the
+    smaller index. Where NaN hides them, any k.
 
     Args:
-        clear: leave zeros in their places in ``row``, which otherwise stays as it is.
+        clear: leave zeros in their places in ``rows``, which otherwise stay as they are.
     """
-    if row.device.type != "cpu":
-        chosen = row.abs().argsort(descending=True, stable=True)[:k].sort().values
-        taken = row[chosen]
-        if clear:
-            row[chosen] = 0
-        return chosen.int(), taken
+    if rows.device.type == "cpu":
+        index, value = zip(*(_of_row(row, k, clear) for row in rows), strict=True)
+        return _stacked(index), _stacked(value)
+    chosen = by_threshold(rows, k)
+    taken = rows.gather(1, chosen)
+    if clear:
+        rows.scatter_(1, chosen, 0)
+    return chosen.int(), taken
+
+
+def _stacked(rows: Sequence[Tensor]) -> Tensor:
+    """As ``torch.stack``, but one row is not copied."""
+    return torch.stack(list(rows)) if len(rows) > 1 else rows[0][None]
+
+
+def by_threshold(rows: Float[Tensor, "rows size"], k: int) -> Int64[Tensor, "rows k"]:
+    """The indices that `largest` gives, of all rows at once, on any device. k is at least 1."""
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.element_size()]
+    keys = rows.view(whole) & torch.iinfo(whole).max  # ordered as magnitudes; NaN above all
+    bound = keys.topk(k, sorted=False).values.amin(1, keepdim=True)
+    above = (keys > bound).cumsum(1, dtype=torch.int32)
+    ties = (keys == bound).cumsum(1, dtype=torch.int32)
+    taken = above + ties.minimum(k - above[:, -1:])  # how many are chosen up to each place
+    places = torch.arange(1, k + 1, dtype=torch.int32, device=rows.device)
+    return torch.searchsorted(taken, places.repeat(len(rows), 1))
+
+
+def _of_row(
+    row: Float[Tensor, " size"], k: int, clear: bool
+) -> tuple[Int32[Tensor, " k"], Float[Tensor, " k"]]:
+    """`largest` of one row on a CPU."""
     array = row.detach().numpy()
     magnitude, n = np.abs(array), len(array)
     if 2 * k <= n:

@@ -110,6 +110,7 @@ def who_calls_what(tree: Path, names: Sequence[str], kept: Path) -> Calls:
             began = time.monotonic()
             got = forked(tree, [f"tests/{path.name}"], 900, tracing=True)
             known[path.name] = {"digest": digest if got["code"] >= 0 else "", "calls": got["calls"]}
+            kept.parent.mkdir(exist_ok=True)
             kept.write_text(json.dumps(known))
             print(f"{path.name}: {len(got['calls'])} tests, {time.monotonic() - began:.0f} s, "
                   f"{got['failed'] or 'all passed'}", flush=True)  # fmt: skip

@@ -137,6 +137,19 @@ def test_workers_that_do_not_divide_are_refused(workers: int, processes: int) ->
         World(workers, processes=processes)
 
 
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_every_process_names_the_first_that_holds_something_else(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = [{"data": data, "code": "c"} for data in ("a", "a", "b")]
+    world = World(3, processes=3, rank=rank)
+    monkeypatch.setattr(world, "gather_object", lambda facts: held)
+    with pytest.raises(ConfigError, match="process 2 holds another data than process 0"):
+        world.agree(**held[rank])
+    held[2] = held[0]
+    world.agree(**held[rank])
+
+
 def test_the_meter_counts_signals_as_bytes_only() -> None:
     world = World(2)
     world.drive([program(torch.ones(2, 3), gathers=False)], [0], signal=True)

@@ -232,7 +232,7 @@ def test_a_fixed_batch_stands_beside_a_decided_one_but_not_beside_another_fixed_
 
 def test_a_ladder_of_levels_is_coloured_by_what_it_sends(tmp_path: Path) -> None:
     """Light to dark; the bottom panel has a line for each level but the first."""
-    per_step = {"a": {"floats": 9}, "b": {"floats": 1}, "c": {"floats": 3}}
+    per_step = {n: {"floats": k, "bytes": 4 * k} for n, k in {"a": 9, "b": 1, "c": 3}.items()}
     edit(make(tmp_path, "adaqs", 0, levels={"a": 4, "b": 1, "c": 2}), per_step=per_step)
     run = load_all(tmp_path)[0]
     colours = levels.palette(run, ["a", "b", "c"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 
 DEPTH = 16  # tables in tables that are free
 BIG, LARGEST = 2**63, sys.float_info.max
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 NUMBERS_OR_NULL = {int, float, type(None)}
 
 
@@ -82,8 +84,8 @@ NUMBER = Kind("a finite number", lambda x: type(x) in (int, float) and -LARGEST 
 AMOUNT = Kind("a number from 0 up", lambda x: type(x) in (int, float) and 0 <= x <= LARGEST)
 TEXT = Kind("a text", lambda x: type(x) is str)
 NAME = Kind(
-    "a printable text of 1 to 200 letters",
-    lambda x: type(x) is str and 0 < len(x) <= 200 and x.isprintable(),
+    "a text of 1 to 1000 letters without control characters",
+    lambda x: type(x) is str and 0 < len(x) <= 1000 and not CONTROL.search(x),
 )
 TRUE_OR_FALSE = Kind("true or false", lambda x: type(x) is bool)
 LEVEL = Kind("a number or a text", lambda x: type(x) is str or NUMBER.fits(x))

@@ -82,6 +82,26 @@ def test_objects_of_the_hook_do_not_travel_over_the_users_nccl() -> None:
         assert not answer["after"]  # the user's own groups are as the user wants them
 
 
+@pytest.mark.parametrize(
+    ("gpus", "lacking"),
+    [(("a", "b"), None), (("a", "a"), "0, 1"), (("a", None), "1"), ((None, "b"), "0"),
+     ((None, None), None)],
+    ids=["one each", "one for both", "none for the second", "none for the first", "none"],
+)  # fmt: skip
+def test_nccl_if_and_only_if_every_process_has_a_gpu_of_its_own(
+    gpus: tuple[str | None, ...], lacking: str | None, tmp_path: Path
+) -> None:
+    """Each process sees its GPU as the only one, whatever the others see."""
+    answers = group.run(jobs.chosen, 2, gpus, (tmp_path / "meet").as_uri())
+    expected = "cpu:gloo,cuda:nccl" if gpus == ("a", "b") else "gloo"
+    assert [answer["backend"] for answer in answers] == [expected, expected]
+    heard = [answer["heard"] for answer in answers]
+    assert heard[1] == []
+    assert [f"process {lacking}: tensors travel over gloo" in h for h in heard[0]] == (
+        [] if lacking is None else [True]
+    )
+
+
 # -- TopK ------------------------------------------------------------------------------------
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,8 @@ from regimes.config import RunConfig, override
 from regimes.launch import gpus, sweep
 from regimes.records import read_lines
 
-INSTRUMENTS = ["curvature={probes=2, images=40, batch=20}", "fisher={images=40, batch=20}",
+INSTRUMENTS = ["curvature={probes=2, images=16, batch=8, max_products=10}",
+               "fisher={images=16, batch=8}",
                "noise={}", "msdr={}", "overlap={batches=[16], count=4}", "error={}", "moments={}",
                "moments-frozen={batch=8, count=4}",
                "norms={readings=['global', 'worker0']}"]  # fmt: skip
@@ -32,7 +31,7 @@ TOPK = ["compressor={name='topk'}", "levels={low=10, high=1}", "bucket_mb=0.02"]
 
 
 def config(*settings: str) -> RunConfig:
-    short = ["epochs=1", "data.train_size=160", "device=cuda", "union_pass=false"]
+    short = ["epochs=1", "data.train_size=64", "device=cuda", "union_pass=false"]
     return override(regimes.get_preset("smoke"), [*short, *settings])
 
 
@@ -54,7 +53,9 @@ def test_each_process_takes_its_gpu_first_and_only_gpu_tensors_travel(
     for rank, answer in enumerate(answers):
         assert answer["heard"] == ""
         assert answer["calls"] == [*met(rank), "destroy"]
-        assert set(map(tuple, answer["places"].values())) == {("cuda:0",)}  # never from the CPU
+        assert set(map(tuple, answer["places"].values())) == {
+            (f"cuda:{rank}",)
+        }  # never from the CPU
 
 
 @pytest.mark.parametrize("settings", [[], ["bucket_mb=0.02"]], ids=["one bucket", "buckets"])
@@ -81,26 +82,36 @@ def test_objects_of_the_hook_do_not_travel_over_the_users_nccl() -> None:
         assert not answer["after"]  # the user's own groups are as the user wants them
 
 
+@pytest.mark.parametrize(
+    ("gpus", "lacking"),
+    [(("a", "b"), None), (("a", "a"), "0, 1"), (("a", None), "1"), ((None, "b"), "0"),
+     ((None, None), None)],
+    ids=["one each", "one for both", "none for the second", "none for the first", "none"],
+)  # fmt: skip
+def test_nccl_if_and_only_if_every_process_has_a_gpu_of_its_own(
+    gpus: tuple[str | None, ...], lacking: str | None, tmp_path: Path
+) -> None:
+    """Each process sees its GPU as the only one, whatever the others see."""
+    answers = group.run(jobs.chosen, 2, gpus, (tmp_path / "meet").as_uri())
+    expected = "cpu:gloo,cuda:nccl" if gpus == ("a", "b") else "gloo"
+    assert [answer["backend"] for answer in answers] == [expected, expected]
+    heard = [answer["heard"] for answer in answers]
+    assert heard[1] == []
+    assert [f"process {lacking}: tensors travel over gloo" in h for h in heard[0]] == (
+        [] if lacking is None else [True]
+    )
+
+
 # -- TopK ------------------------------------------------------------------------------------
 
 
 def test_topk_adds_worker_by_worker_on_a_gpu_with_the_numbers_of_the_cpu() -> None:
     """Where several workers meet in one coordinate, the order of adding decides the last bits."""
-    code = "import test_gpus; test_gpus.print_topk()"
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False
-    )
-    assert done.stdout == "same numbers, rows of 1\n", done.stderr
-
-
-def print_topk() -> None:
-    """In a process of its own, which then pretends to have a GPU."""
     expected, _ = topk(pretended.CPU)
-    pretended.install(pytest.MonkeyPatch())
-    found, repeated = topk(pretended.GPU)
-    same = torch.equal(found.to(pretended.CPU), expected)
-    print(f"{'same' if same else 'other'} numbers, rows of {repeated}")
+    with pretended.gpu():
+        found, most = topk(pretended.GPU)
+        assert torch.equal(found.cpu(), expected)
+    assert most == 1
 
 
 def topk(device: torch.device) -> tuple[torch.Tensor, int]:

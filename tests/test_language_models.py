@@ -195,8 +195,21 @@ def test_where_words_and_outputs_are_dropped(name):
         torch.testing.assert_close(seen, [words * math.sqrt(8) + positions(6, words[0])])
 
 
-def test_the_lstm_drops_between_its_layers_too():
-    assert make("lstm").lstm.dropout == 0.4
+def test_the_lstm_drops_between_its_layers_as_torchs_own():
+    """With its parameters, their names and, on a CPU, its bits; but layer by layer."""
+    torch.manual_seed(1)
+    theirs = nn.LSTM(8, 8, 3, batch_first=True, dropout=0.4)
+    ours = make("lstm", depth=3).lstm.float()
+    ours.load_state_dict(theirs.state_dict())
+    x, state = torch.randn(5, 7, 8), tuple(torch.randn(2, 3, 5, 8))
+    for hidden in (None, state):
+        answers = []
+        for layers in (theirs, ours.train()):
+            torch.manual_seed(2)
+            answers.append(layers(x, hidden))
+        (found, last), (expected, theirs_last) = answers
+        assert torch.equal(found, expected)
+        assert all(map(torch.equal, last, theirs_last))
     assert make("lstm", depth=1).lstm.dropout == 0.0
 
 

@@ -38,8 +38,7 @@ def alone(folder: str) -> None:
     def connect(workers: int, device: torch.device, timeout: float = 600.0) -> processes.World:
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        patience = timedelta(seconds=timeout)
-        return processes._join(workers, device, device.type == "cuda", patience, "alone")
+        return processes._join(workers, device, timedelta(seconds=timeout), "alone")
 
     build.connect = connect  # type: ignore[attr-defined]
     train(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,6 +10,7 @@ import tyro
 
 from regimes import presets as _presets
 from regimes.cli.app import Settings, app, configuration, welcome_plug_ins
+from regimes.collectives.launcher import launched
 from regimes.config import read_value, to_toml
 from regimes.console import stdout
 from regimes.console.tables import Table
@@ -48,7 +48,7 @@ def run(
     config = replace(config, **{key: value for key, value in given.items() if value is not None})
     stem = Path(preset).stem if preset.endswith(".toml") else preset
     out = out or Path("runs", stem, f"seed-{config.seed}")
-    if processes == 1 or "WORLD_SIZE" in os.environ:
+    if processes == 1 or launched().count > 1:
         train(config, out, resume, quiet)
     else:
         spawn(config, out, processes, resume=resume, quiet=quiet)

@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from regimes.collectives.launcher import attempt
 from regimes.collectives.meeting import SOON, Meeting, done_within
-from regimes.collectives.processes import ProcessWorld, attempt, backends, errors_are_raised
+from regimes.collectives.processes import ProcessWorld, backends, errors_are_raised
 from regimes.collectives.world import World
 from regimes.errors import TrainingError
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import socket
 import time
+import warnings
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -18,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from regimes.collectives.launcher import Launched, attempt, launched
 from regimes.collectives.world import World
 from regimes.errors import ConfigError, TrainingError
 
@@ -163,18 +166,13 @@ def _silent(store: dist.Store | None, rank: int, processes: int) -> str:
     return f"no sign of process {', '.join(map(str, others))}, which has died or hangs"
 
 
-def launched() -> int:
-    """The number of processes that torchrun (or our launcher) has started; 1 without one."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
 def pick_device(wanted: str) -> torch.device:
     """The device of this process: "auto" takes a GPU where there is one.
 
     Raises:
         ConfigError: a device that is not there.
     """
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    local_rank = launched().local_rank
     if wanted in ("auto", "cuda"):
         if torch.cuda.is_available():
             return torch.device("cuda", local_rank % torch.cuda.device_count())
@@ -192,50 +190,63 @@ def pick_device(wanted: str) -> torch.device:
 def connect(workers: int, device: torch.device, timeout: float = 600.0) -> World:
     """The world of this process: simulated when alone, else joined to the launched group.
 
-    Processes that outnumber a node's GPUs share them through gloo, which NCCL cannot. A process's
-    GPU is its current one from here on, whatever in torch or in a user's model asks for that.
+    NCCL carries the tensors if and only if every process has a GPU for itself, gloo otherwise. A
+    process's GPU is its current one from here on, whatever in torch or in a user's model asks for
+    that.
 
     Raises:
         ConfigError: W is not a multiple of P.
         TrainingError: the others are not there in time.
     """
-    count = next(_connections)
-    if launched() == 1:
+    count, processes = next(_connections), launched().count
+    if processes == 1:
         return World(workers)
     _leave(at_once=True)  # the group of a run in this process that has failed
     _leave()
-    World(workers, processes=launched())  # check the division before anyone waits for anyone
+    World(workers, processes=processes)  # check the division before anyone waits for anyone
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", launched()))
-    alone = device.type == "cuda" and per_node <= torch.cuda.device_count()
-    return _join(workers, device, alone, timedelta(seconds=timeout), f"{attempt()}/{count}")
+    return _join(workers, device, timedelta(seconds=timeout), f"{attempt()}/{count}")
 
 
-def _join(
-    workers: int, device: torch.device, alone: bool, patience: timedelta, name: str
-) -> ProcessWorld:
-    """Meet the others under ``name``; ``alone``: this process has a GPU for itself."""
-    place, rank = os.environ.get("REGIMES_RENDEZVOUS", "env://"), int(os.environ["RANK"])
-    store = None
+def _join(workers: int, device: torch.device, patience: timedelta, name: str) -> ProcessWorld:
+    """Meet the others under ``name``."""
+    us, store = launched(), None
     try:
-        met, _, _ = next(dist.rendezvous(place, rank, launched(), timeout=patience))
+        met, _, _ = next(dist.rendezvous(us.meeting, us.rank, us.count, timeout=patience))
         store = dist.PrefixStore(name, met)
+        apart = _apart(store, us, device)
         with errors_are_raised():
             dist.init_process_group(
-                backends("nccl", device) if alone else "gloo",
+                backends("nccl", device) if apart else "gloo",
                 store=store,
-                world_size=launched(),
-                rank=rank,
+                world_size=us.count,
+                rank=us.rank,
                 timeout=patience,
-                device_id=device if alone else None,
+                device_id=device if apart else None,
             )
     except RuntimeError as error:
         raise TrainingError(
-            f"process {rank} of {launched()} lost contact with the others at the start "
-            f"({_silent(store, rank, launched())}): {str(error).splitlines()[0]}"
+            f"process {us.rank} of {us.count} lost contact with the others at the start "
+            f"({_silent(store, us.rank, us.count)}): {str(error).splitlines()[0]}"
         ) from error
-    return ProcessWorld(workers, device, store, (patience,) if alone else ())
+    return ProcessWorld(workers, device, store, (patience,) if apart else ())
+
+
+def _apart(store: dist.Store, us: Launched, device: torch.device) -> bool:
+    """Has every process a GPU for itself, as NCCL needs it? They tell each other, so that all
+    decide alike; process 0 warns where there are GPUs, but not for all."""
+    mine = device.type == "cuda" and torch.cuda.get_device_properties(device)
+    store.set(f"gpu/{us.rank}", f"{socket.gethostname()} {mine.uuid}" if mine else "")
+    gpus = [store.get(f"gpu/{rank}").decode() for rank in range(us.count)]
+    lacking = [rank for rank, gpu in enumerate(gpus) if not gpu or gpus.count(gpu) > 1]
+    if us.rank == 0 and lacking and any(gpus):
+        who = ", ".join(map(str, lacking))
+        warnings.warn(
+            f"no GPU of its own for process {who}: tensors travel over gloo, slower than NCCL",
+            stacklevel=4,
+        )
+    return not lacking
 
 
 def backends(own: str, device: torch.device) -> str:
@@ -266,12 +277,3 @@ def _leave(*, at_once: bool = False) -> None:
         dist.destroy_process_group()
     elif "nccl" in dist.get_backend_config():
         dist.distributed_c10d._abort_process_group()
-
-
-def attempt() -> str:
-    """A name that a restart by torchrun changes, because its store keeps the addresses of the
-    dead. Agents of several nodes count restarts apart: there the variable in the README helps.
-    (The number of the run within the process is added, because the store outlives a run as well.)
-    """
-    alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
-    return f"regimes/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0') if alone else 'all'}"

@@ -14,10 +14,11 @@ alone because no process used it. Costs one residual more per process.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -173,11 +174,19 @@ class Buckets:
         for gauge in self.gauges:
             gauge.step(self.stack, updates)
 
-    def on_hook_stream(self) -> torch.cuda.StreamContext:
-        """On a GPU: in the hook's own stream, after what the present one has been given."""
-        if (stream := self.pipeline.stream) is not None:
-            stream.wait_stream(torch.cuda.current_stream(self.device))
-        return torch.cuda.stream(self.pipeline.stream)
+    @contextlib.contextmanager
+    def on_hook_stream(self) -> Iterator[None]:
+        """On a GPU: in the hook's own stream, after what the present one has been given. What the
+        present one is given next comes later: it may change the buckets, where DDP keeps gradients
+        (``gradient_as_bucket_view``), or save what gauges have added up."""
+        if (stream := self.pipeline.stream) is None:
+            yield
+            return
+        present = torch.cuda.current_stream(self.device)
+        stream.wait_stream(present)
+        with torch.cuda.stream(stream):
+            yield
+        present.wait_stream(stream)
 
     # -- in the thread of the hook -----------------------------------------------------------
 

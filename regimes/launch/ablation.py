@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from regimes.collectives.launcher import launched
 from regimes.console import stdout
 from regimes.errors import TrainingError
 from regimes.launch import sweep
@@ -31,7 +31,7 @@ def main(
     Args:
         executor, options: see ``sweep.submit``; None: ``jobs`` processes of this machine.
     """
-    leader = int(os.environ.get("RANK", "0")) == 0
+    leader = launched().rank == 0
     console = stdout.console(quiet=not leader, highlight=False)
     cells = sweep.cells(grid, seeds, out)
     todo = [cell for cell in cells if not sweep.done(*cell)]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from regimes.collectives.launcher import launched
 from regimes.config import RunConfig
 from regimes.console import stdout
 from regimes.monitor.terminal import reporters
@@ -16,9 +16,9 @@ def train(config: RunConfig, out: Path, resume: bool, quiet: bool) -> None:
     """Train; resume where torchrun has started the process again. Process 0 says how it goes."""
     from regimes.training.loop import run
 
-    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    restarted = launched().restarts > 0
     resume = resume or (restarted and (out / "run.json").exists())
-    if quiet or int(os.environ.get("RANK", "0")) > 0:
+    if quiet or launched().rank > 0:
         run(config, out, resume=resume)
         return
     record = run(config, out, resume=resume, reporters=reporters(config, out))

@@ -13,8 +13,38 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
+from torch.backends import cudnn
+from torch.nn import functional as F
 
 Hidden = tuple[Float[Tensor, "layers batch width"], Float[Tensor, "layers batch width"]]
+
+
+class Layers(nn.LSTM):
+    """``nn.LSTM``, called layer by layer, so that the dropout between them is torch's: cuDNN's own
+    has a state that it makes once, and no seed reaches it then."""
+
+    def forward(  # type: ignore[override]
+        self, x: Float[Tensor, "batch time width"], hidden: Hidden | None = None
+    ) -> tuple[Float[Tensor, "batch time width"], Hidden]:
+        h, c = hidden or (x.new_zeros(self.num_layers, len(x), self.hidden_size),) * 2
+        self.check_forward_args(x, (h, c), None)
+        x, last = x.transpose(0, 1), []
+        for layer, weights in enumerate(self.all_weights):
+            state = [t[layer : layer + 1] for t in (h, c)]
+            x = F.dropout(x, self.dropout, self.training and layer > 0)
+            x, *state = torch.lstm(x, state, (*weights,), True, 1, 0.0, self.training, False, False)
+            last.append(state)
+        h, c = (torch.cat(parts) for parts in zip(*last, strict=True))
+        return x.transpose(0, 1), (h, c)
+
+    def flatten_parameters(self) -> None:
+        """Each layer's in one piece, as cuDNN wants those of one call."""
+        for weights in self.all_weights:
+            if all(cudnn.is_acceptable(weight.data) for weight in weights):
+                kind = cudnn.rnn.get_cudnn_mode(self.mode)
+                sizes = weights[0].shape[1], kind, self.hidden_size, 0, 1
+                with torch.no_grad(), torch.cuda.device_of(weights[0]):
+                    torch._cudnn_rnn_flatten_weight((*weights,), 4, *sizes, True, False)
 
 
 class LSTM(nn.Module):
@@ -37,7 +67,7 @@ class LSTM(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(classes, width)
         between = dropout if depth > 1 else 0.0  # torch warns of one that has no effect
-        self.lstm = nn.LSTM(width, width, depth, batch_first=True, dropout=between)
+        self.lstm = Layers(width, width, depth, batch_first=True, dropout=between)
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(width, classes)
         self.head.weight = self.embedding.weight

@@ -39,6 +39,7 @@ class Case:
     accumulate: int = 1  # micro-batches per step, all but the last under no_sync
     set_to_none: bool = True
     channels_last: bool = False
+    device: str = "cpu"
 
     @property
     def policy(self) -> dict[str, Any]:
@@ -70,7 +71,7 @@ class Net(nn.Module):
 
 def build(case: Case) -> Net:
     torch.manual_seed(1)
-    net = Net().double()
+    net = Net().double().to(case.device)
     return net.to(memory_format=torch.channels_last) if case.channels_last else net
 
 
@@ -91,7 +92,7 @@ def sgd(net: nn.Module) -> torch.optim.SGD:
 
 
 def loss_of(net: nn.Module, case: Case, step: int, part: int, worker: int) -> Tensor:
-    x, y = batch(step, part, worker)
+    x, y = (t.to(case.device) for t in batch(step, part, worker))
     return F.cross_entropy(net(x, branch(case, step, worker)), y) / case.accumulate
 
 

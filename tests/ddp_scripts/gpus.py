@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import warnings
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,15 @@ import pretended
 import pytest
 import torch
 import torch.distributed as dist
+from ddp_scripts import cases
+from ddp_scripts.cases import Case
 from torch import Tensor
+from torch.futures import Future
 
 import regimes
 from regimes.collectives import group, processes
 from regimes.config import RunConfig
+from regimes.ddp import buckets
 
 ERRORS = {"nccl": dist.DistBackendError("NCCL timeout"), "memory": torch.OutOfMemoryError("full")}
 
@@ -32,20 +38,73 @@ def trained(
     """
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count),
                       REGIMES_RENDEZVOUS=(out.parent / "meet").as_uri())  # fmt: skip
-    patch = pytest.MonkeyPatch()
-    calls = pretended.install(patch, count)
-    _gloo_for_nccl(patch, calls)
-    places = {name: _spied(patch, name) for name in ("all_reduce", processes.GATHER, "broadcast")}
-    if fails is not None:
-        _failing(patch, ERRORS[fails])
-    try:
-        regimes.run(config, out)
+    with pretended.gpu(count) as diary, pytest.MonkeyPatch.context() as patch:
+        calls = diary.calls
+        _gloo_for_nccl(patch, calls)
+        places = {
+            name: _spied(patch, name) for name in ("all_reduce", processes.GATHER, "broadcast")
+        }
+        if fails is not None:
+            _failing(patch, ERRORS[fails])
         heard = ""
-    except RuntimeError as error:
-        heard = f"{type(error).__name__}: {error}"
-    except regimes.errors.TrainingError as error:
-        heard = str(error)
-    return {"calls": calls, "places": places, "heard": heard}
+        try:
+            regimes.run(config, out)
+        except RuntimeError as error:
+            heard = f"{type(error).__name__}: {error}"
+        except regimes.errors.TrainingError as error:
+            heard = str(error)
+        return {"calls": [*calls], "places": places, "heard": heard}
+
+
+def on_both(rank: int, config: RunConfig, folder: Path) -> dict[str, Any]:
+    """One run on CPUs and one on GPUs, in folders of these names."""
+    dist.destroy_process_group()
+    meet = {name: (folder / f"meet-{name}").as_uri() for name in ("cpu", "gpu")}
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
+    os.environ["REGIMES_RENDEZVOUS"] = meet["cpu"]
+    regimes.run(replace(config, device="cpu"), folder / "cpu")
+    os.environ["REGIMES_RENDEZVOUS"] = meet["gpu"]
+    with pretended.gpu(2) as diary, pytest.MonkeyPatch.context() as patch:
+        _gloo_for_nccl(patch, diary.calls)
+        regimes.run(config, folder / "gpu")
+        return {"calls": [*diary.calls]}
+
+
+def chosen(rank: int, gpus: tuple[str | None, ...], meet: str) -> dict[str, Any]:
+    """The backend on which processes agree that see these GPUs, by their identity, as the first
+    one each (as Slurm shows them); what is warned of."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(len(gpus)),
+                      LOCAL_WORLD_SIZE="1", REGIMES_RENDEZVOUS=meet)  # fmt: skip
+    with pretended.gpu() as diary, pytest.MonkeyPatch.context() as patch:
+        _gloo_for_nccl(patch, diary.calls)
+        seen = Mock(uuid=gpus[rank])
+        patch.setattr(torch.cuda, "get_device_properties", lambda device: seen)
+        patch.setattr(torch.cuda, "is_available", lambda: gpus[rank] is not None)
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            world = processes.connect(len(gpus), processes.pick_device("auto"), timeout=20)
+        backend = next(call.split()[1] for call in diary.calls if call.startswith("init"))
+        world.close()
+    return {
+        "backend": backend,
+        "heard": [str(w.message) for w in heard],
+        "device": str(world.device),
+    }
+
+
+def hook(rank: int, case: Case) -> dict[str, Any]:
+    """The same training through the hook on the CPU and on a GPU, as far as DDP can pretend: its
+    own C++ believes in a CPU, so futures are such."""
+    plain = cases.trained(rank, case)
+    with pretended.gpu(2) as diary, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(buckets, "Future", lambda devices: Future())
+        patch.setattr(dist, "get_backend_config", lambda group: "cuda:gloo")
+        found = cases.trained(rank, replace(case, device=f"cuda:{rank}"))
+        found["weights"] = {k: v.cpu() for k, v in found["weights"].items()}
+        places = {str(r.device) for r in found["residuals"].values() if r is not None}
+        same = all(torch.equal(v, plain["weights"][k]) for k, v in found["weights"].items())
+        return {"same": same, "rows": found["rows"] == plain["rows"], "places": [*places],
+                "streams": [*diary.streams]}  # fmt: skip
 
 
 def _gloo_for_nccl(patch: pytest.MonkeyPatch, calls: list[str]) -> None:
@@ -63,7 +122,8 @@ def _gloo_for_nccl(patch: pytest.MonkeyPatch, calls: list[str]) -> None:
         asked.clear()
         end()
 
-    end()  # the group that these processes were started with
+    if dist.is_initialized():  # the group that these processes were started with
+        end()
     patch.setattr(dist, "init_process_group", init)
     patch.setattr(dist, "get_backend_config", lambda group=None: asked[-1])
     patch.setattr(dist, "destroy_process_group", lambda: leave("destroy"))
@@ -116,6 +176,7 @@ def hooked(rank: int) -> dict[str, Any]:
         p.setattr(dist, "get_backend_config", lambda group: "cuda:nccl")
         p.setattr(dist, "new_group", new)
         ours = group.GroupWorld(dist.group.WORLD, pretended.GPU, 20.0)
-    patch.setattr(torch.cuda, "current_stream", pretended.stream)
-    return {"gathered": ours.gather_object(rank), "made": made,
+    with pretended.gpu():
+        gathered = ours.gather_object(rank)
+    return {"gathered": gathered, "made": made,
             "after": "TORCH_NCCL_BLOCKING_WAIT" in os.environ}  # fmt: skip

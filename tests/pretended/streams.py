@@ -1,0 +1,158 @@
+"""Streams, events, threads and generators of a pretended GPU (``pretended``)."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+GPU = torch.device("cuda", 0)
+_here = threading.local()  # stream: the thread's
+_Event, _Stream = torch.cuda.Event, torch.cuda.Stream
+
+
+class Diary:
+    """What has happened since ``clear``: ``ops`` launched and ``waits`` of the host, by name;
+    ``calls`` of ``set_device`` and what ``streams`` record and wait for, in order."""
+
+    def __init__(self) -> None:
+        self.ops: Counter[str] = Counter()
+        self.waits: Counter[str] = Counter()
+        self.calls: list[str] = []
+        self.streams: list[str] = []
+
+    def clear(self) -> None:
+        for part in (self.ops, self.waits, self.calls, self.streams):
+            part.clear()
+
+
+diary = Diary()
+
+
+class Event:
+    __class__ = property(lambda self: _Event)  # type: ignore[assignment]  # for isinstance
+
+    def __init__(self, enable_timing: bool = False, **_: Any) -> None:
+        self.timed, self.at = enable_timing, 0.0
+
+    def record(self, stream: Stream | None = None) -> None:
+        self.at = time.perf_counter()
+        diary.streams.append(f"event of {stream or _current()}")
+
+    def wait(self, stream: Stream | None = None) -> None:
+        (stream or _current()).wait_event(self)
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        diary.waits["event"] += 1
+
+    def elapsed_time(self, later: Event) -> float:
+        if not (self.timed and later.timed and self.at and later.at):
+            raise RuntimeError("both events must be recorded, and made with enable_timing")
+        return 1e3 * (later.at - self.at)
+
+
+class Stream:
+    __class__ = property(lambda self: _Stream)  # type: ignore[assignment]
+
+    def __init__(self, device: Any = GPU, name: str = "side", **_: Any) -> None:
+        self.device, self.name = torch.device(device), name
+
+    def __str__(self) -> str:
+        return self.name
+
+    def synchronize(self) -> None:
+        diary.waits["stream"] += 1
+
+    def query(self) -> bool:
+        return True
+
+    def wait_stream(self, other: Stream) -> None:
+        diary.streams.append(f"{self} waits for {other}")
+
+    def wait_event(self, event: Event) -> None:
+        diary.streams.append(f"{self} waits for an event")
+
+    def record_event(self, event: Event | None = None) -> Event:
+        event = event or Event()
+        event.record(self)
+        return event
+
+
+class Generator(torch.Generator):
+    """One of the CPU that says it is where it was asked for."""
+
+    device = property(lambda self: self.where)  # type: ignore[assignment]
+
+    def __new__(cls, device: Any = "cpu") -> Generator:
+        made = super().__new__(cls, "cpu")
+        made.where = torch.device(device)
+        return made
+
+
+def _current(device: Any = None) -> Stream:
+    if not hasattr(_here, "stream"):
+        _here.stream = Stream(device or GPU, "main")
+    return _here.stream
+
+
+@contextlib.contextmanager
+def _inside(stream: Stream | None) -> Iterator[None]:
+    before = _current()
+    _here.stream = stream or before
+    try:
+        yield
+    finally:
+        _here.stream = before
+
+
+def backward(engine: Any) -> Any:
+    """Autograd's engine in a thread, in the caller's stream."""
+
+    def run(*args: Any, **options: Any) -> Any:
+        found: list[Any] = []
+        stream = _current()
+
+        def work() -> None:
+            _here.stream = stream
+            try:
+                found.extend([engine(*args, **options), None])
+            except BaseException as error:
+                found.extend([None, error])
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        if found[1] is not None:
+            raise found[1]
+        return found[0]
+
+    return run
+
+
+def _waits_for_all(*_: Any) -> None:
+    diary.waits["device"] += 1
+
+
+def fakes(gpus: int) -> dict[str, Any]:
+    """What stands in the place of torch.cuda's."""
+    return {
+        "is_available": lambda: True, "device_count": lambda: gpus, "current_device": lambda: 0,
+        "is_bf16_supported": lambda *_: True, "manual_seed_all": lambda *_: None,
+        "get_device_name": lambda *_: "pretended", "synchronize": _waits_for_all,
+        "get_device_properties": lambda gpu=GPU: SimpleNamespace(
+            name="pretended", uuid=f"GPU {gpu}", major=8, minor=0
+        ),
+        "set_device": lambda device: diary.calls.append(f"set_device {device}"),
+        "get_rng_state": lambda *_: torch.get_rng_state(), "set_rng_state": lambda *_: None,
+        "current_stream": _current, "default_stream": lambda *_: Stream(name="main"),
+        "stream": _inside, "Stream": Stream, "Event": Event,
+    }  # fmt: skip

@@ -1,0 +1,134 @@
+"""Runs on a pretended GPU. Oracle: the same run on the CPU, whose kernels a pretended GPU has.
+
+Where a path of their own is taken on a GPU (sums in blocks, another memory layout), the last digits
+may differ, by ``CLOSE`` at most.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pretended
+import pytest
+import torch
+from ddp_scripts import gpus as jobs
+from ddp_scripts import group
+from ddp_scripts.cases import Case
+from test_train import same_bits, stop_after, weights
+
+import regimes
+from regimes.config import RunConfig, from_dict, override
+from regimes.records import read_lines
+
+CLOSE = 1e-6
+TEXT = ["data={name='synthetic-text', sequence=8, train_size=150, test_size=60}", "batch_size=2"]
+TABLES = ["norms={readings=['global', 'worker0', 'local-mean']}", "noise={}", "msdr={}",
+          "overlap={batches=[16], count=2}", "error={}", "moments={}",
+          "moments-frozen={batch=8, count=2}"]  # fmt: skip
+EVERYTHING = [f"instruments.{table}" for table in TABLES]
+DEFICITS = ["blur", "flip", "noise", "labels", "gradient-noise"]
+CASES: dict[str, list[str]] = {
+    "dense": ["compressor={name='dense'}", "levels={}", "policy={name='static', level='dense'}"],
+    "powersgd, a union": ["optimizer.clip=none"],
+    "powersgd by worker, every instrument": ["union_pass=false", *EVERYTHING],
+    "topk in buckets": ["compressor={name='topk'}", "levels={low=20, high=2}", "bucket_mb=0.01"],
+    "random-k": ["compressor={name='randomk'}", "levels={low=20, high=2}"],
+    "sign": ["compressor={name='sign'}", "levels={low='dense', high=1}", "optimizer.lr=0.01"],
+    "quantise": ["compressor={name='quantise'}", "levels={low=8, high=2}", "signal='local-mean'"],
+    "cast": ["compressor={name='cast'}", "levels={low='bf16', high='fp16'}", "signal='worker0'"],
+    "clipped, the movement, adamw": ["optimizer={name='adamw', lr=0.01, clip=1.0}",
+                                     "signal='movement'"],
+    "muon, rate by step": ["optimizer={name='muon', lr=0.02, schedule='cosine', per='step'}"],
+    "float64": ["dtype='float64'", "signal='movement/lr'"],
+    "bfloat16": ["autocast='bfloat16'", "model={name='resnet8', width=4}"],
+    "batch growth": ["policy={name='static', level='low'}", "batch_levels={low=8, high=16}",
+                     "batch_policy={name='windows', windows=[[0, 1]], inside='low', "
+                     "outside='high'}"],
+    "adaqs": ["policy={name='adaqs', levels=['low', 'high']}"],
+    **{f"deficit {name}": [f"deficit={{name='{name}', windows=[[0, 1]]}}"] for name in DEFICITS},
+    "gpt": [*TEXT, "model={name='gpt', width=16, depth=1, heads=2}", "union_pass=false",
+            "instruments.noise={}"],
+    "lstm": [*TEXT, "model={name='lstm', width=8, depth=2, dropout=0.4}"],
+}  # fmt: skip
+
+
+APART = {
+    "curvature": ["instruments.fisher={images=16, batch=8}",
+                  "epochs=1",
+                  "instruments.curvature={images=16, batch=8, probes=2, max_products=12}"],
+    "transformer, whose inference is the CPU's own":
+        [*TEXT, "model={name='transformer', width=64, depth=1, dropout=0.1}"],
+}  # fmt: skip
+
+
+def config(*settings: str) -> RunConfig:
+    """Two epochs of two steps."""
+    base = from_dict(RunConfig, {
+        "epochs": 2, "workers": 4, "batch_size": 8,
+        "data": {"name": "digits", "train_size": 64, "test_size": 40},
+        "model": {"name": "vgg7", "width": 4}, "optimizer": {"lr": 0.1, "clip": None},
+        "levels": {"low": 2, "high": 1}, "policy": {"name": "accordion", "interval": 1},
+    })  # fmt: skip
+    return override(base, list(settings))
+
+
+@pytest.mark.parametrize("settings", CASES.values(), ids=CASES)
+def test_a_run_has_the_numbers_of_the_cpu(settings: list[str], tmp_path: Path) -> None:
+    regimes.run(config(*settings, "device=cpu"), tmp_path / "cpu")
+    with pretended.gpu() as diary:
+        regimes.run(config(*settings, "device=cuda"), tmp_path / "gpu")
+        assert diary.ops.total() > 400
+    same_bits(tmp_path / "cpu", tmp_path / "gpu")
+
+
+@pytest.mark.parametrize("settings", APART.values(), ids=APART)
+def test_a_run_with_another_path_comes_close(settings: list[str], tmp_path: Path) -> None:
+    cpu = regimes.run(config(*settings, "device=cpu"), tmp_path / "cpu")
+    with pretended.gpu():
+        gpu = regimes.run(config(*settings, "device=cuda"), tmp_path / "gpu")
+    for mine, theirs in zip(gpu.rows, cpu.rows, strict=True):
+        assert mine["train_loss"] == theirs["train_loss"]
+        assert mine["test_loss"] == pytest.approx(theirs["test_loss"], rel=CLOSE)
+        assert mine["model"] == pytest.approx(theirs["model"], rel=CLOSE, nan_ok=True)
+    for name, tensor in weights(tmp_path / "gpu").items():
+        assert torch.equal(tensor, weights(tmp_path / "cpu")[name]), name
+
+
+def test_a_run_that_was_cut_off_goes_on_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c = config(*TEXT, "model={name='lstm', width=8, depth=2, dropout=0.4}", "epochs=3",
+               "optimizer={name='adamw', lr=0.01}", "device=cuda")  # fmt: skip
+    with pretended.gpu():
+        regimes.run(c, tmp_path / "whole")
+        with monkeypatch.context() as patch:
+            stop_after(1, patch)
+            with pytest.raises(KeyboardInterrupt):
+                regimes.run(c, tmp_path / "broken")
+        regimes.run(c, tmp_path / "broken", resume=True)
+    same_bits(tmp_path / "whole", tmp_path / "broken")
+
+
+@pytest.mark.parametrize("buckets", [25, 0.01], ids=["one bucket", "buckets"])
+def test_two_processes_have_the_numbers_of_two_on_the_cpu(buckets: float, tmp_path: Path) -> None:
+    c = config("union_pass=false", f"bucket_mb={buckets}", "device=cuda")
+    answers = group.run(jobs.on_both, 2, c, tmp_path)
+    assert [answer["calls"][-1] for answer in answers] == ["destroy"] * 2
+    same_bits(tmp_path / "cpu", tmp_path / "gpu")
+    assert len(read_lines(tmp_path / "gpu" / "epochs.jsonl")) == 2
+
+
+@pytest.mark.parametrize("view", [False, True], ids=["gradients of their own", "in the buckets"])
+def test_the_hook_has_the_numbers_of_the_cpu_and_nobody_overtakes_it(view: bool) -> None:
+    """What follows the hook on the main stream may change the buckets, so it waits for the hook's
+    gauges, which read them."""
+    case = Case(ddp={"bucket_cap_mb": 0.004, "gradient_as_bucket_view": view})
+    for rank, answer in enumerate(group.run(jobs.hook, 2, case)):
+        assert answer["same"]
+        assert answer["rows"]
+        assert answer["places"] == [f"cuda:{rank}"]
+        streams = answer["streams"]
+        assert streams.count("side waits for main") > 9  # once a step, and at the end of an epoch
+        for i, call in enumerate(streams):
+            if call == "side waits for main":
+                assert streams[i + 1] == "main waits for side"

@@ -1,0 +1,70 @@
+"""What torchrun, our launcher and a plain srun tell a process. Oracle: their documentation."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import pytest
+import torch
+from ddp_scripts import group
+
+from regimes.collectives.launcher import Launched, first_host, launched
+from regimes.collectives.processes import connect
+
+SRUN = {"SLURM_JOB_ID": "71", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "8",
+        "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_STEP_NODELIST": "gpu[07-08]"}  # fmt: skip
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "TORCHELASTIC_RESTART_COUNT": "2"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "host"),
+    [("n1", "n1"), ("n1,n2", "n1"), ("gpu[07-09,12]", "gpu07"), ("a[3,5-6]-ib,b", "a3-ib"),
+     ("rack[2-3]node[10-11]", "rack2node10"), ("x[4],y[1-2]", "x4")],
+)  # fmt: skip
+def test_the_first_host_of_slurms_lists(nodes: str, host: str) -> None:
+    assert first_host(nodes) == host
+
+
+def test_nobody_torchrun_and_our_launcher() -> None:
+    assert launched({}) == Launched(0, 1, 0, "env://", 0)
+    assert launched(TORCHRUN) == Launched(3, 4, 1, "env://", 2)
+    ours = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "REGIMES_RENDEZVOUS": "file:///x"}
+    assert launched(ours) == Launched(1, 2, 1, "file:///x", 0)
+
+
+def test_srun_and_what_is_not_srun() -> None:
+    found = launched(SRUN | {"SLURM_RESTART_COUNT": "1"})
+    assert (found.rank, found.count, found.local_rank, found.restarts) == (5, 8, 1, 1)
+    assert found.meeting.startswith("tcp://gpu07:")
+    assert 2**14 <= int(found.meeting.rpartition(":")[2]) < 2**15
+    assert launched(SRUN | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}).meeting == found.meeting
+    assert launched(SRUN | {"SLURM_STEP_ID": "1"}).meeting != found.meeting
+    chosen = launched(SRUN | {"MASTER_ADDR": "10.0.0.3", "MASTER_PORT": "4000"})
+    assert chosen.meeting == "tcp://10.0.0.3:4000"
+    assert launched(SRUN | TORCHRUN) == launched(TORCHRUN)  # srun starts torchrun
+    batch_script = {"SLURM_JOB_ID": "71", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"}
+    assert launched(batch_script) == Launched()
+    assert launched(SRUN | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) == Launched()
+
+
+def tasks(rank: int, port: int) -> list[float]:
+    """Two worlds one after the other in the tasks of a step."""
+    os.environ.update(
+        SRUN, SLURM_STEP_NUM_TASKS="2", SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank),
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+    )  # fmt: skip
+    found: list[Any] = []
+    for _ in range(2):
+        world = connect(2, torch.device("cpu"), timeout=30)
+        found.append(world.mean([torch.tensor([[float(rank)]])])[0].item())
+        world.close()
+    return found
+
+
+def test_tasks_of_a_step_meet_twice() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    assert group.run(tasks, 2, port) == [[0.5, 0.5], [0.5, 0.5]]

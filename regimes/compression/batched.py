@@ -60,8 +60,11 @@ def added(entries: Entries) -> list[Tensor]:
 
 def subtracted(entries: Entries) -> list[Tensor]:
     """``delta -= sent`` in place; ``sent`` is one for all rows of ``delta`` or has as many."""
-    rows = [row for delta, _ in entries for row in delta]
-    torch._foreach_sub_(rows, [row for delta, sent in entries for row in sent.expand_as(delta)])
+    less, by = [delta for delta, _ in entries], [sent for _, sent in entries]
+    if launches(less[0]):  # where only equal shapes share a launch
+        by = [row for sent, delta in zip(by, less, strict=True) for row in sent.expand_as(delta)]
+        less = [row for delta in less for row in delta]
+    torch._foreach_sub_(less, by)
     return [delta for delta, _ in entries]
 
 

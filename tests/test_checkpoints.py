@@ -53,5 +53,5 @@ def test_all_processes_save_when_process_0_does(due: bool) -> None:
 
 @pytest.mark.parametrize("seconds", ["-1", "inf", "nan"])
 def test_a_time_that_is_none_is_refused(seconds: str) -> None:
-    with pytest.raises(ConfigError, match=r"checkpoint_seconds = .*: expected a number from 0 up"):
+    with pytest.raises(ConfigError, match=r"checkpoint_seconds = .*: expected a number"):
         regimes.run(override(RunConfig(), [f"checkpoint_seconds={seconds}"]), "never")

@@ -372,10 +372,11 @@ def test_default_controls_are_as_long_as_the_norm_rule(folder: Path) -> None:
 def test_the_interval_of_the_defaults(
     epochs: int, own: int | None, interval: int, record: Record
 ) -> None:
-    """The policy's; else ten epochs, but at most an eighth of the run and at least one."""
+    """The policy's; else ten epochs, but at most an eighth of what was trained and at least one."""
+    rows = [{**record.rows[i % len(record.rows)], "epoch": i} for i in range(epochs)]
     policy = {"name": "static"} if own is None else {"name": "accordion", "interval": own}
     config = {**record.config, "policy": policy, "epochs": epochs}
-    run = replace(record, header={**record.header, "config": config, "units": epochs})
+    run = replace(record, rows=rows, header={**record.header, "config": config, "units": epochs})
     assert spelling.defaults([run])[0] == f"norm-change:interval={interval}"
 
 

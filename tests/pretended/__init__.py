@@ -44,6 +44,8 @@ def gpu(count: int = 1) -> Iterator[Diary]:
             patch.setattr(owner, "_engine_run_backward", engine)
         patch.setattr(torch, "autocast", lambda _, *words, **o: _Autocast("cpu", *words, **o))
         patch.setattr(torch, "Generator", Generator)
+        # or images would be resized by another path than a CPU's
+        patch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
         patch.setattr(torch.backends.cudnn, "is_acceptable", lambda _: False)
         patch.setattr(torch.UntypedStorage, "clone", cloned(torch.UntypedStorage.clone))
         patch.setattr(threading.Thread, "run", _threaded(threading.Thread.run))

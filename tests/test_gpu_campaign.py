@@ -33,6 +33,7 @@ def campaign(out: Path, *words: str) -> list[dict[str, Any]]:
     return [json.loads(x) for x in (out / "lines.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_cut_of_it_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     words = ("--parts", "correct", "--only", "decisions")
     rows = campaign(tmp_path, *words)

@@ -74,7 +74,14 @@ def config(*settings: str) -> RunConfig:
     return override(base, list(settings))
 
 
-@pytest.mark.parametrize("settings", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(settings, marks=pytest.mark.slow) if settings is EVERYTHING else settings
+        for settings in CASES.values()
+    ],
+    ids=CASES,
+)
 def test_a_run_has_the_numbers_of_the_cpu(settings: list[str], tmp_path: Path) -> None:
     regimes.run(config(*settings, "device=cpu"), tmp_path / "cpu")
     with pretended.gpu() as diary:
@@ -116,7 +123,9 @@ def test_a_run_that_was_cut_off_goes_on_bit_for_bit(
     same_bits(tmp_path / "whole", tmp_path / "broken")
 
 
-@pytest.mark.parametrize("buckets", [25, 0.01], ids=["one bucket", "buckets"])
+@pytest.mark.parametrize(
+    "buckets", [pytest.param(25, marks=pytest.mark.slow), 0.01], ids=["one bucket", "buckets"]
+)
 def test_two_processes_have_the_numbers_of_two_on_the_cpu(buckets: float, tmp_path: Path) -> None:
     c = config("union_pass=false", f"bucket_mb={buckets}", "device=cuda")
     answers = group.run(jobs.on_both, 2, c, tmp_path)

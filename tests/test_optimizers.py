@@ -143,9 +143,8 @@ def test_muon_steps_as_torchs_own() -> None:
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize(
-    "settings", [ADAMW, pytest.param(CUSTOM, marks=pytest.mark.slow)], ids=["adamw", "custom"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [ADAMW, CUSTOM], ids=["adamw", "custom"])
 def test_processes_equal_simulation(settings: tuple[str, ...], tmp_path: Path) -> None:
     c = config(*settings)
     regimes.run(c, tmp_path / "one")

@@ -185,7 +185,9 @@ def live(folder: Path, saved: list[int]) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="tears files through /proc")
-@pytest.mark.parametrize("torn", [False, True], ids=["whole", "torn"])
+@pytest.mark.parametrize(
+    "torn", [pytest.param(False, marks=pytest.mark.slow), True], ids=["whole", "torn"]
+)
 def test_killed_at_every_write_twice_it_reads_and_ends_in_the_same_bytes(
     torn: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

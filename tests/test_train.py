@@ -268,6 +268,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
 # -- no trace --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signal_", ["update", "global", "local-mean", "worker0"])
 def test_all_instruments_on_ends_in_the_same_bits(signal_: str, tmp_path: Path) -> None:
     c = config("dtype=float32", "union_pass=false", f"signal={signal_}")

@@ -2,9 +2,9 @@
 
 import importlib
 
-from jaxtyping import install_import_hook
+import shapes
 
-install_import_hook("regimes", "shapes.check")
+shapes.install()
 for name in (
     "torch._dynamo",
     "sklearn.datasets",

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from regimes.collectives.group import GroupWorld
 from regimes.collectives.requests import Layer, Traffic
-from regimes.compression.reducer import Reducer, check_order
+from regimes.compression.reducer import Reducer, check_order, costs_per_step
 from regimes.config import DENSE
 from regimes.ddp import state, validate
 from regimes.ddp.buckets import Buckets
@@ -33,6 +33,7 @@ from regimes.instruments.base import MeasurementContext
 from regimes.instruments.panel import Panel, Readings, choose
 from regimes.policies import Decision
 from regimes.policies.controller import Controller, Levels
+from regimes.policies.history import level_costs
 from regimes.training.rows import sent
 from regimes.training.silence import silence
 
@@ -68,7 +69,11 @@ class Course:
         self.layers = [Layer(name, tuple(p.shape)) for name, p in found.items()]
         check_order(self.compressor, self.values, self.layers, model.process_group.size())
         compressed = [i for i, layer in enumerate(self.layers) if layer.compressed]
-        self.controller = Controller(rule, list(found), compressed, signal)
+        per_step = costs_per_step(
+            self.compressor, self.layers, self.values, model.process_group.size()
+        )
+        costs = level_costs(per_step, compressed)
+        self.controller = Controller(rule, list(found), compressed, signal, costs)
         first = next(iter(found.values()))
         self.world = GroupWorld(model.process_group, first.device, timeout)
         self.world.meter.dtype = first.dtype

@@ -1,7 +1,8 @@
 """Policies: the history of a run in, the next epoch's levels out. No torch.
 
 ``base`` has the contract; ``schedules`` those that look at the calendar, ``detected`` those that
-follow a detector, ``ladders`` those with more than two levels. Names map to classes here.
+follow a detector, ``ladders`` those with more than two levels, ``allocation`` and ``gravac`` those
+that weigh what a level loses against what it sends. Names map to classes here.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ from typing import Any
 
 from regimes.config import DENSE, Registry
 from regimes.errors import ConfigError
+from regimes.policies.allocation import LGreCo
 from regimes.policies.base import Decision, Policy
 from regimes.policies.detected import Accordion, BatchAccordion, Detected
-from regimes.policies.history import PastEpoch, batch_history, history
+from regimes.policies.gravac import GraVAC
+from regimes.policies.history import LevelCost, PastEpoch, batch_history, history
 from regimes.policies.ladders import AccordionLadder, AdaQS, ErrorLadder
 from regimes.policies.schedules import Smith, Static, Windows
 
 __all__ = [
     "Accordion", "AccordionLadder", "AdaQS", "BatchAccordion", "Decision", "Detected",
-    "ErrorLadder", "PastEpoch", "Policy", "Smith", "Static", "Windows", "batch_history",
-    "check_levels", "history", "policy",
+    "ErrorLadder", "GraVAC", "LGreCo", "LevelCost", "PastEpoch", "Policy", "Smith", "Static",
+    "Windows", "batch_history", "check_levels", "history", "policy",
 ]  # fmt: skip
 
 REGISTRY = Registry("policy", {
@@ -32,6 +35,8 @@ REGISTRY = Registry("policy", {
     "adaqs": "regimes.policies:AdaQS",
     "error-ladder": "regimes.policies:ErrorLadder",
     "accordion-ladder": "regimes.policies:AccordionLadder",
+    "l-greco": "regimes.policies:LGreCo",
+    "gravac": "regimes.policies:GraVAC",
 })  # fmt: skip
 
 

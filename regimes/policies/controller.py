@@ -7,12 +7,12 @@ level "dense", and keeps the reason of each decision. No torch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from regimes.config import DENSE
 from regimes.policies.base import Decision, Policy
-from regimes.policies.history import PastEpoch, batch_history, history
+from regimes.policies.history import Costs, PastEpoch, batch_history, history
 
 Rows = Sequence[dict[str, Any]]
 
@@ -40,16 +40,18 @@ class Controller:
         layers: the names of all layers.
         compressed: the indices of those that the policy decides.
         signal: which norm the policy reads as "norm".
+        costs: what a step sends at each level.
     """
 
     policy: Policy
     layers: Sequence[str]
     compressed: Sequence[int]
     signal: str
+    costs: Costs = field(default_factory=dict)
 
     def decide(self, rows: Rows) -> Levels:
         """The levels of epoch ``len(rows)``, from the record's rows."""
-        return self.decide_after(history(rows, self.compressed, self.signal))
+        return self.decide_after(history(rows, self.compressed, self.signal, self.costs))
 
     def decide_after(self, past: Sequence[PastEpoch]) -> Levels:
         """The same from epochs as a policy sees them."""

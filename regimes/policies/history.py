@@ -7,12 +7,29 @@ run what it would not see afterwards.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from regimes.detectors import Detector
 from regimes.detectors.statistics import Statistic, norm_of
+from regimes.errors import RecordError
+
+
+@dataclass(frozen=True)
+class LevelCost:
+    """What one step sends at a level.
+
+    Attributes:
+        floats: of each compressed layer, by the paper's count.
+        bytes: of all layers together.
+    """
+
+    floats: list[float]
+    bytes: float
+
+
+Costs = Mapping[str, LevelCost]
 
 
 @dataclass(frozen=True)
@@ -26,6 +43,7 @@ class PastEpoch:
             epoch's steps: at m times the batch size there are m times fewer, so it counts m times.
         levels: the level's name that each layer had.
         model: per statistic, one value for the whole model.
+        costs: of a step at each level of the run and dense; empty where a record does not have it.
     """
 
     lr: float
@@ -33,10 +51,30 @@ class PastEpoch:
     statistics: dict[str, list[float | None]]
     levels: list[str]
     model: dict[str, float | None] = field(default_factory=dict)
+    costs: Costs = field(default_factory=dict)
+
+
+def cost(past: PastEpoch, level: str) -> LevelCost:
+    """RecordError where the record does not have it."""
+    if level not in past.costs:
+        raise RecordError(f"the record does not say what a step sends at level {level!r}")
+    return past.costs[level]
+
+
+def level_costs(per_step: Mapping[str, dict[str, Any]], compressed: Sequence[int]) -> Costs:
+    """The costs in a record's header, of the compressed layers."""
+    return {
+        name: LevelCost([cost["layers"][i] for i in compressed], cost["bytes"])
+        for name, cost in per_step.items()
+        if "layers" in cost  # not in the oldest records
+    }
 
 
 def history(
-    rows: Sequence[dict[str, Any]], compressed: Sequence[int], signal: str
+    rows: Sequence[dict[str, Any]],
+    compressed: Sequence[int],
+    signal: str,
+    costs: Costs | None = None,
 ) -> list[PastEpoch]:
     """What the record's epoch rows tell a policy about the compressed layers."""
     return [
@@ -52,6 +90,7 @@ def history(
             },
             levels=[row["layers"]["level"][i] for i in compressed],
             model=row.get("model", {}),
+            costs=costs or {},
         )
         for row in rows
     ]

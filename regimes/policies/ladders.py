@@ -18,7 +18,7 @@ from regimes.policies.history import PastEpoch, signal_values
 
 
 @dataclass(frozen=True)
-class _Rungs:
+class Rungs:
     """What the ladders share: an order of levels, checked."""
 
     levels: tuple[str, ...] = ("high", "mid", "low")
@@ -38,7 +38,7 @@ class _Rungs:
 
 
 @dataclass(frozen=True)
-class AdaQS(_Rungs):
+class AdaQS(Rungs):
     """AdaQS (Guo et al. 2020; the paper's section 5.6 and Figure 7), for the whole model.
 
     Starts at the highest compression; whenever the mean-to-standard-deviation ratio of the
@@ -64,7 +64,7 @@ class AdaQS(_Rungs):
 
 
 @dataclass(frozen=True)
-class ErrorLadder(_Rungs):
+class ErrorLadder(Rungs):
     """Per layer, the highest compression whose error stays within ``error``.
 
     Reads ``error:<level>``, the share of the gradient's energy that the compressor would lose at a
@@ -103,7 +103,7 @@ class ErrorLadder(_Rungs):
 
 
 @dataclass(frozen=True)
-class AccordionLadder(_Rungs, FollowsDetector):
+class AccordionLadder(Rungs, FollowsDetector):
     """ACCORDION over a ladder, per layer: a critical verdict goes back to the lowest compression,
     every other evaluation one rung down to higher compression. Only the ends are chosen by hand;
     a layer that becomes critical at a high compression does not stay there.

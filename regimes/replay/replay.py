@@ -19,7 +19,7 @@ from regimes.detectors.statistics import Statistic
 from regimes.errors import RecordError
 from regimes.policies import Detected, Policy
 from regimes.policies.controller import Controller
-from regimes.policies.history import PastEpoch, batch_history, history, signal_values
+from regimes.policies.history import PastEpoch, batch_history, history, level_costs, signal_values
 from regimes.records import Record
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ def past_epochs(record: Record) -> list[PastEpoch]:
     compressed = [i for i, layer in enumerate(record.header["layers"]) if layer["compressed"]]
     if not record.rows:
         raise RecordError(f"{record.folder} has no complete epoch to replay over")
-    return history(record.rows, compressed, record.config["signal"])
+    costs = level_costs(record.header["per_step"], compressed)
+    return history(record.rows, compressed, record.config["signal"], costs)
 
 
 def replay(record: Record, rule: Rule) -> pd.DataFrame:

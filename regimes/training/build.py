@@ -14,7 +14,7 @@ from regimes.collectives.processes import connect, pick_device
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression import Compressor, compressor
-from regimes.compression.reducer import Reducer, check_order
+from regimes.compression.reducer import Reducer, check_order, costs_per_step
 from regimes.config import DENSE, Level, RunConfig
 from regimes.data import registry
 from regimes.data.deficits import Deficit, deficit
@@ -25,6 +25,7 @@ from regimes.instruments.panel import Panel, choose
 from regimes.models.loss import Batch
 from regimes.policies import Policy, check_levels, policy
 from regimes.policies.controller import Controller
+from regimes.policies.history import level_costs
 from regimes.records import provenance
 from regimes.training.checks import build_batch_policy, check_numbers, check_size, check_windows_fit
 from regimes.training.gradients import Gradients, draws_random_numbers, layer_table
@@ -129,7 +130,9 @@ def _build(
     buckets = buckets_of(gradients.parameters, config.bucket_mb, config.optimizer.clip is not None)
     reducer = Reducer(chosen, layers, world, config.seed, buckets)
     compressed = [i for i, layer in enumerate(layers) if layer.compressed]
-    controller = Controller(rule, [layer.name for layer in layers], compressed, config.signal)
+    costs = level_costs(costs_per_step(chosen, layers, config.levels, config.workers), compressed)
+    names = [layer.name for layer in layers]
+    controller = Controller(rule, names, compressed, config.signal, costs)
     units = Units.of(config, len(batches))
     check_windows_fit(config, len(units))
     rate = LearningRate(config.optimizer, units.per_epoch, units.total)

@@ -15,8 +15,10 @@ import regimes
 from regimes.errors import ConfigError, RecordError
 from regimes.policies import GraVAC, LevelCost, LGreCo, PastEpoch, policy
 from regimes.policies.allocation import allocate
-from regimes.replay.replay import replay
+from regimes.records import load_all
+from regimes.replay.replay import past_epochs, replay
 
+LADDER = Path(__file__).parents[1] / "data/reference/small-ladder.tar.xz"
 LEVELS = ("r1", "r2", "r4")
 
 
@@ -216,3 +218,21 @@ def test_a_run_and_its_replay_decide_alike(table: str, tmp_path: Path) -> None:
         assert why
         assert all(w["new"] <= w["threshold"] for w in why)
     assert math.isfinite(record.rows[-1]["train_loss"])
+
+
+def test_on_the_recorded_ladder_it_sends_a_fifth_less() -> None:
+    """Five seeds on CIFAR-10 with the errors of ranks 1, 2 and 4: floats over those of rank 2."""
+    rule = LGreCo(LEVELS, base={"name": "static", "level": "r2"})
+    shares = []
+    for record in load_all(LADDER):
+        if record.config["name"] == "error-ladder":
+            costs = past_epochs(record)[0].costs
+            found = replay(record, rule)
+            names = [layer["name"] for layer in record.header["layers"] if layer["compressed"]]
+            sent = sum(
+                costs[level].floats[names.index(layer)]
+                for level, layer in zip(found["level"], found["layer"], strict=True)
+            )
+            shares.append(sent / (sum(costs["r2"].floats) * found["epoch"].nunique()))
+    assert len(shares) == 5
+    assert (round(min(shares), 2), round(max(shares), 2)) == (0.81, 0.84)

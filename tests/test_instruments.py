@@ -26,6 +26,7 @@ EVERYTHING = {
     "curvature": {"images": 40, "batch": 20, "modes": ["eval", "batch-statistics"], "probes": 2,
                   "layers": True, "smallest": 1, "max_products": 30},
     "fisher": {"images": 40, "batch": 20},
+    "sharpness": {"images": 40, "batch": 20},
 }  # fmt: skip
 
 
@@ -40,7 +41,8 @@ def test_every_instrument_on_ends_in_the_same_bits(tmp_path: Path) -> None:
     other = weights(tmp_path / "all")  # BatchNorm buffers are among them
     assert all(torch.equal(t, other[n]) for n, t in weights(tmp_path / "none").items())
     assert none.epochs["train_loss"].tolist() == every.epochs["train_loss"].tolist()
-    for name in ("eigenvalue", "eigenvalue:batch", "eigenvalue_min", "hessian_trace"):
+    for name in ("eigenvalue", "eigenvalue:batch", "eigenvalue_min", "hessian_trace",
+                 "critical_sharpness"):  # fmt: skip
         assert every.epochs[name].notna().all(), name
     assert {"eigenvalue", "hessian_trace", "fisher_trace"} <= set(every.layers)
     first = every.epochs.iloc[0]

@@ -9,10 +9,13 @@
 ``layer_traces``        of each layer's block, all from the same products
 ``density``             the whole spectrum, by stochastic Lanczos quadrature (all: ``spectrum``)
 ``fisher_trace``        of the Fisher information, from gradients of single samples (``fisher``)
+``critical_sharpness``  2 / the smallest rate at which a step raises the loss (``critical``)
 
-``Eigenpairs``, ``Estimate``, ``Density`` and ``FisherTrace`` are what they return.
+``Eigenpairs``, ``Estimate``, ``Density``, ``FisherTrace`` and ``CriticalSharpness`` are what they
+return.
 """
 
+from regimes.curvature.critical import CriticalSharpness, critical_sharpness
 from regimes.curvature.fisher import FisherTrace, fisher_trace
 from regimes.curvature.lanczos import Eigenpairs
 from regimes.curvature.operator import HessianProduct
@@ -27,11 +30,13 @@ from regimes.curvature.spectrum import (
 )
 
 __all__ = [
+    "CriticalSharpness",
     "Density",
     "Eigenpairs",
     "Estimate",
     "FisherTrace",
     "HessianProduct",
+    "critical_sharpness",
     "cross_entropy",
     "density",
     "eigenvalues",

@@ -12,7 +12,13 @@ from typing import Any
 from regimes.config import Registry
 from regimes.detectors.base import Detector, Verdict
 from regimes.detectors.baselines import FirstShare, FixedWindows, RandomWindows
-from regimes.detectors.change import EigenvalueChange, FisherChange, NormChange, RelativeChange
+from regimes.detectors.change import (
+    EigenvalueChange,
+    FisherChange,
+    NormChange,
+    RelativeChange,
+    SharpnessChange,
+)
 from regimes.detectors.cusum import TraceCusum
 from regimes.detectors.msdr import MsdrFall
 
@@ -20,6 +26,7 @@ REGISTRY = Registry("detector", {
     "norm-change": "regimes.detectors.change:NormChange",
     "eigenvalue-change": "regimes.detectors.change:EigenvalueChange",
     "fisher-change": "regimes.detectors.change:FisherChange",
+    "sharpness-change": "regimes.detectors.change:SharpnessChange",
     "change": "regimes.detectors.change:RelativeChange",
     "trace-cusum": "regimes.detectors.cusum:TraceCusum",
     "msdr-fall": "regimes.detectors.msdr:MsdrFall",
@@ -30,8 +37,8 @@ REGISTRY = Registry("detector", {
 
 __all__ = [
     "REGISTRY", "Detector", "EigenvalueChange", "FirstShare", "FisherChange", "FixedWindows",
-    "MsdrFall", "NormChange", "RandomWindows", "RelativeChange", "TraceCusum", "Verdict",
-    "detector",
+    "MsdrFall", "NormChange", "RandomWindows", "RelativeChange", "SharpnessChange",
+    "TraceCusum", "Verdict", "detector",
 ]  # fmt: skip
 
 

@@ -92,3 +92,11 @@ class FisherChange(RelativeChange):
 
     statistic: str = field(default="fisher_trace", init=False)
     per_layer: bool = False
+
+
+@dataclass(frozen=True)
+class SharpnessChange(RelativeChange):
+    """Change of the critical sharpness (Kalra et al. 2026): the eigenvalue's cheap kin."""
+
+    statistic: str = field(default="critical_sharpness", init=False)
+    per_layer: bool = False

@@ -16,6 +16,7 @@ INSTRUMENT = {  # family -> the instrument that measures it
     "eigenvalue": "curvature",
     "hessian_trace": "curvature",
     "fisher_trace": "fisher",
+    "critical_sharpness": "sharpness",
     "overlap": "overlap",
     "noise_scale": "noise",
     "diversity": "noise",

@@ -17,6 +17,7 @@ REGISTRY = Registry("instrument", {
     "norms": "regimes.instruments.gradient_norm:Norms",
     "curvature": "regimes.instruments.curvature:Curvature",
     "fisher": "regimes.instruments.curvature:Fisher",
+    "sharpness": "regimes.instruments.sharpness:Sharpness",
     "overlap": "regimes.instruments.support_overlap:Overlap",
     "noise": "regimes.instruments.noise:Noise",
     "msdr": "regimes.instruments.noise:Msdr",

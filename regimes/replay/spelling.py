@@ -62,6 +62,7 @@ def defaults(runs: Sequence[Record]) -> list[str]:
         f"accordion:interval={interval}",
         f"eigenvalue-change:interval={interval}",
         f"fisher-change:interval={interval}",
+        f"sharpness-change:interval={interval}",
         "trace-cusum",
         "msdr-fall",
     ]

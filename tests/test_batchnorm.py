@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regimes import models
 from regimes.collectives.world import World
 from regimes.data.classification import classification_loss
-from regimes.training.batchnorm import per_worker_batchnorm
+from regimes.training.batchnorm import PerWorkerBatchNorm
 from regimes.training.gradients import Gradients
 
 LAST = torch.channels_last
@@ -34,9 +34,10 @@ def test_each_worker_has_a_batchnorm_of_its_own(
     ours = nn.BatchNorm2d(6, momentum=momentum).double().train()
     nn.init.uniform_(ours.weight), nn.init.uniform_(ours.bias)
     theirs = [copy.deepcopy(ours) for _ in range(groups)]
-    mode, x = per_worker_batchnorm(ours), sample(groups, last).requires_grad_()
-    mode.groups = groups
-    y, weights = ours(x), sample(groups, not last)
+    norms, x = PerWorkerBatchNorm(ours), sample(groups, last).requires_grad_()
+    with norms.during(groups, update=True):
+        y = ours(x)
+    weights = sample(groups, not last)
     (y * weights).sum().backward()
     mine, ours.weight.grad, ours.bias.grad = ours.weight.grad, None, None
     assert mine is not None
@@ -60,8 +61,9 @@ def test_other_shapes(shape: tuple[int, ...]) -> None:
     kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}[len(shape)]
     bn, x = kind(6).double().train(), torch.randn(shape, dtype=torch.float64)
     expected = torch.stack([copy.deepcopy(bn)(x[worker::4]) for worker in range(4)], 1)
-    per_worker_batchnorm(bn).groups = 4
-    torch.testing.assert_close(bn(x), expected.flatten(0, 1), rtol=1e-10, atol=1e-12)
+    with PerWorkerBatchNorm(bn).during(4, update=True):
+        found = bn(x)
+    torch.testing.assert_close(found, expected.flatten(0, 1), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["resnet8", "vgg7"])

@@ -23,10 +23,10 @@ UNION, EACH = "union_pass=true", "union_pass=false"
 DENSE = ["policy={name='static', level='dense'}"]
 TOPK = ["compressor={name='topk'}", "levels={low=99, high=10}"]
 STEPS: dict[str, tuple[list[str], int, int]] = {  # settings, launches and waits of a step
-    "dense, union": ([UNION, *DENSE], 406, 0),
-    "powersgd of rank 2, union": ([UNION], 471, 0),
-    "powersgd of rank 2, worker by worker": ([EACH], 1187, 0),
-    "topk of 10 %, worker by worker": ([EACH, *TOPK], 1546, 0),
+    "dense, union": ([UNION, *DENSE], 261, 0),
+    "powersgd of rank 2, union": ([UNION], 326, 0),
+    "powersgd of rank 2, worker by worker": ([EACH], 928, 0),
+    "topk of 10 %, worker by worker": ([EACH, *TOPK], 1169, 0),
 }
 PRODUCT = 40, 2  # launches and waits of a step of Lanczos beside the product itself
 

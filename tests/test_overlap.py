@@ -168,13 +168,12 @@ def test_chance_by_monte_carlo() -> None:
 
 
 def test_gradient_is_that_of_a_worker_with_that_batch() -> None:
-    """Also while the loop's BatchNorm is set up for a union pass of 4 interleaved batches, which do
-    not divide this one; nothing moves."""
+    """Also after a union pass of 4 interleaved batches, which do not divide this one; nothing
+    moves."""
     parts = build.prepare(config(INSTRUMENT))
     gauge = parts.panel.gauges["overlap"]
     x, y = next(iter(parts.batches.epoch(0, range(4))))
     parts.gradients.compute(x, y, 0, 0)
-    parts.gradients.mode.groups, parts.gradients.mode.update = 4, True
     (batch,) = parts.context.samples(0, 1, 30)
     plain = copy.deepcopy(parts.task.build(parts.config).double()).train()
     loss = nn.functional.cross_entropy(plain(batch[0]), batch[1])

@@ -5,16 +5,18 @@ The level is K, the percentage of a layer's coordinates that each worker sends, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import ClassVar
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from regimes.collectives.requests import Gather, Layer, Mean, Together, Traffic
 from regimes.compression.base import Compressor, Sending, State
-from regimes.compression.batched import drawn
+from regimes.compression.batched import drawn, launches
 from regimes.compression.top_k import largest, top_indices
 from regimes.config import DENSE, Level
 from regimes.errors import require
@@ -71,27 +73,37 @@ class TopK(Compressor):
         values = yield Gather(value)  # [W, k]
         indices = yield Gather(index)
         share = 1 / len(values) if self.reduction == "mean" else 1
-        update = state.update_like(delta[0]).zero_().view(-1)
-        _add(update, indices, values, share)
-        return update.view(delta.shape[1:]), None
+        if launches(delta):
+            update = yield Together(_summed, indices, values, delta[0], share)
+        else:
+            update = state.update_like(delta[0]).zero_()
+            update.view(-1).index_add_(0, indices.flatten(), values.flatten(), alpha=share)
+        return update, None
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         k = kept(level, layer.size, self.count)
         return Traffic(2 * k * workers, k * (itemsize + 4))
 
 
-def _add(update: Tensor, indices: Tensor, values: Tensor, share: float) -> None:
-    """Add the rows of ``values`` in worker order, times ``share``.
+def _summed(entries: Sequence[tuple[Tensor, Tensor, Tensor, float]]) -> list[Tensor]:
+    """For many layers on a GPU, the sum of ``values [W, k]`` at ``indices``, times a share, of the
+    shape of a third tensor.
 
-    One call for all rows does that on a CPU. A GPU adds all numbers of a call at once, so that
-    where workers share a coordinate each process would round in another order, and replicas drift
-    apart. There every row is a call: a worker has each index once.
+    Worker after worker: a GPU adds all numbers of a call at once, so that where workers share a
+    coordinate each process would round in another order, and replicas drift apart. A worker has
+    each index once.
     """
-    if update.device.type == "cpu":
-        update.index_add_(0, indices.flatten(), values.flatten(), alpha=share)
-        return
-    for index, value in zip(indices, values, strict=True):
-        update.index_add_(0, index, value, alpha=share)
+    like = [entry[2] for entry in entries]
+    ends = list(accumulate((t.numel() for t in like), initial=0))
+    flat = like[0].new_zeros(ends[-1])
+    wide = ends[-1] > torch.iinfo(torch.int32).max  # indices travel as int32
+    found = [indices.long() if wide else indices for indices, *_ in entries]
+    places = torch._foreach_add(found, ends[:-1])
+    values = torch.cat([entry[1] for entry in entries], dim=1)
+    for index, value in zip(torch.cat(places, dim=1), values, strict=True):
+        flat.index_add_(0, index, value, alpha=entries[0][3])
+    parts = flat.split([t.numel() for t in like])
+    return [part.view(t.shape) for part, t in zip(parts, like, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,8 @@ DistributedDataParallel's broadcast of buffers does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -15,51 +16,115 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
-@dataclass
-class NormalisationMode:
-    """How the BatchNorm layers of one model behave during the current pass.
+class PerWorkerBatchNorm:
+    """The BatchNorm layers of one model, in training; evaluation and the state dictionary stay as
+    they are. Outside of ``during`` a layer normalises one batch and updates nothing.
 
-    Attributes:
-        groups: how many workers' samples the batch interleaves (sample i: worker i mod groups).
-        update: whether the running statistics follow the first of them.
+    What the layers need for a pass of several workers is made for all of them at once, because on
+    a GPU each operation has its price.
     """
 
-    groups: int = 1
-    update: bool = True
+    def __init__(self, model: nn.Module) -> None:
+        self.layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+        self.groups, self.update = 1, False
+        self._scales: dict[_BatchNorm, list[Tensor]] = {}  # weight and bias, once per worker
+        self._running: dict[_BatchNorm, list[Tensor]] = {}  # [groups * C]; worker 0's come first
+        self._used: list[_BatchNorm] = []  # layers in this pass whose statistics are to follow
+        for layer in self.layers:
+            original = layer.forward
+
+            def forward(x: Tensor, bn: _BatchNorm = layer, original: Any = original) -> Tensor:
+                return self._normalise(bn, x) if bn.training else original(x)
+
+            layer.forward = forward  # type: ignore[method-assign, assignment]
+
+    @contextmanager
+    def during(self, groups: int, update: bool) -> Iterator[None]:
+        """For one forward pass.
+
+        Args:
+            groups: how many workers' samples the batch interleaves (sample i: worker i mod groups).
+            update: whether the running statistics follow the first of them.
+        """
+        self.groups, self.update = groups, update
+        if groups > 1:
+            self._scales = self._repeated()
+            if update:
+                self._copy_running()
+        try:
+            yield
+            if update:
+                self._follow()
+        finally:
+            self.groups, self.update = 1, False
+            self._scales, self._used = {}, []
+
+    def _repeated(self) -> dict[_BatchNorm, list[Tensor]]:
+        """Weights and biases, of layers with equally many channels together."""
+        alike: dict[int, list[_BatchNorm]] = {}
+        for bn in self.layers:
+            if bn.affine:
+                alike.setdefault(bn.num_features, []).append(bn)
+        found: dict[_BatchNorm, list[Tensor]] = {}
+        for layers in alike.values():
+            for name in ("weight", "bias"):
+                rows = torch.stack([getattr(bn, name) for bn in layers]).repeat(1, self.groups)
+                for bn, row in zip(layers, rows.unbind(), strict=True):
+                    found.setdefault(bn, []).append(row)
+        return found
+
+    def _copy_running(self) -> None:
+        """The running statistics to where a pass of several workers updates them."""
+        followed = [bn for bn in self.layers if bn.running_mean is not None]
+        for bn in followed:
+            like, size = _running(bn), self.groups * bn.num_features
+            known = self._running.get(bn, [])
+            if [(len(t), t.dtype, t.device) for t in known] != [
+                (size, t.dtype, t.device) for t in like
+            ]:
+                self._running[bn] = [t.new_zeros(size) for t in like]
+        if followed:
+            torch._foreach_copy_(self._first(followed), _all_running(followed))
+
+    def _follow(self) -> None:
+        """What the pass has found becomes the layers' own."""
+        used = list(dict.fromkeys(self._used))
+        counts = [cast(Tensor, bn.num_batches_tracked) for bn in used if bn.momentum is not None]
+        if counts:
+            torch._foreach_add_(counts, 1)
+        if self.groups > 1 and used:
+            torch._foreach_copy_(_all_running(used), self._first(used))
+
+    def _first(self, layers: list[_BatchNorm]) -> list[Tensor]:
+        return [t[: bn.num_features] for bn in layers for t in self._running[bn]]
+
+    def _normalise(self, bn: _BatchNorm, x: Tensor) -> Tensor:
+        """BatchNorm of ``groups`` interleaved batches, as one of groups * C channels."""
+        running: list[Any] = [None, None]
+        factor = 0.0
+        if self.update and bn.running_mean is not None:
+            running = self._running[bn] if self.groups > 1 else _running(bn)
+            factor = bn.momentum if bn.momentum is not None else _cumulative(bn)
+            self._used.append(bn)
+        mean, var = running
+        if self.groups == 1:
+            return F.batch_norm(x, mean, var, bn.weight, bn.bias, True, factor, bn.eps)
+        weight, bias = self._scales.get(bn, [None, None])
+        grouped = _merge(x, self.groups)
+        return _part(F.batch_norm(grouped, mean, var, weight, bias, True, factor, bn.eps), x)
 
 
-def per_worker_batchnorm(model: nn.Module) -> NormalisationMode:
-    """Let every BatchNorm layer of ``model`` obey the returned mode in training; evaluation and
-    the state dictionary stay as they are."""
-    mode = NormalisationMode()
-    for module in model.modules():
-        if isinstance(module, _BatchNorm):
-            original = module.forward
-
-            def forward(x: Tensor, bn: _BatchNorm = module, original: Any = original) -> Tensor:
-                return _normalise(bn, x, mode) if bn.training else original(x)
-
-            module.forward = forward  # type: ignore[method-assign, assignment]
-    return mode
+def _running(bn: _BatchNorm) -> list[Tensor]:
+    return [cast(Tensor, bn.running_mean), cast(Tensor, bn.running_var)]
 
 
-def _normalise(bn: _BatchNorm, x: Tensor, mode: NormalisationMode) -> Tensor:
-    """Training-mode BatchNorm of ``groups`` interleaved batches, as one of groups * C channels."""
-    groups, channels = mode.groups, bn.num_features
-    grouped = _merge(x, groups)
-    weight = None if bn.weight is None else bn.weight.repeat(groups)
-    bias = None if bn.bias is None else bn.bias.repeat(groups)
-    if not mode.update or bn.running_mean is None:
-        y = F.batch_norm(grouped, None, None, weight, bias, True, 0.0, bn.eps)
-        return _part(y, x)
-    running = bn.running_mean, cast(Tensor, bn.running_var)
-    count = cast(Tensor, bn.num_batches_tracked).add_(1)
-    factor = 1.0 / float(count) if bn.momentum is None else bn.momentum  # None: cumulative mean
-    mean, var = (statistic.repeat(groups) for statistic in running)
-    y = F.batch_norm(grouped, mean, var, weight, bias, True, factor, bn.eps)
-    for statistic, new in zip(running, (mean, var), strict=True):
-        statistic.copy_(new[:channels])
-    return _part(y, x)
+def _all_running(layers: list[_BatchNorm]) -> list[Tensor]:
+    return [t for bn in layers for t in _running(bn)]
+
+
+def _cumulative(bn: _BatchNorm) -> float:
+    """The weight of this batch in a mean over all, which is counted here."""
+    return 1.0 / float(cast(Tensor, bn.num_batches_tracked).add_(1))
 
 
 def _merge(x: Tensor, groups: int) -> Tensor:

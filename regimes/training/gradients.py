@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from regimes.collectives.world import World
 from regimes.errors import unexpected
 from regimes.models.loss import CarryingLoss, Loss
 from regimes.seeding import derive
-from regimes.training.batchnorm import per_worker_batchnorm
+from regimes.training.batchnorm import PerWorkerBatchNorm
 
 
 def draws_random_numbers(model: nn.Module, x: Tensor) -> bool:
@@ -68,7 +68,7 @@ class Gradients:
         self.hidden: dict[int, Any] = {}  # per row, what a language model carries along
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.last = False  # is the last backward pass of a step under way?
-        self.mode = per_worker_batchnorm(model)
+        self.batchnorm = PerWorkerBatchNorm(model)
         like = self.parameters[0]
         rows = 1 if union else world.local
         self.stack = like.new_zeros(rows, sum(p.numel() for p in self.parameters))
@@ -106,7 +106,6 @@ class Gradients:
             share, last = inputs.shape[1] / x.shape[1], i == len(pieces) - 1
             losses += self._micro(inputs, targets, share, (epoch, step * len(pieces) + i), last)
         self.last = False
-        self.mode.groups, self.mode.update = 1, False  # outside of here, nothing is updated
         if self.clip is not None:
             norms = torch.linalg.vector_norm(self.stack, dim=1, keepdim=True)
             self.stack *= (self.clip / norms.clamp_min(1e-12)).clamp_max(1)
@@ -116,10 +115,11 @@ class Gradients:
         """Raise ConfigError unless torch can compile a pass over a batch ``x [L, b, ...]``,
         ``y [L, b]``; nothing is changed."""
         self.model.train()
-        self.mode.groups, self.mode.update = len(x) if self.union else 1, False
+        groups = len(x) if self.union else 1
         x, y = (t.transpose(0, 1).flatten(0, 1) if self.union else t[0] for t in (x, y))
         try:
-            with torch.random.fork_rng([x.device] if x.device.type == "cuda" else []):
+            gpus = [x.device] if x.device.type == "cuda" else []
+            with torch.random.fork_rng(gpus), self.batchnorm.during(groups, update=False):
                 loss = self.loss(self.network, x, y)
                 torch.autograd.grad(loss, self.parameters, allow_unused=True)
         except torch._dynamo.exc.TorchDynamoException as error:
@@ -146,24 +146,27 @@ class Gradients:
     ) -> Tensor:
         """Add one micro-batch's gradient to ``stack``; its losses, ``[rows]``."""
         if self.union:
-            self.mode.groups, self.last = len(x), last
-            self.mode.update = 0 in self.world.hosted
+            self.last = last
+            mode = self.batchnorm.during(len(x), update=0 in self.world.hosted)
             x, y = x.transpose(0, 1).flatten(0, 1), y.transpose(0, 1).flatten(0, 1)
-            return self._pass(0, x, y, share)[None]
+            return self._pass(0, x, y, share, mode)[None]
         losses = []
         for row, worker in enumerate(self.world.hosted):
-            self.mode.update, self.last = worker == 0, last and row == len(x) - 1
+            self.last = last and row == len(x) - 1
             torch.manual_seed(derive(self.seed, "dropout", *when, worker))
-            losses.append(self._pass(row, x[row], y[row], share))
+            mode = self.batchnorm.during(1, update=worker == 0)
+            losses.append(self._pass(row, x[row], y[row], share, mode))
         return torch.stack(losses)
 
-    def _pass(self, row: int, x: Tensor, y: Tensor, share: float) -> Tensor:
+    def _pass(
+        self, row: int, x: Tensor, y: Tensor, share: float, mode: AbstractContextManager[None]
+    ) -> Tensor:
         for parameter, layer in zip(self.parameters, self.layers, strict=True):
             parameter.grad = layer[row]
         context: Any = nullcontext()
         if self.autocast is not None:
             context = torch.autocast(x.device.type, self.autocast)
-        with context:
+        with mode, context:
             if isinstance(self.loss, CarryingLoss):
                 loss, self.hidden[row] = self.loss.carry(self.network, x, y, self.hidden.get(row))
             else:

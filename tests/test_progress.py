@@ -205,6 +205,16 @@ def test_watch_shows_why_a_run_stopped(record: Recorder, tmp_path: Path) -> None
     assert "2/12 epochs, stopped: the loss of worker 2 is not finite" in shown(tmp_path)
 
 
+def test_watch_names_the_process_that_the_others_wait_for(record: Recorder, tmp_path: Path) -> None:
+    writer = record(tmp_path / "run", 2)
+    for epoch, slow in ((2, 6.0), (3, 4.4)):
+        spent = {"compute": [4.0, slow, 4.2], "compress": [0.1] * 3, "communicate": [2.0, 0.1, 2.0]}
+        writer.epoch(row(epoch), {"compute": 4.0, "evaluate": 0.25, "processes": spent})
+        text = " ".join(shown(tmp_path / "run").split())
+        sentence = "process 1 has computed for 6.0 s in the last unit, the others for 4.1 s"
+        assert (sentence in text) == (slow == 6.0)
+
+
 def test_watch_a_folder_of_runs(record: Recorder, tmp_path: Path) -> None:
     record(tmp_path / "low/seed-0", EPOCHS).close()
     record(tmp_path / "low/seed-1", 4).close()

@@ -24,7 +24,7 @@ from regimes.config import RunConfig, override, to_toml
 from regimes.data import classification, images
 from regimes.errors import ConfigError, DataError, RecordError, TrainingError
 from regimes.launch import processes, sweep
-from regimes.records import Record, read_lines
+from regimes.records import Record, load, read_lines
 from regimes.training import build, checkpoint, loop
 
 torch.set_num_threads(1)
@@ -82,6 +82,13 @@ def test_processes_equal_simulation(compressor: tuple[str, ...], tmp_path: Path)
         out = tmp_path / f"{count}x{4 // count}"
         processes.spawn(replace(c, bucket_mb=bucket_mb), out, count)
         same_run(tmp_path / "1x4", out)
+        record = load(out)
+        assert [each["epoch"] for each in record.processes] == [*range(len(record.rows))]
+        for name in ("compute", "compress", "communicate"):
+            spent = [each[name] for each in record.processes]
+            assert {len(seconds) for seconds in spent} == {count}
+            assert [s[0] for s in spent] == record.epochs[f"seconds_{name}"].tolist()
+    assert not load(tmp_path / "1x4").processes
 
 
 @pytest.mark.parametrize("compressor", ["powersgd", "randomk", "dense"])

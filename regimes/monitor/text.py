@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from regimes.console.tables import Table
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 SHOWN = 8  # epochs in the table
+STRAGGLES = 1.3  # times the others' median
 DASH = "-"
 SHORT = {"bits per byte": "bits/byte"}
 NOTE = """floats: sent so far (the paper's count); of low: over low
@@ -51,6 +53,25 @@ def headline(header: Row) -> str:
         f"{c['name']} (seed {c['seed']}): {c['model']['name']}, {data}"
         f"{world['workers']} workers on {world['processes']} process{plural}, "
         f"{c['compressor']['name']} {levels}"
+    )
+
+
+def straggler(processes: Row) -> str:
+    """A sentence on the process that holds up the others; none where nothing stands out.
+
+    Args:
+        processes: seconds of a unit by name, one per process; empty if there is one process.
+    """
+    spent = processes.get("compute", [])
+    if len(spent) < 2:
+        return ""
+    slowest = max(range(len(spent)), key=spent.__getitem__)
+    usual = median([*spent[:slowest], *spent[slowest + 1 :]])
+    if spent[slowest] < STRAGGLES * usual or spent[slowest] - usual < 1:
+        return ""
+    return (
+        f"process {slowest} has computed for {spent[slowest]:.1f} s in the last unit, the others "
+        f"for {usual:.1f} s: they wait for it"
     )
 
 

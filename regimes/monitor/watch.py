@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING
 from regimes.console.stdout import console as new_console
 from regimes.console.tables import Table
 from regimes.errors import RecordError
-from regimes.monitor.text import Row, cells, epoch_table, headline, logged_text, metric_text
+from regimes.monitor.text import (
+    Row,
+    cells,
+    epoch_table,
+    headline,
+    logged_text,
+    metric_text,
+    straggler,
+)
 from regimes.records import (
     check_together,
     complete,
@@ -127,10 +135,10 @@ def _one(folder: Path) -> tuple[RenderableType, bool]:
 
     header, rows = _run(folder)
     what, more = state(folder, header, rows)
-    seconds = {
-        row["epoch"]: sum(v for k, v in row.items() if k != "epoch")
-        for row in _lines(folder / "seconds.jsonl")
-    }
+    spent = _lines(folder / "seconds.jsonl")
+    each = [row.get("processes", {}) for row in spent]
+    beside = ("epoch", "processes")
+    seconds = {row["epoch"]: sum(v for k, v in row.items() if k not in beside) for row in spent}
     wanted = units(header)
     recent = [seconds[row["epoch"]] for row in rows[-5:] if row["epoch"] in seconds]
     if what == "running" and recent and wanted is not None:
@@ -147,6 +155,8 @@ def _one(folder: Path) -> tuple[RenderableType, bool]:
         parts.append(epoch_table(header, rows, seconds))
     if rows and (others := logged_text(rows[-1])):
         parts.append(Text(f"logged: {others}"))
+    if each and (waiting := straggler(each[-1])):
+        parts.append(Text(waiting, "yellow"))
     if what == "finished":
         parts += [Text(sentence, "yellow") for sentence in silence(header, rows)]
     return Group(*parts), what in BUSY

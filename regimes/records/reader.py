@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,8 @@ class Record:
             up to the epoch's end.
         layers: one row per epoch and layer: level, floats, bytes, why, and each statistic.
         rows, details: the lines of ``epochs.jsonl`` and ``instruments.jsonl`` as they are.
+        processes: of a run on several processes, per epoch the seconds of each by what they went
+            into: ``{"epoch": 0, "compute": [1.2, 1.9], ...}``.
     """
 
     folder: Path
@@ -65,6 +67,7 @@ class Record:
     layers: pd.DataFrame
     rows: list[dict[str, Any]]
     details: list[dict[str, Any]]
+    processes: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -111,14 +114,16 @@ def load(folder: str | Path) -> Record:
     header, rows = read_header(folder), read_lines(folder / "epochs.jsonl")
     check_together(header, rows, folder / "epochs.jsonl")
     details = read_lines(folder / "instruments.jsonl")
-    return Record(folder, header, *_frames(folder, header, rows), rows, details)
+    spent = read_lines(folder / "seconds.jsonl")
+    each = [{"epoch": s["epoch"], **s.pop("processes")} for s in spent if "processes" in s]
+    return Record(folder, header, *_frames(folder, header, rows, spent), rows, details, each)
 
 
 def _frames(
-    folder: Path, header: dict[str, Any], rows: list[dict[str, Any]]
+    folder: Path, header: dict[str, Any], rows: list[dict[str, Any]], spent: list[dict[str, Any]]
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """(epochs, layers)."""
-    seconds = {s.pop("epoch"): s for s in read_lines(folder / "seconds.jsonl")}
+    seconds = {s.pop("epoch"): s for s in spent}
     if 0 < len(seconds) < len(rows):  # written before each epoch, so that no crash leaves this
         raise RecordError(f"{folder}/seconds.jsonl ends after {len(seconds)} of {len(rows)} epochs")
     names = [layer["name"] for layer in header["layers"]]

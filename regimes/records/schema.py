@@ -61,7 +61,7 @@ ROWS: dict[str, Fields | Each] = {
             "validation": VALUES, "model": VALUES, "logged": VALUES,
         },
     ),
-    "seconds.jsonl": Each(AMOUNT, dict),  # "epoch" among them, see `lines`
+    "seconds.jsonl": Fields({"epoch": EPOCHS}, {"processes": Each(AMOUNTS, dict)}, AMOUNT),
     "instruments.jsonl": Fields({"epoch": EPOCHS, "instrument": NAME}),
     "events.jsonl": Fields({"time": TEXT, "event": NAME}, {"why": TEXT}),
     "superseded.jsonl": Fields({"file": NAME, "epoch": EPOCHS}),

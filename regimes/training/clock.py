@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+LOOP = ("compute", "compress", "communicate")  # what the loop itself spends
+
 
 class Clock:
     """Adds up seconds by name. A GPU marks the begin and the end when it comes to them, which is

@@ -20,7 +20,7 @@ from regimes.errors import RegimesError
 from regimes.instruments.panel import check_measured
 from regimes.records import Record, Writer, complete, load, read_header, unit_name
 from regimes.training.build import Run, prepare
-from regimes.training.clock import Clock
+from regimes.training.clock import LOOP, Clock
 from regimes.training.fingerprint import check_same_weights, fingerprint
 from regimes.training.gradients import install
 from regimes.training.losses import Losses
@@ -100,10 +100,10 @@ def _advance(
     """
     unit = len(run.rows)
     row, seconds, details = _unit(run, unit, watchers)
-    asked, due = _met(run, unit, grace)
+    asked, due, processes = _met(run, unit, grace, seconds)
     run.rows.append(row)
     if writer:
-        writer.epoch(row, seconds, details)
+        writer.epoch(row, {**seconds, **processes}, details)
     ended = complete(run.header, run.rows)
     if due or ended or asked:
         save(run, out)
@@ -114,9 +114,11 @@ def _advance(
         raise Terminated(f"ended by SIGTERM after {name} {unit}: continue with --resume")
 
 
-def _met(run: Run, unit: int, grace: GracefulShutdown) -> tuple[bool, bool]:
-    """What processes tell each other at the end of a unit: was one of them asked to end? And, by
-    the clock of process 0, is a checkpoint due?
+def _met(
+    run: Run, unit: int, grace: GracefulShutdown, seconds: dict[str, float]
+) -> tuple[bool, bool, dict[str, Any]]:
+    """What processes tell each other at the end of a unit: was one of them asked to end? By the
+    clock of process 0, is a checkpoint due? And if there are several, where the time of each went.
 
     Raises:
         TrainingError: they do not hold the same weights.
@@ -125,10 +127,12 @@ def _met(run: Run, unit: int, grace: GracefulShutdown) -> tuple[bool, bool]:
     found = None if alone else fingerprint(run.gradients.parameters)
     every, apart = run.config.checkpoint_every, run.config.checkpoint_seconds or 0
     due = (unit + 1) % every == 0 and time.monotonic() >= run.saved + apart
-    told = run.world.gather_object((grace.asked, due, found))
-    asked, dues, weights = zip(*told, strict=True)
+    own = [seconds.get(name, 0.0) for name in LOOP]
+    told = run.world.gather_object((grace.asked, due, found, own))
+    asked, dues, weights, each = zip(*told, strict=True)
     check_same_weights(weights, f"{unit_name(run.header)} {unit}")
-    return any(asked), dues[0]
+    spent = {name: list(column) for name, column in zip(LOOP, zip(*each, strict=True), strict=True)}
+    return any(asked), dues[0], {} if alone else {"processes": spent}
 
 
 # -- one unit --------------------------------------------------------------------------------

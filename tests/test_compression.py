@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 
 import pytest
@@ -34,6 +35,7 @@ EVERY = [  # one case per family: compressor, a level that sends more, a level t
     pytest.param(Quantise(stochastic=False, error_feedback=True), 8, 2, id="nearest"),
     pytest.param(Cast(), "fp16", "bf16", id="cast"),
 ]
+FADING = pytest.param(PowerSGD(error_feedback=0.75), 4, 1, id="powersgd-fading")
 SHAPES = [(6, 10), (8, 3, 3, 3), (5,), (4, 1)]
 
 
@@ -82,6 +84,27 @@ def test_sum_of_updates_and_mean_residual_is_the_sum_of_mean_gradients(
     for i, residual in enumerate(reducer.residuals()):
         owed = 0 if residual is None else residual.mean(0).view(SHAPES[i])
         torch.testing.assert_close(sent[i] + owed, total[i], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "low", "high"),
+    [c for c in EVERY if c.values[0].error_feedback],  # type: ignore[attr-defined]
+)
+def test_a_share_of_the_residual_is_kept_whatever_sends(
+    chosen: Compressor, low: object, high: object
+) -> None:
+    fading = dataclasses.replace(chosen, error_feedback=0.75)
+    reducer = Reducer(fading, layers()[:2], world(3), seed=1)
+    owed = [torch.zeros(shape, dtype=F64) for shape in SHAPES[:2]]
+    tolerance = 1e-2 if isinstance(chosen, Cast) else 1e-12  # the mean itself is in half precision
+    for t, level in enumerate([low, high, high, DENSE, low, high]):
+        grads = gradients(3, t)[:2]
+        for i, update in enumerate(step(reducer, grads, level)):
+            left = reducer.residuals()[i]
+            rest = torch.zeros_like(owed[i]) if left is None else left.mean(0).view(SHAPES[i])
+            wanted = 0.75 * owed[i] + grads[i].mean(0)
+            torch.testing.assert_close(update + rest, wanted, rtol=tolerance, atol=tolerance)
+            owed[i] = rest.clone()
 
 
 @pytest.mark.parametrize(("chosen", "low", "high"), EVERY)
@@ -223,7 +246,7 @@ def test_stacked_is_torch_stack(places: list[int]) -> None:
     assert torch.equal(stacked(copies), torch.stack(copies))
 
 
-@pytest.mark.parametrize(("chosen", "low", "high"), EVERY)
+@pytest.mark.parametrize(("chosen", "low", "high"), [*EVERY, FADING])
 @pytest.mark.parametrize("workers", [1, 3])
 def test_layers_abreast_are_layers_one_by_one(
     chosen: Compressor, low: object, high: object, workers: int, monkeypatch: pytest.MonkeyPatch
@@ -491,7 +514,9 @@ def test_the_loss_tells_of_a_gradient_that_is_not_finite() -> None:
 # -- the simulated short cut -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("chosen", "low", "high"), [c for c in EVERY if c.values[0].linear])
+@pytest.mark.parametrize(("chosen", "low", "high"), [
+    *(c for c in EVERY if c.values[0].linear), FADING  # type: ignore[attr-defined]
+])  # fmt: skip
 def test_linear_compressors_need_only_the_mean(
     chosen: Compressor, low: object, high: object
 ) -> None:

@@ -50,6 +50,7 @@ class PowerSGD(Compressor):
     usual: ClassVar[Mapping[str, Level]] = {"low": 4, "high": 1}
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         good = self.wire in ("full", *HALF)
         require(good, "compressor.wire", self.wire, '"full", "fp16" or "bf16"')
         if self.wire != "full":  # each worker rounds its own factors, before the mean

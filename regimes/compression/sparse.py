@@ -54,6 +54,7 @@ class TopK(Compressor):
     usual: ClassVar[Mapping[str, Level]] = {"low": 10, "high": 1}
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         good = self.reduction in ("mean", "sum")
         require(good, "compressor.reduction", self.reduction, '"mean" or "sum"')
         good = self.count in ("round", "truncate")
@@ -67,7 +68,7 @@ class TopK(Compressor):
         k = kept(level, flat.shape[1], self.count)
         if not k:
             return state.update_like(delta[0]).zero_(), None
-        index, value = largest(flat, k, clear=self.error_feedback)
+        index, value = largest(flat, k, clear=bool(self.error_feedback))
         values = yield Gather(value)  # [W, k]
         indices = yield Gather(index)
         share = 1 / len(values) if self.reduction == "mean" else 1

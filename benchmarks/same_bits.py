@@ -66,6 +66,7 @@ CASES = [
     # compressors
     Case("powersgd"),
     Case("powersgd-forgets", ("compressor.reset_on_change=true",)),
+    Case("acp-sgd", ("compressor=acp-sgd",)),
     Case("topk", TOPK),
     Case("topk-sum", (*TOPK, "compressor.reduction=sum", "compressor.error_feedback=false",
                       "signal=worker0", "data.reshuffle=false", "optimizer.lr=0.1")),

@@ -49,6 +49,7 @@ _PUBLIC = {
     "regimes.compression.base": ("Compressor", "State"),
     "regimes.compression.dense": ("Dense",),
     "regimes.compression.powersgd": ("PowerSGD",),
+    "regimes.compression.alternating": ("ACPSGD",),
     "regimes.compression.sparse": ("TopK", "RandomK"),
     "regimes.compression.quantised": ("Sign", "Quantise", "Cast"),
     "regimes.errors": ("RegimesError", "ConfigError", "DataError", "RecordError", "TrainingError"),

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import io
 import math
 
 import pytest
 import torch
+from ddp_scripts import group
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regimes.collectives.requests import Layer
+from regimes.collectives.processes import ProcessWorld
+from regimes.collectives.requests import Layer, Traffic
 from regimes.collectives.world import World
 from regimes.compression import Compressor, compressor
+from regimes.compression.alternating import ACPSGD
 from regimes.compression.batched import stacked
 from regimes.compression.orthonormal import in_one_batch, orthonormal
 from regimes.compression.powersgd import PowerSGD
@@ -28,6 +32,8 @@ F64 = torch.float64
 EVERY = [  # one case per family: compressor, a level that sends more, a level that sends less
     pytest.param(PowerSGD(), 4, 1, id="powersgd"),
     pytest.param(PowerSGD(wire="bf16"), 4, 1, id="powersgd-bf16"),
+    pytest.param(ACPSGD(), 4, 1, id="acp-sgd"),
+    pytest.param(ACPSGD(iterations=2), 4, 1, id="acp-sgd-twice"),
     pytest.param(TopK(), 40, 5.0, id="topk"),
     pytest.param(RandomK(), 40, 5.0, id="randomk"),
     pytest.param(Sign(), DENSE, 1, id="sign"),
@@ -134,7 +140,8 @@ def test_gradients_are_left_as_they_are(chosen: Compressor, low: object, high: o
 
 # -- reductions to the dense mean ------------------------------------------------------------
 
-FULL = [(PowerSGD(), 100), (TopK(), 100), (RandomK(), 100), (TopK(error_feedback=False), 100)]
+FULL = [(PowerSGD(), 100), (TopK(), 100), (RandomK(), 100), (TopK(error_feedback=False), 100),
+        (ACPSGD(iterations=2), 100)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("chosen", "level"), FULL)
@@ -255,7 +262,7 @@ def test_layers_abreast_are_layers_one_by_one(
     shapes = [(6, 10), (8, 3, 3, 3), (5,), (6, 5, 2), (4, 1), (8, 27)]
     found = []
     for gpu in (False, True):
-        for module in ("batched", "orthonormal", "powersgd", "reducer"):
+        for module in ("alternating", "batched", "orthonormal", "powersgd", "reducer"):
             monkeypatch.setattr(f"regimes.compression.{module}.launches", lambda _, x=gpu: x)
         reducer = Reducer(chosen, [Layer(str(i), s) for i, s in enumerate(shapes)],
                           world(workers), seed=1)  # fmt: skip
@@ -454,11 +461,14 @@ def test_metered_equals_computed_at_each_level_and_across_changes(
     by_bits = isinstance(chosen, Sign | Quantise | Cast) or chosen == PowerSGD(wire="bf16")
     w = world(4, dtype)
     reducer = Reducer(chosen, layers(), w, seed=1)
+    steps = 2 if chosen == ACPSGD() else 1  # of which one sends P, the other Q
     for t, level in enumerate([low, high, DENSE, high, low]):
-        step(reducer, gradients(4, t, dtype), level)
+        for _ in range(steps):
+            step(reducer, gradients(4, t, dtype), level)
         meter = w.meter.take()
         for i, layer in enumerate(reducer.layers):
-            expected = chosen.cost(layer, level, 4, dtype.itemsize)  # type: ignore[arg-type]
+            once = chosen.cost(layer, level, 4, dtype.itemsize)  # type: ignore[arg-type]
+            expected = Traffic(steps * once.floats, steps * once.bytes)
             assert meter.layers[i].bytes == expected.bytes, (layer, level)
             if dtype == torch.float32 or not by_bits:
                 assert meter.layers[i].floats == expected.floats, (layer, level)
@@ -486,6 +496,60 @@ def test_updates_live_until_the_next_step(chosen: Compressor, low: object, high:
         for a, b in zip(step(fresh, gradients(2, t), level),
                         step(used, gradients(2, t), level), strict=True):  # fmt: skip
             assert torch.equal(a, b)
+
+
+CHANGES = [0, 1, 1, DENSE, 0, 0, 1]  # low, high
+
+
+def several(world: World, rows: slice, restored: bool = False) -> list[list[torch.Tensor]]:
+    """Updates and what is owed in the end, by each of ``EVERY``; a restored reducer takes over
+    before every step."""
+    found = []
+    for case in EVERY:
+        chosen, *levels = case.values
+        reducer = Reducer(chosen, layers(), world, seed=6)  # type: ignore[arg-type]
+        tensors: list[torch.Tensor] = []
+        for t, change in enumerate(CHANGES):
+            grads = [g[rows] for g in gradients(4, t)]
+            level = DENSE if change == DENSE else levels[change]  # type: ignore[call-overload]
+            tensors += [update.clone() for update in step(reducer, grads, level)]
+            if restored:
+                file = io.BytesIO()
+                torch.save(reducer.state_dict(), file)
+                file.seek(0)
+                reducer = Reducer(chosen, layers(), world, seed=6)  # type: ignore[arg-type]
+                reducer.load_state_dict(*torch.load(file, weights_only=True))
+        tensors += [r for r in reducer.residuals() if r is not None]
+        found.append(tensors)
+    return found
+
+
+def test_a_restored_reducer_goes_on_bit_for_bit() -> None:
+    plain, restored = (several(world(4), slice(4), again) for again in (False, True))
+    for case, mine, theirs in zip(EVERY, restored, plain, strict=True):
+        assert len(mine) == len(theirs)
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True)), case.id
+
+
+def hosted(rank: int, count: int) -> list[list[torch.Tensor]]:
+    """`several` in one of ``count`` processes, which share four workers."""
+    here = ProcessWorld(4, torch.device("cpu"))
+    here.meter.dtype = F64
+    return several(here, slice(here.hosted.start, here.hosted.stop))
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_each_compressor_is_the_same_between_processes(count: int) -> None:
+    answers = group.run(hosted, count, count)
+    updates = len(CHANGES) * len(SHAPES)
+    for i, simulated in enumerate(several(world(4), slice(4))):
+        close = 0.1 if EVERY[i].id in ("cast", "powersgd-bf16") else 1e-12  # added in half
+        for answer in answers:
+            for mine, theirs in zip(answer[i][:updates], simulated, strict=False):
+                torch.testing.assert_close(mine, theirs, rtol=close, atol=close)
+        for j, owed in enumerate(simulated[updates:], start=updates):
+            mine = torch.cat([answer[i][j] for answer in answers])
+            torch.testing.assert_close(mine, owed, rtol=close, atol=close)
 
 
 def test_levels_may_differ_between_layers() -> None:
@@ -538,6 +602,8 @@ def test_linear_compressors_need_only_the_mean(
         ("powersgd", -1, "a rank"),
         ("powersgd", 1.5, "a rank"),
         ("powersgd", True, "a rank"),
+        ("acp-sgd", 0, "a rank"),
+        ("acp-sgd", 1.5, "a rank"),
         ("topk", 0, "percentage"),
         ("topk", 101, "percentage"),
         ("topk", "fp16", "percentage"),
@@ -557,6 +623,11 @@ def test_a_level_of_another_compressor_is_refused(name: str, level: object, part
 def test_stochastic_rounding_with_error_feedback_is_refused() -> None:
     with pytest.raises(ConfigError, match="exclude each other"):
         compressor({"name": "quantise", "error_feedback": True})
+
+
+def test_no_iterations_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"compressor.iterations = 0"):
+        compressor({"name": "acp-sgd", "iterations": 0})
 
 
 def test_unknown_compressor_names_the_nearest() -> None:

@@ -42,6 +42,9 @@ CASES = {
     "static graph, never used": Case(ddp={**SMALL, "static_graph": True}, branch="never"),
     "channels last": Case(ddp=SMALL, channels_last=True),
     "TopK": Case(ddp=SMALL, **TOPK),
+    "ACP-SGD, unused at times": Case(
+        ddp={**SMALL, **UNUSED}, branch="sometimes", compressor="acp-sgd", workers=2
+    ),
     "sign": Case(ddp=SMALL, compressor="sign", levels=(("low", "dense"), ("high", 1))),
     "random K, three workers": Case(
         ddp=SMALL, compressor="randomk", levels=(("low", 50), ("high", 10)), workers=3

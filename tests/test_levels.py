@@ -12,6 +12,7 @@ TRIED: list[Level] = [*range(-1, 18), 32, 0.5, 0.0, 100, 100.5, "fp16", "bf16", 
 HAVE: dict[str, list[Level]] = {
     "dense": [DENSE],
     "powersgd": [*range(1, 18), 32, 100, DENSE],
+    "acp-sgd": [*range(1, 18), 32, 100, DENSE],
     "topk": [*range(1, 18), 32, 0.5, 100, DENSE],
     "randomk": [*range(1, 18), 32, 0.5, 100, DENSE],
     "sign": [1, DENSE],

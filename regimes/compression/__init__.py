@@ -6,6 +6,7 @@ from regimes.config import Registry
 REGISTRY = Registry("compressor", {
     "dense": "regimes.compression.dense:Dense",
     "powersgd": "regimes.compression.powersgd:PowerSGD",
+    "acp-sgd": "regimes.compression.alternating:ACPSGD",
     "topk": "regimes.compression.sparse:TopK",
     "randomk": "regimes.compression.sparse:RandomK",
     "sign": "regimes.compression.quantised:Sign",

@@ -19,6 +19,7 @@ from regimes.collectives.world import World
 from regimes.compression import Compressor, compressor
 from regimes.compression.alternating import ACPSGD
 from regimes.compression.batched import stacked
+from regimes.compression.cosine import DCTTopK
 from regimes.compression.orthonormal import in_one_batch, orthonormal
 from regimes.compression.powersgd import PowerSGD
 from regimes.compression.quantised import Cast, Quantise, Sign, pack, unpack
@@ -36,6 +37,7 @@ EVERY = [  # one case per family: compressor, a level that sends more, a level t
     pytest.param(ACPSGD(iterations=2), 4, 1, id="acp-sgd-twice"),
     pytest.param(TopK(), 40, 5.0, id="topk"),
     pytest.param(RandomK(), 40, 5.0, id="randomk"),
+    pytest.param(DCTTopK(error_feedback=True, chunk=3), 60, 5.0, id="dct-topk"),
     pytest.param(Sign(), DENSE, 1, id="sign"),
     pytest.param(Quantise(), 8, 2, id="qsgd"),
     pytest.param(Quantise(stochastic=False, error_feedback=True), 8, 2, id="nearest"),
@@ -141,7 +143,7 @@ def test_gradients_are_left_as_they_are(chosen: Compressor, low: object, high: o
 # -- reductions to the dense mean ------------------------------------------------------------
 
 FULL = [(PowerSGD(), 100), (TopK(), 100), (RandomK(), 100), (TopK(error_feedback=False), 100),
-        (ACPSGD(iterations=2), 100)]  # fmt: skip
+        (ACPSGD(iterations=2), 100), (DCTTopK(), 100)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("chosen", "level"), FULL)
@@ -608,6 +610,7 @@ def test_linear_compressors_need_only_the_mean(
         ("topk", 101, "percentage"),
         ("topk", "fp16", "percentage"),
         ("randomk", -3, "percentage"),
+        ("dct-topk", 100.5, "percentage"),
         ("sign", 2, "1 (bit)"),
         ("quantise", 3, "2, 4, 8 or 16"),
         ("cast", 16, "fp16"),
@@ -625,9 +628,13 @@ def test_stochastic_rounding_with_error_feedback_is_refused() -> None:
         compressor({"name": "quantise", "error_feedback": True})
 
 
-def test_no_iterations_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"compressor.iterations = 0"):
-        compressor({"name": "acp-sgd", "iterations": 0})
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [("acp-sgd", "iterations", 0), ("dct-topk", "chunk", 0), ("dct-topk", "chunk", 182)],
+)
+def test_a_field_out_of_bounds_is_refused(name: str, field: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=rf"compressor\.{field} = {value}: expected a whole"):
+        compressor({"name": name, field: value})
 
 
 def test_unknown_compressor_names_the_nearest() -> None:

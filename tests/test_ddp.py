@@ -45,6 +45,9 @@ CASES = {
     "ACP-SGD, unused at times": Case(
         ddp={**SMALL, **UNUSED}, branch="sometimes", compressor="acp-sgd", workers=2
     ),
+    "DCT-TopK, fading": Case(
+        ddp=SMALL, compressor={"name": "dct-topk", "error_feedback": 0.9}, levels=TOPK["levels"]
+    ),
     "sign": Case(ddp=SMALL, compressor="sign", levels=(("low", "dense"), ("high", 1))),
     "random K, three workers": Case(
         ddp=SMALL, compressor="randomk", levels=(("low", 50), ("high", 10)), workers=3

@@ -15,6 +15,7 @@ HAVE: dict[str, list[Level]] = {
     "acp-sgd": [*range(1, 18), 32, 100, DENSE],
     "topk": [*range(1, 18), 32, 0.5, 100, DENSE],
     "randomk": [*range(1, 18), 32, 0.5, 100, DENSE],
+    "dct-topk": [*range(1, 18), 32, 0.5, 100, DENSE],
     "sign": [1, DENSE],
     "quantise": [2, 4, 8, 16, DENSE],
     "cast": ["fp16", "bf16", DENSE],

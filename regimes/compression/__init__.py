@@ -9,6 +9,7 @@ REGISTRY = Registry("compressor", {
     "acp-sgd": "regimes.compression.alternating:ACPSGD",
     "topk": "regimes.compression.sparse:TopK",
     "randomk": "regimes.compression.sparse:RandomK",
+    "dct-topk": "regimes.compression.cosine:DCTTopK",
     "sign": "regimes.compression.quantised:Sign",
     "quantise": "regimes.compression.quantised:Quantise",
     "cast": "regimes.compression.quantised:Cast",

@@ -34,7 +34,8 @@ def kept(level: Level, size: int, count: str = "round") -> int:
     return int(exact) if count == "truncate" else max(1, round(exact))
 
 
-def _check(name: str, level: Level) -> None:
+def check_percentage(name: str, level: Level) -> None:
+    """Raise ConfigError unless the level is K, or "dense"."""
     good = level == DENSE or (isinstance(level, int | float) and 0 < level <= 100)
     require(good, f"level of {name}", level, 'K, a percentage in (0, 100], or "dense"')
 
@@ -61,7 +62,7 @@ class TopK(Compressor):
         require(good, "compressor.count", self.count, '"round" or "truncate"')
 
     def check(self, level: Level) -> None:
-        _check("TopK", level)
+        check_percentage("TopK", level)
 
     def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
         flat = delta.flatten(1)
@@ -73,7 +74,7 @@ class TopK(Compressor):
         indices = yield Gather(index)
         share = 1 / len(values) if self.reduction == "mean" else 1
         update = state.update_like(delta[0]).zero_().view(-1)
-        _add(update, indices, values, share)
+        add_at(update, indices, values, share)
         return update.view(delta.shape[1:]), None
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
@@ -81,18 +82,18 @@ class TopK(Compressor):
         return Traffic(2 * k * workers, k * (itemsize + 4))
 
 
-def _add(update: Tensor, indices: Tensor, values: Tensor, share: float) -> None:
-    """Add the rows of ``values`` in worker order, times ``share``.
+def add_at(update: Tensor, indices: Tensor, values: Tensor, share: float) -> Tensor:
+    """Add the rows of ``values`` in worker order, times ``share``, to ``update``.
 
     One call for all rows does that on a CPU. A GPU adds all numbers of a call at once, so that
     where workers share a coordinate each process would round in another order, and replicas drift
     apart. There every row is a call: a worker has each index once.
     """
     if update.device.type == "cpu":
-        update.index_add_(0, indices.flatten(), values.flatten(), alpha=share)
-        return
+        return update.index_add_(0, indices.flatten(), values.flatten(), alpha=share)
     for index, value in zip(indices, values, strict=True):
         update.index_add_(0, index, value, alpha=share)
+    return update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +106,7 @@ class RandomK(Compressor):
     usual: ClassVar[Mapping[str, Level]] = {"low": 10, "high": 1}
 
     def check(self, level: Level) -> None:
-        _check("Random-K", level)
+        check_percentage("Random-K", level)
 
     def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
         flat = delta.flatten(1)

@@ -78,7 +78,7 @@ SPARE = (
 )  # fmt: skip
 LEVELS = {"high": "#e4e4e4", "low": _C[0], "dense": "#1a1a1a"}  # light to dark: more traffic
 SPELT = {"powersgd": "rank {}", "acp-sgd": "rank {}", "topk": "K = {} %", "randomk": "K = {} %",
-         "quantise": "{} bits"}  # fmt: skip
+         "dct-topk": "K = {} %", "quantise": "{} bits"}  # fmt: skip
 
 
 def style_of(name: str, spare: int = 0) -> Look:

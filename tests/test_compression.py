@@ -25,7 +25,7 @@ from regimes.compression.powersgd import PowerSGD
 from regimes.compression.quantised import Cast, Quantise, Sign, pack, unpack
 from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import RandomK, TopK, kept
-from regimes.compression.top_k import SMALL, by_threshold, largest, top_indices
+from regimes.compression.top_k import SMALL, by_threshold, in_each, largest, top_indices
 from regimes.config import DENSE
 from regimes.errors import ConfigError
 
@@ -343,7 +343,9 @@ def test_the_selection_by_threshold_is_the_sorted_one(
     elif kind == "infinite":
         rows[:, ::3] = math.inf
     k = max(1, round(share * size))
-    assert by_threshold(rows, k).tolist() == [sorted_selection(row, k) for row in rows]
+    wanted = [sorted_selection(row, k) for row in rows]
+    assert by_threshold(rows, k).tolist() == wanted
+    assert in_each(rows, k).tolist() == wanted
 
 
 def test_a_sample_that_misleads_costs_time_only() -> None:

@@ -23,7 +23,7 @@ from regimes.collectives.requests import Gather, Layer, Together, Traffic
 from regimes.compression.base import Compressor, Sending, State
 from regimes.compression.batched import by_shape
 from regimes.compression.sparse import add_at, check_percentage, kept
-from regimes.compression.top_k import by_threshold
+from regimes.compression.top_k import in_each
 from regimes.config import Level
 from regimes.errors import require
 
@@ -57,7 +57,7 @@ class DCTTopK(Compressor):
         blocks = yield Together(encode, delta, *bases)
         hosted, size = len(delta), len(bases[0]) * len(bases[1])
         rows = blocks.reshape(-1, size)
-        index = by_threshold(rows, kept(level, size))
+        index = in_each(rows, kept(level, size))
         value = rows.gather(1, index)
         values = yield Gather(value.view(hosted, -1))  # [W, blocks * k]
         indices = yield Gather(index.short().view(hosted, -1))
@@ -100,14 +100,18 @@ def _encode(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """``[..., n, m]`` to the coefficients of its blocks, ``[..., y, x, h, w]``; the bases have the
     leading axes of a batch of layers, but not that of workers."""
     tall = rows[..., None, None, :, :] @ matrix.unflatten(-2, (-1, rows.shape[-1]))
-    wide = tall.unflatten(-1, (-1, columns.shape[-1])) @ columns.mT[..., None, None, None, :, :]
-    return wide.transpose(-3, -2)
+    return _in_one(tall.unflatten(-1, (-1, columns.shape[-1])), columns.mT).transpose(-3, -2)
 
 
 def _decode(blocks: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """The inverse."""
-    wide = blocks.transpose(-3, -2) @ columns[..., None, None, None, :, :]
+    wide = _in_one(blocks.transpose(-3, -2), columns)
     return (rows.mT[..., None, None, :, :] @ wide.flatten(-2)).flatten(-3, -2)
+
+
+def _in_one(pieces: Float[Tensor, "... w"], by: Float[Tensor, "*layers w w"]) -> Tensor:
+    """``pieces @ by``, one product for each layer."""
+    return (pieces.reshape(*by.shape[:-2], -1, by.shape[-1]) @ by).view(pieces.shape)
 
 
 encode, decode = by_shape(_encode), by_shape(_decode)

@@ -66,12 +66,10 @@ CASES = [
     # compressors
     Case("powersgd"),
     Case("powersgd-forgets", ("compressor.reset_on_change=true",)),
-    Case("acp-sgd", ("compressor=acp-sgd",)),
     Case("topk", TOPK),
     Case("topk-sum", (*TOPK, "compressor.reduction=sum", "compressor.error_feedback=false",
                       "signal=worker0", "data.reshuffle=false", "optimizer.lr=0.1")),
     Case("randomk", ("compressor=randomk", "levels.low=50", "levels.high=10")),
-    Case("dct-topk", ("compressor=dct-topk", "levels.low=50", "levels.high=2")),
     Case("sign", ("compressor=sign", "levels={only=1}", "policy=static", "policy.level=only",
                   "optimizer.lr=0.02")),
     Case("quantise", ("compressor=quantise", "levels.low=8", "levels.high=4")),

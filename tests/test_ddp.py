@@ -218,8 +218,9 @@ def test_reduction_goes_on_during_backward() -> None:
     "case",
     [Case(ddp={**SMALL, **VIEW}), Case(ddp=SMALL, **TOPK),
      Case(ddp=SMALL, compressor="randomk", levels=(("low", 50), ("high", 10))),
+     Case(ddp=SMALL, compressor="acp-sgd"),  # which side is next is part of the state
      Case(ddp=SMALL, compressor=jobs.Counting())],
-    ids=["powersgd", "topk", "randomk", "a user's"],
+    ids=["powersgd", "topk", "randomk", "acp-sgd", "a user's"],
 )  # fmt: skip
 def test_a_skipped_step_leaves_no_trace(case: Case, poison: float) -> None:
     """As if the step had not been there: scales are powers of two, so bit for bit."""

@@ -51,7 +51,9 @@ _PUBLIC = {
     "regimes.compression.base": ("Compressor", "State"),
     "regimes.compression.dense": ("Dense",),
     "regimes.compression.powersgd": ("PowerSGD",),
+    "regimes.compression.alternating": ("ACPSGD",),
     "regimes.compression.sparse": ("TopK", "RandomK"),
+    "regimes.compression.cosine": ("DCTTopK",),
     "regimes.compression.quantised": ("Sign", "Quantise", "Cast"),
     "regimes.errors": ("RegimesError", "ConfigError", "DataError", "RecordError", "TrainingError"),
 }  # fmt: skip

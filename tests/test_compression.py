@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import io
 import math
 
 import pytest
 import torch
+from ddp_scripts import group
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regimes.collectives.requests import Layer
+from regimes.collectives.processes import ProcessWorld
+from regimes.collectives.requests import Layer, Traffic
 from regimes.collectives.world import World
 from regimes.compression import Compressor, compressor
+from regimes.compression.alternating import ACPSGD
 from regimes.compression.batched import stacked
+from regimes.compression.cosine import DCTTopK
 from regimes.compression.orthonormal import in_one_batch, orthonormal
 from regimes.compression.powersgd import PowerSGD
 from regimes.compression.quantised import Cast, Quantise, Sign, pack, unpack
 from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import RandomK, TopK, kept
-from regimes.compression.top_k import SMALL, by_threshold, largest, top_indices
+from regimes.compression.top_k import SMALL, by_threshold, in_each, largest, top_indices
 from regimes.config import DENSE
 from regimes.errors import ConfigError
 
@@ -27,13 +33,17 @@ F64 = torch.float64
 EVERY = [  # one case per family: compressor, a level that sends more, a level that sends less
     pytest.param(PowerSGD(), 4, 1, id="powersgd"),
     pytest.param(PowerSGD(wire="bf16"), 4, 1, id="powersgd-bf16"),
+    pytest.param(ACPSGD(), 4, 1, id="acp-sgd"),
+    pytest.param(ACPSGD(iterations=2), 4, 1, id="acp-sgd-twice"),
     pytest.param(TopK(), 40, 5.0, id="topk"),
     pytest.param(RandomK(), 40, 5.0, id="randomk"),
+    pytest.param(DCTTopK(error_feedback=True, chunk=3), 60, 5.0, id="dct-topk"),
     pytest.param(Sign(), DENSE, 1, id="sign"),
     pytest.param(Quantise(), 8, 2, id="qsgd"),
     pytest.param(Quantise(stochastic=False, error_feedback=True), 8, 2, id="nearest"),
     pytest.param(Cast(), "fp16", "bf16", id="cast"),
 ]
+FADING = pytest.param(PowerSGD(error_feedback=0.75), 4, 1, id="powersgd-fading")
 SHAPES = [(6, 10), (8, 3, 3, 3), (5,), (4, 1)]
 
 
@@ -84,6 +94,27 @@ def test_sum_of_updates_and_mean_residual_is_the_sum_of_mean_gradients(
         torch.testing.assert_close(sent[i] + owed, total[i], rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize(
+    ("chosen", "low", "high"),
+    [c for c in EVERY if c.values[0].error_feedback],  # type: ignore[attr-defined]
+)
+def test_a_share_of_the_residual_is_kept_whatever_sends(
+    chosen: Compressor, low: object, high: object
+) -> None:
+    fading = dataclasses.replace(chosen, error_feedback=0.75)
+    reducer = Reducer(fading, layers()[:2], world(3), seed=1)
+    owed = [torch.zeros(shape, dtype=F64) for shape in SHAPES[:2]]
+    tolerance = 1e-2 if isinstance(chosen, Cast) else 1e-12  # the mean itself is in half precision
+    for t, level in enumerate([low, high, high, DENSE, low, high]):
+        grads = gradients(3, t)[:2]
+        for i, update in enumerate(step(reducer, grads, level)):
+            left = reducer.residuals()[i]
+            rest = torch.zeros_like(owed[i]) if left is None else left.mean(0).view(SHAPES[i])
+            wanted = 0.75 * owed[i] + grads[i].mean(0)
+            torch.testing.assert_close(update + rest, wanted, rtol=tolerance, atol=tolerance)
+            owed[i] = rest.clone()
+
+
 @pytest.mark.parametrize(("chosen", "low", "high"), EVERY)
 def test_dense_after_compression_pays_the_residual_once(
     chosen: Compressor, low: object, high: object
@@ -111,7 +142,8 @@ def test_gradients_are_left_as_they_are(chosen: Compressor, low: object, high: o
 
 # -- reductions to the dense mean ------------------------------------------------------------
 
-FULL = [(PowerSGD(), 100), (TopK(), 100), (RandomK(), 100), (TopK(error_feedback=False), 100)]
+FULL = [(PowerSGD(), 100), (TopK(), 100), (RandomK(), 100), (TopK(error_feedback=False), 100),
+        (ACPSGD(iterations=2), 100), (DCTTopK(), 100)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("chosen", "level"), FULL)
@@ -223,7 +255,7 @@ def test_stacked_is_torch_stack(places: list[int]) -> None:
     assert torch.equal(stacked(copies), torch.stack(copies))
 
 
-@pytest.mark.parametrize(("chosen", "low", "high"), EVERY)
+@pytest.mark.parametrize(("chosen", "low", "high"), [*EVERY, FADING])
 @pytest.mark.parametrize("workers", [1, 3])
 def test_layers_abreast_are_layers_one_by_one(
     chosen: Compressor, low: object, high: object, workers: int, monkeypatch: pytest.MonkeyPatch
@@ -232,7 +264,7 @@ def test_layers_abreast_are_layers_one_by_one(
     shapes = [(6, 10), (8, 3, 3, 3), (5,), (6, 5, 2), (4, 1), (8, 27)]
     found = []
     for gpu in (False, True):
-        for module in ("batched", "orthonormal", "powersgd", "reducer"):
+        for module in ("alternating", "batched", "orthonormal", "powersgd", "reducer"):
             monkeypatch.setattr(f"regimes.compression.{module}.launches", lambda _, x=gpu: x)
         reducer = Reducer(chosen, [Layer(str(i), s) for i, s in enumerate(shapes)],
                           world(workers), seed=1)  # fmt: skip
@@ -311,7 +343,9 @@ def test_the_selection_by_threshold_is_the_sorted_one(
     elif kind == "infinite":
         rows[:, ::3] = math.inf
     k = max(1, round(share * size))
-    assert by_threshold(rows, k).tolist() == [sorted_selection(row, k) for row in rows]
+    wanted = [sorted_selection(row, k) for row in rows]
+    assert by_threshold(rows, k).tolist() == wanted
+    assert in_each(rows, k).tolist() == wanted
 
 
 def test_a_sample_that_misleads_costs_time_only() -> None:
@@ -431,11 +465,14 @@ def test_metered_equals_computed_at_each_level_and_across_changes(
     by_bits = isinstance(chosen, Sign | Quantise | Cast) or chosen == PowerSGD(wire="bf16")
     w = world(4, dtype)
     reducer = Reducer(chosen, layers(), w, seed=1)
+    steps = 2 if chosen == ACPSGD() else 1  # of which one sends P, the other Q
     for t, level in enumerate([low, high, DENSE, high, low]):
-        step(reducer, gradients(4, t, dtype), level)
+        for _ in range(steps):
+            step(reducer, gradients(4, t, dtype), level)
         meter = w.meter.take()
         for i, layer in enumerate(reducer.layers):
-            expected = chosen.cost(layer, level, 4, dtype.itemsize)  # type: ignore[arg-type]
+            once = chosen.cost(layer, level, 4, dtype.itemsize)  # type: ignore[arg-type]
+            expected = Traffic(steps * once.floats, steps * once.bytes)
             assert meter.layers[i].bytes == expected.bytes, (layer, level)
             if dtype == torch.float32 or not by_bits:
                 assert meter.layers[i].floats == expected.floats, (layer, level)
@@ -465,6 +502,60 @@ def test_updates_live_until_the_next_step(chosen: Compressor, low: object, high:
             assert torch.equal(a, b)
 
 
+CHANGES = [0, 1, 1, DENSE, 0, 0, 1]  # low, high
+
+
+def several(world: World, rows: slice, restored: bool = False) -> list[list[torch.Tensor]]:
+    """Updates and what is owed in the end, by each of ``EVERY``; a restored reducer takes over
+    before every step."""
+    found = []
+    for case in EVERY:
+        chosen, *levels = case.values
+        reducer = Reducer(chosen, layers(), world, seed=6)  # type: ignore[arg-type]
+        tensors: list[torch.Tensor] = []
+        for t, change in enumerate(CHANGES):
+            grads = [g[rows] for g in gradients(4, t)]
+            level = DENSE if change == DENSE else levels[change]  # type: ignore[call-overload]
+            tensors += [update.clone() for update in step(reducer, grads, level)]
+            if restored:
+                file = io.BytesIO()
+                torch.save(reducer.state_dict(), file)
+                file.seek(0)
+                reducer = Reducer(chosen, layers(), world, seed=6)  # type: ignore[arg-type]
+                reducer.load_state_dict(*torch.load(file, weights_only=True))
+        tensors += [r for r in reducer.residuals() if r is not None]
+        found.append(tensors)
+    return found
+
+
+def test_a_restored_reducer_goes_on_bit_for_bit() -> None:
+    plain, restored = (several(world(4), slice(4), again) for again in (False, True))
+    for case, mine, theirs in zip(EVERY, restored, plain, strict=True):
+        assert len(mine) == len(theirs)
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True)), case.id
+
+
+def hosted(rank: int, count: int) -> list[list[torch.Tensor]]:
+    """`several` in one of ``count`` processes, which share four workers."""
+    here = ProcessWorld(4, torch.device("cpu"))
+    here.meter.dtype = F64
+    return several(here, slice(here.hosted.start, here.hosted.stop))
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_each_compressor_is_the_same_between_processes(count: int) -> None:
+    answers = group.run(hosted, count, count)
+    updates = len(CHANGES) * len(SHAPES)
+    for i, simulated in enumerate(several(world(4), slice(4))):
+        close = 0.1 if EVERY[i].id in ("cast", "powersgd-bf16") else 1e-12  # added in half
+        for answer in answers:
+            for mine, theirs in zip(answer[i][:updates], simulated, strict=False):
+                torch.testing.assert_close(mine, theirs, rtol=close, atol=close)
+        for j, owed in enumerate(simulated[updates:], start=updates):
+            mine = torch.cat([answer[i][j] for answer in answers])
+            torch.testing.assert_close(mine, owed, rtol=close, atol=close)
+
+
 def test_levels_may_differ_between_layers() -> None:
     two = [Layer("a", (6, 10)), Layer("b", (6, 10))]
     g = gradients(2, 0)[0]
@@ -491,7 +582,9 @@ def test_the_loss_tells_of_a_gradient_that_is_not_finite() -> None:
 # -- the simulated short cut -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("chosen", "low", "high"), [c for c in EVERY if c.values[0].linear])
+@pytest.mark.parametrize(("chosen", "low", "high"), [
+    *(c for c in EVERY if c.values[0].linear), FADING  # type: ignore[attr-defined]
+])  # fmt: skip
 def test_linear_compressors_need_only_the_mean(
     chosen: Compressor, low: object, high: object
 ) -> None:
@@ -513,10 +606,13 @@ def test_linear_compressors_need_only_the_mean(
         ("powersgd", -1, "a rank"),
         ("powersgd", 1.5, "a rank"),
         ("powersgd", True, "a rank"),
+        ("acp-sgd", 0, "a rank"),
+        ("acp-sgd", 1.5, "a rank"),
         ("topk", 0, "percentage"),
         ("topk", 101, "percentage"),
         ("topk", "fp16", "percentage"),
         ("randomk", -3, "percentage"),
+        ("dct-topk", 100.5, "percentage"),
         ("sign", 2, "1 (bit)"),
         ("quantise", 3, "2, 4, 8 or 16"),
         ("cast", 16, "fp16"),
@@ -532,6 +628,15 @@ def test_a_level_of_another_compressor_is_refused(name: str, level: object, part
 def test_stochastic_rounding_with_error_feedback_is_refused() -> None:
     with pytest.raises(ConfigError, match="exclude each other"):
         compressor({"name": "quantise", "error_feedback": True})
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [("acp-sgd", "iterations", 0), ("dct-topk", "chunk", 0), ("dct-topk", "chunk", 182)],
+)
+def test_a_field_out_of_bounds_is_refused(name: str, field: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=rf"compressor\.{field} = {value}: expected a whole"):
+        compressor({"name": name, field: value})
 
 
 def test_unknown_compressor_names_the_nearest() -> None:

@@ -42,6 +42,12 @@ CASES = {
     "static graph, never used": Case(ddp={**SMALL, "static_graph": True}, branch="never"),
     "channels last": Case(ddp=SMALL, channels_last=True),
     "TopK": Case(ddp=SMALL, **TOPK),
+    "ACP-SGD, unused at times": Case(
+        ddp={**SMALL, **UNUSED}, branch="sometimes", compressor="acp-sgd", workers=2
+    ),
+    "DCT-TopK, fading": Case(
+        ddp=SMALL, compressor={"name": "dct-topk", "error_feedback": 0.9}, levels=TOPK["levels"]
+    ),
     "sign": Case(ddp=SMALL, compressor="sign", levels=(("low", "dense"), ("high", 1))),
     "random K, three workers": Case(
         ddp=SMALL, compressor="randomk", levels=(("low", 50), ("high", 10)), workers=3
@@ -212,8 +218,9 @@ def test_reduction_goes_on_during_backward() -> None:
     "case",
     [Case(ddp={**SMALL, **VIEW}), Case(ddp=SMALL, **TOPK),
      Case(ddp=SMALL, compressor="randomk", levels=(("low", 50), ("high", 10))),
+     Case(ddp=SMALL, compressor="acp-sgd"),  # which side is next is part of the state
      Case(ddp=SMALL, compressor=jobs.Counting())],
-    ids=["powersgd", "topk", "randomk", "a user's"],
+    ids=["powersgd", "topk", "randomk", "acp-sgd", "a user's"],
 )  # fmt: skip
 def test_a_skipped_step_leaves_no_trace(case: Case, poison: float) -> None:
     """As if the step had not been there: scales are powers of two, so bit for bit."""

@@ -7,11 +7,13 @@ import torch
 
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
-from regimes.compression import Compressor
+from regimes.compression import Compressor, compressor
 from regimes.compression.powersgd import PowerSGD
 from regimes.compression.quantised import Cast
 from regimes.compression.reducer import Reducer
+from regimes.compression.sparse import TopK
 from regimes.config import DENSE, Level
+from regimes.errors import ConfigError
 
 LAYER = Layer("m", (4, 6))
 
@@ -80,3 +82,27 @@ def test_a_dense_step_sends_the_residual_or_forgets_all(forgets: bool) -> None:
     torch.testing.assert_close(step(to, gradient(1), DENSE), wanted.mean(0))
     fresh = step(reducer(PowerSGD()), gradient(2), 2)
     assert torch.allclose(step(to, gradient(2), 2), fresh) == forgets
+
+
+def test_a_share_of_what_is_owed_is_kept() -> None:
+    """By hand: half of (0, 2) is 1, so the second coordinate comes to 2, 3, 3.5 and never to 4."""
+    gradient = torch.tensor([4.0, 2.0], dtype=torch.float64).expand(2, 1, 2).contiguous()
+    sent, owed = {}, {}
+    for share in (True, 1.0, 0.5):
+        to = Reducer(TopK(error_feedback=share), [Layer("m", (1, 2))], World(2), seed=0)
+        to.world.meter.dtype = torch.float64
+        levels: list[Level] = [50, 50, 50, DENSE, 50]
+        steps = [(step(to, gradient, level)[0].tolist(), to.residuals()[0]) for level in levels]
+        sent[share] = [update for update, _ in steps]
+        owed[share] = steps[-1][1]
+    assert sent[0.5] == [[4, 0], [4, 0], [4, 0], [4, 3.75], [4, 0]]
+    assert sent[True] == [[4, 0], [4, 0], [0, 6], [8, 2], [4, 0]]
+    assert sent[1.0] == sent[True]
+    assert owed[0.5][:, 0].tolist() == [[0, 2], [0, 2]]
+
+
+@pytest.mark.parametrize("share", [0.0, 1.5, -0.5])
+def test_a_share_that_is_none_is_refused(share: float) -> None:
+    for table in ({"name": "powersgd"}, {"name": "topk"}, {"name": "sign"}):
+        with pytest.raises(ConfigError, match=r"error_feedback = .*share in \(0, 1\]"):
+            compressor({**table, "error_feedback": share})

@@ -53,6 +53,11 @@ CASES: dict[str, list[str]] = {
 POWERSGD = ["compressor={name='powersgd'}", "levels={low=2, high=1}"]
 APART: dict[str, tuple[float, list[str]]] = {  # how close, settings
     "powersgd, a union": (1e-5, POWERSGD),
+    "acp-sgd, a union": (1e-5, ["compressor={name='acp-sgd'}", "levels={low=2, high=1}"]),
+    "acp-sgd twice, by worker, fading": (1e-5, [
+        "compressor={name='acp-sgd', iterations=2, error_feedback=0.9}", "levels={low=2, high=1}",
+        "union_pass=false"]),
+    "dct-topk": (1e-5, ["compressor={name='dct-topk', chunk=16}"]),
     "powersgd by worker, every instrument": (1e-4, [*POWERSGD, "union_pass=false", *EVERYTHING]),
     "curvature": (1e-6, ["instruments.fisher={images=16, batch=8}",
                   "epochs=1",

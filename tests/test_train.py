@@ -91,9 +91,9 @@ def test_processes_equal_simulation(compressor: tuple[str, ...], tmp_path: Path)
     assert not load(tmp_path / "1x4").processes
 
 
-@pytest.mark.parametrize("compressor", ["powersgd", "randomk", "dense"])
+@pytest.mark.parametrize("compressor", ["powersgd", "acp-sgd", "randomk", "dense"])
 def test_the_union_pass_equals_worker_by_worker(compressor: str, tmp_path: Path) -> None:
-    levels = {"powersgd": (4, 1), "randomk": (30, 5), "dense": ("dense", "dense")}[compressor]
+    levels = {"randomk": (30, 5), "dense": ("dense", "dense")}.get(compressor, (4, 1))
     c = config(f"compressor={compressor}", f"levels.low={levels[0]}", f"levels.high={levels[1]}")
     union = regimes.run(c, tmp_path / "union")
     apart = regimes.run(replace(c, union_pass=False), tmp_path / "apart")

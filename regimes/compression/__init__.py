@@ -6,8 +6,10 @@ from regimes.config import Registry
 REGISTRY = Registry("compressor", {
     "dense": "regimes.compression.dense:Dense",
     "powersgd": "regimes.compression.powersgd:PowerSGD",
+    "acp-sgd": "regimes.compression.alternating:ACPSGD",
     "topk": "regimes.compression.sparse:TopK",
     "randomk": "regimes.compression.sparse:RandomK",
+    "dct-topk": "regimes.compression.cosine:DCTTopK",
     "sign": "regimes.compression.quantised:Sign",
     "quantise": "regimes.compression.quantised:Quantise",
     "cast": "regimes.compression.quantised:Cast",

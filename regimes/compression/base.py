@@ -25,6 +25,7 @@ from torch import Tensor
 from regimes.collectives.requests import Layer, Mean, Program, Request, Together, Traffic
 from regimes.compression.batched import added, copied, subtracted
 from regimes.config import DENSE, Level
+from regimes.errors import require
 
 
 class Workspace:
@@ -80,14 +81,20 @@ class Compressor(ABC):
     """Hyper-parameters of a compressor; a layer's memory is in its ``State``.
 
     Attributes:
-        error_feedback: add to each gradient what earlier steps left unsent.
+        error_feedback: add to each gradient what earlier steps left unsent; a number below 1 is the
+            share of it that is kept from step to step, the rest is forgotten.
         linear: the update depends on the workers' gradients through their mean alone, residuals
             included; such a compressor may be handed that mean in place of the workers.
     """
 
-    error_feedback: bool = True
+    error_feedback: bool | float = True
     linear: ClassVar[bool] = False
     usual: ClassVar[Mapping[str, Level]] = {}  # low and high, where a hook's user names none
+
+    def __post_init__(self) -> None:
+        given = self.error_feedback
+        good = isinstance(given, bool) or 0 < given <= 1
+        require(good, "compressor.error_feedback", given, "true, false, or a share in (0, 1]")
 
     @abstractmethod
     def check(self, level: Level) -> None:
@@ -121,7 +128,8 @@ class Compressor(ABC):
             # Before compressing: at any level, dense too, what is owed is part of what is sent.
             # In place on the residual, never on grad: gauges read the gradients afterwards.
             # Neither carries an autograd graph, which in-place arithmetic would break.
-            delta = state.residual = yield Together(added, state.residual, delta)
+            share = float(self.error_feedback or True)
+            delta = state.residual = yield Together(added, state.residual, delta, share)
         elif self.error_feedback and level != DENSE:
             delta = state.residual = yield Together(copied, delta)
         state.step += 1

@@ -51,10 +51,12 @@ def stacked(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(tensors))
 
 
-def added(entries: Entries) -> list[Tensor]:
-    """``owed += grad`` in place; layers of equal shape come to lie evenly."""
-    owed = _evenly([(owed,) for owed, _ in entries])
-    torch._foreach_add_(owed, [grad for _, grad in entries])
+def added(entries: Sequence[tuple[Tensor, Tensor, float]]) -> list[Tensor]:
+    """``share * owed + grad`` in place of ``owed``; layers of equal shape come to lie evenly."""
+    owed, shares = _evenly([(owed,) for owed, _, _ in entries]), [x for _, _, x in entries]
+    if any(share != 1 for share in shares):
+        torch._foreach_mul_(owed, shares)
+    torch._foreach_add_(owed, [grad for _, grad, _ in entries])
     return owed
 
 

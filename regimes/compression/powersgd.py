@@ -7,9 +7,9 @@ maths; Q is kept when the rank changes (columns are added or dropped).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from jaxtyping import Float
@@ -50,14 +50,14 @@ class PowerSGD(Compressor):
     usual: ClassVar[Mapping[str, Level]] = {"low": 4, "high": 1}
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         good = self.wire in ("full", *HALF)
         require(good, "compressor.wire", self.wire, '"full", "fp16" or "bf16"')
         if self.wire != "full":  # each worker rounds its own factors, before the mean
             object.__setattr__(self, "linear", False)
 
     def check(self, level: Level) -> None:
-        good = level == DENSE or (type(level) is int and level >= 1)
-        require(good, "level of PowerSGD", level, 'a rank, a whole number from 1, or "dense"')
+        check_rank("PowerSGD", level)
 
     def init(self, layer: Layer, seed: int, first_worker: int = 0) -> PowerState:
         return PowerState((seed, layer.name), first_worker)
@@ -72,28 +72,20 @@ class PowerSGD(Compressor):
         n, m = delta.shape[1:]
         q = self._start(state, min(int(level), n, m), delta)
         wire = HALF.get(self.wire, delta.dtype)
-        p = yield Mean((yield Together(_left, q, delta)).to(wire))  # [r, n]
+        p = yield Mean((yield Together(left, q, delta)).to(wire))  # [r, n]
         p = yield Together(orthonormal, p.to(delta.dtype))
-        state.q = (yield Mean((yield Together(_right, p, delta)).to(wire))).to(delta.dtype)
+        state.q = (yield Mean((yield Together(right, p, delta)).to(wire))).to(delta.dtype)
         if launches(delta):
-            update = yield Together(_product, p, state.q)  # [n, m]
+            update = yield Together(product, p, state.q)  # [n, m]
         else:
             update = torch.mm(p.mT, state.q, out=state.update_like(delta[0]))
         return update, update
 
     def _start(self, state: PowerState, rank: int, like: Tensor) -> Float[Tensor, "rank m"]:
         """Last step's Q with columns dropped, or added as seeded normal noise."""
-        have = 0 if state.q is None else len(state.q)
-        if self.reset_on_change and have != rank:
-            have = 0
-        if have >= rank:
-            return cast(Tensor, state.q)[:rank]
-        fresh = [
-            torch.randn(like.shape[-1], generator=stream(*state.key, "q", column), dtype=like.dtype)
-            for column in range(have, rank)
-        ]
-        kept = [] if state.q is None else list(state.q[:have])
-        return torch.stack([*kept, *(f.to(like.device) for f in fresh)])
+        forgets = self.reset_on_change and state.q is not None and len(state.q) != rank
+        kept = None if forgets else state.q
+        return with_rows(kept, rank, like.shape[-1], like, (*state.key, "q"))
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         n, m = layer.matrix
@@ -103,6 +95,26 @@ class PowerSGD(Compressor):
         return Traffic(floats, floats * itemsize)
 
 
-_left = by_shape(lambda q, delta: q.unsqueeze(-3) @ delta.mT)
-_right = by_shape(lambda p, delta: p.unsqueeze(-3) @ delta)
-_product = by_shape(lambda p, q: p.mT @ q)
+def check_rank(name: str, level: Level) -> None:
+    """Raise ConfigError unless the level is a rank, or "dense"."""
+    good = level == DENSE or (type(level) is int and level >= 1)
+    require(good, f"level of {name}", level, 'a rank, a whole number from 1, or "dense"')
+
+
+def with_rows(
+    rows: Float[Tensor, "had m"] | None, rank: int, width: int, like: Tensor, key: Sequence[Any]
+) -> Float[Tensor, "rank m"]:
+    """A factor with rows dropped, or added as normal noise that is seeded by ``key``."""
+    if rows is not None and len(rows) >= rank:
+        return rows[:rank]
+    kept = [] if rows is None else list(rows)
+    fresh = [
+        torch.randn(width, generator=stream(*key, row), dtype=like.dtype)
+        for row in range(len(kept), rank)
+    ]
+    return torch.stack([*kept, *(f.to(like.device) for f in fresh)])
+
+
+left = by_shape(lambda q, delta: q.unsqueeze(-3) @ delta.mT)
+right = by_shape(lambda p, delta: p.unsqueeze(-3) @ delta)
+product = by_shape(lambda p, q: p.mT @ q)

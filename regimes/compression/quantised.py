@@ -86,11 +86,12 @@ class Quantise(Compressor):
             that residuals grow without bound.
     """
 
-    error_feedback: bool = False
+    error_feedback: bool | float = False
     stochastic: bool = True
     usual: ClassVar[Mapping[str, Level]] = {"low": 8, "high": 4}
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.stochastic and self.error_feedback:
             raise ConfigError(
                 "compressor.stochastic and compressor.error_feedback exclude each other for "

@@ -36,7 +36,8 @@ def kept(level: Level, size: int, count: str = "round") -> int:
     return int(exact) if count == "truncate" else max(1, round(exact))
 
 
-def _check(name: str, level: Level) -> None:
+def check_percentage(name: str, level: Level) -> None:
+    """Raise ConfigError unless the level is K, or "dense"."""
     good = level == DENSE or (isinstance(level, int | float) and 0 < level <= 100)
     require(good, f"level of {name}", level, 'K, a percentage in (0, 100], or "dense"')
 
@@ -56,28 +57,26 @@ class TopK(Compressor):
     usual: ClassVar[Mapping[str, Level]] = {"low": 10, "high": 1}
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         good = self.reduction in ("mean", "sum")
         require(good, "compressor.reduction", self.reduction, '"mean" or "sum"')
         good = self.count in ("round", "truncate")
         require(good, "compressor.count", self.count, '"round" or "truncate"')
 
     def check(self, level: Level) -> None:
-        _check("TopK", level)
+        check_percentage("TopK", level)
 
     def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
         flat = delta.flatten(1)
         k = kept(level, flat.shape[1], self.count)
         if not k:
             return state.update_like(delta[0]).zero_(), None
-        index, value = largest(flat, k, clear=self.error_feedback)
+        index, value = largest(flat, k, clear=bool(self.error_feedback))
         values = yield Gather(value)  # [W, k]
         indices = yield Gather(index)
         share = 1 / len(values) if self.reduction == "mean" else 1
-        if launches(delta):
-            update = yield Together(_summed, indices, values, delta[0], share)
-        else:
-            update = state.update_like(delta[0]).zero_()
-            update.view(-1).index_add_(0, indices.flatten(), values.flatten(), alpha=share)
+        into = delta[0] if launches(delta) else state.update_like(delta[0])
+        update = yield Together(summed, indices, values, into, share)
         return update, None
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
@@ -85,23 +84,27 @@ class TopK(Compressor):
         return Traffic(2 * k * workers, k * (itemsize + 4))
 
 
-def _summed(entries: Sequence[tuple[Tensor, Tensor, Tensor, float]]) -> list[Tensor]:
-    """For many layers on a GPU, the sum of ``values [W, k]`` at ``indices``, times a share, of the
-    shape of a third tensor.
+def summed(entries: Sequence[tuple[Tensor, Tensor, Tensor, float]]) -> list[Tensor]:
+    """For many layers, the sum of ``values [W, k]`` at ``indices``, times a share: on a CPU in the
+    third tensor, on a GPU in another of its shape.
 
-    Worker after worker: a GPU adds all numbers of a call at once, so that where workers share a
-    coordinate each process would round in another order, and replicas drift apart. A worker has
-    each index once.
+    Worker after worker. A GPU adds all numbers of a call at once, so that where workers share a
+    coordinate each process would round in another order, and replicas drift apart. There a call is
+    one worker's, who has each index once, for all layers.
     """
     like = [entry[2] for entry in entries]
+    if not launches(like[0]):
+        for indices, values, into, share in entries:
+            into.zero_().view(-1).index_add_(0, indices.flatten(), values.flatten(), alpha=share)
+        return like
     ends = list(accumulate((t.numel() for t in like), initial=0))
     flat = like[0].new_zeros(ends[-1])
-    wide = ends[-1] > torch.iinfo(torch.int32).max  # indices travel as int32
+    wide = ends[-1] > torch.iinfo(torch.int32).max  # indices may come as int32
     found = [indices.long() if wide else indices for indices, *_ in entries]
-    places = torch._foreach_add(found, ends[:-1])
-    values = torch.cat([entry[1] for entry in entries], dim=1)
-    for index, value in zip(torch.cat(places, dim=1), values, strict=True):
-        flat.index_add_(0, index, value, alpha=entries[0][3])
+    places = torch.cat(torch._foreach_add(found, ends[:-1]), dim=1)
+    rows = torch.cat([entry[1] for entry in entries], dim=1)
+    for index, row in zip(places, rows, strict=True):
+        flat.index_add_(0, index, row, alpha=entries[0][3])
     parts = flat.split([t.numel() for t in like])
     return [part.view(t.shape) for part, t in zip(parts, like, strict=True)]
 
@@ -116,7 +119,7 @@ class RandomK(Compressor):
     usual: ClassVar[Mapping[str, Level]] = {"low": 10, "high": 1}
 
     def check(self, level: Level) -> None:
-        _check("Random-K", level)
+        check_percentage("Random-K", level)
 
     def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
         flat = delta.flatten(1)

@@ -77,7 +77,8 @@ SPARE = (
     (_C[9], (0, (8, 1.5)), "d"), (_C[0], (0, (1, 3)), "h"),
 )  # fmt: skip
 LEVELS = {"high": "#e4e4e4", "low": _C[0], "dense": "#1a1a1a"}  # light to dark: more traffic
-SPELT = {"powersgd": "rank {}", "topk": "K = {} %", "randomk": "K = {} %", "quantise": "{} bits"}
+SPELT = {"powersgd": "rank {}", "acp-sgd": "rank {}", "topk": "K = {} %", "randomk": "K = {} %",
+         "dct-topk": "K = {} %", "quantise": "{} bits"}  # fmt: skip
 
 
 def style_of(name: str, spare: int = 0) -> Look:

@@ -156,7 +156,8 @@ def simulated(case: Case) -> dict[str, Any]:
     parameters = [p for p in net.parameters() if p.requires_grad]
     layers = layer_table(net)
     world.meter.dtype = torch.float64
-    reducer = Reducer(compressor({"name": case.compressor}), layers, world, seed=7)
+    named = case.compressor if isinstance(case.compressor, dict) else {"name": case.compressor}
+    reducer = Reducer(compressor(named), layers, world, seed=7)
     compressed = [i for i, layer in enumerate(layers) if layer.compressed]
     rule, values, optimizer = policy(case.policy), dict(case.levels), sgd(net)
     rows: list[dict[str, Any]] = []

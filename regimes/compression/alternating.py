@@ -1,0 +1,101 @@
+"""ACP-SGD (Zhang et al., ICDCS 2023): power iteration by halves, one factor and one mean each.
+
+The level is the rank. Where PowerSGD sends P and then Q, which needs P, a half-iteration sends one
+of them and takes the other from the one before. What each worker's own factor stands for is taken
+out of its gradient at once, not the mean's, so several halves may follow in a step, each on what
+the one before has left: with two that is ``num_iters_per_step = 2`` of epfml/powersgd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regimes.collectives.requests import Layer, Mean, Together, Traffic
+from regimes.compression.base import Compressor, Sending, State
+from regimes.compression.batched import launches, subtracted
+from regimes.compression.orthonormal import orthonormal
+from regimes.compression.powersgd import check_rank, left, product, right, with_rows
+from regimes.config import Level
+from regimes.errors import require
+
+
+@dataclass
+class AlternatingState(State):
+    """``factor``: the mean that was sent last, the same on every worker; its rows are columns of P
+    where ``is_left``, of Q otherwise."""
+
+    factor: Float[Tensor, "rank side"] | None = None
+    is_left: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ACPSGD(Compressor):
+    """P in one step, Q in the next: ``(n + m) min(r, n, m) / 2`` floats a step on average, half of
+    PowerSGD's, and one small mean in place of two that wait for each other.
+
+    Attributes:
+        iterations: half-iterations per step. Two cost what PowerSGD costs, and approximate by up to
+            twice the rank.
+    """
+
+    iterations: int = 1
+    linear: ClassVar[bool] = True
+    usual: ClassVar[Mapping[str, Level]] = {"low": 4, "high": 1}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        good = self.iterations >= 1
+        require(good, "compressor.iterations", self.iterations, "a whole number from 1")
+
+    def check(self, level: Level) -> None:
+        check_rank("ACP-SGD", level)
+
+    def init(self, layer: Layer, seed: int, first_worker: int = 0) -> AlternatingState:
+        return AlternatingState((seed, layer.name), first_worker)
+
+    def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
+        state, several = cast(AlternatingState, state), self.iterations > 1
+        rank = min(int(level), *delta.shape[1:])
+        rest = delta.clone() if several and not self.error_feedback else delta
+        lefts: list[Tensor] = []
+        rights: list[Tensor] = []
+        for more in reversed(range(self.iterations)):
+            basis = yield Together(orthonormal, _last(state, rank, delta))
+            own = yield Together(right if state.is_left else left, basis, rest)  # [L, r, n or m]
+            if more or self.error_feedback:
+                p, q = _in_order(state, own, basis.expand(len(own), -1, -1))
+                if launches(rest):
+                    yield Together(subtracted, rest, (yield Together(product, p, q)))
+                else:
+                    rest.baddbmm_(p.mT, q, alpha=-1)
+            mean = yield Mean(own)
+            for factors, factor in zip((lefts, rights), _in_order(state, mean, basis), strict=True):
+                factors.append(factor)
+            state.factor, state.is_left = mean, not state.is_left
+        p, q = (torch.cat(x) if several else x[0] for x in (lefts, rights))
+        if launches(delta):
+            return (yield Together(product, p, q)), None
+        return torch.mm(p.mT, q, out=state.update_like(delta[0])), None
+
+    def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
+        """The mean of two steps, of which one sends P and one Q where ``iterations`` is odd."""
+        n, m = layer.matrix
+        twice = self.iterations * (n + m) * min(int(level), n, m)
+        return Traffic(twice / 2, twice * itemsize // 2)
+
+
+def _last(state: AlternatingState, rank: int, like: Float[Tensor, "hosted n m"]) -> Tensor:
+    """The factor of the last half, ``[rank, n or m]``; random at first."""
+    side, name = (1, "p") if state.is_left else (2, "q")
+    return with_rows(state.factor, rank, like.shape[side], like, (*state.key, name))
+
+
+def _in_order(state: AlternatingState, new: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
+    """The two as (P, Q); the new one is Q where the last was P."""
+    return (basis, new) if state.is_left else (new, basis)

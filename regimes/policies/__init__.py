@@ -32,7 +32,7 @@ REGISTRY = Registry("policy", {
     "adaqs": "regimes.policies:AdaQS",
     "error-ladder": "regimes.policies:ErrorLadder",
     "accordion-ladder": "regimes.policies:AccordionLadder",
-})  # fmt: skip
+}, has=("needs", "names", "decide"))  # fmt: skip
 
 
 def policy(table: dict[str, Any], where: str = "policy") -> Policy:

@@ -152,6 +152,22 @@ def submit(
     Args:
         options: of ``submitit.AutoExecutor.update_parameters``, e.g. ``slurm_partition``.
     """
+    pool, grace = _executor(out, executor, options), termination.seconds()
+    jobs = {pool.submit(Cell(), *cell): cell[0] for cell in todo}
+    from submitit import helpers
+
+    outcomes = ((jobs[job], _outcome(job)) for job in helpers.as_completed(list(jobs)))
+    with _ends_by_sigterm():
+        try:
+            return _collect(outcomes, progress)
+        except BaseException:
+            if executor == "local":
+                _end_local(jobs, grace)
+            raise
+
+
+def _executor(out: Path, executor: str, options: dict[str, Any]) -> Any:
+    """submitit's, its jobs' files in ``OUT/jobs``; ConfigError if there is none."""
     try:
         import submitit
     except ImportError:
@@ -165,16 +181,7 @@ def submit(
         raise ConfigError(
             f"--executor {executor} cannot be used: {str(error).splitlines()[0]}"
         ) from None
-    grace = termination.seconds()
-    jobs = {pool.submit(Cell(), *cell): cell[0] for cell in todo}
-    outcomes = ((jobs[job], _outcome(job)) for job in submitit.helpers.as_completed(list(jobs)))
-    with _ends_by_sigterm():
-        try:
-            return _collect(outcomes, progress)
-        except BaseException:
-            if executor == "local":
-                _end_local(jobs, grace)
-            raise
+    return pool
 
 
 def _end_local(jobs: Mapping[Any, Path], grace: float) -> None:

@@ -6,7 +6,7 @@ TORCH_INDEX ?=
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all same-bits mutants bench gpu notebooks docs docs-serve check clean
+.PHONY: demo test test-all same-bits mutants fuzz bench gpu notebooks docs docs-serve check clean
 
 demo: .venv/demo.stamp  ## Figure 2 on embedded digits: 9 schedules x 5 seeds, about 2 minutes
 	$(BIN)/regimes ablate smoke --seeds 5 --first-seed 1000 --jobs 2 --out runs/demo
@@ -24,6 +24,10 @@ same-bits: .venv/dev.stamp  ## train 43 small runs with the code of before and o
 
 mutants: .venv/dev.stamp  ## 300 single-line bugs, one at a time: which do the tests not see? Hours; continued
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.mutants
+
+FUZZ ?= 600
+fuzz: .venv/dev.stamp  ## strangers' configurations and records for 10 minutes (FUZZ=60: one), a fresh seed a round
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py --seconds $(FUZZ)
 
 bench: .venv/bench.stamp  ## speed and curvature against their peers, one core, about 25 minutes
 	$(BIN)/python -m benchmarks --report benchmarks/speed.json

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from test_train import config
 
 import regimes
 from regimes.config import RunConfig, override, to_dict
-from regimes.errors import ConfigError
-from regimes.training import loop
+from regimes.errors import ConfigError, RecordError
+from regimes.training import checkpoint, loop
 from regimes.training.build import Run, prepare
 from regimes.training.termination import GracefulShutdown
 
@@ -53,5 +58,104 @@ def test_all_processes_save_when_process_0_does(due: bool) -> None:
 
 @pytest.mark.parametrize("seconds", ["-1", "inf", "nan"])
 def test_a_time_that_is_none_is_refused(seconds: str) -> None:
-    with pytest.raises(ConfigError, match=r"checkpoint_seconds = .*: expected a number"):
+    with pytest.raises(ConfigError, match=r"checkpoint_seconds = .*: expected a (finite )?number"):
         regimes.run(override(RunConfig(), [f"checkpoint_seconds={seconds}"]), "never")
+
+
+# -- what else may lie there ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three of five epochs."""
+    out = tmp_path_factory.mktemp("trained") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "complete", lambda header, rows: len(rows) == 3)
+        regimes.run(config(epochs=5), out)
+    return out
+
+
+@pytest.fixture
+def out(trained: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+def test_a_copy_of_a_checkpoint_is_left_alone(out: Path) -> None:
+    folder = out / "checkpoints"
+    others = ("epoch-0003.bak", "epoch-0003 (copy)", "epoch-", "epoch-9", "epoch-x", "epoch-00003.")
+    for name in others:
+        shutil.copytree(folder / "epoch-0003", folder / name)
+    (folder / "epoch-0003.txt").write_text("notes")
+    assert len(regimes.run(config(epochs=5), out, resume=True).rows) == 5
+    found = {path.name for path in folder.iterdir()}
+    assert found == {"epoch-0004", "epoch-0005", *others, "epoch-0003.txt"}
+
+
+def test_what_a_kill_has_left_is_not_part_of_the_checkpoint(out: Path) -> None:
+    partial = out / "checkpoints/epoch-0004.partial"
+    partial.mkdir()
+    (partial / ".process-0.pt.0123456789abcdef.tmp").write_bytes(b"half")
+    (partial / "process-7.pt").write_bytes(b"of another number of processes")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "complete", lambda header, rows: len(rows) == 4)
+        regimes.run(config(epochs=5), out, resume=True)
+    found = {path.name for path in (out / "checkpoints/epoch-0004").iterdir()}
+    assert found == {"process-0.pt", "manifest.json"}
+
+
+def replaced(content: Any) -> Callable[[Path], None]:
+    """The state of process 0 with other content, its checksum in order."""
+
+    def change(folder: Path) -> None:
+        file = folder / "process-0.pt"
+        if isinstance(content, bytes):
+            file.write_bytes(content)
+        else:
+            torch.save(content, file)
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        manifest = {"epochs": 3, "files": {"process-0.pt": digest}}
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+
+    return change
+
+
+def manifest(text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / "manifest.json").write_text(text)
+
+
+ODD: dict[str, Callable[[Path], object]] = {
+    "an empty file": replaced(b""),
+    "no state": replaced(b"PK" * 100),
+    "a list": replaced([1, 2]),
+    "no shared part": replaced({"own": {}, "workers": [0]}),
+    "no own part": replaced({"shared": {}}),
+    "a folder": lambda folder: (
+        (folder / "process-0.pt").unlink() or (folder / "process-0.pt").mkdir()
+    ),
+    "a manifest that is a list": manifest("[]"),
+    "a manifest that is deep": manifest("[" * 100_000),
+    "an empty manifest": manifest(""),
+    "no files": manifest('{"epochs": 3, "files": {}}'),
+    "files that are a list": manifest('{"epochs": 3, "files": ["process-0.pt"]}'),
+    "a file elsewhere": manifest('{"epochs": 3, "files": {"../epoch-0002/process-0.pt": ""}}'),
+    "other epochs": lambda folder: (folder / "manifest.json").write_text(
+        (folder / "manifest.json").read_text().replace('"epochs": 3', '"epochs": "3"')
+    ),
+    "a file": lambda folder: shutil.rmtree(folder) or folder.write_text("x"),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_an_odd_checkpoint_is_passed_over_for_the_one_before(
+    odd: str, out: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ODD[odd](out / "checkpoints/epoch-0003")
+    found = checkpoint.load(out)
+    assert found is not None
+    assert found[0] == 2
+    assert "epoch-0003 is damaged and passed over: " in caplog.text
+    ODD[odd](out / "checkpoints/epoch-0002")
+    if odd == "other epochs":
+        manifest('{"epochs": 7}')(out / "checkpoints/epoch-0002")
+    with pytest.raises(RecordError, match=r"no checkpoint of .* is whole"):
+        checkpoint.load(out)

@@ -49,6 +49,11 @@ def test_overriding_a_plug_in_forgets_the_old_ones_fields() -> None:
     config = override(get_preset("smoke"), ["levels.low=dense", "data.path=none"])
     assert config.levels == {"low": "dense", "high": 1}
     assert config.data.path is None
+    for table in ("batch_policy", "deficit"):
+        config = override(get_preset("smoke"), [f"{table}=one", f"{table}.field=3"])
+        assert getattr(config, table) == {"name": "one", "field": 3}
+        config = override(config, [f"{table}.name=two"])
+        assert getattr(config, table) == {"name": "two"}
 
 
 @pytest.mark.parametrize(
@@ -67,6 +72,10 @@ def test_overriding_a_plug_in_forgets_the_old_ones_fields() -> None:
         ("epochs", "needs the form key=value"),
         ("levels.low=true", "levels.low = True: expected"),
         ("data=digits", "data = 'digits': expected a table"),
+        (f"epochs={2**63}", "epochs = 9223372036854775808: expected a whole number of at most 63"),
+        (f"data.train_size={-(2**63)}", "data.train_size = -9223372036854775808: expected a whole"),
+        ("epochs=" + "1" * 5000, "expected a whole number"),
+        ("budget={epochs='3'}", "budget.epochs = '3': expected a whole number"),
     ],
 )
 def test_bad_settings(setting: str, sentence: str) -> None:
@@ -123,9 +132,10 @@ def test_a_grids_schedules_stay_apart() -> None:
 def test_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(RegimesError, match="cannot read the configuration"):
         load_toml(tmp_path / "none.toml")
-    (tmp_path / "bad.toml").write_text("epochs = = 3")
-    with pytest.raises(RegimesError, match="cannot read the configuration"):
-        load_toml(tmp_path / "bad.toml")
+    for text in ("epochs = = 3", "epochs = " + "1" * 5000, "tuned_on = " + "[" * 10**5, "\ud800"):
+        (tmp_path / "bad.toml").write_bytes(text.encode(errors="surrogatepass"))
+        with pytest.raises(RegimesError, match="cannot read the configuration"):
+            load_toml(tmp_path / "bad.toml")
 
 
 def test_a_renamed_key_is_read_and_says_so(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from PIL import Image
 
 from regimes.config import DataConfig
 from regimes.data import image_folder, sources
+from regimes.data import tree as tree_of
 from regimes.data.images import ImageBatches, Images, evaluation_batches, load
 from regimes.errors import DataError
 
@@ -409,6 +410,108 @@ def test_a_bad_tree_is_one_sentence_with_the_file(tree, cache, spoil, message):
         load(DataConfig("folder", str(tree)))
     assert str(tree) in str(caught.value)
     assert not cache.exists()  # nothing bad is cached
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda t: os.mkfifo(t / "train/cat/9.png"), "train/cat/9.png is no regular file"),
+        (lambda t: (t / "train/cat/9.png").symlink_to("/dev/zero"), "9.png is no regular file"),
+        (lambda t: (t / "train/cat/9.png").symlink_to("nowhere"), "No such file .*9.png"),
+        (lambda t: (t / "train/cat/9.png").symlink_to("9.png"), "symbolic links.*9.png"),
+        (lambda t: (t / "train/cat/more").symlink_to("."), "more is a link to a folder that it"),
+        (lambda t: (t / "train/bird").symlink_to(".."), "bird is a link to a folder that it lies"),
+        (lambda t: os.truncate(t / "train/cat/1.png", 2**40), "1.png is too large for an image"),
+    ],
+)  # fmt: skip
+def test_odd_files_are_one_sentence_and_no_hang(tree, cache, spoil, message):
+    spoil(tree)
+    with pytest.raises(DataError, match=message):
+        load(DataConfig("folder", str(tree)))
+    assert not cache.exists()
+
+
+def test_a_pipe_is_no_archive(tmp_path):
+    os.mkfifo(tmp_path / "pipe.tar")
+    with pytest.raises(DataError, match="must be an image folder or archive"):
+        load(DataConfig("folder", str(tmp_path / "pipe.tar")))
+
+
+@pytest.mark.parametrize("prefix", ["", "./", "pets/"])
+def test_links_lead_to_their_images(tree, prefix, tmp_path):
+    """Symbolic and hard ones, and links to links, in a folder and in an archive of it."""
+    (tree / "train/cat/7.png").symlink_to("../dog/1.png")
+    (tree / "train/cat/8.png").symlink_to("7.png")
+    os.link(tree / "train/dog/2.png", tree / "train/dog/9.png")
+    folder = load(DataConfig("folder", str(tree)))
+    assert len(folder.train_y) == 9
+    packed = load(DataConfig("folder", str(pack(tree, ".tar.gz", prefix))))
+    with tarfile.open(tree.with_name("packed.tar.gz")) as tar:
+        assert {"1", "2"} <= {member.type.decode() for member in tar}  # hard and symbolic
+    assert packed.digest == folder.digest
+
+
+@pytest.mark.parametrize(
+    ("link", "target", "message"),
+    [
+        ("train/cat/9.png", "nowhere.png", "train/cat/9.png is no regular file, nor a link to one"),
+        ("train/cat/9.png", "9.png", "train/cat/9.png is no regular file, nor a link to one"),
+        ("train/cat/9.png", "../../../../etc/passwd", "9.png is no regular file, nor a link"),
+        ("train/bird", "cat", "train/bird is a link to a folder: pack it with tar --dereference"),
+    ],
+)
+def test_a_link_out_of_an_archive_is_not_left_out(tree, link, target, message):
+    archive = tree.with_name("packed.tar")
+    with tarfile.open(archive, "w") as tar:
+        tar.add(tree, ".")
+        member = tarfile.TarInfo(link)
+        member.type, member.linkname = tarfile.SYMTYPE, target
+        tar.addfile(member)
+    with pytest.raises(DataError, match=message):
+        load(DataConfig("folder", str(archive)))
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".zip"])
+def test_of_members_with_one_name_the_last_counts(tree, suffix):
+    """As if the archive had been unpacked."""
+    archive = pack(tree, suffix)
+    save(tree / "train/cat/0.png", 77)
+    if suffix == ".tar":
+        with tarfile.open(archive, "a") as tar:
+            tar.add(tree / "train/cat/0.png", "./train/cat/0.png")
+    else:
+        with zipfile.ZipFile(archive, "a") as target, pytest.warns(UserWarning, match="Duplicate"):
+            target.write(tree / "train/cat/0.png", "train/cat/0.png")
+    packed, folder = (load(DataConfig("folder", str(place))) for place in (archive, tree))
+    assert packed.digest == folder.digest
+
+
+def test_an_image_larger_than_memory_is_not_read(tree, monkeypatch):
+    monkeypatch.setattr(tree_of, "LARGEST_IMAGE", 100)
+    for place in (tree, *(pack(tree, suffix) for suffix in ARCHIVES)):
+        with pytest.raises(DataError, match=r"png is too large for an image: \d+ bytes"):
+            load(DataConfig("folder", str(place)))
+
+
+WRONG = {
+    "no class numbers": {"train_y": np.zeros((6, 1), np.int64)},
+    "other types": {"train_x": np.zeros((6, 3, 6, 6))},
+    "other sizes": {"test_x": np.zeros((2, 3, 5, 5), np.uint8)},
+    "classes that are none": {"test_y": np.array([0, 2])},
+    "no names": {"classes": np.array([1, 2])},
+    "no images": {"test_x": np.zeros((0, 3, 6, 6), np.uint8), "test_y": np.zeros(0, np.int64)},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_cache_with_other_arrays_is_rebuilt(tree, cache, caplog, wrong):
+    first = load(DataConfig("folder", str(tree)))
+    (file,) = cache.glob("*.npz")
+    with np.load(file) as found:
+        arrays = {**found, **WRONG[wrong]}
+    np.savez(file, **arrays)
+    assert load(DataConfig("folder", str(tree))).digest == first.digest
+    assert "has other arrays than it should" in caplog.text
 
 
 def test_bad_paths(tmp_path):

@@ -17,9 +17,11 @@ import torch
 
 import regimes
 from regimes.config import RunConfig, override, to_toml
-from regimes.errors import RecordError
+from regimes.errors import ConfigError, RecordError
+from regimes.launch import sweep
+from regimes.launch.processes import spawn
 from regimes.records import read_lines
-from regimes.training import checkpoint
+from regimes.training import checkpoint, termination
 
 ONE = {**os.environ, "OMP_NUM_THREADS": "1"}
 BUCKETS = "bucket_mb=0.02"  # several: gradients leave during backward
@@ -208,6 +210,68 @@ def test_a_second_sigterm_ends_at_once(tmp_path: Path) -> None:
     assert "ended by SIGTERM" in stderr
 
 
+@pytest.mark.parametrize("text", ["abc", "nan", "inf", "-1", "", "1e9"])
+def test_a_grace_that_is_no_time_is_refused_before_the_run(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REGIMES_GRACE", text)
+    expected = f"REGIMES_GRACE = '{text}': expected a number of seconds"
+    for begin in (
+        lambda: regimes.run(config(), tmp_path / "run"),
+        lambda: spawn(config(), tmp_path / "run", 2),
+        lambda: sweep.ablate([(tmp_path / "run", config())], 2, lambda folder, error: None),
+    ):
+        with pytest.raises(ConfigError, match=expected):
+            begin()
+    assert not (tmp_path / "run").exists()
+
+
+def test_signals_within_a_second_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(termination.time, "monotonic", lambda: now[0])
+    with termination.GracefulShutdown() as grace:
+        for later in (0.0, 0.5, 0.4):
+            now[0] += later
+            signal.raise_signal(signal.SIGTERM)
+        assert grace.asked
+        now[0] += 0.2
+        with pytest.raises(termination.Terminated, match="within an epoch"):
+            signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_grace_of_nothing_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGIMES_GRACE", "0")
+
+    def ended() -> None:
+        with termination.GracefulShutdown():
+            signal.raise_signal(signal.SIGTERM)
+            time.sleep(5)
+
+    with pytest.raises(termination.Terminated, match="within an epoch"):
+        ended()
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_a_process_of_many_runs_ends_all_of_them(
+    within: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(termination, "_noted", termination._Noted())
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        termination.note()
+        if within:
+            with termination.GracefulShutdown() as grace:
+                signal.raise_signal(signal.SIGTERM)
+            assert grace.asked
+        else:
+            signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(termination.Terminated, match="before its next epoch"):
+            regimes.run(config(), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 # -- hangs -----------------------------------------------------------------------------------
 
 
@@ -332,17 +396,52 @@ def test_sigterm_ends_a_whole_ablation(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sigterm_lets_the_jobs_of_an_ablation_finish_their_epochs(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "regimes", "ablate", "smoke", "--seeds", "2", "--schedules",
-               "low", "--set", "epochs=400", "--jobs", "2", "--out", str(tmp_path)]  # fmt: skip
-    process = subprocess.Popen(command, env=ONE, stderr=subprocess.PIPE, text=True)
-    wait(lambda: all(rows(tmp_path / f"low/seed-{seed}") for seed in (0, 1)), 120)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ablate", "smoke", "--seeds", "3", "--schedules", "low", "--schedules", "high",
+         "--jobs", "2"],
+        ["tune", "smoke", "--seeds", "2", "--schedules", "low", "--values",
+         "optimizer.lr=0.1,0.2", "--set", "data.validation_size=50", "--jobs", "2"],
+        ["ablate", "smoke", "--seeds", "2", "--schedules", "low", "--executor", "local",
+         "--option", "timeout_min=5"],
+    ],
+    ids=["ablate", "tune", "executor"],
+)  # fmt: skip
+def test_sigterm_lets_runs_under_way_finish_their_epochs(words: list[str], tmp_path: Path) -> None:
+    """No other run begins, no process is left, and the same command goes on."""
+    if "--executor" in words:
+        pytest.importorskip("submitit", reason="needs the extra cluster")
+    sizes = ["--set", "data.train_size=100", "--set", "data.test_size=50"]
+    command = [sys.executable, "-m", "regimes", *words, *sizes, "--out", str(tmp_path)]
+    process = subprocess.Popen([*command, "--set", "epochs=2000"], env=ONE, stderr=subprocess.PIPE,
+                               text=True)  # fmt: skip
+    wait(lambda: len([f for f in tmp_path.rglob("epochs.jsonl") if rows(f.parent)]) == 2)
+    ours = _family(process.pid)
     process.terminate()
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, stderr
-    for seed in (0, 1):
-        last = read_lines(tmp_path / f"low/seed-{seed}/events.jsonl")[-1]
+    begun = [file.parent for file in tmp_path.rglob("run.json")]
+    assert len(begun) == 2
+    for folder in begun:
+        last = read_lines(folder / "events.jsonl")[-1]
         assert last["why"].startswith("ended by SIGTERM after epoch")
+        found = checkpoint.load(folder)
+        assert found is not None
+        assert found[0] == len(rows(folder))
+    wait(lambda: not any(map(_alive, ours)), 20)
+    again = subprocess.Popen([*command, "--set", "epochs=2000"], env=ONE, stderr=subprocess.PIPE,
+                             text=True)  # fmt: skip
+    done = {folder: len(rows(folder)) for folder in begun}
+    wait(lambda: all(len(rows(folder)) > done[folder] for folder in begun))
+    again.terminate()
+    again.communicate(timeout=60)
+    assert again.returncode == 128 + signal.SIGTERM
+
+
+def _family(pid: int) -> set[int]:
+    """A process and all that it has started."""
+    return {pid}.union(*map(_family, children(pid)))
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import torch
 from test_train import config, same_bits
 
 import regimes
+from regimes.compression.reducer import finite_flag, loss_with_flag
 from regimes.data import classification
 from regimes.errors import TrainingError
 from regimes.records import read_lines
@@ -109,3 +110,38 @@ def test_a_clock_of_a_gpu_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
     time.settle()
     assert time.seconds["compute"] == 6.0
     assert len(waited) == 1
+
+
+# -- the flag of a gradient that is not finite ------------------------------------------------
+
+
+def test_a_float64_run_has_its_losses_in_float64(tmp_path: Path) -> None:
+    """One step, so that the unit's mean is the step's."""
+    words = ("data.train_size=40", "policy=static", "optimizer.decay_epochs=[]", "workers=2",
+             "batch_size=20")  # fmt: skip
+    wide, narrow = (
+        regimes.run(config(*words, f"dtype={dtype}", epochs=1), tmp_path / dtype).rows[0]
+        for dtype in ("float64", "float32")
+    )
+    assert wide["steps"] == 1
+    rounded = torch.tensor(wide["train_loss"], dtype=torch.float64).float().item()
+    assert 0 < abs(wide["train_loss"] - rounded) < 1e-6
+    assert narrow["train_loss"] == torch.tensor(narrow["train_loss"]).item()
+    assert abs(wide["train_loss"] - narrow["train_loss"]) < 1e-5
+
+
+def test_only_a_gradient_that_is_not_finite_is_flagged() -> None:
+    losses, largest = torch.tensor([1.5, 2.5, 0.0]), torch.finfo(torch.float32).max
+    stack = torch.full((3, 8), largest)
+    assert not stack.sum(1).isfinite().any()
+    assert loss_with_flag(losses, stack).equal(losses)
+    assert finite_flag(list(stack)) == 0
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        broken = stack.clone()
+        broken[1, 3] = bad
+        assert loss_with_flag(losses, broken).isnan().tolist() == [False, True, False]
+        assert finite_flag(list(broken)).isnan()
+    stack[0, 0], stack[0, 1] = torch.inf, -torch.inf  # whose sum is NaN
+    assert loss_with_flag(losses, stack).isnan().tolist() == [True, False, False]
+    wide = torch.tensor([1 + 1e-12], dtype=torch.float64)
+    assert loss_with_flag(wide, torch.zeros(1, 4, dtype=torch.float64)).equal(wide)

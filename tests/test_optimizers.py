@@ -18,7 +18,7 @@ from torch.nn import functional as F
 import regimes
 from regimes.config import OptimizerConfig, RunConfig, override
 from regimes.data import registry
-from regimes.errors import ConfigError
+from regimes.errors import ConfigError, TrainingError
 from regimes.instruments.gradient_norm import Movement
 from regimes.launch import processes
 from regimes.records import read_lines
@@ -264,3 +264,13 @@ def test_a_run_of_before_with_a_momentum_resumes(tmp_path: Path) -> None:
     regimes.run(c, tmp_path / "run", resume=True)
     assert (tmp_path / "run" / "epochs.jsonl").read_bytes() == before
     assert len(read_lines(tmp_path / "run" / "epochs.jsonl")) == 3
+
+
+def test_a_step_that_no_weight_can_take_is_one_sentence() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = optimizers.build(OptimizerConfig(), model, 2)
+    optimizer.lr = 1e300
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    with pytest.raises(TrainingError, match=r"rate 1e\+300 overflows: lower optimizer\.lr"):
+        optimizer.step()

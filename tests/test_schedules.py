@@ -94,3 +94,9 @@ def test_a_held_warm_up_lags() -> None:
     rate = LearningRate(config, 98, 98 * 300)
     found = [rate(98 * epoch) for epoch in range(8)]
     assert found == pytest.approx([0.1, 0.1, 0.16, 0.22, 0.28, 0.34, 0.4, 0.4])
+
+
+def test_a_rate_divided_by_more_than_a_float_is_none() -> None:
+    config = OptimizerConfig(lr=0.4, decay_epochs=(1, 2), decay_factor=1e200)
+    rate = LearningRate(config, per_epoch=1, total=3)
+    assert [rate(step) for step in range(3)] == [0.4, 0.4 / 1e200, 0.0]

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import regimes
 from regimes.collectives.world import World
@@ -344,6 +345,33 @@ def test_metered_traffic_is_the_formula_times_steps(
 # -- bad input, before any training ----------------------------------------------------------
 
 
+def nothing(classes: int, **shape: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.AvgPool1d(6))
+
+
+def empty(classes: int, **shape: int) -> nn.Module:
+    model = narrow(classes, wide=classes)
+    model.register_parameter("spare", nn.Parameter(torch.zeros(0, 10)))
+    return model
+
+
+def narrow(classes: int, wide: int = 3, **shape: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, wide))
+
+
+def misfit(classes: int, **shape: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(63, classes))
+
+
+class pair(nn.Module):
+    def __init__(self, classes: int, **shape: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, x
+
+
 @pytest.mark.parametrize(
     ("settings", "error", "sentence"),
     [
@@ -357,7 +385,7 @@ def test_metered_traffic_is_the_formula_times_steps(
         (["optimizer.lr=-1"], ConfigError, "optimizer.lr = -1.0: expected a positive"),
         (["bucket_mb=0"], ConfigError, "bucket_mb = 0.0: expected a positive number"),
         (["optimizer.decay_factor=0"], ConfigError, "optimizer.decay_factor = 0.0: expected"),
-        (["optimizer.warmup_from=nan"], ConfigError, "warmup_from = nan: expected a number"),
+        (["optimizer.warmup_from=nan"], ConfigError, "warmup_from = nan: expected a finite"),
         (["optimizer.decay_epochs=[-5]"], ConfigError, "= [-5]: expected at least 1"),
         (["levels.dense=4"], ConfigError, "levels.dense is always"),
         (["policy=windows", "policy.windows=[[9, 12]]"], ConfigError, "a window starts in epoch 9"),
@@ -372,6 +400,24 @@ def test_metered_traffic_is_the_formula_times_steps(
         (["batch_size=500"], DataError, "too few for one step of 4 workers x 500"),
         (["data.name=folder", "data.path=nowhere"], DataError, "nowhere"),
         (["data.name=cifar10", "data.path=nowhere"], DataError, "nowhere"),
+        (["optimizer.lr=1e200"], ConfigError, "optimizer.lr = 1e+200: expected a positive"),
+        (["optimizer.warmup_from=1e40"], ConfigError, "warmup_from = 1e+40: expected a number"),
+        (["optimizer.weight_decay=1e300"], ConfigError, "weight_decay = 1e+300: expected a number"),
+        (["optimizer.decay_factor=0.5"], ConfigError, "decay_factor = 0.5: expected at least 1"),
+        (["timeout=1e300"], ConfigError, "timeout = 1e+300: expected a positive number"),
+        (["data.train_size=-1"], ConfigError, "data.train_size = -1: expected at least 1"),
+        (["data.test_size=0"], ConfigError, "data.test_size = 0: expected at least 1"),
+        (["data.validation_size=0"], ConfigError, "data.validation_size = 0: expected at least 1"),
+        (["policy=regimes:PowerSGD"], ConfigError, "is no policy: it has no"),
+        (["compressor=regimes:Static"], ConfigError, "is no compressor: it has no linear"),
+        (["deficit=regimes:Static"], ConfigError, "is no deficit: it has no windows"),
+        (["instruments.regimes:Static.level=low"], ConfigError, "no instrument: it has no every"),
+        (["batch_policy=regimes:PowerSGD"], ConfigError, "batch_policy.name = 'regimes:PowerSGD'"),
+        (["model.name=test_train:nothing"], ConfigError, "Sequential has no parameter to train"),
+        (["model.name=test_train:empty"], ConfigError, "parameter 'spare' of shape [0, 10] is emp"),
+        (["model.name=test_train:narrow"], ConfigError, "gives [1, 3] for one image: expected"),
+        (["model.name=test_train:misfit"], ConfigError, "does not take images of 1x8x8: mat1 and"),
+        (["model.name=test_train:pair"], ConfigError, "gives tuple for one image"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_sentence_before_any_work(

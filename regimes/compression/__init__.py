@@ -13,7 +13,7 @@ REGISTRY = Registry("compressor", {
     "sign": "regimes.compression.quantised:Sign",
     "quantise": "regimes.compression.quantised:Quantise",
     "cast": "regimes.compression.quantised:Cast",
-})  # fmt: skip
+}, has=("linear", "check", "reduce", "cost"))  # fmt: skip
 
 
 def compressor(table: dict) -> Compressor:

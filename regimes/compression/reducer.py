@@ -26,13 +26,23 @@ Stacks = Sequence[Float[Tensor, "rows ..."]] | Mapping[int, Float[Tensor, "rows 
 
 
 def finite_flag(tensors: Sequence[Tensor]) -> Float[Tensor, ""]:
-    """0, or NaN where any entry is not finite."""
-    return 0 * torch.stack([t.sum() for t in tensors]).sum()
+    """0, or NaN where any entry is not finite (on a GPU also where their sum overflows: to ask
+    would be to wait for it)."""
+    total = torch.stack([t.sum() for t in tensors]).sum()
+    if total.device.type == "cpu" and not bool(total.isfinite()):
+        finite = all(bool(t.isfinite().all()) for t in tensors)
+        total = torch.full_like(total, 0.0 if finite else torch.nan)
+    return 0 * total
 
 
 def loss_with_flag(losses: Float[Tensor, " rows"], stack: Float[Tensor, "rows N"]) -> Tensor:
-    """The losses, ``[rows]``; NaN where a row's gradient is not finite."""
-    return (losses + 0 * stack.sum(1)).to(torch.float32)
+    """The losses, ``[rows]``, in float32, or in float64 where they are; NaN where a row's gradient
+    is not finite, as ``finite_flag`` has it."""
+    sums = stack.sum(1)
+    if sums.device.type == "cpu" and not bool(sums.isfinite().all()):
+        sums = torch.where(stack.isfinite().all(1), 0, torch.nan)
+    flagged = losses + 0 * sums
+    return flagged if flagged.dtype == torch.float64 else flagged.to(torch.float32)
 
 
 class Reducer:

@@ -82,6 +82,8 @@ def convert(kind: Any, value: Any, where: str) -> Any:
         if not abs(value) <= sys.float_info.max:  # a record's JSON knows neither nan nor inf
             raise unexpected(where, value, "a finite number")
         return float(value) if isinstance(value, int) else value
+    if kind is int and isinstance(value, int) and abs(value) >= 2**63:  # nor does a tensor
+        raise unexpected(where, value, "a whole number of at most 63 bits")
     number = isinstance(kind, type) and isinstance(value, kind)
     if number and (kind is bool or not isinstance(value, bool)):  # True is no number here
         return value
@@ -89,6 +91,9 @@ def convert(kind: Any, value: Any, where: str) -> Any:
 
 
 def _convert_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
+    others = [k for k in kinds if k is not type(None)]
+    if len(others) == 1 and value is not None:
+        return convert(others[0], value, where)  # which says more
     exact = [k for k in kinds if isinstance(k, type) and type(value) is k]
     for kind in (*exact, *kinds):
         try:

@@ -19,13 +19,18 @@ class Registry(dict[str, Any]):
 
     A name stands for an object, or for ``package.module:Class`` (imported when it is asked for).
 
+    Attributes:
+        has: what each plug-in has, by its contract; one that a user has named may be another thing.
+
     >>> Registry("shape", {"date": "datetime:date"}).find("date")
     <class 'datetime.date'>
     """
 
-    def __init__(self, kind: str, known: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, kind: str, known: Mapping[str, Any] | None = None, has: tuple[str, ...] = ()
+    ) -> None:
         super().__init__(known or {})
-        self.kind = kind
+        self.kind, self.has = kind, has
 
     def register(self, name: str) -> Callable[[T], T]:
         """A decorator: what follows is known by this name."""
@@ -93,10 +98,14 @@ class Registry(dict[str, Any]):
             where: the table's place in the configuration, if that is not the kind's name.
 
         Raises:
-            ConfigError: as ``load``; no name, no dataclass, bad fields.
+            ConfigError: as ``load``; no name, no dataclass, bad fields, another kind of thing.
         """
         where, values = where or self.kind, dict(table)
         name = values.pop("name", None)
         if not isinstance(name, str):
             raise ConfigError(f"{where}.name is missing: {nearest('', self)}")
-        return from_dict(self.dataclass(name), values, f"{where}.")
+        made: Any = from_dict(self.dataclass(name), values, f"{where}.")
+        for part in self.has:
+            if not hasattr(made, part):
+                raise ConfigError(f"{where}.name = {name!r} is no {self.kind}: it has no {part}")
+        return made

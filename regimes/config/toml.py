@@ -12,6 +12,8 @@ from regimes.config.convert import from_dict, to_dict, without_none
 from regimes.config.run import RunConfig
 from regimes.errors import ConfigError, nearest
 
+PLUG_INS = ("compressor", "policy", "batch_policy", "deficit")  # tables that name a class
+
 
 def override(config: RunConfig, settings: list[str]) -> RunConfig:
     """Apply ``a.b=c`` settings; values are read as TOML, bare words as text.
@@ -46,12 +48,14 @@ def _put(plain: dict[str, Any], path: str, value: Any) -> None:
     for parent in parents:
         if table is plain["instruments"]:
             table.setdefault(parent, {})  # naming an instrument's field switches it on
+        if table is plain and parent in PLUG_INS and table[parent] is None:
+            table[parent] = {}
         if not isinstance(table.get(parent), dict):
             raise ConfigError(f"unknown key {path!r}: {nearest(parent, table)}")
         table = table[parent]
-    if path in ("compressor", "policy") and isinstance(value, str):
+    if path in PLUG_INS and isinstance(value, str):
         value = {"name": value}
-    if path in ("compressor.name", "policy.name") and table.get("name") != value:
+    if key == "name" and path[:-5] in PLUG_INS and table.get("name") != value:
         table.clear()  # another plug-in: the fields of the old one mean nothing to it
     table[key] = value
 
@@ -74,7 +78,7 @@ def read_value(text: str) -> Any:
         return None
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # no TOML, or a number of thousands of digits
         return text
 
 
@@ -89,7 +93,7 @@ def load_toml(path: str | Path) -> RunConfig:
         for key in table:
             _present_name(key)  # says so
         return from_dict(RunConfig, table)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # of TOML, of UTF-8, of long numbers
         raise ConfigError(f"cannot read the configuration {path}: {error}") from None
 
 

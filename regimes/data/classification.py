@@ -13,12 +13,33 @@ from regimes.config import RunConfig
 from regimes.data import images, task
 from regimes.data.deficits import deficit
 from regimes.data.images import ImageBatches
+from regimes.errors import ConfigError
 from regimes.models.loss import Batch, Loss
 
 
 def classification_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Mean cross-entropy of a batch."""
     return F.cross_entropy(model(x), y)
+
+
+def _check_outputs(model: nn.Module, name: str, x: Tensor, classes: int) -> None:
+    """Raise ConfigError unless a model gives one number per class; it is left as it is."""
+    was = model.training
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            found = model.eval()(x)
+    except Exception as error:  # a user's code may raise anything
+        why = str(error).partition("\n")[0] or type(error).__name__
+        size = "x".join(map(str, x.shape[1:]))
+        raise ConfigError(f"the model {name!r} does not take images of {size}: {why}") from None
+    finally:
+        model.train(was)
+    if not isinstance(found, Tensor) or found.shape != (1, classes):
+        shape = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise ConfigError(
+            f"the model {name!r} gives {shape} for one image: expected [1, {classes}], a number "
+            "for each class"
+        )
 
 
 class ImageTask:
@@ -44,9 +65,9 @@ class ImageTask:
 
     def build(self, config: RunConfig) -> nn.Module:
         _, channels, size, _ = self.images.train_x.shape
-        return task.build(
-            config, classes=len(self.images.classes), channels=channels, image_size=size
-        )
+        model = task.build(config, classes=self.classes, channels=channels, image_size=size)
+        _check_outputs(model, config.model.name, self.images.train_x[:1].float(), self.classes)
+        return model
 
     def batches(self, config: RunConfig, device: torch.device, dtype: torch.dtype) -> ImageBatches:
         return ImageBatches(

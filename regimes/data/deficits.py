@@ -26,7 +26,7 @@ REGISTRY = Registry("deficit", {
     "noise": "regimes.data.deficits:ImageNoise",
     "labels": "regimes.data.deficits:Labels",
     "gradient-noise": "regimes.data.deficits:GradientNoise",
-})  # fmt: skip
+}, has=("windows", "inputs", "labels", "updates"))  # fmt: skip
 BANK = 1024  # different noise images
 
 

@@ -9,12 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-import lzma
-import os
-import tarfile
-import zipfile
-import zlib
-from collections.abc import Iterator
+import logging
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,22 +17,13 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 
 from regimes.data.cache import cache_root, store, stored
+from regimes.data.tree import SPLITS, UNREADABLE, Place, files, members
 from regimes.errors import DataError
 
-SPLITS = ("train", "test")
-SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
-FORMAT = "1"  # of the cache file; part of its key
+logger = logging.getLogger(__name__)
+FORMAT = "2"  # of the cache file, and what is read of a tree; part of its key
 GREY_MODES = {"1", "L", "LA"}
 DEEP_MODES = {"F", "I", "I;16", "I;16B", "I;16L", "I;16N"}  # more than 8 bits: would be clipped
-UNREADABLE = (  # what the standard library raises on a truncated or foreign archive
-    OSError,
-    EOFError,
-    RuntimeError,  # zip: encrypted, or an unknown compression
-    lzma.LZMAError,
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 
 
 class Arrays(NamedTuple):
@@ -63,13 +49,18 @@ def load_tree(path: str | Path) -> Arrays:
     """The images under a folder or in an archive, from the cache where it has them.
 
     The order is by split, class and file name, so the folder and each archive of it are the same
-    data. A cache that cannot be read is rebuilt; one that cannot be written is done without.
+    data: links lead to their files in both, and of an archive's members with one name the last
+    counts. A cache that cannot be read is rebuilt; one that cannot be written is done without.
     DataError if the tree is missing, unreadable, or not a set of equal-sized images.
     """
     path = Path(path)
-    if not path.exists():
+    if not (path.is_dir() or path.is_file()):
         raise DataError(f"{path} does not exist: data.path must be an image folder or archive.")
-    file = cache_root() / f"{path.name.split('.')[0]}-{_fingerprint(path)[:20]}.npz"
+    try:
+        name = f"{path.name.split('.')[0]}-{_fingerprint(path)[:20]}.npz"
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    file = cache_root() / name
     arrays = _from_cache(file)
     if arrays is None:
         arrays = _assemble(path, _decode(path))
@@ -77,13 +68,20 @@ def load_tree(path: str | Path) -> Arrays:
     return arrays
 
 
+def _unreadable(path: Path, error: Exception) -> DataError:
+    return DataError(
+        f"{path} is truncated or not a readable image folder or archive (.tar, .tar.gz, "
+        f".tar.xz, .zip): {error or type(error).__name__}."
+    )
+
+
 def _fingerprint(path: Path) -> str:
     """SHA-256 over the resolved path and the size and time of each file in question."""
     path = path.resolve()  # however it was spelt
     digest = hashlib.sha256(f"{FORMAT}\0{path}".encode())
-    for file in _tree_files(path) if path.is_dir() else [path]:
-        stat = file.stat()
-        digest.update(f"\0{file}\0{stat.st_size}\0{stat.st_mtime_ns}".encode())
+    for file in files(path) if path.is_dir() else [path]:
+        status = file.stat()
+        digest.update(f"\0{file}\0{status.st_size}\0{status.st_mtime_ns}".encode())
     return digest.hexdigest()
 
 
@@ -93,7 +91,26 @@ def _from_cache(file: Path) -> Arrays | None:
     if found is None:
         return None
     train_x, train_y, test_x, test_y, classes = found
-    return Arrays(train_x, train_y, test_x, test_y, tuple(classes.tolist()))
+    arrays = Arrays(train_x, train_y, test_x, test_y, tuple(classes.tolist()))
+    if not _is_sound(arrays, classes):
+        logger.warning("the cache file %s has other arrays than it should and is rebuilt", file)
+        return None
+    return arrays
+
+
+def _is_sound(arrays: Arrays, classes: np.ndarray) -> bool:
+    """Can these arrays be a data set?"""
+    shapes = {x.shape[1:] for x in (arrays.train_x, arrays.test_x)}
+    return (
+        classes.ndim == 1
+        and classes.dtype.kind == "U"
+        and len(shapes) == 1
+        and all(
+            x.ndim == 4 and x.dtype == np.uint8 and y.dtype == np.int64 and y.shape == x.shape[:1]
+            and len(y) > 0 and y.min() >= 0 and y.max() < len(classes)
+            for x, y in ((arrays.train_x, arrays.train_y), (arrays.test_x, arrays.test_y))
+        )
+    )  # fmt: skip
 
 
 def _to_cache(file: Path, arrays: Arrays) -> None:
@@ -101,66 +118,14 @@ def _to_cache(file: Path, arrays: Arrays) -> None:
 
 
 def _decode(path: Path) -> list[Picture]:
-    """All pictures of the tree, sorted."""
+    """All pictures of the tree, sorted; of several members with one name the last."""
+    found: dict[tuple[Place, str], np.ndarray] = {}
     try:
-        found = [Picture(*place, _pixels(path, place[2], file)) for place, file in _members(path)]
+        for place, name, content in members(path):
+            found[place, name] = _pixels(path, place[2], content)
     except UNREADABLE as error:
-        raise DataError(
-            f"{path} is truncated or not a readable image folder or archive (.tar, .tar.gz, "
-            f".tar.xz, .zip): {error or type(error).__name__}."
-        ) from error
-    return sorted(found, key=lambda picture: picture[:3])
-
-
-def _members(path: Path) -> Iterator[tuple[tuple[str, str, str], bytes]]:
-    """Place and content of each image file, in the order that is cheap to read."""
-    if path.is_dir():
-        for file in _tree_files(path):
-            if place := _place(file.relative_to(path).as_posix()):
-                yield place, file.read_bytes()
-    elif path.suffix.lower() == ".zip":
-        with zipfile.ZipFile(path) as archive:
-            for info in archive.infolist():
-                if not info.is_dir() and (place := _place(info.filename)):
-                    yield place, archive.read(info)
-    else:
-        with tarfile.open(path) as tar:
-            for member in tar:
-                if member.isfile() and (place := _place(member.name)):
-                    content = tar.extractfile(member)
-                    assert content is not None  # it is a file
-                    yield place, content.read()
-            _check_end(tar)
-
-
-def _check_end(tar: tarfile.TarFile) -> None:
-    """Raise unless the archive is whole: `tarfile` takes a missing tail for the end."""
-    stream = tar.fileobj
-    assert stream is not None
-    if stream.tell() < tar.offset + tarfile.BLOCKSIZE:
-        raise tarfile.ReadError("it ends before its end-of-archive block")
-    while stream.read(1 << 20):  # the padding; makes gzip and xz compare their checksums
-        pass
-
-
-def _tree_files(path: Path) -> list[Path]:
-    return sorted(
-        Path(folder, name)
-        for split in SPLITS
-        for folder, _, names in os.walk(path / split, followlinks=True)
-        for name in names
-    )
-
-
-def _place(name: str) -> tuple[str, str, str] | None:
-    """(split, class, path) of a member, or None if it is no image of the tree."""
-    whole = name.removeprefix("./").split("/")
-    start = next((i for i, part in enumerate(whole) if part in SPLITS), len(whole))
-    parts = whole[start:]  # archives often hold the tree in one more folder
-    hidden = any(part.startswith((".", "__MACOSX")) for part in whole)
-    if len(parts) < 3 or hidden or os.path.splitext(name)[1].lower() not in SUFFIXES:
-        return None
-    return parts[0], parts[1], "/".join(parts)
+        raise _unreadable(path, error) from error
+    return [Picture(*place, found[place, name]) for place, name in sorted(found)]
 
 
 def _pixels(path: Path, name: str, content: bytes) -> np.ndarray:

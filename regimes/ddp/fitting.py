@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -128,10 +129,16 @@ def _refuse_another(hook: Stateful, state: Mapping[str, Any]) -> None:
                 f"it is of another model, in which layer {name!r} has shape {theirs[name]}, and "
                 f"here it has shape {shape}"
             )
+        owed = state["residuals"].get(name)
+        if owed is not None and owed.numel() != math.prod(shape):
+            raise ValueError(f"what is owed of layer {name!r} has shape {list(owed.shape)}")
     if state["compressor"] != mine["compressor"]:
         refuse(f"it is of {state['compressor']}, and here is {mine['compressor']}")
     if unknown := set(state["levels"].values()) - {*hook.values, DENSE}:
         refuse(f"it has a level {min(unknown)!r}, and here are {', '.join(hook.values) or 'none'}")
+    for level, value in state.get("values", {}).items():
+        if hook.values.get(level, value) != value:
+            refuse(f"its level {level} is {value!r}, and here it is {hook.values[level]!r}")
     if state["gauges"].keys() != hook.panel.gauges.keys():
         refuse("it is of a policy that reads other statistics")
 

@@ -62,9 +62,10 @@ def attach(
         ConfigError: one sentence, before anything is registered.
     """
     ddp = validate.wrapped(model)
+    validate.check_wait(timeout, scaler)
     chosen = validate.choose(policy, compressor, levels, signal, start_compressing_after)
     paced = pace.choose(every, optimizer, ddp)
-    return Hook(ddp, chosen, paced, recording(record), seed, scaler, timeout)
+    return Hook(ddp, chosen, paced, recording(record), seed, scaler, float(timeout))
 
 
 class Hook(Course):

@@ -74,6 +74,7 @@ def save(hook: Stateful) -> dict[str, Any]:
         "steps": [b.steps, b.kept],
         "total": b.total,
         "levels": hook.levels,
+        "values": dict(hook.values),
         "rows": copy.deepcopy(hook.rows),
         "lr": hook.lr,
         "traffic": [hook.earlier.floats, hook.earlier.bytes],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, NoReturn, cast, get_args
 
 import torch
@@ -33,6 +34,7 @@ NOT_DDP = {  # by the name of a class, so that none is imported
     "OptimizedModule": WRAP,
 }
 
+LONGEST = 1e9  # seconds
 FROM_GRADIENTS = ("norms", "msdr", "noise", "error")  # instruments that need no data
 
 
@@ -55,7 +57,7 @@ def choose(
     require(whole, "start_compressing_after", dense_start, "a number of steps, from 0 up")
     read = pick_signal(signal)
     chosen = pick_compressor(compressor)
-    known = dict(chosen.usual if levels is None else levels)
+    known = pick_levels(chosen.usual if levels is None else levels)
     check_values(chosen, known)
     return Choice(pick_policy(policy, known), chosen, known, read, dense_start)
 
@@ -162,6 +164,29 @@ def pick_compressor(given: Any) -> Compressor:
     if not isinstance(chosen, Compressor):
         raise unexpected("compressor", given, "a name, a table with a name, or a Compressor")
     return chosen
+
+
+def pick_levels(given: Any) -> dict[str, Level]:
+    """Levels by name; numbers may be NumPy's."""
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise unexpected("levels", given, 'a table of levels by name, like {"low": 4, "high": 1}')
+    return {name: _plain(level) for name, level in given.items()}
+
+
+def _plain(level: Any) -> Any:
+    """A number of Python's for one of NumPy's."""
+    if isinstance(level, bool | int | float) or not isinstance(level, Real):
+        return level
+    return int(level) if isinstance(level, Integral) else float(level)
+
+
+def check_wait(timeout: Any, scaler: Any) -> None:
+    """Raise ConfigError unless these can be a timeout and a scaler, or none."""
+    number = isinstance(timeout, Real) and not isinstance(timeout, bool)
+    if not number or not 0 < float(timeout) <= LONGEST:
+        raise unexpected("timeout", timeout, f"a positive number of seconds up to {LONGEST:g}")
+    if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
+        raise unexpected("scaler", scaler, "a GradScaler of torch, with get_scale(), or None")
 
 
 def check_values(chosen: Compressor, levels: Mapping[str, Level]) -> None:

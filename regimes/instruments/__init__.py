@@ -24,7 +24,7 @@ REGISTRY = Registry("instrument", {
     "error": "regimes.instruments.compression_loss:CompressionLoss",
     "moments": "regimes.instruments.moments:Moments",
     "moments-frozen": "regimes.instruments.moments:FrozenMoments",
-})  # fmt: skip
+}, has=("every", "start"))  # fmt: skip
 # fields of an instrument that a policy's need switches on
 DEFAULTS_FOR_NEED: dict[str, dict[str, Any]] = {
     "eigenvalue:batch": {"modes": ["batch-statistics"]},

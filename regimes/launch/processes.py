@@ -28,12 +28,14 @@ def spawn(
     """Run one configuration on ``count`` local processes.
 
     Raises:
-        ConfigError: none at all, or the workers cannot be shared among them.
+        ConfigError: none at all, the workers cannot be shared among them, or ``REGIMES_GRACE`` is
+            no time.
         TrainingError: a process failed or was lost.
     """
     require(count >= 1, "--processes", count, "at least 1")
     multiple = f"a multiple of the number of processes, {count}"
     require(config.workers % count == 0, "workers", config.workers, multiple)
+    grace = termination.seconds()
     with tempfile.TemporaryDirectory(prefix="regimes-") as scratch:
         toml = Path(scratch, "run.toml")
         toml.write_text(to_toml(config))
@@ -47,7 +49,7 @@ def spawn(
         except BaseException:  # Ctrl-C or SIGTERM: they end with the epoch, within the grace
             for process in group:
                 process.terminate()
-            _stop(group, termination.seconds() + GRACE)
+            _stop(group, grace + GRACE)
             raise
         finally:
             _stop(group, GRACE)

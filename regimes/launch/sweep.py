@@ -11,9 +11,12 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,8 @@ from typing import Any
 from regimes.config import RunConfig, to_dict
 from regimes.errors import ConfigError, RegimesError, TrainingError
 from regimes.launch import gpus
-from regimes.launch.processes import die_with_parent
+from regimes.launch.processes import GRACE, die_with_parent
+from regimes.monitor.watch import in_use
 from regimes.presets import Grid
 from regimes.records import check_same, complete, read_header, read_lines
 from regimes.training import termination
@@ -60,10 +64,30 @@ def ablate(
     Args:
         progress: called as each run ends, with its folder and None or the error.
     """
-    if jobs == 1:
+    termination.seconds()  # is it a time? Now, not when the signal comes
+    with _ends_by_sigterm():
+        if jobs > 1:
+            return _ablate_abreast(todo, jobs, progress)
         outcomes = ((folder, run_cell(folder, config)) for folder, config in todo)
         return _collect(outcomes, progress)
+
+
+@contextmanager
+def _ends_by_sigterm() -> Iterator[None]:
+    """SIGTERM raises SystemExit with the exit code for it; but in a run, which ends its epoch."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals come to the main thread
+        return
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _ablate_abreast(
+    todo: list[tuple[Path, RunConfig]], jobs: int, progress: Callable[[Path, str | None], None]
+) -> list[str]:
     with _pool(jobs, [config.device for _, config in todo]) as pool:
         running = {pool.submit(run_cell, *cell): cell[0] for cell in todo}
         outcomes = ((running[future], future.result()) for future in as_completed(running))
@@ -77,10 +101,8 @@ def ablate(
         except BaseException:  # Ctrl-C or SIGTERM: the runs under way end with their epoch
             pool.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
-                process.terminate()
+                process.terminate()  # runs that the pool has handed out already do not begin
             raise
-        finally:
-            signal.signal(signal.SIGTERM, before)
 
 
 def _pool(jobs: int, devices: list[str]) -> ProcessPoolExecutor:
@@ -105,7 +127,9 @@ def _collect(outcomes, progress: Callable[[Path, str | None], None]) -> list[str
 
 def _start_worker(threads: int, own: Any) -> None:
     """In each process of the pool: its GPU, of which it takes one from the queue ``own``, and its
-    share of the cores; Ctrl-C is the parent's business, and its death the end."""
+    share of the cores; Ctrl-C is the parent's business, and its death the end. SIGTERM is for all
+    of its runs, also those that it has not begun."""
+    termination.note()
     gpus.take(own.get())
     import torch
 
@@ -122,11 +146,28 @@ def submit(
     progress: Callable[[Path, str | None], None],
 ) -> list[str]:
     """The same through submitit: every cell a job of a cluster ("slurm") or of this machine
-    ("local"). A preempted job is queued again and goes on from its last checkpoint.
+    ("local"). A preempted job is queued again and goes on from its last checkpoint. SIGTERM and
+    Ctrl-C leave a cluster's jobs alone; those of this machine end with their epoch.
 
     Args:
         options: of ``submitit.AutoExecutor.update_parameters``, e.g. ``slurm_partition``.
     """
+    pool, grace = _executor(out, executor, options), termination.seconds()
+    jobs = {pool.submit(Cell(), *cell): cell[0] for cell in todo}
+    from submitit import helpers
+
+    outcomes = ((jobs[job], _outcome(job)) for job in helpers.as_completed(list(jobs)))
+    with _ends_by_sigterm():
+        try:
+            return _collect(outcomes, progress)
+        except BaseException:
+            if executor == "local":
+                _end_local(jobs, grace)
+            raise
+
+
+def _executor(out: Path, executor: str, options: dict[str, Any]) -> Any:
+    """submitit's, its jobs' files in ``OUT/jobs``; ConfigError if there is none."""
     try:
         import submitit
     except ImportError:
@@ -140,15 +181,32 @@ def submit(
         raise ConfigError(
             f"--executor {executor} cannot be used: {str(error).splitlines()[0]}"
         ) from None
-    jobs = {pool.submit(Cell(), *cell): cell[0] for cell in todo}
-    outcomes = ((jobs[job], _outcome(job)) for job in submitit.helpers.as_completed(list(jobs)))
-    return _collect(outcomes, progress)
+    return pool
+
+
+def _end_local(jobs: Mapping[Any, Path], grace: float) -> None:
+    """Let jobs of this machine end with their epoch; what has not within the grace is cancelled.
+
+    submitit lets SIGTERM pass until a cell begins, so one without a run under way is told again.
+    """
+    deadline, told = time.monotonic() + grace + GRACE, set()
+    while (left := [job for job in jobs if not job.done()]) and time.monotonic() < deadline:
+        for job in left:
+            begun = in_use(jobs[job])
+            if job not in told:
+                os.kill(int(job.job_id), signal.SIGTERM)  # its process, which passes it on
+            if begun:
+                told.add(job)
+        time.sleep(0.5)
+    for job in left:
+        job.cancel()
 
 
 class Cell:
     """``run_cell`` as a job that submitit may stop and queue again."""
 
     def __call__(self, folder: Path, config: RunConfig) -> str | None:
+        termination.note()
         return run_cell(folder, config)
 
     def checkpoint(self, folder: Path, config: RunConfig) -> Any:

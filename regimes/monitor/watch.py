@@ -83,13 +83,13 @@ def state(folder: Path, header: Row, rows: Sequence[Row]) -> tuple[str, str]:
         return "finished", ""
     if last["event"] == "stopped":
         return "stopped", last.get("why", "")
-    if _in_use(folder):
+    if in_use(folder):
         return ("running", "") if rows else ("starting", "")
     how = "" if header.get("written_by") == "hook" else "; continue with --resume"
     return "broken off", f"no process writes to {folder}{how}"
 
 
-def _in_use(folder: Path) -> bool:
+def in_use(folder: Path) -> bool:
     """Does a process hold the record's lock? Asked for the blink of an eye, and shared."""
     try:
         import fcntl

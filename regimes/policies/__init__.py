@@ -37,7 +37,7 @@ REGISTRY = Registry("policy", {
     "accordion-ladder": "regimes.policies:AccordionLadder",
     "l-greco": "regimes.policies:LGreCo",
     "gravac": "regimes.policies:GraVAC",
-})  # fmt: skip
+}, has=("needs", "names", "decide"))  # fmt: skip
 
 
 def policy(table: dict[str, Any], where: str = "policy") -> Policy:

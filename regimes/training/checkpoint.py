@@ -15,9 +15,9 @@ import io
 import json
 import logging
 import os
+import re
 import shutil
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from regimes.records import write_atomically
 
 log = logging.getLogger(__name__)
 KEEP = 2
+NAME, PART = re.compile(r"epoch-\d{4,}"), re.compile(r"process-\d+\.pt")
 
 
 def save(
@@ -77,6 +78,9 @@ def _publish(partial: Path, final: Path, epochs: int, files: dict[str, str]) -> 
     try:
         manifest = json.dumps({"epochs": epochs, "files": files}, indent=1)
         write_atomically(partial / "manifest.json", manifest.encode())
+        for left in partial.iterdir():  # by a kill, when the same epoch was saved before
+            if left.name not in {*files, "manifest.json"}:
+                left.unlink()
         if final.exists():
             shutil.rmtree(final)
         os.replace(partial, final)
@@ -88,8 +92,13 @@ def _publish(partial: Path, final: Path, epochs: int, files: dict[str, str]) -> 
 
 
 def _all(folder: Path) -> list[Path]:
-    whole = (p for p in folder.glob("epoch-*") if p.suffix != ".partial")
-    return sorted(whole, key=lambda p: int(p.name.removeprefix("epoch-")))
+    """Checkpoints, oldest first; nothing else that lies there, a copy of one for example."""
+    whole = (p for p in folder.glob("epoch-*") if NAME.fullmatch(p.name))
+    return sorted(whole, key=_epochs)
+
+
+def _epochs(path: Path) -> int:
+    return int(path.name.removeprefix("epoch-"))
 
 
 def load(folder: Path) -> tuple[int, list[dict[str, Any]]] | None:
@@ -104,8 +113,8 @@ def load(folder: Path) -> tuple[int, list[dict[str, Any]]] | None:
     for path in reversed(candidates):
         try:
             return _read(path)
-        except (OSError, ValueError, KeyError, RuntimeError, UnpicklingError) as error:
-            reason = str(error).partition("\n")[0]
+        except Exception as error:  # what a foreign file makes torch and json raise has no end
+            reason = str(error).partition("\n")[0] or type(error).__name__
             log.warning("checkpoint %s is damaged and passed over: %s", path, reason)
     if candidates:
         raise RecordError(f"no checkpoint of {folder} is whole: train anew in another folder")
@@ -114,10 +123,18 @@ def load(folder: Path) -> tuple[int, list[dict[str, Any]]] | None:
 
 def _read(path: Path) -> tuple[int, list[dict[str, Any]]]:
     manifest = json.loads((path / "manifest.json").read_bytes())
-    states = []
+    if not isinstance(manifest, dict) or manifest.get("epochs") != _epochs(path):
+        raise ValueError(f"its manifest is not that of {_epochs(path)} epochs")
+    states: list[dict[str, Any]] = []
     for name, digest in manifest["files"].items():
+        if not PART.fullmatch(name):
+            raise ValueError(f"{name} is no file of a checkpoint")
         content = (path / name).read_bytes()
         if hashlib.sha256(content).hexdigest() != digest:
             raise ValueError(f"{name} does not match its checksum")
         states.append(torch.load(io.BytesIO(content), weights_only=True, map_location="cpu"))
+    if any(set(state) - {"shared"} != {"own", "workers"} for state in states):
+        raise ValueError("a file has other parts than a process saves")
+    if sum("shared" in state for state in states) != 1:
+        raise ValueError("what all processes share is not in one file of it")
     return manifest["epochs"], states

@@ -11,7 +11,10 @@ from regimes.errors import ConfigError, DataError, require
 from regimes.policies import Policy, check_levels, policy
 
 POSITIVE, FROM_ZERO, FROM_ONE = "a positive number", "a number from 0 up", "at least 1"
+LARGEST = 1e30  # of a rate or a decay: a step multiplies some of them, and float32 ends at 3e38
+LONGEST = 1e9  # seconds
 SHARE = "a share, from 0 to 1"
+UP_TO = f"a number from 0 to {LARGEST:g}"
 
 
 def check_numbers(config: RunConfig) -> None:
@@ -71,12 +74,16 @@ def _numbers(c: RunConfig) -> list[tuple[str, Any, bool, str]]:
         ("checkpoint_every", c.checkpoint_every, c.checkpoint_every >= 1, FROM_ONE),
         ("checkpoint_seconds", c.checkpoint_seconds, 0 <= (c.checkpoint_seconds or 0) < inf,
          FROM_ZERO),
+        *((f"data.{split}_size", size, size is None or size >= 1, FROM_ONE) for split, size in
+          {"train": c.data.train_size, "test": c.data.test_size,
+           "validation": c.data.validation_size}.items()),
         ("budget.epochs", c.budget and c.budget.epochs, not c.budget or c.budget.epochs >= 1,
          FROM_ONE),
-        ("timeout", c.timeout, 0 < c.timeout < inf, f"{POSITIVE} of seconds"),
+        ("timeout", c.timeout, 0 < c.timeout <= LONGEST,
+         f"{POSITIVE} of seconds up to {LONGEST:g}"),
         ("bucket_mb", c.bucket_mb, 0 < c.bucket_mb < inf, POSITIVE),
-        ("optimizer.lr", o.lr, 0 < o.lr < inf, POSITIVE),
-        ("optimizer.warmup_from", o.warmup_from, 0 <= (o.warmup_from or 0) < inf, FROM_ZERO),
+        ("optimizer.lr", o.lr, 0 < o.lr <= LARGEST, f"{POSITIVE} up to {LARGEST:g}"),
+        ("optimizer.warmup_from", o.warmup_from, 0 <= (o.warmup_from or 0) <= LARGEST, UP_TO),
         ("optimizer.warmup_epochs", o.warmup_epochs, o.warmup_epochs >= 1, FROM_ONE),
         ("optimizer.warmup_hold", o.warmup_hold, o.warmup_hold >= 0, FROM_ZERO),
         ("optimizer.warmup_steps", o.warmup_steps, (o.warmup_steps or 0) >= 0, FROM_ZERO),
@@ -88,9 +95,9 @@ def _numbers(c: RunConfig) -> list[tuple[str, Any, bool, str]]:
         ("optimizer.cycle_factor", o.cycle_factor, o.cycle_factor >= 1, FROM_ONE),
         ("optimizer.final", o.final, 0 <= o.final <= 1, SHARE),
         ("optimizer.decay_epochs", decays, min([1, *decays]) >= 1, FROM_ONE),
-        ("optimizer.decay_factor", o.decay_factor, 0 < o.decay_factor < inf, POSITIVE),
+        ("optimizer.decay_factor", o.decay_factor, 1 <= o.decay_factor < inf, FROM_ONE),
         ("optimizer.momentum", o.momentum, 0 <= o.momentum < 1, "from 0 up and below 1"),
-        ("optimizer.weight_decay", o.weight_decay, 0 <= o.weight_decay < inf, FROM_ZERO),
+        ("optimizer.weight_decay", o.weight_decay, 0 <= o.weight_decay <= LARGEST, UP_TO),
         ("optimizer.clip", o.clip, o.clip is None or 0 < o.clip < inf, POSITIVE),
     ]  # fmt: skip
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
-from regimes.errors import unexpected
+from regimes.errors import ConfigError, unexpected
 from regimes.models.loss import CarryingLoss, Loss
 from regimes.seeding import derive
 from regimes.training.batchnorm import PerWorkerBatchNorm
@@ -177,8 +177,21 @@ class Gradients:
 
 
 def layer_table(model: nn.Module) -> list[Layer]:
-    """The trainable parameters, in order; a tensor shared by several modules appears once."""
-    return [Layer(name, tuple(p.shape)) for name, p in model.named_parameters() if p.requires_grad]
+    """The trainable parameters, in order; a tensor shared by several modules appears once.
+
+    Raises:
+        ConfigError: there is none, or one without an entry.
+    """
+    found = [Layer(name, tuple(p.shape)) for name, p in model.named_parameters() if p.requires_grad]
+    if not found:
+        raise ConfigError(f"the model {type(model).__name__} has no parameter to train")
+    for layer in found:
+        if 0 in layer.shape:
+            raise ConfigError(
+                f"the model's parameter {layer.name!r} of shape {list(layer.shape)} is empty: "
+                "leave it out, or build it larger"
+            )
+    return found
 
 
 def install(parameters: Sequence[nn.Parameter], updates: Sequence[Tensor]) -> None:

@@ -65,7 +65,10 @@ class LearningRate:
         if c.schedule != "step":
             return rate
         firsts = [*c.decay_steps, *(first * self.per_epoch for first in c.decay_epochs)]
-        return rate / c.decay_factor ** sum(step >= first for first in firsts)
+        try:
+            return rate / c.decay_factor ** sum(step >= first for first in firsts)
+        except OverflowError:  # no float is as large as the divisor
+            return 0.0
 
     def _share(self, step: int) -> float:
         """Of the highest rate, after the warm-up, by the smooth schedules; 1 by the others."""

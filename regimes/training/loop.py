@@ -52,10 +52,11 @@ def run(
         ConfigError, DataError, RecordError: before any training, one sentence.
         TrainingError: a non-finite loss or a lost process; the record is intact.
     """
+    shutdown = GracefulShutdown()
     this = prepare(resolve(config))
     watchers = Watchers(reporters if this.world.rank == 0 else ())
     recorded = _recorded(this, watchers, Path(out), resume)
-    with recorded as writer, GracefulShutdown() as grace, explained():
+    with recorded as writer, shutdown as grace, explained():
         while not complete(this.header, this.rows):
             _advance(this, writer, watchers, Path(out), grace)
     return load(out)

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from regimes.config import OptimizerConfig
-from regimes.errors import ConfigError, nearest
+from regimes.errors import ConfigError, TrainingError, nearest
 
 Groups = list[dict[str, Any]]
 NAMES = ("sgd", "adamw", "muon")
@@ -37,11 +37,24 @@ class Optimizers:
         self.parts, self.lr = list(parts), lr
 
     def step(self) -> None:
-        """Move the weights along their ``.grad``."""
+        """Move the weights along their ``.grad``.
+
+        Raises:
+            TrainingError: a factor of the step is too large for the weights' type.
+        """
         for part in self.parts:
             for group in part.param_groups:
                 group["lr"] = self.lr
-            part.step()
+            try:
+                part.step()
+            except RuntimeError as error:
+                if "overflow" not in str(error):
+                    raise
+                raise TrainingError(
+                    f"a step at the rate {self.lr:g} overflows: lower optimizer.lr, "
+                    "optimizer.weight_decay or what optimizer.options has; the record up to the "
+                    "last epoch is intact"
+                ) from None
 
     def decoupled_decay(self, parameters: Sequence[nn.Parameter]) -> list[float]:
         """What each parameter loses of itself in a step at rate 1, beside its gradient."""

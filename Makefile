@@ -19,7 +19,7 @@ test: .venv/dev.stamp check  ## lint, types and all tests but the slow ones
 test-all: .venv/dev.stamp check  ## the slow tests as well
 	$(BIN)/python -m pytest -n 2 -m "slow or not slow"
 
-same-bits: .venv/dev.stamp  ## train 43 small runs with the code of before and of now, compare byte for byte
+same-bits: .venv/dev.stamp  ## train 49 small runs with the code of before and of now, compare byte for byte
 	$(BIN)/python -m benchmarks.same_bits
 
 mutants: .venv/dev.stamp  ## 300 single-line bugs, one at a time: which do the tests not see? Hours; continued

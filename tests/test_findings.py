@@ -53,10 +53,10 @@ def says(words: str, page: str = "findings.md") -> bool:
     return words in text(page)
 
 
-def sent(name: str) -> float:
+def sent(source: str, name: str) -> float:
     """The bytes of one of the compressors to start with, of dense's."""
     totals: dict[str, float] = {}
-    for run in records("smoke-start"):
+    for run in records(source):
         totals[run.name] = totals.get(run.name, 0.0) + sum(row["bytes"] for row in run.rows)
     return totals[name] / totals["dense"]
 
@@ -215,8 +215,43 @@ def test_the_compressors_to_start_with(row: str) -> None:
     name = START[row]
     (rate,) = {r.config["optimizer"]["lr"] for r in records("smoke-start") if r.name == name}
     difference = signed(effect("smoke-start", name, "dense"))
-    words = f"| {row} | {rate} | {difference} | {100 * sent(name):.0f} % |"
+    words = f"| {row} | {rate} | {difference} | {100 * sent('smoke-start', name):.0f} % |"
     assert says(words, "how-to/start.md"), words
+
+
+@pytest.mark.parametrize("row", [row for row in START if row != "quantise, 4 bits"])
+def test_the_compressors_to_start_a_language_model_with(row: str) -> None:
+    name = START[row]
+    (rate,) = {r.config["optimizer"]["lr"] for r in records("lm-start") if r.name == name}
+    difference = signed(effect("lm-start", name, "dense"), 2)
+    words = f"| {row} | {rate} | {difference} | {100 * sent('lm-start', name):.0f} % |"
+    assert says(words, "how-to/start.md"), words
+
+
+def test_what_is_said_of_the_language_models_compressors() -> None:
+    for a, b in (("topk-10", "powersgd-4"), ("topk-1-after-10", "topk-1"),
+                 ("powersgd-1-after-10", "powersgd-1"),
+                 ("powersgd-4", "powersgd-1-after-10")):  # fmt: skip
+        words = f"({signed(effect('lm-start', a, b), 2)})"
+        assert says(words, "how-to/start.md"), words
+    dense = [fmean(row["metric"] for row in run.rows[-3:])
+             for run in records("lm-start") if run.name == "dense"]  # fmt: skip
+    assert says(f"which has {fmean(dense):.2f} ± {stdev(dense):.2f} at", "how-to/start.md")
+
+
+def test_the_rates_of_the_language_model_were_chosen_by_held_out_text() -> None:
+    """By the best mean of three seeds, none of them a seed of the result."""
+    trials = json.loads((REFERENCE / "lm-start-tune.json").read_text())["trials"]
+    scores: dict[str, dict[float, float]] = {}
+    for trial in trials:
+        rate = float(trial["values"].rpartition("=")[2])
+        scores.setdefault(trial["schedule"], {})[rate] = fmean(trial["scores"])
+    for run in records("lm-start"):
+        if run.name in scores:
+            of = scores[run.name]
+            assert run.config["optimizer"]["lr"] == min(of, key=of.__getitem__)
+            assert run.seed not in run.config["tuned_on"]
+    assert {len(trial["scores"]) for trial in trials} == {3}
 
 
 def test_the_rate_matters_as_much_as_the_level() -> None:

@@ -52,8 +52,9 @@ def test_checkpoints_by_units_and_by_time(
 def test_all_processes_save_when_process_0_does(due: bool) -> None:
     run = prepare(config())
     run.header["config"] = to_dict(run.config)
-    run.world.gather_object = lambda mine: [(False, due, 5), (True, not due, 5)]
-    assert loop._met(run, 0, GracefulShutdown()) == (True, due)
+    spent = [1.0, 2.0, 3.0], [4.0, 5.0, 6.0]
+    run.world.gather_object = lambda mine: [(False, due, 5, spent[0]), (True, not due, 5, spent[1])]
+    assert loop._met(run, 0, GracefulShutdown(), {})[:2] == (True, due)
 
 
 @pytest.mark.parametrize("seconds", ["-1", "inf", "nan"])

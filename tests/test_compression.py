@@ -479,14 +479,16 @@ def test_metered_equals_computed_at_each_level_and_across_changes(
 
 
 def test_one_round_is_one_collective_per_kind() -> None:
-    """And per type: the loss is float32 among gradients of any."""
+    """And per type."""
     w, grads = world(2, torch.float32), gradients(2, 0, torch.float32)
     step(Reducer(PowerSGD(), layers(), w, seed=0), grads, 1)
     assert w.meter.take().calls == {"mean": 2, "gather": 0, "broadcast": 0}
     step(Reducer(TopK(), layers(), w, seed=0), grads, 10)
     assert w.meter.take().calls == {"mean": 1, "gather": 2, "broadcast": 0}
+    step(Reducer(PowerSGD(wire="bf16"), layers(), w, seed=0), grads, 1)  # the loss is float32
+    assert w.meter.take().calls == {"mean": 3, "gather": 0, "broadcast": 0}
     step(Reducer(PowerSGD(), layers(), world_64 := world(2), seed=0), gradients(2, 0), 1)
-    assert world_64.meter.take().calls == {"mean": 3, "gather": 0, "broadcast": 0}
+    assert world_64.meter.take().calls == {"mean": 2, "gather": 0, "broadcast": 0}
 
 
 @pytest.mark.parametrize(("chosen", "low", "high"), EVERY)

@@ -55,10 +55,12 @@ def _child(
 
     warnings.simplefilter("error")
     torch.set_num_threads(1)
+    os.environ["TORCH_DIST_INIT_BARRIER"] = "1"  # work may leave at once: not before all are in
     dist.init_process_group(
         "gloo", Path(scratch, "rendezvous").as_uri(), datetime.timedelta(seconds=timeout),
         world_size=count, rank=rank,
     )  # fmt: skip
+    del os.environ["TORCH_DIST_INIT_BARRIER"]
     try:
         answer = True, work(rank, *args)
     except BaseException:

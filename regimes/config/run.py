@@ -81,6 +81,25 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True)
+class OuterConfig:
+    """What a synchronisation of workers that step locally does (`training.local`). The mean
+    movement of the workers is the gradient of an outer SGD; as it stands here, its step takes
+    everybody to the mean of the workers (local SGD). DiLoCo (Douillard et al., 2023) has lr = 0.7,
+    momentum = 0.9, nesterov = true."""
+
+    lr: float = 1.0
+    momentum: float = 0.0
+    nesterov: bool = False
+    states: Literal["keep", "average", "reset"] = "keep"  # of the workers' own optimisers
+    period_one: Literal["gradients", "parameters"] = "gradients"  # what a period of 1 averages
+
+    @property
+    def plain(self) -> bool:
+        """Is a synchronisation the mean of the workers' parameters?"""
+        return self.lr == 1 and self.momentum == 0
+
+
+@dataclass(frozen=True)
 class Budget:
     """A run ends with the epoch in which it has sent as many floats as ``epochs`` epochs at
     ``level`` (paper, Figure 8); its own ``epochs`` are the most it may take."""
@@ -109,6 +128,11 @@ class RunConfig:
             step, each a multiple of ``batch_size``, which is accumulated that often.
         batch_policy: which of them is trained at, decided once for the whole model; without one
             it is ``batch_size`` throughout.
+        sync_levels: words for periods, e.g. ``{low = 1, high = 32}``: steps that each worker takes
+            alone between two synchronisations; the smaller one sends more.
+        sync_policy: which of them, decided once for the whole model and from the next
+            synchronisation on; a number is a period, too. Without one the workers share each step.
+        outer: what a synchronisation does.
         budget: floats after which the run ends.
         deficit: what makes the training worse in chosen epochs (``data/deficits.py``).
         signal: the norm that detectors read, per layer and unit: of the gradient ("update",
@@ -147,6 +171,9 @@ class RunConfig:
     policy: dict[str, Any] = field(default_factory=lambda: {"name": "static"})
     batch_levels: dict[str, int] = field(default_factory=dict)
     batch_policy: dict[str, Any] | None = None
+    sync_levels: dict[str, int] = field(default_factory=dict)
+    sync_policy: dict[str, Any] | None = None
+    outer: OuterConfig = field(default_factory=OuterConfig)
     budget: Budget | None = None
     deficit: dict[str, Any] | None = None
     start_compressing_after: int = 0

@@ -12,7 +12,13 @@ from regimes.config.convert import from_dict, to_dict, without_none
 from regimes.config.run import RunConfig
 from regimes.errors import ConfigError, nearest
 
-PLUG_INS = ("compressor", "policy", "batch_policy", "deficit")  # tables that name a class
+PLUG_INS = (
+    "compressor",
+    "policy",
+    "batch_policy",
+    "sync_policy",
+    "deficit",
+)  # tables that name a class
 
 
 def override(config: RunConfig, settings: list[str]) -> RunConfig:

@@ -15,7 +15,7 @@ from regimes.config import Signal
 from regimes.detectors.statistics import Statistic
 from regimes.errors import ConfigError
 from regimes.instruments import DEFAULTS_FOR_NEED, instruments
-from regimes.instruments.base import Gauge, MeasurementContext, Reading
+from regimes.instruments.base import EndOfEpochGauge, Gauge, MeasurementContext, Reading
 from regimes.instruments.gradient_norm import Norms
 
 Timer = Callable[[str], AbstractContextManager[Any]]
@@ -37,10 +37,15 @@ class Readings:
 
 
 class Panel:
-    """The gauges of a run, by the instrument's name; each is read every so many epochs."""
+    """The gauges of a run, by the instrument's name; each is read every so many epochs.
+
+    Attributes:
+        steps: how many were shown since the last reading.
+    """
 
     def __init__(self, gauges: Mapping[str, tuple[int, Gauge]]) -> None:
         self._gauges = dict(gauges)
+        self.steps = 0
 
     def __iter__(self) -> Iterator[Gauge]:
         return (gauge for _, gauge in self._gauges.values())
@@ -51,18 +56,22 @@ class Panel:
 
     def step(self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor]) -> None:
         """Show one step's gradients and updates to every gauge; both are left as they are."""
+        self.steps += 1
         for gauge in self:
             gauge.step(stack, updates)
 
-    def read(self, epoch: int, timer: Timer = lambda name: nullcontext()) -> Readings:
+    def read(
+        self, epoch: int, timer: Timer = lambda name: nullcontext(), seen: bool = True
+    ) -> Readings:
         """The statistics of an epoch, of the gauges that are due.
 
         Args:
             timer: clocks the reading of an instrument by its name.
+            seen: whether there were any steps; if not, gauges that live on them have no reading.
         """
-        found: dict[str, Reading] = {}
+        self.steps, found = 0, dict[str, Reading]()
         for name, (every, gauge) in self._gauges.items():
-            if epoch % every == 0:
+            if epoch % every == 0 and (seen or isinstance(gauge, EndOfEpochGauge)):
                 with timer("instruments" if name == "norms" else name):
                     found[name] = gauge.read(epoch)
         return Readings(

@@ -2,7 +2,7 @@
 
 ``base`` has the contract; ``schedules`` those that look at the calendar, ``detected`` those that
 follow a detector, ``ladders`` those with more than two levels, ``allocation`` and ``gravac`` those
-that weigh what a level loses against what it sends. Names map to classes here.
+that weigh what a level loses against what it sends, ``periods`` those of local steps. Names map to classes here.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from regimes.policies.allocation import LGreCo
 from regimes.policies.base import Decision, Policy
 from regimes.policies.detected import Accordion, BatchAccordion, Detected
 from regimes.policies.gravac import GraVAC
-from regimes.policies.history import LevelCost, PastEpoch, batch_history, history
+from regimes.policies.history import LevelCost, PastEpoch, history, whole_history
 from regimes.policies.ladders import AccordionLadder, AdaQS, ErrorLadder
+from regimes.policies.periods import AdaComm, PostLocal, QSR
 from regimes.policies.schedules import Smith, Static, Windows
 
 __all__ = [
-    "Accordion", "AccordionLadder", "AdaQS", "BatchAccordion", "Decision", "Detected",
-    "ErrorLadder", "GraVAC", "LGreCo", "LevelCost", "PastEpoch", "Policy", "Smith", "Static",
-    "Windows", "batch_history", "check_levels", "history", "policy",
+    "Accordion", "AccordionLadder", "AdaComm", "AdaQS", "BatchAccordion", "Decision", "Detected",
+    "ErrorLadder", "GraVAC", "LGreCo", "LevelCost", "PastEpoch", "Policy", "PostLocal", "QSR",
+    "Smith", "Static", "Windows", "check_levels", "history", "policy", "whole_history",
 ]  # fmt: skip
 
 REGISTRY = Registry("policy", {
@@ -37,6 +38,9 @@ REGISTRY = Registry("policy", {
     "accordion-ladder": "regimes.policies:AccordionLadder",
     "l-greco": "regimes.policies:LGreCo",
     "gravac": "regimes.policies:GraVAC",
+    "post-local": "regimes.policies:PostLocal",
+    "qsr": "regimes.policies:QSR",
+    "adacomm": "regimes.policies:AdaComm",
 }, has=("needs", "names", "decide"))  # fmt: skip
 
 
@@ -50,7 +54,7 @@ def check_levels(chosen: Policy, levels: dict[str, Any], where: str = "policy") 
     prefix = where.removesuffix("policy")
     known = [*levels, *([] if prefix else [DENSE])]  # a batch has no dense level
     for name in chosen.names:
-        if name not in known:
+        if name not in known and not (prefix == "sync_" and name.isdecimal()):  # a period
             raise ConfigError(
                 f"the {where} asks for level {name!r}, but [{prefix}levels] defines only "
                 f"{', '.join(known) or 'none'}: add {prefix}levels.{name}"

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from regimes.config import DENSE
 from regimes.policies.base import Decision, Policy
-from regimes.policies.history import Costs, PastEpoch, batch_history, history
+from regimes.policies.history import Costs, PastEpoch, history, whole_history
 
 Rows = Sequence[dict[str, Any]]
 
@@ -61,6 +61,9 @@ class Controller:
         return Levels([d.level for d in every], [d.why for d in every], decisions)
 
 
-def decide_batch(policy: Policy, rows: Rows, signal: str) -> Decision:
-    """The batch's level of epoch ``len(rows)``: the whole model as a policy's only layer."""
-    return policy.decide(batch_history(rows, signal), ["batch"])[0]
+def decide_whole(
+    policy: Policy, rows: Rows, signal: str, table: Literal["batch", "sync"]
+) -> Decision:
+    """The level of the batch, or of the period between synchronisations, in epoch ``len(rows)``:
+    the whole model is the policy's only layer."""
+    return policy.decide(whole_history(rows, signal, table), [table])[0]

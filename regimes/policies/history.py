@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from regimes.detectors import Detector
 from regimes.detectors.statistics import Statistic, norm_of
@@ -96,11 +96,14 @@ def history(
     ]
 
 
-def batch_history(rows: Sequence[dict[str, Any]], signal: str) -> list[PastEpoch]:
-    """What they tell a batch policy: the whole model as its only layer, levels of the batch.
+def whole_history(
+    rows: Sequence[dict[str, Any]], signal: str, table: Literal["batch", "sync"] = "batch"
+) -> list[PastEpoch]:
+    """What they tell a policy with the whole model as its only layer, whose levels are those of the
+    batch or of the period between synchronisations.
 
     The norm is that of all parameters (paper, section 4.2: "looks at the gradient of whole
-    model"); other statistics are the model's.
+    model"); other statistics are the model's, and "train_loss" is among them.
     """
     past = []
     for row in rows:
@@ -109,8 +112,9 @@ def batch_history(rows: Sequence[dict[str, Any]], signal: str) -> list[PastEpoch
         whole = math.hypot(*known) if norms and len(known) == len(norms) else None
         statistics = {name: [value] for name, value in row.get("model", {}).items()}
         statistics["norm"] = _scaled([whole], row, signal)
-        level = row.get("batch", {}).get("level") or "low"
-        past.append(PastEpoch(row["lr"], row["next_lr"], statistics, [level], row.get("model", {})))
+        level = row.get(table, {}).get("level") or "low"
+        model = {"train_loss": row["train_loss"], **row.get("model", {})}
+        past.append(PastEpoch(row["lr"], row["next_lr"], statistics, [level], model))
     return past
 
 

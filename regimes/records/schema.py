@@ -99,6 +99,7 @@ def header() -> Fields:
 OF_THEIR_OWN = {
     "instruments": FREE,  # the first records have a list
     "batch_policy": Maybe(PLUG_IN),
+    "sync_policy": Maybe(PLUG_IN),
     "dtype": Kind("float32 or float64", ("float32", "float64").__contains__),
 }
 

@@ -19,7 +19,7 @@ from regimes.detectors.statistics import Statistic
 from regimes.errors import RecordError
 from regimes.policies import Detected, Policy
 from regimes.policies.controller import Controller
-from regimes.policies.history import PastEpoch, batch_history, history, level_costs, signal_values
+from regimes.policies.history import PastEpoch, history, level_costs, signal_values, whole_history
 from regimes.records import Record
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def replay(record: Record, rule: Rule) -> pd.DataFrame:
 def replay_batch(record: Record, rule: Rule) -> pd.DataFrame:
     """``replay`` of a batch policy: with the whole model as its only layer, "batch"."""
     past_epochs(record)  # there are some
-    recorded = batch_history(record.rows, record.config["signal"])
+    recorded = whole_history(record.rows, record.config["signal"])
     return _decisions(as_policy(rule), recorded, ["batch"])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,9 +28,16 @@ from regimes.policies import Policy, check_levels, policy
 from regimes.policies.controller import Controller
 from regimes.policies.history import level_costs
 from regimes.records import provenance
-from regimes.training.checks import build_batch_policy, check_numbers, check_size, check_windows_fit
+from regimes.training.checks import (
+    build_batch_policy,
+    build_sync_policy,
+    check_numbers,
+    check_size,
+    check_windows_fit,
+)
 from regimes.training.gradients import Gradients, draws_random_numbers, layer_table
 from regimes.training.learning_rate import LearningRate
+from regimes.training.local import LocalSteps
 from regimes.training.numerics import Numerics
 from regimes.training.optimizers import Optimizers
 from regimes.training.optimizers import build as build_optimizer
@@ -60,6 +68,8 @@ class Run:
     units: Units
     learning_rate: LearningRate
     batch_policy: Policy | None
+    sync_policy: Policy | None
+    local: LocalSteps | None
     deficit: Deficit
     header: dict[str, Any] = field(default_factory=dict)  # of the record
     rows: list[dict[str, Any]] = field(default_factory=list)  # the record so far
@@ -68,10 +78,8 @@ class Run:
     @property
     def needs(self) -> list[str]:
         """The statistics that the policies read."""
-        return [
-            *self.controller.policy.needs,
-            *(self.batch_policy.needs if self.batch_policy else ()),
-        ]
+        rules = self.controller.policy, self.batch_policy, self.sync_policy
+        return [need for rule in rules if rule is not None for need in rule.needs]
 
     def batch_size(self, level: str | None) -> int:
         """Samples per worker and step at a level of the batch policy."""
@@ -96,6 +104,7 @@ def prepare(config: RunConfig) -> Run:
     """
     chosen, rule = compressor(config.compressor), policy(config.policy)
     batch_rule, worse = build_batch_policy(config), deficit(config.deficit)
+    sync_rule = build_sync_policy(config, worse)
     check_numbers(config)
     check_levels(rule, config.levels)
     for level in config.levels.values():
@@ -103,7 +112,7 @@ def prepare(config: RunConfig) -> Run:
     device = pick_device(config.device)
     world, numerics = connect(config.workers, device, config.timeout), Numerics(config, device)
     try:
-        return _build(config, chosen, rule, batch_rule, worse, world, device, numerics)
+        return _build(config, chosen, (rule, batch_rule, sync_rule), worse, world, device, numerics)
     except BaseException:
         world.abort()
         world.close()
@@ -112,10 +121,14 @@ def prepare(config: RunConfig) -> Run:
 
 
 def _build(
-    config: RunConfig, chosen: Compressor, rule: Policy, batch_rule: Policy | None, worse: Deficit,
-    world: World, device: torch.device, numerics: Numerics,
+    config: RunConfig, chosen: Compressor, rules: tuple[Policy, Policy | None, Policy | None],
+    worse: Deficit, world: World, device: torch.device, numerics: Numerics,
 ) -> Run:  # fmt: skip
-    """What is built when the processes have met; they check that they mean the same run."""
+    """What is built when the processes have met; they check that they mean the same run.
+
+    Args:
+        rules: what decides levels, the batch, and the period between synchronisations.
+    """
     world.meter.dtype = dtype = getattr(torch, config.dtype)
     task = registry.load(config)
     check_size(config, task)
@@ -132,18 +145,23 @@ def _build(
     compressed = [i for i, layer in enumerate(layers) if layer.compressed]
     costs = level_costs(costs_per_step(chosen, layers, config.levels, config.workers), compressed)
     names = [layer.name for layer in layers]
-    controller = Controller(rule, names, compressed, config.signal, costs)
+    controller = Controller(rules[0], names, compressed, config.signal, costs)
     units = Units.of(config, len(batches))
     check_windows_fit(config, len(units))
     rate = LearningRate(config.optimizer, units.per_epoch, units.total)
     optimizer = build_optimizer(config.optimizer, model, task.classes)
     context = _context(task, chosen, gradients, layers, config, batches, optimizer)
-    needs = [*rule.needs, *(batch_rule.needs if batch_rule else ())]
+    needs = [need for rule in rules if rule is not None for need in rule.needs]
+    local = None
+    if rules[2] is not None:
+        build = functools.partial(build_optimizer, config.optimizer, model, task.classes)
+        late = Reducer(chosen, layers, world, config.seed)
+        local = LocalSteps(gradients, optimizer, build, late, config.outer)
     panel = choose(config.instruments, needs, config.signal, context)
     return Run(
         config, world, device, numerics, task, batches, model, layers, controller, chosen,
         gradients, reducer, TrainingStep(gradients, reducer), context, panel, optimizer, units,
-        rate, batch_rule, worse,
+        rate, rules[1], rules[2], local, worse,
     )  # fmt: skip
 
 
@@ -166,6 +184,7 @@ def _gradients(
 def _union(config: RunConfig, chosen: Compressor, model: nn.Module, batches: Any) -> bool:
     """May one pass serve all hosted workers? Decided by the configuration alone."""
     per_worker = config.signal in PER_WORKER or config.optimizer.clip is not None
+    per_worker |= config.sync_policy is not None
     if not config.union_pass or not chosen.linear or per_worker:
         return False
     x, _ = next(iter(batches.epoch(0, [0])))

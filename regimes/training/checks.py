@@ -5,8 +5,10 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
-from regimes.config import DENSE, RunConfig
+from regimes.config import DENSE, OuterConfig, RunConfig
+from regimes.data.deficits import Deficit
 from regimes.data.task import Task
+from regimes.detectors.statistics import Statistic
 from regimes.errors import ConfigError, DataError, require
 from regimes.policies import Policy, check_levels, policy
 
@@ -27,7 +29,7 @@ def check_numbers(config: RunConfig) -> None:
     require(narrow, "precision", config.precision, f'"strict", as dtype = "{config.dtype}"')
     if DENSE in config.levels:
         raise ConfigError('levels.dense is always "dense": give the level another name')
-    for table in ("policy", "batch_policy", "deficit") if in_epochs(config) else ():
+    for table in ("policy", "batch_policy", "sync_policy", "deficit") if in_epochs(config) else ():
         for first, _ in (getattr(config, table) or {}).get("windows", ()):
             if first >= config.epochs:
                 raise ConfigError(
@@ -54,7 +56,7 @@ def in_epochs(config: RunConfig) -> bool:
 
 def check_windows_fit(config: RunConfig, units: int) -> None:
     """Raise ConfigError for a policy's window that starts after the run's last unit."""
-    for table in ("policy", "batch_policy"):
+    for table in ("policy", "batch_policy", "sync_policy"):
         for first, _ in (getattr(config, table) or {}).get("windows", ()):
             require(first < units, f"{table}.windows", first,
                     f"a window that starts within the run's {units} units")  # fmt: skip
@@ -98,6 +100,12 @@ def _numbers(c: RunConfig) -> list[tuple[str, Any, bool, str]]:
         ("optimizer.decay_factor", o.decay_factor, 1 <= o.decay_factor < inf, FROM_ONE),
         ("optimizer.momentum", o.momentum, 0 <= o.momentum < 1, "from 0 up and below 1"),
         ("optimizer.weight_decay", o.weight_decay, 0 <= o.weight_decay <= LARGEST, UP_TO),
+        *((f"sync_levels.{name}", period, 1 <= period <= LONGEST, FROM_ONE)
+          for name, period in c.sync_levels.items()),
+        ("outer.lr", c.outer.lr, 0 < c.outer.lr < inf, POSITIVE),
+        ("outer.momentum", c.outer.momentum, 0 <= c.outer.momentum < 1, "from 0 up and below 1"),
+        ("outer.nesterov", c.outer.nesterov, not c.outer.nesterov or c.outer.momentum > 0,
+         "false, or a momentum above 0"),
         ("optimizer.clip", o.clip, o.clip is None or 0 < o.clip < inf, POSITIVE),
     ]  # fmt: skip
 
@@ -121,6 +129,47 @@ def build_batch_policy(config: RunConfig) -> Policy | None:
             f"{levels['high']}: low is the level that sends more, so the smaller batch; swap them"
         )
     return rule
+
+
+def build_sync_policy(config: RunConfig, worse: Deficit) -> Policy | None:
+    """The policy of local steps, if there is one; ConfigError unless it makes sense with the rest
+    of the configuration."""
+    if config.sync_policy is None:
+        require(config.outer == OuterConfig(), "outer", "[outer]",
+                "a sync_policy with it: without one workers share each step")  # fmt: skip
+        return None
+    rule = policy(config.sync_policy, "sync_policy")
+    check_levels(rule, config.sync_levels, "sync_policy")
+    levels = config.sync_levels
+    if {"low", "high"} <= set(levels) and levels["low"] > levels["high"]:
+        raise ConfigError(
+            f"sync_levels.low = {levels['low']} is longer than sync_levels.high = "
+            f"{levels['high']}: low is the level that sends more, so the shorter period; swap them"
+        )
+    if type(worse).updates is not Deficit.updates:
+        raise ConfigError(
+            "deficit: workers that step locally share no update that could be made worse: choose "
+            "another deficit, or leave sync_policy out"
+        )
+    _check_one_signal(config, rule)
+    return rule
+
+
+def _check_one_signal(config: RunConfig, rule: Policy) -> None:
+    """A norm is of one thing throughout the run, or no detector could compare it with itself."""
+    tables = {"policy": config.policy, "batch_policy": config.batch_policy}
+    rules = {name: policy(table, name) for name, table in tables.items() if table is not None}
+    reading = [name for name, other in {**rules, "sync_policy": rule}.items()
+               if any(Statistic.parse(need).is_norm for need in other.needs)]  # fmt: skip
+    periods = {config.sync_levels.get(name) or int(name) for name in rule.names}
+    shares = config.outer.plain and config.outer.period_one == "gradients"
+    mixed = shares and 1 in periods and periods != {1}
+    if reading and mixed and not config.signal.startswith("movement"):
+        raise ConfigError(
+            f"signal = {config.signal!r}: {reading[0]} reads a norm, which is of gradients at a "
+            'period of 1 and of movements at a longer one: set signal = "movement/lr", or '
+            'outer.period_one = "parameters"'
+        )
 
 
 def check_size(config: RunConfig, task: Task) -> None:

@@ -26,6 +26,7 @@ from regimes.errors import ConfigError, unexpected
 from regimes.models.loss import CarryingLoss, Loss
 from regimes.seeding import derive
 from regimes.training.batchnorm import PerWorkerBatchNorm
+from regimes.training.replicas import Replicas
 
 
 def draws_random_numbers(model: nn.Module, x: Tensor) -> bool:
@@ -47,6 +48,8 @@ class Gradients:
     Attributes:
         stack: ``[G, N]``, all layers' gradients end to end; G is 1 in a union pass, else L.
         layers: its views, ``[G, *shape]`` each, in parameter order.
+        replicas: where the workers' own parameters are, while they step locally: then each also
+            follows its own running statistics, and nothing is announced.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Gradients:
         self.hidden: dict[int, Any] = {}  # per row, what a language model carries along
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.last = False  # is the last backward pass of a step under way?
+        self.replicas: Replicas | None = None
         self.batchnorm = PerWorkerBatchNorm(model)
         like = self.parameters[0]
         rows = 1 if union else world.local
@@ -152,10 +156,12 @@ class Gradients:
             return self._pass(0, x, y, share, mode)[None]
         losses = []
         for row, worker in enumerate(self.world.hosted):
-            self.last = last and row == len(x) - 1
+            alone = self.replicas is not None
+            self.last = last and row == len(x) - 1 and not alone
             torch.manual_seed(derive(self.seed, "dropout", *when, worker))
-            mode = self.batchnorm.during(1, update=worker == 0)
-            losses.append(self._pass(row, x[row], y[row], share, mode))
+            mode = self.batchnorm.during(1, update=alone or worker == 0)
+            with nullcontext() if self.replicas is None else self.replicas.of(row):
+                losses.append(self._pass(row, x[row], y[row], share, mode))
         return torch.stack(losses)
 
     def _pass(

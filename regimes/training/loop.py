@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from regimes.config import DENSE, RunConfig
+from regimes.config import DENSE, Level, RunConfig
 from regimes.errors import RegimesError
 from regimes.instruments.panel import check_measured
 from regimes.records import Record, Writer, complete, load, read_header, unit_name
@@ -23,6 +23,7 @@ from regimes.training.build import Run, prepare
 from regimes.training.clock import LOOP, Clock
 from regimes.training.fingerprint import check_same_weights, fingerprint
 from regimes.training.gradients import install
+from regimes.training.local import LocalSteps
 from regimes.training.losses import Losses
 from regimes.training.numerics import explained
 from regimes.training.plan import Minibatch, Plan, decide, minibatches
@@ -147,7 +148,8 @@ def _unit(
     train_loss, steps = _train(run, plan, clock, watchers)
     with clock("communicate"):
         run.world.broadcast(list(run.model.buffers()))
-    readings = run.panel.read(unit, clock)
+    exchanged = run.panel.steps > 0
+    readings = run.panel.read(unit, clock, exchanged)
     with clock("evaluate"):
         where = run.device, run.batches.dtype, run.world
         test_loss, metric = run.task.evaluate(run.model, *where)
@@ -159,7 +161,7 @@ def _unit(
         "next_lr": run.learning_rate(stop) * plan.scale,
         "batch_size": run.batch_size(plan.batch["level"]),
         "batch": plan.batch,
-        "sync": {"level": None, "why": None, "period": 1},
+        "sync": plan.sync | ({"rounds": run.local.take_rounds()} if run.local else {}),
         "steps": steps,
         "train_loss": train_loss,
         "test_loss": test_loss,
@@ -170,7 +172,7 @@ def _unit(
         "model": readings.model,
         "weights": None,
     }
-    if unit == 0:
+    if exchanged and not any(row["statistics"] for row in run.rows):
         check_measured(run.needs, readings)
     clock.settle()
     return row, dict(clock.seconds), readings.details
@@ -196,14 +198,35 @@ def _train(run: Run, plan: Plan, clock: Clock, watchers: Watchers) -> tuple[floa
     for done, now in enumerate(samples, start=1):
         dense = now.at < run.config.start_compressing_after
         levels = [DENSE] * len(values) if dense else values
-        with run.numerics.training():
-            updates, loss, rows = run.step.take(now.x, now.y, now.epoch, now.step, levels, clock)
-        losses.add(loss, rows, now.epoch, now.step)
-        run.optimizer.lr = run.learning_rate(now.at) * plan.scale
-        _apply(run, updates, now, clock)
+        if run.local is not None and run.local.begin(plan.sync["period"]):
+            _step_alone(run, run.local, now, levels, losses)
+        else:
+            _step_together(run, now, levels, losses)
         watchers.step(plan.unit, done, steps)
+    for mean, (rows, *when) in run.local.tell() if run.local else ():
+        losses.add(mean, rows, *when)
     losses.look()
     return losses.total / steps, steps
+
+
+def _step_together(run: Run, now: Minibatch, levels: list[Level], losses: Losses) -> None:
+    """A step of one model, along the gradients that workers have shared."""
+    with run.numerics.training():
+        updates, loss, rows = run.step.take(now.x, now.y, now.epoch, now.step, levels, losses.clock)
+    losses.add(loss, rows, now.epoch, now.step)
+    run.optimizer.lr = now.lr
+    _apply(run, updates, now, losses.clock)
+
+
+def _step_alone(
+    run: Run, local: LocalSteps, now: Minibatch, levels: list[Level], losses: Losses
+) -> None:
+    """A step of each worker's own model, and the synchronisation that ends a round."""
+    with run.numerics.training():
+        local.step(now.x, now.y, now.epoch, now.step, now.lr, losses.clock)
+        told = local.meet(levels, losses.clock, run.panel.step) if local.over or now.last else []
+    for mean, (rows, *when) in told:
+        losses.add(mean, rows, *when)
 
 
 def _apply(run: Run, updates: list[Tensor], now: Minibatch, clock: Clock) -> None:

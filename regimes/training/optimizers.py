@@ -30,7 +30,8 @@ class Optimizers:
 
     Attributes:
         parts: the optimisers; between them they have each trainable parameter once.
-        lr: the rate of the next step.
+        lr: the rate of the next step; or, while instruments look at a synchronisation of workers
+            that step locally, the sum of the rates since the last one.
     """
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer], lr: float) -> None:
@@ -66,6 +67,11 @@ class Optimizers:
             for p in group["params"]
         }
         return [decay.get(id(p), 0.0) for p in parameters]
+
+    def forget(self) -> None:
+        """All momenta and counts."""
+        for part in self.parts:
+            part.state.clear()
 
     def state_dict(self) -> dict[str, Any]:
         return {"parts": [part.state_dict() for part in self.parts]}

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from regimes.policies.controller import Levels, decide_batch
+from regimes.policies.controller import Levels, decide_whole
 from regimes.training.build import Run
 
 
@@ -20,19 +20,21 @@ class Plan:
         batch: as the record has it, see ``_batch``.
         scale: of the learning rate, by the batch size.
         levels: of all layers, with reasons.
+        sync: the period between synchronisations, as the record has it, see ``_sync``.
     """
 
     unit: int
     batch: dict[str, Any]
     scale: float
     levels: Levels
+    sync: dict[str, Any]
 
 
 def decide(run: Run, unit: int) -> Plan:
     """The plan of unit ``len(rows)``."""
     batch = _batch(run)
     scale = batch["multiple"] if run.config.optimizer.scale_with_batch else 1
-    return Plan(unit, batch, scale, run.controller.decide(run.rows))
+    return Plan(unit, batch, scale, run.controller.decide(run.rows), _sync(run))
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,15 @@ class Minibatch:
     Attributes:
         epoch, step: its place in the data.
         at: steps at the configuration's batch size since the run began.
+        lr: the learning rate.
+        last: no step of the run follows, or none of a unit after which a budget may end it.
     """
 
     epoch: int
     step: int
     at: int
+    lr: float
+    last: bool
     x: Tensor
     y: Tensor
 
@@ -60,13 +66,20 @@ def minibatches(run: Run, plan: Plan) -> tuple[int, Iterator[Minibatch]]:
         for epoch, first, stop in run.units.parts(plan.unit)
     ]
 
+    count = sum(stop - first for _, first, stop in parts)
+    ends = plan.unit == len(run.units) - 1 or run.config.budget is not None
+
     def each() -> Iterator[Minibatch]:
+        left = count
         for epoch, first, stop in parts:
             data = batches.epoch(epoch, run.world.hosted, first)
             for step, (x, y) in zip(range(first, stop), data, strict=False):
-                yield Minibatch(epoch, step, epoch * every + step * multiple, x, y)
+                left -= 1
+                at = epoch * every + step * multiple
+                lr = run.learning_rate(at) * plan.scale
+                yield Minibatch(epoch, step, at, lr, ends and not left, x, y)
 
-    return sum(stop - first for _, first, stop in parts), each()
+    return count, each()
 
 
 def _batch(run: Run) -> dict[str, Any]:
@@ -74,6 +87,15 @@ def _batch(run: Run) -> dict[str, Any]:
     the configuration's ``batch_size``."""
     if run.batch_policy is None:
         return {"level": None, "why": None, "multiple": 1}
-    decision = decide_batch(run.batch_policy, run.rows, run.config.signal)
+    decision = decide_whole(run.batch_policy, run.rows, run.config.signal, "batch")
     multiple = run.batch_size(decision.level) // run.config.batch_size
     return {"level": decision.level, "why": decision.why, "multiple": multiple}
+
+
+def _sync(run: Run) -> dict[str, Any]:
+    """The period that is taken up at the next synchronisation: its level, and why."""
+    if run.sync_policy is None:
+        return {"level": None, "why": None, "period": 1}
+    decision = decide_whole(run.sync_policy, run.rows, run.config.signal, "sync")
+    period = run.config.sync_levels.get(decision.level) or int(decision.level)
+    return {"level": decision.level, "why": decision.why, "period": period}

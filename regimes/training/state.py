@@ -14,6 +14,7 @@ from regimes.errors import RecordError
 from regimes.records import Writer, check_same, provenance, read_header, read_lines
 from regimes.training import checkpoint
 from regimes.training.build import Run
+from regimes.training.local import LocalSteps
 from regimes.training.rows import layer_entries
 
 
@@ -82,6 +83,8 @@ def save(run: Run, out: Path) -> None:
         "gauges": run.panel.state_dict(),
     }
     own = {"residuals": residuals, "hidden": run.gradients.carried()}
+    if run.local is not None:
+        shared["local"], own["local"] = run.local.state_dict()
     checkpoint.save(out, len(run.rows), shared, own, run.world)
 
 
@@ -101,11 +104,27 @@ def _restore(run: Run, files: list[dict[str, Any]]) -> None:
     }
     run.reducer.load_state_dict(shared["memories"], residuals)
     run.reducer.to(run.device)
+    if run.local is not None:
+        _restore_local(run, run.local, shared["local"], files)
     hidden = {w: state for f in files for w, state in _hidden(f).items()}
     if hidden:
         run.gradients.carry_on(
             [tuple(part.to(run.device) for part in hidden[worker]) for worker in run.world.hosted]
         )
+
+
+def _restore_local(
+    run: Run, local: LocalSteps, shared: dict[str, Any], files: list[dict[str, Any]]
+) -> None:
+    own = [(f["workers"], f["own"]["local"]) for f in files]
+    residuals = {
+        layer.name: _hosted_rows(run, [(who, part["residuals"][layer.name]) for who, part in own])
+        for layer in run.layers
+    }
+    states = {w: state for who, part in own
+              for w, state in zip(who, part["workers"], strict=False)}  # fmt: skip
+    hosted = [states[worker] for worker in run.world.hosted] if states else []
+    local.load_state_dict(shared, residuals, hosted)
 
 
 def _hidden(file: dict[str, Any]) -> dict[int, Any]:

@@ -1,0 +1,192 @@
+"""Local steps: each worker steps by itself, and all meet every so many steps.
+
+A round is a period of local steps and the synchronisation at its end. Which period comes next is
+taken up when a round is over. A period of 1 is the ordinary step with shared gradients, and one
+model for all workers, unless the configuration has it otherwise (``outer.period_one``, or an outer
+optimiser that does more than average).
+
+Who leaves the shared step takes its optimiser's state along; on the way back the workers' states
+become one by their mean (or are forgotten, where ``outer.states`` says so).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regimes.collectives.requests import Mean
+from regimes.collectives.world import World
+from regimes.compression.reducer import Reducer, loss_with_flag
+from regimes.config import Level, OuterConfig
+from regimes.training.clock import Clock
+from regimes.training.gradients import Gradients
+from regimes.training.optimizers import Optimizers
+from regimes.training.outer import OuterStep, pseudo_gradients
+from regimes.training.replicas import Replicas
+
+Pending = tuple[Tensor, int, int]  # losses [rows] of this process, epoch, step
+
+
+class LocalSteps:
+    """The workers of this process, one by one.
+
+    Attributes:
+        apart: each has parameters of its own.
+        period: of the round under way.
+        since: local steps taken in it.
+        rounds: synchronisations since ``take_rounds``, shared steps among them.
+    """
+
+    def __init__(
+        self, gradients: Gradients, optimizer: Optimizers, build: Callable[[], Optimizers],
+        reducer: Reducer, config: OuterConfig,
+    ) -> None:  # fmt: skip
+        self.gradients, self.world, self.config = gradients, gradients.world, config
+        self.optimizer, self._build = optimizer, build
+        self.outer = OuterStep(gradients.parameters, reducer, config)
+        self.period, self.since, self.rounds = 1, 0, 0
+        self.rates = 0.0  # of the steps of this round, summed
+        self.pending: list[Pending] = []
+
+    @property
+    def replicas(self) -> Replicas | None:
+        return self.gradients.replicas
+
+    @property
+    def apart(self) -> bool:
+        return self.replicas is not None
+
+    def begin(self, wanted: int) -> bool:
+        """A step begins, and between two rounds also a period. Is the step a local one?"""
+        if not self.since:
+            self.period = wanted
+            shares = wanted == 1 and self.config.plain and self.config.period_one == "gradients"
+            if shares and self.apart:
+                self._join()
+            elif not shares and not self.apart:
+                self._part()
+        self.rounds += not self.apart
+        return self.apart
+
+    def step(self, x: Tensor, y: Tensor, epoch: int, step: int, lr: float, clock: Clock) -> None:
+        """One step of each hosted worker on its samples of ``x [L, b, ...]``, ``y [L, b]``."""
+        assert self.replicas is not None
+        g = self.gradients
+        with clock("compute"):
+            losses = loss_with_flag(g.compute(x, y, epoch, step), g.stack)
+            for row in range(len(x)):
+                with self.replicas.of(row) as own:
+                    for parameter, layer in zip(g.parameters, g.layers, strict=True):
+                        parameter.grad = layer[row]
+                    own.lr = lr
+                    own.step()
+        self.pending.append((losses, epoch, step))
+        self.since += 1
+        self.rates += lr
+
+    @property
+    def over(self) -> bool:
+        """Is the round at its end?"""
+        return self.since >= self.period
+
+    def meet(
+        self, levels: Sequence[Level], clock: Clock,
+        look: Callable[[Float[Tensor, "rows N"], list[Tensor]], None],
+    ) -> list[tuple[Tensor, Pending]]:  # fmt: skip
+        """The synchronisation at the end of a round.
+
+        Args:
+            look: sees what is exchanged before it is applied: pseudo-gradients, and the shared one.
+
+        Returns:
+            The mean loss of each step that nobody has heard of yet, and this process's.
+        """
+        assert self.replicas is not None
+        waited, g = self.world.seconds, self.gradients
+        with clock("compress"):
+            pseudo_gradients([p.data for p in g.parameters], self.replicas.rows, g.layers)
+            updates, means = self.outer.reduce(g.layers, levels, self._losses())
+        told = self._told(means)
+        self.optimizer.lr = self.rates
+        with clock("instruments"):
+            look(g.stack, updates)
+        with clock("compress"):
+            self.outer.step(updates)
+            self.replicas.restart()
+            self.replicas.average_buffers(self.world)
+            if self.config.states == "average":
+                self.replicas.average_states(self.world)
+            elif self.config.states == "reset":
+                self.replicas.reset_states()
+        clock.move(self.world.seconds - waited, "compress", "communicate")
+        self.since, self.rates = 0, 0.0
+        self.rounds += 1
+        return told
+
+    def tell(self) -> list[tuple[Tensor, Pending]]:
+        """Within a round, at the end of a unit: the losses that nobody has heard of yet."""
+        return self._told(self.world.ask(Mean(self._losses()))[0]) if self.pending else []
+
+    def take_rounds(self) -> int:
+        """Synchronisations since the last call."""
+        taken, self.rounds = self.rounds, 0
+        return taken
+
+    def _losses(self) -> Float[Tensor, "rows steps"]:
+        return torch.stack([rows for rows, *_ in self.pending], 1)
+
+    def _told(self, means: Float[Tensor, " steps"]) -> list[tuple[Tensor, Pending]]:
+        pending, self.pending = self.pending, []
+        return list(zip(means.unbind(), pending, strict=True))
+
+    # -- from one model to many, and back ----------------------------------------------------
+
+    def _part(self) -> None:
+        """Every worker gets a model of its own."""
+        self.world.broadcast(list(self.gradients.model.buffers()))  # followed by process 0 only
+        self._open().take_over(self.optimizer)
+
+    def _open(self) -> Replicas:
+        optimizers = [self.optimizer, *(self._build() for _ in range(self.world.local - 1))]
+        buffers = list(self.gradients.model.buffers())
+        self.gradients.replicas = Replicas(self.gradients.parameters, buffers, optimizers)
+        return self.gradients.replicas
+
+    def _join(self) -> None:
+        """Back to one model; all have just met."""
+        assert self.replicas is not None
+        if self.config.states == "reset":
+            self.replicas.reset_states()
+        else:
+            self.replicas.average_states(self.world)
+        self.gradients.replicas = None
+
+    # -- checkpoint --------------------------------------------------------------------------
+
+    def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(shared, own): what all workers have alike, and what the hosted ones have."""
+        memories, residuals = self.outer.reducer.state_dict()
+        shared = {
+            "period": self.period,
+            "since": self.since,
+            "rates": self.rates,
+            "optimizer": self.outer.state_dict(),
+            "memories": memories,
+        }
+        workers = [] if self.replicas is None else self.replicas.state_dict()
+        return shared, {"residuals": residuals, "workers": workers}
+
+    def load_state_dict(
+        self, shared: dict[str, Any], residuals: dict[str, Any], workers: list[dict[str, Any]]
+    ) -> None:
+        """The inverse; ``workers`` are the hosted ones, or none if they were not apart."""
+        self.period, self.since, self.rates = shared["period"], shared["since"], shared["rates"]
+        self.outer.load_state_dict(shared["optimizer"])
+        self.outer.reducer.load_state_dict(shared["memories"], residuals)
+        self.outer.reducer.to(self.gradients.stack.device)
+        if workers:
+            self._open().load_state_dict(workers)

@@ -1,0 +1,68 @@
+"""What brings workers together that have stepped locally: one outer step along their mean movement.
+
+The pseudo-gradient of a worker is where all began less where it is now. It goes through any
+compressor with its error feedback, like a gradient; the result is the gradient of an outer SGD
+(Reddi et al., "Adaptive federated optimization", 2021; DiLoCo: Douillard et al., 2023). Without
+compression, at rate 1 and without momentum, that is the mean of the workers' parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regimes.collectives.requests import NO_LAYER
+from regimes.compression.reducer import Reducer
+from regimes.config import Level, OuterConfig
+
+
+def pseudo_gradients(
+    start: Sequence[Tensor], rows: Sequence[Tensor], out: Sequence[Tensor]
+) -> None:
+    """``start [*shape] - rows [L, *shape]`` per layer, into ``out [L, *shape]``."""
+    for common, own, into in zip(start, rows, out, strict=True):
+        torch.sub(common, own, out=into)
+
+
+class OuterStep:
+    """The outer optimiser over the parameters at which all workers have met last, and the reducer
+    of pseudo-gradients, which has memories of its own."""
+
+    def __init__(self, parameters: Iterable[Tensor], reducer: Reducer, config: OuterConfig) -> None:
+        self.parameters, self.reducer = list(parameters), reducer
+        self.optimizer = torch.optim.SGD(
+            self.parameters,
+            lr=config.lr,
+            momentum=config.momentum,
+            nesterov=config.nesterov,
+            foreach=True,
+        )
+
+    def reduce(
+        self,
+        stacks: Sequence[Float[Tensor, "rows ..."]],
+        levels: Sequence[Level],
+        losses: Float[Tensor, "rows steps"],
+    ) -> tuple[list[Tensor], Float[Tensor, " steps"]]:
+        """The shared pseudo-gradient ``[*shape]`` per layer, and the workers' mean losses
+        ``[steps]``, which travel with it."""
+        found: dict[int, Tensor] = {}
+        for bucket in self.reducer.buckets:
+            found.update(self.reducer.reduce(bucket, stacks, levels, losses))
+        return [found[i] for i in range(len(levels))], found[NO_LAYER]
+
+    def step(self, updates: Sequence[Tensor]) -> None:
+        """From the meeting point to the next one."""
+        for parameter, update in zip(self.parameters, updates, strict=True):
+            parameter.grad = update
+        self.optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.optimizer.load_state_dict(dict(state))

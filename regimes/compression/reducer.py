@@ -91,7 +91,7 @@ class Reducer:
         bucket: Sequence[int],
         gradients: Stacks,
         levels: Sequence[Level],
-        loss: Float[Tensor, "rows *steps"] | None,
+        loss: Float[Tensor, "rows ..."] | None,
         states: Mapping[int, State] | None = None,
     ) -> dict[int, Tensor]:
         """All rounds of one bucket; its updates by layer, and the mean of ``loss`` where

@@ -2,7 +2,8 @@
 
 ``base`` has the contract; ``schedules`` those that look at the calendar, ``detected`` those that
 follow a detector, ``ladders`` those with more than two levels, ``allocation`` and ``gravac`` those
-that weigh what a level loses against what it sends, ``periods`` those of local steps. Names map to classes here.
+that weigh what a level loses against what it sends, ``periods`` those of local steps. Names map to
+classes here.
 """
 
 from __future__ import annotations
@@ -17,13 +18,32 @@ from regimes.policies.detected import Accordion, BatchAccordion, Detected
 from regimes.policies.gravac import GraVAC
 from regimes.policies.history import LevelCost, PastEpoch, history, whole_history
 from regimes.policies.ladders import AccordionLadder, AdaQS, ErrorLadder
-from regimes.policies.periods import AdaComm, PostLocal, QSR
+from regimes.policies.periods import QSR, AdaComm, PostLocal
 from regimes.policies.schedules import Smith, Static, Windows
 
 __all__ = [
-    "Accordion", "AccordionLadder", "AdaComm", "AdaQS", "BatchAccordion", "Decision", "Detected",
-    "ErrorLadder", "GraVAC", "LGreCo", "LevelCost", "PastEpoch", "Policy", "PostLocal", "QSR",
-    "Smith", "Static", "Windows", "check_levels", "history", "policy", "whole_history",
+    "QSR",
+    "Accordion",
+    "AccordionLadder",
+    "AdaComm",
+    "AdaQS",
+    "BatchAccordion",
+    "Decision",
+    "Detected",
+    "ErrorLadder",
+    "GraVAC",
+    "LGreCo",
+    "LevelCost",
+    "PastEpoch",
+    "Policy",
+    "PostLocal",
+    "Smith",
+    "Static",
+    "Windows",
+    "check_levels",
+    "history",
+    "policy",
+    "whole_history",
 ]  # fmt: skip
 
 REGISTRY = Registry("policy", {

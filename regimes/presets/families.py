@@ -210,5 +210,6 @@ def shortened(config: RunConfig, share: float) -> RunConfig:
         ),
         policy=table(config.policy),
         batch_policy=table(batch) if batch else None,
+        sync_policy=table(config.sync_policy) if config.sync_policy else None,
         budget=replace(budget, epochs=at(budget.epochs)) if budget else None,
     )

@@ -19,7 +19,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regimes.collectives.requests import Mean
-from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer, loss_with_flag
 from regimes.config import Level, OuterConfig
 from regimes.training.clock import Clock

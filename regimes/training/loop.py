@@ -197,7 +197,7 @@ def _train(run: Run, plan: Plan, clock: Clock, watchers: Watchers) -> tuple[floa
     losses = Losses(run, clock)
     for done, now in enumerate(samples, start=1):
         dense = now.at < run.config.start_compressing_after
-        levels = [DENSE] * len(values) if dense else values
+        levels: list[Level] = [DENSE] * len(values) if dense else values
         if run.local is not None and run.local.begin(plan.sync["period"]):
             _step_alone(run, run.local, now, levels, losses)
         else:

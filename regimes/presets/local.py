@@ -1,0 +1,64 @@
+"""When must workers synchronise? Grids of local steps: constant periods, and a period of 1 in one
+quarter of the run and of 32 in the rest, on the language model of `lm-small`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from regimes.config import OptimizerConfig, OuterConfig, RunConfig
+from regimes.presets import families, language
+from regimes.presets.registry import Grid, grid
+
+QUARTERS = {"first": (0, 6), "second": (6, 12), "third": (12, 18), "last": (18, 24)}
+DILOCO = OuterConfig(lr=0.7, momentum=0.9, nesterov=True)
+
+
+def _base(optimizer: OptimizerConfig | None = None) -> RunConfig:
+    plain = language.lm_small()
+    return replace(
+        plain,
+        data=replace(plain.data, validation_size=16_385),
+        optimizer=optimizer or plain.optimizer,
+        policy=families.static("dense"),
+        sync_levels={"low": 1, "high": 32},
+        signal="movement/lr",
+    )
+
+
+def _arms(base: RunConfig, rules: dict[str, dict[str, Any]]) -> Grid:
+    return {name: replace(base, name=name, sync_policy=rule) for name, rule in rules.items()}
+
+
+def _constant(*periods: int) -> dict[str, dict[str, Any]]:
+    return {f"every {n}": families.static(str(n)) for n in periods}
+
+
+def _quarters(*names: str) -> dict[str, dict[str, Any]]:
+    return {f"{name} quarter": families.windows(QUARTERS[name]) for name in names}
+
+
+@grid("lm-local")
+def lm_local() -> Grid:
+    """`regimes tune lm-local --values optimizer.lr=0.0015,0.003,0.006,0.012`, then `regimes ablate
+    runs/tune/lm-local/chosen --seeds 8 --first-seed 2000`: AdamW; a period of 4 sends what a
+    quarter at 1 sends; a minute a run, 3 hours of one core."""
+    base = _base()
+    detector = {"name": "random-windows", "share": 0.25, "epochs": 24}
+    cells = _arms(base, {
+        **_constant(1, 2, 4, 8, 32, 128),
+        **_quarters("first", "second", "third", "last"),
+        "random quarter": {"name": "detected", "detector": detector},
+        "accordion": {"name": "accordion", "interval": 3},
+    })  # fmt: skip
+    diloco = replace(cells["every 32"], name="diloco 32", outer=DILOCO)
+    return cells | {diloco.name: diloco}
+
+
+@grid("lm-local-sgd")
+def lm_local_sgd() -> Grid:
+    """`regimes tune lm-local-sgd --values optimizer.lr=0.1,0.2,0.4,0.8`, then as `lm-local`: five
+    arms with SGD and momentum; 70 minutes of one core."""
+    adamw = language.lm_small().optimizer
+    sgd = replace(adamw, name="sgd", lr=0.2, momentum=0.9, weight_decay=0.0, clip=1.0)
+    return _arms(_base(sgd), {**_constant(1, 4, 32), **_quarters("first", "last")})

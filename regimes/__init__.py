@@ -34,15 +34,16 @@ __version__ = "0.1.0"
 
 # Public names, grouped, imported at first use (`import regimes` does not load torch).
 _PUBLIC = {
-    "regimes.config": ("RunConfig", "DataConfig", "ModelConfig", "OptimizerConfig", "override",
-                       "load_toml", "to_toml"),
+    "regimes.config": ("RunConfig", "DataConfig", "ModelConfig", "OptimizerConfig",
+                       "OuterConfig", "override", "load_toml", "to_toml"),
     "regimes.presets": ("get_preset", "get_grid"),
     "regimes.training.loop": ("run",),
     "regimes.records": ("Record", "load", "load_all", "summary"),
     "regimes.policies": ("Static", "Windows", "Accordion", "Detected", "BatchAccordion", "Smith",
-                         "AdaQS", "ErrorLadder", "AccordionLadder", "LGreCo", "GraVAC", "PastEpoch",
-                         "Decision"),
+                         "AdaQS", "ErrorLadder", "AccordionLadder", "LGreCo", "GraVAC", "PostLocal",
+                         "QSR", "AdaComm", "PastEpoch", "Decision"),
     "regimes.ddp": ("Hook", "Recording", "attach"),
+    "regimes.local": ("LocalSteps", "local_steps"),
     "regimes.cost.network": ("Network",),
     "regimes.detectors": ("NormChange", "EigenvalueChange", "FisherChange",
                           "SharpnessChange", "TraceCusum", "MsdrFall", "FirstShare",

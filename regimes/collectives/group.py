@@ -27,17 +27,20 @@ _groups = itertools.count()  # of this process; the others count alike
 class GroupWorld(ProcessWorld):
     """One worker for each process of an existing group, on a communicator of its own, so that its
     collectives keep their order whatever else travels (DDP's own, the user's). Made collectively.
-    It ends when the user destroys the default group, with ``close``, or when Python ends.
+    It ends when the user destroys the default group, with ``close``, or when Python ends. ``call``
+    names what the processes have come for.
     """
 
     _voice: weakref.ref[Any] | None = None  # the meetings' own
 
-    def __init__(self, group: Any, device: torch.device, timeout: float) -> None:
+    def __init__(
+        self, group: Any, device: torch.device, timeout: float, call: str = "attach()"
+    ) -> None:
         ranks = dist.get_process_group_ranks(group)
         World.__init__(self, len(ranks), processes=len(ranks), rank=dist.get_rank(group))
         self.device, self.first = device, ranks[0]
         self.meeting = Meeting(_store(next(_groups)), self.rank, self.workers, timeout)
-        self.meeting.come("attach()")
+        self.meeting.come(call)
         own = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
         kind, patience = own[device.type], timedelta(seconds=timeout)
         self.patience = (patience,) if kind == "nccl" else ()
@@ -98,7 +101,7 @@ def _alive(group: weakref.ref[Any]) -> Any:
     """The group; TrainingError if it has ended."""
     if (ours := group()) is None:
         raise TrainingError(
-            "the hook's process group has ended: train before dist.destroy_process_group()"
+            "the process group has ended: train before dist.destroy_process_group()"
         )
     return ours
 

@@ -82,7 +82,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class OuterConfig:
-    """What a synchronisation of workers that step locally does (`training.local`). The mean
+    """What a synchronisation of workers that step locally does (`training.rounds`). The mean
     movement of the workers is the gradient of an outer SGD; as it stands here, its step takes
     everybody to the mean of the workers (local SGD). DiLoCo (Douillard et al., 2023) has lr = 0.7,
     momentum = 0.9, nesterov = true."""

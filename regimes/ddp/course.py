@@ -24,17 +24,16 @@ from regimes.compression.reducer import Reducer, check_order, costs_per_step
 from regimes.config import DENSE
 from regimes.ddp import state, validate
 from regimes.ddp.buckets import Buckets
-from regimes.ddp.journal import Journal
+from regimes.ddp.journal import Journal, open_together
 from regimes.ddp.pace import Pace
 from regimes.ddp.recording import Recording, header
 from regimes.detectors.statistics import Statistic
-from regimes.errors import RecordError
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.panel import Panel, Readings, choose
 from regimes.policies import Decision
 from regimes.policies.controller import Controller, Levels
 from regimes.policies.history import level_costs
-from regimes.training.rows import sent
+from regimes.training.rows import of_a_job, sent
 from regimes.training.silence import silence
 
 FIRST_STEP = 120.0  # seconds until processes wonder who is missing; one may evaluate meanwhile
@@ -159,23 +158,11 @@ class Course:
             readings = self.panel.read(len(self.rows)) if kept else Readings()
         meter = self.world.meter.take()
         self.earlier = sum(meter.layers.values(), self.earlier)
-        return {
-            "epoch": len(self.rows),
-            "unit": {"first": buckets.total - buckets.steps, "stop": buckets.total},
-            "lr": lr,
-            "next_lr": following,
-            "batch_size": self.header["config"]["batch_size"],
-            "batch": {"level": None, "why": None, "multiple": 1},
-            "sync": {"level": None, "why": None, "period": 1},
-            "steps": buckets.steps,
-            "skipped": buckets.steps - kept,
-            **dict.fromkeys(("train_loss", "test_loss", "metric")),
-            **sent(meter, self.decided),
-            "statistics": readings.layers,
-            "model": readings.model,
-            "weights": None,
-            "logged": {},
-        }, readings.details
+        size = self.header["config"]["batch_size"]
+        rates = lr, following
+        row = of_a_job(len(self.rows), buckets.steps, buckets.total, rates, size, readings)
+        row |= {"skipped": buckets.steps - kept, **sent(meter, self.decided)}
+        return row, readings.details
 
     def _decide(self) -> dict[str, Decision]:
         self._use(self.controller.decide(self.rows))
@@ -209,14 +196,8 @@ class Course:
 
     def _open(self) -> None:
         """Begin the record, or go on with it; where process 0 cannot, all hear of it."""
-        failure, self.to_open = None, False
-        if self.journal is not None:
-            try:
-                self.journal.open(self.rows, self.continued)
-            except RecordError as error:
-                failure = str(error)
-        if failure := self.world.gather_object(failure)[0]:
-            raise RecordError(failure)
+        self.to_open = False
+        open_together(self.world, self.journal, self.rows, self.continued)
 
     def _no_end(self) -> str:
         missing = "epoch_end() was not called" if self.pace.every == "epoch" else (

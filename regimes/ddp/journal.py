@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
+from regimes.collectives.world import World
 from regimes.ddp.recording import Recording
 from regimes.errors import RecordError, require
 from regimes.records import Writer, read_header, read_lines
@@ -168,6 +169,22 @@ class Journal:
         except RecordError as error:
             print(f"regimes: {error}", file=sys.stderr)
         writer.close()
+
+
+def open_together(world: World, journal: Journal | None, rows: list[Row], continued: bool) -> None:
+    """Open the journal of process 0; all processes hear of it if that fails.
+
+    Raises:
+        RecordError: as ``Journal.open`` does, on all of them.
+    """
+    failure = None
+    if journal is not None:
+        try:
+            journal.open(rows, continued)
+        except RecordError as error:
+            failure = str(error)
+    if failure := world.gather_object(failure)[0]:
+        raise RecordError(failure)
 
 
 def _number(value: Any) -> float:

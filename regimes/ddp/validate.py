@@ -91,6 +91,18 @@ def _name(model: nn.Module) -> str:
     return "a model of fully_shard (FSDP2)" if kind else type(model).__name__
 
 
+def suited(found: Mapping[str, nn.Parameter]) -> None:
+    """Raise ConfigError unless a compressor can handle all these parameters."""
+    if len({p.device for p in found.values()}) > 1:
+        raise ConfigError("the model's parameters are on several devices: the hook needs one")
+    for name, parameter in found.items():
+        if parameter.dtype not in (torch.float32, torch.float64):
+            raise ConfigError(
+                f"parameter {name!r} is of type {parameter.dtype}: the hook needs float32 or "
+                "float64 parameters, use torch.autocast for half precision"
+            )
+
+
 def trainable(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
     """The parameters that DDP reduces, by the names of the bare model: a model has the same ones
     compiled or not. A tensor shared by several modules appears once.
@@ -103,14 +115,7 @@ def trainable(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
         for name, p in model.module.named_parameters()
         if p.requires_grad and name not in model.parameters_to_ignore
     }
-    if len({p.device for p in found.values()}) > 1:
-        raise ConfigError("the model's parameters are on several devices: the hook needs one")
-    for name, parameter in found.items():
-        if parameter.dtype not in (torch.float32, torch.float64):
-            raise ConfigError(
-                f"parameter {name!r} is of type {parameter.dtype}: the hook needs float32 or "
-                "float64 parameters, use torch.autocast for half precision"
-            )
+    suited(found)
     for name, module in model.module.named_modules():
         if getattr(module, "sparse", False) is True:
             raise ConfigError(f"module {name!r} makes sparse gradients: build it with sparse=False")

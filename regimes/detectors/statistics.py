@@ -22,6 +22,7 @@ INSTRUMENT = {  # family -> the instrument that measures it
     "diversity": "noise",
     "msdr": "msdr",
     "error": "error",
+    "spread": "spread",
     "moments": "moments",
     "moments-frozen": "moments-frozen",
 }

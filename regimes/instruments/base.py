@@ -39,6 +39,8 @@ class MeasurementContext:
         compressor, levels: the run's, for what compression would do.
         optimizer: gives the learning rate of the step under way and, per layer, its decoupled
             weight decay; None where the training loop is somebody else's.
+        apart: has each worker parameters of its own now? None where that never happens. Then a
+            step's "gradients" are the movements of the workers since all were alike.
     """
 
     model: nn.Module
@@ -52,6 +54,7 @@ class MeasurementContext:
     compressor: Compressor | None = None
     levels: Mapping[str, Level] = field(default_factory=dict)
     optimizer: Callable[[], tuple[float, Sequence[float]]] | None = None
+    apart: Callable[[], bool] | None = None
 
     @property
     def parameters(self) -> list[nn.Parameter]:

@@ -37,10 +37,10 @@ from regimes.training.checks import (
 )
 from regimes.training.gradients import Gradients, draws_random_numbers, layer_table
 from regimes.training.learning_rate import LearningRate
-from regimes.training.local import LocalSteps
 from regimes.training.numerics import Numerics
 from regimes.training.optimizers import Optimizers
 from regimes.training.optimizers import build as build_optimizer
+from regimes.training.rounds import Rounds
 from regimes.training.step import TrainingStep, buckets_of
 from regimes.training.units import Units
 
@@ -69,7 +69,7 @@ class Run:
     learning_rate: LearningRate
     batch_policy: Policy | None
     sync_policy: Policy | None
-    local: LocalSteps | None
+    local: Rounds | None
     deficit: Deficit
     header: dict[str, Any] = field(default_factory=dict)  # of the record
     rows: list[dict[str, Any]] = field(default_factory=list)  # the record so far
@@ -150,13 +150,13 @@ def _build(
     check_windows_fit(config, len(units))
     rate = LearningRate(config.optimizer, units.per_epoch, units.total)
     optimizer = build_optimizer(config.optimizer, model, task.classes)
-    context = _context(task, chosen, gradients, layers, config, batches, optimizer)
-    needs = [need for rule in rules if rule is not None for need in rule.needs]
     local = None
     if rules[2] is not None:
         build = functools.partial(build_optimizer, config.optimizer, model, task.classes)
         late = Reducer(chosen, layers, world, config.seed)
-        local = LocalSteps(gradients, optimizer, build, late, config.outer)
+        local = Rounds(gradients, optimizer, build, late, config.outer)
+    context = _context(task, chosen, gradients, layers, config, batches, optimizer, local)
+    needs = [need for rule in rules if rule is not None for need in rule.needs]
     panel = choose(config.instruments, needs, config.signal, context)
     return Run(
         config, world, device, numerics, task, batches, model, layers, controller, chosen,
@@ -193,7 +193,7 @@ def _union(config: RunConfig, chosen: Compressor, model: nn.Module, batches: Any
 
 def _context(
     task: Task, chosen: Compressor, gradients: Gradients, layers: Sequence[Layer],
-    config: RunConfig, batches: Batches, optimizer: Optimizers,
+    config: RunConfig, batches: Batches, optimizer: Optimizers, local: Rounds | None,
 ) -> MeasurementContext:  # fmt: skip
     """What instruments see of the data: probes of the training set, and an epoch's batches."""
     g = gradients
@@ -207,5 +207,5 @@ def _context(
 
     return MeasurementContext(
         g.model, task.loss, g.world, layers, config.seed, g.union, probe, samples, chosen,
-        config.levels, lambda: (optimizer.lr, decays),
+        config.levels, lambda: (optimizer.lr, decays), (lambda: local.apart) if local else None,
     )  # fmt: skip

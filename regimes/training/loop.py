@@ -23,11 +23,11 @@ from regimes.training.build import Run, prepare
 from regimes.training.clock import LOOP, Clock
 from regimes.training.fingerprint import check_same_weights, fingerprint
 from regimes.training.gradients import install
-from regimes.training.local import LocalSteps
 from regimes.training.losses import Losses
 from regimes.training.numerics import explained
 from regimes.training.plan import Minibatch, Plan, decide, minibatches
 from regimes.training.quirks import resolve
+from regimes.training.rounds import Rounds
 from regimes.training.rows import sent
 from regimes.training.state import open_record, save
 from regimes.training.termination import GracefulShutdown, Terminated
@@ -219,7 +219,7 @@ def _step_together(run: Run, now: Minibatch, levels: list[Level], losses: Losses
 
 
 def _step_alone(
-    run: Run, local: LocalSteps, now: Minibatch, levels: list[Level], losses: Losses
+    run: Run, local: Rounds, now: Minibatch, levels: list[Level], losses: Losses
 ) -> None:
     """A step of each worker's own model, and the synchronisation that ends a round."""
     with run.numerics.training():

@@ -18,6 +18,7 @@ from torch import Tensor
 from regimes.collectives.requests import NO_LAYER
 from regimes.compression.reducer import Reducer
 from regimes.config import Level, OuterConfig
+from regimes.training.replicas import Replicas
 
 
 def pseudo_gradients(
@@ -33,7 +34,7 @@ class OuterStep:
     of pseudo-gradients, which has memories of its own."""
 
     def __init__(self, parameters: Iterable[Tensor], reducer: Reducer, config: OuterConfig) -> None:
-        self.parameters, self.reducer = list(parameters), reducer
+        self.parameters, self.reducer, self.config = list(parameters), reducer, config
         self.optimizer = torch.optim.SGD(
             self.parameters,
             lr=config.lr,
@@ -55,11 +56,18 @@ class OuterStep:
             found.update(self.reducer.reduce(bucket, stacks, levels, losses))
         return [found[i] for i in range(len(levels))], found[NO_LAYER]
 
-    def step(self, updates: Sequence[Tensor]) -> None:
-        """From the meeting point to the next one."""
+    def step(self, updates: Sequence[Tensor], replicas: Replicas) -> None:
+        """From one meeting point to the next, with all that workers have; they start anew there."""
+        world, states = self.reducer.world, self.config.states
         for parameter, update in zip(self.parameters, updates, strict=True):
             parameter.grad = update
         self.optimizer.step()
+        replicas.restart()
+        replicas.average_buffers(world)
+        if states == "average":
+            replicas.average_states(world)
+        elif states == "reset":
+            replicas.reset_states()
 
     def state_dict(self) -> dict[str, Any]:
         return self.optimizer.state_dict()

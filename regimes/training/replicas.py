@@ -20,7 +20,7 @@ from regimes.training.optimizers import Optimizers
 
 
 class Replicas:
-    """L models, of which the module's own tensors are the common origin.
+    """L models, and the one that all workers have met at last.
 
     Attributes:
         parameters, buffers: of the module.
@@ -30,14 +30,30 @@ class Replicas:
 
     def __init__(
         self, parameters: Sequence[nn.Parameter], buffers: Sequence[Tensor],
-        optimizers: Sequence[Optimizers],
+        optimizers: Sequence[Optimizers], *, theirs: bool = False,
     ) -> None:  # fmt: skip
+        """
+        Args:
+            theirs: the module's memory is that of the only hosted worker, as in somebody's own
+                loop, and what all have met at is kept beside it; else the other way round.
+        """
         self.parameters, self.buffers = list(parameters), list(buffers)
         self.optimizers, self._all = list(optimizers), [*parameters, *buffers]
-        self._common = [t.data for t in self._all]
-        self.stacks = [t.new_empty(len(optimizers), *t.shape) for t in self._common]
+        data = [t.data for t in self._all]
+        self._common = [t.clone() for t in data] if theirs else data
+        self.stacks = [t[None] if theirs else t.new_empty(len(optimizers), *t.shape) for t in data]
         self._rows = [[stack[row] for stack in self.stacks] for row in range(len(optimizers))]
         self._spread(0, len(self._all))
+
+    @property
+    def common(self) -> list[Tensor]:
+        """The parameters that all have met at last, ``[*shape]`` per layer."""
+        return self._common[: len(self.parameters)]
+
+    @property
+    def met(self) -> list[Tensor]:
+        """The same, and the buffers."""
+        return self._common
 
     @property
     def rows(self) -> list[Tensor]:
@@ -58,7 +74,7 @@ class Replicas:
             tensor.data = data
 
     def restart(self) -> None:
-        """Every worker goes on from the module's parameters."""
+        """Every worker goes on from the common parameters."""
         self._spread(0, len(self.parameters))
 
     def _spread(self, first: int, stop: int) -> None:

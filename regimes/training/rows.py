@@ -7,6 +7,7 @@ from typing import Any
 
 from regimes.collectives.requests import NO_LAYER, Layer
 from regimes.collectives.world import Meter
+from regimes.instruments.panel import Readings
 from regimes.policies.controller import Levels
 
 
@@ -23,6 +24,33 @@ def sent(meter: Meter, levels: Levels) -> dict[str, Any]:
             "bytes": [t.bytes for t in counted],
             "why": levels.why,
         },
+    }
+
+
+def of_a_job(
+    unit: int, steps: int, stop: int, rates: tuple[float, float], batch_size: int | None,
+    readings: Readings,
+) -> dict[str, Any]:  # fmt: skip
+    """A unit of somebody's own training, apart from ``sent``: what it does not say is None.
+
+    Args:
+        stop: steps of the job so far, ``steps`` of the unit among them.
+        rates: at the first step of the unit, and of the unit to come.
+    """
+    return {
+        "epoch": unit,
+        "unit": {"first": stop - steps, "stop": stop},
+        "lr": rates[0],
+        "next_lr": rates[1],
+        "batch_size": batch_size,
+        "batch": {"level": None, "why": None, "multiple": 1},
+        "sync": {"level": None, "why": None, "period": 1},
+        "steps": steps,
+        **dict.fromkeys(("train_loss", "test_loss", "metric")),
+        "statistics": readings.layers,
+        "model": readings.model,
+        "weights": None,
+        "logged": {},
     }
 
 

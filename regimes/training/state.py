@@ -14,7 +14,7 @@ from regimes.errors import RecordError
 from regimes.records import Writer, check_same, provenance, read_header, read_lines
 from regimes.training import checkpoint
 from regimes.training.build import Run
-from regimes.training.local import LocalSteps
+from regimes.training.rounds import Rounds
 from regimes.training.rows import layer_entries
 
 
@@ -114,7 +114,7 @@ def _restore(run: Run, files: list[dict[str, Any]]) -> None:
 
 
 def _restore_local(
-    run: Run, local: LocalSteps, shared: dict[str, Any], files: list[dict[str, Any]]
+    run: Run, local: Rounds, shared: dict[str, Any], files: list[dict[str, Any]]
 ) -> None:
     own = [(f["workers"], f["own"]["local"]) for f in files]
     residuals = {

@@ -30,7 +30,7 @@ from regimes.training.replicas import Replicas
 Pending = tuple[Tensor, int, int]  # losses [rows] of this process, epoch, step
 
 
-class LocalSteps:
+class Rounds:
     """The workers of this process, one by one.
 
     Attributes:
@@ -114,13 +114,7 @@ class LocalSteps:
         with clock("instruments"):
             look(g.stack, updates)
         with clock("compress"):
-            self.outer.step(updates)
-            self.replicas.restart()
-            self.replicas.average_buffers(self.world)
-            if self.config.states == "average":
-                self.replicas.average_states(self.world)
-            elif self.config.states == "reset":
-                self.replicas.reset_states()
+            self.outer.step(updates, self.replicas)
         clock.move(self.world.seconds - waited, "compress", "communicate")
         self.since, self.rates = 0, 0.0
         self.rounds += 1

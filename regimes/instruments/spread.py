@@ -1,0 +1,58 @@
+"""How far local steps have taken the workers' models apart: what only they have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regimes.collectives.requests import Mean
+from regimes.errors import ConfigError
+from regimes.instruments.base import MeasurementContext, Reading, StatelessGauge
+
+
+@dataclass(frozen=True)
+class Spread:
+    """``spread``: the root mean square distance of the workers' parameters from their mean, right
+    before the first synchronisation of a unit, per layer and of the model. Zero while the workers
+    share each step. On several processes it sends one dense mean a unit (as signal bytes)."""
+
+    every: int = field(default=1, init=False)
+
+    def start(self, context: MeasurementContext) -> SpreadGauge:
+        if context.apart is None:
+            raise ConfigError(
+                "instruments.spread: workers that share each step have one model: set sync_policy"
+            )
+        return SpreadGauge(context)
+
+
+class SpreadGauge(StatelessGauge):
+    """Looks once per unit."""
+
+    def __init__(self, context: MeasurementContext) -> None:
+        self.context = context
+        self.found: list[float] | None = None
+
+    def step(self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor]) -> None:
+        """``stack``: each worker's movement, taken from where all were alike."""
+        if self.found is not None:
+            return
+        layers = range(len(self.context.layers))
+        apart = self.context.apart
+        if apart is None or not apart():
+            self.found = [0.0 for _ in layers]
+            return
+        world, parts = self.context.world, stack.split(self.context.sizes, dim=1)
+        means = world.ask(*(Mean(part) for part in parts), layers=layers)
+        squares = [(p - m).square().sum(1) for p, m in zip(parts, means, strict=True)]
+        (mean,) = world.ask(Mean(torch.stack(squares, dim=1)))
+        self.found = mean.sqrt().tolist()
+
+    def read(self, epoch: int) -> Reading:
+        found, self.found = self.found or [math.nan] * len(self.context.layers), None
+        return Reading({"spread": found}, {"spread": math.hypot(*found)})

@@ -1,0 +1,5 @@
+"""Local steps in somebody's own training loop: see ``regimes.local.steps``."""
+
+from regimes.local.steps import LocalSteps, local_steps
+
+__all__ = ["LocalSteps", "local_steps"]

@@ -1,0 +1,253 @@
+"""Local steps in somebody's own training loop, of a bare model on each process.
+
+The same rounds, outer step, compressors and policies as the trainer's (``training.rounds``), and
+the same rows of past units. There is no DistributedDataParallel, so nothing is shared at a step: a
+period of 1 averages parameters after each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from regimes import policies
+from regimes.collectives.group import GroupWorld
+from regimes.collectives.requests import Layer, Traffic
+from regimes.compression.reducer import Reducer, loss_with_flag
+from regimes.config import DENSE, Level, OuterConfig
+from regimes.ddp import recording, validate
+from regimes.ddp.journal import Journal, open_together
+from regimes.ddp.pace import Pace
+from regimes.errors import TrainingError
+from regimes.instruments.base import MeasurementContext
+from regimes.instruments.panel import Readings, choose
+from regimes.local import arguments, state
+from regimes.policies.controller import decide_whole
+from regimes.training.optimizers import Optimizers
+from regimes.training.outer import OuterStep, pseudo_gradients
+from regimes.training.replicas import Replicas
+from regimes.training.rows import of_a_job, sent
+
+
+def local_steps(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    policy: Any = 32,
+    periods: Mapping[str, int] | None = None,
+    outer: OuterConfig | Mapping[str, Any] | None = None,
+    compressor: Any = "dense",
+    level: Level = DENSE,
+    every: int = 100,
+    record: str | Path | recording.Recording | None = None,
+    seed: int = 0,
+    timeout: float = 600.0,
+) -> LocalSteps:
+    """Let each process train ``model`` by itself, and all meet every so many steps.
+
+    Call it on every process, after ``init_process_group`` and instead of wrapping the model: all
+    begin with process 0's parameters. Call ``step()`` once per iteration, after
+    ``optimizer.step()``, and ``close()`` at the end, which brings the last steps together.
+
+    Args:
+        model: the bare model.
+        optimizer: this process's, over its parameters.
+        policy: a period in steps, or what decides it: a name, a table or an object.
+        periods: what the policy's words mean, by default ``{"low": 1, "high": 32}``.
+        outer: what a synchronisation does, by default the mean; ``{"lr": 0.7, "momentum": 0.9,
+            "nesterov": True}`` is DiLoCo.
+        compressor, level: of the movement that is exchanged, e.g. "topk" and 1 (per cent).
+        every: steps of a unit, after which the policy decides and a row is recorded.
+        record: a folder for a record of the job; process 0 writes it.
+        seed: of the compressor's random numbers.
+        timeout: seconds until a process that the others wait for counts as lost.
+
+    Raises:
+        ConfigError: one sentence, before anything travels.
+    """
+    chosen = arguments.choose(policy, periods, outer, compressor, level, every)
+    layers = arguments.trainable(model, optimizer)
+    validate.check_wait(timeout, None)
+    about = recording.recording(record)
+    return LocalSteps(model, optimizer, layers, chosen, about, seed, float(timeout))
+
+
+class LocalSteps:
+    """Made by ``local_steps``; one per process.
+
+    Attributes:
+        period: of the round under way.
+        rows: the units so far, as a record has them.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, found: dict[str, nn.Parameter],
+        chosen: arguments.Chosen, about: recording.Recording | None, seed: int, timeout: float,
+    ) -> None:  # fmt: skip
+        self.chosen, self.layers = chosen, [Layer(n, tuple(p.shape)) for n, p in found.items()]
+        parameters, buffers = list(found.values()), list(model.buffers())
+        first = parameters[0]
+        self.world = GroupWorld(dist.group.WORLD, first.device, timeout, "local_steps()")
+        self.world.meter.dtype = first.dtype
+        self.world.meeting.done = lambda: self.total
+        self.world.agree(configuration=repr((chosen, self.layers)))
+        self.world.broadcast([p.data for p in parameters] + buffers)
+        self.replicas = Replicas(parameters, buffers, [Optimizers([optimizer], 0.0)], theirs=True)
+        reducer = Reducer(chosen.exchange.compressor, self.layers, self.world, seed)
+        self.outer = OuterStep(self.replicas.common, reducer, chosen.outer)
+        size = sum(p.numel() for p in parameters)
+        self.stack = first.detach().new_empty(1, size)
+        parts = self.stack.split([p.numel() for p in parameters], dim=1)
+        self.parts = [t.view(1, *p.shape) for t, p in zip(parts, parameters, strict=True)]
+        self.levels = chosen.levels(self.layers)
+        self.panel = choose({}, chosen.rule.needs, "update", self._context(model, seed))
+        self.pace = Pace(chosen.every, optimizer)
+        self.total, self.since, self.rounds = 0, 0, 0
+        self.rows: list[dict[str, Any]] = []
+        self.earlier, self.closed = Traffic(0, 0), False
+        self.header = recording.header(
+            about or recording.Recording(""), self, chosen.exchange, model, seed
+        )
+        self.header["config"] |= {
+            "sync_policy": policies.REGISTRY.table(chosen.rule),
+            "sync_levels": dict(chosen.periods),
+            "outer": asdict(chosen.outer),
+        }
+        keeps = about is not None and self.world.rank == 0
+        self.journal = Journal(about, self.header) if about and keeps else None
+        self.opened, self.continued = False, False
+        self._decide()
+        self.period = self.wanted_period
+
+    def _context(self, model: nn.Module, seed: int) -> MeasurementContext:
+        exchange = self.chosen.exchange
+        return MeasurementContext(
+            model, validate.no_data, self.world, self.layers, seed, False, validate.no_data,
+            validate.no_data, exchange.compressor, exchange.levels, apart=lambda: True,
+        )  # fmt: skip
+
+    @property
+    def traffic(self) -> Traffic:
+        """What this process has handed to the collectives so far."""
+        return sum(self.world.meter.layers.values(), self.earlier)
+
+    # -- what a script calls -----------------------------------------------------------------
+
+    def step(self) -> None:
+        """An iteration is over; all processes call this after each, an optimiser's step that a
+        GradScaler has skipped included.
+
+        Raises:
+            TrainingError: another process has died, or a parameter is not finite.
+            RecordError: the record cannot be opened.
+        """
+        if not self.opened:
+            self._open()
+        if self.total % self.chosen.every == 0:
+            self._next_unit()
+        if not self.since:
+            self.period = self.wanted_period
+        self.total += 1
+        self.since += 1
+        if self.since >= self.period:
+            self._meet()
+
+    def log(self, **values: Any) -> None:
+        """Add numbers to the record, as ``Hook.log`` does."""
+        if self.journal is not None:
+            self.journal.log(values)
+
+    def close(self) -> None:
+        """Bring the last steps together and end the record; all processes call this."""
+        if self.closed:
+            return
+        self.closed = True
+        if self.since:
+            self._meet()
+        if self.total > len(self.rows) * self.chosen.every:
+            self._end()
+        if self.journal is not None:
+            self.journal.close(len(self.rows))
+
+    # -- rounds and units --------------------------------------------------------------------
+
+    def _meet(self) -> None:
+        self.world.meeting.come("a synchronisation")
+        pseudo_gradients(self.replicas.common, self.replicas.rows, self.parts)
+        flags = loss_with_flag(self.stack.new_zeros(1), self.stack)[:, None]
+        values = [self.chosen.value(name) for name in self.levels.names]
+        updates, (flag,) = self.outer.reduce(self.parts, values, flags)
+        if not bool(flag.isfinite()):
+            self._not_finite(bool(flags.isfinite()))
+        self.panel.step(self.stack, updates)
+        self.outer.step(updates, self.replicas)
+        self.since = 0
+        self.rounds += 1
+
+    def _not_finite(self, mine: bool) -> None:
+        odd = [rank for rank, fine in enumerate(self.world.gather_object(mine)) if not fine]
+        raise TrainingError(
+            f"a parameter of process {', '.join(map(str, odd))} is not finite after step "
+            f"{self.total}: lower the learning rate; the record up to the last unit is intact"
+        )
+
+    def _decide(self) -> None:
+        decision = decide_whole(self.chosen.rule, self.rows, "update", "sync")
+        self.wanted_period = self.chosen.periods.get(decision.level) or int(decision.level)
+        self.wanted = {
+            "level": decision.level, "why": decision.why, "period": self.wanted_period
+        }  # fmt: skip
+
+    def _next_unit(self) -> None:
+        if self.total:
+            self._end()
+        if self.journal is not None:
+            self.journal.flush()
+        self.pace.begin()
+
+    def _end(self) -> None:
+        """A unit is over: its row, and the period from the next synchronisation on."""
+        seen, rounds = self.panel.steps > 0, self.rounds
+        readings = self.panel.read(len(self.rows), seen=seen) if seen else Readings()
+        meter, self.rounds = self.world.meter.take(), 0
+        self.earlier = sum(meter.layers.values(), self.earlier)
+        number, size = len(self.rows), self.header["config"]["batch_size"]
+        steps = self.total - number * self.chosen.every
+        row = of_a_job(number, steps, self.total, self.pace.rates(), size, readings)
+        row |= {"sync": {**self.wanted, "rounds": rounds}, **sent(meter, self.levels)}
+        self.rows.append(row)
+        if self.journal is not None:
+            self.journal.add(row, {}, readings.details)
+        self._decide()
+
+    def _open(self) -> None:
+        """Begin the record, or go on with it; where process 0 cannot, all hear of it."""
+        self.opened = True
+        open_together(self.world, self.journal, self.rows, self.continued)
+
+    # -- state -------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this process needs to go on, besides its model's and its optimiser's state, which
+        are its own as well between two synchronisations; ``torch.load(weights_only=True)`` reads it
+        back. Nothing in it changes afterwards."""
+        return state.save(self)
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Continue where ``saved`` was taken, once the model and its optimiser have their own
+        states again; all processes call this.
+
+        Raises:
+            ConfigError: it is of another process, or of another model.
+        """
+        state.check(self, saved)
+        self.world.meeting.come("load_state_dict()")
+        state.restore(self, saved)
+        self.opened, self.continued = False, True
+        self._decide()

@@ -8,7 +8,7 @@ import pytest
 
 from regimes.detectors import NormChange
 from regimes.policies import Accordion, BatchAccordion, PastEpoch
-from regimes.policies.history import batch_history, history, signal_values
+from regimes.policies.history import whole_history, history, signal_values
 
 
 def row(norms: list[float | None], multiple: int = 1, name: str = "norm:update") -> dict[str, Any]:
@@ -37,12 +37,12 @@ def test_a_norm_counts_as_often_as_the_batch_has_grown() -> None:
 def test_a_movement_does_not_count_more_often() -> None:
     rows = [row([2.0, 4.0], multiple=3, name="norm:movement")]
     assert history(rows, [0, 1], "movement")[0].statistics["norm"] == [2.0, 4.0]
-    (whole,) = batch_history(rows, "movement")
+    (whole,) = whole_history(rows, "movement")
     assert whole.statistics["norm"] == [pytest.approx(20**0.5)]
 
 
 def test_the_whole_models_norm_is_that_of_all_its_layers() -> None:
-    (past,) = batch_history([row([3.0, 4.0, 12.0], multiple=2)], "update")
+    (past,) = whole_history([row([3.0, 4.0, 12.0], multiple=2)], "update")
     assert past.statistics == {"norm": [26.0], "eigenvalue": [9.0]}  # 2 * root of 9 + 16 + 144
     assert past.levels == ["high"]
     assert (past.lr, past.next_lr) == (0.5, 0.25)
@@ -50,7 +50,7 @@ def test_the_whole_models_norm_is_that_of_all_its_layers() -> None:
 
 @pytest.mark.parametrize("norms", [[3.0, None, 4.0], []])
 def test_an_undefined_layer_leaves_the_models_norm_undefined(norms: list[float | None]) -> None:
-    (past,) = batch_history([row(norms)], "update")
+    (past,) = whole_history([row(norms)], "update")
     assert past.statistics["norm"] == [None]
 
 
@@ -68,7 +68,7 @@ def test_a_larger_batch_is_no_change_of_the_gradient() -> None:
     decided = per_layer.decide(history(rows, [0, 1], "update"), ["a", "b"])
     assert [decision.level for decision in decided] == ["high", "high"]
     whole = BatchAccordion(interval=1, decay_rule=False, grow_only=False)
-    assert whole.decide(batch_history(rows, "update"), ["model"])[0].level == "high"
+    assert whole.decide(whole_history(rows, "update"), ["model"])[0].level == "high"
     rows[-1]["batch"]["multiple"] = 1  # the same sums without a larger batch: a real change
     assert per_layer.decide(history(rows, [0, 1], "update"), ["a", "b"])[0].level == "low"
-    assert whole.decide(batch_history(rows, "update"), ["model"])[0].level == "low"
+    assert whole.decide(whole_history(rows, "update"), ["model"])[0].level == "low"

@@ -24,6 +24,11 @@ from regimes.errors import TrainingError
 _groups = itertools.count()  # of this process; the others count alike
 
 
+def default_group() -> Any:
+    """torch's default group, or None where there is none."""
+    return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+
+
 class GroupWorld(ProcessWorld):
     """One worker for each process of an existing group, on a communicator of its own, so that its
     collectives keep their order whatever else travels (DDP's own, the user's). Made collectively.

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from regimes import policies
+from regimes.collectives.group import default_group
 from regimes.collectives.requests import Layer
 from regimes.config import DENSE, Level, OuterConfig, from_dict
 from regimes.ddp import validate
@@ -64,7 +64,7 @@ def choose(
 
 def trainable(model: nn.Module, optimizer: Any) -> dict[str, nn.Parameter]:
     """The parameters that are trained, by name; ConfigError unless these can be local steps."""
-    if not (dist.is_available() and dist.is_initialized()):
+    if default_group() is None:
         raise ConfigError(
             "local_steps: there is no process group: start with torchrun and call "
             "torch.distributed.init_process_group() first"

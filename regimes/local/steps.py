@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from regimes import policies
-from regimes.collectives.group import GroupWorld
+from regimes.collectives.group import GroupWorld, default_group
 from regimes.collectives.requests import Layer, Traffic
 from regimes.compression.reducer import Reducer, loss_with_flag
 from regimes.config import DENSE, Level, OuterConfig
@@ -93,7 +92,7 @@ class LocalSteps:
         self.chosen, self.layers = chosen, [Layer(n, tuple(p.shape)) for n, p in found.items()]
         parameters, buffers = list(found.values()), list(model.buffers())
         first = parameters[0]
-        self.world = GroupWorld(dist.group.WORLD, first.device, timeout, "local_steps()")
+        self.world = GroupWorld(default_group(), first.device, timeout, "local_steps()")
         self.world.meter.dtype = first.dtype
         self.world.meeting.done = lambda: self.total
         self.world.agree(configuration=repr((chosen, self.layers)))
@@ -119,9 +118,8 @@ class LocalSteps:
             "sync_levels": dict(chosen.periods),
             "outer": asdict(chosen.outer),
         }
-        keeps = about is not None and self.world.rank == 0
-        self.journal = Journal(about, self.header) if about and keeps else None
-        self.opened, self.continued = False, False
+        self.journal = Journal(about, self.header) if about and self.world.rank == 0 else None
+        self.opened = self.continued = False
         self._decide()
         self.period = self.wanted_period
 
@@ -200,9 +198,8 @@ class LocalSteps:
     def _decide(self) -> None:
         decision = decide_whole(self.chosen.rule, self.rows, "update", "sync")
         self.wanted_period = self.chosen.periods.get(decision.level) or int(decision.level)
-        self.wanted = {
-            "level": decision.level, "why": decision.why, "period": self.wanted_period
-        }  # fmt: skip
+        why, period = decision.why, self.wanted_period
+        self.wanted = {"level": decision.level, "why": why, "period": period}
 
     def _next_unit(self) -> None:
         if self.total:

@@ -113,7 +113,7 @@ def whole_history(
         statistics = {name: [value] for name, value in row.get("model", {}).items()}
         statistics["norm"] = _scaled([whole], row, signal)
         level = row.get(table, {}).get("level") or "low"
-        model = {"train_loss": row["train_loss"], **row.get("model", {})}
+        model = {"train_loss": row.get("train_loss"), **row.get("model", {})}
         past.append(PastEpoch(row["lr"], row["next_lr"], statistics, [level], model))
     return past
 

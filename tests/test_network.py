@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regimes.config import override
+from regimes.cost import cases as cost_cases
 from regimes.cost.cases import cases, measured, per_sample, recorded
 from regimes.cost.network import (
     ALGORITHMS,
@@ -460,3 +461,28 @@ def test_nothing_is_left_after_an_interrupt() -> None:
     assert f"regimes-bench-{os.getpid()}" not in _namespaces()
     assert subprocess.run(["ip", "-brief", "link"], capture_output=True,
                           text=True).stdout == links  # fmt: skip
+
+
+# -- local steps -----------------------------------------------------------------------------
+
+
+@given(works(), networks, st.integers(2, 64))
+def test_a_round_is_so_many_steps_and_one_exchange(work: Work, network: Network, h: int) -> None:
+    """Nothing overlaps: H computations, then one compression and its collectives."""
+    once = work.compress + float(work.communicate(network, 4))
+    whole = h * float(work.every(h).seconds(network, 4, buckets=3))
+    assert whole == pytest.approx(h * work.compute + once, rel=1e-9)
+    assert work.every(1) == work
+
+
+def test_the_plan_of_local_steps_follows_the_rate() -> None:
+    """A period of 2 until the rate has fallen to a quarter, then 16 times as long."""
+    config = override(get_preset("smoke"), [
+        "policy={name='static',level='high'}", "sync_policy={name='qsr',alpha=0.4,base=1}",
+        "optimizer.schedule=step", "optimizer.decay_epochs=[2]", "optimizer.decay_factor=4",
+        "optimizer.lr=0.4", "epochs=4", "optimizer.warmup_from=0.4",
+    ])  # fmt: skip
+    plan = cost_cases._planned(config, 10)
+    assert plan == [(10, "high", 1), (10, "high", 1), (10, "high", 16), (10, "high", 16)]
+    measured = override(config, ["sync_policy={name='accordion'}", "sync_levels={low=1,high=9}"])
+    assert cost_cases._planned(measured, 10) is None

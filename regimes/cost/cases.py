@@ -19,8 +19,9 @@ from typing import Any
 from regimes.config import DENSE, RunConfig
 from regimes.cost.work import Work, mean
 from regimes.errors import RecordError
-from regimes.policies import PastEpoch, policy
+from regimes.policies import PastEpoch, Static, policy
 from regimes.records import Record
+from regimes.training.learning_rate import LearningRate
 from regimes.training.units import Units
 
 ITEMSIZE = {"float32": 4, "float64": 8}
@@ -69,7 +70,9 @@ def recorded(run: Record, sample: float | None = None) -> list[Epoch]:
         steps, sent = row["steps"], row["collectives"]
         calls, size = ({kind: n / steps for kind, n in sent[what].items()}
                        for what in ("calls", "bytes"))  # fmt: skip
-        found.append((steps, Work(sample * batch, seconds / steps / hosted, calls, size)))
+        alone = row.get("sync", {}).get("period", 1) > 1
+        work = Work(sample * batch, seconds / steps / hosted, calls, size, not alone)
+        found.append((steps, work))
     return found
 
 
@@ -149,9 +152,12 @@ def _policies(
 
 
 def _uniform(run: Record, row: dict[str, Any]) -> str | None:
-    """The level of all compressed layers in an epoch; None if they differ, or the batch does."""
+    """The level of all compressed layers in an epoch; None if they differ, if the batch does, or
+    where workers step locally."""
     usual = run.config.get("batch_size")
     if usual is not None and row["batch_size"] != usual:
+        return None
+    if row.get("sync", {}).get("period", 1) > 1:
         return None
     names = {level for level, layer in zip(row["layers"]["level"], run.header["layers"],
                                            strict=True) if layer["compressed"]}  # fmt: skip
@@ -188,21 +194,37 @@ def _dense(run: Record, epoch: Epoch) -> Epoch:
 
 def measured(config: RunConfig, workers: int, steps: int = 5) -> list[Case]:
     """Levels of a configuration, timed on this machine, and its policy where that needs no
-    statistic of the run (static, windows).
+    statistic of the run (static, windows, periods by the rate; AdaComm as if the loss stayed).
     """
     from regimes.cost.measure import timed
 
     per_epoch, found = timed(config, workers, steps)
     each = min(per_epoch, config.unit_steps or per_epoch)  # steps in a row of the record
     known = [_level(name, config.levels.get(name), [(each, work)]) for name, work in found.items()]
-    rule = policy(config.policy)
-    if rule.needs:
+    plan = _planned(config, int(per_epoch))
+    if plan is None:
         return known
-    past: list[PastEpoch] = []
-    units = Units.of(config, int(per_epoch))
-    epochs: list[Epoch] = []
-    for unit in range(len(units)):
-        past.append(PastEpoch(0.0, 0.0, {}, [rule.decide(past, ["all"])[0].level]))
-        first, stop = units.span(unit)
-        epochs.append((stop - first, found[past[-1].levels[0]]))
+    epochs: list[Epoch] = [(n, found[level].every(period)) for n, level, period in plan]
     return [*known, Case(config.name, epochs, 1)]
+
+
+def _planned(config: RunConfig, per_epoch: int) -> list[tuple[int, str, int]] | None:
+    """Of each unit its steps, level and period; None where that depends on what is measured."""
+    rule = policy(config.policy)
+    sync = policy(config.sync_policy, "sync_policy") if config.sync_policy else Static("1")
+    if rule.needs or sync.needs:
+        return None
+    units = Units.of(config, per_epoch)
+    rate = LearningRate(config.optimizer, units.per_epoch, units.total)
+    past: list[PastEpoch] = []
+    late: list[PastEpoch] = []
+    plan = []
+    for unit in range(len(units)):
+        first, stop = units.span(unit)
+        level = rule.decide(past, ["all"])[0].level
+        period = sync.decide(late, ["sync"])[0].level
+        rates = rate(first), rate(stop)
+        past.append(PastEpoch(*rates, {}, [level]))
+        late.append(PastEpoch(*rates, {}, [period], {"train_loss": 1.0}))
+        plan.append((stop - first, level, config.sync_levels.get(period) or int(period)))
+    return plan

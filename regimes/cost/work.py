@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,18 +26,28 @@ class Work:
         compute, compress: seconds.
         calls, bytes: collectives, and bytes that one worker hands to them, per kind; calls of one
             kind are taken to be of equal size.
+        overlaps: may the collectives go on while gradients are computed? Not where workers step
+            locally: they exchange parameters after a step.
     """
 
     compute: float
     compress: float
     calls: Mapping[str, float]
     bytes: Mapping[str, float]
+    overlaps: bool = True
+
+    def every(self, period: int) -> Work:
+        """The mean step of a round of local steps: all is exchanged once in so many of them."""
+        if period == 1:
+            return self
+        once = self * (1 / period)
+        return replace(once, compute=self.compute, overlaps=False)
 
     def __mul__(self, steps: float) -> Work:
         """So many steps as one."""
         calls, size = ({kind: steps * n for kind, n in part.items()}
                        for part in (self.calls, self.bytes))  # fmt: skip
-        return Work(steps * self.compute, steps * self.compress, calls, size)
+        return Work(steps * self.compute, steps * self.compress, calls, size, self.overlaps)
 
     def communicate(
         self, network: Network, workers: Values, algorithm: str = "ring", buckets: int = 1
@@ -64,6 +74,8 @@ class Work:
                 pipeline of two stages and B equal parts takes max + min / B of the stages.
         """
         require(buckets >= 1, "buckets", buckets, "at least 1")
+        if not self.overlaps:
+            return self.compute + self.compress + self.communicate(network, workers, algorithm)
         first = BACKWARD * self.compute + self.compress
         second = self.communicate(network, workers, algorithm, buckets)
         piped = np.maximum(first, second) + np.minimum(first, second) / buckets
@@ -81,6 +93,7 @@ def mean(works: Iterable[tuple[float, Work]]) -> Work:
         sum(work.compress for work in parts),
         {kind: sum(work.calls.get(kind, 0.0) for work in parts) for kind in kinds},
         {kind: sum(work.bytes.get(kind, 0.0) for work in parts) for kind in kinds},
+        all(work.overlaps for work in parts),
     )
 
 

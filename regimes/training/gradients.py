@@ -24,7 +24,7 @@ from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.errors import ConfigError, unexpected
 from regimes.models.loss import CarryingLoss, Loss
-from regimes.seeding import derive
+from regimes.seeding import begin_stream, derive
 from regimes.training.batchnorm import PerWorkerBatchNorm
 from regimes.training.replicas import Replicas
 
@@ -66,6 +66,7 @@ class Gradients:
         compiled: bool = False,
     ) -> None:
         self.model, self.loss, self.world, self.seed = model, loss, world, seed
+        self.carrying = loss if isinstance(loss, CarryingLoss) else None
         self.network: Any = torch.compile(model, dynamic=False) if compiled else model
         self.union, self.micro_batch, self.clip, self.autocast = union, micro_batch, clip, autocast
         self.hidden: dict[int, Any] = {}  # per row, what a language model carries along
@@ -154,14 +155,13 @@ class Gradients:
             mode = self.batchnorm.during(len(x), update=0 in self.world.hosted)
             x, y = x.transpose(0, 1).flatten(0, 1), y.transpose(0, 1).flatten(0, 1)
             return self._pass(0, x, y, share, mode)[None]
-        losses = []
-        for row, worker in enumerate(self.world.hosted):
-            alone = self.replicas is not None
+        losses, alone = [], self.replicas is not None
+        each = self.world.hosted if self.replicas is None else self.replicas.each()
+        for row, (worker, _) in enumerate(zip(self.world.hosted, each, strict=True)):
             self.last = last and row == len(x) - 1 and not alone
-            torch.manual_seed(derive(self.seed, "dropout", *when, worker))
+            begin_stream(derive(self.seed, "dropout", *when, worker), x.device)
             mode = self.batchnorm.during(1, update=alone or worker == 0)
-            with nullcontext() if self.replicas is None else self.replicas.of(row):
-                losses.append(self._pass(row, x[row], y[row], share, mode))
+            losses.append(self._pass(row, x[row], y[row], share, mode))
         return torch.stack(losses)
 
     def _pass(
@@ -173,8 +173,10 @@ class Gradients:
         if self.autocast is not None:
             context = torch.autocast(x.device.type, self.autocast)
         with mode, context:
-            if isinstance(self.loss, CarryingLoss):
-                loss, self.hidden[row] = self.loss.carry(self.network, x, y, self.hidden.get(row))
+            if self.carrying is not None:
+                loss, self.hidden[row] = self.carrying.carry(
+                    self.network, x, y, self.hidden.get(row)
+                )
             else:
                 loss = self.loss(self.network, x, y)
         loss = loss * share

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -60,12 +59,12 @@ class Replicas:
         """The workers' parameters, ``[L, *shape]`` per layer."""
         return self.stacks[: len(self.parameters)]
 
-    @contextmanager
-    def of(self, row: int) -> Iterator[Optimizers]:
-        """Inside, the module is that of one hosted worker, who has the optimiser given."""
-        self._lend(self._rows[row])
+    def each(self) -> Iterator[Optimizers]:
+        """One hosted worker after the other: the module is his, and this is his optimiser."""
         try:
-            yield self.optimizers[row]
+            for row, optimizer in zip(self._rows, self.optimizers, strict=True):
+                self._lend(row)
+                yield optimizer
         finally:
             self._lend(self._common)
 

@@ -22,7 +22,7 @@ from regimes.collectives.requests import Mean
 from regimes.compression.reducer import Reducer, loss_with_flag
 from regimes.config import Level, OuterConfig
 from regimes.training.clock import Clock
-from regimes.training.gradients import Gradients
+from regimes.training.gradients import Gradients, install
 from regimes.training.optimizers import Optimizers
 from regimes.training.outer import OuterStep, pseudo_gradients
 from regimes.training.replicas import Replicas
@@ -77,12 +77,10 @@ class Rounds:
         g = self.gradients
         with clock("compute"):
             losses = loss_with_flag(g.compute(x, y, epoch, step), g.stack)
-            for row in range(len(x)):
-                with self.replicas.of(row) as own:
-                    for parameter, layer in zip(g.parameters, g.layers, strict=True):
-                        parameter.grad = layer[row]
-                    own.lr = lr
-                    own.step()
+            for row, own in enumerate(self.replicas.each()):
+                install(g.parameters, [layer[row] for layer in g.layers])
+                own.lr = lr
+                own.step()
         self.pending.append((losses, epoch, step))
         self.since += 1
         self.rates += lr

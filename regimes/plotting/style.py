@@ -109,7 +109,12 @@ def _samples(run: Record) -> tuple[str, str]:
 
 
 def levels(config: dict[str, Any]) -> str:
-    """What the levels of a run mean, in words: of the batch size if that is what changes."""
+    """What the levels of a run mean, in words: of the batch size or the period, if that is what
+    changes."""
+    words = config.get("sync_levels") if config.get("sync_policy") else None
+    periods = ", ".join(f"{name}\xa0=\xa0{steps}" for name, steps in (words or {}).items())
+    if periods and config["policy"].get("level") == "dense":
+        return f"steps between synchronisations ({periods}), no compression"
     batches = config.get("batch_levels") or {}
     sizes = ", ".join(f"{name}\xa0=\xa0{size}" for name, size in batches.items())
     if sizes and config["policy"].get("level") == "dense":

@@ -48,7 +48,9 @@ def _scalars(row: Row) -> Row:
     """What a row says of the model in single values."""
     plain = {k: v for k, v in row.items() if not isinstance(v, dict)}
     held = {f"validation_{k}": v for k, v in row.get("validation", {}).items()}
-    return plain | row.get("model", {}) | held
+    sync = row.get("sync", {})
+    late = {k: sync.get(k) for k in ("period", "rounds")} if sync.get("level") else {}
+    return plain | row.get("model", {}) | held | late
 
 
 def layers(names: Sequence[str], rows: Sequence[Row]) -> pd.DataFrame:

@@ -58,6 +58,7 @@ ROWS: dict[str, Fields | Each] = {
         {
             "unit": Fields({"first": COUNT, "stop": COUNT}), "perplexity": Maybe(NUMBER),
             "batch": Fields({}, {"level": Maybe(TEXT), "multiple": STEPS}), "skipped": COUNT,
+            "sync": Fields({}, {"level": Maybe(TEXT), "period": STEPS, "rounds": COUNT}),
             "validation": VALUES, "model": VALUES, "logged": VALUES,
         },
     ),

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 WIDTH = 4.8  # inches; at this width the letters can still be read on a phone
 FIXED = ("static", "windows")  # policies whose levels need no map
 TRAFFIC = Metric("bytes", "MB sent by a worker", "MB", "MB", 1e-6)
+PERIOD = Metric("period", "steps between synchronisations", "period", "steps")
 BATCH = Metric("batch_size", "batch per worker", "batch", "samples")
 
 
@@ -152,7 +153,7 @@ def adaptive(study: Study) -> list[str]:
 
 
 def _levels(study: Study) -> list[Picture]:
-    """A map per adaptive schedule; batch sizes where they change."""
+    """A map per adaptive schedule; batch sizes and periods where they change."""
     found = []
     for name in adaptive(study):
         runs = study.found[name]
@@ -165,6 +166,8 @@ def _levels(study: Study) -> list[Picture]:
         found.append(_picture(fig, f"Levels of {style_of(name).label}", said))
     if any(run.epochs["batch_size"].nunique() > 1 for run in study.runs):
         found.append(_curves(study, "epoch", BATCH, "Batch size"))
+    if any(run.epochs.get("period", run.epochs["epoch"] * 0).nunique() > 1 for run in study.runs):
+        found.append(_curves(study, "epoch", PERIOD, "Period of synchronisation"))
     return found
 
 

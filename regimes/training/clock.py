@@ -29,7 +29,7 @@ class Clock:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.seconds: dict[str, float] = defaultdict(float)
+        self.seconds: dict[str, float] = defaultdict(float, dict.fromkeys(LOOP, 0.0))
         self._marked: list[tuple[str, Any, Any]] = []  # name, two torch.cuda.Event
 
     @contextmanager

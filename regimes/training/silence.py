@@ -27,10 +27,11 @@ def silence(header: Row, rows: Sequence[Row]) -> list[str]:
         levels = [[row["layers"]["level"][i] for i in compressed] for row in rows]
         why = [[row["layers"]["why"][i] for i in compressed] for row in rows]
         found += _said(header, rows, "policy", levels, why)
-    if len(rows) > 1 and config.get("batch_policy"):
-        batches = [row["batch"] for row in rows]
-        levels, why = [[b["level"]] for b in batches], [[b["why"]] for b in batches]
-        found += _said(header, rows, "batch_policy", levels, why)
+    for what in ("batch", "sync"):
+        if len(rows) > 1 and config.get(f"{what}_policy"):
+            whole = [row[what] for row in rows]
+            levels, why = [[x["level"]] for x in whole], [[x["why"]] for x in whole]
+            found += _said(header, rows, f"{what}_policy", levels, why)
     return found
 
 

@@ -31,6 +31,7 @@ from pathlib import Path
 from signal import SIGKILL, SIGSTOP, SIGTERM
 from typing import Any
 
+from benchmarks import faults_around as around
 from benchmarks.trainers import (
     Delay,
     End,
@@ -58,6 +59,7 @@ class Bench:
     """Folders to train in, and an undisturbed run for each number of processes."""
 
     def __init__(self, scratch: Path, seed: int) -> None:
+        self.config = CONFIG
         self.scratch, self.draw, self.number = scratch, random.Random(seed), itertools.count()
         self.whole: dict[int, Path] = {}
         self.seconds: dict[int, float] = {}
@@ -182,24 +184,24 @@ def not_a_number(bench: Bench) -> Outcome:
                                                   else f"saying {ends[0].said!r}"))  # fmt: skip
 
 
-def disk_full(bench: Bench) -> Outcome:
+def disk_full(bench: Bench, count: int = 1) -> Outcome:
     """A tmpfs of a random size below what the run needs."""
-    needs = sum(f.stat().st_size for f in bench.whole[1].rglob("*") if f.is_file())
+    needs = sum(f.stat().st_size for f in bench.whole[count].rglob("*") if f.is_file())
     disk, out = bench.folder(), bench.folder()
     disk.mkdir()
     size = bench.draw.randrange(4096, int(1.3 * needs))
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "regimes-faults", str(disk)]
     subprocess.run(mount, check=True)
     try:
-        end = Training([CONFIG], disk / "run").ends()[0]
-        if end.code == 0:
+        ends = Training([CONFIG] * count, disk / "run").ends()
+        if any(end.code == 0 for end in ends):
             return None
         if (disk / "run").exists():
             shutil.copytree(disk / "run", out)
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
-    told = "cannot write" in end.said
-    return bench.continued(out, 1, "stopped, " + ("saying so" if told else f"saying {end.said!r}"))
+    odd = [end for end in ends if "cannot write" not in end.said]
+    return bench.continued(out, count, "stopped, " + (f"saying {odd}" if odd else "saying so"))
 
 
 def damaged(bench: Bench, how: str) -> Outcome:
@@ -273,6 +275,13 @@ FAULTS: dict[str, tuple[Callable[[Bench], Outcome], bool]] = {  # True: as often
     "two runs into one folder": (two_in_one, False),
     "another configuration on one of two": (another_configuration, False),
     "another code on one of two": (another_code, False),
+    "the disk is full, two processes": (partial(disk_full, count=2), True),
+    "the reader of standard output leaves": (around.pipe_closed, True),
+    "the clock of one of two jumps by years": (around.clock_jumps, True),
+    "kill -9 while a checkpoint is written": (around.killed_writing, True),
+    "SIGTERM to an ablation": (around.ablation_ended, True),
+    "a row edited while the run resumes": (around.edited, True),
+    "two hooks in one job": (around.two_hooks, True),
 }
 
 

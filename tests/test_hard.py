@@ -251,6 +251,18 @@ def test_a_grace_of_nothing_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
         ended()
 
 
+def test_an_ablation_that_is_asked_to_end_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two runs, or before the first one."""
+    monkeypatch.setattr(sweep, "run_cell", lambda *_: signal.raise_signal(signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(termination.Terminated, match="start the same command again to go on"):
+        sweep.ablate([(tmp_path / "run", config())], 1, lambda folder, error: None)
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert termination.Terminated.exit_code == 143
+
+
 @pytest.mark.parametrize("within", [True, False])
 def test_a_process_of_many_runs_ends_all_of_them(
     within: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

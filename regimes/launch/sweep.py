@@ -74,13 +74,25 @@ def ablate(
 
 @contextmanager
 def _ends_by_sigterm() -> Iterator[None]:
-    """SIGTERM raises SystemExit with the exit code for it; but in a run, which ends its epoch."""
+    """SIGTERM ends what is inside at once; but in a run, which ends its epoch.
+
+    Raises:
+        Terminated: it came.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield  # signals come to the main thread
         return
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    code = termination.Terminated.exit_code
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(code))
     try:
         yield
+    except SystemExit as end:
+        if end.code != code:
+            raise
+        raise termination.Terminated(
+            "ended by SIGTERM; finished runs are kept, and those under way have saved their last "
+            "epoch: start the same command again to go on"
+        ) from None
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -54,7 +54,7 @@ class Stateful(Protocol):
 def save(hook: Stateful) -> dict[str, Any]:
     """See ``Hook.state_dict``."""
     b = hook.buckets
-    if b.steps and not hook.panel.gauges.keys() <= {"norms"}:
+    if b.steps and not within(hook):
         raise ConfigError(
             f"state_dict: {', '.join(hook.panel.gauges)} cannot be saved within an epoch: call it "
             "right after epoch_end"
@@ -82,6 +82,11 @@ def save(hook: Stateful) -> dict[str, Any]:
         "pace": hook.pace.state_dict(),
         "logged": {} if hook.journal is None else hook.journal.state_dict(),
     }
+
+
+def within(hook: Stateful) -> bool:
+    """Can the state be saved within a unit? The norm's sums can, no other gauge's."""
+    return hook.panel.gauges.keys() <= {"norms"}
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ test-all: .venv/dev.stamp check  ## the slow tests as well
 	$(BIN)/python -m pytest -n 2 -m "not integrations"
 
 integrations: .venv-integrations/stamp  ## Hugging Face's Trainer, Accelerate, Lightning, on 2 processes each
-	.venv-integrations/bin/python -m pytest -m integrations tests/test_integrations.py
+	.venv-integrations/bin/python -m pytest -m integrations tests/test_integrations.py tests/test_reporters.py
 
 same-bits: .venv/dev.stamp  ## train 49 small runs with the code of before and of now, compare byte for byte
 	$(BIN)/python -m benchmarks.same_bits
@@ -78,7 +78,7 @@ endif
 ifneq ($(TORCH_INDEX),)
 	.venv-integrations/bin/pip install --quiet --no-deps -c constraints.txt --index-url $(TORCH_INDEX) torch torchvision
 endif
-	.venv-integrations/bin/pip install --quiet -c constraints.txt -e ".[transformers,lightning]" \
+	.venv-integrations/bin/pip install --quiet -c constraints.txt -e ".[transformers,lightning,tensorboard,wandb]" \
 		pytest pytest-timeout hypothesis beartype
 	touch $@
 

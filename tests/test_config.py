@@ -155,5 +155,9 @@ def test_the_old_name_of_precision_and_its_old_word_are_read(tmp_path: Path) -> 
         assert override(RunConfig(), ["autocast=bfloat16"]).precision == "bfloat16"
     for word, now in {"none": "strict", "bfloat16": "bfloat16"}.items():
         assert from_dict(RunConfig, {"autocast": word}).precision == now
+    for word, names in ((True, ("tensorboard",)), (False, ())):
+        assert from_dict(RunConfig, {"tensorboard": word}).reporters == names
+    with pytest.warns(FutureWarning, match="tensorboard is called reporters now"):
+        assert override(RunConfig(), ["tensorboard=true"]).reporters == ("tensorboard",)
     with pytest.raises(ConfigError, match="precision = 'none'"):
         from_dict(RunConfig, {"precision": "none"})

@@ -138,10 +138,13 @@ def test_plain_lines_one_per_epoch() -> None:
     assert third == "interrupted"
 
 
+TENSORBOARD = RunConfig(reporters=("tensorboard",))
+
+
 def test_scalars_need_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ConfigError, match="pip install tensorboard"):
-        terminal.reporters(RunConfig(tensorboard=True), tmp_path, terminal=False)
+        terminal.reporters(TENSORBOARD, tmp_path, terminal=False)
 
 
 def test_scalars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +163,7 @@ def test_scalars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     module = types.SimpleNamespace(SummaryWriter=SummaryWriter)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    plain, scalars = terminal.reporters(RunConfig(tensorboard=True), tmp_path, terminal=False)
+    plain, scalars = terminal.reporters(TENSORBOARD, tmp_path, terminal=False)
     assert isinstance(plain, terminal.PlainLines)
     scalars.start(header(), [row(0)])
     scalars.step(1, 1, STEPS)

@@ -123,14 +123,19 @@ class RunConfig:
         deterministic: on a GPU, only operations that give the same bits each time.
         compile: ``torch.compile`` for the forward and backward passes of training: faster steps
             after minutes of compiling, and other bits.
-        tensorboard: write scalars for it beside the record.
+        reporters: who else is told of each unit: "tensorboard", "wandb", what an installed package
+            offers (``records/reporting.py``), or ``package.module:Class``.
         tuned_on: seeds that have chosen this configuration; a run with one of them is refused.
         quirks: "authors" replaces fields so as to do what the published code does.
     """
 
     # old keys, and values by their old key, are still read
-    RENAMED: ClassVar[dict[str, str]] = {"parcel_mb": "bucket_mb", "autocast": "precision"}
-    RESPELT: ClassVar[dict[str, dict[Any, Any]]] = {"autocast": {"none": "strict"}}
+    RENAMED: ClassVar[dict[str, str]] = {
+        "parcel_mb": "bucket_mb", "autocast": "precision", "tensorboard": "reporters"}  # fmt: skip
+    RESPELT: ClassVar[dict[str, dict[Any, Any]]] = {
+        "autocast": {"none": "strict"},
+        "tensorboard": {True: ["tensorboard"], False: []},
+    }
 
     name: str = "run"
     seed: int = 0
@@ -165,7 +170,7 @@ class RunConfig:
     checkpoint_seconds: float | None = None  # at least, between two checkpoints
     timeout: float = 600.0  # seconds that a process waits for the others
     bucket_mb: float = 25.0  # gradients that are reduced at once, while backward goes on
-    tensorboard: bool = False
+    reporters: tuple[str, ...] = ()
 
     def digest(self) -> str:
         """SHA-256 of all that decides the numbers; processes compare it at start-up."""

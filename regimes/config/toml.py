@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from regimes.config.convert import from_dict, to_dict, without_none
+from regimes.config.convert import from_dict, to_dict, today, without_none
 from regimes.config.run import RunConfig
 from regimes.errors import ConfigError, nearest
 
@@ -36,8 +36,8 @@ def override(config: RunConfig, settings: list[str]) -> RunConfig:
         if not equals:
             raise ConfigError(f"--set {setting!r} needs the form key=value, e.g. optimizer.lr=0.2")
         path = path.strip()
-        place = path if "." in path else _present_name(path)
-        _put(plain, place, read_value(text.strip()))
+        place, value = path if "." in path else _present_name(path), read_value(text.strip())
+        _put(plain, place, today(RunConfig, {path: value}).get(place, value))
     return from_dict(RunConfig, without_none(plain))
 
 

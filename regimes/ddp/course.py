@@ -28,7 +28,7 @@ from regimes.ddp.journal import Journal
 from regimes.ddp.pace import Pace
 from regimes.ddp.recording import Recording, header
 from regimes.detectors.statistics import Statistic
-from regimes.errors import RecordError
+from regimes.errors import RecordError, RegimesError
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.panel import Panel, Readings, choose
 from regimes.policies import Decision
@@ -213,7 +213,7 @@ class Course:
         if self.journal is not None:
             try:
                 self.journal.open(self.rows, self.continued)
-            except RecordError as error:
+            except RegimesError as error:
                 failure = str(error)
         if failure := self.world.gather_object(failure)[0]:
             raise RecordError(failure)

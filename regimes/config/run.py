@@ -26,6 +26,9 @@ class DataConfig:
     train_size: int | None = None  # images, equally many per class; or tokens; None = all others
     test_size: int | None = None
     validation_size: int | None = None  # likewise, never trained on nor tested on; None = no split
+    resize: int | None = None  # of "folder": the shorter side to so many pixels, the middle of it
+    test_share: float | None = None  # of a folder without train/ and test/; None = 0.2
+    split_seed: int | None = None  # which images these are; None = 0
     image_size: int | None = None  # pixels; average-pooled down to it; None = as they are
     augment: bool = False  # random crop with padding 4, random horizontal flip
     drop_last: bool = False  # leave out an epoch's last, short batch

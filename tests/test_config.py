@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from regimes.config import RunConfig, from_dict, load_toml, override, to_dict, to_toml
 from regimes.errors import ConfigError, RegimesError
 from regimes.policies import check_levels, policy
-from regimes.presets import GRIDS, PRESETS, check_common, get_grid, get_preset
+from regimes.presets import GRIDS, PRESETS, check_common, get_grid, get_preset, groups
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -136,6 +136,19 @@ def test_unreadable_files(tmp_path: Path) -> None:
         (tmp_path / "bad.toml").write_bytes(text.encode(errors="surrogatepass"))
         with pytest.raises(RegimesError, match="cannot read the configuration"):
             load_toml(tmp_path / "bad.toml")
+
+
+def test_presets_are_listed_in_groups_and_found_by_words() -> None:
+    everything = groups()
+    listed = {(group.kind, name) for group in everything for name, _ in group.rows}
+    assert listed == {("preset", name) for name in PRESETS} | {("grid", name) for name in GRIDS}
+    assert len({(group.kind, group.about) for group in everything}) == len(everything) == 9
+    assert all(group.about and said for group in everything for _, said in group.rows)
+    found = {name for group in groups(["TopK", "figure", "grid"]) for name, _ in group.rows}
+    assert "small-topk" in found
+    assert "small" not in found
+    with pytest.raises(ConfigError, match="about 'smocke': did you mean 'smoke'"):
+        groups(["smocke"])
 
 
 def test_a_renamed_key_is_read_and_says_so(tmp_path: Path) -> None:

@@ -281,6 +281,30 @@ def test_live_watch_ends_with_the_run(
     assert "12/12 epochs, finished" in screen.export_text()
 
 
+def test_watch_waits_for_the_first_run(
+    record: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder that is made later; Ctrl-C ends the waiting as well."""
+    naps: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 2:
+            record(tmp_path / "later/run", EPOCHS).close()
+        if len(naps) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(watch.time, "sleep", sleep)
+    screen = console()
+    watch.watch(tmp_path / "later", console=screen)
+    said = screen.export_text(clear=False)
+    assert said.count("waiting for the first run in") == 1
+    assert "which does not exist yet; Ctrl-C ends" in said
+    assert "1 runs: " in said
+    naps[:] = [1.0] * 3
+    watch.watch(tmp_path / "never", console=screen)
+
+
 def test_watch_without_a_run(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="no run in or under"):
         watch.watch(tmp_path, once=True)

@@ -138,15 +138,16 @@ def tune(
 
 
 @app.command
-def presets(name: Annotated[str | None, tyro.conf.Positional] = None) -> None:
-    """List presets and grids, or print one preset as TOML.
+def presets(words: Annotated[tuple[str, ...], tyro.conf.Positional] = ()) -> None:
+    """List presets and grids, or those that some words are about, or print one preset as TOML.
 
     Args:
-        name: a preset, or GRID/SCHEDULE.
+        words: a preset, or GRID/SCHEDULE; or words to search for, e.g. topk gpu.
     """
-    if name:
-        print(to_toml(_presets.get_preset(name)), end="")
+    if len(words) == 1 and (words[0] in _presets.PRESETS or "/" in words[0]):
+        print(to_toml(_presets.get_preset(words[0])), end="")
         return
-    for title, known in (("preset", _presets.PRESETS), ("grid", _presets.GRIDS)):
-        rows = [(key, " ".join((make.__doc__ or "").split())) for key, make in known.items()]
-        stdout.console().print(Table((title, "command, what, how long"), rows, texts=2).drawn())
+    for kind, about, rows in _presets.groups(words):
+        stdout.console().print(
+            Table((kind, "command, what, how long"), rows, texts=2, title=about).drawn(), ""
+        )

@@ -16,11 +16,13 @@ from regimes.config import RunConfig, load_toml, override, to_dict
 from regimes.errors import ConfigError, nearest
 from regimes.presets import cpu, language, own, paper, paper_text, questions
 from regimes.presets.families import Grid, schedules
+from regimes.presets.listing import groups
 from regimes.presets.registry import GRIDS, PRESETS, grid, preset
 
 __all__ = [
-    "GRIDS", "PRESETS", "Grid", "check_common", "cpu", "get_grid", "get_preset", "grid", "language",
-    "own", "paper", "paper_text", "preset", "questions", "schedules", "seeds_of", "select",
+    "GRIDS", "PRESETS", "Grid", "check_common", "cpu", "get_grid", "get_preset", "grid", "groups",
+    "language", "own", "paper", "paper_text", "preset", "questions", "schedules", "seeds_of",
+    "select",
 ]  # fmt: skip
 
 

@@ -20,7 +20,8 @@ test-all: .venv/dev.stamp check  ## the slow tests as well
 	$(BIN)/python -m pytest -n 2 -m "not integrations"
 
 integrations: .venv-integrations/stamp  ## Hugging Face's Trainer, Accelerate, Lightning, on 2 processes each
-	.venv-integrations/bin/python -m pytest -m integrations tests/test_integrations.py tests/test_reporters.py
+	.venv-integrations/bin/python -m pytest -m integrations tests/test_integrations.py \
+		tests/test_reporters.py tests/test_cluster_examples.py
 
 same-bits: .venv/dev.stamp  ## train 49 small runs with the code of before and of now, compare byte for byte
 	$(BIN)/python -m benchmarks.same_bits
@@ -79,7 +80,7 @@ ifneq ($(TORCH_INDEX),)
 	.venv-integrations/bin/pip install --quiet --no-deps -c constraints.txt --index-url $(TORCH_INDEX) torch torchvision
 endif
 	.venv-integrations/bin/pip install --quiet -c constraints.txt -e ".[transformers,lightning,tensorboard,wandb]" \
-		pytest pytest-timeout hypothesis beartype
+		pytest pytest-timeout hypothesis beartype torchx
 	touch $@
 
 .venv/bench.stamp: .venv/demo.stamp

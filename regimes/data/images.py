@@ -118,7 +118,7 @@ def _pooled(x: UInt8[Tensor, "n c h w"], size: int | None) -> UInt8[Tensor, "n c
     if size < 1 or h % size or w % size:
         raise DataError(
             f"data.image_size = {size} must divide the original size, {h}x{w}; images of a folder "
-            "come to any size with data.resize."
+            "come to any size with data.resize, and data.image_size = none leaves them as they are."
         )
     area = (h // size) * (w // size)
     sums = (

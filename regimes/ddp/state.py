@@ -55,10 +55,12 @@ def save(hook: Stateful) -> dict[str, Any]:
     """See ``Hook.state_dict``."""
     b = hook.buckets
     if b.steps and not within(hook):
+        steps = hook.pace.steps
         raise ConfigError(
-            f"state_dict: {', '.join(hook.panel.gauges)} cannot be saved within an epoch: call it "
-            "right after epoch_end"
-        )
+            f"state_dict: {', '.join(hook.panel.gauges)} cannot be saved within an epoch: "
+            + (f"save with full_state_dict() after a multiple of {steps} steps"
+               if steps else "call it right after epoch_end")
+        )  # fmt: skip
     if hook.journal is not None:
         hook.journal.fill()
     memories, residuals = copy.deepcopy(hook.reducer.state_dict())

@@ -6,7 +6,7 @@ TORCH_INDEX ?=
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all same-bits mutants fuzz bench gpu notebooks docs docs-serve check clean
+.PHONY: demo test test-all integrations same-bits mutants fuzz bench gpu notebooks docs docs-serve check clean
 
 demo: .venv/demo.stamp  ## Figure 2 on embedded digits: 9 schedules x 5 seeds, about 2 minutes
 	$(BIN)/regimes ablate smoke --seeds 5 --first-seed 1000 --jobs 2 --out runs/demo
@@ -17,7 +17,11 @@ test: .venv/dev.stamp check  ## lint, types and all tests but the slow ones
 	$(BIN)/python -m pytest -n 3
 
 test-all: .venv/dev.stamp check  ## the slow tests as well
-	$(BIN)/python -m pytest -n 2 -m "slow or not slow"
+	$(BIN)/python -m pytest -n 2 -m "not integrations"
+
+integrations: .venv-integrations/stamp  ## Hugging Face's Trainer, Accelerate, Lightning, on 2 processes each
+	.venv-integrations/bin/python -m pytest -m integrations tests/test_integrations.py \
+		tests/test_reporters.py tests/test_cluster_examples.py
 
 same-bits: .venv/dev.stamp  ## train 49 small runs with the code of before and of now, compare byte for byte
 	$(BIN)/python -m benchmarks.same_bits
@@ -70,10 +74,19 @@ endif
 	$(PIP) -e ".[docs]"
 	touch $@
 
+.venv-integrations/stamp: pyproject.toml constraints.txt
+	test -x .venv-integrations/bin/python || $(PYTHON) -m venv .venv-integrations
+ifneq ($(TORCH_INDEX),)
+	.venv-integrations/bin/pip install --quiet --no-deps -c constraints.txt --index-url $(TORCH_INDEX) torch torchvision
+endif
+	.venv-integrations/bin/pip install --quiet -c constraints.txt -e ".[transformers,lightning,tensorboard,wandb]" \
+		pytest pytest-timeout hypothesis beartype torchx
+	touch $@
+
 .venv/bench.stamp: .venv/demo.stamp
 	$(PIP) -e ".[bench]"
 	-$(PIP) git+https://github.com/epfml/powersgd.git  # what PyPI has under this name is empty
 	touch $@
 
 clean:
-	rm -rf .venv runs figures site data/cache
+	rm -rf .venv .venv-integrations runs figures site data/cache

@@ -24,7 +24,7 @@ from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.records import Record, load_all, write_output
-from regimes.replay.agreement import interval
+from regimes.replay.agreement import LEAST, interval
 
 from .pools import pool, same_code
 from .sentences import PAPER, QUESTIONS, Claim
@@ -117,7 +117,8 @@ def line(row: dict[str, Any]) -> list[str]:
     """A row of `judge` as rounded text, in the order of `COLUMNS`."""
     ends = f"[{row['ci_low']:+.2f}, {row['ci_high']:+.2f}]"
     if math.isnan(row["ci_low"]):
-        ends = "[all alike]" if row["n"] > 1 else "[one seed]"
+        few = "[one seed]" if row["n"] == 1 else "[two seeds]"
+        ends = "[all alike]" if row["n"] >= LEAST else few
     reach = least_p(row["n"])
     ranks = _p(row["p_ranks"]) if reach < 0.05 else f"≥ {reach:.3g}"
     return [row["item"], row["claim"], row["effect"], str(row["n"]), f"{row['mean']:+.2f} {ends}",

@@ -89,9 +89,8 @@ def figure(
 def words(found: Groups, x: Sequence[str], overlay: bool = False) -> str:
     """The caption."""
     one, counts = decaying(found), [len(runs) for runs in found.values()]
-    spread = "bands and bars: 95 % t interval of the mean"
     parts = [f"Mean over {style.seeds_in_words(counts)}; "
-             f"{spread if max(counts) > 1 else 'one seed, so no interval'}; a large marker is the "
+             f"{style.intervals_in_words(counts, len(counts))}; a large marker is the "
              f"{'last value' if one.hooked else 'end of training'}"]  # fmt: skip
     if compare.windows(found) and "epoch" in x:
         parts.append("Shaded: the hand-made critical windows")

@@ -40,6 +40,8 @@ BANDWIDTHS = tuple(digit * 10.0**power for power in range(6, 11) for digit in (1
 LATENCIES = (0.0, 5e-6, 20e-6, 50e-6, 200e-6, 1e-3, 5e-3)
 HEADS = ("", "critical", "floats", "of low", "seconds", "× dense", "signal")
 DPI = 100
+BUSY = "<b class='regimes-busy'>\N{HOURGLASS} replaying ...</b>"
+READY = "<span>\N{NO-BREAK SPACE}</span>"  # as high, so that nothing jumps
 WIDE = widgets.Layout(width="430px")
 
 
@@ -63,6 +65,7 @@ class Explorer:
     Attributes:
         knobs: a widget per field of `Settings`.
         settings, answer: where the knobs stand, and what follows.
+        busy: says so while an answer is computed.
         view: all of it.
     """
 
@@ -75,11 +78,12 @@ class Explorer:
         self.settings = Settings(**{"schedule": schedule, "seed": seed, **start})
         self.knobs = _knobs(self.settings, schedules)
         self.numbers, self.picture = widgets.HTML(), widgets.Image(format="png")
+        self.busy = widgets.HTML(READY)
         for knob in self.knobs.values():
             knob.observe(self._moved, "value")
         left, right = list(self.knobs.values())[:3], list(self.knobs.values())[3:]
         columns = widgets.HBox([widgets.VBox(left), widgets.VBox(right)])
-        self.view = widgets.VBox([columns, self.numbers, self.picture])
+        self.view = widgets.VBox([columns, self.busy, self.numbers, self.picture])
         self._moving = False
         self._moved(None)
 
@@ -88,6 +92,7 @@ class Explorer:
         if self._moving:
             return
         self._moving = True  # what is set from here calls back
+        self.busy.value = BUSY
         try:
             self._offer()
             self.settings = replace(self.settings, **{k: w.value for k, w in self.knobs.items()})
@@ -95,7 +100,7 @@ class Explorer:
             self.picture.value = png(figure(self.study, self.settings, self.answer), DPI)
             self.numbers.value = as_html(self.answer, self.settings)
         finally:
-            self._moving = False
+            self._moving, self.busy.value = False, READY
 
     def _offer(self) -> None:
         """Only seeds and detectors that the chosen run has; knobs of the detector alone."""

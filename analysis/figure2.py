@@ -121,11 +121,11 @@ def figure2b(runs: Iterable[Record]) -> tuple[Figure, pd.DataFrame]:
         counts = [len(group) for group in found.values()]
         sooner = found.get("dense-deleted", [one])[0].config["epochs"] - one.config["epochs"]
         early = f"The last control decays {-sooner} epochs earlier. " if sooner else ""
-        spread = "bands and bars: 95 % t interval of the mean"
+        most = max(len([n for n in names if n in found]) for names in PANELS.values())
         style.caption(
             fig,
             f"Mean over {style.seeds_in_words(counts)}; "
-            f"{spread if max(counts) > 1 else 'one seed, so no interval'}. Shaded: the hand-made "
+            f"{style.intervals_in_words(counts, most + len(strangers))}. Shaded: the hand-made "
             "critical windows. Right: the same curves; a large marker is the end of training. "
             f"{early}{style.setting(one)}.",
         )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from regimes.config import RunConfig, from_dict, load_toml, override, to_dict, to_toml
 from regimes.errors import ConfigError, RegimesError
 from regimes.policies import check_levels, policy
-from regimes.presets import GRIDS, PRESETS, check_common, get_grid, get_preset
+from regimes.presets import GRIDS, PRESETS, check_common, get_grid, get_preset, groups
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -138,6 +138,19 @@ def test_unreadable_files(tmp_path: Path) -> None:
             load_toml(tmp_path / "bad.toml")
 
 
+def test_presets_are_listed_in_groups_and_found_by_words() -> None:
+    everything = groups()
+    listed = {(group.kind, name) for group in everything for name, _ in group.rows}
+    assert listed == {("preset", name) for name in PRESETS} | {("grid", name) for name in GRIDS}
+    assert len({(group.kind, group.about) for group in everything}) == len(everything) == 9
+    assert all(group.about and said for group in everything for _, said in group.rows)
+    found = {name for group in groups(["TopK", "figure", "grid"]) for name, _ in group.rows}
+    assert "small-topk" in found
+    assert "small" not in found
+    with pytest.raises(ConfigError, match="about 'smocke': did you mean 'smoke'"):
+        groups(["smocke"])
+
+
 def test_a_renamed_key_is_read_and_says_so(tmp_path: Path) -> None:
     with pytest.warns(FutureWarning, match="parcel_mb is called bucket_mb now"):
         assert override(RunConfig(), ["parcel_mb=3"]).bucket_mb == 3.0
@@ -155,5 +168,9 @@ def test_the_old_name_of_precision_and_its_old_word_are_read(tmp_path: Path) -> 
         assert override(RunConfig(), ["autocast=bfloat16"]).precision == "bfloat16"
     for word, now in {"none": "strict", "bfloat16": "bfloat16"}.items():
         assert from_dict(RunConfig, {"autocast": word}).precision == now
+    for word, names in ((True, ("tensorboard",)), (False, ())):
+        assert from_dict(RunConfig, {"tensorboard": word}).reporters == names
+    with pytest.warns(FutureWarning, match="tensorboard is called reporters now"):
+        assert override(RunConfig(), ["tensorboard=true"]).reporters == ("tensorboard",)
     with pytest.raises(ConfigError, match="precision = 'none'"):
         from_dict(RunConfig, {"precision": "none"})

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.collections import PolyCollection
 from scipy import stats
 from test_figure2 import EPOCHS, make
 
@@ -269,6 +270,31 @@ def test_its_grids_exist_and_have_its_schedules(number: str) -> None:
     assert set(figure.also) <= known
     takes = inspect.signature(importlib.import_module(f"analysis.{figure.module}").main).parameters
     assert {*figure.options, *(["schedules"] if figure.schedules else [])} <= set(takes)
+
+
+def test_many_curves_are_thin_and_without_bands(runs: list[Record]) -> None:
+    """Nine against six; the intervals stand at their ends in both."""
+    names = list(compare.groups(runs))
+    widths = {}
+    for chosen, bands in ((names, 0), (names[:6], 6)):
+        fig, _ = curves.figure(runs, schedules=chosen, x=("epoch",))
+        ax = fig.axes[0]
+        assert len([c for c in ax.collections if isinstance(c, PolyCollection)]) == bands
+        assert len(ax.containers) == len(chosen)  # bars
+        widths[len(chosen)] = {line.get_label(): line.get_linewidth() for line in ax.lines}
+        words = " ".join(fig.get_supxlabel().split())
+        assert ("; bars: 95 % t interval" in words) == (not bands)
+        assert ("; bands and bars: 95 % t interval" in words) == bool(bands)
+    label = style.style_of(names[0]).label
+    assert widths[9][label] < widths[6][label]
+
+
+def test_of_two_seeds_no_interval_is_drawn_or_told(runs: list[Record]) -> None:
+    two = [run for run in runs if run.seed < min(run.seed for run in runs) + 2]
+    fig, numbers = curves.figure(two, schedules=["low", "high"])
+    assert numbers[numbers["part"] == "curve"]["n"].unique().tolist() == [2]
+    assert numbers["ci_low"].isna().all()
+    assert "fewer than three seeds, so no interval" in fig.get_supxlabel().replace("\n", " ")
 
 
 def test_a_figure_from_its_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

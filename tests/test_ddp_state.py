@@ -185,6 +185,19 @@ def test_what_process_0_does_wrong_all_hear_in_one_sentence() -> None:
         assert "cannot be saved within an epoch" in heard["within an epoch"]
 
 
+def test_a_unit_that_is_due_ends_before_it_is_saved() -> None:
+    """Where its statistics cannot be saved; in its middle that is still refused."""
+    for found in group.run(state_jobs.due, 2):
+        assert found["early"].endswith(
+            "cannot be saved within an epoch: save with full_state_dict() after a multiple of "
+            "3 steps"
+        )
+        assert found["units"] == 1
+        whole, continued = found["rows"]
+        assert len(whole) == 2
+        same(continued, whole)
+
+
 # -- the model's layers ----------------------------------------------------------------------
 
 ACCORDION = {"name": "accordion", "interval": 2, "eta": 0.2}

@@ -53,7 +53,8 @@ def text(page: Path) -> str:
 
 
 def runnable(page: Path) -> list[Block]:
-    return [b for b in blocks(page) if b.language in ("python", "sh") and b.mark != "not run"]
+    found = [b for b in blocks(page) if b.language in ("python", "sh") or b.file]
+    return [b for b in found if b.mark != "not run"]
 
 
 def quick(page: Path) -> list[Block]:
@@ -116,7 +117,7 @@ def check_names(verb: str, words: list[str]) -> None:
         assert override(presets.get_preset(words[0]), ours)
     if verb == "figure" and words:
         assert words[0] in offered()
-    if verb == "tune" or (verb == "ablate" and "/" not in words[0]):  # else a folder
+    if verb in ("tune", "ablate") and not re.search(r"/|\.toml$", words[0]):  # else of a page's own
         assert override(next(iter(presets.get_grid(words[0]).values())), ours)
 
 

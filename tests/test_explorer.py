@@ -260,3 +260,25 @@ def run_all(page: Any) -> None:
 
 def of_low(knobs: Settings) -> str:
     return f"{study('small').answer(knobs).numbers['of_low']['accordion']:.3f}"
+
+
+def test_it_says_that_it_is_busy_while_it_is() -> None:
+    """Each move: busy before the answer, ready behind it; ready after an error as well."""
+    shown: list[str] = []
+    one = Explorer(study("smoke-quantise"))
+    one.busy.observe(lambda change: shown.append(change["new"]), "value")
+    one.picture.observe(lambda change: shown.append("answer"), "value")
+    one.knobs["eta"].value = 0.9
+    assert [("regimes-busy" in text, text == "answer") for text in shown] == [
+        (True, False), (False, True), (False, False)]  # fmt: skip
+    assert one.busy in one.view.children
+
+    def fails(*_: Any) -> None:
+        raise RecordError("no")
+
+    one.study = replace_answer = type("Study", (), {"__getattr__": lambda self, name: getattr(
+        study("smoke-quantise"), name), "answer": fails})()  # fmt: skip
+    assert replace_answer.answer is not None
+    with pytest.raises(RecordError):
+        one.knobs["eta"].value = 0.1
+    assert "regimes-busy" not in one.busy.value

@@ -8,7 +8,7 @@ import pytest
 
 from regimes.detectors import NormChange
 from regimes.policies import Accordion, BatchAccordion, PastEpoch
-from regimes.policies.history import whole_history, history, signal_values
+from regimes.policies.history import history, signal_values, whole_history
 
 
 def row(norms: list[float | None], multiple: int = 1, name: str = "norm:update") -> dict[str, Any]:

@@ -138,10 +138,13 @@ def test_plain_lines_one_per_epoch() -> None:
     assert third == "interrupted"
 
 
+TENSORBOARD = RunConfig(reporters=("tensorboard",))
+
+
 def test_scalars_need_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ConfigError, match="pip install tensorboard"):
-        terminal.reporters(RunConfig(tensorboard=True), tmp_path, terminal=False)
+        terminal.reporters(TENSORBOARD, tmp_path, terminal=False)
 
 
 def test_scalars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +163,7 @@ def test_scalars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     module = types.SimpleNamespace(SummaryWriter=SummaryWriter)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    plain, scalars = terminal.reporters(RunConfig(tensorboard=True), tmp_path, terminal=False)
+    plain, scalars = terminal.reporters(TENSORBOARD, tmp_path, terminal=False)
     assert isinstance(plain, terminal.PlainLines)
     scalars.start(header(), [row(0)])
     scalars.step(1, 1, STEPS)
@@ -276,6 +279,30 @@ def test_live_watch_ends_with_the_run(
     screen = console()
     watch.watch(tmp_path, console=screen)
     assert "12/12 epochs, finished" in screen.export_text()
+
+
+def test_watch_waits_for_the_first_run(
+    record: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder that is made later; Ctrl-C ends the waiting as well."""
+    naps: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 2:
+            record(tmp_path / "later/run", EPOCHS).close()
+        if len(naps) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(watch.time, "sleep", sleep)
+    screen = console()
+    watch.watch(tmp_path / "later", console=screen)
+    said = screen.export_text(clear=False)
+    assert said.count("waiting for the first run in") == 1
+    assert "which does not exist yet; Ctrl-C ends" in said
+    assert "1 runs: " in said
+    naps[:] = [1.0] * 3
+    watch.watch(tmp_path / "never", console=screen)
 
 
 def test_watch_without_a_run(tmp_path: Path) -> None:

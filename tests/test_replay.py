@@ -232,14 +232,14 @@ def test_a_number_that_one_seed_lacks() -> None:
     nan, keys = math.nan, {"schedule": "low", "detector": "d", "a": "x", "b": "y"}
     names = [name for part in detect.NUMBERS.values() for name in part]
     rows = [{**keys, "granularity": "epoch", "seed": seed, **dict.fromkeys(names, value)}
-            for seed, value in enumerate((1.0, nan, 3.0))]  # fmt: skip
+            for seed, value in enumerate((1.0, nan, 3.0, 5.0))]  # fmt: skip
     one = detect.over_seeds(pd.DataFrame(rows), "detectors").iloc[0]
-    assert one["n"] == 3
+    assert one["n"] == 4
     assert np.isnan([one["of_low"], one["of_low_low"], one["of_low_high"]]).all()
     two = detect.over_seeds(pd.DataFrame(rows), "pairs").iloc[0]
-    assert (two["n"], two["kappa_n"], two["kappa"]) == (3, 2, 2.0)
-    half = stats.t.ppf(0.975, 1)  # times the deviation, root of 2, over the root of n = 2
-    assert (two["kappa_low"], two["kappa_high"]) == pytest.approx((2 - half, 2 + half))
+    assert (two["n"], two["kappa_n"], two["kappa"]) == (4, 3, 3.0)
+    half = stats.t.ppf(0.975, 2) * 2 / math.sqrt(3)
+    assert (two["kappa_low"], two["kappa_high"]) == pytest.approx((3 - half, 3 + half))
 
 
 def test_what_stands_behind_plus_and_minus() -> None:
@@ -260,6 +260,8 @@ def test_interval_against_scipy() -> None:
     ends = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
     assert agreement.interval(values) == pytest.approx((np.mean(values), *ends))
     assert np.isnan(agreement.interval([1.0])[1:]).all()
+    assert agreement.interval([1.0, 2.0])[0] == 1.5
+    assert np.isnan(agreement.interval([1.0, 2.0])[1:]).all()  # 1.5 ± 6.4 would say nothing
 
 
 def test_pairs_by_epoch_or_by_epoch_and_layer(record: Record) -> None:

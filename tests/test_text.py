@@ -377,6 +377,8 @@ def test_instruments_measure_a_text(model: str, text: Path, tmp_path: Path) -> N
         (["data.name=digits"], ConfigError, "'lstm' takes text, the data are images"),
         (["data.augment=true"], ConfigError, "data.augment = True: expected none"),
         (["data.image_size=16"], ConfigError, "data.image_size = 16: expected none"),
+        (["data.resize=16"], ConfigError, "data.resize = 16: expected none"),
+        (["data.test_share=0.5"], ConfigError, "data.test_share = 0.5: expected none"),
         (["channels_last=true"], ConfigError, "channels_last = True: expected none"),
         (["deficit={name='blur', windows=[[0, 1]]}"], ConfigError, "'blur': expected"),
         (["deficit={name='labels', windows=[[0, 1]]}"], ConfigError, "'labels': expected"),

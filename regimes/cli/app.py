@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import shlex
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import tyro
@@ -10,10 +14,12 @@ from tyro.extras import SubcommandApp
 
 from regimes import presets
 from regimes.config import RunConfig, load_toml, override
+from regimes.errors import ConfigError
 
 
 class _App(SubcommandApp):
-    """`regimes figure NAME WORDS` leaves the words to the figure, options among them."""
+    """`regimes figure NAME WORDS` leaves the words to the figure, options among them. A field of
+    the configuration that is given as an option is answered with the `--set` to write."""
 
     def cli(self, **kwargs: Any) -> Any:
         match sys.argv[1:]:
@@ -21,11 +27,41 @@ class _App(SubcommandApp):
                 from regimes.plotting import offered
 
                 return offered.begin(name, words)
+            case [verb, *words] if not {"-h", "--help"} & {*words}:
+                check_options(verb, words)
         return super().cli(**kwargs)
 
 
 app = _App()
 Settings = tyro.conf.UseAppendAction[tuple[str, ...]]
+
+
+def check_options(verb: str, words: Sequence[str]) -> None:
+    """Raise ConfigError if an option is none of this command's, but a field for `--set`."""
+    from regimes import cli
+
+    known = inspect.signature(getattr(cli, verb)).parameters if verb in cli.__all__ else {}
+    if "set" not in known:
+        return
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        key, _, value = word.removeprefix("--").partition("=")
+        field = _field(key.replace("-", "_"))
+        if word.startswith("--") and field and key.replace("-", "_") not in known:
+            value = value or (following if following and not following.startswith("--") else "...")
+            raise ConfigError(
+                f"--{key} is no option of regimes {verb}: write --set "
+                + shlex.quote(f"{field}={value}")
+            )
+
+
+def _field(key: str) -> str:
+    """The path of a field of the configuration by that path, or by its last part; "" if none."""
+    plain = dataclasses.asdict(RunConfig())
+    head = key.partition(".")[0]
+    if key in plain or ("." in key and isinstance(plain.get(head), dict)):
+        return key
+    tables = ("optimizer", "model", "data")
+    return next((f"{table}.{key}" for table in tables if key in plain[table]), "")
 
 
 def welcome_plug_ins() -> None:

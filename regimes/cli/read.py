@@ -14,7 +14,7 @@ from regimes.errors import ConfigError
 
 @app.command
 def watch(folder: Annotated[Path, tyro.conf.Positional], once: bool = False) -> None:
-    """Follow a run, or a folder of runs, from the record alone.
+    """Follow a run, or a folder of runs, from the record alone; wait where there is none yet.
 
     Args:
         folder: of a run or of many.

@@ -46,19 +46,23 @@ def run(
     config = configuration(preset, set)
     given: dict[str, Any] = {"seed": seed, "workers": workers}
     config = replace(config, **{key: value for key, value in given.items() if value is not None})
-    stem = Path(preset).stem if preset.endswith(".toml") else preset
-    out = out or Path("runs", stem, f"seed-{config.seed}")
+    out = out or Path("runs", _stem(preset), f"seed-{config.seed}")
     if processes == 1 or launched().count > 1:
         train(config, out, resume, quiet)
     else:
         spawn(config, out, processes, resume=resume, quiet=quiet)
 
 
+def _stem(name: str) -> str:
+    """What a preset, a grid or a file of one is called among runs."""
+    return Path(name).stem if name.endswith(".toml") else name
+
+
 @app.command
 def ablate(
     grid: Annotated[str, tyro.conf.Positional],
     set: Settings = (),
-    seeds: int = 3,
+    seeds: int | None = None,
     first_seed: int = 0,
     schedules: Settings = (),
     out: Path | None = None,
@@ -70,9 +74,9 @@ def ablate(
     resumed.
 
     Args:
-        grid: a grid; see `regimes presets`.
+        grid: a grid, see `regimes presets`, or a .toml file with a base and schedules of your own.
         set: change a field in all runs.
-        seeds: how many seeds.
+        seeds: how many seeds; default what the file says, else 3.
         first_seed: the first of them.
         schedules: only this one; may be given several times.
         out: folder of the records; default runs/GRID.
@@ -83,12 +87,13 @@ def ablate(
     from regimes.launch import ablation
 
     welcome_plug_ins()
-    require(seeds >= 1, "--seeds", seeds, "at least 1")
+    require(seeds is None or seeds >= 1, "--seeds", seeds, "at least 1")
     require(jobs >= 1, "--jobs", jobs, "at least 1")
     cells = _presets.select(grid, schedules, set)
     options = {key: read_value(text) for key, _, text in (o.partition("=") for o in option)}
-    numbers = list(range(first_seed, first_seed + seeds))
-    ablation.main(cells, numbers, out or Path("runs", grid), jobs, executor, options)
+    named = _presets.seeds_of(grid) if seeds is None else None
+    numbers = named or list(range(first_seed, first_seed + (seeds or 3)))
+    ablation.main(cells, numbers, out or Path("runs", _stem(grid)), jobs, executor, options)
 
 
 @app.command
@@ -128,19 +133,21 @@ def tune(
         else (_presets.select(grid, schedules, set))
     )
     numbers = list(range(first_seed, first_seed + seeds))
-    tuning.main(cells, values, numbers, out or Path("runs", "tune", grid), jobs, halving, budget)
+    folder = out or Path("runs", "tune", _stem(grid))
+    tuning.main(cells, values, numbers, folder, jobs, halving, budget)
 
 
 @app.command
-def presets(name: Annotated[str | None, tyro.conf.Positional] = None) -> None:
-    """List presets and grids, or print one preset as TOML.
+def presets(words: Annotated[tuple[str, ...], tyro.conf.Positional] = ()) -> None:
+    """List presets and grids, or those that some words are about, or print one preset as TOML.
 
     Args:
-        name: a preset, or GRID/SCHEDULE.
+        words: a preset, or GRID/SCHEDULE; or words to search for, e.g. topk gpu.
     """
-    if name:
-        print(to_toml(_presets.get_preset(name)), end="")
+    if len(words) == 1 and (words[0] in _presets.PRESETS or "/" in words[0]):
+        print(to_toml(_presets.get_preset(words[0])), end="")
         return
-    for title, known in (("preset", _presets.PRESETS), ("grid", _presets.GRIDS)):
-        rows = [(key, " ".join((make.__doc__ or "").split())) for key, make in known.items()]
-        stdout.console().print(Table((title, "command, what, how long"), rows, texts=2).drawn())
+    for kind, about, rows in _presets.groups(words):
+        stdout.console().print(
+            Table((kind, "command, what, how long"), rows, texts=2, title=about).drawn(), ""
+        )

@@ -20,7 +20,7 @@ from regimes.config.run import (
     check_windows,
     in_windows,
 )
-from regimes.config.toml import load_toml, override, read_value, to_toml
+from regimes.config.toml import load_toml, overlaid, override, read_value, to_toml
 
 __all__ = [
     "DENSE",
@@ -38,6 +38,7 @@ __all__ = [
     "from_dict",
     "in_windows",
     "load_toml",
+    "overlaid",
     "override",
     "read_value",
     "to_dict",

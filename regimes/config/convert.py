@@ -52,7 +52,7 @@ def today(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     found = {}
     for key, value in values.items():
         words = respelt.get(key, {})
-        spelt = words.get(value, value) if isinstance(value, str) else value
+        spelt = words.get(value, value) if isinstance(value, str | bool) else value
         found[renamed.get(key, key)] = spelt
     return found
 

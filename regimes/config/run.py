@@ -26,6 +26,9 @@ class DataConfig:
     train_size: int | None = None  # images, equally many per class; or tokens; None = all others
     test_size: int | None = None
     validation_size: int | None = None  # likewise, never trained on nor tested on; None = no split
+    resize: int | None = None  # of "folder": the shorter side to so many pixels, the middle of it
+    test_share: float | None = None  # of a folder without train/ and test/; None = 0.2
+    split_seed: int | None = None  # which images these are; None = 0
     image_size: int | None = None  # pixels; average-pooled down to it; None = as they are
     augment: bool = False  # random crop with padding 4, random horizontal flip
     drop_last: bool = False  # leave out an epoch's last, short batch
@@ -147,14 +150,19 @@ class RunConfig:
         deterministic: on a GPU, only operations that give the same bits each time.
         compile: ``torch.compile`` for the forward and backward passes of training: faster steps
             after minutes of compiling, and other bits.
-        tensorboard: write scalars for it beside the record.
+        reporters: who else is told of each unit: "tensorboard", "wandb", what an installed package
+            offers (``records/reporting.py``), or ``package.module:Class``.
         tuned_on: seeds that have chosen this configuration; a run with one of them is refused.
         quirks: "authors" replaces fields so as to do what the published code does.
     """
 
     # old keys, and values by their old key, are still read
-    RENAMED: ClassVar[dict[str, str]] = {"parcel_mb": "bucket_mb", "autocast": "precision"}
-    RESPELT: ClassVar[dict[str, dict[Any, Any]]] = {"autocast": {"none": "strict"}}
+    RENAMED: ClassVar[dict[str, str]] = {
+        "parcel_mb": "bucket_mb", "autocast": "precision", "tensorboard": "reporters"}  # fmt: skip
+    RESPELT: ClassVar[dict[str, dict[Any, Any]]] = {
+        "autocast": {"none": "strict"},
+        "tensorboard": {True: ["tensorboard"], False: []},
+    }
 
     name: str = "run"
     seed: int = 0
@@ -192,7 +200,7 @@ class RunConfig:
     checkpoint_seconds: float | None = None  # at least, between two checkpoints
     timeout: float = 600.0  # seconds that a process waits for the others
     bucket_mb: float = 25.0  # gradients that are reduced at once, while backward goes on
-    tensorboard: bool = False
+    reporters: tuple[str, ...] = ()
 
     def digest(self) -> str:
         """SHA-256 of all that decides the numbers; processes compare it at start-up."""

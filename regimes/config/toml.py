@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import tomllib
 import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from regimes.config.convert import from_dict, to_dict, without_none
+from regimes.config.convert import from_dict, to_dict, today, without_none
 from regimes.config.run import RunConfig
 from regimes.errors import ConfigError, nearest
 
@@ -36,14 +37,42 @@ def override(config: RunConfig, settings: list[str]) -> RunConfig:
     Raises:
         ConfigError: a setting without "=", an unknown key, a wrong type.
     """
-    plain: dict[str, Any] = dataclasses.asdict(config)
+    pairs = []
     for setting in settings:
         path, equals, text = setting.partition("=")
         if not equals:
             raise ConfigError(f"--set {setting!r} needs the form key=value, e.g. optimizer.lr=0.2")
-        path = path.strip()
+        pairs.append((path.strip(), read_value(text.strip())))
+    return _with(config, pairs)
+
+
+def overlaid(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
+    """Change the keys that a nested table has, as ``override`` does; the text "none" unsets one.
+
+    >>> overlaid(RunConfig(), {"levels": {"low": 2}, "seed": 7}).levels
+    {'low': 2, 'high': 1}
+
+    Raises:
+        ConfigError: an unknown key, a wrong type.
+    """
+    return _with(config, list(_leaves(changes)))
+
+
+def _leaves(table: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+    """(a.b.c, value) of a nested table, a plug-in's name before its fields."""
+    for key in sorted(table, key=lambda key: key != "name"):
+        value, path = table[key], f"{place}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{path}.")
+        else:
+            yield path, None if value == "none" else value
+
+
+def _with(config: RunConfig, pairs: Sequence[tuple[str, Any]]) -> RunConfig:
+    plain: dict[str, Any] = dataclasses.asdict(config)
+    for path, value in pairs:
         place = path if "." in path else _present_name(path)
-        _put(plain, place, read_value(text.strip()))
+        _put(plain, place, today(RunConfig, {path: value}).get(place, value))
     return from_dict(RunConfig, without_none(plain))
 
 
@@ -96,6 +125,8 @@ def load_toml(path: str | Path) -> RunConfig:
     """
     try:
         table = tomllib.loads(Path(path).read_text())
+        if "schedules" in table:
+            raise ConfigError(f"{path} is a grid of schedules: regimes ablate {path} trains it")
         for key in table:
             _present_name(key)  # says so
         return from_dict(RunConfig, table)

@@ -1,8 +1,9 @@
 """Image folders and archives as arrays in memory, decoded once and kept in a cache.
 
 Stands under `regimes.data.images`; knows files, not torch. A tree is ``train/<class>/*`` and
-``test/<class>/*``, in a folder or in an archive, whose members are read in memory and never
-unpacked to disk. Several processes may decode the same archive at once (`regimes.data.cache`).
+``test/<class>/*``, or plain, ``<class>/*`` (`plain_tree`), in a folder or in an archive, whose
+members are read in memory and never unpacked to disk. Several processes may decode the same archive
+at once (`regimes.data.cache`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,11 +19,13 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 
 from regimes.data.cache import cache_root, store, stored
-from regimes.data.tree import SPLITS, UNREADABLE, Place, files, members
+from regimes.data.plain_tree import Prepared, places
+from regimes.data.tree import SPLITS, UNREADABLE, Place, files, has_splits, members
 from regimes.errors import DataError
 
 logger = logging.getLogger(__name__)
 FORMAT = "2"  # of the cache file, and what is read of a tree; part of its key
+AS_THEY_ARE = Prepared()
 GREY_MODES = {"1", "L", "LA"}
 DEEP_MODES = {"F", "I", "I;16", "I;16B", "I;16L", "I;16N"}  # more than 8 bits: would be clipped
 
@@ -45,7 +49,7 @@ class Picture(NamedTuple):
     pixels: UInt8[np.ndarray, "h w *rgb"]
 
 
-def load_tree(path: str | Path) -> Arrays:
+def load_tree(path: str | Path, how: Prepared = AS_THEY_ARE) -> Arrays:
     """The images under a folder or in an archive, from the cache where it has them.
 
     The order is by split, class and file name, so the folder and each archive of it are the same
@@ -54,16 +58,17 @@ def load_tree(path: str | Path) -> Arrays:
     DataError if the tree is missing, unreadable, or not a set of equal-sized images.
     """
     path = Path(path)
+    how.check()
     if not (path.is_dir() or path.is_file()):
         raise DataError(f"{path} does not exist: data.path must be an image folder or archive.")
     try:
-        name = f"{path.name.split('.')[0]}-{_fingerprint(path)[:20]}.npz"
+        name = f"{path.name.split('.')[0]}-{_fingerprint(path, how)[:20]}.npz"
     except OSError as error:
         raise _unreadable(path, error) from error
     file = cache_root() / name
     arrays = _from_cache(file)
     if arrays is None:
-        arrays = _assemble(path, _decode(path))
+        arrays = _assemble(path, _decode(path, how))
         _to_cache(file, arrays)
     return arrays
 
@@ -75,11 +80,13 @@ def _unreadable(path: Path, error: Exception) -> DataError:
     )
 
 
-def _fingerprint(path: Path) -> str:
-    """SHA-256 over the resolved path and the size and time of each file in question."""
+def _fingerprint(path: Path, how: Prepared) -> str:
+    """SHA-256 over the resolved path, the size and time of each file in question, and what is made
+    of them."""
     path = path.resolve()  # however it was spelt
-    digest = hashlib.sha256(f"{FORMAT}\0{path}".encode())
-    for file in files(path) if path.is_dir() else [path]:
+    asked = "" if how == AS_THEY_ARE else f"\0{how}"
+    digest = hashlib.sha256(f"{FORMAT}\0{path}{asked}".encode())
+    for file in files(path, not has_splits(path)) if path.is_dir() else [path]:
         status = file.stat()
         digest.update(f"\0{file}\0{status.st_size}\0{status.st_mtime_ns}".encode())
     return digest.hexdigest()
@@ -117,26 +124,44 @@ def _to_cache(file: Path, arrays: Arrays) -> None:
     store(file, arrays._asdict(), "decoded images")
 
 
-def _decode(path: Path) -> list[Picture]:
+def _decode(path: Path, how: Prepared) -> list[Picture]:
     """All pictures of the tree, sorted; of several members with one name the last."""
     found: dict[tuple[Place, str], np.ndarray] = {}
     try:
         for place, name, content in members(path):
-            found[place, name] = _pixels(path, place[2], content)
+            found[place, name] = _pixels(path, place[2], content, how.resize)
+        if not found:  # no splits
+            plain = {
+                name: _pixels(path, place[2], content, how.resize)
+                for place, name, content in members(path, plain=True)
+            }
+            where = _places(path, plain, how)
+            found = {(where[name], name): plain[name] for name in where}
     except UNREADABLE as error:
         raise _unreadable(path, error) from error
     return [Picture(*place, found[place, name]) for place, name in sorted(found)]
 
 
-def _pixels(path: Path, name: str, content: bytes) -> np.ndarray:
-    from PIL import Image
+def _places(path: Path, names: Iterable[str], how: Prepared) -> dict[str, Place]:
+    try:
+        return places(names, how)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+def _pixels(path: Path, name: str, content: bytes, size: int | None) -> np.ndarray:
+    from PIL import Image, ImageOps
 
     try:
         with Image.open(io.BytesIO(content)) as image:
             if image.mode in DEEP_MODES:
                 raise ValueError(f"mode {image.mode} has more than 8 bits per channel")
             mode = "L" if image.mode in GREY_MODES else "RGB"
-            return np.asarray(image if image.mode == mode else image.convert(mode))
+            held = image if size is None else ImageOps.exif_transpose(image)  # as the camera was
+            plain = held if held.mode == mode else held.convert(mode)
+            if size is not None:  # the shorter side, the middle of the longer one
+                plain = ImageOps.fit(plain, (size, size), method=Image.Resampling.BICUBIC)
+            return np.asarray(plain)
     except Exception as error:  # Pillow raises a dozen kinds, SyntaxError among them
         raise DataError(f"{path}: {name} cannot be decoded as an image ({error}).") from error
 
@@ -144,7 +169,10 @@ def _pixels(path: Path, name: str, content: bytes) -> np.ndarray:
 def _assemble(path: Path, pictures: list[Picture]) -> Arrays:
     for split in SPLITS:
         if not any(picture.split == split for picture in pictures):
-            raise DataError(f"{path} has no images in {split}/<class>/; found {len(pictures)} all.")
+            raise DataError(
+                f"{path} has no images in {split}/<class>/, and {len(pictures)} elsewhere: "
+                "expected train/<class>/ and test/<class>/, or <class>/ alone, which is split."
+            )
     classes = tuple(sorted({p.label for p in pictures if p.split == "train"}))
     if len(classes) < 2:
         raise DataError(f"{path} has only one class, {classes[0]!r}; at least two are needed.")
@@ -156,7 +184,10 @@ def _assemble(path: Path, pictures: list[Picture]) -> Arrays:
             one, other = (
                 "{0} is {2}x{1}".format(p.name, *p.pixels.shape) for p in (picture, first)
             )
-            raise DataError(f"{path}: {one}, but {other}; all images must have one size.")
+            raise DataError(
+                f"{path}: {one}, but {other}; all images must have one size: set data.resize = 32, "
+                "or another size."
+            )
     colour = any(picture.pixels.ndim == 3 for picture in pictures)
     parts = ([p for p in pictures if p.split == split] for split in SPLITS)
     train, test = (_stack(part, classes, colour) for part in parts)

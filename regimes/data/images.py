@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from regimes.data.deficits import Deficit
-from regimes.data.sources import CIFAR_FOLDERS, Arrays, balanced, hold_out, read
+from regimes.data.sources import CIFAR_FOLDERS, Arrays, at_most, balanced, hold_out, read
 from regimes.data.task import Shuffled
 from regimes.errors import DataError
 from regimes.seeding import stream
@@ -70,6 +70,7 @@ class Images:
 def load(config: DataConfig) -> Images:
     """The data set that a configuration names, subset and pooled as it says, or DataError."""
     raw = read(config)
+    config = at_most(config, raw)
     train, held = _training(raw, config)
     test = _select(raw.test_x, raw.test_y, raw.classes, config.test_size, "test")
     train_x, test_x = _pooled(train[0], config.image_size), _pooled(test[0], config.image_size)
@@ -115,7 +116,10 @@ def _pooled(x: UInt8[Tensor, "n c h w"], size: int | None) -> UInt8[Tensor, "n c
     if size is None or (h, w) == (size, size):
         return x
     if size < 1 or h % size or w % size:
-        raise DataError(f"data.image_size = {size} must divide the original size, {h}x{w}.")
+        raise DataError(
+            f"data.image_size = {size} must divide the original size, {h}x{w}; images of a folder "
+            "come to any size with data.resize, and data.image_size = none leaves them as they are."
+        )
     area = (h // size) * (w // size)
     sums = (
         part.view(-1, c, size, h // size, size, w // size).sum((3, 5), dtype=torch.int32)

@@ -200,6 +200,8 @@ def check(config: RunConfig) -> None:
     data = config.data
     require(data.sequence >= 1, "data.sequence", data.sequence, "at least 1 token")
     of_images = {"data.augment": data.augment, "data.image_size": data.image_size,
+                 "data.resize": data.resize, "data.test_share": data.test_share,
+                 "data.split_seed": data.split_seed,
                  "channels_last": config.channels_last}  # fmt: skip
     for name, value in of_images.items():
         require(not value, name, value, "none, the data are a text")

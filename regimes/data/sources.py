@@ -6,9 +6,10 @@ Each source gives `Arrays`, the data as it was stored.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +18,14 @@ import torch
 
 from regimes.data.cache import cache_root, data_root
 from regimes.data.image_folder import Arrays, load_tree
-from regimes.errors import DataError, nearest
+from regimes.data.plain_tree import Prepared
+from regimes.errors import DataError, nearest, require
 from regimes.seeding import stream
 
 if TYPE_CHECKING:
     from regimes.config import DataConfig
 
+logger = logging.getLogger(__name__)
 DIGITS_TRAIN = 1000  # of 1,797; the rest is the test set
 TEXTS = ("wikitext-2", "text", "stdlib", "synthetic-text")  # read elsewhere
 CIFAR_FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
@@ -43,6 +46,10 @@ def read(config: DataConfig) -> Arrays:
     known = (*sources, *TEXTS)
     if config.name not in sources:
         raise DataError(f"Unknown data set {config.name!r}: {nearest(config.name, known)}")
+    for field in ("resize", "test_share", "split_seed"):
+        value = getattr(config, field)
+        require(value is None or config.name == "folder", f"data.{field}", value,
+                'none, it is for data.name = "folder"')  # fmt: skip
     return sources[config.name](config)
 
 
@@ -76,7 +83,23 @@ def _digits(config: DataConfig) -> Arrays:
 def _folder(config: DataConfig) -> Arrays:
     if config.path is None:
         raise DataError('data.name = "folder" needs data.path: an image folder or an archive.')
-    return load_tree(config.path)
+    how = Prepared(config.resize, config.test_share, config.split_seed)
+    return load_tree(config.path, how)
+
+
+def at_most(config: DataConfig, raw: Arrays) -> DataConfig:
+    """Of somebody's own folder, which may have fewer images than a preset asks for, all it has."""
+    if config.name != "folder":
+        return config
+    has = {"train_size": len(raw.train_y) - (config.validation_size or 0),
+           "test_size": len(raw.test_y)}  # fmt: skip
+    sizes = {name: getattr(config, name) for name in has}
+    small = {name for name, size in sizes.items() if size is not None and size > has[name] > 0}
+    for name in sorted(small):
+        logger.warning("data.%s = %d, and %s has %d: all are taken", name, sizes[name], config.path,
+                    has[name])  # fmt: skip
+    none: dict[str, Any] = dict.fromkeys(small)
+    return replace(config, **none)
 
 
 def _cifar(config: DataConfig) -> Arrays:
@@ -143,10 +166,11 @@ def balanced(y: np.ndarray, classes: int, size: int | None, what: str) -> np.nda
     if size is not None:
         share = size // classes + (np.arange(classes) < size % classes)
         if size < 1 or (share > counts).any():
-            worst = int((counts - share).argmin())
+            worst, first = int((counts - share).argmin()), what.partition(",")[0]
+            field = first if first in ("test", "validation") else "train"
             raise DataError(
                 f"{what}: {size} images of {classes} classes take {share[worst]} of class {worst}, "
-                f"which has {counts[worst]}."
+                f"which has {counts[worst]}: set another data.{field}_size, or none for all."
             )
     return _in_turn(torch.randperm(len(y), generator=stream("subset", what)).numpy(), y)
 

@@ -82,7 +82,8 @@ class Shuffled(Rebatched):
         if self.steps == 0:
             raise DataError(
                 f"A global batch of {self.workers} x {batch_size} = {union} {self.unit} with "
-                f"drop_last leaves no step: the training set has {self.count}."
+                f"drop_last leaves no step: the training set has {self.count}. Lower batch_size or "
+                "workers."
             )
 
     def _union(self, order: Int64[Tensor, " n"], step: int) -> Int64[Tensor, "b W"]:

@@ -1,5 +1,5 @@
-"""The image files of a tree ``train/<class>/*``, ``test/<class>/*``: a folder, or an archive that
-is read in memory and never unpacked to disk.
+"""The image files of a tree ``train/<class>/*``, ``test/<class>/*``, or of a plain one,
+``<class>/*``: a folder, or an archive that is read in memory and never unpacked to disk.
 
 A folder and each archive of it have the same images: what a link leads to is read in both, and
 what cannot be read is an error, since images that are lost silently are another experiment.
@@ -13,11 +13,12 @@ import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 SPLITS = ("train", "test")
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+HIDDEN = (".", "__MACOSX")
 LARGEST_IMAGE = 2**28  # bytes of one file
 LINKS = 40  # that lead to each other, at most, as on Linux
 UNREADABLE = (  # what the standard library raises on a truncated or foreign archive
@@ -32,44 +33,52 @@ UNREADABLE = (  # what the standard library raises on a truncated or foreign arc
 Place = tuple[str, str, str]  # split, class, path below the split's parent
 
 
-def members(path: Path) -> Iterator[tuple[Place, str, bytes]]:
+Placing = Callable[[str], Place | None]
+
+
+def members(path: Path, plain: bool = False) -> Iterator[tuple[Place, str, bytes]]:
     """Place, full name and content of each image file, in the order that is cheap to read. A name
     may come again: the last one counts.
+
+    Args:
+        plain: of all images, with no place yet but their path; False: of those below a split.
 
     Raises:
         UNREADABLE: the archive or a file of it cannot be read, or a link leads nowhere.
     """
+    placed = _anywhere if plain else _place
     if path.is_dir():
-        for file in files(path):
+        for file in files(path, plain):
             name = file.relative_to(path).as_posix()
-            if place := _place(name):
+            if place := placed(name):
                 yield place, name, _content(file)
     elif path.suffix.lower() == ".zip":
         with zipfile.ZipFile(path) as archive:
             for info in archive.infolist():
-                if not info.is_dir() and (place := _place(info.filename)):
+                if not info.is_dir() and (place := placed(info.filename)):
                     _check_size(info.filename, info.file_size)
                     yield place, os.path.normpath(info.filename), archive.read(info)
     else:
         with tarfile.open(path) as tar:
-            yield from _of_tar(tar)
+            yield from _of_tar(tar, placed)
 
 
-def _of_tar(tar: tarfile.TarFile) -> Iterator[tuple[Place, str, bytes]]:
+def _of_tar(tar: tarfile.TarFile, placed: Placing) -> Iterator[tuple[Place, str, bytes]]:
     latest: dict[str, tarfile.TarInfo] = {}
     for member in tar:
         name = os.path.normpath(member.name)
         latest[name] = member
-        if member.isreg() and (place := _place(member.name)):
+        if member.isreg() and (place := placed(member.name)):
             yield place, name, _read(tar, member.name, member)
     _check_end(tar)
     for name, member in latest.items():
         if member.isreg() or member.isdir():
             continue
         target = _target(name, latest)
-        if place := _place(member.name):
+        below = placed is _anywhere or not set(name.split("/")).isdisjoint(SPLITS)
+        if place := placed(member.name):
             yield place, name, _read(tar, member.name, target)
-        elif target is not None and target.isdir() and not set(name.split("/")).isdisjoint(SPLITS):
+        elif target is not None and target.isdir() and below:
             raise tarfile.ReadError(
                 f"{member.name} is a link to a folder: pack it with tar --dereference"
             )
@@ -119,19 +128,28 @@ def _check_size(name: str, size: int) -> None:
         raise OSError(f"{name} is too large for an image: {size} bytes")
 
 
-def files(path: Path) -> list[Path]:
-    """All files below the splits of a folder, links to folders followed.
+def files(path: Path, plain: bool = False) -> list[Path]:
+    """All files below the splits of a folder, links to folders followed; or, of a plain one, all
+    images.
 
     Raises:
         OSError: a folder cannot be read, or a link leads to a folder that it lies in.
     """
     found = []
-    for split in SPLITS:
-        for folder, _, names in os.walk(path / split, onerror=_missing, followlinks=True):
-            if Path(folder).is_symlink():
+    for start in [path] if plain else [path / split for split in SPLITS]:
+        for folder, below, names in os.walk(start, onerror=_missing, followlinks=True):
+            if Path(folder).is_symlink() and Path(folder) != path:
                 _check_loop(Path(folder))
+            if plain:
+                below[:] = [name for name in below if not name.startswith(HIDDEN)]
+                names = [name for name in names if _anywhere(name)]
             found += [Path(folder, name) for name in names]
     return sorted(found)
+
+
+def has_splits(path: Path) -> bool:
+    """Does a folder have an image below ``train/<class>/`` or ``test/<class>/``?"""
+    return any(_place(file.relative_to(path).as_posix()) for file in files(path))
 
 
 def _missing(error: OSError) -> None:
@@ -149,7 +167,15 @@ def _place(name: str) -> Place | None:
     whole = name.removeprefix("./").split("/")
     start = next((i for i, part in enumerate(whole) if part in SPLITS), len(whole))
     parts = whole[start:]  # archives often hold the tree in one more folder
-    hidden = any(part.startswith((".", "__MACOSX")) for part in whole)
-    if len(parts) < 3 or hidden or os.path.splitext(name)[1].lower() not in SUFFIXES:
+    if len(parts) < 3 or not _anywhere(name):
         return None
     return parts[0], parts[1], "/".join(parts)
+
+
+def _anywhere(name: str) -> Place | None:
+    """Its path alone, or None if it is hidden or no image by its suffix."""
+    path = name.removeprefix("./")
+    hidden = any(part.startswith(HIDDEN) for part in path.split("/"))
+    if hidden or os.path.splitext(name)[1].lower() not in SUFFIXES:
+        return None
+    return "", "", path

@@ -169,10 +169,15 @@ class Hook(Course):
         of processes can continue from. All processes call this. Its tensors are on the CPU;
         ``torch.load(weights_only=True)`` reads it back.
 
+        A unit of so many steps that has had them ends now, where its statistics could not be
+        saved, and not with the next step: call this after ``scheduler.step()``.
+
         Raises:
             ConfigError: as ``state_dict`` does, on all processes.
         """
         self.world.meeting.come("full_state_dict()")
+        if not state.within(self) and self.pace.over(self.buckets.steps):
+            self._end(*self.pace.rates())
         return elastic.collect(self)
 
     def load_full_state_dict(self, full: Mapping[str, Any] | None) -> None:

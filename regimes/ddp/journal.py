@@ -20,8 +20,9 @@ from torch import Tensor
 
 from regimes.collectives.world import World
 from regimes.ddp.recording import Recording
-from regimes.errors import RecordError, require
-from regimes.records import Writer, read_header, read_lines
+from regimes.errors import RecordError, RegimesError, require
+from regimes.records import Writer, read_header, read_lines, reporters
+from regimes.training.watchers import Watchers
 
 Row = dict[str, Any]
 LOSSES = ("train_loss", "test_loss")
@@ -35,6 +36,7 @@ class Journal:
     Attributes:
         header: of the record.
         writer: None until the first step, and after ``close``.
+        watchers: who else is told; one that fails is left out.
         waiting: rows that are not written yet, each with its seconds and details.
         fresh: the last of them may still get what is logged.
         closed: the record has ended; what comes later is not its.
@@ -43,6 +45,7 @@ class Journal:
     def __init__(self, about: Recording, header: Row) -> None:
         self.about, self.header, self.folder = about, header, Path(about.folder)
         self.writer: Writer | None = None
+        self.watchers = Watchers(())
         self.waiting: list[tuple[Row, dict[str, float], Row]] = []
         self.sums: dict[str, Any] = {}
         self.counts: dict[str, int] = {}
@@ -56,8 +59,10 @@ class Journal:
         Raises:
             RecordError: the folder cannot be written, or holds a run that is not continued, or of
                 another configuration.
+            ConfigError: a package that a reporter needs is missing.
         """
         self.waiting = []
+        self.watchers = Watchers(reporters(self.about.reporters, self.folder))
         if (self.folder / "run.json").exists():
             if not continued:
                 raise RecordError(
@@ -74,6 +79,8 @@ class Journal:
             written = []
             self.writer = Writer.create(self.folder, self.header)
         self.waiting = [(_whole(row), {}, {}) for row in rows[len(written) :]]
+        self.watchers.diary = self.writer.event
+        self.watchers.start(self.header, written[: len(rows)])
 
     def _check_same(self) -> None:
         theirs, ours = read_header(self.folder), self.header
@@ -89,6 +96,7 @@ class Journal:
         """Until the record is opened again: the job goes on from a state, maybe an earlier one."""
         if self.writer is not None:
             self.writer.close()
+            self.watchers.stop("")
         self.writer, self.waiting, self.fresh = None, [], False
 
     # -- what happens ------------------------------------------------------------------------
@@ -119,7 +127,8 @@ class Journal:
                     warnings.warn(f"{error}; training goes on, and rows wait", stacklevel=2)
                 self.warned = True
                 return
-            self.waiting.pop(0)
+            row, seconds, _ = self.waiting.pop(0)
+            self.watchers.epoch(row, seconds)
 
     def fill(self) -> None:
         """Put what was logged, means over the calls, into the row of the unit that has just ended;
@@ -168,6 +177,7 @@ class Journal:
                 writer.event("stopped", why=why)
         except RecordError as error:
             print(f"regimes: {error}", file=sys.stderr)
+        self.watchers.stop(why)
         writer.close()
 
 
@@ -181,7 +191,7 @@ def open_together(world: World, journal: Journal | None, rows: list[Row], contin
     if journal is not None:
         try:
             journal.open(rows, continued)
-        except RecordError as error:
+        except RegimesError as error:
             failure = str(error)
     if failure := world.gather_object(failure)[0]:
         raise RecordError(failure)

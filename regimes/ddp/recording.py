@@ -17,7 +17,7 @@ from regimes.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig, 
 from regimes.ddp.pace import Pace
 from regimes.ddp.validate import Choice
 from regimes.errors import is_whole, require, unexpected
-from regimes.records import OWN, provenance
+from regimes.records import OWN, check_reporters, provenance
 from regimes.training.rows import layer_entries
 
 
@@ -33,6 +33,8 @@ class Recording:
         metric: the name under which the script logs what it is judged by; "accuracy" as a share
             of one, "perplexity" and "bits per byte" are known to figures.
         units: how many the job will have, for progress; None: nobody knows.
+        reporters: who else is told of each unit: "tensorboard", "wandb", ... (``reporters`` of a
+            configuration).
     """
 
     folder: str | Path
@@ -41,12 +43,16 @@ class Recording:
     batch_size: int | None = None
     metric: str = "loss"
     units: int | None = None
+    reporters: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for field in ("batch_size", "units"):
             value = getattr(self, field)
             good = value is None or is_whole(value, 1)
             require(good, f"Recording.{field}", value, "a whole number from 1 up")
+        names = (self.reporters,) if isinstance(self.reporters, str) else tuple(self.reporters)
+        check_reporters(names)
+        object.__setattr__(self, "reporters", names)
 
 
 def recording(given: Any) -> Recording | None:

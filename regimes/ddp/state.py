@@ -54,11 +54,13 @@ class Stateful(Protocol):
 def save(hook: Stateful) -> dict[str, Any]:
     """See ``Hook.state_dict``."""
     b = hook.buckets
-    if b.steps and not hook.panel.gauges.keys() <= {"norms"}:
+    if b.steps and not within(hook):
+        steps = hook.pace.steps
         raise ConfigError(
-            f"state_dict: {', '.join(hook.panel.gauges)} cannot be saved within an epoch: call it "
-            "right after epoch_end"
-        )
+            f"state_dict: {', '.join(hook.panel.gauges)} cannot be saved within an epoch: "
+            + (f"save with full_state_dict() after a multiple of {steps} steps"
+               if steps else "call it right after epoch_end")
+        )  # fmt: skip
     if hook.journal is not None:
         hook.journal.fill()
     memories, residuals = copy.deepcopy(hook.reducer.state_dict())
@@ -82,6 +84,11 @@ def save(hook: Stateful) -> dict[str, Any]:
         "pace": hook.pace.state_dict(),
         "logged": {} if hook.journal is None else hook.journal.state_dict(),
     }
+
+
+def within(hook: Stateful) -> bool:
+    """Can the state be saved within a unit? The norm's sums can, no other gauge's."""
+    return hook.panel.gauges.keys() <= {"norms"}
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from regimes.config import RunConfig
 from regimes.console import stdout
 from regimes.monitor.terminal import reporters
 from regimes.monitor.text import metric_text
+from regimes.records import reporters as named
 from regimes.training.silence import silence
 
 
@@ -19,7 +20,8 @@ def train(config: RunConfig, out: Path, resume: bool, quiet: bool) -> None:
     restarted = launched().restarts > 0
     resume = resume or (restarted and (out / "run.json").exists())
     if quiet or launched().rank > 0:
-        run(config, out, resume=resume)
+        told = named(config.reporters, out) if launched().rank == 0 else ()
+        run(config, out, resume=resume, reporters=told)
         return
     record = run(config, out, resume=resume, reporters=reporters(config, out))
     last, name = record.epochs.iloc[-1], record.header["metric"]

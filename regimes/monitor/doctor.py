@@ -17,7 +17,7 @@ from regimes.console.stdout import console
 from regimes.console.tables import Table
 
 NEEDED = ("torch", "torchvision", "numpy", "scipy", "pandas", "scikit-learn", "seaborn", "rich")
-EXTRAS = ("pyhessian", "tyro", "tensorboard", "jupyterlab", "ipywidgets")
+EXTRAS = ("pyhessian", "tyro", "tensorboard", "wandb", "jupyterlab", "ipywidgets")
 MINUTE = 60.0  # seconds that importing torchvision may take
 TWO_INDEXES = (
     "Regimes reads its data sets all the same; a script of your own that imports it fails. "

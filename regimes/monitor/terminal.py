@@ -15,6 +15,7 @@ from regimes.console.stdout import console as new_console
 from regimes.console.stdout import is_terminal
 from regimes.monitor.text import Row, cells, epoch_table, headline
 from regimes.records import count_units, unit_name, units
+from regimes.records import reporters as named
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -23,14 +24,10 @@ if TYPE_CHECKING:
 
 
 def reporters(config: RunConfig, out: Path, terminal: bool | None = None) -> list[Reporter]:
-    """Who watches a run: a live table in a terminal or else plain lines; TensorBoard if asked."""
+    """Who watches a run: a live table in a terminal or else plain lines; whom its user names."""
     terminal = is_terminal() if terminal is None else terminal
     chosen: list[Reporter] = [LiveTable() if terminal else PlainLines()]
-    if config.tensorboard:
-        from regimes.monitor.tensorboard import Scalars
-
-        chosen.append(Scalars(out))
-    return chosen
+    return chosen + named(config.reporters, out)
 
 
 class LiveTable:

@@ -44,11 +44,15 @@ BUSY = ("running", "starting")
 
 
 def watch(folder: Path, once: bool = False, console: Console | None = None) -> None:
-    """Show a run, or a folder of runs, and follow it every second until it ends or Ctrl-C.
+    """Show a run, or a folder of runs, and follow it every second until it ends or Ctrl-C; where
+    there is none yet, wait for the first.
 
     Args:
         folder: or an archive of runs, which is shown once.
         once: print and return.
+
+    Raises:
+        RecordError: there is no run, and ``once`` is asked for.
     """
     from rich.live import Live
 
@@ -57,9 +61,11 @@ def watch(folder: Path, once: bool = False, console: Console | None = None) -> N
         with opened(folder) as root:
             console.print(_many(root, None, called=str(folder))[0])
         return
+    try:
+        _await(folder, once, console)
+    except KeyboardInterrupt:
+        return
     single = (folder / "run.json").exists()
-    if not single and not find(folder):
-        raise RecordError(f"no run in or under {folder}: expected a file run.json there")
     draw = _one if single else functools.partial(_many, height=None if once else console.height)
     picture, going = draw(folder)
     if once:
@@ -73,6 +79,20 @@ def watch(folder: Path, once: bool = False, console: Console | None = None) -> N
                 live.update(picture, refresh=True)
     except KeyboardInterrupt:
         pass
+
+
+def _await(folder: Path, once: bool, console: Console) -> None:
+    """Until there is a run in or under the folder."""
+    said = False
+    while not ((folder / "run.json").exists() or find(folder)):
+        if once:
+            raise RecordError(f"no run in or under {folder}: expected a file run.json there")
+        if not said:
+            lacks = "" if folder.is_dir() else ", which does not exist yet"
+            waits = f"waiting for the first run in {folder}{lacks}; Ctrl-C ends"
+            console.print(waits, markup=False, soft_wrap=True)
+        said = True
+        time.sleep(1)
 
 
 def state(folder: Path, header: Row, rows: Sequence[Row]) -> tuple[str, str]:

@@ -26,19 +26,22 @@ WIDE = 4  # from this ratio an axis is logarithmic: of the schedules' ends, of a
 
 def fill(ax: Axes, against: str, numbers: pd.DataFrame, last: pd.DataFrame, shown: Metric) -> None:
     """One curve per schedule: mean and band against epochs, the mean alone against anything else.
+    More than `style.MANY` are thin, with fewer markers and without bands.
 
     Args:
         against: "epoch", "floats" or "seconds".
         numbers, last: of `curves.curves` and `curves.ends`.
     """
-    for name, look in styles_of(numbers["schedule"]).items():
+    looks = styles_of(numbers["schedule"])
+    many = len(looks) > style.MANY
+    for name, look in looks.items():
         rows = numbers[numbers["schedule"] == name].dropna(subset=[shown.name])
-        every = max(1, len(rows) // 8)
+        every = max(1, len(rows) // (3 if many else 8))
         first = sum(map(ord, name)) % every  # the markers of two schedules fall apart
         line = look.line if against == "epoch" else {**look.line, "marker": ""}
-        line["linewidth"] *= 0.6 if len(rows) > LONG else 1.0
+        line["linewidth"] *= 0.6 if len(rows) > LONG or many else 1.0
         ax.plot(rows[against], rows[shown.name], markevery=(first, every), label=look.label, **line)
-        if against == "epoch":
+        if against == "epoch" and not many:
             floor = rows["ci_low"].clip(lower=rows[shown.name].min() / 10 if shown.log else None)
             ax.fill_between(rows["epoch"], floor, rows["ci_high"], color=look.colour, alpha=0.12,
                             linewidth=0)  # fmt: skip

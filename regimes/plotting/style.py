@@ -25,6 +25,7 @@ from regimes.plotting.looks import order as order
 from regimes.plotting.looks import style_of as style_of
 from regimes.plotting.looks import styles_of as styles_of
 from regimes.records import OWN, count_units, unit_name, write_output, write_table
+from regimes.replay.agreement import LEAST
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 WIDTH = 7.2  # inches: two columns of a paper
 DPI = 200
+MANY = 6  # curves in a panel, from which on they are thinned (`panels.fill`)
 CAPTION_LETTERS = 132  # of size 7 that fit into WIDTH
 
 
@@ -130,6 +132,13 @@ def seeds_in_words(counts: Sequence[int]) -> str:
     return (
         f"n\xa0=\xa0{low if low == high else f'{low} to {high}'}\xa0seed{'' if high == 1 else 's'}"
     )
+
+
+def intervals_in_words(counts: Sequence[int], drawn: int) -> str:
+    """What bands and bars are, of schedules with so many seeds each, so many in a panel."""
+    if max(counts) < LEAST:
+        return "fewer than three seeds, so no interval"
+    return f"{'bars' if drawn > MANY else 'bands and bars'}: 95 % t interval of the mean"
 
 
 def caption(fig: Figure, text: str) -> None:

@@ -14,13 +14,15 @@ from typing import Any
 
 from regimes.config import RunConfig, load_toml, override, to_dict
 from regimes.errors import ConfigError, nearest
-from regimes.presets import cpu, language, local, paper, paper_text, questions
+from regimes.presets import cpu, language, local, own, paper, paper_text, questions
 from regimes.presets.families import Grid, schedules
+from regimes.presets.listing import groups
 from regimes.presets.registry import GRIDS, PRESETS, grid, preset
 
 __all__ = [
-    "GRIDS", "PRESETS", "Grid", "check_common", "cpu", "get_grid", "get_preset", "grid", "language",
-    "local", "paper", "paper_text", "preset", "questions", "schedules", "select",
+    "GRIDS", "PRESETS", "Grid", "check_common", "cpu", "get_grid", "get_preset", "grid", "groups",
+    "language", "local", "own", "paper", "paper_text", "preset", "questions", "schedules",
+    "seeds_of", "select",
 ]  # fmt: skip
 
 
@@ -38,13 +40,21 @@ def get_preset(name: str) -> RunConfig:
 
 
 def get_grid(name: str) -> Grid:
-    """A grid, or ConfigError with the nearest name. A folder is the grid of its TOML files."""
+    """A grid, or ConfigError with the nearest name. A TOML file is a grid of one's own (`own`), a
+    folder the grid of its TOML files."""
+    if own.is_file(name):
+        return own.read_grid(name, get_preset)
     if name not in GRIDS and Path(name).is_dir():
         files = sorted(Path(name).glob("*.toml"))
         if not files:
             raise ConfigError(f"{name} has no configuration: expected files *.toml in it")
         return {file.stem: load_toml(file) for file in files}
     return GRIDS.find(name)()
+
+
+def seeds_of(name: str) -> list[int] | None:
+    """The seeds that a grid's file names, if it does."""
+    return own.read_seeds(name) if own.is_file(name) else None
 
 
 def select(name: str, schedules: Sequence[str] = (), settings: Sequence[str] = ()) -> Grid:

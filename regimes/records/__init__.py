@@ -44,12 +44,13 @@ from regimes.records.reader import (
     load,
     summary,
 )
+from regimes.records.reporting import check_reporters, reporters
 from regimes.records.schema import SCHEMA
 from regimes.records.writer import Writer
 
 __all__ = [
-    "FREE_ON_RESUME", "OWN", "SCHEMA", "Record", "Writer", "check_same", "check_together",
-    "complete", "count_units", "edited", "find", "length", "load", "load_all", "opened", "pack",
-    "progress", "read_header", "read_lines", "share_of_low", "summary", "unit_name", "units",
-    "write_atomically", "write_output", "write_table",
+    "FREE_ON_RESUME", "OWN", "SCHEMA", "Record", "Writer", "check_reporters", "check_same",
+    "check_together", "complete", "count_units", "edited", "find", "length", "load", "load_all",
+    "opened", "pack", "progress", "read_header", "read_lines", "reporters", "share_of_low",
+    "summary", "unit_name", "units", "write_atomically", "write_output", "write_table",
 ]  # fmt: skip

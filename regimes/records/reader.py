@@ -22,7 +22,7 @@ FREE_ON_RESUME = {
     "device",
     "checkpoint_every",
     "checkpoint_seconds",
-    "tensorboard",
+    "reporters",
     "timeout",
     "bucket_mb",
     "quirks",  # what it does is spelt out in other fields

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Calls = NDArray[np.bool_]
+LEAST = 3  # values that an interval needs
 FARTHEST = 5  # epochs of lead or lag that are looked for
 
 
@@ -63,11 +64,12 @@ def majority(calls: Calls) -> Calls:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean and 95 % t interval of the mean; the ends are nan for a single value."""
+    """Mean and 95 % t interval of the mean; the ends are nan for fewer than ``LEAST`` values: of
+    two it reaches six times as far as they are apart, whatever they are."""
     from scipy.stats import t
 
     mean, n = float(np.mean(values)), len(values)
-    if n < 2:
+    if n < LEAST:
         return mean, math.nan, math.nan
     half = float(t.ppf(0.975, n - 1) * np.std(values, ddof=1) / math.sqrt(n))
     return mean, mean - half, mean + half

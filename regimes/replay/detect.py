@@ -73,7 +73,8 @@ def bench(runs: Sequence[Record], texts: Sequence[str] = ()) -> Comparison:
 
 
 def over_seeds(frame: pd.DataFrame, part: str) -> pd.DataFrame:
-    """Per schedule and detector (or pair): n and, per number, mean and 95 % t interval.
+    """Per schedule and detector (or pair): n and, per number, mean and 95 % t interval (of three
+    seeds or more).
 
     A detector's number that one seed lacks is undefined (nan). Of a pair's, the seeds where it is
     undefined are left out; ``NUMBER_n`` says how many were not.
@@ -133,7 +134,7 @@ EXPLAINED = (
     "s / epoch, % of training: what the signal costs, beside compute, compression and "
     "communication. by: epoch and layer, or epoch (a detector per layer is critical when at least "
     "half of the layers are). lag: epochs by which the second follows the first. "
-    "±: 95 % t interval over seeds. -: undefined."
+    "±: 95 % t interval over seeds, of three or more. -: undefined."
 )
 
 

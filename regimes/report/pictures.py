@@ -124,7 +124,8 @@ def _logged(study: Study) -> list[Picture]:
 def _words(study: Study, found: Groups, against: str) -> str:
     """Mean over what, and what the marks are."""
     counts = [len(runs) for runs in found.values()]
-    mean = f"Mean over {style.seeds_in_words(counts)}; bands and bars: 95 % t interval"
+    spread = style.intervals_in_words(counts, len(counts)).removesuffix(" of the mean")
+    mean = f"Mean over {style.seeds_in_words(counts)}; {spread}"
     end = "the last value" if study.one.hooked else "the end"
     parts = [f"{mean if max(counts) > 1 else 'One seed'}; large marker: {end}"]
     decays = [decay_epochs(run) for run in study.runs]

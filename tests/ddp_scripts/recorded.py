@@ -151,3 +151,21 @@ def killed(rank: int, folder: Path) -> None:
     for number in range(2 * STEPS + 2):
         step(job, number, rank)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def reported(rank: int, folder: Path, names: list[str]) -> None:
+    """With reporters of these names."""
+    job = parts(every=STEPS, record=Recording(folder, reporters=tuple(names)), policy="accordion")
+    for number in range(3 * STEPS):
+        step(job, number, rank)
+    job["hook"].close()
+
+
+def refused_reporter(rank: int, folder: Path, name: str) -> str:
+    """What the first step says where a reporter cannot be made."""
+    job = parts(every=STEPS, record=Recording(folder, reporters=(name,)))
+    try:
+        step(job, 0, rank)
+    except regimes.RecordError as error:
+        return str(error)
+    return ""

@@ -166,6 +166,30 @@ def refused(rank: int) -> dict[str, str]:
     return {**heard, "within an epoch": sentence(hook.full_state_dict)}
 
 
+def due(rank: int) -> dict[str, Any]:
+    """A policy that reads what cannot be saved within a unit: saved when its steps are done, and
+    then continued beside the hook that goes on."""
+    settings = {"policy": {"name": "error-ladder", "levels": ["high", "low"]}, "every": 3}
+    hooks, found = [], {}
+    for _ in range(2):
+        net = cases.build(CASE)
+        model = DistributedDataParallel(net)
+        hooks.append((model, attach(model, levels=dict(CASE.levels), seed=7,
+                                    optimizer=cases.sgd(model), **settings)))  # fmt: skip
+    (model, hook), (other, continued) = hooks
+    for number in range(2):
+        update(model, number, rank)
+    found["early"] = sentence(hook.full_state_dict)
+    update(model, 2, rank)
+    full = hook.full_state_dict()
+    found["units"] = len(hook.rows)
+    continued.load_full_state_dict(full)
+    for number in range(3, 7):
+        a, b = update(model, number, rank), update(other, number, rank)
+        assert all(torch.equal(a[name], b[name]) for name in a)
+    return {**found, "rows": [h.rows for _, h in hooks]}
+
+
 def _less(state: dict[str, Any], key: str) -> dict[str, Any]:
     return {name: value for name, value in state.items() if name != key}
 

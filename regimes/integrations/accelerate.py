@@ -1,0 +1,40 @@
+"""Loops of one's own with Accelerate under the hook (needs the extra ``transformers``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from accelerate import Accelerator
+
+from regimes.ddp import Hook
+from regimes.integrations.wishes import Wishes, load, save
+
+
+def attach(
+    accelerator: Accelerator, model: Any, optimizer: Any, *, every: int, record: Any = None,
+    **options: Any,
+) -> Hook:  # fmt: skip
+    """Let a model that ``accelerator.prepare`` has wrapped exchange its gradients compressed::
+
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        hook = attach(accelerator, model, optimizer, every=50, record="runs/mine")
+
+    The loop stays as it is: ``accelerator.accumulate``, ``clip_grad_norm_`` (it sees the shared
+    update) and mixed precision included. ``accelerator.save_state(folder)`` puts the hook's state
+    beside the others, ``load_state`` continues from it, on any number of processes.
+
+    Args:
+        model, optimizer: as ``prepare`` gave them; call this before the first step.
+        every: levels are decided after so many optimiser steps.
+        record: a folder for a record of the job, or a ``regimes.Recording``.
+        options: of ``regimes.attach``: ``policy``, ``compressor``, ``levels``, ...
+
+    Raises:
+        ConfigError: one sentence, before anything is registered.
+    """
+    hook = Wishes(every, record, options).attach(
+        model, optimizer, epoch=None, total=None, batch_size=None, scaler=accelerator.scaler
+    )
+    accelerator.register_save_state_pre_hook(lambda models, weights, folder: save(hook, folder))
+    accelerator.register_load_state_pre_hook(lambda models, folder: load(hook, folder))
+    return hook

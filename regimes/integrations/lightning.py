@@ -1,0 +1,94 @@
+"""Lightning's Trainer under the hook (needs the extra ``lightning``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from regimes.ddp import Hook
+from regimes.integrations.wishes import TESTED, Wishes
+
+LOSSES = {"loss", "train_loss", "train/loss"}  # of training: taken at each step
+
+
+class RegimesCallback(Callback):
+    """Compressed exchange of gradients under ``Trainer(strategy="ddp")``::
+
+        callback = RegimesCallback(every=50, record="runs/mine")
+        Trainer(strategy="ddp", devices=2, callbacks=[callback]).fit(module, loader)
+
+    The loss of each step and what the module logs go into the record: "val_loss" as "test_loss".
+    Lightning's checkpoints hold the hook's state, and ``fit(..., ckpt_path=...)`` goes on with it,
+    on any number of processes.
+
+    Attributes:
+        hook: of the training under way, or of the last one; None before.
+    """
+
+    def __init__(self, *, every: Any = "epoch", record: Any = None, **options: Any) -> None:
+        """
+        Args:
+            every: levels are decided every "epoch", or after so many optimiser steps.
+            record: a folder for a record of the job, or a ``regimes.Recording``.
+            options: of ``regimes.attach``: ``policy``, ``compressor``, ``levels``, ...
+
+        Raises:
+            ConfigError: an option that is none.
+        """
+        self.wishes = Wishes(every, record, options)
+        self.hook: Hook | None = None
+        self.saved: Mapping[str, Any] | None = None  # until there is a hook
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        accumulated = trainer.accumulate_grad_batches
+        self.hook = self.wishes.attach(
+            trainer.strategy.model or pl_module,
+            trainer.optimizers[0] if trainer.optimizers else None,
+            epoch=trainer.num_training_batches / accumulated,
+            total=trainer.estimated_stepping_batches,
+            batch_size=None,
+            scaler=getattr(trainer.precision_plugin, "scaler", None),
+        )
+        if self.saved:
+            self.hook.load_full_state_dict(self.saved)
+        self.saved = None
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any
+    ) -> None:
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if self.hook is not None and loss is not None:
+            whole = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
+            self.hook.log(train_loss=loss * whole)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.sanity_checking:
+            self._log(trainer, tested=True)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._log(trainer, tested=False)
+
+    def _log(self, trainer: Trainer, tested: bool) -> None:
+        """Those of the last validation are old by the end of an epoch without one."""
+        if self.hook is not None:
+            found = {
+                name: value
+                for name, value in trainer.callback_metrics.items()
+                if name not in LOSSES and bool(TESTED.fullmatch(name)) is tested
+            }
+            self.hook.log(**self.wishes.numbers(found))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.hook is not None:
+            self.hook.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of all processes, on process 0; Lightning asks all of them."""
+        full = None if self.hook is None else self.hook.full_state_dict()
+        return full or {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Kept until the model is wrapped."""
+        self.saved = state_dict

@@ -1,0 +1,57 @@
+"""Presets and grids in groups, and those that some words are about."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from regimes.config import Registry
+from regimes.errors import ConfigError, nearest
+from regimes.presets.registry import GRIDS, PRESETS
+
+
+class Group(NamedTuple):
+    """What stands in one file.
+
+    Attributes:
+        kind: "preset" or "grid".
+        about: the first sentence of the file.
+        rows: name, and what its docstring says.
+    """
+
+    kind: str
+    about: str
+    rows: list[tuple[str, str]]
+
+
+def groups(words: Sequence[str] = ()) -> list[Group]:
+    """All of them, or those that have each word in their name, their words or their group's.
+
+    Raises:
+        ConfigError: none has.
+    """
+    found = [group for known in (PRESETS, GRIDS) for group in _of(known, words)]
+    if not found:
+        names = {*PRESETS, *GRIDS}
+        raise ConfigError(f"no preset or grid is about {' '.join(words)!r}: "
+                          f"{nearest(words[0], names)}")  # fmt: skip
+    return found
+
+
+def _of(known: Registry, words: Sequence[str]) -> list[Group]:
+    files: dict[str, list[tuple[str, str]]] = {}
+    for name, make in known.items():
+        about, said = _about(make), " ".join((make.__doc__ or "").split())
+        text = f"{known.kind} {name} {about} {said}".lower()
+        if all(word.lower() in text for word in words):
+            files.setdefault(about, []).append((name, said))
+    return [Group(known.kind, about, rows) for about, rows in files.items()]
+
+
+def _about(make: Any) -> str:
+    """The first sentence of the file that makes it."""
+    made = make.func if isinstance(make, functools.partial) else make
+    lines = (sys.modules[made.__module__].__doc__ or "").strip().partition("\n\n")[0]
+    return " ".join(lines.split()).partition(";")[0].rstrip(".")

@@ -1,0 +1,142 @@
+"""Grids of one's own from a file, and options that are fields (oracle: `override`, the records)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from regimes.config import override
+from regimes.errors import ConfigError
+from regimes.presets import get_grid, get_preset, seeds_of
+from regimes.records import load_all
+
+GRID = """
+base = "smoke"
+seeds = [4, 9]
+set = ["epochs=2", "data.train_size=100", "optimizer.decay_epochs=[]"]
+
+[schedules.low]
+policy = {level = "low", name = "static"}
+
+[schedules.eager]
+policy.eta = 0.3
+optimizer.lr = 0.2
+optimizer.warmup_from = "none"
+instruments.msdr = {}
+"""
+
+
+@pytest.fixture
+def grid(tmp_path: Path) -> str:
+    (tmp_path / "mine.toml").write_text(GRID)
+    return str(tmp_path / "mine.toml")
+
+
+def test_a_schedule_is_its_base_and_what_it_names(grid: str) -> None:
+    cells = get_grid(grid)
+    short = ["epochs=2", "data.train_size=100", "optimizer.decay_epochs=[]"]
+    assert list(cells) == ["low", "eager"]
+    assert cells["low"] == override(
+        get_preset("smoke"), [*short, "name=low", "policy.name=static", "policy.level=low"]
+    )
+    assert cells["eager"] == override(
+        get_preset("smoke"),
+        [*short, "name=eager", "policy.eta=0.3", "optimizer.lr=0.2", "optimizer.warmup_from=none",
+         "instruments.msdr={}"],
+    )  # fmt: skip
+    assert cells["eager"].policy["interval"] == 3  # the base's
+    assert seeds_of(grid) == [4, 9]
+    assert seeds_of("smoke") is None
+
+
+@pytest.mark.usefixtures("grid")
+def test_it_is_trained_and_seeds_may_be_others(tmp_path: Path, command: Callable) -> None:
+    done = command("ablate", "mine.toml", "--schedules", "low")
+    assert done.returncode == 0, done.stderr
+    assert "2 runs in runs/mine, 0 already finished" in done.stdout
+    done = command("ablate", "mine.toml", "--schedules", "eager", "--seeds", "1")
+    assert done.returncode == 0, done.stderr
+    found = {(r.config["name"], r.config["seed"]) for r in load_all(tmp_path / "runs/mine")}
+    assert found == {("low", 4), ("low", 9), ("eager", 0)}
+
+
+def test_a_base_may_be_written_out_or_a_schedule(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("seeds = 2\n[base]\nepochs = 5\nworkers = 2\n[schedules.a]\nseed = 3\n")
+    assert (get_grid(str(file))["a"].epochs, get_grid(str(file))["a"].seed) == (5, 3)
+    assert seeds_of(str(file)) == [0, 1]
+    file.write_text('base = "smoke/high"\n[schedules.a]\n')
+    cell = get_grid(str(file))["a"]
+    assert (cell.policy, cell.name) == ({"name": "static", "level": "high"}, "a")
+
+
+MISTAKES = [
+    ("epochs = 3\n", "is no grid: it needs a table [schedules.NAME]"),
+    ("schedules = []\n", "is no grid"),
+    ("a = \n", "cannot read the grid"),
+    ('sedes = 3\n[schedules.a]\n', "unknown key 'sedes': did you mean 'seeds'"),
+    ('base = "smok"\n[schedules.a]\n', "base: unknown preset 'smok': did you mean 'smoke'"),
+    ("base = 3\n[schedules.a]\n", "base = 3: expected the name of a preset"),
+    ('set = "epochs=3"\n[schedules.a]\n', "set = 'epochs=3': expected a list"),
+    ("[schedules]\na = 3\n", "schedules.a = 3: expected a table"),
+    ("[schedules.a]\noptimizer.rate = 1.0\n", "schedules.a: unknown key 'optimizer.rate'"),
+    ("[schedules.a]\nepochs = 'many'\n", "schedules.a: epochs = 'many'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "says"), MISTAKES, ids=[says for _, says in MISTAKES])
+def test_mistakes_name_the_file_and_the_place(text: str, says: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        get_grid(str(file))
+    assert "mine.toml" in str(error.value)
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize("seeds", ["0", "[]", "[1, 1]", "[1, -1]", "'3'", "true"])
+def test_seeds_are_a_number_or_different_ones(seeds: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(f"seeds = {seeds}\n[schedules.a]\n")
+    with pytest.raises(ConfigError, match="expected a number of seeds"):
+        seeds_of(str(tmp_path / "mine.toml"))
+
+
+@pytest.mark.usefixtures("grid")
+def test_a_grid_is_not_run_and_a_file_that_lacks_is_named(command: Callable) -> None:
+    done = command("run", "mine.toml")
+    assert done.returncode == 2
+    assert "is a grid of schedules: regimes ablate mine.toml" in done.stderr
+    done = command("ablate", "yours.toml")
+    assert done.returncode == 2
+    assert "cannot read the grid yours.toml" in done.stderr
+
+
+# -- options that are fields -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "write"),
+    [
+        (["run", "smoke", "--epochs", "3"], "--set epochs=3"),
+        (["run", "smoke", "--epochs=3"], "--set epochs=3"),
+        (["run", "smoke", "--lr", "0.1", "--seed", "3"], "--set optimizer.lr=0.1"),
+        (["ablate", "smoke", "--batch-size", "16"], "--set batch_size=16"),
+        (["run", "smoke", "--policy.eta", "0.3"], "--set policy.eta=0.3"),
+        (["run", "smoke", "--width", "--quiet"], "--set model.width=..."),
+        (["tune", "smoke", "--decay-epochs", "[4, 8]"], "--set 'optimizer.decay_epochs=[4, 8]'"),
+        (["cost", "smoke", "--levels.low=2"], "--set levels.low=2"),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, list) else "",
+)
+def test_a_field_as_an_option_is_answered(words: list[str], write: str, command: Callable) -> None:
+    done = command(*words)
+    assert done.returncode == 2
+    assert done.stderr.endswith(f"is no option of regimes {words[0]}: write {write}\n")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_other_options_are_left_alone(command: Callable) -> None:
+    assert "Unrecognized" in command("run", "smoke", "--colour", "red").stderr
+    assert command("run", "--help").returncode == 0

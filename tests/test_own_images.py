@@ -1,0 +1,203 @@
+"""Somebody's own images: odd sizes, grey and transparent ones, classes beside each other, few.
+
+Oracles: Pillow, on each image by itself; the names of the files.
+"""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import regimes
+from regimes.config import DataConfig
+from regimes.data import image_folder
+from regimes.data.images import load
+from regimes.data.plain_tree import Prepared
+from regimes.errors import ConfigError, DataError
+
+COUNTS = {"cat": 60, "dog": 33, "emu": 10}
+MODES = ("RGB", "L", "RGBA", "P", "CMYK")
+SUFFIX = {"RGB": "jpg", "L": "png", "RGBA": "png", "P": "gif", "CMYK": "jpg"}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REGIMES_CACHE", raising=False)
+    monkeypatch.setenv("REGIMES_DATA", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def pets(tmp_path: Path) -> Path:
+    """Three classes of 10 to 60 images of 17 to 90 pixels, five kinds, the class in the colour."""
+    draw = np.random.default_rng(0)
+    root = tmp_path / "pets"
+    for label, (name, count) in enumerate(COUNTS.items()):
+        (root / name).mkdir(parents=True)
+        for i in range(count):
+            shape = (*draw.integers(17, 90, 2), 3)
+            pixels = (draw.integers(0, 90, shape) + 80 * label).astype(np.uint8)
+            mode = MODES[i % len(MODES)]
+            image = Image.fromarray(pixels).convert(mode)
+            image.save(root / name / f"{i:02d}.{SUFFIX[mode]}")
+    (root / "README.txt").write_text("mine")
+    (root / ".git").mkdir()
+    (root / ".git/cat.png").write_text("no image")
+    return root
+
+
+def test_a_strangers_folder_trains_with_one_command(pets: Path, command: Callable) -> None:
+    done = command("run", "smoke", "--set", "data.name=folder", "--set", f"data.path={pets}",
+                   "--set", "data.resize=16", "--out", "run")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    record = regimes.load(pets.parent / "run")
+    assert record.header["data"]["train"] == 48 + 26 + 8
+    assert record.header["data"]["test"] == 12 + 7 + 2
+    assert record.header["data"]["classes"] == list(COUNTS)
+    assert record.epochs["metric"].iloc[-1] > 0.8  # the colour tells
+
+
+def test_sizes_that_a_preset_asks_for_are_at_most_those_of_the_data(
+    pets: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = load(DataConfig("folder", str(pets), train_size=3000, test_size=6, resize=8))
+    assert len(found.train_y) == 82
+    assert torch.bincount(found.test_y).tolist() == [2, 2, 2]
+    assert "data.train_size = 3000" in caplog.text
+    assert "has 82: all are taken" in caplog.text
+    with pytest.raises(DataError, match=r"which has 8: set another data\.train_size, or none"):
+        load(DataConfig("folder", str(pets), train_size=60, resize=8))
+
+
+# -- sizes and kinds -------------------------------------------------------------------------
+
+
+def test_each_image_is_resized_and_cropped_in_the_middle(tmp_path: Path) -> None:
+    """A wide image of three stripes keeps the middle one; a tall one likewise."""
+    stripes = np.repeat(np.array([0, 128, 255], np.uint8), 40)
+    wide = np.tile(stripes, (40, 1))
+    for split in ("train", "test"):
+        for name, pixels in (("a", wide), ("b", wide.T)):
+            (tmp_path / "tree" / split / name).mkdir(parents=True)
+            Image.fromarray(pixels).save(tmp_path / "tree" / split / name / "0.png")
+    found = image_folder.load_tree(tmp_path / "tree", Prepared(resize=10))
+    assert found.train_x.shape == (2, 1, 10, 10)
+    assert (found.train_x[:, :, 2:-2, 2:-2] == 128).all()  # the edge sees its neighbours
+    assert abs(found.train_x.astype(int) - 128).max() < 20
+
+
+def test_an_image_is_as_the_camera_was_held(tmp_path: Path) -> None:
+    pixels = np.zeros((20, 20), np.uint8)
+    pixels[:10] = 255  # the upper half
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    for split in ("train", "test"):
+        for name in "ab":
+            (tmp_path / "tree" / split / name).mkdir(parents=True)
+            Image.fromarray(pixels).save(tmp_path / "tree" / split / name / "0.png", exif=exif)
+    as_stored = image_folder.load_tree(tmp_path / "tree").train_x[0, 0]
+    held = image_folder.load_tree(tmp_path / "tree", Prepared(resize=20)).train_x[0, 0]
+    assert (held == as_stored[::-1]).all()
+
+
+def test_without_a_size_the_sentence_names_it(pets: Path) -> None:
+    with pytest.raises(DataError, match=r"must have one size: set data\.resize = 32"):
+        load(DataConfig("folder", str(pets)))
+
+
+def test_another_size_is_another_entry_of_the_cache(pets: Path) -> None:
+    shapes = {image_folder.load_tree(pets, Prepared(resize=n)).train_x.shape[2] for n in (8, 16, 8)}
+    assert shapes == {8, 16}
+
+
+# -- the split -------------------------------------------------------------------------------
+
+
+def names(pets: Path, seed: int | None = None, share: float | None = None) -> set[str]:
+    """The images that test, by what is in them."""
+    found = image_folder.load_tree(pets, Prepared(8, share, seed))
+    return {x.tobytes() for x in found.test_x}
+
+
+def test_the_split_is_a_function_of_seed_and_name(pets: Path) -> None:
+    first = names(pets)
+    assert first == names(pets, 0)
+    assert first != names(pets, 1)
+    assert len(names(pets, share=0.5)) > 2 * len(first)
+    (removed,) = (pets / "dog").glob("32.*")
+    removed.unlink()  # the others stay where they were, but for the count's rounding
+    assert len(first - names(pets)) <= 1
+
+
+def test_no_image_is_on_both_sides_and_each_class_on_both(pets: Path) -> None:
+    found = image_folder.load_tree(pets, Prepared(8))
+    train, test = ({x.tobytes() for x in part} for part in (found.train_x, found.test_x))
+    assert not train & test
+    assert len(train) + len(test) == sum(COUNTS.values())
+    assert set(found.test_y.tolist()) == set(found.train_y.tolist()) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("prefix", ["", "./", "my/pets/"])
+@pytest.mark.parametrize("suffix", [".zip", ".tar.gz"])
+def test_an_archive_of_it_is_the_same_data(pets: Path, prefix: str, suffix: str) -> None:
+    folder = load(DataConfig("folder", str(pets), resize=8))
+    shutil.rmtree(pets / ".git")
+    if suffix == ".zip":
+        archive = pets.with_suffix(".zip")
+        with zipfile.ZipFile(archive, "w") as packed:
+            for file in sorted(pets.rglob("*.*")):
+                packed.write(file, prefix + file.relative_to(pets).as_posix())
+    else:
+        top = pets.parent / "packing"
+        shutil.copytree(pets, top / prefix)
+        archive = Path(shutil.make_archive(str(pets), "gztar", top))
+    assert load(DataConfig("folder", str(archive), resize=8)).digest == folder.digest
+    inside = pets.parent / "more/in"
+    shutil.copytree(pets, inside / "pets")
+    assert load(DataConfig("folder", str(inside), resize=8)).digest == folder.digest
+
+
+def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+    for name in ("train", "bus"):
+        (tmp_path / "tree" / name).mkdir(parents=True)
+        for i in range(5):
+            Image.new("L", (8, 8), i).save(tmp_path / "tree" / name / f"{i}.png")
+    found = image_folder.load_tree(tmp_path / "tree")
+    assert found.classes == ("bus", "train")
+    assert (len(found.train_y), len(found.test_y)) == (8, 2)
+    Image.new("L", (8, 8), 99).save(tmp_path / "tree/bus/9.png")
+    assert len(image_folder.load_tree(tmp_path / "tree").train_y) == 9  # the cache follows
+
+
+BAD = [
+    (lambda t: [f.unlink() for f in (t / "emu").glob("[1-9]*")] + [
+        f.unlink() for f in (t / "emu").glob("0[1-9]*")], "class 'emu' has one image, emu/00.jpg"),
+    (lambda t: [shutil.rmtree(t / name) for name in ("cat", "dog")], "only one class, 'emu'"),
+    (lambda t: (t / "cat/00.jpg").write_text("?"), "cat/00.jpg cannot be decoded"),
+    (lambda t: shutil.move(t / "cat", t / "train/cat"), "has no images in test/<class>/"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spoil", "message"), BAD)
+def test_a_bad_folder_is_one_sentence(pets: Path, spoil: Callable, message: str) -> None:
+    (pets / "train").mkdir()
+    spoil(pets)
+    with pytest.raises(DataError, match=message) as caught:
+        load(DataConfig("folder", str(pets), resize=8))
+    assert str(pets) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("resize", 0), ("test_share", 1.0), ("test_share", 0.0)]
+)
+def test_what_cannot_be_is_refused(pets: Path, field: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=rf"data\.{field} = {value}: expected"):
+        load(DataConfig("folder", str(pets), **{field: value}))
+    with pytest.raises(ConfigError, match=r'it is for data\.name = "folder"'):
+        load(DataConfig("digits", **{field: value}))

@@ -37,7 +37,7 @@ from regimes.replay.agreement import interval
 from . import compare, tournament_figure
 from .command import Files
 from .tournament_figure import CONTROLS
-from .verdicts import holm, p_value
+from .verdicts import alike, holm, p_value
 
 NETWORKS = ("10Gbit/s,50us", "100Mbit/s,50us", "20Mbit/s,50ms")
 SLACK = 0.03  # of floats: an arm so close beyond the last control is compared with that
@@ -124,6 +124,8 @@ def comparisons(each: pd.DataFrame, shown: Metric) -> pd.DataFrame:
         for kind, ladder in LADDERS.items() if arm not in CONTROLS else ():
             values = at_same_floats(each, arm, ladder, shown.name)
             mean, low, high = interval(values) if values else (math.nan,) * 3
+            if values and alike(values):  # says nothing about sampling
+                low = high = math.nan
             rows.append({"arm": arm, "control": kind, "n": len(values), "difference": mean,
                          "ci_low": low, "ci_high": high, "p": p_value(values)})  # fmt: skip
     columns = ["arm", "control", "n", "difference", "ci_low", "ci_high", "p", "p_holm"]
@@ -179,7 +181,7 @@ def as_text(rows: pd.DataFrame, pairs: pd.DataFrame, shown: Metric) -> tuple[Tab
 
 def _ends(row: dict[Any, Any], digits: int, sign: str) -> str:
     if math.isnan(row["ci_low"]):
-        return ""
+        return "[all alike]" if row["n"] > 1 else ""
     return f"[{row['ci_low']:{sign}.{digits}f}, {row['ci_high']:{sign}.{digits}f}]"
 
 

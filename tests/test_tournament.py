@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from analysis import tournament
-from analysis.tournament import at_same_floats, comparisons, edges, entries, table
+from analysis.tournament import as_text, at_same_floats, comparisons, edges, entries, table
 from analysis.tournament_figure import CONTROLS, front
 from regimes.compression import compressor
 from regimes.compression.reducer import costs_per_step
@@ -149,6 +149,15 @@ def test_the_correction_is_over_all_contestants_and_controls() -> None:
     assert set(rows["arm"]) == {"a", "b"}
     assert list(rows["control"]) == ["static", "first", "coin"] * 2
     assert rows["p_holm"].iloc[0] == pytest.approx(6 * rows["p"].iloc[0])
+
+
+def test_seeds_that_are_all_alike_have_no_interval() -> None:
+    each = runs(rank_1=[(100, 90), (100, 91)], rank_4=[(300, 92), (300, 93)],
+                adaqs=[(100, 90), (100, 91)])  # fmt: skip
+    rows = comparisons(each, ACCURACY)
+    assert (rows["difference"] == 0).all()
+    assert rows[["ci_low", "ci_high", "p", "p_holm"]].isna().all(axis=None)
+    assert "[all alike]" in as_text(table(each, ACCURACY, ["s"]), rows, ACCURACY)[1].markdown()
 
 
 def test_the_table_counts_from_dense() -> None:

@@ -27,6 +27,8 @@ EVERYTHING = {
                   "layers": True, "smallest": 1, "max_products": 30},
     "fisher": {"images": 40, "batch": 20},
     "sharpness": {"images": 40, "batch": 20},
+    "rivals": {"tables": [{"name": "topk", "level": 5}, {"name": "powersgd", "level": 1},
+                          {"name": "quantise", "level": 4}]},
 }  # fmt: skip
 
 

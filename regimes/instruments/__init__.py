@@ -22,6 +22,7 @@ REGISTRY = Registry("instrument", {
     "noise": "regimes.instruments.noise:Noise",
     "msdr": "regimes.instruments.noise:Msdr",
     "error": "regimes.instruments.compression_loss:CompressionLoss",
+    "rivals": "regimes.instruments.rivals:Rivals",
     "moments": "regimes.instruments.moments:Moments",
     "moments-frozen": "regimes.instruments.moments:FrozenMoments",
 }, has=("every", "start"))  # fmt: skip

@@ -210,8 +210,7 @@ def _apply(run: Run, updates: list[Tensor], now: Minibatch, clock: Clock) -> Non
     """One step of the optimiser along the shared updates, seen by the instruments first."""
     if run.deficit.active(now.epoch):
         updates = run.deficit.updates(updates, run.config.seed, now.epoch, now.step)
-    with clock("instruments"):
-        run.panel.step(run.gradients.stack, updates)
+    run.panel.step(run.gradients.stack, updates, clock)
     with clock("compute"):
         install(run.gradients.parameters, updates)
         run.optimizer.step()

@@ -14,6 +14,7 @@ whole model's gradient; 1 is to send nothing.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,7 +48,8 @@ LINES = (("#000000", "-", "o"), *SPARE)
 
 def errors(runs: Sequence[Record]) -> pd.DataFrame:
     """One row per compressor and level, as the configuration has them: n, floats and bytes of a
-    step as shares of dense's, and both errors with their 95 % t intervals.
+    step as shares of dense's, and both errors: geometric means over seeds with their 95 % t
+    intervals (of the logarithm).
 
     Raises:
         RecordError: a run without readings of the instrument, or runs of different settings.
@@ -58,7 +60,7 @@ def errors(runs: Sequence[Record]) -> pd.DataFrame:
         row = {"compressor": name, "level": level, "n": len(each),
                "floats": each["floats"].iloc[0], "bytes": each["bytes"].iloc[0]}  # fmt: skip
         for error in ERRORS:
-            ends = interval(each[error].to_list())
+            ends = _geometric(each[error].to_list())
             row |= dict(zip((error, f"{error}_low", f"{error}_high"), ends, strict=True))
         rows.append(row)
     return pd.DataFrame(rows)
@@ -79,6 +81,13 @@ def _of(run: Record) -> list[dict[str, Any]]:
          "once": once, "summed": last["summed"]}
         for last, once in zip(lines[-1], steps.mean(), strict=True)
     ]  # fmt: skip
+
+
+def _geometric(values: Sequence[float]) -> tuple[float, ...]:
+    """Mean and interval by logarithms; plainly where an error is 0."""
+    if min(values) <= 0:
+        return interval(values)
+    return tuple(math.exp(x) for x in interval([math.log(x) for x in values]))
 
 
 def name_of(table: dict[str, Any]) -> str:
@@ -123,9 +132,10 @@ def figure(rows: pd.DataFrame, run: Record) -> tuple[Figure, pd.DataFrame]:
         style.caption(
             fig,
             "What each compressor makes of the gradients of one dense training, "
-            f"{style.seeds_in_words(rows['n'].to_list())}, bars: 95 % t interval. Above: a step "
-            "without error feedback, mean over the run. Below: all updates of the run, with the "
-            f"error feedback that each has by default. {style.setting(run)}.",
+            f"{style.seeds_in_words(rows['n'].to_list())}, geometric means, bars: 95 % t "
+            "interval. Above: a step without error feedback, mean over the run. Below: all "
+            f"updates of the run, with the error feedback that each has by default. "
+            f"{style.setting(run)}.",
         )
     return fig, rows
 
@@ -134,7 +144,7 @@ def _draw(ax: Axes, rows: pd.DataFrame, cost: str, error: str) -> None:
     for place, (name, each) in enumerate(rows.groupby("compressor", sort=False)):
         colour, dash, marker = LINES[place % len(LINES)]
         points = each.sort_values(cost)
-        half = (points[f"{error}_high"] - points[error]).to_numpy()
+        half = [points[error] - points[f"{error}_low"], points[f"{error}_high"] - points[error]]
         ax.errorbar(points[cost], points[error], half, color=colour, linestyle=dash, marker=marker,
                     markersize=5, linewidth=1.2, elinewidth=0.8, label=str(name))  # fmt: skip
     if error == "summed":

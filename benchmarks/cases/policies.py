@@ -8,6 +8,7 @@ run, the run's own repeated. The note has the parts, and what the statistics sen
 
 from __future__ import annotations
 
+import math
 import statistics
 import tempfile
 import time
@@ -16,7 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.harness import Limits, Row
-from regimes.config import DENSE, RunConfig
+from regimes.config import RunConfig
+from regimes.cost.cases import ITEMSIZE
 from regimes.policies import Policy, policy
 from regimes.policies.history import PastEpoch
 from regimes.presets import cpu, language
@@ -40,13 +42,14 @@ def decision(rule: Policy, past: Sequence[PastEpoch], layers: Sequence[str], rou
 
 def told(record: Record) -> float:
     """Bytes of statistics, as a share of what dense training would have sent: all that travels
-    beside the layers but the loss, 4 bytes a step."""
-    beside = sum(row["bytes"] - sum(row["layers"]["bytes"]) for row in record.rows)
-    steps = sum(row["steps"] for row in record.rows)
-    buffers = sum(row["collectives"]["bytes"]["broadcast"] for row in record.rows)
-    return max(0.0, beside - buffers - 4 * steps) / (
-        steps * record.header["per_step"][DENSE]["bytes"]
-    )
+    beside the layers but buffers and the loss."""
+    item = ITEMSIZE[record.config["dtype"]]
+    dense = item * sum(math.prod(layer["shape"]) for layer in record.header["layers"])
+    beside = 0
+    for line in record.rows:
+        own = sum(line["layers"]["bytes"]) + line["collectives"]["bytes"]["broadcast"]
+        beside += line["bytes"] - own - item * line["steps"]
+    return beside / (dense * sum(line["steps"] for line in record.rows))
 
 
 def row(name: str, config: RunConfig, folder: Path, rounds: int) -> Row:

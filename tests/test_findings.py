@@ -237,6 +237,13 @@ def test_what_is_said_of_the_errors() -> None:
         assert cheap[error.name].idxmin() == ("sign", "1")
 
 
+def test_what_is_said_of_the_errors_on_a_text() -> None:
+    summed = rivals.errors(records("lm-rivals")).set_index(["compressor", "level"])["summed"]
+    assert (round(100 * summed["sign", "1"]), round(100 * summed["powersgd", "1"])) == (14, 4)
+    both = (f"{100 * summed[key]:.1f}" for key in (("topk", "10"), ("powersgd", "4")))
+    assert says(f"({' and '.join(both)} %)")
+
+
 # -- what to start with ----------------------------------------------------------------------
 
 START = {

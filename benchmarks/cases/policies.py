@@ -62,8 +62,8 @@ def row(name: str, config: RunConfig, folder: Path, rounds: int) -> Row:
     return Row(
         f"{name}, {config.name}: {needs}", "training alone", 1e3 * (without + measures + decides),
         1e3 * without, TARGET, rounds=len(record.rows),
-        note=f"decides in {1e3 * decides:.2g} ms, measures in {1e3 * measures:.2g} ms, "
-        f"sends {told(record):.1%} of dense's bytes",
+        note=f"{name}, {config.name}: decides in {1e3 * decides:.2g} ms, measures in "
+        f"{1e3 * measures:.2g} ms, sends {told(record):.1%} of dense's bytes",
     )  # fmt: skip
 
 

@@ -58,7 +58,7 @@ def deficits(base: RunConfig) -> Grid:
 @grid("deep-linear")
 def deep_linear_grid() -> Grid:
     """`regimes ablate deep-linear --seeds 3`: deficits of a network of depth 3, with the signals
-    of the detectors; 15 minutes a seed on one core."""
+    of the detectors; 20 minutes a seed on one core."""
     base = deep_linear()
     tables: dict[str, dict[str, Any]] = {"sharpness": {"images": 2000, "batch": 2000},
               "curvature": {"images": 2000, "batch": 2000, "modes": ["eval"]}}  # fmt: skip
@@ -68,7 +68,7 @@ def deep_linear_grid() -> Grid:
 
 @grid("deep-linear-depths")
 def deep_linear_depths() -> Grid:
-    """`regimes ablate deep-linear-depths --seeds 3`: no deficit and the longest, depths 1 to 4; 7
+    """`regimes ablate deep-linear-depths --seeds 3`: no deficit and the longest, depths 1 to 4; 20
     minutes a seed on one core."""
     longest = f"deficit 0-{LENGTHS[-1]}"
     cells = {}

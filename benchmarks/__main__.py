@@ -23,7 +23,7 @@ from benchmarks.report import Report
 
 CASES = (
     "powersgd", "topk", "simulated", "instruments", "throughput", "startup", "records", "memory",
-    "growth", "language", "local",
+    "growth", "language", "local", "policies",
 )  # fmt: skip
 
 

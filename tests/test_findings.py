@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-from analysis import claims, pools
+from analysis import claims, pools, rivals
 from analysis.effects import minus
 from analysis.verdicts import verdict
 from regimes.records import Record, load_all, share_of_low
@@ -47,6 +47,10 @@ def plain(numbers: Numbers) -> str:
 
 def text(page: str) -> str:
     return " ".join((ROOT / "docs" / page).read_text(encoding="utf-8").split())
+
+
+def page_of(page: str) -> str:
+    return (ROOT / "docs" / page).read_text(encoding="utf-8")
 
 
 def says(words: str, page: str = "findings.md") -> bool:
@@ -198,6 +202,46 @@ def test_the_tuned_language_model_has_the_scores_of_its_trials() -> None:
 def test_the_tuned_language_model_at_its_best_rates(pair: str) -> None:
     a, b = pair.split(" - ")
     assert says(f"| {pair} | {signed(effect('lm-small-tuned', a, b), 2)} |")
+
+
+# -- error per float -------------------------------------------------------------------------
+
+
+def test_the_errors_of_compressors() -> None:
+    table = rivals.as_text(rivals.errors(records("smoke-rivals"))).markdown().splitlines()
+    found = re.search(r"<!-- rivals -->\n(.*?)<!-- end -->", page_of("findings.md"), re.DOTALL)
+    assert found
+    rows = found[1].splitlines()
+    assert rows[:2] == table[:2]
+    assert len(rows) > 10
+    assert [row for row in table if row in rows[2:]] == rows[2:]  # in the same order
+
+
+def test_what_is_said_of_the_errors() -> None:
+    errors = rivals.errors(records("smoke-rivals"))
+    at = errors.set_index(["compressor", "level"])
+    once, summed = at["once"], at["summed"]
+    assert once["powersgd", "4"] > 0.5
+    assert round(100 * summed["powersgd", "4"], 1) == 0.3
+    assert round(once["quantise", "8"], 2) == round(summed["quantise", "8"], 2) == 0.02
+    few = at[at["floats"] <= 0.21]
+    for rank in (1, 2, 4):
+        same = few[(few["floats"] / few["floats"]["powersgd", str(rank)]).between(0.99, 1.01)]
+        assert same["once"].idxmin() == ("powersgd", str(rank))
+        assert {("acp-sgd", str(2 * rank)), ("acp-sgd, iterations 2", str(rank))} < {*same.index}
+        assert (same["summed"] <= 1.01 * summed["powersgd", str(rank)]).all()
+    for error in (once, summed):
+        ranks = error["powersgd", "2"], error["powersgd", "1"]
+        assert ranks[0] < error["topk", "3"] < ranks[1]
+        cheap = at[at["bytes"] < 0.1]
+        assert cheap[error.name].idxmin() == ("sign", "1")
+
+
+def test_what_is_said_of_the_errors_on_a_text() -> None:
+    summed = rivals.errors(records("lm-rivals")).set_index(["compressor", "level"])["summed"]
+    assert (round(100 * summed["sign", "1"]), round(100 * summed["powersgd", "1"])) == (14, 4)
+    both = (f"{100 * summed[key]:.1f}" for key in (("topk", "10"), ("powersgd", "4")))
+    assert says(f"({' and '.join(both)} %)")
 
 
 # -- what to start with ----------------------------------------------------------------------

@@ -5,6 +5,7 @@ Their values are checked against closed forms and other libraries in test_curvat
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +18,11 @@ from regimes.config import RunConfig
 from regimes.curvature import HessianProduct, eigenvalues
 from regimes.data import classification
 from regimes.errors import ConfigError
+from regimes.instruments.compression_loss import CompressionLossGauge
 from regimes.launch import processes
+from regimes.policies import ErrorLadder
 from regimes.records import read_lines
+from regimes.replay.replay import signal_cost
 from regimes.training import build
 
 EVERYTHING = {
@@ -27,6 +31,8 @@ EVERYTHING = {
                   "layers": True, "smallest": 1, "max_products": 30},
     "fisher": {"images": 40, "batch": 20},
     "sharpness": {"images": 40, "batch": 20},
+    "rivals": {"tables": [{"name": "topk", "level": 5}, {"name": "powersgd", "level": 1},
+                          {"name": "quantise", "level": 4}]},
 }  # fmt: skip
 
 
@@ -90,6 +96,26 @@ def test_warm_starts_survive_a_resume(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.undo()
     regimes.run(c, tmp_path / "broken", resume=True)
     same_bits(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_what_an_instrument_does_in_steps_is_on_its_own_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the cost of a policy's signal is not only that of reading it."""
+    measure = CompressionLossGauge.measure
+
+    def slow(self: CompressionLossGauge, stack: torch.Tensor) -> None:
+        time.sleep(0.02)
+        measure(self, stack)
+
+    monkeypatch.setattr(CompressionLossGauge, "measure", slow)
+    c = small(instruments={"error": {"stride": 1}}, epochs=1)
+    record = regimes.run(c, tmp_path / "run")
+    slept = 0.02 * len(record.rows) * record.rows[0]["steps"]
+    assert record.epochs["seconds_error"].sum() >= slept
+    assert record.epochs["seconds_instruments"].sum() < slept
+    seconds, _ = signal_cost(record, ErrorLadder(levels=("high", "low")))
+    assert seconds >= slept
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from regimes.errors import ConfigError
-from regimes.models import MODELS, build, is_text
+from regimes.models import MODELS, build, kind
 from regimes.training.gradients import draws_random_numbers
 
 COUNTS = [  # name, classes, channels, image size, width, parameters
@@ -56,7 +56,7 @@ def test_the_last_map(name, features, pixels):
     assert last.shape == (2, features, pixels, pixels)
 
 
-@pytest.mark.parametrize("name", [n for n in sorted(MODELS) if not is_text(n)])
+@pytest.mark.parametrize("name", [n for n in sorted(MODELS) if kind(n) == "images"])
 def test_every_parameter_learns_and_the_seed_decides_the_start(name):
     width, size = (1, 8) if name.startswith("wide") else (4, 32 if "vgg" in name else 16)
 
@@ -186,5 +186,5 @@ def test_images_and_text_do_not_mix(plugin):
         build("their_models:make", classes=5)
     plugin.make.text = True
     assert build("their_models:make", classes=5, depth=7).in_features == 7
-    assert is_text("their_models:make")
-    assert [name for name in MODELS if is_text(name)] == ["lstm", "transformer", "gpt"]
+    assert kind("their_models:make") == "text"
+    assert [name for name in MODELS if kind(name) == "text"] == ["lstm", "transformer", "gpt"]

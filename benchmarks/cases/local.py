@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from benchmarks.harness import NETS, Limits, Net, Row, child, compare, interleaved, sgd
 from regimes.collectives.world import World
@@ -27,6 +26,7 @@ from regimes.compression.dense import Dense
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, OuterConfig
 from regimes.data.classification import classification_loss
+from regimes.instruments.panel import Panel
 from regimes.training.clock import Clock
 from regimes.training.gradients import Gradients, layer_table
 from regimes.training.optimizers import Optimizers
@@ -78,11 +78,7 @@ class Local:
     def meet(self) -> None:
         self()
         self.rounds.pending = [(torch.zeros(WORKERS), 0, 0)]
-        self.rounds.meet(self.levels, self.clock, _look)
-
-
-def _look(stack: Tensor, updates: list[Tensor]) -> None:
-    """No instrument."""
+        self.rounds.meet(self.levels, self.clock, Panel({}))
 
 
 def peak(way: str) -> float:

@@ -38,6 +38,8 @@ class DataConfig:
     windows: Literal["streams", "contiguous", "sampled"] | None = None  # how a text is read
     tokenizer: Literal["bytes", "bpe"] | None = None  # of a text but WikiText-2; None = "bytes"
     vocabulary: int | None = None  # words of WikiText-2 that are kept, None = all; byte pairs
+    rows: int | None = None  # and columns, of a "matrix"; None = 100
+    rank: int | None = None  # of a "matrix"; None = 5
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ REGISTRY = Registry("deficit", {
     "noise": "regimes.data.deficits:ImageNoise",
     "labels": "regimes.data.deficits:Labels",
     "gradient-noise": "regimes.data.deficits:GradientNoise",
+    "other-matrix": "regimes.data.deficits:OtherMatrix",
 }, has=("windows", "inputs", "labels", "updates"))  # fmt: skip
 BANK = 1024  # different noise images
 
@@ -132,6 +133,14 @@ class GradientNoise(Deficit):
             return self.scale * u.square().mean().sqrt() * normal
 
         return [u + noise(u) for u in updates]
+
+
+@dataclass(frozen=True)
+class OtherMatrix(Deficit):
+    """The entries of another matrix, of ``rank``, in place of the task's (Kleinman, Achille &
+    Soatto, 2024); see `regimes.data.matrix`."""
+
+    rank: int = 10
 
 
 def deficit(table: dict[str, Any] | None) -> Deficit:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from regimes.config import RunConfig
-from regimes.data.sources import TEXTS
+from regimes.data.deficits import OtherMatrix, deficit
+from regimes.data.sources import MATRIX, TEXTS
 from regimes.data.task import Task
+from regimes.errors import require
 
 
 def load(config: RunConfig) -> Task:
     """The task that a configuration names."""
+    if config.data.name == MATRIX:
+        from regimes.data.matrix import MatrixTask
+
+        return MatrixTask(config)
+    if isinstance(deficit(config.deficit), OtherMatrix):
+        require(False, "deficit.name", "other-matrix", "another, the data are no matrix")
     if config.data.name in TEXTS:
         from regimes.data.language import TextTask
 

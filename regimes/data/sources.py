@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 DIGITS_TRAIN = 1000  # of 1,797; the rest is the test set
 TEXTS = ("wikitext-2", "text", "stdlib", "synthetic-text")  # read elsewhere
+MATRIX = "matrix"  # likewise
 CIFAR_FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
 
 
@@ -43,7 +44,7 @@ class Found:
 def read(config: DataConfig) -> Arrays:
     """The data set that a configuration names, whole."""
     sources = {"digits": _digits, "cifar10": _cifar, "cifar100": _cifar, "folder": _folder}
-    known = (*sources, *TEXTS)
+    known = (*sources, *TEXTS, MATRIX)
     if config.name not in sources:
         raise DataError(f"Unknown data set {config.name!r}: {nearest(config.name, known)}")
     for field in ("resize", "test_share", "split_seed"):

@@ -23,6 +23,7 @@ REGISTRY = Registry("instrument", {
     "msdr": "regimes.instruments.noise:Msdr",
     "error": "regimes.instruments.compression_loss:CompressionLoss",
     "spread": "regimes.instruments.spread:Spread",
+    "rivals": "regimes.instruments.rivals:Rivals",
     "moments": "regimes.instruments.moments:Moments",
     "moments-frozen": "regimes.instruments.moments:FrozenMoments",
 }, has=("every", "start"))  # fmt: skip

@@ -21,6 +21,11 @@ from regimes.instruments.gradient_norm import Norms
 Timer = Callable[[str], AbstractContextManager[Any]]
 
 
+def untimed(name: str) -> AbstractContextManager[Any]:
+    """No clock."""
+    return nullcontext()
+
+
 @dataclass(frozen=True)
 class Readings:
     """What the instruments say of one epoch, as a record has it: None where JSON knows no number.
@@ -54,25 +59,31 @@ class Panel:
     def gauges(self) -> dict[str, Gauge]:
         return {name: gauge for name, (_, gauge) in self._gauges.items()}
 
-    def step(self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor]) -> None:
-        """Show one step's gradients and updates to every gauge; both are left as they are."""
-        self.steps += 1
-        for gauge in self:
-            gauge.step(stack, updates)
+    def step(
+        self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor], timer: Timer = untimed
+    ) -> None:
+        """Show one step's gradients and updates to every gauge; both are left as they are.
 
-    def read(
-        self, epoch: int, timer: Timer = lambda name: nullcontext(), seen: bool = True
-    ) -> Readings:
+        Args:
+            timer: clocks each instrument by its name; the norms, which are always read, as
+                "instruments".
+        """
+        self.steps += 1
+        for name, gauge in self.gauges.items():
+            with timer(_clocked(name)):
+                gauge.step(stack, updates)
+
+    def read(self, epoch: int, timer: Timer = untimed, seen: bool = True) -> Readings:
         """The statistics of an epoch, of the gauges that are due.
 
         Args:
-            timer: clocks the reading of an instrument by its name.
+            timer: as for ``step``.
             seen: whether there were any steps; if not, gauges that live on them have no reading.
         """
         self.steps, found = 0, dict[str, Reading]()
         for name, (every, gauge) in self._gauges.items():
             if epoch % every == 0 and (seen or isinstance(gauge, EndOfEpochGauge)):
-                with timer("instruments" if name == "norms" else name):
+                with timer(_clocked(name)):
                     found[name] = gauge.read(epoch)
         return Readings(
             {k: [finite(x) for x in v] for r in found.values() for k, v in r.layers.items()},
@@ -88,6 +99,10 @@ class Panel:
         """The inverse; an instrument that the state lacks starts anew."""
         for name, gauge in self.gauges.items():
             gauge.load_state_dict(state.get(name, {}))
+
+
+def _clocked(name: str) -> str:
+    return "instruments" if name == "norms" else name
 
 
 def choose(

@@ -9,7 +9,8 @@ unless a builder says otherwise. Initialisation draws from torch's global genera
 Language models (``text = True``) take ``classes`` words, and ``sequence``, the longest text they
 are given, if they have a parameter of that name, and map ``tokens [batch, time]`` and a
 hidden state to logits ``[batch, time, classes]`` and the next hidden state: None, or tensors with
-the batch on axis 1.
+the batch on axis 1. A network for a matrix (``matrix = True``) takes its ``rows`` and maps entries
+``[batch, 2]`` to their values.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import nn
 
 from regimes.config import Registry
 from regimes.errors import ConfigError, require
+from regimes.models.deep_linear import DeepLinear
 from regimes.models.densenet import densenet121
 from regimes.models.googlenet import googlenet
 from regimes.models.gpt import GPT
@@ -52,6 +54,7 @@ MODELS = Registry("model", {
     "lstm": LSTM,
     "transformer": Transformer,
     "gpt": GPT,
+    "deep-linear": DeepLinear,
 })  # fmt: skip
 
 
@@ -62,6 +65,7 @@ def build(
     channels: int | None = None,
     image_size: int | None = None,
     sequence: int | None = None,
+    rows: int | None = None,
     **choices: Any,
 ) -> nn.Module:
     """The network of that name, or what the callable ``package.module:callable`` returns.
@@ -76,10 +80,12 @@ def build(
     builder = _builder(name)
     shape = {"channels": channels, "image_size": image_size}
     images = shape if any(v is not None for v in shape.values()) else {}
-    if is_text(name) == bool(images):
-        takes, given = ("text", "images") if is_text(name) else ("images", "text")
+    takes, given = kind(name), "images" if images else "text" if rows is None else "a matrix"
+    if takes != given:
         raise ConfigError(f"Model {name!r} takes {takes}, the data are {given}: choose another.")
     keywords: dict[str, Any] = {"classes": classes, **images}
+    if rows is not None:
+        keywords["rows"] = rows
     if sequence is not None and "sequence" in inspect.signature(builder).parameters:
         keywords["sequence"] = sequence
     try:
@@ -93,9 +99,13 @@ def build(
     return model
 
 
-def is_text(name: str) -> bool:
-    """Whether the network of that name (or the user's callable) has ``text = True``."""
-    return bool(getattr(_builder(name), "text", False))
+def kind(name: str) -> str:
+    """What the network of that name (or the user's callable) takes: "text" where it has ``text =
+    True``, "a matrix" where it has ``matrix = True``, else "images"."""
+    builder = _builder(name)
+    if getattr(builder, "matrix", False):
+        return "a matrix"
+    return "text" if getattr(builder, "text", False) else "images"
 
 
 def _given(name: str, builder: Callable[..., object], choices: dict[str, Any]) -> dict[str, Any]:

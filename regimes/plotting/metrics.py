@@ -35,6 +35,15 @@ METRICS = {
     "bits per byte": Metric(
         "bits per byte", "test bits per byte", "bits per byte", "bits", digits=3, lower=True
     ),
+    "squared error": Metric(
+        "squared error",
+        "squared error of all entries",
+        "squared error",
+        "squared error",
+        log=True,
+        digits=3,
+        lower=True,
+    ),
     "loss": Metric("loss", "test loss", "test loss", "loss", digits=3, lower=True),
     "train_loss": Metric("train_loss", "training loss (nats)", "training loss", "nats", lower=True),
     "test_loss": Metric("test_loss", "test loss (nats)", "test loss", "nats", lower=True),

@@ -102,6 +102,8 @@ def _data(run: Record, unit: str) -> str:
 def _samples(run: Record) -> tuple[str, str]:
     """What the data set and a batch are made of."""
     data, words = run.config["data"], run.header["data"].get("words")
+    if data["name"] == "matrix":
+        return "entries", "entries"
     if not words:
         return ("samples", "samples") if run.hooked else ("images", "images")
     kind = data.get("tokenizer", "bytes") if data["name"] != "wikitext-2" else "words"

@@ -3,7 +3,8 @@
 A preset is a diff from the defaults; its docstring says the command, the machine and the minutes.
 A grid is a family of schedules of one preset: ``{schedule: configuration}``; every seed of a grid
 is a run of its own. ``families`` makes grids from a preset, ``cpu`` and ``paper`` are those of the
-two scales, ``language`` has language models on a text that is everywhere, ``local`` local steps.
+two scales, ``language`` has language models on a text that is everywhere, ``local`` local steps,
+``tournament`` all policies and what they have to beat, ``matrix`` a deep linear network.
 """
 
 from __future__ import annotations
@@ -14,15 +15,25 @@ from typing import Any
 
 from regimes.config import RunConfig, load_toml, override, to_dict
 from regimes.errors import ConfigError, nearest
-from regimes.presets import cpu, language, local, own, paper, paper_text, questions
+from regimes.presets import (
+    cpu,
+    language,
+    local,
+    matrix,
+    own,
+    paper,
+    paper_text,
+    questions,
+    tournament,
+)
 from regimes.presets.families import Grid, schedules
 from regimes.presets.listing import groups
 from regimes.presets.registry import GRIDS, PRESETS, grid, preset
 
 __all__ = [
     "GRIDS", "PRESETS", "Grid", "check_common", "cpu", "get_grid", "get_preset", "grid", "groups",
-    "language", "local", "own", "paper", "paper_text", "preset", "questions", "schedules",
-    "seeds_of", "select",
+    "language", "local", "matrix", "own", "paper", "paper_text", "preset", "questions", "schedules",
+    "seeds_of", "select", "tournament",
 ]  # fmt: skip
 
 

@@ -139,11 +139,15 @@ def budget(base: RunConfig, most: int, interval: int) -> Grid:
              for name in ("low", "high", "accordion")}  # fmt: skip
     budget = Budget("low", base.epochs)
     longer = replace(cells["high"], name="high-longer", epochs=most, budget=budget)
-    decays = tuple(first * most // base.epochs for first in base.optimizer.decay_epochs)
-    stretched = replace(
-        longer, name="high-stretched", optimizer=replace(base.optimizer, decay_epochs=decays)
-    )
-    return {**cells, "high-longer": longer, "high-stretched": stretched}
+    slower = stretched(replace(cells["high"], name="high-stretched"), budget, most)
+    return {**cells, "high-longer": longer, "high-stretched": slower}
+
+
+def stretched(cell: RunConfig, budget: Budget, most: int) -> RunConfig:
+    """Trained on, for ``most`` epochs unless the budget ends it before, decays in proportion."""
+    decays = tuple(first * most // cell.epochs for first in cell.optimizer.decay_epochs)
+    optimizer = replace(cell.optimizer, decay_epochs=decays)
+    return replace(cell, epochs=most, budget=budget, optimizer=optimizer)
 
 
 def ladder(base: RunConfig, interval: int) -> Grid:

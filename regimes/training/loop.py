@@ -224,7 +224,7 @@ def _step_alone(
     """A step of each worker's own model, and the synchronisation that ends a round."""
     with run.numerics.training():
         local.step(now.x, now.y, now.epoch, now.step, now.lr, losses.clock)
-        told = local.meet(levels, losses.clock, run.panel.step) if local.over or now.last else []
+    told = local.meet(levels, losses.clock, run.panel) if local.over or now.last else []
     for mean, (rows, *when) in told:
         losses.add(mean, rows, *when)
 
@@ -233,8 +233,7 @@ def _apply(run: Run, updates: list[Tensor], now: Minibatch, clock: Clock) -> Non
     """One step of the optimiser along the shared updates, seen by the instruments first."""
     if run.deficit.active(now.epoch):
         updates = run.deficit.updates(updates, run.config.seed, now.epoch, now.step)
-    with clock("instruments"):
-        run.panel.step(run.gradients.stack, updates)
+    run.panel.step(run.gradients.stack, updates, clock)
     with clock("compute"):
         install(run.gradients.parameters, updates)
         run.optimizer.step()

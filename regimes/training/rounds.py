@@ -21,6 +21,7 @@ from torch import Tensor
 from regimes.collectives.requests import Mean
 from regimes.compression.reducer import Reducer, loss_with_flag
 from regimes.config import Level, OuterConfig
+from regimes.instruments.panel import Panel
 from regimes.training.clock import Clock
 from regimes.training.gradients import Gradients, install
 from regimes.training.optimizers import Optimizers
@@ -91,13 +92,12 @@ class Rounds:
         return self.since >= self.period
 
     def meet(
-        self, levels: Sequence[Level], clock: Clock,
-        look: Callable[[Float[Tensor, "rows N"], list[Tensor]], None],
-    ) -> list[tuple[Tensor, Pending]]:  # fmt: skip
+        self, levels: Sequence[Level], clock: Clock, panel: Panel
+    ) -> list[tuple[Tensor, Pending]]:
         """The synchronisation at the end of a round.
 
         Args:
-            look: sees what is exchanged before it is applied: pseudo-gradients, and the shared one.
+            panel: sees what is exchanged before it is applied.
 
         Returns:
             The mean loss of each step that nobody has heard of yet, and this process's.
@@ -109,8 +109,7 @@ class Rounds:
             updates, means = self.outer.reduce(g.layers, levels, self._losses())
         told = self._told(means)
         self.optimizer.lr = self.rates
-        with clock("instruments"):
-            look(g.stack, updates)
+        panel.step(g.stack, updates, clock)
         with clock("compress"):
             self.outer.step(updates, self.replicas)
         clock.move(self.world.seconds - waited, "compress", "communicate")

@@ -1,0 +1,201 @@
+"""Where critical periods are known: what deficits do to a deep linear network, and who sees it.
+
+Run, then draw (20 minutes a seed on one core)::
+
+    regimes ablate deep-linear --seeds 3
+    regimes figure deep_linear runs/deep-linear
+
+A deficit's *harm* is the squared error at the end, over that of the same seed without a deficit;
+after every deficit the training is equally long. Left: by a deficit's length, from the start.
+Middle: by its onset, of one length. Right: what detectors call critical in the training without a
+deficit. A detector *finds* the critical period as far as it calls units critical inside the
+deficits that do harm (mean over seeds and layers), beyond what it calls so inside those that do
+none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from regimes.console import stdout
+from regimes.console.tables import Table
+from regimes.errors import RecordError
+from regimes.plotting import style
+from regimes.plotting.groups import groups
+from regimes.plotting.looks import SPARE
+from regimes.records import Record, load_all
+from regimes.replay.agreement import interval
+from regimes.replay.replay import measured, replay
+from regimes.replay.spelling import rule
+
+from .command import Files
+from .compare import LAST
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DETECTORS = (
+    "norm-change:interval=4", "accordion:interval=4", "eigenvalue-change:interval=4",
+    "sharpness-change:interval=4", "first-share:share=0.25", "random-windows:share=0.25",
+)  # fmt: skip
+NONE = "none"
+
+# -- records to numbers ----------------------------------------------------------------------
+
+
+def harms(runs: Sequence[Record]) -> pd.DataFrame:
+    """One row per deficit, by onset and length: its steps ``[first, stop)``, n, and the harm: the
+    geometric mean over seeds of the ratio of final errors, with its 95 % t interval.
+
+    Raises:
+        RecordError: no runs without a deficit, or no seed in common with them.
+    """
+    found = groups(runs, [NONE])
+    plain = {run.seed: _reached(run) for run in found[NONE]}
+    rows = []
+    for name, each in found.items():
+        if name == NONE:
+            continue
+        ((first, stop),) = each[0].config["deficit"]["windows"]
+        logs = [math.log(_reached(run) / plain[run.seed]) for run in each if run.seed in plain]
+        if not logs:
+            raise RecordError(f"{name} and {NONE} have no seed in common: run both with the same")
+        harm, low, high = (math.exp(x) for x in interval(logs))
+        rows.append({"first": first, "stop": stop, "n": len(logs), "harm": harm,
+                     "ci_low": low, "ci_high": high})  # fmt: skip
+    return pd.DataFrame(rows).sort_values(["first", "stop"], ignore_index=True)
+
+
+def _reached(run: Record) -> float:
+    return float(run.epochs["metric"].tail(LAST).mean())
+
+
+def calls(runs: Sequence[Record], texts: Sequence[str] = DETECTORS) -> dict[str, np.ndarray]:
+    """Per detector whose signal all runs recorded, the share of runs and layers that it calls
+    critical, by unit."""
+    found = {}
+    for text in texts:
+        if all(measured(run, rule(text, run)) for run in runs):
+            tables = [replay(run, rule(text, run)) for run in runs]
+            shares = [table.groupby("epoch")["critical"].mean().to_numpy() for table in tables]
+            found[text.partition(":")[0]] = np.mean(shares, axis=0)
+    return found
+
+
+def finds(harm: pd.DataFrame, called: Mapping[str, np.ndarray], unit: int) -> pd.DataFrame:
+    """One row per detector: the share of units that it calls critical inside the deficits of one
+    length that do harm (their interval lies above 1), inside the others, and the difference.
+
+    Args:
+        harm: of `harms`, for deficits of one length.
+        unit: steps.
+    """
+    rows = []
+    for name, share in called.items():
+        inside: dict[bool, list[float]] = {True: [], False: []}
+        for row in harm.to_dict("records"):
+            span = share[row["first"] // unit : math.ceil(row["stop"] / unit)]
+            inside[row["ci_low"] > 1].append(float(span.mean()) if len(span) else math.nan)
+        hit, false = (float(np.mean(x)) if x else math.nan for x in inside.values())
+        rows.append({"detector": name, "harmful": hit, "harmless": false, "finds": hit - false})
+    return pd.DataFrame(rows)
+
+
+def of_one_length(harm: pd.DataFrame) -> pd.DataFrame:
+    """The deficits of the length that most have."""
+    length = harm["stop"] - harm["first"]
+    return harm[length == length.mode().iloc[0]]
+
+
+# -- the tables and the figure ---------------------------------------------------------------
+
+
+def as_text(harm: pd.DataFrame, found: pd.DataFrame) -> tuple[Table, Table]:
+    """Both, rounded."""
+    first = [
+        (f"{row['first']:,}", f"{row['stop']:,}", str(row["n"]),
+         f"{row['harm']:.2f} [{row['ci_low']:.2f}, {row['ci_high']:.2f}]")
+        for row in harm.to_dict("records")
+    ]  # fmt: skip
+    second = [
+        (row["detector"], *(f"{row[key]:.2f}" for key in ("harmful", "harmless", "finds")))
+        for row in found.to_dict("records")
+    ]
+    return (
+        Table(("deficit from", "to", "n", "final error, of none's"), first, texts=0),
+        Table(("detector", "critical in harmful", "in harmless", "finds"), second),
+    )
+
+
+def figure(
+    runs: Sequence[Record], harm: pd.DataFrame, called: Mapping[str, np.ndarray]
+) -> tuple[Figure, pd.DataFrame]:
+    """Harm by length and by onset, and the detectors' calls."""
+    with style.theme():
+        fig = style.figure(3.0)
+        left, middle, right = fig.subplots(1, 3)
+        early, moved = harm[harm["first"] == 0], of_one_length(harm)
+        _harm(left, early["stop"], early, "length of the deficit (steps)")
+        length = int((moved["stop"] - moved["first"]).iloc[0])
+        _harm(middle, moved["first"], moved, f"onset of {length:,} steps of it")
+        left.set_ylabel("final error, of none's")
+        unit = int(runs[0].config["unit_steps"])
+        for (name, share), (colour, dash, _) in zip(called.items(), SPARE, strict=False):
+            steps = unit * np.arange(len(share))
+            right.step(steps, share, color=colour, linestyle=dash, where="post", label=name)
+        right.set(xlabel="step, without a deficit", ylabel="share called critical")
+        right.legend(fontsize=6)
+        style.caption(
+            fig,
+            f"{style.seeds_in_words(harm['n'].to_list())}, bars: 95 % t interval of the mean "
+            "logarithm. In a deficit the entries are those of another matrix, of rank "
+            f"{_other(runs)}; the training after it is as long for all. {style.setting(runs[0])}.",
+        )
+    table = pd.DataFrame(called).rename_axis("unit").reset_index()
+    return fig, pd.concat([harm, table], axis=1)
+
+
+def _other(runs: Sequence[Record]) -> int:
+    return int(next(d["rank"] for run in runs if (d := run.config.get("deficit"))))
+
+
+def _harm(ax: Axes, x: pd.Series, rows: pd.DataFrame, label: str) -> None:
+    ends = [rows["harm"] - rows["ci_low"], rows["ci_high"] - rows["harm"]]
+    ax.errorbar(x, rows["harm"], ends, color="black", marker="o", markersize=4, capsize=2)
+    ax.axhline(1, color="#888888", linewidth=0.8)
+    ax.set_xlabel(label)
+    style.log_axis(ax)
+
+
+def main(records: Path, out: Path | None = None) -> list[Path]:
+    """Draw deficits and detectors from the runs of the grid deep-linear and print both tables.
+
+    Args:
+        records: a folder of runs, or an archive of them.
+        out: folder for the figure; default figures/NAME.
+    """
+    files, runs = Files(records, out), load_all(records)
+    harm, plain = harms(runs), [run for run in runs if run.name == NONE]
+    called = calls(plain)
+    found = finds(of_one_length(harm), called, int(plain[0].config["unit_steps"]))
+    console = stdout.console(highlight=False)
+    texts = as_text(harm, found)
+    for text in texts:
+        console.print(text.drawn(), "")
+    files.figure("deep-linear", figure([*plain, *runs], harm, called))
+    about = f"{style.setting(plain[0])}."
+    files.text("deep-linear.md", "\n\n".join((about, *(t.markdown() for t in texts))) + "\n")
+    return files.said()
+
+
+if __name__ == "__main__":
+    from .command import start
+
+    start(main)

@@ -1,0 +1,224 @@
+"""The tournament: adaptive policies against controls that send as many floats.
+
+Tune, run, then draw (`regimes.presets.tournament` has the arms and the commands)::
+
+    regimes figure tournament runs/tournament-smoke --trials runs/tune/tournament-smoke/tune.json
+
+What a control reaches at an arm's floats lies between two of its kind: by seed, on the line between
+them, over the logarithm of the floats. An arm that sends less or more than all of them, by more
+than 3 %, is not compared. Holm's correction is over all comparisons of a tournament. Seconds are
+predicted by `regimes.cost`; what instruments measure for a policy counts in bytes and seconds where
+it is sent, not where it is computed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from regimes.console import stdout
+from regimes.console.tables import Table
+from regimes.cost.cases import cases
+from regimes.cost.network import Network
+from regimes.errors import RecordError
+from regimes.plotting import style
+from regimes.plotting.groups import groups, tested_by
+from regimes.plotting.metrics import Metric
+from regimes.presets.tournament import LADDERS
+from regimes.records import Record, load_all
+from regimes.replay.agreement import interval
+
+from . import compare, tournament_figure
+from .command import Files
+from .tournament_figure import CONTROLS
+from .verdicts import alike, holm, p_value
+
+NETWORKS = ("10Gbit/s,50us", "100Mbit/s,50us", "20Mbit/s,50ms")
+SLACK = 0.03  # of floats: an arm so close beyond the last control is compared with that
+
+# -- records to numbers ----------------------------------------------------------------------
+
+
+def entries(runs: Iterable[Record], networks: Sequence[str] = NETWORKS) -> pd.DataFrame:
+    """One row per run: name, seed, rate, the metric as it is shown, floats, bytes, and predicted
+    seconds of the whole run on each network.
+
+    Raises:
+        RecordError: runs of different settings, an unfinished one, or one without seconds.
+    """
+    found = groups(runs)
+    every = [run for group in found.values() for run in group]
+    shown, each = compare.reached(every)
+    each["rate"] = [run.config["optimizer"]["lr"] for run in every]
+    spent = {case.name: case for case in cases(every) if case.runs}
+    for text in networks:
+        network, workers = Network.parse(text), int(every[0].config["workers"])
+        seconds = {
+            name: sum(steps * float(work.seconds(network, workers)) for steps, work in case.epochs)
+            / case.runs
+            for name, case in spent.items()
+        }
+        each[text] = each["name"].map(seconds)
+    columns = ["name", "seed", "rate", shown.name, "floats", "bytes", *networks]
+    return each[columns]
+
+
+def table(each: pd.DataFrame, shown: Metric, networks: Sequence[str] = NETWORKS) -> pd.DataFrame:
+    """One row per arm, from few floats to many: rate, n, metric with its 95 % t interval, and means
+    of floats, bytes and seconds, the first two also as a share of dense's (nan without it)."""
+    rows = []
+    for name, runs in each.groupby("name", sort=False):
+        mean, low, high = interval(runs[shown.name].to_list())
+        spent = runs[["floats", "bytes", *networks]].mean().to_dict()
+        rows.append({"arm": name, "rate": runs["rate"].iloc[0], "n": len(runs), shown.name: mean,
+                     "ci_low": low, "ci_high": high, **spent})  # fmt: skip
+    found = pd.DataFrame(rows).sort_values("floats", kind="stable", ignore_index=True)
+    dense = found[found["arm"] == "dense"]
+    for column in ("floats", "bytes"):
+        whole = float(dense[column].iloc[0]) if len(dense) else math.nan
+        found.insert(list(found).index(column) + 1, f"{column}_of_dense", found[column] / whole)
+    return found
+
+
+def at_same_floats(each: pd.DataFrame, arm: str, ladder: Sequence[str], column: str) -> list[float]:
+    """``arm`` minus what the controls of one kind reach at its floats, by seed; empty where a seed
+    sends less or more than all of them, or fewer than two of them were run.
+
+    >>> rows = pd.DataFrame({"name": ["a", "b", "mine"], "seed": 0, "floats": [1.0, 4.0, 2.0],
+    ...                      "accuracy": [90.0, 94.0, 95.0]})
+    >>> at_same_floats(rows, "mine", ["a", "b"], "accuracy")  # 2 is halfway from 1 to 4, by ratio
+    [3.0]
+
+    Raises:
+        RecordError: no seed in common.
+    """
+    known = [name for name in ladder if (each["name"] == name).any()]
+    wide = each[each["name"].isin([arm, *known])].pivot(index="seed", columns="name")
+    wide = wide[["floats", column]].dropna()
+    if wide.empty:
+        raise RecordError(f"{arm} and {known} have no seed in common: run all with the same seeds")
+    floats, values = wide["floats"], wide[column]
+    found = []
+    for seed in wide.index:
+        sent, reached = floats.loc[seed, known].to_numpy(), values.loc[seed, known].to_numpy()
+        here, up = float(floats.loc[seed, arm]), np.argsort(sent)
+        inside = sent.min() * (1 - SLACK) <= here <= sent.max() * (1 + SLACK)
+        if len(known) < 2 or not inside:
+            return []
+        control = np.interp(math.log(here), np.log(sent[up]), reached[up])
+        found.append(float(values.loc[seed, arm] - control))
+    return found
+
+
+def comparisons(each: pd.DataFrame, shown: Metric) -> pd.DataFrame:
+    """One row per contestant and kind of control: n, difference, its 95 % t interval, p, and p
+    after Holm's correction over all rows. nan where the arm's floats are out of the controls'."""
+    rows = []
+    for arm in dict.fromkeys(each["name"]):
+        for kind, ladder in LADDERS.items() if arm not in CONTROLS else ():
+            values = at_same_floats(each, arm, ladder, shown.name)
+            mean, low, high = interval(values) if values else (math.nan,) * 3
+            if values and alike(values):  # says nothing about sampling
+                low = high = math.nan
+            rows.append({"arm": arm, "control": kind, "n": len(values), "difference": mean,
+                         "ci_low": low, "ci_high": high, "p": p_value(values)})  # fmt: skip
+    columns = ["arm", "control", "n", "difference", "ci_low", "ci_high", "p", "p_holm"]
+    found = pd.DataFrame(rows, columns=columns)
+    return found.assign(p_holm=holm(found["p"].to_list()))
+
+
+def edges(trials: Path, rates: pd.Series) -> list[str]:
+    """Arms whose rate is the smallest or largest that was tried: a wider list may have a better.
+
+    Args:
+        trials: ``tune.json``.
+        rates: chosen, by arm.
+
+    Raises:
+        RecordError: no such file, or not of ``regimes tune``.
+    """
+    try:
+        rows = json.loads(trials.read_text(encoding="utf-8"))["trials"]
+        tried: dict[str, list[float]] = {}
+        for row in rows:
+            settings = dict(text.split("=") for text in row["values"].split(" "))
+            tried.setdefault(row["schedule"], []).append(float(settings["optimizer.lr"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        raise RecordError(f"{trials} is no tune.json with trials of optimizer.lr") from None
+    return [str(arm) for arm, rate in rates.items()
+            if arm in tried and rate in (min(tried[str(arm)]), max(tried[str(arm)]))]  # fmt: skip
+
+
+# -- numbers to text -------------------------------------------------------------------------
+
+
+def as_text(rows: pd.DataFrame, pairs: pd.DataFrame, shown: Metric) -> tuple[Table, Table]:
+    """Both tables, rounded."""
+    digits = shown.digits
+    first = [
+        (row["arm"], f"{row['rate']:g}", str(row["n"]),
+         f"{row[shown.name]:.{digits}f} {_ends(row, digits, '')}",
+         _share(row["floats_of_dense"]), _share(row["bytes_of_dense"]))
+        for row in rows.to_dict("records")
+    ]  # fmt: skip
+    second = [
+        (row["arm"], row["control"], str(row["n"]),
+         f"{row['difference']:+.{digits}f} {_ends(row, digits, '+')}", _p(row["p"]),
+         _p(row["p_holm"]))
+        if row["n"] else (row["arm"], row["control"], "0", "other floats", "", "")
+        for row in pairs.to_dict("records")
+    ]  # fmt: skip
+    heads = ("arm", "rate", "n", f"{shown.heading} [95 %]", "floats, of dense", "bytes")
+    against = ("arm", "minus, at its floats", "n", f"{shown.unit} [95 %]", "p", "p (Holm)")
+    return Table(heads, first), Table(against, second, texts=2)
+
+
+def _ends(row: dict[Any, Any], digits: int, sign: str) -> str:
+    if math.isnan(row["ci_low"]):
+        return "[all alike]" if row["n"] > 1 else ""
+    return f"[{row['ci_low']:{sign}.{digits}f}, {row['ci_high']:{sign}.{digits}f}]"
+
+
+def _share(value: float) -> str:
+    return "" if math.isnan(value) else f"{100 * value:.1f} %"
+
+
+def _p(value: float) -> str:
+    return "" if math.isnan(value) else "< 0.001" if value < 0.001 else f"{value:.2g}"
+
+
+def main(records: Path, trials: Path | None = None, out: Path | None = None) -> list[Path]:
+    """Draw the fronts of the tournament under RECORDS and print its tables.
+
+    Args:
+        records: a folder of runs, or an archive of them.
+        trials: tune.json of what chose the rates: says which lie at the edge of what was tried.
+        out: folder for the figure; default figures/NAME.
+    """
+    files, runs = Files(records, out), load_all(records)
+    each, shown = entries(runs), tested_by(runs[0])
+    rows, pairs = table(each, shown), comparisons(each, shown)
+    console = stdout.console(highlight=False)
+    texts = as_text(rows, pairs, shown)
+    for text in texts:
+        console.print(text.drawn(), "")
+    if trials and (found := edges(trials, rows.set_index("arm")["rate"])):
+        console.print(f"at the edge of the rates that were tried: {', '.join(found)}")
+    files.figure("tournament", tournament_figure.figure(rows, runs[0], NETWORKS))
+    files.table("arms", rows)
+    files.table("differences", pairs)
+    about = f"{style.setting(runs[0])}."
+    files.text("tables.md", "\n\n".join((about, *(t.markdown() for t in texts))) + "\n")
+    return files.said()
+
+
+if __name__ == "__main__":
+    from .command import start
+
+    start(main)

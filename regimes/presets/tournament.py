@@ -1,0 +1,102 @@
+"""Tournaments: every policy that adapts compression, and the schedules that it has to beat.
+
+The arms of a grid share network, data, steps and PowerSGD's ranks 1 to 4, and differ in when, and
+for which layers, a rank is taken. Each is to be trained at its own learning rate, which validation
+data choose from one list for all (`RATES`), and then with other seeds::
+
+    regimes tune tournament-smoke --values optimizer.lr=0.0125,0.025,0.05,0.1,0.2,0.4,0.8 \\
+      --set data.validation_size=200 --seeds 3 --out runs/tune/tournament-smoke
+    regimes ablate runs/tune/tournament-smoke/chosen --seeds 10 --first-seed 3000 \\
+      --out runs/tournament-smoke
+    regimes figure tournament runs/tournament-smoke
+
+What a policy is held against at the same number of floats: the same rank throughout, which may lie
+between two (`static`); rank 4 in the first units and then rank 1 (`first`); rank 4 in units that a
+coin chose, and else rank 1 (`coin`, a draw of its own for each share, the same for all seeds).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from regimes.config import Budget, RunConfig
+from regimes.presets import cpu, families, language
+from regimes.presets.registry import Grid, grid
+
+RANKS: dict[str, Any] = {"r4": 4, "r3": 3, "r2": 2, "r1": 1}
+LADDER = ("r1", "r2", "r3", "r4")
+ENDS = {"low": "r4", "high": "r1"}
+SHARES = (6, 12, 18)  # units of 24 at rank 4
+LADDERS: dict[str, tuple[str, ...]] = {  # the controls of one kind, from few floats to many
+    "static": ("rank 1", "rank 2", "rank 3", "rank 4", "dense"),
+    "first": ("rank 1", *(f"first {share}" for share in SHARES), "rank 4"),
+    "coin": ("rank 1", *(f"coin {share}" for share in SHARES), "rank 4"),
+}
+RATES = {
+    "tournament-smoke": "0.0125,0.025,0.05,0.1,0.2,0.4,0.8",
+    "tournament-lm": "0.00075,0.0015,0.003,0.006,0.012,0.024",
+    "tournament-small": "0.0125,0.025,0.05,0.1,0.2,0.4",
+}
+
+
+def policies(interval: int = 3) -> dict[str, families.Table]:
+    """The contestants. Their thresholds are those of their authors, their interval that of the
+    preset."""
+    accordion = {"name": "accordion", "interval": interval, **ENDS}
+    sharpness = {"name": "sharpness-change", "interval": interval}
+    return {
+        "accordion": accordion,
+        "accordion-ladder": {"name": "accordion-ladder", "levels": LADDER, "interval": interval},
+        "sharpness": {"name": "detected", "detector": sharpness, "decay_rule": True, **ENDS},
+        "adaqs": {"name": "adaqs", "levels": ("r1", "r2", "r4")},
+        "error-ladder": {"name": "error-ladder", "levels": LADDER},
+        "l-greco": {"name": "l-greco", "levels": LADDER, "base": families.static("r2")},
+        "l-greco accordion": {"name": "l-greco", "levels": LADDER, "base": accordion},
+        "gravac": {"name": "gravac", "levels": LADDER},
+    }
+
+
+def controls(units: int) -> dict[str, families.Table]:
+    """What they are held against: nothing here looks at the training."""
+    found = {"dense": families.static("dense")}
+    found |= {f"rank {RANKS[level]}": families.static(level) for level in LADDER}
+    for share in SHARES:
+        found[f"first {share}"] = families.windows((0, share), inside="r4", outside="r1")
+    for draw, share in enumerate(SHARES, start=1):
+        coin = {"name": "random-windows", "share": share / units, "epochs": units,
+                "count": share, "seed": draw}  # fmt: skip
+        found[f"coin {share}"] = {"name": "detected", "detector": coin, **ENDS}
+    return found
+
+
+def arms(base: RunConfig, units: int = 24) -> Grid:
+    """All arms of a tournament."""
+    plain = replace(base, levels=RANKS)
+    return families.follow(plain, {**controls(units), **policies()})
+
+
+@grid("tournament-smoke")
+def tournament_smoke() -> Grid:
+    """`regimes tune tournament-smoke ...`, see `presets/tournament.py`: all policies and controls
+    on digits, and ranks 1 and 2 trained on for the floats of rank 4; 2.5 minutes a seed and rate,
+    on one core."""
+    cells = arms(cpu.smoke())
+    for name, epochs in (("rank 1", 81), ("rank 2", 46)):
+        longer = replace(cells[name], name=f"{name} longer")
+        cells[longer.name] = families.stretched(longer, Budget("r4", longer.epochs), epochs)
+    return cells
+
+
+@grid("tournament-lm")
+def tournament_lm() -> Grid:
+    """`regimes tune tournament-lm ...`, likewise: the same on a text, `lm-small`; 12 minutes a seed
+    and rate, on one core."""
+    return arms(language.lm_small())
+
+
+@grid("tournament-small")
+def tournament_small() -> Grid:
+    """`regimes tune tournament-small ...`, likewise: the same on CIFAR-10, `small`; 14 minutes a
+    seed and rate, on one core."""
+    return arms(cpu.small())

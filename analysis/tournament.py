@@ -30,13 +30,12 @@ from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.groups import groups, tested_by
 from regimes.plotting.metrics import Metric
-from regimes.presets.tournament import LADDERS
 from regimes.records import Record, load_all
 from regimes.replay.agreement import interval
 
 from . import compare, tournament_figure
 from .command import Files
-from .tournament_figure import CONTROLS
+from .tournament_figure import CONTROLS, LADDERS
 from .verdicts import alike, holm, p_value
 
 NETWORKS = ("10Gbit/s,50us", "100Mbit/s,50us", "20Mbit/s,50ms")
@@ -119,9 +118,10 @@ def at_same_floats(each: pd.DataFrame, arm: str, ladder: Sequence[str], column: 
 def comparisons(each: pd.DataFrame, shown: Metric) -> pd.DataFrame:
     """One row per contestant and kind of control: n, difference, its 95 % t interval, p, and p
     after Holm's correction over all rows. nan where the arm's floats are out of the controls'."""
-    rows = []
+    rows, arms = [], set(each["name"])
+    kinds = {kind: ladder for kind, ladder in LADDERS.items() if len(arms & {*ladder}) > 1}
     for arm in dict.fromkeys(each["name"]):
-        for kind, ladder in LADDERS.items() if arm not in CONTROLS else ():
+        for kind, ladder in kinds.items() if arm not in CONTROLS else ():
             values = at_same_floats(each, arm, ladder, shown.name)
             mean, low, high = interval(values) if values else (math.nan,) * 3
             if values and alike(values):  # says nothing about sampling

@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from regimes.console.units import human
 from regimes.plotting import style
 from regimes.plotting.groups import tested_by
-from regimes.presets.tournament import LADDERS
+from regimes.presets import local, tournament
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 
     from regimes.records import Record
 
+LADDERS = {**tournament.LADDERS, "period": local.LADDER}  # controls of one kind, by their floats
 LINES: dict[str, dict[str, Any]] = {  # of the controls, told apart without colour
     "static": {"linestyle": "-", "marker": "o", "label": "the same rank throughout, and dense"},
     "first": {"linestyle": "--", "marker": "^", "label": "rank 4 first, then rank 1"},
     "coin": {"linestyle": ":", "marker": "x", "label": "rank 4 or 1 by a coin"},
+    "period": {"linestyle": "-", "marker": "s", "label": "the same period throughout"},
 }
 GREY, INK = "#8a8a8a", "#0b3c6f"
 CONTROLS = frozenset(name for ladder in LADDERS.values() for name in ladder)
@@ -69,7 +71,7 @@ def figure(rows: pd.DataFrame, run: Record, networks: Sequence[str]) -> tuple[Fi
             ax.xaxis.set_minor_locator(NullLocator())
         for ax in panels[::3]:
             ax.set_ylabel(shown.label)
-        _legend(panels[-1], letters)
+        _legend(panels[-1], letters, {*rows["arm"]})
         style.caption(fig, _caption(rows, run))
     return fig, pd.concat(numbers, ignore_index=True)
 
@@ -113,10 +115,10 @@ def _letter(letter: str) -> str:
     return rf"$\mathrm{{{letter}}}$"
 
 
-def _legend(ax: Axes, letters: dict[str, str]) -> None:
+def _legend(ax: Axes, letters: dict[str, str], arms: set[str]) -> None:
     ax.set_axis_off()
     handles = [Line2D([], [], color=GREY, linewidth=1, markersize=4, **look)
-               for look in LINES.values()]  # fmt: skip
+               for kind, look in LINES.items() if len(arms & {*LADDERS[kind]}) > 1]  # fmt: skip
     handles += [Line2D([], [], color=INK, linestyle="", marker=_letter(letter), markersize=6,
                        label=arm) for arm, letter in letters.items()]  # fmt: skip
     handles.append(Line2D([], [], color="black", linewidth=0.6, marker="o", markersize=8,

@@ -12,7 +12,7 @@ import pytest
 
 from analysis import tournament
 from analysis.tournament import as_text, at_same_floats, comparisons, edges, entries, table
-from analysis.tournament_figure import CONTROLS, front
+from analysis.tournament_figure import front
 from regimes.compression import compressor
 from regimes.compression.reducer import costs_per_step
 from regimes.config import RunConfig
@@ -25,7 +25,7 @@ from regimes.records import load_all
 from regimes.training.build import prepare
 
 REFERENCE = Path(__file__).parents[1] / "data" / "reference"
-BATCHES = {"accordion-batch", "smith"}  # they decide a batch size
+OTHERS = {"accordion-batch", "smith", "post-local", "qsr", "adacomm"}  # of a batch, of a period
 ACCURACY = named("accuracy")
 
 # -- the arms --------------------------------------------------------------------------------
@@ -34,8 +34,8 @@ ACCURACY = named("accuracy")
 @pytest.mark.parametrize("name", RATES)
 def test_every_policy_is_an_arm_and_only_schedules_differ(name: str) -> None:
     grid = get_grid(name)
-    assert {cell.policy["name"] for cell in grid.values()} == set(REGISTRY) - BATCHES
-    assert set(grid) >= CONTROLS
+    assert {cell.policy["name"] for cell in grid.values()} == set(REGISTRY) - OTHERS
+    assert set(grid) >= {name for ladder in LADDERS.values() for name in ladder}
     first = next(iter(grid.values()))
     for arm, cell in grid.items():
         check_levels(policy(cell.policy), cell.levels)

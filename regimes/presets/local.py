@@ -11,6 +11,7 @@ from regimes.presets import families, language
 from regimes.presets.registry import Grid, grid
 
 QUARTERS = {"first": (0, 6), "second": (6, 12), "third": (12, 18), "last": (18, 24)}
+LADDER = tuple(f"every {n}" for n in (128, 32, 8, 4, 2, 1))  # from few floats to many
 DILOCO = OuterConfig(lr=0.7, momentum=0.9, nesterov=True)
 
 

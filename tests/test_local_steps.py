@@ -223,7 +223,7 @@ KINDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["topk", "to and fro"])
+@pytest.mark.parametrize("kind", [pytest.param("topk", marks=pytest.mark.slow), "to and fro"])
 def test_processes_equal_simulation(kind: str, tmp_path: Path) -> None:
     c = text("unit_steps=3", *KINDS[kind])
     regimes.run(c, tmp_path / "one")
@@ -252,6 +252,7 @@ def test_resumed_within_a_round(
     same_bits(tmp_path / "whole", tmp_path / "broken")
 
 
+@pytest.mark.slow
 def test_resumed_on_another_number_of_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

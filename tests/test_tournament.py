@@ -161,12 +161,12 @@ def test_seeds_that_are_all_alike_have_no_interval() -> None:
 
 
 def test_the_table_counts_from_dense() -> None:
-    each = runs(dense=[(1000, 95), (1000, 97)], mine=[(100, 90), (300, 94)])
+    each = runs(dense=[(1000, 95), (1000, 96), (1000, 97)], mine=[(100, 90), (200, 92), (300, 94)])
     rows = table(each, ACCURACY, ["s"]).set_index("arm")
     assert list(rows.index) == ["mine", "dense"]
     assert rows.loc["mine", "floats_of_dense"] == pytest.approx(0.2)
     assert rows.loc["mine", "accuracy"] == 92
-    half = 12.706 * math.sqrt(8) / math.sqrt(2)  # t of one degree of freedom, sd of 90 and 94
+    half = 4.3027 * 2 / math.sqrt(3)  # t of two degrees of freedom, sd of 90, 92 and 94
     assert rows.loc["mine", "ci_high"] == pytest.approx(92 + half, rel=1e-4)
 
 

@@ -225,6 +225,8 @@ def _join(workers: int, device: torch.device, patience: timedelta, name: str) ->
                 timeout=patience,
                 device_id=device if apart else None,
             )
+        store.set(f"met/{us.rank}", "")  # who leaves at once must not close on who is still coming
+        store.wait([f"met/{rank}" for rank in range(us.count)], patience)
     except RuntimeError as error:
         raise TrainingError(
             f"process {us.rank} of {us.count} lost contact with the others at the start "

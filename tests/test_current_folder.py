@@ -73,6 +73,7 @@ def test_reading_commands_run_nothing_of_the_current_folder(
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", SOME)
 def test_a_plug_in_beside_the_user_comes_after_all_that_is_installed(
     start: str, tmp_path: Path

@@ -167,7 +167,9 @@ def saxe(time: float, start: float, end: float, depth: int) -> float:
     return low
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "depth", [1, 2, *(pytest.param(depth, marks=pytest.mark.slow) for depth in (3, 4))]
+)
 def test_singular_values_follow_the_closed_form(depth: int) -> None:
     """All entries observed: the loss is |P - M|^2 / (2 n^2), so time runs n^2 times slower."""
     rows, rank, start, rate, steps = 10, 3, 0.05, 0.02, 3000

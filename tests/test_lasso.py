@@ -271,6 +271,7 @@ def test_the_networks_numbers_are_means_over_seeds(runs: Path) -> None:
         assert row["mean"].item() == pytest.approx(np.mean([x[inside].mean() for x in lines]))
 
 
+@pytest.mark.slow
 def test_the_command_draws_with_and_without_a_network(runs: Path, tmp_path: Path) -> None:
     alone = lasso.main((), tmp_path / "alone", SMALL)
     both = lasso.main((runs,), tmp_path / "both", SMALL)

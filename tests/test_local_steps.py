@@ -223,7 +223,8 @@ KINDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", [pytest.param("topk", marks=pytest.mark.slow), "to and fro"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["topk", "to and fro"])
 def test_processes_equal_simulation(kind: str, tmp_path: Path) -> None:
     c = text("unit_steps=3", *KINDS[kind])
     regimes.run(c, tmp_path / "one")

@@ -135,7 +135,8 @@ PLACES: dict[str, tuple[str, Callable[[list[dict[str, Any]]], bool]]] = {
 
 
 @pytest.mark.parametrize(
-    "place", ["closed pipe", "full disk", pytest.param("closed", marks=pytest.mark.slow)]
+    "place",
+    ["closed pipe", *(pytest.param(x, marks=pytest.mark.slow) for x in ("full disk", "closed"))],
 )
 def test_standard_output_does_not_end_a_training(place: str, whole: bytes, tmp_path: Path) -> None:
     rest, right = PLACES[place]

@@ -153,6 +153,7 @@ def test_it_draws_figure_2(command, tmp_path: Path) -> None:
     assert names >= {"figure2a.png", "figure2b.svg", "levels.csv", "table.md"}
 
 
+@pytest.mark.slow
 def test_it_writes_a_report(command, tmp_path: Path) -> None:
     done = command("report", ARCHIVES["lstm-small"])
     assert done.returncode == 0, done.stderr

@@ -121,7 +121,9 @@ def comparisons(each: pd.DataFrame, shown: Metric) -> pd.DataFrame:
     rows, arms = [], set(each["name"])
     kinds = {kind: ladder for kind, ladder in LADDERS.items() if len(arms & {*ladder}) > 1}
     for arm in dict.fromkeys(each["name"]):
-        for kind, ladder in kinds.items() if arm not in CONTROLS else ():
+        for kind, ladder in kinds.items():
+            if arm in CONTROLS or arm in ladder:
+                continue
             values = at_same_floats(each, arm, ladder, shown.name)
             mean, low, high = interval(values) if values else (math.nan,) * 3
             if values and alike(values):  # says nothing about sampling

@@ -117,11 +117,14 @@ def at_same_floats(each: pd.DataFrame, arm: str, ladder: Sequence[str], column: 
 
 def comparisons(each: pd.DataFrame, shown: Metric) -> pd.DataFrame:
     """One row per contestant and kind of control: n, difference, its 95 % t interval, p, and p
-    after Holm's correction over all rows. nan where the arm's floats are out of the controls'."""
+    after Holm's correction over all rows. nan where the arm's floats are out of the controls'. An
+    arm that knows an event is a control and, against the others, a contestant."""
     rows, arms = [], set(each["name"])
     kinds = {kind: ladder for kind, ladder in LADDERS.items() if len(arms & {*ladder}) > 1}
     for arm in dict.fromkeys(each["name"]):
-        for kind, ladder in kinds.items() if arm not in CONTROLS else ():
+        for kind, ladder in kinds.items():
+            if arm in CONTROLS or arm in ladder:
+                continue
             values = at_same_floats(each, arm, ladder, shown.name)
             mean, low, high = interval(values) if values else (math.nan,) * 3
             if values and alike(values):  # says nothing about sampling

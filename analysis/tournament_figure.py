@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from regimes.console.units import human
 from regimes.plotting import style
 from regimes.plotting.groups import tested_by
-from regimes.presets import local, tournament
+from regimes.presets import events, local, tournament
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,15 +21,22 @@ if TYPE_CHECKING:
 
     from regimes.records import Record
 
-LADDERS = {**tournament.LADDERS, "period": local.LADDER}  # controls of one kind, by their floats
+LADDERS = {  # controls of one kind, by their floats
+    **tournament.LADDERS,
+    "period": local.LADDER,
+    "event": events.LADDER,
+}
 LINES: dict[str, dict[str, Any]] = {  # of the controls, told apart without colour
     "static": {"linestyle": "-", "marker": "o", "label": "the same rank throughout, and dense"},
     "first": {"linestyle": "--", "marker": "^", "label": "rank 4 first, then rank 1"},
     "coin": {"linestyle": ":", "marker": "x", "label": "rank 4 or 1 by a coin"},
+    "event": {"linestyle": "-.", "marker": "", "label": "rank 4 at the event, which it knows"},
     "period": {"linestyle": "-", "marker": "s", "label": "the same period throughout"},
 }
 GREY, INK = "#8a8a8a", "#0b3c6f"
-CONTROLS = frozenset(name for ladder in LADDERS.values() for name in ladder)
+CONTROLS = frozenset(  # but those that know an event, which are held against the others, too
+    name for kind, ladder in LADDERS.items() if kind != "event" for name in ladder
+)
 
 
 def front(cost: Sequence[float], reached: Sequence[float], lower: bool) -> list[bool]:

@@ -10,7 +10,8 @@ import torch
 
 import regimes
 from regimes.config import override
-from regimes.data.deficits import Blur, Deficit, Flip, GradientNoise, ImageNoise, Labels
+from regimes.data.deficits import Blur, Deficit, Flip, GradientNoise, ImageNoise, Labels, OtherTask
+from regimes.errors import ConfigError
 from regimes.training import build
 
 
@@ -86,7 +87,16 @@ def test_no_deficit_changes_nothing() -> None:
     assert Deficit().updates(updates, 0, 0, 0) is updates
 
 
-@pytest.mark.parametrize("name", ["flip", "labels"])
+def test_another_task_turns_images_and_moves_labels_on() -> None:
+    image, right = torch.arange(6.0).reshape(1, 1, 3, 2), torch.tensor([0, 1, 4])
+    task = OtherTask(by=3)
+    assert task.inputs(image, torch.tensor([0]), 0, 0).tolist() == [[[[4, 5], [2, 3], [0, 1]]]]
+    assert task.labels(right, 5, 0).tolist() == [3, 4, 2]
+    with pytest.raises(ConfigError, match=r"deficit\.by = 0"):
+        OtherTask(by=0)
+
+
+@pytest.mark.parametrize("name", ["flip", "labels", "other-task"])
 def test_a_run_sees_changed_images_and_labels_in_the_windows_only(name: str) -> None:
     """Against the batches of the same run without a deficit, worker by worker."""
     base = override(regimes.get_preset("smoke"), ["data.train_size=120", "data.test_size=100"])
@@ -97,10 +107,10 @@ def test_a_run_sees_changed_images_and_labels_in_the_windows_only(name: str) -> 
             plain.epoch(epoch, [0, 1, 2, 3]), worse.epoch(epoch, [3, 1]), strict=True
         ):
             x, y = x[[3, 1]], y[[3, 1]]
-            if epoch == 1 and name == "flip":
+            if epoch == 1 and name != "labels":
                 x = torch.stack([row.flipud() for row in x.flatten(0, 2)]).view_as(x)
             assert torch.equal(worse_x, x)
-            assert torch.equal(worse_y, y) == (epoch != 1 or name != "labels")
+            assert torch.equal(worse_y, y) == (epoch != 1 or name == "flip")
 
 
 def test_a_run_has_noisy_updates_in_the_windows_only(

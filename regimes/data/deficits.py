@@ -24,6 +24,7 @@ REGISTRY = Registry("deficit", {
     "blur": "regimes.data.deficits:Blur",
     "flip": "regimes.data.deficits:Flip",
     "noise": "regimes.data.deficits:ImageNoise",
+    "other-task": "regimes.data.deficits:OtherTask",
     "labels": "regimes.data.deficits:Labels",
     "gradient-noise": "regimes.data.deficits:GradientNoise",
     "other-matrix": "regimes.data.deficits:OtherMatrix",
@@ -87,6 +88,20 @@ class Flip(Deficit):
 
     def inputs(self, x: Images, index: Index, seed: int, epoch: int) -> Images:
         return x.flip(2)
+
+
+@dataclass(frozen=True)
+class OtherTask(Flip):
+    """Another task on the same samples: images upside down, and each label ``by`` further."""
+
+    by: int = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.by >= 1, "deficit.by", self.by, "at least 1")
+
+    def labels(self, y: Targets, classes: int, seed: int) -> Targets:
+        return (y + self.by) % classes
 
 
 @dataclass(frozen=True)

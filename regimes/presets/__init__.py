@@ -4,7 +4,8 @@ A preset is a diff from the defaults; its docstring says the command, the machin
 A grid is a family of schedules of one preset: ``{schedule: configuration}``; every seed of a grid
 is a run of its own. ``families`` makes grids from a preset, ``cpu`` and ``paper`` are those of the
 two scales, ``language`` has language models on a text that is everywhere, ``local`` local steps,
-``tournament`` all policies and what they have to beat, ``matrix`` a deep linear network.
+``tournament`` all policies and what they have to beat, ``events`` regimes that do not begin at the
+start, ``mechanism`` levels at many rates, ``matrix`` a deep linear network.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from regimes.config import RunConfig, load_toml, override, to_dict
 from regimes.errors import ConfigError, nearest
 from regimes.presets import (
     cpu,
+    events,
     language,
     local,
     matrix,
+    mechanism,
     own,
     paper,
     paper_text,
@@ -31,9 +34,9 @@ from regimes.presets.listing import groups
 from regimes.presets.registry import GRIDS, PRESETS, grid, preset
 
 __all__ = [
-    "GRIDS", "PRESETS", "Grid", "check_common", "cpu", "get_grid", "get_preset", "grid", "groups",
-    "language", "local", "matrix", "own", "paper", "paper_text", "preset", "questions", "schedules",
-    "seeds_of", "select", "tournament",
+    "GRIDS", "PRESETS", "Grid", "check_common", "cpu", "events", "get_grid", "get_preset", "grid",
+    "groups", "language", "local", "matrix", "mechanism", "own", "paper", "paper_text", "preset",
+    "questions", "schedules", "seeds_of", "select", "tournament",
 ]  # fmt: skip
 
 

@@ -1,0 +1,103 @@
+"""The figure of `mechanism`: metric, training loss and usable range against the learning rate."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from regimes.plotting import style
+from regimes.plotting.metrics import named
+from regimes.replay.agreement import interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from regimes.plotting.metrics import Metric
+    from regimes.records import Record
+
+
+def figure(
+    each: pd.DataFrame, rows: pd.DataFrame, run: Record, shown: Metric
+) -> tuple[Figure, pd.DataFrame]:
+    """A row of panels for each momentum, and the means that are drawn.
+
+    Args:
+        each, rows: of `mechanism.entries` and `mechanism.table`.
+        run: any of them, for the setting.
+    """
+    kinds = list(dict.fromkeys(each["momentum"].fillna(-1)))
+    numbers, first = [], rows["rule"].iloc[0] if len(rows) else ""
+    with style.theme():
+        fig = style.figure(2.6 * len(kinds) + 0.5)
+        panels = fig.subplots(len(kinds), 3, squeeze=False)
+        for axes, kind in zip(panels, sorted(kinds, reverse=True), strict=True):
+            part = each[each["momentum"].fillna(-1) == kind]
+            looks = _looks(part)
+            for ax, column in zip(axes, (shown.name, "train_loss"), strict=False):
+                metric = shown if column == shown.name else named(column)
+                numbers.append(_curves(ax, part, metric, column, looks))
+            ranges = rows[(rows["rule"] == first) & rows["arm"].isin(looks)]
+            _ranges(axes[2], ranges, looks)
+            axes[0].set_title("AdamW" if kind < 0 else f"momentum {kind:g}", loc="left")
+            axes[0].legend(fontsize=6, handlelength=3.5)
+        counts = each.groupby(["arm", "rate"]).size().to_list()
+        style.caption(fig, _caption(first, counts, run))
+    return fig, pd.concat(numbers, ignore_index=True)
+
+
+def _looks(part: pd.DataFrame) -> dict[str, Any]:
+    """How each arm of a panel is drawn: an arm of another momentum as that of the preset's."""
+    short = {arm: arm.partition(", momentum")[0] for arm in dict.fromkeys(part["arm"])}
+    found = style.styles_of(dict.fromkeys(short.values()))
+    return {arm: found[name] for arm, name in short.items()}
+
+
+def _curves(
+    ax: Axes, part: pd.DataFrame, metric: Metric, column: str, looks: dict[str, Any]
+) -> pd.DataFrame:
+    drawn = []
+    for arm, look in looks.items():
+        for rate, seeds in part[part["arm"] == arm].groupby("rate"):
+            values = seeds[column].to_list()
+            known = all(map(math.isfinite, values))
+            mean, low, high = interval(values) if known else (math.nan,) * 3
+            drawn.append({"panel": metric.name, "arm": arm, "rate": rate, "n": len(values),
+                          "mean": mean, "ci_low": low, "ci_high": high})  # fmt: skip
+        points = pd.DataFrame([row for row in drawn if row["arm"] == arm])
+        bars = [points["mean"] - points["ci_low"], points["ci_high"] - points["mean"]]
+        ax.errorbar(points["rate"], points["mean"], np.nan_to_num(bars), label=look.label,
+                    elinewidth=0.6, **look.line)  # fmt: skip
+    ax.set(xscale="log", xlabel="learning rate", ylabel=metric.label)
+    if metric.name == "train_loss":
+        ax.set_yscale("log")
+    return pd.DataFrame(drawn)
+
+
+def _ranges(ax: Axes, rows: pd.DataFrame, looks: dict[str, Any]) -> None:
+    """Smallest to largest usable rate, an arm a line; an arrow where all rates tried on that side
+    are usable at a seed or more."""
+    kept = rows[rows["n"] > 0]
+    for y, row in enumerate(kept.to_dict("records")):
+        look = {key: value for key, value in looks[row["arm"]].line.items() if key != "marker"}
+        ax.plot([row["smallest"], row["largest"]], [y, y], **look)
+        for side, arrow in (("smallest", "<"), ("largest", ">")):
+            bars = [[row[side] - row[f"{side}_low"]], [row[f"{side}_high"] - row[side]]]
+            marker = arrow if row[f"{side}_beyond"] else "|"
+            ax.errorbar(row[side], y, xerr=np.nan_to_num(bars), color="black", marker=marker,
+                        markersize=5, elinewidth=0.8, capsize=2)  # fmt: skip
+    names = [looks[arm].label for arm in kept["arm"]]
+    ax.set_yticks(range(len(kept)), names, fontsize=6)
+    ax.set(xscale="log", xlabel="usable learning rates")
+    ax.invert_yaxis()
+
+
+def _caption(rule: str, counts: list[int], run: Record) -> str:
+    return (
+        f"Means of the last units, {style.seeds_in_words(counts)}; bars: 95 % t intervals. No "
+        f"point where a run is not finite. Right: {rule}; an arrow where the rates that were tried "
+        f"do not reach the end of the range. {style.setting(run)}."
+    )

@@ -1,0 +1,94 @@
+"""What does compression do to learning rates? Grids of one level and many rates.
+
+A level throughout, at each rate of a list (`cells`); the warm-up in proportion, all else as in the
+preset. `regimes figure mechanism` reads the usable range of rates off them, by arm::
+
+    regimes ablate rates-smoke --seeds 4 --first-seed 4000 --out runs/rates/smoke
+    regimes ablate rates-momentum --seeds 4 --first-seed 4000 --out runs/rates/momentum
+    regimes figure mechanism runs/rates
+
+An arm is a level, with or without error feedback, and a momentum of SGD: 0.9 unless it is named.
+With momentum m the rates are those of 0.9 at equal rate / (1 - m), which is how far a constant
+gradient moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from regimes.config import DENSE, Level, RunConfig
+from regimes.presets import cpu, families, language
+from regimes.presets.registry import Grid, grid
+
+AT = " at "  # between an arm's name and its rate, in the name of a cell
+MOMENTUM = 0.9
+RATES = (0.00625, 0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)  # of SGD with it
+ADAM = (0.00075, 0.0015, 0.003, 0.006, 0.012, 0.024)
+MOMENTA = (0.0, 0.5)
+BARE = {"error_feedback": False}
+Arm = tuple[dict[str, Any], Level]  # compressor, level
+POWER: dict[str, Arm] = {
+    "dense": ({"name": "powersgd"}, DENSE),
+    "rank 4": ({"name": "powersgd"}, 4),
+    "rank 2": ({"name": "powersgd"}, 2),
+    "rank 1": ({"name": "powersgd"}, 1),
+    "rank 4, no feedback": ({"name": "powersgd", **BARE}, 4),
+    "rank 1, no feedback": ({"name": "powersgd", **BARE}, 1),
+}
+ARMS: dict[str, Arm] = {
+    **POWER,
+    "TopK 1 %": ({"name": "topk"}, 1),
+    "TopK 1 %, no feedback": ({"name": "topk", **BARE}, 1),
+}
+
+
+def cells(base: RunConfig, arms: Mapping[str, Arm], rates: Sequence[float]) -> Grid:
+    """Each arm at each rate: ``ARM at RATE``."""
+    found = {}
+    for arm, (compressor, level) in arms.items():
+        levels = {} if level == DENSE else {"level": level}
+        policy = families.static(next(iter(levels), DENSE))
+        for rate in rates:
+            name = f"{arm}{AT}{rate:g}"
+            found[name] = replace(_at(base, rate), name=name, compressor=compressor,
+                                  levels=levels, policy=policy)  # fmt: skip
+    return found
+
+
+def _at(base: RunConfig, rate: float) -> RunConfig:
+    """At another rate, the warm-up in proportion."""
+    optimizer = base.optimizer
+    start = optimizer.warmup_from and optimizer.warmup_from * rate / optimizer.lr
+    return replace(base, optimizer=replace(optimizer, lr=rate, warmup_from=start))
+
+
+@grid("rates-smoke")
+def rates_smoke() -> Grid:
+    """`regimes ablate rates-smoke --seeds 4`: eight levels, nine rates, on digits; 6 minutes a seed
+    on one core."""
+    return cells(cpu.smoke(), ARMS, RATES)
+
+
+@grid("rates-momentum")
+def rates_momentum() -> Grid:
+    """`regimes ablate rates-momentum --seeds 4`: dense, ranks 4 and 1 with SGD's momentum 0 and
+    0.5, on digits; 5 minutes a seed on one core."""
+    found: Grid = {}
+    for momentum in MOMENTA:
+        base = cpu.smoke()
+        base = replace(base, optimizer=replace(base.optimizer, momentum=momentum))
+        names = ("dense", "rank 4", "rank 1", "rank 1, no feedback")
+        arms = {f"{name}, momentum {momentum:g}": ARMS[name] for name in names}
+        wider = (1 - momentum) / (1 - MOMENTUM)
+        found |= cells(base, arms, [float(f"{rate * wider:.6g}") for rate in RATES[2:]])
+    return found
+
+
+@grid("rates-lm")
+def rates_lm() -> Grid:
+    """`regimes ablate rates-lm --seeds 3`: dense, ranks 4 and 1 by the rate of AdamW, on a text,
+    `lm-small`; 12 minutes a seed on one core."""
+    names = ("dense", "rank 4", "rank 1", "rank 1, no feedback")
+    return cells(language.lm_small(), {name: ARMS[name] for name in names}, ADAM)

@@ -1,0 +1,141 @@
+"""Usable learning rates and their models (oracles: sums by hand, closed forms of stable rates,
+training in numpy)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import regimes
+from analysis import mechanism
+from analysis.mechanism import end, ends, entries, rules, table
+from regimes.config import DENSE
+from regimes.errors import RecordError
+from regimes.plotting.metrics import named
+from regimes.presets import get_grid
+from regimes.presets.mechanism import AT, MOMENTUM, RATES
+from regimes.records import load_all
+
+ACCURACY = named("accuracy")
+
+# -- the grids -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["rates-smoke", "rates-momentum", "rates-lm"])
+def test_a_cell_is_its_level_at_its_rate_and_nothing_else(name: str) -> None:
+    grid = get_grid(name)
+    first = next(iter(grid.values()))
+    starts = set()
+    for key, cell in grid.items():
+        arm, _, rate = key.rpartition(AT)
+        assert cell.name == key
+        assert f"{cell.optimizer.lr:g}" == rate
+        assert cell.compressor.get("error_feedback", True) == ("no feedback" not in arm)
+        word = arm.split(",")[0].removesuffix(" %").split(" ")[-1]
+        level = cell.levels.get(cell.policy["level"], DENSE)
+        assert str(level) == word
+        starts.add((cell.optimizer.warmup_from or 0) / cell.optimizer.lr)
+        for part in ("data", "model", "epochs", "workers", "batch_size"):
+            assert getattr(cell, part) == getattr(first, part)
+    assert max(starts) - min(starts) < 1e-6
+
+
+def test_momenta_move_as_far_by_a_constant_gradient() -> None:
+    grid = get_grid("rates-momentum")
+    far = {float(f"{rate / (1 - MOMENTUM):.5g}") for rate in RATES}
+    for cell in grid.values():
+        moved = cell.optimizer.lr / (1 - cell.optimizer.momentum)
+        assert float(f"{moved:.5g}") in far
+    assert {cell.optimizer.momentum for cell in grid.values()} == {0.0, 0.5}
+
+
+# -- the usable range ------------------------------------------------------------------------
+
+
+def test_a_range_ends_where_the_line_first_leaves_what_is_allowed() -> None:
+    rates = [0.1, 0.2, 0.4, 0.8]
+    assert end(rates, [1, 1, 1, 1], 1, 2) == math.inf
+    assert end(rates, [1, 1, 5, 0], 0, 2) == pytest.approx(0.2 * 2**0.25)  # not the way back
+    assert end(rates, [1, 1, 1, math.inf], 0, 2) == pytest.approx(0.4 * 2**0.5)
+    assert math.isnan(end(rates, [1, 3, 1, 1], 1, 2))
+    assert math.isnan(end(rates, [1, math.nan, 1, 1], 1, 2))
+    assert end(rates, [9, 9, 1, 2], 2, 2) == math.inf  # at the limit is within
+
+
+def _made() -> pd.DataFrame:
+    """Two arms, three seeds: dense is usable throughout, the other one to 0.2 times 2^(1/2), ..."""
+    rows = []
+    for seed in range(3):
+        for rate, dense, other in ((0.1, 90, 88), (0.2, 92, 90), (0.4, 91, 80 - 10 * seed)):
+            for arm, reached in (("dense", dense), ("rank 1", other)):
+                rows.append({"arm": arm, "rate": rate, "seed": seed, "momentum": 0.9,
+                             "accuracy": float(reached),
+                             "train_loss": (100 - reached) / 10})  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def test_the_table_of_made_up_runs() -> None:
+    rows = table(_made(), ACCURACY).set_index(["rule", "arm"])
+    own = "own best within 5 points"
+    assert rows.loc[(own, "dense"), "largest"] == pytest.approx(0.4)
+    assert rows.loc[(own, "dense"), "largest_beyond"] == 3
+    by_hand = [0.2 * 2 ** (5 / (10 + 10 * seed)) for seed in range(3)]  # 90 to 80, 70, 60
+    assert rows.loc[(own, "rank 1"), "largest"] == pytest.approx(np.exp(np.mean(np.log(by_hand))))
+    assert rows.loc[(own, "rank 1"), "largest_beyond"] == 0
+    assert rows.loc[(own, "rank 1"), "best"] == 0.2
+    assert math.isnan(rows.loc[(own, "rank 1"), "of_dense"])  # dense's is not known
+    loss = "training loss within 0.3 of dense"  # its lowest: 0.8
+    assert rows.loc[(loss, "dense"), "largest_beyond"] == 3
+    assert rows.loc[(loss, "rank 1"), "largest"] == pytest.approx(
+        np.exp(np.mean([np.log(0.2) + np.log(2) * 0.1 / (1 + seed) for seed in range(3)]))
+    )
+
+
+def test_rules_are_of_the_best_mean_and_of_dense() -> None:
+    found = rules(_made(), ACCURACY)
+    assert [*found] == ["own best within 5 points", "training loss within 0.3 of dense",
+                        "training loss within 1 of dense"]  # fmt: skip
+    assert found["own best within 5 points"][1].to_dict() == {"dense": -87.0, "rank 1": -85.0}
+    assert found["training loss within 1 of dense"][1].to_dict() == pytest.approx(
+        {"dense": 1.8, "rank 1": 1.8}
+    )
+    alone = _made()[lambda rows: rows["arm"] == "rank 1"]
+    assert [*rules(alone, ACCURACY)] == ["own best within 5 points"]
+
+
+def test_a_run_that_is_not_finite_is_outside() -> None:
+    each = _made()
+    each.loc[(each["arm"] == "dense") & (each["rate"] == 0.4), ["accuracy", "train_loss"]] = np.nan
+    found = ends(each, ACCURACY)
+    own = found[(found["arm"] == "dense") & found["rule"].str.startswith("own")]
+    assert own["largest"].to_list() == pytest.approx([0.2 * 2**0.5] * 3)
+
+
+def test_a_seed_without_the_best_rate_is_one_sentence() -> None:
+    each = _made()
+    with pytest.raises(RecordError, match=r"'rank 1' has no run at 0\.2 with seed 1"):
+        ends(each.drop(each.query("arm == 'rank 1' and rate == 0.2 and seed == 1").index), ACCURACY)
+
+
+def test_the_command_from_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grid = get_grid("rates-smoke")
+    for name in ("dense at 0.05", "dense at 0.4", "rank 1 at 0.05", "rank 1 at 0.4"):
+        short = replace(grid[name], epochs=1, seed=7)
+        short = replace(short, data=replace(short.data, train_size=64, test_size=32))
+        regimes.run(short, tmp_path / "runs" / name)
+    paths = mechanism.main(tmp_path / "runs", tmp_path / "out")
+    assert {path.name for path in paths} == {"mechanism.png", "mechanism.svg", "mechanism.csv",
+                                             "ranges.csv", "ranges.md"}  # fmt: skip
+    assert "own best within 5 points" in capsys.readouterr().out
+    each = entries(load_all(tmp_path / "runs"), ACCURACY)
+    assert each["rate"].to_list() == [0.05, 0.4] * 2
+    other = replace(grid["dense at 0.1"], name="dense", epochs=1)
+    other = replace(other, data=replace(other.data, train_size=64, test_size=32))
+    regimes.run(other, tmp_path / "runs" / "other")
+    with pytest.raises(RecordError, match="'dense' is no arm at a rate"):
+        entries(load_all(tmp_path / "runs"), ACCURACY)

@@ -3,7 +3,7 @@
 # Usage: released.sh PYTHON WHEEL; TORCH_INDEX, if set, is where torch and torchvision come from.
 set -eu
 python=$1 wheel=$(realpath "$2") checkout=$(cd "$(dirname "$0")/.." && pwd)
-if ! command -v "$python" >/dev/null; then echo "$python: not on this machine, not tried"; exit 0; fi
+if ! "$python" -c "" 2>/dev/null; then echo "$python: not on this machine, not tried"; exit 0; fi
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 "$python" -m venv "$folder/venv"

@@ -6,7 +6,7 @@ TORCH_INDEX ?=
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all integrations same-bits mutants fuzz bench gpu notebooks docs docs-serve check clean
+.PHONY: demo test test-all integrations same-bits mutants fuzz bench gpu notebooks docs docs-serve release check clean
 
 demo: .venv/demo.stamp  ## Figure 2 on embedded digits: 9 schedules x 5 seeds, about 2 minutes
 	$(BIN)/regimes ablate smoke --seeds 5 --first-seed 1000 --jobs 2 --out runs/demo
@@ -52,6 +52,12 @@ docs: .venv/docs.stamp  ## the documentation as a site in site/, from files alon
 docs-serve: .venv/docs.stamp  ## the same while it is written, on http://127.0.0.1:8000
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
+PYTHONS ?= python3.11 python3.12 python3.13
+release: .venv/dev.stamp check  ## wheel and sdist in dist/, the wheel tried in an empty environment of each of PYTHONS
+	rm -rf dist
+	$(BIN)/hatchling build
+	for python in $(PYTHONS); do TORCH_INDEX=$(TORCH_INDEX) sh tests/released.sh $$python dist/*.whl || exit 1; done
+
 check: .venv/dev.stamp
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -89,4 +95,4 @@ endif
 	touch $@
 
 clean:
-	rm -rf .venv .venv-integrations runs figures site data/cache
+	rm -rf .venv .venv-integrations runs figures site dist data/cache

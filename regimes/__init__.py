@@ -30,7 +30,7 @@ TYPE_CHECKING = False  # what `typing` calls so; type checkers take it for true
 if TYPE_CHECKING:
     from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Public names, grouped, imported at first use (`import regimes` does not load torch).
 _PUBLIC = {

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regimes.config import RunConfig, from_dict, load_toml, override, to_dict, to_toml
+from regimes.config import (
+    ModelConfig,
+    RunConfig,
+    from_dict,
+    load_toml,
+    overlaid,
+    override,
+    to_dict,
+    to_toml,
+)
 from regimes.errors import ConfigError, RegimesError
 from regimes.policies import check_levels, policy
 from regimes.presets import GRIDS, PRESETS, check_common, get_grid, get_preset, groups
@@ -54,6 +64,16 @@ def test_overriding_a_plug_in_forgets_the_old_ones_fields() -> None:
         assert getattr(config, table) == {"name": "one", "field": 3}
         config = override(config, [f"{table}.name=two"])
         assert getattr(config, table) == {"name": "two"}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_model_of_ones_own_takes_no_choice_of_a_presets_network(name: str) -> None:
+    base = get_preset(name)
+    mine = override(base, ["model.name=mine:Net"])
+    assert mine.model == ModelConfig(name="mine:Net")
+    assert override(mine, ["model.name=mine:Net", "model.width=2"]).model.width == 2
+    assert overlaid(base, {"model": {"width": 2, "name": "mine:Net"}}).model.width == 2
+    assert override(base, ["model.name=vgg7"]).model == replace(base.model, name="vgg7")
 
 
 @pytest.mark.parametrize(

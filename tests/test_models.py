@@ -154,7 +154,7 @@ def test_a_users_callable_that_is_not_there_or_gives_no_module(plugin):
 
 def test_a_choice_that_the_family_has_not_or_that_is_out_of_range():
     sizes = {"classes": 5, "channels": 3, "image_size": 16}
-    with pytest.raises(ConfigError, match=r"'resnet8' has no choice of depth: leave model\.depth"):
+    with pytest.raises(ConfigError, match=r"no choice of depth: .* --set model\.depth=none$"):
         build("resnet8", **sizes, depth=3)
     with pytest.raises(ConfigError, match="'vgg7' has no choice of dropout"):
         build("vgg7", **sizes, dropout=0.1)

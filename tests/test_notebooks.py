@@ -6,8 +6,12 @@ The short ones run in every test run, the others with the slow tests; all of the
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import struct
+import sys
+import tomllib
+import types
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +30,7 @@ QUICK = ("1-quick-start",)
 STATEMENTS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.For, ast.While, ast.If,
               ast.Try, ast.With, ast.Lambda)  # fmt: skip
 OURS = "8-your-own-model"  # the one that defines something
+PROJECT = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 ABSOLUTE = re.compile(r"(?<![\w./:<])/(?:[\w.-]+/)+[\w.-]+|\b[A-Z]:\\")
 
 
@@ -103,7 +108,7 @@ def test_a_notebook_is_thin_and_trains_once(path: Path) -> None:
     assert sum("regimes.run(" in source for source in sources) == 1
     assert any(cell.source.startswith("## Live") for cell in notebook.cells)
     if path.stem != OURS:
-        nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
+        nodes = [node for source in sources[1:] for node in ast.walk(ast.parse(source))]
         assert [ast.unparse(node) for node in nodes if isinstance(node, STATEMENTS)] == []
 
 
@@ -111,8 +116,62 @@ def test_a_notebook_is_thin_and_trains_once(path: Path) -> None:
 def test_words_between_cells_leave_the_numbers_of_runs_to_the_records(path: Path) -> None:
     words = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
     assert re.findall(r"\bn\s*=\s*\d", words) == []
-    linked = re.findall(r"\]\(([^)]+\.ipynb)\)", words)
+    linked = re.findall(r"\]\((?!https:)([^)]+\.ipynb)\)", words)
     assert [name for name in linked if not (FOLDER / name).exists()] == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_under_each_figure_stands_how_to_read_it_and_what_would_speak_against_that(
+    path: Path,
+) -> None:
+    cells = read(path).cells
+    for figure, below in itertools.pairwise([*cells, None]):
+        shown = [output.get("data", {}) for output in figure.get("outputs", [])]
+        if any("image/png" in data for data in shown):
+            assert below is not None, figure.id
+            words = " ".join(below.source.split())
+            assert words.startswith("**Reading:** "), figure.id
+            assert "**What would change one's mind:** " in words, figure.id
+
+
+# -- Colab -----------------------------------------------------------------------------------
+
+
+class Shell:
+    """Stands in for IPython's: notes what a cell asks of it."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def system(self, line: str) -> None:
+        self.asked.append(line)
+
+    def run_line_magic(self, name: str, line: str) -> None:
+        self.asked.append(f"%{name} {line}")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("there", [True, False], ids=["in Colab", "elsewhere"])
+def test_the_first_cell_installs_in_colab_and_does_nothing_elsewhere(
+    path: Path, there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = [*sys.path]
+    monkeypatch.setattr(sys, "path", [*before])
+    monkeypatch.delitem(sys.modules, "google.colab", raising=False)
+    if there:
+        monkeypatch.setitem(sys.modules, "google.colab", types.ModuleType("google.colab"))
+    shell, notebook = Shell(), read(path)
+    exec(code(notebook)[0].source, {"get_ipython": lambda: shell})
+    source = PROJECT["urls"]["Source"]
+    assert shell.asked == there * [
+        f"git clone --quiet --depth 1 {source} /content/regimes",
+        "pip install --quiet /content/regimes",  # its wheel, from the clone
+        "%cd -q /content/regimes/notebooks",
+    ]
+    assert sys.path[0] == ("/content/regimes" if there else before[0])
+    place = source.removeprefix("https://github.com/")
+    opened = f"https://colab.research.google.com/github/{place}/blob/main/notebooks/{path.name}"
+    assert f"[Open in Colab]({opened})" in notebook.cells[0].source
 
 
 # -- what they show with ---------------------------------------------------------------------

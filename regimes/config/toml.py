@@ -34,6 +34,8 @@ def override(config: RunConfig, settings: list[str]) -> RunConfig:
     >>> override(config, ["policy.name=static"]).policy
     {'name': 'static'}
 
+    Nor does a model of one's own, ``package.module:callable``; networks by name keep theirs.
+
     Raises:
         ConfigError: a setting without "=", an unknown key, a wrong type.
     """
@@ -90,7 +92,8 @@ def _put(plain: dict[str, Any], path: str, value: Any) -> None:
         table = table[parent]
     if path in PLUG_INS and isinstance(value, str):
         value = {"name": value}
-    if key == "name" and path[:-5] in PLUG_INS and table.get("name") != value:
+    other = key == "name" and table.get("name") != value
+    if other and (path[:-5] in PLUG_INS or (path == "model.name" and ":" in str(value))):
         table.clear()  # another plug-in: the fields of the old one mean nothing to it
     table[key] = value
 

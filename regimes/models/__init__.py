@@ -115,7 +115,10 @@ def _given(name: str, builder: Callable[..., object], choices: dict[str, Any]) -
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for key, value in given.items():
         if not open_ended and key not in parameters:
-            raise ConfigError(f"Model {name!r} has no choice of {key}: leave model.{key} out.")
+            raise ConfigError(
+                f"Model {name!r} has no choice of {key}: leave model.{key} out, or take back what "
+                f"the preset says by --set model.{key}=none"
+            )
         if key == "dropout":
             require(0 <= value < 1, "model.dropout", value, "at least 0 and below 1")
         elif key in ("width", "depth", "heads"):

@@ -44,6 +44,7 @@ def test_who_knows_the_event_spends_as_many_units_as_who_spends_first(name: str)
         assert units["event"] >= set(starts)
 
 
+@pytest.mark.slow
 def test_something_happens_where_the_grids_say(tmp_path: Path) -> None:
     for name in GRIDS:
         cell = override(get_grid(name)["rank 1"], ["data.train_size=128", "data.test_size=32"])

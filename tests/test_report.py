@@ -323,6 +323,7 @@ def test_runs_of_other_settings_are_refused(folder: Path) -> None:
         report.page(folder, LINK)
 
 
+@pytest.mark.slow
 def test_the_command(folder: Path, tmp_path: Path) -> None:
     def command(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([sys.executable, "-m", "regimes", "report", *words], cwd=tmp_path,

@@ -259,6 +259,7 @@ def test_dropout_goes_worker_by_worker(text: Path) -> None:
     assert not build.prepare(config(text, "model.dropout=0.2")).gradients.union
 
 
+@pytest.mark.slow
 def test_processes_equal_simulation(text: Path, tmp_path: Path) -> None:
     c = config(text, *TOPK, "model.dropout=0.2", "optimizer.clip=0.5", "policy.eta=0.9",
                "optimizer.decay_epochs=[3]", epochs=4)  # fmt: skip

@@ -64,7 +64,8 @@ def test_a_run_leaves_no_thread(buckets: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["before the first step", pytest.param("a loss that is not finite", marks=SLOW)]
+    "name",
+    [pytest.param(x, marks=SLOW) for x in ("before the first step", "a loss that is not finite")],
 )
 def test_a_run_that_fails_leaves_no_thread(name: str, tmp_path: Path) -> None:
     setting, message = ERRORS[name]

@@ -16,7 +16,7 @@ from regimes.errors import ConfigError
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.spread import Spread
 from regimes.policies import AdaComm, PastEpoch, PostLocal, policy
-from regimes.policies.periods import LONGEST, QSR
+from regimes.policies.periods import LONGEST, QSR, period_of
 
 
 def levels(rule: object, rates: list[float], losses: list[float | None] | None = None) -> list[str]:
@@ -74,6 +74,12 @@ def test_adacomm_by_hand() -> None:
 def test_what_makes_no_sense_is_refused(table: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         policy(table, "sync_policy")
+
+
+@pytest.mark.parametrize("level", ["mid", "0", "-3", "1.5", ""])
+def test_a_level_is_a_word_or_a_number_of_steps(level: str) -> None:
+    with pytest.raises(ConfigError, match=r"one of low \(sync_levels\), or a number of steps"):
+        period_of(level, {"low": 1})
 
 
 # -- the spread of the workers' models -------------------------------------------------------

@@ -20,6 +20,7 @@ from regimes.config import DENSE, RunConfig
 from regimes.cost.work import Work, mean
 from regimes.errors import RecordError
 from regimes.policies import PastEpoch, Static, policy
+from regimes.policies.periods import period_of
 from regimes.records import Record
 from regimes.training.learning_rate import LearningRate
 from regimes.training.units import Units
@@ -226,5 +227,5 @@ def _planned(config: RunConfig, per_epoch: int) -> list[tuple[int, str, int]] | 
         rates = rate(first), rate(stop)
         past.append(PastEpoch(*rates, {}, [level]))
         late.append(PastEpoch(*rates, {}, [period], {"train_loss": 1.0}))
-        plan.append((stop - first, level, config.sync_levels.get(period) or int(period)))
+        plan.append((stop - first, level, period_of(period, config.sync_levels)))
     return plan

@@ -28,6 +28,7 @@ from regimes.instruments.base import MeasurementContext
 from regimes.instruments.panel import Readings, choose
 from regimes.local import arguments, state
 from regimes.policies.controller import decide_whole
+from regimes.policies.periods import period_of
 from regimes.training.optimizers import Optimizers
 from regimes.training.outer import OuterStep, pseudo_gradients
 from regimes.training.replicas import Replicas
@@ -197,9 +198,8 @@ class LocalSteps:
 
     def _decide(self) -> None:
         decision = decide_whole(self.chosen.rule, self.rows, "update", "sync")
-        self.wanted_period = self.chosen.periods.get(decision.level) or int(decision.level)
-        why, period = decision.why, self.wanted_period
-        self.wanted = {"level": decision.level, "why": why, "period": period}
+        self.wanted_period = steps = period_of(decision.level, self.chosen.periods)
+        self.wanted = {"level": decision.level, "why": decision.why, "period": steps}
 
     def _next_unit(self) -> None:
         if self.total:

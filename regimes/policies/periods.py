@@ -9,7 +9,7 @@ other: synchronise always and rarely late (post-local SGD, QSR), or rarely early
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from regimes.errors import require
@@ -17,6 +17,23 @@ from regimes.policies.base import Decision, FollowsDecays
 from regimes.policies.history import PastEpoch
 
 LONGEST = 10**9  # steps; a rate of zero asks for no end
+
+
+def period_of(level: str, words: Mapping[str, int]) -> int:
+    """The steps that a level stands for: one of the ``words`` of ``sync_levels``, or a number.
+
+    >>> period_of("high", {"low": 1, "high": 32}), period_of("8", {})
+    (32, 8)
+
+    Raises:
+        ConfigError: neither.
+    """
+    if level not in words:
+        expected = f"one of {', '.join(words) or 'no words'} (sync_levels), or a number of steps"
+        good = level.isdecimal() and int(level) >= 1
+        require(good, "the sync_policy's level", level, expected)
+        return int(level)
+    return words[level]
 
 
 @dataclass(frozen=True)

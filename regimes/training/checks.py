@@ -11,6 +11,7 @@ from regimes.data.task import Task
 from regimes.detectors.statistics import Statistic
 from regimes.errors import ConfigError, DataError, require
 from regimes.policies import Policy, check_levels, policy
+from regimes.policies.periods import period_of
 
 POSITIVE, FROM_ZERO, FROM_ONE = "a positive number", "a number from 0 up", "at least 1"
 LARGEST = 1e30  # of a rate or a decay: a step multiplies some of them, and float32 ends at 3e38
@@ -161,7 +162,7 @@ def _check_one_signal(config: RunConfig, rule: Policy) -> None:
     rules = {name: policy(table, name) for name, table in tables.items() if table is not None}
     reading = [name for name, other in {**rules, "sync_policy": rule}.items()
                if any(Statistic.parse(need).is_norm for need in other.needs)]  # fmt: skip
-    periods = {config.sync_levels.get(name) or int(name) for name in rule.names}
+    periods = {period_of(name, config.sync_levels) for name in rule.names}
     shares = config.outer.plain and config.outer.period_one == "gradients"
     mixed = shares and 1 in periods and periods != {1}
     if reading and mixed and not config.signal.startswith("movement"):

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from regimes.policies.controller import Levels, decide_whole
+from regimes.policies.periods import period_of
 from regimes.training.build import Run
 
 
@@ -97,5 +98,5 @@ def _sync(run: Run) -> dict[str, Any]:
     if run.sync_policy is None:
         return {"level": None, "why": None, "period": 1}
     decision = decide_whole(run.sync_policy, run.rows, run.config.signal, "sync")
-    period = run.config.sync_levels.get(decision.level) or int(decision.level)
+    period = period_of(decision.level, run.config.sync_levels)
     return {"level": decision.level, "why": decision.why, "period": period}

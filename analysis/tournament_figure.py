@@ -29,6 +29,7 @@ LADDERS = {  # controls of one kind, by their floats
 LINES: dict[str, dict[str, Any]] = {  # of the controls, told apart without colour
     "static": {"linestyle": "-", "marker": "o", "label": "the same rank throughout, and dense"},
     "first": {"linestyle": "--", "marker": "^", "label": "rank 4 first, then rank 1"},
+    "last": {"linestyle": (0, (5, 1, 1, 1, 1, 1)), "marker": "v", "label": "rank 1, then rank 4"},
     "coin": {"linestyle": ":", "marker": "x", "label": "rank 4 or 1 by a coin"},
     "event": {"linestyle": "-.", "marker": "", "label": "rank 4 at the event, which it knows"},
     "period": {"linestyle": "-", "marker": "s", "label": "the same period throughout"},

@@ -323,22 +323,31 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="faults whose name contains this")
     parser.add_argument("--report", type=Path, default=Path("benchmarks/faults.json"))
+    parser.add_argument("--go-on", action="store_true", help="keep the rows that the report has")
     chosen = parser.parse_args()
-    began, rows = time.monotonic(), {}
+    rows: dict[str, Any] = {}
+    if chosen.go_on and chosen.report.exists():
+        rows = json.loads(chosen.report.read_text(encoding="utf-8"))["faults"]
     with tempfile.TemporaryDirectory() as scratch:
         bench = Bench(Path(scratch), chosen.seed)
         for name, (fault, often) in FAULTS.items():
-            if chosen.only in name:
+            if chosen.only in name and name not in rows:
+                bench.draw = random.Random(f"{chosen.seed} {name}")
                 rows[name] = inject(bench, fault, chosen.times if often else -(-chosen.times // 4))
                 print(f"{name}: {rows[name]}", flush=True)
+                report(rows, bench, chosen.seed, chosen.report)
+
+
+def report(rows: dict[str, Any], bench: Bench, seed: int, file: Path) -> None:
+    """Write all rows so far, as JSON and as a page."""
+    minutes = sum(row["seconds"] for row in rows.values()) / 60
     result = {
-        "seed": chosen.seed,
-        "machine": {"cores": os.cpu_count(), "system": platform.platform(),
-                    "minutes": (time.monotonic() - began) / 60},
+        "seed": seed,
+        "machine": {"cores": os.cpu_count(), "system": platform.platform(), "minutes": minutes},
         "undisturbed_seconds": bench.seconds, "faults": rows,
     }  # fmt: skip
-    write_output(chosen.report, json.dumps(result, indent=1) + "\n")
-    write_output(chosen.report.with_suffix(".md"), markdown(result))
+    write_output(file, json.dumps(result, indent=1) + "\n")
+    write_output(file.with_suffix(".md"), markdown(result))
 
 
 if __name__ == "__main__":

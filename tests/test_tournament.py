@@ -73,7 +73,7 @@ def test_longer_training_ends_at_the_floats_of_rank_4(name: str) -> None:
     assert shares == pytest.approx([12 / 24, 20 / 24], abs=0.02)
 
 
-@pytest.mark.parametrize("kind", ["first", "coin"])
+@pytest.mark.parametrize("kind", ["first", "last", "coin"])
 def test_controls_have_rank_4_in_so_many_units(kind: str) -> None:
     grid = get_grid("tournament-smoke")
     drawn = set()
@@ -85,6 +85,7 @@ def test_controls_have_rank_4_in_so_many_units(kind: str) -> None:
         share = int(name.split()[1])
         assert levels.count("r4") == share
         assert (levels[:share] == ["r4"] * share) == (kind == "first")
+        assert (levels[-share:] == ["r4"] * share) == (kind == "last")
         drawn.add(tuple(levels))
     assert len(drawn) == 3
 
@@ -147,8 +148,8 @@ def test_the_correction_is_over_all_contestants_and_controls() -> None:
     )
     rows = comparisons(each, ACCURACY)
     assert set(rows["arm"]) == {"a", "b"}
-    assert list(rows["control"]) == ["static", "first", "coin"] * 2
-    assert rows["p_holm"].iloc[0] == pytest.approx(6 * rows["p"].iloc[0])
+    assert list(rows["control"]) == ["static", "first", "last", "coin"] * 2
+    assert rows["p_holm"].iloc[0] == pytest.approx(8 * rows["p"].iloc[0])
 
 
 def test_seeds_that_are_all_alike_have_no_interval() -> None:

@@ -10,9 +10,8 @@ with other seeds, as in a tournament (`presets.tournament`)::
     regimes figure tournament runs/shift-smoke
 
 ``event N`` knows the event: rank 4 in N units of 24 that begin with it, else rank 1. What a policy
-is held against at its own floats is that, beside the controls of the tournament. ``forced`` is
-ACCORDION without its signal (a threshold that nothing reaches): its start, its first evaluation and
-its decay rule. ``random N`` has two windows at random places.
+is held against at its own floats is that, beside the controls of the tournament, whose ``forced``
+is here, too. ``random N`` has two windows at random places.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ UNITS = 24
 SHARES = tournament.SHARES
 LADDER = tuple(f"event {share}" for share in SHARES)  # from few floats to many
 CYCLE = 8  # units between two restarts of the rate
-NEVER = 1e9  # a threshold: no norm changes so much
 
 
 def contestants() -> dict[str, families.Table]:
@@ -38,7 +36,7 @@ def contestants() -> dict[str, families.Table]:
         accordion = {"name": "accordion", "interval": interval, **tournament.ENDS}
         found[f"accordion {interval}"] = accordion
         found[f"accordion {interval}, no decay rule"] = {**accordion, "decay_rule": False}
-        found[f"forced {interval}"] = {**accordion, "eta": NEVER}
+        found[f"forced {interval}"] = {**accordion, "eta": tournament.NEVER}
     for share in SHARES[:2]:
         windows = {"name": "random-windows", "share": share / UNITS, "epochs": UNITS, "count": 2}
         found[f"random {share}"] = {"name": "detected", "detector": windows, **tournament.ENDS}

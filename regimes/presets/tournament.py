@@ -11,8 +11,10 @@ data choose from one list for all (`RATES`), and then with other seeds::
     regimes figure tournament runs/tournament-smoke
 
 What a policy is held against at the same number of floats: the same rank throughout, which may lie
-between two (`static`); rank 4 in the first units and then rank 1 (`first`); rank 4 in units that a
-coin chose, and else rank 1 (`coin`, a draw of its own for each share, the same for all seeds).
+between two (`static`); rank 4 in the first units and then rank 1 (`first`), or in the last
+(`last`); rank 4 in units that a coin chose, and else rank 1 (`coin`, a draw of its own for each
+share, the same for all seeds). ``forced`` is ACCORDION without its signal (a threshold that nothing
+reaches): its start, its first evaluation and its decay rule.
 """
 
 from __future__ import annotations
@@ -31,8 +33,10 @@ SHARES = (6, 12, 18)  # units of 24 at rank 4
 LADDERS: dict[str, tuple[str, ...]] = {  # the controls of one kind, from few floats to many
     "static": ("rank 1", "rank 2", "rank 3", "rank 4", "dense"),
     "first": ("rank 1", *(f"first {share}" for share in SHARES), "rank 4"),
+    "last": ("rank 1", *(f"last {share}" for share in SHARES), "rank 4"),
     "coin": ("rank 1", *(f"coin {share}" for share in SHARES), "rank 4"),
 }
+NEVER = 1e9  # a threshold: no norm changes so much
 RATES = {
     "tournament-smoke": "0.0125,0.025,0.05,0.1,0.2,0.4,0.8",
     "tournament-lm": "0.00075,0.0015,0.003,0.006,0.012,0.024",
@@ -47,6 +51,7 @@ def policies(interval: int = 3) -> dict[str, families.Table]:
     sharpness = {"name": "sharpness-change", "interval": interval}
     return {
         "accordion": accordion,
+        "forced": {**accordion, "eta": NEVER},
         "accordion-ladder": {"name": "accordion-ladder", "levels": LADDER, "interval": interval},
         "sharpness": {"name": "detected", "detector": sharpness, "decay_rule": True, **ENDS},
         "adaqs": {"name": "adaqs", "levels": ("r1", "r2", "r4")},
@@ -63,6 +68,7 @@ def controls(units: int) -> dict[str, families.Table]:
     found |= {f"rank {RANKS[level]}": families.static(level) for level in LADDER}
     for share in SHARES:
         found[f"first {share}"] = families.windows((0, share), inside="r4", outside="r1")
+        found[f"last {share}"] = families.windows((units - share, units), inside="r4", outside="r1")
     for draw, share in enumerate(SHARES, start=1):
         coin = {"name": "random-windows", "share": share / units, "epochs": units,
                 "count": share, "seed": draw}  # fmt: skip

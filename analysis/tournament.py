@@ -4,11 +4,9 @@ Tune, run, then draw (`regimes.presets.tournament` has the arms and the commands
 
     regimes figure tournament runs/tournament-smoke --trials runs/tune/tournament-smoke/tune.json
 
-What a control reaches at an arm's floats lies between two of its kind: by seed, on the line between
-them, over the logarithm of the floats. An arm that sends less or more than all of them, by more
-than 3 %, is not compared. Holm's correction is over all comparisons of a tournament. Seconds are
-predicted by `regimes.cost`; what instruments measure for a policy counts in bytes and seconds where
-it is sent, not where it is computed.
+Contestants, and the controls among each other, are compared at the same floats (`equal_floats`).
+Seconds are predicted by `regimes.cost`; what instruments measure for a policy counts in bytes and
+seconds where it is sent, not where it is computed.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from regimes.console import stdout
@@ -35,11 +32,9 @@ from regimes.replay.agreement import interval
 
 from . import compare, tournament_figure
 from .command import Files
-from .tournament_figure import CONTROLS, LADDERS
-from .verdicts import alike, holm, p_value
+from .equal_floats import comparisons, moments
 
 NETWORKS = ("10Gbit/s,50us", "100Mbit/s,50us", "20Mbit/s,50ms")
-SLACK = 0.03  # of floats: an arm so close beyond the last control is compared with that
 
 # -- records to numbers ----------------------------------------------------------------------
 
@@ -85,57 +80,6 @@ def table(each: pd.DataFrame, shown: Metric, networks: Sequence[str] = NETWORKS)
     return found
 
 
-def at_same_floats(each: pd.DataFrame, arm: str, ladder: Sequence[str], column: str) -> list[float]:
-    """``arm`` minus what the controls of one kind reach at its floats, by seed; empty where a seed
-    sends less or more than all of them, or fewer than two of them were run.
-
-    >>> rows = pd.DataFrame({"name": ["a", "b", "mine"], "seed": 0, "floats": [1.0, 4.0, 2.0],
-    ...                      "accuracy": [90.0, 94.0, 95.0]})
-    >>> at_same_floats(rows, "mine", ["a", "b"], "accuracy")  # 2 is halfway from 1 to 4, by ratio
-    [3.0]
-
-    Raises:
-        RecordError: no seed in common.
-    """
-    known = [name for name in ladder if (each["name"] == name).any()]
-    wide = each[each["name"].isin([arm, *known])].pivot(index="seed", columns="name")
-    wide = wide[["floats", column]].dropna()
-    if wide.empty:
-        raise RecordError(f"{arm} and {known} have no seed in common: run all with the same seeds")
-    floats, values = wide["floats"], wide[column]
-    found = []
-    for seed in wide.index:
-        sent, reached = floats.loc[seed, known].to_numpy(), values.loc[seed, known].to_numpy()
-        here, up = float(floats.loc[seed, arm]), np.argsort(sent)
-        inside = sent.min() * (1 - SLACK) <= here <= sent.max() * (1 + SLACK)
-        if len(known) < 2 or not inside:
-            return []
-        control = np.interp(math.log(here), np.log(sent[up]), reached[up])
-        found.append(float(values.loc[seed, arm] - control))
-    return found
-
-
-def comparisons(each: pd.DataFrame, shown: Metric) -> pd.DataFrame:
-    """One row per contestant and kind of control: n, difference, its 95 % t interval, p, and p
-    after Holm's correction over all rows. nan where the arm's floats are out of the controls'. An
-    arm that knows an event is a control and, against the others, a contestant."""
-    rows, arms = [], set(each["name"])
-    kinds = {kind: ladder for kind, ladder in LADDERS.items() if len(arms & {*ladder}) > 1}
-    for arm in dict.fromkeys(each["name"]):
-        for kind, ladder in kinds.items():
-            if arm in CONTROLS or arm in ladder:
-                continue
-            values = at_same_floats(each, arm, ladder, shown.name)
-            mean, low, high = interval(values) if values else (math.nan,) * 3
-            if values and alike(values):  # says nothing about sampling
-                low = high = math.nan
-            rows.append({"arm": arm, "control": kind, "n": len(values), "difference": mean,
-                         "ci_low": low, "ci_high": high, "p": p_value(values)})  # fmt: skip
-    columns = ["arm", "control", "n", "difference", "ci_low", "ci_high", "p", "p_holm"]
-    found = pd.DataFrame(rows, columns=columns)
-    return found.assign(p_holm=holm(found["p"].to_list()))
-
-
 def edges(trials: Path, rates: pd.Series) -> list[str]:
     """Arms whose rate is the smallest or largest that was tried: a wider list may have a better.
 
@@ -161,25 +105,31 @@ def edges(trials: Path, rates: pd.Series) -> list[str]:
 # -- numbers to text -------------------------------------------------------------------------
 
 
-def as_text(rows: pd.DataFrame, pairs: pd.DataFrame, shown: Metric) -> tuple[Table, Table]:
-    """Both tables, rounded."""
+def arms_as_text(rows: pd.DataFrame, shown: Metric) -> Table:
+    """What `table` found, rounded."""
     digits = shown.digits
-    first = [
+    lines = [
         (row["arm"], f"{row['rate']:g}", str(row["n"]),
          f"{row[shown.name]:.{digits}f} {_ends(row, digits, '')}",
          _share(row["floats_of_dense"]), _share(row["bytes_of_dense"]))
         for row in rows.to_dict("records")
     ]  # fmt: skip
-    second = [
+    heads = ("arm", "rate", "n", f"{shown.heading} [95 %]", "floats, of dense", "bytes")
+    return Table(heads, lines)
+
+
+def differences_as_text(pairs: pd.DataFrame, shown: Metric) -> Table:
+    """What `comparisons` or `moments` found, rounded."""
+    digits = shown.digits
+    lines = [
         (row["arm"], row["control"], str(row["n"]),
          f"{row['difference']:+.{digits}f} {_ends(row, digits, '+')}", _p(row["p"]),
          _p(row["p_holm"]))
         if row["n"] else (row["arm"], row["control"], "0", "other floats", "", "")
         for row in pairs.to_dict("records")
     ]  # fmt: skip
-    heads = ("arm", "rate", "n", f"{shown.heading} [95 %]", "floats, of dense", "bytes")
-    against = ("arm", "minus, at its floats", "n", f"{shown.unit} [95 %]", "p", "p (Holm)")
-    return Table(heads, first), Table(against, second, texts=2)
+    heads = ("arm", "minus, at its floats", "n", f"{shown.unit} [95 %]", "p", "p (Holm)")
+    return Table(heads, lines, texts=2)
 
 
 def _ends(row: dict[Any, Any], digits: int, sign: str) -> str:
@@ -206,16 +156,19 @@ def main(records: Path, trials: Path | None = None, out: Path | None = None) -> 
     """
     files, runs = Files(records, out), load_all(records)
     each, shown = entries(runs), tested_by(runs[0])
-    rows, pairs = table(each, shown), comparisons(each, shown)
+    rows = table(each, shown)
+    pairs = {"differences": comparisons(each, shown), "moments": moments(each, shown)}
     console = stdout.console(highlight=False)
-    texts = as_text(rows, pairs, shown)
+    texts = [arms_as_text(rows, shown)]
+    texts += [differences_as_text(found, shown) for found in pairs.values() if len(found)]
     for text in texts:
         console.print(text.drawn(), "")
-    if trials and (found := edges(trials, rows.set_index("arm")["rate"])):
-        console.print(f"at the edge of the rates that were tried: {', '.join(found)}")
+    if trials and (far := edges(trials, rows.set_index("arm")["rate"])):
+        console.print(f"at the edge of the rates that were tried: {', '.join(far)}")
     files.figure("tournament", tournament_figure.figure(rows, runs[0], NETWORKS))
     files.table("arms", rows)
-    files.table("differences", pairs)
+    for name, found in pairs.items():
+        files.table(name, found)
     about = f"{style.setting(runs[0])}."
     files.text("tables.md", "\n\n".join((about, *(t.markdown() for t in texts))) + "\n")
     return files.said()

@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 
 from analysis import tournament
-from analysis.tournament import as_text, at_same_floats, comparisons, edges, entries, table
+from analysis.equal_floats import at_same_floats, comparisons, moments
+from analysis.tournament import differences_as_text, edges, entries, table
 from analysis.tournament_figure import front
 from regimes.compression import compressor
 from regimes.compression.reducer import costs_per_step
@@ -152,13 +153,32 @@ def test_the_correction_is_over_all_contestants_and_controls() -> None:
     assert rows["p_holm"].iloc[0] == pytest.approx(8 * rows["p"].iloc[0])
 
 
+def test_controls_are_compared_with_the_kinds_before_their_own() -> None:
+    each = runs(
+        rank_1=[(100, 90), (100, 91), (100, 92)],
+        rank_4=[(400, 94), (400, 96), (400, 94)],
+        first_6=[(200, 93), (200, 93.5), (200, 94.5)],
+        last_6=[(200, 90), (200, 91), (200, 92.5)],
+        a=[(200, 1), (200, 2), (200, 3)],
+    )
+    rows = moments(each, ACCURACY).set_index(["arm", "control"])
+    assert list(rows.index) == [("first 6", "static"), ("last 6", "static"), ("last 6", "first")]
+    halfway = [92, 93.5, 93]  # of ranks 1 and 4, over the logarithm of the floats
+    assert rows.loc[("first 6", "static"), "difference"] == pytest.approx((1 + 0 + 1.5) / 3)
+    assert rows.loc[("last 6", "static"), "difference"] == pytest.approx(
+        sum(x - y for x, y in zip((90, 91, 92.5), halfway, strict=True)) / 3
+    )
+    assert rows.loc[("last 6", "first"), "difference"] == pytest.approx((-3 - 2.5 - 2) / 3)
+    assert (rows["p_holm"] <= 3 * rows["p"]).all()
+
+
 def test_seeds_that_are_all_alike_have_no_interval() -> None:
     each = runs(rank_1=[(100, 90), (100, 91)], rank_4=[(300, 92), (300, 93)],
                 adaqs=[(100, 90), (100, 91)])  # fmt: skip
     rows = comparisons(each, ACCURACY)
     assert (rows["difference"] == 0).all()
     assert rows[["ci_low", "ci_high", "p", "p_holm"]].isna().all(axis=None)
-    assert "[all alike]" in as_text(table(each, ACCURACY, ["s"]), rows, ACCURACY)[1].markdown()
+    assert "[all alike]" in differences_as_text(rows, ACCURACY).markdown()
 
 
 def test_the_table_counts_from_dense() -> None:
@@ -214,7 +234,7 @@ def test_the_command_leaves_its_files(tmp_path: Path, capsys: pytest.CaptureFixt
     paths = tournament.main(REFERENCE / "small-ladder.tar.xz", out=tmp_path)
     assert {path.name for path in paths} == {
         "tournament.png", "tournament.svg", "tournament.csv", "arms.csv", "differences.csv",
-        "tables.md"}  # fmt: skip
+        "moments.csv", "tables.md"}  # fmt: skip
     drawn = pd.read_csv(tmp_path / "tournament.csv")
     assert list(dict.fromkeys(drawn["panel"])) == ["floats", "bytes", *tournament.NETWORKS]
     assert drawn.groupby("panel")["front"].any().all()

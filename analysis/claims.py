@@ -28,7 +28,7 @@ from regimes.replay.agreement import LEAST, interval
 
 from .pools import pool, same_code
 from .sentences import PAPER, QUESTIONS, Claim
-from .verdicts import alike, holm, least_p, outcome, p_ranks, p_value, verdict
+from .verdicts import alike, holm, least_p, outcome, p_ranks, p_text, p_value, verdict
 
 COLUMNS = ("item", "claim", "effect", "n", "mean [95 % interval]", "margin", "p", "p by ranks",
            "p (Holm)", "verdict", "the claim is", "records")  # fmt: skip
@@ -120,15 +120,11 @@ def line(row: dict[str, Any]) -> list[str]:
         few = "[one seed]" if row["n"] == 1 else "[two seeds]"
         ends = "[all alike]" if row["n"] >= LEAST else few
     reach = least_p(row["n"])
-    ranks = _p(row["p_ranks"]) if reach < 0.05 else f"≥ {reach:.3g}"
+    ranks = p_text(row["p_ranks"]) if reach < 0.05 else f"≥ {reach:.3g}"
     return [row["item"], row["claim"], row["effect"], str(row["n"]), f"{row['mean']:+.2f} {ends}",
-            f"{row['margin']:g}", _p(row["p"]), "" if math.isnan(row["p"]) else ranks,
-            _p(row["p_holm"]), row["verdict"], row["outcome"],
+            f"{row['margin']:g}", p_text(row["p"]), "" if math.isnan(row["p"]) else ranks,
+            p_text(row["p_holm"]), row["verdict"], row["outcome"],
             row["records"] + " †" * row["mixed"]]  # fmt: skip
-
-
-def _p(value: float) -> str:
-    return "" if math.isnan(value) else "< 0.001" if value < 0.001 else f"{value:.2g}"
 
 
 def as_text(rows: pd.DataFrame) -> Table:

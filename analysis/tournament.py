@@ -33,6 +33,7 @@ from regimes.replay.agreement import interval
 from . import compare, tournament_figure
 from .command import Files
 from .equal_floats import comparisons, moments
+from .verdicts import p_text
 
 NETWORKS = ("10Gbit/s,50us", "100Mbit/s,50us", "20Mbit/s,50ms")
 
@@ -123,8 +124,8 @@ def differences_as_text(pairs: pd.DataFrame, shown: Metric) -> Table:
     digits = shown.digits
     lines = [
         (row["arm"], row["control"], str(row["n"]),
-         f"{row['difference']:+.{digits}f} {_ends(row, digits, '+')}", _p(row["p"]),
-         _p(row["p_holm"]))
+         f"{row['difference']:+.{digits}f} {_ends(row, digits, '+')}", p_text(row["p"]),
+         p_text(row["p_holm"]))
         if row["n"] else (row["arm"], row["control"], "0", "other floats", "", "")
         for row in pairs.to_dict("records")
     ]  # fmt: skip
@@ -140,10 +141,6 @@ def _ends(row: dict[Any, Any], digits: int, sign: str) -> str:
 
 def _share(value: float) -> str:
     return "" if math.isnan(value) else f"{100 * value:.1f} %"
-
-
-def _p(value: float) -> str:
-    return "" if math.isnan(value) else "< 0.001" if value < 0.001 else f"{value:.2g}"
 
 
 def main(records: Path, trials: Path | None = None, out: Path | None = None) -> list[Path]:

@@ -94,6 +94,11 @@ def least_p(n: int) -> float:
     return 2.0 ** (1 - n)
 
 
+def p_text(value: float) -> str:
+    """p with two digits; empty where there is none."""
+    return "" if math.isnan(value) else "< 0.001" if value < 0.001 else f"{value:.2g}"
+
+
 def alike(values: Sequence[float]) -> bool:
     """Are they one number, but for rounding?"""
     return bool(np.ptp(values) <= 1e-9 * max(1.0, float(np.abs(values).max())))

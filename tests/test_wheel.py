@@ -30,7 +30,8 @@ DRAWN = {  # from records of its grid, or where none are committed, of a similar
 }
 OTHERS = {  # the other commands; those of one run have it unpacked
     "batch": ["small-batch"], "claims": [str(REFERENCE), "--paper"],
-    "controls": ["smoke-controls"], "cost": ["small"], "curves": ["lstm-small"],
+    "collapse": ["smoke-quirks-topk"], "controls": ["smoke-controls"], "cost": ["small"],
+    "curves": ["lstm-small"],
     "detectors": ["unpacked/low"], "figure2": ["small"], "figure3": ["small-signals"],
     "figure4a": ["small-overlap"], "lasso": [],
     "levels": ["smoke-full"], "paper_times": [], "published": [],

@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-from analysis import claims, pools, rivals
+from analysis import claims, collapse, pools, rivals
 from analysis.effects import minus
 from analysis.verdicts import verdict
 from regimes.records import Record, load_all, share_of_low
@@ -143,6 +143,16 @@ def test_a_sentence_has_the_numbers_of_the_records(key: str) -> None:
 def test_the_lstm_in_perplexity() -> None:
     mean, low, high = effect("lstm-small", "high", "low")
     assert f"{mean:.2f} [{low:+.2f}, {high:+.2f}]" == "0.10 [-0.11, +0.31]"
+
+
+def test_how_many_runs_collapsed() -> None:
+    rows = collapse.table(collapse.entries(records("smoke-quirks-topk"))).set_index("schedule")
+    high = rows.loc["high"]
+    ends = f"[{high['share_low']:.2f}, {high['share_high']:.2f}]"
+    assert says(f"{high['collapsed']} runs of {high['n']} that collapsed")
+    assert says(f"(a share of {high['share']:.2f} {ends}); the other three reach "
+                f"{high['accuracy']:.1f} %")  # fmt: skip
+    assert list(rows.loc[["high, authors", "accordion, authors"], "collapsed"]) == [5, 5]
 
 
 @pytest.mark.slow

@@ -93,7 +93,7 @@ CPU = (
     Step("smoke-long", 8, minutes=0.12),
     Step("smoke-rules", 8, minutes=0.06),
     Step("small-quirks", first=3000),
-    Step("smoke-quirks-topk", minutes=0.1),
+    Step("smoke-quirks-topk", 16, minutes=0.1),
     Step("small-signals", first=1000, minutes=3),
     Step("smoke-signals", first=1000, minutes=0.8),
     Step("small-overlap", 4, first=1000, minutes=1),

@@ -149,7 +149,7 @@ def test_how_many_runs_collapsed() -> None:
     rows = collapse.table(collapse.entries(records("smoke-quirks-topk"))).set_index("schedule")
     high = rows.loc["high"]
     ends = f"[{high['share_low']:.2f}, {high['share_high']:.2f}]"
-    assert says(f"{high['collapsed']} runs of {high['n']} that collapsed")
+    assert says(f"{high['collapsed']:.0f} runs of {high['n']:.0f} that collapsed")
     assert says(f"(a share of {high['share']:.2f} {ends}); the other three reach "
                 f"{high['accuracy']:.1f} %")  # fmt: skip
     assert list(rows.loc[["high, authors", "accordion, authors"], "collapsed"]) == [5, 5]

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from hypothesis import given
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 import regimes
 from regimes.config import RunConfig, from_dict, override
 from regimes.errors import ConfigError, DataError
-from regimes.launch import processes, sweep
+from regimes.launch import sweep
 from regimes.policies import (
     AccordionLadder,
     AdaQS,
@@ -121,7 +122,7 @@ def test_one_level_is_the_run_without_levels(tmp_path: Path) -> None:
 def test_two_processes_equal_one_across_the_change(tmp_path: Path) -> None:
     c = config(SIZES, GROW)
     regimes.run(c, tmp_path / "one")
-    processes.spawn(c, tmp_path / "two", 2)
+    forked.train(c, tmp_path / "two", 2)
     same(tmp_path / "one", tmp_path / "two", 1e-9)
 
 

@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from test_train import config, same_bits, stop_after, weights
@@ -19,7 +20,6 @@ from regimes.curvature import HessianProduct, eigenvalues
 from regimes.data import classification
 from regimes.errors import ConfigError
 from regimes.instruments.compression_loss import CompressionLossGauge
-from regimes.launch import processes
 from regimes.policies import ErrorLadder
 from regimes.records import read_lines
 from regimes.replay.replay import signal_cost
@@ -78,7 +78,7 @@ def test_the_recorded_eigenvalue_is_that_of_the_last_weights(tmp_path: Path) -> 
 def test_two_processes_measure_the_union(tmp_path: Path) -> None:
     c = small(instruments=EVERYTHING, dtype="float64")
     regimes.run(c, tmp_path / "one")
-    processes.spawn(c, tmp_path / "two", 2)
+    forked.train(c, tmp_path / "two", 2)
     rows = [read_lines(tmp_path / x / "epochs.jsonl") for x in ("one", "two")]
     for mine, theirs in zip(*rows, strict=True):
         assert mine["model"] == pytest.approx(theirs["model"], rel=1e-5)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from test_gpt import config as words
@@ -22,7 +23,6 @@ from torch import nn
 import regimes
 from regimes.config import RunConfig, override, to_toml
 from regimes.errors import ConfigError
-from regimes.launch import processes
 from regimes.records import read_lines
 from regimes.training.build import prepare
 
@@ -228,14 +228,14 @@ KINDS = {
 def test_processes_equal_simulation(kind: str, tmp_path: Path) -> None:
     c = text("unit_steps=3", *KINDS[kind])
     regimes.run(c, tmp_path / "one")
-    processes.spawn(c, tmp_path / "two", 2, quiet=True)
+    forked.train(c, tmp_path / "two", 2)
     same_run(tmp_path / "one", tmp_path / "two")
 
 
 def test_batchnorm_is_the_same_among_processes(tmp_path: Path) -> None:
     c = images("policy=static", SWITCH, "unit_steps=2", "signal=movement")
     regimes.run(c, tmp_path / "one")
-    processes.spawn(c, tmp_path / "two", 2, quiet=True)
+    forked.train(c, tmp_path / "two", 2)
     same_run(tmp_path / "one", tmp_path / "two")
 
 
@@ -263,7 +263,7 @@ def test_resumed_on_another_number_of_processes(
     with pytest.raises(KeyboardInterrupt):
         regimes.run(c, tmp_path / "broken")
     monkeypatch.undo()
-    processes.spawn(c, tmp_path / "broken", 2, quiet=True, resume=True)
+    forked.train(c, tmp_path / "broken", 2)
     same_run(tmp_path / "whole", tmp_path / "broken")
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -22,7 +23,6 @@ from regimes.config import RunConfig, override
 from regimes.errors import ConfigError
 from regimes.instruments.base import Reading
 from regimes.instruments.moments import Moments, density, top_share
-from regimes.launch import processes
 from regimes.records import read_lines
 from regimes.training import build
 
@@ -212,7 +212,7 @@ def test_frozen_against_gradients_recomputed_by_hand(tmp_path: Path) -> None:
 def test_two_processes_equal_one(union: str, tmp_path: Path) -> None:
     c = config(f"union_pass={union}")
     regimes.run(c, tmp_path / "one")
-    processes.spawn(c, tmp_path / "two", 2)
+    forked.train(c, tmp_path / "two", 2)
     ours, theirs = (read_lines(tmp_path / x / "epochs.jsonl") for x in ("one", "two"))
     for a, b in zip(ours, theirs, strict=True):
         names = [name for name in a["model"] if name.startswith("moments")]

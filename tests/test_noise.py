@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -19,7 +20,6 @@ from regimes.config import RunConfig, override
 from regimes.errors import ConfigError
 from regimes.instruments.base import MeasurementContext, Reading
 from regimes.instruments.noise import Msdr, MsdrGauge, Noise, NoiseGauge
-from regimes.launch import processes
 from regimes.records import read_lines
 from regimes.training import build, checkpoint
 
@@ -216,7 +216,7 @@ def test_against_gradients_recomputed_by_hand(tmp_path: Path) -> None:
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     c = config(BOTH)
     regimes.run(c, tmp_path / "one")
-    processes.spawn(c, tmp_path / "two", 2)
+    forked.train(c, tmp_path / "two", 2)
     ours, theirs = (read_lines(tmp_path / x / "epochs.jsonl") for x in ("one", "two"))
     for a, b in zip(ours, theirs, strict=True):
         for name in ("noise_scale", "diversity", "msdr"):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from torch import nn
@@ -20,7 +21,6 @@ from regimes.config import OptimizerConfig, RunConfig, override
 from regimes.data import registry
 from regimes.errors import ConfigError, TrainingError
 from regimes.instruments.gradient_norm import Movement
-from regimes.launch import processes
 from regimes.records import read_lines
 from regimes.training import checkpoint, optimizers
 from regimes.training.build import prepare
@@ -148,7 +148,7 @@ def test_muon_steps_as_torchs_own() -> None:
 def test_processes_equal_simulation(settings: tuple[str, ...], tmp_path: Path) -> None:
     c = config(*settings)
     regimes.run(c, tmp_path / "one")
-    processes.spawn(c, tmp_path / "two", 2, quiet=True)
+    forked.train(c, tmp_path / "two", 2)
     one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
     for name, tensor in one.items():
         torch.testing.assert_close(tensor, two[name], rtol=1e-10, atol=1e-12)

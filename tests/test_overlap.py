@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -28,7 +29,6 @@ from regimes.instruments.support_overlap import (
     support,
     train_on_batch_statistics,
 )
-from regimes.launch import processes
 from regimes.records import load_all, read_lines
 from regimes.training import build, checkpoint
 from regimes.training.gradients import layer_table
@@ -226,7 +226,7 @@ def statistics(folder: Path) -> list[dict[str, Any]]:
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     c = config(INSTRUMENT)
     regimes.run(c, tmp_path / "one")
-    processes.spawn(c, tmp_path / "two", 2)
+    forked.train(c, tmp_path / "two", 2)
     assert statistics(tmp_path / "one") == statistics(tmp_path / "two")
     ours, theirs = (read_lines(tmp_path / x / "instruments.jsonl") for x in ("one", "two"))
     assert ours == theirs

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -20,7 +21,6 @@ from regimes.compression import REGISTRY, compressor
 from regimes.errors import ConfigError, RecordError
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.rivals import Rivals
-from regimes.launch import processes
 from regimes.presets.questions import RIVALS
 from regimes.records import load
 
@@ -127,7 +127,7 @@ def test_on_two_processes_as_on_one(tmp_path: Path) -> None:
     run = replace(config("model.width=2", "union_pass=false", epochs=2),
                   instruments={"rivals": {"tables": tables}})  # fmt: skip
     regimes.run(run, tmp_path / "one")
-    processes.spawn(run, tmp_path / "two", 2)
+    forked.train(run, tmp_path / "two", 2)
     one, two = (load(tmp_path / x).details for x in ("one", "two"))
     for mine, theirs in zip(one, two, strict=True):
         for a, b in zip(mine["rivals"], theirs["rivals"], strict=True):

@@ -11,6 +11,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from hypothesis import assume, given
@@ -27,7 +28,6 @@ from regimes.data import registry
 from regimes.data.language import NextWord, Streams, TextTask, cut
 from regimes.data.task import Batches, Task
 from regimes.errors import ConfigError, DataError
-from regimes.launch import processes
 from regimes.models.loss import CarryingLoss
 from regimes.records import read_lines
 from regimes.training import build
@@ -266,7 +266,7 @@ def test_processes_equal_simulation(text: Path, tmp_path: Path) -> None:
     regimes.run(c, tmp_path / "1x4")
     levels = {x for r in read_lines(tmp_path / "1x4/epochs.jsonl") for x in r["layers"]["level"]}
     assert levels == {"low", "high", "dense"}  # ACCORDION has switched, or the test shows nothing
-    processes.spawn(c, tmp_path / "2x2", 2)
+    forked.train(c, tmp_path / "2x2", 2)
     same_text(tmp_path / "1x4", tmp_path / "2x2")
 
 

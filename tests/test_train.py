@@ -15,16 +15,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from torch import nn
 
 import regimes
+from benchmarks.trainers import Training
 from regimes.collectives.world import World
 from regimes.config import RunConfig, override, to_toml
 from regimes.data import classification, images
 from regimes.errors import ConfigError, DataError, RecordError, TrainingError
-from regimes.launch import processes, sweep
+from regimes.launch import sweep
 from regimes.records import Record, load, read_lines
 from regimes.training import build, checkpoint, loop
 
@@ -81,7 +83,7 @@ def test_processes_equal_simulation(compressor: tuple[str, ...], tmp_path: Path)
     assert levels == {"low", "high", "dense"}  # ACCORDION has switched, or the test shows nothing
     for count, bucket_mb in ((2, 0.02), (4, 25.0)):  # during backward, and after it
         out = tmp_path / f"{count}x{4 // count}"
-        processes.spawn(replace(c, bucket_mb=bucket_mb), out, count)
+        forked.train(replace(c, bucket_mb=bucket_mb), out, count)
         same_run(tmp_path / "1x4", out)
         record = load(out)
         assert [each["epoch"] for each in record.processes] == [*range(len(record.rows))]
@@ -226,14 +228,11 @@ def stop_after(epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_kill_9_and_resume(kill_at: int, tmp_path: Path) -> None:
     c = config("dtype=float32", epochs=8)
     regimes.run(c, tmp_path / "whole")
-    (tmp_path / "c.toml").write_text(to_toml(c))
-    command = [sys.executable, "-m", "regimes", "run", str(tmp_path / "c.toml"),
-               "--quiet", "--out", str(tmp_path / "broken")]  # fmt: skip
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    wait(lambda: len(read_lines(tmp_path / "broken/epochs.jsonl")) >= kill_at)
+    run = Training([c], tmp_path / "broken")
+    run.reached(kill_at)
     time.sleep(0.03 * kill_at)  # anywhere within an epoch, a line or a checkpoint
-    child.send_signal(signal.SIGKILL)
-    child.wait()
+    assert run.send(signal.SIGKILL)
+    assert [end.code for end in run.ends()] == [-signal.SIGKILL]
     regimes.run(c, tmp_path / "broken", resume=True)
     same_bits(tmp_path / "whole", tmp_path / "broken")
 
@@ -254,7 +253,7 @@ def test_resume_on_another_number_of_processes(
     with pytest.raises(KeyboardInterrupt):
         regimes.run(c, tmp_path / "broken")
     monkeypatch.undo()
-    processes.spawn(c, tmp_path / "broken", 2, resume=True)
+    forked.train(c, tmp_path / "broken", 2)
     same_run(tmp_path / "whole", tmp_path / "broken")
 
 

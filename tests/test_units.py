@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from test_text import config as text_config
@@ -18,7 +19,6 @@ from test_train import POWERSGD, TOPK, config, same_bits, same_run, stop_after, 
 import regimes
 from regimes.config import to_toml
 from regimes.errors import ConfigError
-from regimes.launch import processes
 from regimes.policies import policy
 from regimes.records import read_lines, unit_name
 from regimes.replay.replay import replay
@@ -113,7 +113,7 @@ def test_kill_9_within_a_unit_within_an_epoch(tmp_path: Path) -> None:
 def test_processes_equal_simulation(tmp_path: Path) -> None:
     c = config("unit_steps=2")
     regimes.run(c, tmp_path / "one")
-    processes.spawn(c, tmp_path / "two", 2, quiet=True)
+    forked.train(c, tmp_path / "two", 2)
     same_run(tmp_path / "one", tmp_path / "two")
 
 

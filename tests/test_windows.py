@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -23,7 +24,6 @@ from regimes.data import registry
 from regimes.data.task import Batches, Task
 from regimes.data.windows import Windows, covering
 from regimes.errors import ConfigError, DataError
-from regimes.launch import processes
 from regimes.models.loss import CarryingLoss
 from regimes.training import build
 
@@ -218,7 +218,7 @@ def test_a_large_batch_is_accumulated(file: Path, tmp_path: Path) -> None:
 def test_processes_equal_simulation(file: Path, tmp_path: Path) -> None:
     c = config(file, "data.windows=sampled", "data.validation_size=50")
     regimes.run(c, tmp_path / "1x4")
-    processes.spawn(c, tmp_path / "2x2", 2)
+    forked.train(c, tmp_path / "2x2", 2)
     same_text(tmp_path / "1x4", tmp_path / "2x2")
 
 

@@ -77,7 +77,7 @@ def test_processes_equal_simulation(workers: int, count: int, tmp_path: Path) ->
     expected = work(World(workers))
     assert expected["broadcast"] == [[[0.0]], [[5]], [[0.0, 0.0]] * 3, [[False]]]
     assert expected["calls"]["broadcast"] == 3
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
     queue = context.Queue()
     rendezvous = (tmp_path / "rendezvous").as_uri()
     group = [

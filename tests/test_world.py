@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 import torch.distributed as dist
@@ -58,18 +58,16 @@ def work(world: World) -> dict[str, Any]:
     }
 
 
-def child(rank: int, count: int, workers: int, rendezvous: str, queue: Any) -> None:
-    os.environ.update(
-        RANK=str(rank), WORLD_SIZE=str(count), LOCAL_RANK=str(rank), REGIMES_RENDEZVOUS=rendezvous
-    )
-    torch.set_num_threads(1)
+def child(rank: int, count: int, workers: int) -> tuple[dict[str, Any], str]:
+    """What it reports, and the sentence that refuses the last one's other data."""
     world = connect(workers, torch.device("cpu"), timeout=60)
-    queue.put((rank, work(world)))
+    report, refusal = work(world), ""
     try:
         world.agree(configuration="a", data="x" if rank < count - 1 else "y")
     except ConfigError as error:
-        queue.put((rank, str(error)))
+        refusal = str(error)
     world.close()
+    return report, refusal
 
 
 @pytest.mark.parametrize(("workers", "count"), [(4, 2), (2, 2)])
@@ -77,28 +75,13 @@ def test_processes_equal_simulation(workers: int, count: int, tmp_path: Path) ->
     expected = work(World(workers))
     assert expected["broadcast"] == [[[0.0]], [[5]], [[0.0, 0.0]] * 3, [[False]]]
     assert expected["calls"]["broadcast"] == 3
-    context = multiprocessing.get_context("forkserver")
-    queue = context.Queue()
-    rendezvous = (tmp_path / "rendezvous").as_uri()
-    group = [
-        context.Process(target=child, args=(r, count, workers, rendezvous, queue))
-        for r in range(count)
-    ]
-    for process in group:
-        process.start()
-    answers = [queue.get(timeout=120) for _ in range(2 * count)]
-    for process in group:
-        process.join(30)
-        assert process.exitcode == 0
-    reports = [a for _, a in answers if isinstance(a, dict)]
-    refusals = [a for _, a in answers if isinstance(a, str)]
-    for report in reports:
+    answers = forked.launched(child, count, tmp_path, count, workers)
+    for report, refusal in answers:
+        assert f"process {count - 1} holds another data" in refusal
         for key in ("gathered", "broadcast", "floats", "bytes", "calls"):
             assert report[key] == expected[key], key
         for mine, theirs in zip(report["results"], expected["results"], strict=True):
             torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs), rtol=1e-12, atol=0)
-    assert len(refusals) == count
-    assert all(f"process {count - 1} holds another data" in r for r in refusals)
 
 
 def twice(rank: int, port: int, restarted: bool) -> list[float]:

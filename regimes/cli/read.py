@@ -142,7 +142,8 @@ def figure(
 @app.command
 def doctor(records: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()) -> None:
     """What is installed, which devices and backends work, which data sets are found. Of records:
-    is each readable, and as it was written?
+    is each readable, and as it was written? Started by torchrun or srun: do all processes meet,
+    are they alike, and how fast is what is between them?
 
     Args:
         records: runs, folders of runs or archives to check instead of the machine.
@@ -151,6 +152,10 @@ def doctor(records: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()) -> N
         from regimes.monitor.checkup import check
 
         sys.exit(0 if check(records) else 2)
-    from regimes.monitor.doctor import report
+    from regimes.collectives.launcher import launched
 
+    if launched().count > 1:
+        from regimes.monitor.group import report
+    else:
+        from regimes.monitor.doctor import report
     sys.exit(0 if report() else 1)

@@ -214,6 +214,7 @@ def _join(workers: int, device: torch.device, patience: timedelta, name: str) ->
     us, store = launched(), None
     try:
         met, _, _ = next(dist.rendezvous(us.meeting, us.rank, us.count, timeout=patience))
+        met.set_timeout(patience)  # a store in a file has not heard of it
         store = dist.PrefixStore(name, met)
         apart = _apart(store, us, device)
         with errors_are_raised():

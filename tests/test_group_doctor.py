@@ -1,0 +1,61 @@
+"""`regimes doctor` in a launched group (oracles: two gloo processes, versions made to differ)."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from pathlib import Path
+
+import forked
+import pytest
+import torch
+
+from regimes.errors import TrainingError
+from regimes.monitor import group
+
+
+def checked(rank: int, other: bool) -> tuple[bool, str]:
+    """What the doctor says on one process, the last of which may have another torch."""
+    os.environ["COLUMNS"] = "120"
+    if other and rank == 1:
+        torch.__version__ = "9.9"  # type: ignore[assignment]
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        good = group.report(30)
+    return good, said.getvalue()
+
+
+def test_processes_that_are_alike(tmp_path: Path) -> None:
+    (good, said), (also, silent) = forked.launched(checked, 2, tmp_path, False)
+    assert good
+    assert also
+    assert silent == ""
+    assert "2 processes met" in said
+    assert f"torch {torch.__version__}" in said
+    assert "us of one number" in said
+    assert "runs would be refused" not in said
+
+
+def test_another_torch_on_one_of_them_is_told_and_fails_on_all(tmp_path: Path) -> None:
+    (good, said), (also, _) = forked.launched(checked, 2, tmp_path, True)
+    assert not good
+    assert not also
+    assert f"torch: process 1 has 9.9, the others have {torch.__version__}" in said
+
+
+def test_a_process_that_does_not_come_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("REGIMES_RENDEZVOUS", (tmp_path / "rendezvous").as_uri())
+    with pytest.raises(TrainingError, match="process 0 of 2 lost contact with the others"):
+        group.report(1)
+
+
+def test_who_is_slow_is_named_but_fails_nothing() -> None:
+    alike = dict.fromkeys(group.ALIKE, "1")
+    every = [alike | {"seconds": seconds} for seconds in (1.0, 1.1, 2.0, 1.0)]
+    assert group.differences(every) == [("speed", "process 2 takes 1.9 times as long")]
+    assert not {"speed", "python"} & {*group.DECIDE}

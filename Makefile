@@ -53,10 +53,10 @@ docs-serve: .venv/docs.stamp  ## the same while it is written, on http://127.0.0
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 PYTHONS ?= python3.11 python3.12 python3.13
-release: .venv/dev.stamp check  ## wheel and sdist in dist/, the wheel tried in an empty environment of each of PYTHONS
+release: .venv/dev.stamp check  ## wheel and sdist in dist/, both tried in an empty environment of each of PYTHONS
 	rm -rf dist
 	$(BIN)/hatchling build
-	for python in $(PYTHONS); do TORCH_INDEX=$(TORCH_INDEX) sh tests/released.sh $$python dist/*.whl || exit 1; done
+	for python in $(PYTHONS); do TORCH_INDEX=$(TORCH_INDEX) sh tests/released.sh $$python dist/*.whl dist/*.tar.gz || exit 1; done
 
 check: .venv/dev.stamp
 	$(BIN)/ruff check

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,12 @@ def test_its_failure_leaves_the_exit_code_alone(
     assert row.split()[2] == "no"
     assert all(len(line) <= 80 for line in lines)
     assert not any("…" in line for line in lines)
+
+
+def test_what_is_needed_is_what_an_install_brings() -> None:
+    project = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text())
+    assert [*doctor.NEEDED] == [each.split(">")[0] for each in project["project"]["dependencies"]]
+    assert not {*doctor.NEEDED} & {*doctor.EXTRAS}
 
 
 def test_long_paths_are_broken_and_not_cut() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from regimes.cli.app import app
 from regimes.config import override
 from regimes.errors import ConfigError
 from regimes.presets import get_grid, get_preset, seeds_of
@@ -135,6 +136,24 @@ def test_a_field_as_an_option_is_answered(words: list[str], write: str, command:
     assert done.returncode == 2
     assert done.stderr.endswith(f"is no option of regimes {words[0]}: write {write}\n")
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("verb", "says"),
+    [
+        ("run", "required"),
+        ("ablate", "required"),
+        ("tune", "required"),
+        ("cost", "name one preset"),
+    ],
+)
+def test_a_command_alone_says_what_it_needs(
+    verb: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["regimes", verb])
+    with pytest.raises((SystemExit, ConfigError)) as ended:
+        app.cli()
+    assert says in f"{capsys.readouterr().err} {ended.value}"
 
 
 def test_other_options_are_left_alone(command: Callable) -> None:

@@ -180,17 +180,63 @@ BAD = [
         f.unlink() for f in (t / "emu").glob("0[1-9]*")], "class 'emu' has one image, emu/00.jpg"),
     (lambda t: [shutil.rmtree(t / name) for name in ("cat", "dog")], "only one class, 'emu'"),
     (lambda t: (t / "cat/00.jpg").write_text("?"), "cat/00.jpg cannot be decoded"),
-    (lambda t: shutil.move(t / "cat", t / "train/cat"), "has no images in test/<class>/"),
+    (lambda t: shutil.copytree(t / "cat", t / "train/cat"), "has no images in test/<class>/"),
+    (lambda t: (t / "cow/calves").mkdir(parents=True), "cow has no images .* needs two"),
+    (lambda t: [f.rename(f.with_suffix(".heic")) for f in (t / "emu").glob("*")], "emu has no"),
+    (lambda t: [t.joinpath(a).rename(t / b) for a, b in (("cat", "Train"), ("dog", "val"))]
+     and shutil.rmtree(t / "emu"), "Train and val are no classes: name them"),
+    (lambda t: [f.rename(t / (f.parent.name + f.name)) for f in t.glob("[a-z]*/*")],
+     "has no images in folders, and 103 beside them"),
+    (lambda t: [shutil.rmtree(t / name) for name in COUNTS], "has no images in folders, and 0"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("spoil", "message"), BAD)
 def test_a_bad_folder_is_one_sentence(pets: Path, spoil: Callable, message: str) -> None:
-    (pets / "train").mkdir()
     spoil(pets)
     with pytest.raises(DataError, match=message) as caught:
         load(DataConfig("folder", str(pets), resize=8))
     assert str(pets) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert " at 0x" not in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", ["zip", "tar"])
+def test_an_empty_class_is_one_in_an_archive_too(pets: Path, suffix: str) -> None:
+    (pets / "cow").mkdir()
+    archive = shutil.make_archive(str(pets), suffix, pets.parent, "pets")
+    with pytest.raises(DataError, match=r"pets/cow has no images"):
+        load(DataConfig("folder", archive, resize=8))
+
+
+def test_what_is_no_archive_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(DataError, match="not a readable image folder or archive") as caught:
+        load(DataConfig("folder", str(tmp_path / "notes.txt")))
+    assert "\n" not in str(caught.value)
+
+
+def test_names_in_a_zip_that_does_not_say_utf_8(pets: Path) -> None:
+    """Info-ZIP, say, writes UTF-8 without the flag for it: here the flag is taken off."""
+    (pets / "cat").rename(pets / "Kätzchen")
+    folder = load(DataConfig("folder", str(pets), resize=8))
+    shutil.rmtree(pets / ".git")
+    archive = Path(shutil.make_archive(str(pets), "zip", pets))
+    assert load(DataConfig("folder", str(archive), resize=8)).digest == folder.digest
+    content = bytearray(archive.read_bytes())
+    for signature, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        start = -1
+        while (start := content.find(signature, start + 1)) >= 0:
+            content[start + flags + 1] &= 0xFF ^ 0x08
+    archive.write_bytes(content)
+    assert load(DataConfig("folder", str(archive), resize=8)).digest == folder.digest
+
+
+def test_a_path_may_start_at_home(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell leaves the ~ of ``--set data.path=~/pets`` alone."""
+    monkeypatch.setenv("HOME", str(pets.parent))
+    found = load(DataConfig("folder", "~/pets", resize=8))
+    assert found.digest == load(DataConfig("folder", str(pets), resize=8)).digest
 
 
 @pytest.mark.parametrize(

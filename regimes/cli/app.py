@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 import shlex
 import sys
 from collections.abc import Sequence
@@ -43,7 +44,7 @@ def check_options(verb: str, words: Sequence[str]) -> None:
     known = inspect.signature(getattr(cli, verb)).parameters if verb in cli.__all__ else {}
     if "set" not in known:
         return
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
         key, _, value = word.removeprefix("--").partition("=")
         field = _field(key.replace("-", "_"))
         if word.startswith("--") and field and key.replace("-", "_") not in known:

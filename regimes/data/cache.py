@@ -31,6 +31,12 @@ def data_root() -> Path:
     return Path(os.environ.get("REGIMES_DATA") or Path("data", "cache"))
 
 
+def given(path: str) -> Path:
+    """A path as a configuration has it; ~ is the home folder, which shells leave to the reader of
+    ``--set data.path=~/pets``."""
+    return Path(os.path.expanduser(path))
+
+
 def cache_root() -> Path:
     """Where arrays are kept: `$REGIMES_CACHE`, else `data_root()`."""
     return Path(os.environ.get("REGIMES_CACHE") or data_root())

@@ -20,11 +20,20 @@ from jaxtyping import Int64, UInt8
 
 from regimes.data.cache import cache_root, store, stored
 from regimes.data.plain_tree import Prepared, places
-from regimes.data.tree import SPLITS, UNREADABLE, Place, files, has_splits, members
+from regimes.data.tree import (
+    SPLITS,
+    SUFFIXES,
+    UNREADABLE,
+    Place,
+    files,
+    folders,
+    has_splits,
+    members,
+)
 from regimes.errors import DataError
 
 logger = logging.getLogger(__name__)
-FORMAT = "2"  # of the cache file, and what is read of a tree; part of its key
+FORMAT = "3"  # of the cache file, and what is read of a tree; part of its key
 AS_THEY_ARE = Prepared()
 GREY_MODES = {"1", "L", "LA"}
 DEEP_MODES = {"F", "I", "I;16", "I;16B", "I;16L", "I;16N"}  # more than 8 bits: would be clipped
@@ -74,9 +83,10 @@ def load_tree(path: str | Path, how: Prepared = AS_THEY_ARE) -> Arrays:
 
 
 def _unreadable(path: Path, error: Exception) -> DataError:
+    reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(":")
     return DataError(
         f"{path} is truncated or not a readable image folder or archive (.tar, .tar.gz, "
-        f".tar.xz, .zip): {error or type(error).__name__}."
+        f".tar.xz, .zip): {reason}."
     )
 
 
@@ -144,13 +154,22 @@ def _decode(path: Path, how: Prepared) -> list[Picture]:
 
 def _places(path: Path, names: Iterable[str], how: Prepared) -> dict[str, Place]:
     try:
-        return places(names, how)
+        where = places(names, how)
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
+    name, (_, _, below) = next(iter(where.items()))
+    beside = name.removesuffix(below)
+    empty = folders(path, beside) - {label for _, label, _ in where.values()}
+    if empty:
+        raise DataError(
+            f"{path}: {beside}{min(empty)} has no images ({', '.join(sorted(SUFFIXES))}): a class "
+            "needs two, one to train and one to test; a folder that is none has no place here"
+        )
+    return where
 
 
 def _pixels(path: Path, name: str, content: bytes, size: int | None) -> np.ndarray:
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(content)) as image:
@@ -162,6 +181,8 @@ def _pixels(path: Path, name: str, content: bytes, size: int | None) -> np.ndarr
             if size is not None:  # the shorter side, the middle of the longer one
                 plain = ImageOps.fit(plain, (size, size), method=Image.Resampling.BICUBIC)
             return np.asarray(plain)
+    except UnidentifiedImageError as error:
+        raise DataError(f"{path}: {name} cannot be decoded: it is no image.") from error
     except Exception as error:  # Pillow raises a dozen kinds, SyntaxError among them
         raise DataError(f"{path}: {name} cannot be decoded as an image ({error}).") from error
 

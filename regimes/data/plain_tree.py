@@ -8,13 +8,14 @@ image more or less changes nothing for the others, and neither does where the tr
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from regimes.data.tree import Place
+from regimes.data.tree import SUFFIXES, Place
 from regimes.errors import DataError, require
 
 SHARE = 0.2
+PARTS = {"train", "training", "test", "testing", "val", "valid", "validation"}  # no classes
 
 
 class Prepared(NamedTuple):
@@ -42,7 +43,7 @@ def places(names: Iterable[str], how: Prepared) -> dict[str, Place]:
     """The place of each image of a plain tree, by its name; folders that all lie in are no class.
 
     Raises:
-        DataError: a class has a single image.
+        DataError: there is no class, one has a single image, or they are named like splits.
     """
     parts = {name: tuple(name.split("/")) for name in names}
     while len({p[0] for p in parts.values()}) == 1 and all(len(p) > 2 for p in parts.values()):
@@ -51,18 +52,33 @@ def places(names: Iterable[str], how: Prepared) -> dict[str, Place]:
     for name, found in parts.items():
         if len(found) > 1:
             classes.setdefault(found[0], []).append(name)
+    _check(parts, classes)
     result = {}
     for label, members in classes.items():
-        if len(members) < 2:
-            raise DataError(
-                f"the class {label!r} has one image, {members[0]}: one must train and one test"
-            )
         share, seed = how.share or SHARE, how.seed or 0
         count = min(max(1, round(share * len(members))), len(members) - 1)
         order = sorted(members, key=lambda name: _hash(seed, "/".join(parts[name])))
         for i, name in enumerate(order):
             result[name] = ("test" if i < count else "train", label, "/".join(parts[name]))
     return result
+
+
+def _check(names: Collection[str], classes: Mapping[str, Sequence[str]]) -> None:
+    if not classes:
+        raise DataError(
+            f"it has no images in folders, and {len(names)} beside them: expected train/<class>/ "
+            f"and test/<class>/, or <class>/ alone, with files {', '.join(sorted(SUFFIXES))}"
+        )
+    if len(classes) > 1 and {label.lower() for label in classes} <= PARTS:
+        raise DataError(
+            f"{' and '.join(sorted(classes))} are no classes: name them train and test, and put "
+            "a folder of each class into each"
+        )
+    for label, members in classes.items():
+        if len(members) < 2:
+            raise DataError(
+                f"the class {label!r} has one image, {members[0]}: one must train and one test"
+            )
 
 
 def _hash(seed: int, name: str) -> bytes:

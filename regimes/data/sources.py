@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from regimes.data.cache import cache_root, data_root
+from regimes.data.cache import cache_root, data_root, given
 from regimes.data.image_folder import Arrays, load_tree
 from regimes.data.plain_tree import Prepared
 from regimes.errors import DataError, nearest, require
@@ -85,7 +85,7 @@ def _folder(config: DataConfig) -> Arrays:
     if config.path is None:
         raise DataError('data.name = "folder" needs data.path: an image folder or an archive.')
     how = Prepared(config.resize, config.test_share, config.split_seed)
-    return load_tree(config.path, how)
+    return load_tree(given(config.path), how)
 
 
 def at_most(config: DataConfig, raw: Arrays) -> DataConfig:
@@ -107,7 +107,7 @@ def _cifar(config: DataConfig) -> Arrays:
     """CIFAR-10 or -100 in the standard python layout; torchvision verifies each file's MD5."""
     datasets = torchvision_datasets()
     kind = datasets.CIFAR10 if config.name == "cifar10" else datasets.CIFAR100
-    root = Path(config.path) if config.path else data_root()
+    root = given(config.path) if config.path else data_root()
     folder = root / CIFAR_FOLDERS[config.name]
     try:
         with one_at_a_time(root) if config.download else nullcontext():

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regimes.data.cache import given
 from regimes.data.markov import Chain
 from regimes.errors import DataError
 
@@ -96,7 +97,7 @@ def _sources(root: Path) -> Iterator[Path]:
 def _text(config: DataConfig) -> Parts:
     if config.path is None:
         raise DataError('data.name = "text" needs data.path: a file or a folder.')
-    path = Path(config.path)
+    path = given(config.path)
     if path.is_file():
         return by_position(_content(path), {})
     if not path.is_dir():

@@ -55,12 +55,37 @@ def members(path: Path, plain: bool = False) -> Iterator[tuple[Place, str, bytes
     elif path.suffix.lower() == ".zip":
         with zipfile.ZipFile(path) as archive:
             for info in archive.infolist():
-                if not info.is_dir() and (place := placed(info.filename)):
-                    _check_size(info.filename, info.file_size)
-                    yield place, os.path.normpath(info.filename), archive.read(info)
+                if not info.is_dir() and (place := placed(name := _name(info))):
+                    _check_size(name, info.file_size)
+                    yield place, os.path.normpath(name), archive.read(info)
     else:
         with tarfile.open(path) as tar:
             yield from _of_tar(tar, placed)
+
+
+def folders(path: Path, beside: str) -> set[str]:
+    """The names of the folders directly in one, `beside`, of a folder or an archive, "" or with a
+    slash at its end: those without an image too, but for hidden ones."""
+    if path.is_dir():
+        names = [f"{beside}{each.name}/" for each in (path / beside).iterdir() if each.is_dir()]
+    elif path.suffix.lower() == ".zip":
+        with zipfile.ZipFile(path) as archive:
+            entries = [(_name(info), info.is_dir()) for info in archive.infolist()]
+            names = [os.path.normpath(name) + "/" * folder for name, folder in entries]
+    else:
+        with tarfile.open(path) as tar:
+            names = [os.path.normpath(member.name) + "/" * member.isdir() for member in tar]
+    below = (name.removeprefix(beside).partition("/") for name in names if name.startswith(beside))
+    return {first for first, slash, _ in below if slash and not first.startswith(HIDDEN)}
+
+
+def _name(info: zipfile.ZipInfo) -> str:
+    """Of a member: many write UTF-8 without the flag that says so, and `zipfile` takes it for the
+    letters of DOS."""
+    try:
+        return info.filename.encode("cp437").decode()
+    except UnicodeError:  # it was flagged, or is of DOS
+        return info.filename
 
 
 def _of_tar(tar: tarfile.TarFile, placed: Placing) -> Iterator[tuple[Place, str, bytes]]:

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from regimes.data.cache import data_root
+from regimes.data.cache import data_root, given
 from regimes.data.corpus import Corpus, make
 from regimes.data.sources import one_at_a_time, torchvision_datasets
 from regimes.errors import DataError
@@ -90,7 +90,7 @@ def _wanted(config: DataConfig) -> tuple[str, ...]:
 
 def _folder(config: DataConfig, wanted: Sequence[str]) -> Path:
     """The folder with the files, downloaded if that is wanted and needed."""
-    root = Path(config.path) if config.path else data_root()
+    root = given(config.path) if config.path else data_root()
     folder = root if any((root / name).is_file() for name in FILES) else root / FOLDER
     if config.download and _missing(folder, wanted):
         _download(folder, wanted)

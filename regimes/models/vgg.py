@@ -36,7 +36,10 @@ def stages(
 ) -> tuple[nn.Sequential, int]:
     """The convolutional part, and how many numbers it leaves per image."""
     pooled, rest = divmod(image_size, 2 ** len(multiples))
-    divisible = f"divisible by {2 ** len(multiples)}, halved {len(multiples)} times"
+    divisible = (
+        f"divisible by {2 ** len(multiples)}, halved {len(multiples)} times (data.resize makes "
+        "images of your own any size)"
+    )
     require(pooled > 0 and not rest, "data.image_size", image_size, divisible)
     layers: list[nn.Module] = []
     for stage in multiples:

@@ -16,8 +16,11 @@ from collections.abc import Callable
 from regimes.console.stdout import console
 from regimes.console.tables import Table
 
-NEEDED = ("torch", "torchvision", "numpy", "scipy", "pandas", "scikit-learn", "seaborn", "rich")
-EXTRAS = ("pyhessian", "tyro", "tensorboard", "wandb", "jupyterlab", "ipywidgets")
+NEEDED = (
+    "torch", "torchvision", "numpy", "scipy", "scikit-learn", "pandas", "seaborn", "matplotlib",
+    "jinja2", "rich", "tyro", "tomli-w", "jaxtyping",
+)  # fmt: skip
+EXTRAS = ("pyhessian", "tensorboard", "wandb", "jupyterlab", "ipywidgets")
 MINUTE = 60.0  # seconds that importing torchvision may take
 TWO_INDEXES = (
     "Regimes reads its data sets all the same; a script of your own that imports it fails. "

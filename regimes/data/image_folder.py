@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 
 from regimes.data.cache import cache_root, store, stored
-from regimes.data.plain_tree import Prepared, places
+from regimes.data.plain_tree import PARTS, Prepared, places
 from regimes.data.tree import (
     SPLITS,
     SUFFIXES,
@@ -193,6 +193,7 @@ def _assemble(path: Path, pictures: list[Picture]) -> Arrays:
             raise DataError(
                 f"{path} has no images in {split}/<class>/, and {len(pictures)} elsewhere: "
                 "expected train/<class>/ and test/<class>/, or <class>/ alone, which is split."
+                + "".join(f" If {name}/ is to test, name it test." for name in _unread(path))
             )
     classes = tuple(sorted({p.label for p in pictures if p.split == "train"}))
     if len(classes) < 2:
@@ -213,6 +214,11 @@ def _assemble(path: Path, pictures: list[Picture]) -> Arrays:
     parts = ([p for p in pictures if p.split == split] for split in SPLITS)
     train, test = (_stack(part, classes, colour) for part in parts)
     return Arrays(*train, *test, classes)
+
+
+def _unread(path: Path) -> list[str]:
+    """Folders by whose names others would test."""
+    return sorted(name for name in folders(path, "") - {*SPLITS} if name.lower() in PARTS)
 
 
 def _stack(

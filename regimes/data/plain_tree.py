@@ -74,6 +74,10 @@ def _check(names: Collection[str], classes: Mapping[str, Sequence[str]]) -> None
             f"{' and '.join(sorted(classes))} are no classes: name them train and test, and put "
             "a folder of each class into each"
         )
+    if loose := sorted({*names} - {name for members in classes.values() for name in members}):
+        raise DataError(
+            f"{loose[0]} lies beside the classes: put it into one of them, or elsewhere"
+        )
     for label, members in classes.items():
         if len(members) < 2:
             raise DataError(

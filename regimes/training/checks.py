@@ -184,5 +184,5 @@ def check_size(config: RunConfig, task: Task) -> None:
         if task.size < config.workers * batch:
             raise DataError(
                 f"{task.size} training samples are too few for one step of {config.workers} "
-                f"workers x {batch}: lower the batch size or raise data.train_size"
+                f"workers x {batch}: lower the batch size, or use more data if there are"
             )

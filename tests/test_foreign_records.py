@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from regimes.cost.network import Network
 from regimes.cost.predict import main as cost
 from regimes.errors import ConfigError, RecordError
 from regimes.monitor.checkup import check, verdict
-from regimes.monitor.watch import watch
+from regimes.monitor.watch import in_use, watch
 from regimes.records import Writer, archive, edited, load, load_all, pack, read_lines
 from regimes.replay import detect, spelling
 
@@ -89,7 +90,9 @@ ROWS = [
       ("lr", "next_lr", "steps", "metric", "train_loss", "test_loss", "floats", "bytes", "layers",
        "statistics", "batch_size", "collectives")],
     (put("metric", value="good"), "metric is 'good', expected a finite number"),
-    (put("floats", value=-1), "floats is -1, expected a number from 0 up"),
+    (put("floats", value=-1), "floats is -1, expected a number from 0 to 1e.100"),
+    (put("floats", value=1.7e308), "floats is 1.7e.308, expected a number from 0 to 1e.100"),
+    (put("layers", "bytes", value=[1e200]), "layers.bytes is .1e.200., expected a list of num"),
     (put("floats", value=None), "floats is None"),
     (put("steps", value=0), "steps is 0, expected a whole number from 1 up"),
     (put("steps", value=10**30), "steps is 1000000000000000000000000000000, expected"),
@@ -186,6 +189,33 @@ def test_no_file_is_larger_than_memory(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(archive, "LARGEST_ARCHIVE", 1000)
     with pytest.raises(RecordError, match=r"a\.tar\.xz is too large: more than 1000 bytes"):
         load_all(tmp_path / "a.tar.xz")
+
+
+def test_a_pipe_in_the_place_of_a_lock_is_not_waited_for(tmp_path: Path) -> None:
+    folder = make(tmp_path / "run")
+    edit_header(folder, put("config", "epochs", value=9))
+    (folder / ".lock").unlink()
+    os.mkfifo(folder / ".lock")
+    assert not in_use(folder)
+    watch(folder, once=True)
+
+
+@pytest.mark.parametrize(
+    ("plant", "sentence"),
+    [(os.mkfifo, "it is a pipe"), (os.mkdir, "it is a folder"),
+     (lambda path: path.symlink_to("/nowhere"), "it is a symbolic link"),
+     (lambda path: path.symlink_to(__file__), "it is a symbolic link")],
+    ids=["pipe", "folder", "dangling link", "link to a file of somebody's"],
+)  # fmt: skip
+def test_only_regular_files_of_the_record_are_packed(
+    plant: Callable[[Path], object], sentence: str, tmp_path: Path
+) -> None:
+    """A link out of a stranger's record would put a file of the user's into the archive."""
+    folder = make(tmp_path / "run")
+    plant(folder / "more.jsonl")
+    with pytest.raises(RecordError, match=rf"cannot pack .*more\.jsonl: {sentence}"):
+        pack(folder, tmp_path / "a.tar.xz")
+    assert not (tmp_path / "a.tar.xz").exists()
 
 
 def test_a_writer_writes_what_can_be_read(tmp_path: Path) -> None:

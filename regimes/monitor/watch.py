@@ -111,13 +111,13 @@ def state(folder: Path, header: Row, rows: Sequence[Row]) -> tuple[str, str]:
 
 def in_use(folder: Path) -> bool:
     """Does a process hold the record's lock? Asked for the blink of an eye, and shared."""
+    if not (folder / ".lock").is_file():  # nobody holds what is none; a pipe would be waited for
+        return False
     try:
         import fcntl
 
         with (folder / ".lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return False
-    except FileNotFoundError:
         return False
     except ImportError:  # Windows: written to within the last minutes?
         return time.time() - (folder / "events.jsonl").stat().st_mtime < 600

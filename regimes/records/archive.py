@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from regimes.errors import RecordError
-from regimes.records.files import write_atomically
+from regimes.records.files import check_regular, write_atomically
+from regimes.records.lines import content
 from regimes.records.reader import Record, find, load
 
 LARGEST_ARCHIVE = 2**33  # bytes, unpacked
@@ -56,6 +57,15 @@ def load_all(folder: str | Path) -> list[Record]:
     return runs
 
 
+def _own_content(path: Path) -> bytes:
+    """A file of a record; behind a link out of a stranger's could be any file of the user's."""
+    try:
+        check_regular(path)
+    except OSError as error:
+        raise RecordError(f"cannot pack {path}: {error.strerror}") from None
+    return content(path)
+
+
 def pack(folder: str | Path, archive: str | Path) -> int:
     """Write the records under a folder, without checkpoints, to a ``.tar.xz``; returns how many.
 
@@ -68,10 +78,10 @@ def pack(folder: str | Path, archive: str | Path) -> int:
     with tarfile.open(fileobj=buffer, mode="w:xz") as tar:
         for run in runs:
             for path in sorted([run / "run.json", *run.glob("*.jsonl")]):
-                content = path.read_bytes()
+                text = _own_content(path)
                 member = tarfile.TarInfo(path.relative_to(folder).as_posix())
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
+                member.size = len(text)
+                tar.addfile(member, io.BytesIO(text))
     try:
         write_atomically(Path(archive), buffer.getvalue())
     except OSError as error:

@@ -27,10 +27,14 @@ def main() -> None:
         code = _command()
         stdout.flush()
     except OSError as error:
-        if not stdout.is_lost(error):
+        if stdout.is_lost(error):
+            lost = stdout.lost(error)
+            code = code or lost  # a training's own failure is more telling
+        elif error.filename is None:
             raise
-        lost = stdout.lost(error)
-        code = code or lost  # a training's own failure is more telling
+        else:  # a place that nobody may look at, or a name too long to be one
+            print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+            code = 2
     sys.exit(code)
 
 

@@ -104,6 +104,21 @@ def test_commands_say_so_in_one_sentence(words: list[str], tmp_path: Path) -> No
     assert place.is_symlink()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["watch", "--once"], ["detect"], ["cost"], ["report"], ["doctor"], ["pack"], ["run"],
+     ["ablate", "smoke", "--out"], ["report", str(ARCHIVE), "--out"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_place_that_there_cannot_be_is_one_sentence(words: list[str], command: Callable) -> None:
+    """As one in a folder that nobody may look into, by who is not root."""
+    name = "x" * 300 + ".toml" * (words[0] == "run")
+    done = command(*words, name, *["packed.tar.xz"] * (words[0] == "pack"))
+    assert done.returncode == 2
+    assert "File name too long" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_the_new_file_has_the_mode_of_any_new_file(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:

@@ -18,6 +18,7 @@ from test_records import make
 from regimes import policies
 from regimes.cost.network import Network
 from regimes.cost.predict import main as cost
+from regimes.data.tree import members
 from regimes.errors import ConfigError, RecordError
 from regimes.monitor.checkup import check, verdict
 from regimes.monitor.watch import in_use, watch
@@ -216,6 +217,40 @@ def test_only_regular_files_of_the_record_are_packed(
     with pytest.raises(RecordError, match=rf"cannot pack .*more\.jsonl: {sentence}"):
         pack(folder, tmp_path / "a.tar.xz")
     assert not (tmp_path / "a.tar.xz").exists()
+
+
+def named(name: str, size: int, kind: bytes) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.size, member.type = size, kind
+    return member
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
+@pytest.mark.parametrize("read", [load_all, lambda place: [*members(place)]])
+def test_a_name_is_not_larger_than_memory(
+    read: Callable[[Path], object], kind: bytes, tmp_path: Path
+) -> None:
+    """Before a member may stand pages of text about it, which are read whole."""
+    content = named("x", 2**32, kind).tobuf() + b"0" * 1024
+    (tmp_path / "a.tar").write_bytes(content)
+    with pytest.raises((RecordError, tarfile.TarError), match=r"4294967296 bytes about a member"):
+        read(tmp_path / "a.tar")
+
+
+def test_no_text_of_a_stranger_moves_the_cursor(tmp_path: Path, command: Callable) -> None:
+    evil = "\x1b[2J\x1b]0;x\x07\x9b1m"
+    folder = make(tmp_path / "runs" / f"a{evil}")
+    edit_header(folder, put("config", "epochs", value=9))
+    with (folder / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"time": "now", "event": "stopped", "why": f"so{evil}"}) + "\n")
+    broken = make(tmp_path / "runs" / f"b{evil}")
+    (broken / "run.json").write_text("{}")
+    for words in (["watch", "--once", "runs"], ["watch", "--once", str(folder)], ["doctor", "runs"],
+                  ["watch", "--once", str(broken)], ["detect", str(broken)]):  # fmt: skip
+        done = command(*words)
+        said = done.stdout + done.stderr
+        assert not set(said) & {"\x1b", "\x07", "\x9b"}, words
+    assert "a\\x1b[2J" in command("doctor", "runs").stdout
 
 
 def test_a_writer_writes_what_can_be_read(tmp_path: Path) -> None:

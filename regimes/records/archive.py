@@ -15,7 +15,20 @@ from regimes.records.files import check_regular, write_atomically
 from regimes.records.lines import content
 from regimes.records.reader import Record, find, load
 
-LARGEST_ARCHIVE = 2**33  # bytes, unpacked
+LARGEST_ARCHIVE, LARGEST_ABOUT = 2**33, 2**20  # bytes, unpacked
+ABOUT = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME,
+         tarfile.GNUTYPE_LONGLINK)  # fmt: skip
+
+
+class Member(tarfile.TarInfo):
+    """One of an archive. What stands before it about it (a long name, a comment) is read whole."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Member:
+        found = super().frombuf(buf, encoding, errors)
+        if found.type in ABOUT and found.size > LARGEST_ABOUT:
+            raise tarfile.TarError(f"it has {found.size} bytes about a member")
+        return found
 
 
 @contextlib.contextmanager
@@ -27,7 +40,7 @@ def opened(place: str | Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="regimes-") as scratch:
         try:
-            with tarfile.open(place) as archive:
+            with tarfile.open(place, tarinfo=Member) as archive:
                 archive.extractall(scratch, filter=_Sparing(place))
         except (OSError, tarfile.TarError, EOFError, lzma.LZMAError) as error:
             why = str(error).partition("\n")[0].rstrip(":")

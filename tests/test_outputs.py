@@ -78,6 +78,17 @@ def test_nothing_but_a_regular_file_is_replaced(kind: str, tmp_path: Path) -> No
         assert place.read_text() == "theirs"
 
 
+@pytest.mark.parametrize("name", ["run.json", "epochs.jsonl", "more.jsonl"])
+def test_no_file_of_a_record_is_replaced(name: str, tmp_path: Path) -> None:
+    """As ``regimes pack RUN RUN/run.json``."""
+    folder = make(tmp_path / "run")
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    for write in (lambda: write_output(folder / name, "x"), lambda: pack(folder, folder / name)):
+        with pytest.raises(RecordError, match=f"cannot write .*{name}: it is a file of the record"):
+            write()
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="mknod needs root")
 def test_a_device_stays_a_device(tmp_path: Path) -> None:
     """As ``regimes report --out /dev/full`` by root."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from regimes.errors import RecordError
-from regimes.records.files import check_regular, write_atomically
+from regimes.records.files import check_output, check_regular, write_atomically
 from regimes.records.lines import content
 from regimes.records.reader import Record, find, load
 
@@ -85,6 +85,7 @@ def pack(folder: str | Path, archive: str | Path) -> int:
     The same records give the same bytes.
     """
     folder, runs = Path(folder), find(folder)
+    check_output(Path(archive))
     if not runs:
         raise RecordError(f"no run in or under {folder}")
     buffer = io.BytesIO()

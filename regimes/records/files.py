@@ -131,8 +131,16 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise
 
 
+def check_output(path: Path) -> None:
+    """Raise RecordError if a file that a user asked for would replace one of a record."""
+    part = path.name == "run.json" or path.suffix == ".jsonl"
+    if part and (path.parent / "run.json").is_file():
+        raise RecordError(f"cannot write {path}: it is a file of the record in {path.parent}")
+
+
 def write_output(path: Path, content: str | bytes) -> None:
     """A file that a user asked for: as ``write_atomically``, with its folder made where missing."""
+    check_output(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content.encode() if isinstance(content, str) else content)

@@ -394,3 +394,6 @@ def test_names_are_no_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_no_workers_are_no_default(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--workers = 0: expected at least 1"):
         cost([str(make(tmp_path / "run"))], None, Network.parse("1Gbit/s,50us"), 0)
+    for given in ({"workers": 10**30}, {"workers": 4, "buckets": 10**30}):
+        with pytest.raises(ConfigError, match=r"--(workers|buckets) = 10*: expected at least 1"):
+            cost([str(tmp_path / "run")], None, Network.parse("1Gbit/s,50us"), **given)

@@ -175,7 +175,7 @@ def _one(folder: Path) -> tuple[RenderableType, bool]:
     if rows:
         parts.append(epoch_table(header, rows, seconds))
     if rows and (others := logged_text(rows[-1])):
-        parts.append(Text(f"logged: {others}"))
+        parts.append(Text(spelt(f"logged: {others}")))
     if each and (waiting := straggler(each[-1])):
         parts.append(Text(waiting, "yellow"))
     if what == "finished":

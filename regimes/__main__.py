@@ -27,15 +27,20 @@ def main() -> None:
         code = _command()
         stdout.flush()
     except OSError as error:
-        if not stdout.is_lost(error):
+        if stdout.is_lost(error):
+            lost = stdout.lost(error)
+            code = code or lost  # a training's own failure is more telling
+        elif error.filename is None:
             raise
-        lost = stdout.lost(error)
-        code = code or lost  # a training's own failure is more telling
+        else:  # a place that nobody may look at, or a name too long to be one
+            print(f"error: {stdout.spelt(str(error.filename))}: {error.strerror}", file=sys.stderr)
+            code = 2
     sys.exit(code)
 
 
 def _command() -> int:
     """The exit code."""
+    from regimes.console.stdout import spelt
     from regimes.errors import RegimesError
 
     try:
@@ -51,7 +56,7 @@ def _command() -> int:
     try:
         app.cli(prog="regimes", description="Train under a communication schedule; see README.md.")
     except RegimesError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {spelt(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted; continue with --resume", file=sys.stderr)

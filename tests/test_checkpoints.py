@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from test_train import config
 
 import regimes
 from regimes.config import RunConfig, override, to_dict
-from regimes.errors import ConfigError, RecordError
+from regimes.errors import ConfigError, RecordError, RegimesError
 from regimes.training import checkpoint, loop
 from regimes.training.build import Run, prepare
 from regimes.training.termination import GracefulShutdown
@@ -133,6 +134,12 @@ ODD: dict[str, Callable[[Path], object]] = {
     "a folder": lambda folder: (
         (folder / "process-0.pt").unlink() or (folder / "process-0.pt").mkdir()
     ),
+    "a pipe": lambda folder: (
+        (folder / "process-0.pt").unlink() or os.mkfifo(folder / "process-0.pt")
+    ),
+    "a pipe for a manifest": lambda folder: (
+        (folder / "manifest.json").unlink() or os.mkfifo(folder / "manifest.json")
+    ),
     "a manifest that is a list": manifest("[]"),
     "a manifest that is deep": manifest("[" * 100_000),
     "an empty manifest": manifest(""),
@@ -160,3 +167,55 @@ def test_an_odd_checkpoint_is_passed_over_for_the_one_before(
         manifest('{"epochs": 7}')(out / "checkpoints/epoch-0002")
     with pytest.raises(RecordError, match=r"no checkpoint of .* is whole"):
         checkpoint.load(out)
+
+
+def theirs(out: Path) -> Path:
+    """A folder of somebody's beside the run."""
+    folder = out.with_name("theirs")
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("theirs")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "checkpoints/epoch-0004.partial"])
+def test_nothing_is_written_or_deleted_through_a_link(name: str, out: Path) -> None:
+    """Links may come out of an archive; what a kill has left in a folder is deleted."""
+    elsewhere = theirs(out)
+    if (out / name).exists():
+        shutil.move(out / name, elsewhere / "saved")
+        (out / name).symlink_to(elsewhere / "saved")
+    else:
+        (out / name).symlink_to(elsewhere)
+    before = {path: path.stat().st_mtime_ns for path in elsewhere.rglob("*")}
+    with pytest.raises(RecordError, match=r"cannot write .*epoch-0004: .* is a symbolic link"):
+        regimes.run(config(epochs=5), out, resume=True)
+    assert {path: path.stat().st_mtime_ns for path in elsewhere.rglob("*")} == before
+
+
+def test_a_checkpoint_that_cannot_be_put_in_its_place_is_told_of(out: Path) -> None:
+    (out / "checkpoints/epoch-0004").symlink_to(theirs(out))
+    with pytest.raises(RecordError, match=r"cannot write the checkpoint .*epoch-0004: .*link"):
+        regimes.run(config(epochs=5), out, resume=True)
+
+
+def test_an_older_checkpoint_that_is_a_link_is_left_alone(out: Path) -> None:
+    (out / "checkpoints/epoch-0000").symlink_to(theirs(out))
+    assert len(regimes.run(config(epochs=5), out, resume=True).rows) == 5
+    assert (out / "checkpoints/epoch-0000/thesis.txt").exists()
+
+
+def test_a_state_that_does_not_fit_is_one_sentence(out: Path) -> None:
+    """A stranger's, its checksum in order; or the model is one's own and has changed since."""
+    file = out / "checkpoints/epoch-0003/process-0.pt"
+    whole = torch.load(file, weights_only=True)
+    name = next(iter(whole["shared"]["model"]))
+    model = {**whole["shared"]["model"], name: torch.zeros(2, 2)}
+    for part in ({"model": model}, {"model": []}, {"optimizer": {"a": 1}}, {"gauges": 3}):
+        replaced({**whole, "shared": {**whole["shared"], **part}})(file.parent)
+        with pytest.raises(RecordError, match=r"the checkpoint of .* does not fit its config"):
+            regimes.run(config(epochs=5), out, resume=True)
+    owed = {**whole["own"]["residuals"], name: torch.zeros(3, 1, 1)}
+    for other in ({"workers": "abc"}, {"own": {**whole["own"], "residuals": owed}}):
+        replaced({**whole, **other})(file.parent)
+        with pytest.raises(RegimesError, match=r"does not fit|has shape \[3, 1, 1\], the layer"):
+            regimes.run(config(epochs=5), out, resume=True)

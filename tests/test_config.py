@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from regimes.config import (
 from regimes.errors import ConfigError, RegimesError
 from regimes.policies import check_levels, policy
 from regimes.presets import GRIDS, PRESETS, check_common, get_grid, get_preset, groups
+from regimes.presets.own import read_grid
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -156,6 +159,16 @@ def test_unreadable_files(tmp_path: Path) -> None:
         (tmp_path / "bad.toml").write_bytes(text.encode(errors="surrogatepass"))
         with pytest.raises(RegimesError, match="cannot read the configuration"):
             load_toml(tmp_path / "bad.toml")
+
+
+@pytest.mark.parametrize("read", [load_toml, lambda path: read_grid(str(path), get_preset)])
+def test_a_pipe_is_no_configuration(read: Callable[[Path], object], tmp_path: Path) -> None:
+    """Nobody writes to it; a device would be read for ever."""
+    os.mkfifo(tmp_path / "pipe.toml")
+    (tmp_path / "link.toml").symlink_to("/dev/zero")
+    for name in ("pipe.toml", "link.toml"):
+        with pytest.raises(ConfigError, match=rf"cannot read the .*{name}: it is no regular file"):
+            read(tmp_path / name)
 
 
 def test_presets_are_listed_in_groups_and_found_by_words() -> None:

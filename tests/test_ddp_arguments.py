@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,13 @@ def test_attach_refuses_in_a_sentence(given: dict[str, Any], sentence: str) -> N
     regimes.attach(model)  # nothing was registered
 
 
+def test_a_model_that_trains_nothing_is_one_sentence() -> None:
+    model = wrapped()
+    model.requires_grad_(False)
+    with pytest.raises(ConfigError, match="no parameter to train: DDP has nothing to reduce"):
+        regimes.attach(model)
+
+
 def trained(**given: Any) -> regimes.Hook:
     model = wrapped()
     hook = regimes.attach(model, **given)
@@ -82,3 +90,10 @@ def test_a_state_of_other_shapes_or_levels_is_refused() -> None:
         other.load_state_dict(saved)
     del saved["values"]  # of an older version
     other.load_state_dict(saved)
+
+
+def test_a_number_that_no_float_holds_is_not_logged(tmp_path: Path) -> None:
+    hook = regimes.attach(wrapped(), record=tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"log: loss = 10*: expected a number"):
+        hook.log(loss=10**400)
+    hook.log(loss=10**300)

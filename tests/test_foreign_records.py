@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +18,10 @@ from test_records import make
 from regimes import policies
 from regimes.cost.network import Network
 from regimes.cost.predict import main as cost
+from regimes.data.tree import members
 from regimes.errors import ConfigError, RecordError
 from regimes.monitor.checkup import check, verdict
-from regimes.monitor.watch import watch
+from regimes.monitor.watch import in_use, watch
 from regimes.records import Writer, archive, edited, load, load_all, pack, read_lines
 from regimes.replay import detect, spelling
 
@@ -89,7 +91,9 @@ ROWS = [
       ("lr", "next_lr", "steps", "metric", "train_loss", "test_loss", "floats", "bytes", "layers",
        "statistics", "batch_size", "collectives")],
     (put("metric", value="good"), "metric is 'good', expected a finite number"),
-    (put("floats", value=-1), "floats is -1, expected a number from 0 up"),
+    (put("floats", value=-1), "floats is -1, expected a number from 0 to 1e.100"),
+    (put("floats", value=1.7e308), "floats is 1.7e.308, expected a number from 0 to 1e.100"),
+    (put("layers", "bytes", value=[1e200]), "layers.bytes is .1e.200., expected a list of num"),
     (put("floats", value=None), "floats is None"),
     (put("steps", value=0), "steps is 0, expected a whole number from 1 up"),
     (put("steps", value=10**30), "steps is 1000000000000000000000000000000, expected"),
@@ -186,6 +190,67 @@ def test_no_file_is_larger_than_memory(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(archive, "LARGEST_ARCHIVE", 1000)
     with pytest.raises(RecordError, match=r"a\.tar\.xz is too large: more than 1000 bytes"):
         load_all(tmp_path / "a.tar.xz")
+
+
+def test_a_pipe_in_the_place_of_a_lock_is_not_waited_for(tmp_path: Path) -> None:
+    folder = make(tmp_path / "run")
+    edit_header(folder, put("config", "epochs", value=9))
+    (folder / ".lock").unlink()
+    os.mkfifo(folder / ".lock")
+    assert not in_use(folder)
+    watch(folder, once=True)
+
+
+@pytest.mark.parametrize(
+    ("plant", "sentence"),
+    [(os.mkfifo, "it is a pipe"), (os.mkdir, "it is a folder"),
+     (lambda path: path.symlink_to("/nowhere"), "it is a symbolic link"),
+     (lambda path: path.symlink_to(__file__), "it is a symbolic link")],
+    ids=["pipe", "folder", "dangling link", "link to a file of somebody's"],
+)  # fmt: skip
+def test_only_regular_files_of_the_record_are_packed(
+    plant: Callable[[Path], object], sentence: str, tmp_path: Path
+) -> None:
+    """A link out of a stranger's record would put a file of the user's into the archive."""
+    folder = make(tmp_path / "run")
+    plant(folder / "more.jsonl")
+    with pytest.raises(RecordError, match=rf"cannot pack .*more\.jsonl: {sentence}"):
+        pack(folder, tmp_path / "a.tar.xz")
+    assert not (tmp_path / "a.tar.xz").exists()
+
+
+def named(name: str, size: int, kind: bytes) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.size, member.type = size, kind
+    return member
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
+@pytest.mark.parametrize("read", [load_all, lambda place: [*members(place)]])
+def test_a_name_is_not_larger_than_memory(
+    read: Callable[[Path], object], kind: bytes, tmp_path: Path
+) -> None:
+    """Before a member may stand pages of text about it, which are read whole."""
+    content = named("x", 2**32, kind).tobuf() + b"0" * 1024
+    (tmp_path / "a.tar").write_bytes(content)
+    with pytest.raises((RecordError, tarfile.TarError), match=r"4294967296 bytes about a member"):
+        read(tmp_path / "a.tar")
+
+
+def test_no_text_of_a_stranger_moves_the_cursor(tmp_path: Path, command: Callable) -> None:
+    evil = "\x1b[2J\x1b]0;x\x07\x9b1m"
+    folder = make(tmp_path / "runs" / f"a{evil}")
+    edit_header(folder, put("config", "epochs", value=9))
+    with (folder / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"time": "now", "event": "stopped", "why": f"so{evil}"}) + "\n")
+    broken = make(tmp_path / "runs" / f"b{evil}")
+    (broken / "run.json").write_text("{}")
+    for words in (["watch", "--once", "runs"], ["watch", "--once", str(folder)], ["doctor", "runs"],
+                  ["watch", "--once", str(broken)], ["detect", str(broken)]):  # fmt: skip
+        done = command(*words)
+        said = done.stdout + done.stderr
+        assert not set(said) & {"\x1b", "\x07", "\x9b"}, words
+    assert "a\\x1b[2J" in command("doctor", "runs").stdout
 
 
 def test_a_writer_writes_what_can_be_read(tmp_path: Path) -> None:
@@ -329,3 +394,6 @@ def test_names_are_no_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_no_workers_are_no_default(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--workers = 0: expected at least 1"):
         cost([str(make(tmp_path / "run"))], None, Network.parse("1Gbit/s,50us"), 0)
+    for given in ({"workers": 10**30}, {"workers": 4, "buckets": 10**30}):
+        with pytest.raises(ConfigError, match=r"--(workers|buckets) = 10*: expected at least 1"):
+            cost([str(tmp_path / "run")], None, Network.parse("1Gbit/s,50us"), **given)

@@ -12,6 +12,7 @@ from ddp_scripts import group
 
 from regimes.collectives.launcher import Launched, first_host, launched
 from regimes.collectives.processes import connect
+from regimes.errors import ConfigError, TrainingError
 
 SRUN = {"SLURM_JOB_ID": "71", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "8",
         "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_STEP_NODELIST": "gpu[07-08]"}  # fmt: skip
@@ -47,6 +48,36 @@ def test_srun_and_what_is_not_srun() -> None:
     batch_script = {"SLURM_JOB_ID": "71", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"}
     assert launched(batch_script) == Launched()
     assert launched(SRUN | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) == Launched()
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        (TORCHRUN | {"RANK": "abc"}, "RANK = 'abc': expected a whole number from 0"),
+        (TORCHRUN | {"WORLD_SIZE": ""}, "WORLD_SIZE = '': expected a whole number from 1"),
+        (TORCHRUN | {"WORLD_SIZE": "-3"}, "WORLD_SIZE = '-3': expected a whole number from 1"),
+        (TORCHRUN | {"RANK": "4"}, "RANK = 4: expected less than the 4 processes"),
+        ({"RANK": "1"}, "RANK = 1: expected less than the 1 process"),
+        (SRUN | {"SLURM_STEP_NUM_TASKS": "x"}, "SLURM_STEP_NUM_TASKS = 'x': expected a whole"),
+        (SRUN | {"SLURM_PROCID": "8"}, "SLURM_PROCID = 8: expected less than the 8"),
+        ({k: v for k, v in SRUN.items() if k != "SLURM_LOCALID"}, "SLURM_LOCALID = '': expected"),
+        ({k: v for k, v in SRUN.items() if k != "SLURM_STEP_NODELIST"}, "SLURM_STEP_NODELIST = ''"),
+    ],
+)
+def test_what_no_launcher_says_is_one_sentence(env: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        launched(env)
+
+
+def test_a_launcher_that_names_no_meeting_place_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("MASTER_ADDR", "MASTER_PORT", "REGIMES_RENDEZVOUS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(TrainingError, match=r"at the start.*MASTER_ADDR expected, but not set"):
+        connect(2, torch.device("cpu"), timeout=5)
 
 
 def tasks(rank: int, port: int) -> list[float]:

@@ -78,6 +78,17 @@ def test_nothing_but_a_regular_file_is_replaced(kind: str, tmp_path: Path) -> No
         assert place.read_text() == "theirs"
 
 
+@pytest.mark.parametrize("name", ["run.json", "epochs.jsonl", "more.jsonl"])
+def test_no_file_of_a_record_is_replaced(name: str, tmp_path: Path) -> None:
+    """As ``regimes pack RUN RUN/run.json``."""
+    folder = make(tmp_path / "run")
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    for write in (lambda: write_output(folder / name, "x"), lambda: pack(folder, folder / name)):
+        with pytest.raises(RecordError, match=f"cannot write .*{name}: it is a file of the record"):
+            write()
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="mknod needs root")
 def test_a_device_stays_a_device(tmp_path: Path) -> None:
     """As ``regimes report --out /dev/full`` by root."""
@@ -102,6 +113,21 @@ def test_commands_say_so_in_one_sentence(words: list[str], tmp_path: Path) -> No
         f"error: cannot write {place}: it is a symbolic link, expected a regular file or none\n"
     )
     assert place.is_symlink()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["watch", "--once"], ["detect"], ["cost"], ["report"], ["doctor"], ["pack"], ["run"],
+     ["ablate", "smoke", "--out"], ["report", str(ARCHIVE), "--out"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_place_that_there_cannot_be_is_one_sentence(words: list[str], command: Callable) -> None:
+    """As one in a folder that nobody may look into, by who is not root."""
+    name = "x" * 300 + ".toml" * (words[0] == "run")
+    done = command(*words, name, *["packed.tar.xz"] * (words[0] == "pack"))
+    assert done.returncode == 2
+    assert "File name too long" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_the_new_file_has_the_mode_of_any_new_file(tmp_path: Path) -> None:

@@ -84,6 +84,10 @@ MISTAKES = [
     ("[schedules]\na = 3\n", "schedules.a = 3: expected a table"),
     ("[schedules.a]\noptimizer.rate = 1.0\n", "schedules.a: unknown key 'optimizer.rate'"),
     ("[schedules.a]\nepochs = 'many'\n", "schedules.a: epochs = 'many'"),
+    *[(f"[schedules.{name!r}]\n", f"schedules = {name!r}: expected a name for a folder")
+      for name in ("../../elsewhere", "/elsewhere", "..", ".", "", "x" * 101)],
+    *[(f'[schedules."a{letter}"]\n', "expected a name for a folder")
+      for letter in ("\\u001b", "\\\\")],
 ]  # fmt: skip
 
 

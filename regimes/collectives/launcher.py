@@ -9,6 +9,8 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from regimes.errors import require
+
 
 @dataclass(frozen=True)
 class Launched:
@@ -32,15 +34,31 @@ def launched(env: Mapping[str, str] | None = None) -> Launched:
     """This process, by its environment. A task of Slurm that runs torchrun is not a process of the
     group, the processes that torchrun starts are. A batch script is no task: one, so alone."""
     env = os.environ if env is None else env
-    if "WORLD_SIZE" not in env and int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+    tasks = 1 if "WORLD_SIZE" in env else _number(env, "SLURM_STEP_NUM_TASKS", "1", least=1)
+    if tasks > 1:
         return Launched(
-            int(env["SLURM_PROCID"]), int(env["SLURM_STEP_NUM_TASKS"]), int(env["SLURM_LOCALID"]),
-            _meeting(env), int(env.get("SLURM_RESTART_COUNT", "0")),
+            _rank(env, "SLURM_PROCID", "", tasks), tasks, _number(env, "SLURM_LOCALID", ""),
+            _meeting(env), _number(env, "SLURM_RESTART_COUNT", "0"),
         )  # fmt: skip
+    count = _number(env, "WORLD_SIZE", "1", least=1)
     return Launched(
-        int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1")), int(env.get("LOCAL_RANK", "0")),
-        env.get("REGIMES_RENDEZVOUS", "env://"), int(env.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        _rank(env, "RANK", "0", count), count, _number(env, "LOCAL_RANK", "0"),
+        env.get("REGIMES_RENDEZVOUS", "env://"), _number(env, "TORCHELASTIC_RESTART_COUNT", "0"),
     )  # fmt: skip
+
+
+def _number(env: Mapping[str, str], name: str, default: str, least: int = 0) -> int:
+    """What a variable says; ConfigError if it is no number."""
+    text = env.get(name, default)
+    good = re.fullmatch(r"[0-9]{1,9}", text) is not None and int(text) >= least
+    require(good, name, text, f"a whole number from {least} up, of a launcher")
+    return int(text)
+
+
+def _rank(env: Mapping[str, str], name: str, default: str, count: int) -> int:
+    rank = _number(env, name, default)
+    require(rank < count, name, rank, f"less than the {count} process{'es' * (count > 1)}")
+    return rank
 
 
 def _meeting(env: Mapping[str, str]) -> str:
@@ -48,7 +66,10 @@ def _meeting(env: Mapping[str, str]) -> str:
     by accident and that no system hands out by itself."""
     step = f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
     port = env.get("MASTER_PORT", str(2**14 + zlib.crc32(step.encode()) % 2**14))
-    return f"tcp://{env.get('MASTER_ADDR') or first_host(env['SLURM_STEP_NODELIST'])}:{port}"
+    nodes = env.get("SLURM_STEP_NODELIST", "")
+    place = env.get("MASTER_ADDR") or first_host(nodes)
+    require(bool(place), "SLURM_STEP_NODELIST", nodes, "the nodes of the step")
+    return f"tcp://{place}:{port}"
 
 
 def first_host(nodes: str) -> str:

@@ -228,7 +228,7 @@ def _join(workers: int, device: torch.device, patience: timedelta, name: str) ->
             )
         store.set(f"met/{us.rank}", "")  # who leaves at once must not close on who is still coming
         store.wait([f"met/{rank}" for rank in range(us.count)], patience)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:  # the latter: the launcher has named no place
         raise TrainingError(
             f"process {us.rank} of {us.count} lost contact with the others at the start "
             f"({_silent(store, us.rank, us.count)}): {str(error).splitlines()[0]}"

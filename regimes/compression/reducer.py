@@ -130,7 +130,12 @@ class Reducer:
             if layer.name not in shared or layer.name not in residuals:
                 raise ConfigError(f"the checkpoint has no layer {layer.name!r}: another model?")
             state.recall(shared[layer.name])
-            state.residual = residuals[layer.name]
+            state.residual = owed = residuals[layer.name]
+            if owed is not None and tuple(owed.shape[1:]) not in (layer.matrix, layer.shape):
+                raise ConfigError(
+                    f"the checkpoint's residual of layer {layer.name!r} has shape "
+                    f"{list(owed.shape)}, the layer {list(layer.shape)}: another model?"
+                )
 
     def to(self, device: torch.device) -> Reducer:
         """Move all memories."""

@@ -120,6 +120,18 @@ def read_value(text: str) -> Any:
         return text
 
 
+def read_tables(path: str | Path) -> dict[str, Any]:
+    """What is in a TOML file; for a pipe that nobody writes to, nobody waits.
+
+    Raises:
+        OSError, ValueError, RecursionError: it cannot be read, or is no TOML.
+    """
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        raise OSError("it is no regular file")
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
 def load_toml(path: str | Path) -> RunConfig:
     """Read a configuration file.
 
@@ -127,7 +139,7 @@ def load_toml(path: str | Path) -> RunConfig:
         ConfigError: a missing file, a syntax error, an unknown key or wrong type.
     """
     try:
-        table = tomllib.loads(Path(path).read_text())
+        table = read_tables(path)
         if "schedules" in table:
             raise ConfigError(f"{path} is a grid of schedules: regimes ablate {path} trains it")
         for key in table:

@@ -11,6 +11,7 @@ import errno
 import io
 import logging
 import os
+import re
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 CLOSED = 128 + getattr(signal, "SIGPIPE", 13)  # as of a program that the signal has ended
 WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
 LOST = (OSError, ValueError)  # a closed file and a letter that the encoding lacks are ValueErrors
 
 
@@ -34,6 +36,15 @@ def prepare() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
+
+
+def spelt(text: str) -> str:
+    """With its control characters spelt out: no text of a stranger's moves the cursor.
+
+    >>> print(spelt("a\x1b[2J"))
+    a\\x1b[2J
+    """
+    return CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def is_terminal() -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from regimes.console.stdout import spelt
+
 if TYPE_CHECKING:
     from rich.table import Table as Drawn
 
@@ -48,15 +50,17 @@ class Table:
         plain = {"box": None, "header_style": "bold", "pad_edge": False, "title_justify": "left",
                  "caption_justify": "left"}  # fmt: skip
         shown = Drawn(
-            title=Text(self.title) if self.title else None,
-            caption=Text(self.note) if self.note else None,
+            title=Text(spelt(self.title)) if self.title else None,
+            caption=Text(spelt(self.note)) if self.note else None,
             **{**plain, **options},
         )
         for head, words in zip(self.heads, self._words(), strict=True):
-            shown.add_column(Text(head), justify="left" if words else "right", no_wrap=not words,
-                             overflow="fold", min_width=least)  # fmt: skip
+            shown.add_column(
+                Text(spelt(head)), justify="left" if words else "right", no_wrap=not words,
+                overflow="fold", min_width=least,
+            )  # fmt: skip
         for row in self.rows:
-            shown.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+            shown.add_row(*(Text(spelt(cell)) if isinstance(cell, str) else cell for cell in row))
         return shown
 
     def markdown(self) -> str:

@@ -22,6 +22,7 @@ from regimes.records import load_all, write_table
 if TYPE_CHECKING:
     import pandas as pd
 
+MOST = 10**9  # workers, and parts of a gradient
 HEADS = ("", "compute", "compress", "network", "step", "s/{}", "× dense", "pays below")
 
 
@@ -81,7 +82,9 @@ def main(
         what: runs, folders or archives of runs; unused with a configuration.
         csv: file for the numbers in full precision.
     """
-    require(workers is None or workers >= 1, "--workers", workers, "at least 1")
+    for name, given in (("--workers", workers), ("--buckets", buckets)):
+        good = given is None or 1 <= given <= MOST
+        require(good, name, given, f"at least 1, at most {MOST}")
     runs = [] if config else [run for place in what for run in load_all(place)]
     if config:
         workers = workers or config.workers

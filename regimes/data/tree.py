@@ -16,6 +16,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from regimes.records.archive import Member
+
 SPLITS = ("train", "test")
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 HIDDEN = (".", "__MACOSX")
@@ -59,7 +61,7 @@ def members(path: Path, plain: bool = False) -> Iterator[tuple[Place, str, bytes
                     _check_size(name, info.file_size)
                     yield place, os.path.normpath(name), archive.read(info)
     else:
-        with tarfile.open(path) as tar:
+        with tarfile.open(path, tarinfo=Member) as tar:
             yield from _of_tar(tar, placed)
 
 

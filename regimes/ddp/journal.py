@@ -12,7 +12,7 @@ import math
 import sys
 import warnings
 from collections.abc import Mapping
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,7 @@ class Journal:
         """Add values of the unit under way, or of the one just ended."""
         for name, value in values.items():
             known = isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1)
+            known &= not (isinstance(value, Integral) and abs(int(value)) >= 2**1023)  # no float
             require(known, f"log: {name}", value, "a number")
             number = value.detach() if isinstance(value, Tensor) else float(value)
             self.sums[name] = self.sums.get(name, 0.0) + number

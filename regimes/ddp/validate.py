@@ -108,13 +108,15 @@ def trainable(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
     compiled or not. A tensor shared by several modules appears once.
 
     Raises:
-        ConfigError: some that no compressor can handle.
+        ConfigError: none at all, or some that no compressor can handle.
     """
     found = {
         name: p
         for name, p in model.module.named_parameters()
         if p.requires_grad and name not in model.parameters_to_ignore
     }
+    if not found:
+        raise ConfigError("the model has no parameter to train: DDP has nothing to reduce")
     suited(found)
     for name, module in model.module.named_modules():
         if getattr(module, "sparse", False) is True:

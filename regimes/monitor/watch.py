@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regimes.console.stdout import console as new_console
+from regimes.console.stdout import spelt
 from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.monitor.text import (
@@ -102,22 +103,22 @@ def state(folder: Path, header: Row, rows: Sequence[Row]) -> tuple[str, str]:
     if complete(header, rows):
         return "finished", ""
     if last["event"] == "stopped":
-        return "stopped", last.get("why", "")
+        return "stopped", spelt(last.get("why", ""))
     if in_use(folder):
         return ("running", "") if rows else ("starting", "")
     how = "" if header.get("written_by") == "hook" else "; continue with --resume"
-    return "broken off", f"no process writes to {folder}{how}"
+    return "broken off", f"no process writes to {spelt(str(folder))}{how}"
 
 
 def in_use(folder: Path) -> bool:
     """Does a process hold the record's lock? Asked for the blink of an eye, and shared."""
+    if not (folder / ".lock").is_file():  # nobody holds what is none; a pipe would be waited for
+        return False
     try:
         import fcntl
 
         with (folder / ".lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return False
-    except FileNotFoundError:
         return False
     except ImportError:  # Windows: written to within the last minutes?
         return time.time() - (folder / "events.jsonl").stat().st_mtime < 600
@@ -174,7 +175,7 @@ def _one(folder: Path) -> tuple[RenderableType, bool]:
     if rows:
         parts.append(epoch_table(header, rows, seconds))
     if rows and (others := logged_text(rows[-1])):
-        parts.append(Text(f"logged: {others}"))
+        parts.append(Text(spelt(f"logged: {others}")))
     if each and (waiting := straggler(each[-1])):
         parts.append(Text(waiting, "yellow"))
     if what == "finished":
@@ -203,7 +204,7 @@ def _many(folder: Path, height: int | None, called: str = "") -> tuple[Renderabl
     said = ", ".join(f"{n} {what}" for what, n in count.items())
     more = f" ({len(done)} finished ones not shown)" if done else ""
     total = Text(f"{len(lines)} runs: {said}{more}")
-    return Group(Text(called or str(folder), style="bold"), table, total), any(
+    return Group(Text(spelt(called or str(folder)), style="bold"), table, total), any(
         w in BUSY for w in count
     )
 
@@ -218,7 +219,7 @@ def _line(path: Path, folder: Path) -> tuple[str, list[RenderableType], str]:
         header, rows = _run(path)
         what, more = state(path, header, rows)
     except RecordError as error:
-        return "damaged", [name, *[""] * 5, Text(str(error), style="bold red")], ""
+        return "damaged", [name, *[""] * 5, Text(spelt(str(error)), style="bold red")], ""
     wanted, text = units(header), cells(header, rows, None) if rows else {}
     known = [row["metric"] for row in rows if row["metric"] is not None]
     name_of_metric, metric = metric_text(header, known[-1] if known else None)

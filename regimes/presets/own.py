@@ -16,17 +16,19 @@ A schedule changes the keys that it names; "none" unsets one.
 
 from __future__ import annotations
 
-import tomllib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from regimes.config import RunConfig, from_dict, overlaid, override
-from regimes.errors import ConfigError, is_whole, nearest, unexpected
+from regimes.config.toml import read_tables
+from regimes.errors import ConfigError, is_whole, nearest, require, unexpected
 from regimes.presets.registry import Grid
 
 KEYS = ("base", "seeds", "set", "schedules")
+NAME = re.compile(r"[^/\\\x00-\x1f\x7f-\x9f]{1,100}")  # of a folder, wherever it is unpacked
 
 
 def is_file(name: str) -> bool:
@@ -46,6 +48,8 @@ def read_grid(path: str, preset: Callable[[str], RunConfig]) -> Grid:
     table = _table(path)
     base, cells = _base(path, table, preset), {}
     for name, changes in table["schedules"].items():
+        good = NAME.fullmatch(name) and name not in (".", "..")
+        require(bool(good), f"{path}: schedules", name, "a name for a folder among the records")
         if not isinstance(changes, Mapping):
             raise unexpected(f"{path}: schedules.{name}", changes, "a table of keys and values")
         try:
@@ -69,7 +73,7 @@ def read_seeds(path: str) -> list[int] | None:
 
 def _table(path: str) -> dict[str, Any]:
     try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        table = read_tables(path)
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read the grid {path}: {error}") from None
     if not isinstance(table.get("schedules"), Mapping) or not table["schedules"]:

@@ -11,10 +11,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from regimes.errors import RecordError
-from regimes.records.files import write_atomically
+from regimes.records.files import check_output, check_regular, write_atomically
+from regimes.records.lines import content
 from regimes.records.reader import Record, find, load
 
-LARGEST_ARCHIVE = 2**33  # bytes, unpacked
+LARGEST_ARCHIVE, LARGEST_ABOUT = 2**33, 2**20  # bytes, unpacked
+ABOUT = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME,
+         tarfile.GNUTYPE_LONGLINK)  # fmt: skip
+
+
+class Member(tarfile.TarInfo):
+    """One of an archive. What stands before it about it (a long name, a comment) is read whole."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Member:
+        found = super().frombuf(buf, encoding, errors)
+        if found.type in ABOUT and found.size > LARGEST_ABOUT:
+            raise tarfile.TarError(f"it has {found.size} bytes about a member")
+        return found
 
 
 @contextlib.contextmanager
@@ -26,7 +40,7 @@ def opened(place: str | Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="regimes-") as scratch:
         try:
-            with tarfile.open(place) as archive:
+            with tarfile.open(place, tarinfo=Member) as archive:
                 archive.extractall(scratch, filter=_Sparing(place))
         except (OSError, tarfile.TarError, EOFError, lzma.LZMAError) as error:
             why = str(error).partition("\n")[0].rstrip(":")
@@ -56,22 +70,32 @@ def load_all(folder: str | Path) -> list[Record]:
     return runs
 
 
+def _own_content(path: Path) -> bytes:
+    """A file of a record; behind a link out of a stranger's could be any file of the user's."""
+    try:
+        check_regular(path)
+    except OSError as error:
+        raise RecordError(f"cannot pack {path}: {error.strerror}") from None
+    return content(path)
+
+
 def pack(folder: str | Path, archive: str | Path) -> int:
     """Write the records under a folder, without checkpoints, to a ``.tar.xz``; returns how many.
 
     The same records give the same bytes.
     """
     folder, runs = Path(folder), find(folder)
+    check_output(Path(archive))
     if not runs:
         raise RecordError(f"no run in or under {folder}")
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:xz") as tar:
         for run in runs:
             for path in sorted([run / "run.json", *run.glob("*.jsonl")]):
-                content = path.read_bytes()
+                text = _own_content(path)
                 member = tarfile.TarInfo(path.relative_to(folder).as_posix())
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
+                member.size = len(text)
+                tar.addfile(member, io.BytesIO(text))
     try:
         write_atomically(Path(archive), buffer.getvalue())
     except OSError as error:

@@ -52,6 +52,31 @@ def opened_to_append(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, flags, 0o666), "ab")
 
 
+def opened_to_read(path: Path) -> BinaryIO:
+    """A regular file, perhaps by a link; a pipe would be waited for, and a device has no end.
+
+    Raises:
+        OSError: it is none, or cannot be read.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    file = os.fdopen(os.open(path, flags), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return file
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder where there is none; what is written to it stays in its parent.
+
+    Raises:
+        OSError: it is a symbolic link or a file, or cannot be made.
+    """
+    path.mkdir(exist_ok=True)
+    if path.is_symlink():
+        raise OSError(errno.ENOTDIR, f"{path} is a symbolic link, expected a folder or none")
+
+
 def append(path: Path, content: bytes) -> None:
     """At the end of a file, synced; what was there is intact if it fails.
 
@@ -106,8 +131,16 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise
 
 
+def check_output(path: Path) -> None:
+    """Raise RecordError if a file that a user asked for would replace one of a record."""
+    part = path.name == "run.json" or path.suffix == ".jsonl"
+    if part and (path.parent / "run.json").is_file():
+        raise RecordError(f"cannot write {path}: it is a file of the record in {path.parent}")
+
+
 def write_output(path: Path, content: str | bytes) -> None:
     """A file that a user asked for: as ``write_atomically``, with its folder made where missing."""
+    check_output(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content.encode() if isinstance(content, str) else content)

@@ -11,6 +11,7 @@ from typing import Any
 
 DEPTH = 16  # tables in tables that are free
 BIG, LARGEST = 2**63, sys.float_info.max
+MOST = 1e100  # of what is counted or lasts: sums and squares of it stay finite
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 NUMBERS_OR_NULL = {int, float, type(None)}
 
@@ -81,7 +82,7 @@ def _whys(values: Any) -> bool:
 COUNT, STEPS = whole(0, BIG, "from 0 up"), whole(1, BIG, "from 1 up")
 WHOLE = whole(-BIG, BIG, "of at most 63 bits")
 NUMBER = Kind("a finite number", lambda x: type(x) in (int, float) and -LARGEST <= x <= LARGEST)
-AMOUNT = Kind("a number from 0 up", lambda x: type(x) in (int, float) and 0 <= x <= LARGEST)
+AMOUNT = Kind(f"a number from 0 to {MOST}", lambda x: type(x) in (int, float) and 0 <= x <= MOST)
 TEXT = Kind("a text", lambda x: type(x) is str)
 NAME = Kind(
     "a text of 1 to 1000 letters without control characters",
@@ -92,8 +93,10 @@ LEVEL = Kind("a number or a text", lambda x: type(x) is str or NUMBER.fits(x))
 FREE = Kind(f"at most {DEPTH} tables deep", _shallow)
 NUMBERS = Kind("a list of finite numbers or null", _numbers)
 AMOUNTS = Kind(
-    "a list of numbers from 0 up",
-    lambda x: _numbers(x) and None not in x and min(x, default=0) >= 0,
+    f"a list of numbers from 0 to {MOST}",
+    lambda x: (
+        _numbers(x) and None not in x and min(x, default=0) >= 0 and max(x, default=0) <= MOST
+    ),
 )
 TEXTS = Kind("a list of texts", lambda x: type(x) is list and set(map(type, x)) <= {str})
 WHYS = Kind("a list of tables or null", _whys)

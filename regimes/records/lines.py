@@ -3,15 +3,14 @@ commands read them here. No torch."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import stat
 from pathlib import Path
 from typing import Any
 
 from regimes.config import RunConfig, today
 from regimes.errors import RecordError
+from regimes.records.files import opened_to_read
 from regimes.records.kinds import fault
 from regimes.records.schema import ROWS, SCHEMA, header_fault, misfit
 
@@ -28,21 +27,15 @@ def content(path: Path) -> bytes:
             device), or is larger than any record's.
     """
     try:
-        with contextlib.closing(_opened(path)) as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise RecordError(f"cannot read {path}: it is no regular file")
-            if status.st_size > LARGEST_FILE:
-                raise RecordError(f"{path} is too large: {status.st_size} bytes")
+        with opened_to_read(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > LARGEST_FILE:
+                raise RecordError(f"{path} is too large: {size} bytes")
             return file.read()
     except FileNotFoundError:
         return b""
     except OSError as error:
         raise RecordError(f"cannot read {path}: {error.strerror}") from None
-
-
-def _opened(path: Path) -> Any:
-    return os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")
 
 
 def whole_lines(path: Path) -> list[bytes]:

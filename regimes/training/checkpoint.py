@@ -25,6 +25,7 @@ import torch
 from regimes.collectives.world import World
 from regimes.errors import RecordError
 from regimes.records import write_atomically
+from regimes.records.files import make_folder, opened_to_read
 
 log = logging.getLogger(__name__)
 KEEP = 2
@@ -66,10 +67,12 @@ def _write(partial: Path, name: str, state: dict[str, Any]) -> list[str | None]:
     torch.save(state, buffer)
     content = buffer.getvalue()
     try:
-        partial.mkdir(parents=True, exist_ok=True)
+        partial.parent.parent.mkdir(parents=True, exist_ok=True)
+        for part in (partial.parent, partial):
+            make_folder(part)
         write_atomically(partial / name, content)
     except OSError as error:
-        return [name, "", error.strerror]
+        return [name, "", error.strerror or str(error)]
     return [name, hashlib.sha256(content).hexdigest(), None]
 
 
@@ -85,9 +88,10 @@ def _publish(partial: Path, final: Path, epochs: int, files: dict[str, str]) -> 
             shutil.rmtree(final)
         os.replace(partial, final)
         for old in _all(final.parent)[:-KEEP]:
-            shutil.rmtree(old)
+            if not old.is_symlink():
+                shutil.rmtree(old)
     except OSError as error:
-        return error.strerror
+        return error.strerror or str(error)
     return None
 
 
@@ -121,15 +125,20 @@ def load(folder: Path) -> tuple[int, list[dict[str, Any]]] | None:
     return None
 
 
+def _content(path: Path) -> bytes:
+    with opened_to_read(path) as file:
+        return file.read()
+
+
 def _read(path: Path) -> tuple[int, list[dict[str, Any]]]:
-    manifest = json.loads((path / "manifest.json").read_bytes())
+    manifest = json.loads(_content(path / "manifest.json"))
     if not isinstance(manifest, dict) or manifest.get("epochs") != _epochs(path):
         raise ValueError(f"its manifest is not that of {_epochs(path)} epochs")
     states: list[dict[str, Any]] = []
     for name, digest in manifest["files"].items():
         if not PART.fullmatch(name):
             raise ValueError(f"{name} is no file of a checkpoint")
-        content = (path / name).read_bytes()
+        content = _content(path / name)
         if hashlib.sha256(content).hexdigest() != digest:
             raise ValueError(f"{name} does not match its checksum")
         states.append(torch.load(io.BytesIO(content), weights_only=True, map_location="cpu"))

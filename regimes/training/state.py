@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regimes.compression.reducer import costs_per_step
 from regimes.config import to_dict
-from regimes.errors import RecordError
+from regimes.errors import RecordError, RegimesError
 from regimes.records import Writer, check_same, provenance, read_header, read_lines
 from regimes.training import checkpoint
 from regimes.training.build import Run
@@ -30,7 +30,7 @@ def open_record(run: Run, out: Path, resume: bool) -> Writer | None:
         if len(run.rows) < done:
             raise RecordError(f"{out} lacks epochs that its checkpoint has: was it edited?")
         if found:
-            _restore(run, found[1])
+            _take_over(run, out, found[1])
     run.header = _header(run)
     run.world.barrier()
     failure = writer = None
@@ -86,6 +86,21 @@ def save(run: Run, out: Path) -> None:
     if run.local is not None:
         shared["local"], own["local"] = run.local.state_dict()
     checkpoint.save(out, len(run.rows), shared, own, run.world)
+
+
+def _take_over(run: Run, out: Path, files: list[dict[str, Any]]) -> None:
+    """Raises RecordError where a checkpoint does not fit: a stranger's, or the model of one's own
+    has changed since."""
+    try:
+        _restore(run, files)
+    except RegimesError:
+        raise
+    except Exception as error:  # what other states make torch and plug-ins raise has no end
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise RecordError(
+            f"the checkpoint of {out} does not fit its configuration ({why:.200}): has the model, "
+            "or another part of one's own, changed since? Train anew in another folder"
+        ) from error
 
 
 def _restore(run: Run, files: list[dict[str, Any]]) -> None:

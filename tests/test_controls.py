@@ -160,6 +160,7 @@ def test_a_shorter_training_keeps_its_order(name: str, share: float) -> None:
     assert shortened(config, 1.0) == config
 
 
+@pytest.mark.slow
 def test_packed_records_are_a_start(tmp_path: Path) -> None:
     """Of the whole committed study; a folder of other runs is left out, the others go on."""
     archives, out = tmp_path / "archives", tmp_path / "runs"

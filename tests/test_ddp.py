@@ -125,7 +125,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     [
         (),
         pytest.param(("compressor=topk", "levels.low=50", "levels.high=2"), marks=pytest.mark.slow),
-        ("start_compressing_after=5",),
+        pytest.param(("start_compressing_after=5",), marks=pytest.mark.slow),
     ],
     ids=["powersgd", "topk", "dense start"],
 )

@@ -48,6 +48,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return out, group.run(jobs.stock, 4, words(out), None)[0]
 
 
+@pytest.mark.slow
 def test_the_ranks_change_and_it_learns(undisturbed: tuple[Path, str]) -> None:
     out, printed = undisturbed
     saved = torch.load(out / f"{EPOCHS:03d}/process-3.pt", weights_only=True)

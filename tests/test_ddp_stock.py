@@ -76,7 +76,9 @@ def test_the_hook_is_three_lines(name: str) -> None:
     assert not re.search("regimes|hook", ast.unparse(ast.Module(body, [])))
 
 
-@pytest.mark.parametrize("name", stock.WHAT)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "words")) for n in stock.WHAT]
+)
 def test_its_record_is_what_the_script_prints(name: str, tmp_path: Path) -> None:
     """And without compression it trains as plain DDP does: with two processes to the last bit,
     because half of a sum is rounded like the sum of halves."""

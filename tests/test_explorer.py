@@ -152,6 +152,7 @@ def test_the_network_changes_seconds_alone() -> None:
     assert (after["seconds"] > before["seconds"]).all()
 
 
+@pytest.mark.slow
 def test_knobs_follow_the_run_and_the_detector() -> None:
     view = Explorer(study("smoke-signals"), schedule="accordion")
     assert view.knobs["seed"].value == min(view.knobs["seed"].options)

@@ -157,6 +157,7 @@ def config(*settings: str) -> RunConfig:
     return override(base, list(settings))
 
 
+@pytest.mark.slow
 def test_instruments_measure_it_and_leave_no_trace(tmp_path: Path) -> None:
     tables = ["curvature={images=8,batch=4,probes=2,max_products=20}", "noise={}", "error={}",
               "overlap={batches=[3],count=2}", "moments={}"]  # fmt: skip

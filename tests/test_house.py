@@ -152,6 +152,7 @@ def test_unwritable_folder(command: Command, tmp_path: Path) -> None:
     assert done.stderr == "error: cannot write to file/run: Not a directory\n"
 
 
+@pytest.mark.slow
 def test_torchrun(tmp_path: Path) -> None:
     torchrun = Path(sys.executable).with_name("torchrun")
     words = [torchrun, "--standalone", "--nproc-per-node", "2", "-m", "regimes", "run", "smoke",

@@ -143,9 +143,9 @@ def test_bad_instruments(table: dict, sentence: str, tmp_path: Path) -> None:
     [
         {"name": "eigenvalue-change", "interval": 1},
         {"name": "change", "statistic": "eigenvalue:batch", "per_layer": False, "interval": 1},
-        {"name": "fisher-change", "interval": 1},
+        pytest.param({"name": "fisher-change", "interval": 1}, marks=pytest.mark.slow),
         {"name": "trace-cusum", "warmup": 2},
-        {"name": "msdr-fall"},
+        pytest.param({"name": "msdr-fall"}, marks=pytest.mark.slow),
     ],
 )
 def test_a_policy_has_what_it_needs_measured(detector: dict, tmp_path: Path) -> None:

@@ -255,6 +255,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_networks_numbers_are_means_over_seeds(runs: Path) -> None:
     records = load_all(runs)
     numbers = network(records)

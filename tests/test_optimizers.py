@@ -154,7 +154,10 @@ def test_processes_equal_simulation(settings: tuple[str, ...], tmp_path: Path) -
         torch.testing.assert_close(tensor, two[name], rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("settings", [ADAMW, MUON, CUSTOM], ids=["adamw", "muon", "custom"])
+@pytest.mark.parametrize(
+    "settings", [ADAMW, MUON, pytest.param(CUSTOM, marks=pytest.mark.slow)],
+    ids=["adamw", "muon", "custom"],
+)  # fmt: skip
 def test_resumed_equals_uninterrupted(
     settings: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,7 +98,9 @@ def per_step(network: str, classes: int, name: str, level: Level) -> float:
     return traffic_table(compressor({"name": name}), layer_table(model), level, workers=4)[0]
 
 
-@pytest.mark.parametrize("network", ["resnet18-cifar10", "vgg19bn-cifar10"])
+@pytest.mark.parametrize(
+    "network", ["resnet18-cifar10", pytest.param("vgg19bn-cifar10", marks=pytest.mark.slow)]
+)
 def test_the_meter_over_real_steps_equals_the_formula(network: str) -> None:
     torch.manual_seed(0)
     model = models.build(network, classes=10, channels=3, image_size=32)

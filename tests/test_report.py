@@ -151,6 +151,7 @@ def test_the_prediction_is_that_of_regimes_cost(small: Page) -> None:
     assert "4 workers, 100 Mbit/s, 50 µs" in small.text
 
 
+@pytest.mark.slow
 def test_a_schedule_of_other_steps_is_left_out_of_the_prediction_and_named() -> None:
     page = Page(report.page(REFERENCE / "small-batch.tar.xz", LINK))
     assert "small-batch (schedule)" in page.rows(2)
@@ -193,6 +194,7 @@ def test_the_same_records_give_the_same_bytes(folder: Path) -> None:
     assert report.page(run, LINK) == report.page(run, LINK)
 
 
+@pytest.mark.slow
 def test_an_archive_shows_what_its_folder_shows(folder: Path, tmp_path: Path) -> None:
     """But for the command that reads folders alone."""
     pack(folder, tmp_path / "mine.tar.xz")
@@ -200,6 +202,7 @@ def test_an_archive_shows_what_its_folder_shows(folder: Path, tmp_path: Path) ->
     assert report.page(tmp_path / "mine.tar.xz", LINK).replace("mine.tar.xz", "mine") == ours
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -238,6 +241,7 @@ def test_hostile_names_are_text(folder: Path) -> None:
     assert f"Levels of {HOSTILE}." in page.text
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1))
 def test_any_name_is_text(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:

@@ -291,7 +291,9 @@ def test_resumed_equals_uninterrupted(
     same_bits(tmp_path / "whole", tmp_path / "broken")
 
 
-@pytest.mark.parametrize(("model", "lr"), [("lstm", 2.0), ("transformer", 0.2)])
+@pytest.mark.parametrize(
+    ("model", "lr"), [("lstm", 2.0), pytest.param("transformer", 0.2, marks=pytest.mark.slow)]
+)
 def test_a_text_that_repeats_is_learnt(model: str, lr: float, tmp_path: Path) -> None:
     """Nine words round and round: from frequencies alone a perplexity of 3.69, from the last word
     2.08, from all of them 1."""
@@ -349,7 +351,7 @@ def test_samples_are_disjoint_windows_of_the_text(text: Path) -> None:
     assert not torch.equal(task.samples(batches, 0, 2, 2, 3)[0][0], drawn[0][0])
 
 
-@pytest.mark.parametrize("model", ["lstm", "transformer"])
+@pytest.mark.parametrize("model", ["lstm", pytest.param("transformer", marks=pytest.mark.slow)])
 def test_instruments_measure_a_text(model: str, text: Path, tmp_path: Path) -> None:
     c = config(text, f"model.name={model}", "model.dropout=0.2", "dtype=float32", *TOPK, epochs=1)
     tables = {"curvature": {"images": 8, "batch": 4, "probes": 2}, "noise": {},

@@ -40,7 +40,9 @@ def test_units_cover_each_step_once(per_epoch: int, size: int | None, total: int
     assert len(units) == math.ceil(total / (size or per_epoch))
 
 
-@pytest.mark.parametrize("size", [1, 2, 5, 100])
+@pytest.mark.parametrize(
+    "size", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 5, 100))]
+)
 def test_the_unit_does_not_change_the_training(size: int, tmp_path: Path) -> None:
     """A static level, a rate per step: the weights are those of whole epochs, bit for bit."""
     rate = ("optimizer.per=step", "optimizer.schedule=cosine")

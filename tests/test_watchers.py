@@ -169,6 +169,7 @@ def test_commands_that_only_print_end_quietly(start: str, unbuffered: str, tmp_p
     assert done.stderr == "error: cannot write to standard output: No space left on device\n"
 
 
+@pytest.mark.slow
 def test_an_ablation_goes_on_without_its_output(tmp_path: Path) -> None:
     words = " ".join([*WORDS, "--seeds", "2", "--schedules", "low", "--out", "runs"])
     done = shell(f"(REGIMES ablate smoke {words}; echo $? >code) | true", tmp_path)

@@ -146,6 +146,7 @@ def test_it_lists_figures_and_presets(command) -> None:
     assert "paper-vgg19bn-cifar10" in command("presets").stdout
 
 
+@pytest.mark.slow
 def test_it_draws_figure_2(command, tmp_path: Path) -> None:
     done = command("figure", "2", DRAWN["2"], "--out", "drawn")
     assert done.returncode == 0, done.stderr

@@ -155,7 +155,9 @@ def doctor(records: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()) -> N
     from regimes.collectives.launcher import launched
 
     if launched().count > 1:
-        from regimes.monitor.group import report
-    else:
-        from regimes.monitor.doctor import report
-    sys.exit(0 if report() else 1)
+        from regimes.monitor import group
+
+        sys.exit(0 if group.report() else 1)
+    from regimes.monitor import doctor as machine
+
+    sys.exit(0 if machine.report() else 1)

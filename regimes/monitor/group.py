@@ -75,7 +75,7 @@ def _links(world: World, device: torch.device) -> dict[str, float]:
     found = {}
     for name, count in (("one", 1), ("many", FLOATS)):
         numbers = torch.ones(1, count, device=device)
-        found[name] = _median(lambda numbers=numbers: world.mean([numbers]), device)  # type: ignore[misc]
+        found[name] = _median(lambda numbers=numbers: world.mean([numbers]), device)
     return found
 
 

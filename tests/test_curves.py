@@ -297,6 +297,7 @@ def test_of_two_seeds_no_interval_is_drawn_or_told(runs: list[Record]) -> None:
     assert "fewer than three seeds, so no interval" in fig.get_supxlabel().replace("\n", " ")
 
 
+@pytest.mark.slow
 def test_a_figure_from_its_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = figures.main("6", (REFERENCE,), tmp_path / "a")
     assert {path.name for path in paths} == {

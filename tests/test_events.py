@@ -83,6 +83,7 @@ def test_the_event_is_held_against_controls_and_policies_against_it() -> None:
     assert not {*events.LADDER} & tournament_figure.CONTROLS
 
 
+@pytest.mark.slow
 def test_the_figure_of_an_event(tmp_path: Path) -> None:
     grid = get_grid("shift-smoke")
     for name in ("dense", "rank 1", "event 6", "event 12", "accordion 1"):

@@ -95,7 +95,16 @@ def test_a_run_has_the_numbers_of_the_cpu(settings: list[str], tmp_path: Path) -
     same_bits(tmp_path / "cpu", tmp_path / "gpu")
 
 
-@pytest.mark.parametrize(("close", "settings"), APART.values(), ids=APART)
+@pytest.mark.parametrize(
+    ("close", "settings"),
+    [
+        pytest.param(
+            *case, marks=[pytest.mark.slow] * name.startswith(("transformer", "powersgd by"))
+        )
+        for name, case in APART.items()
+    ],
+    ids=APART,
+)
 def test_a_run_with_another_path_comes_close(
     close: float, settings: list[str], tmp_path: Path
 ) -> None:

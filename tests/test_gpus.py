@@ -171,6 +171,7 @@ def seen(folder: Path, config: RunConfig) -> str:
     return f"{os.environ['CUDA_VISIBLE_DEVICES']} {torch.cuda.is_initialized()}"
 
 
+@pytest.mark.slow
 def test_runs_beside_each_other_share_out_the_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

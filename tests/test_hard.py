@@ -133,6 +133,7 @@ def test_one_of_four_processes_killed_and_the_run_resumed(
     assert [row["epoch"] for row in seen] == list(range(len(seen)))
 
 
+@pytest.mark.slow
 def test_the_launcher_killed_leaves_no_orphans(tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = start(config("epochs=500"), out, "--processes", "2")

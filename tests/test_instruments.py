@@ -142,7 +142,10 @@ def test_bad_instruments(table: dict, sentence: str, tmp_path: Path) -> None:
     "detector",
     [
         {"name": "eigenvalue-change", "interval": 1},
-        {"name": "change", "statistic": "eigenvalue:batch", "per_layer": False, "interval": 1},
+        pytest.param(
+            {"name": "change", "statistic": "eigenvalue:batch", "per_layer": False, "interval": 1},
+            marks=pytest.mark.slow,
+        ),
         pytest.param({"name": "fisher-change", "interval": 1}, marks=pytest.mark.slow),
         {"name": "trace-cusum", "warmup": 2},
         pytest.param({"name": "msdr-fall"}, marks=pytest.mark.slow),

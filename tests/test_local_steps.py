@@ -119,7 +119,10 @@ def close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], by:
         torch.testing.assert_close(found[name], tensor.detach(), rtol=by, atol=by)
 
 
-@pytest.mark.parametrize("outer", [(), DILOCO, ("outer.lr=0.5",)], ids=["mean", "diloco", "half"])
+@pytest.mark.parametrize("outer", [
+    pytest.param((), marks=pytest.mark.slow), DILOCO,
+    pytest.param(("outer.lr=0.5",), marks=pytest.mark.slow),
+], ids=["mean", "diloco", "half"])  # fmt: skip
 @pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
 def test_it_is_the_naive_loop(
     optimizer: tuple[str, ...], outer: tuple[str, ...], tmp_path: Path
@@ -223,8 +226,7 @@ KINDS = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["topk", "to and fro"])
+@pytest.mark.parametrize("kind", [pytest.param("topk", marks=pytest.mark.slow), "to and fro"])
 def test_processes_equal_simulation(kind: str, tmp_path: Path) -> None:
     c = text("unit_steps=3", *KINDS[kind])
     regimes.run(c, tmp_path / "one")
@@ -239,7 +241,9 @@ def test_batchnorm_is_the_same_among_processes(tmp_path: Path) -> None:
     same_run(tmp_path / "one", tmp_path / "two")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [
+    pytest.param(kind, marks=[pytest.mark.slow] * (kind in ("dense", "powersgd"))) for kind in KINDS
+])  # fmt: skip
 def test_resumed_within_a_round(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip

@@ -102,7 +102,11 @@ def test_a_device_stays_a_device(tmp_path: Path) -> None:
     assert stat.S_ISCHR(place.lstat().st_mode)
 
 
-@pytest.mark.parametrize("words", [["report", "--out"], ["cost", "--csv"]], ids=lambda x: x[0])
+@pytest.mark.parametrize(
+    "words",
+    [pytest.param(["report", "--out"], marks=pytest.mark.slow), ["cost", "--csv"]],
+    ids=lambda x: x[0],
+)
 def test_commands_say_so_in_one_sentence(words: list[str], tmp_path: Path) -> None:
     place = tmp_path / "full"
     place.symlink_to("/dev/full")

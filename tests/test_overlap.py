@@ -297,6 +297,7 @@ def test_a_gradient_that_is_not_finite() -> None:
 # -- Figure 4a -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_figure_pools_over_seeds_and_says_where_90_percent_is(tmp_path: Path) -> None:
     c = replace(config("epochs=2", "instruments={overlap={batches=[32, 60]}}"), name="dense")
     for seed in (1, 2, 3):

@@ -111,7 +111,7 @@ def script(how: str, folder: Path) -> list[tuple[int, str]]:
         pytest.param("kept to the end", 1, marks=SLOW),
         pytest.param("destroyed by nobody", 1, marks=SLOW),
         pytest.param("an error", 1, marks=SLOW),
-        ("a lost process", 1),
+        pytest.param("a lost process", 1, marks=SLOW),
     ],
 )
 def test_the_hook_leaves_no_thread(how: str, groups: int, tmp_path: Path) -> None:
@@ -123,6 +123,7 @@ def test_the_hook_leaves_no_thread(how: str, groups: int, tmp_path: Path) -> Non
     assert results[0][0] == bool(ended)
 
 
+@pytest.mark.slow
 def test_a_hook_says_that_its_group_has_ended(tmp_path: Path) -> None:
     for code, text in script("used after its end", tmp_path / "end"):
         assert code == 1

@@ -14,17 +14,18 @@ import socket
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from regimes.collectives.launcher import launched
-from regimes.collectives.processes import connect, pick_device
-from regimes.collectives.world import World
 from regimes.console.stdout import console
 from regimes.console.tables import Table
 from regimes.console.units import human
 from regimes.records import provenance
+
+if TYPE_CHECKING:
+    import torch
+
+    from regimes.collectives.world import World
 
 ALIKE = ("code", "python", "torch", "cuda", "nccl")
 DECIDE = ("code", "torch")  # a run refuses another code; another torch has other numbers
@@ -40,6 +41,8 @@ def report(patience: float = 60.0) -> bool:
     Raises:
         TrainingError: they are not there in time, or one is lost meanwhile.
     """
+    from regimes.collectives.processes import connect, pick_device
+
     us, device = launched(), pick_device("auto")
     world = connect(us.count, device, patience)
     try:
@@ -55,6 +58,8 @@ def report(patience: float = 60.0) -> bool:
 
 def _mine(device: torch.device) -> dict[str, Any]:
     """What this process is, and how long a product takes it."""
+    import torch
+
     left = torch.randn(SIZE, SIZE, device=device)
     gpu = device.type == "cuda"
     return {
@@ -72,6 +77,8 @@ def _mine(device: torch.device) -> dict[str, Any]:
 
 def _links(world: World, device: torch.device) -> dict[str, float]:
     """Seconds of a mean over all processes, of one number and of many."""
+    import torch
+
     found = {}
     for name, count in (("one", 1), ("many", FLOATS)):
         numbers = torch.ones(1, count, device=device)
@@ -81,6 +88,8 @@ def _links(world: World, device: torch.device) -> dict[str, float]:
 
 def _median(action: Callable[[], Any], device: torch.device) -> float:
     """Seconds, without the first time."""
+    import torch
+
     taken = []
     for _ in range(TIMES + 1):
         start = time.perf_counter()

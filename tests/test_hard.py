@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from regimes.errors import ConfigError, RecordError
 from regimes.launch import sweep
 from regimes.launch.processes import spawn
 from regimes.records import read_lines
-from regimes.training import checkpoint, termination
+from regimes.training import checkpoint, loop, state, termination
 
 ONE = {**os.environ, "OMP_NUM_THREADS": "1"}
 BUCKETS = "bucket_mb=0.02"  # several: gradients leave during backward
@@ -262,6 +263,21 @@ def test_an_ablation_that_is_asked_to_end_says_how_to_go_on(
         sweep.ablate([(tmp_path / "run", config())], 1, lambda folder, error: None)
     assert signal.getsignal(signal.SIGTERM) is before
     assert termination.Terminated.exit_code == 143
+
+
+def test_a_signal_in_the_last_epoch_of_a_run_ends_the_ablation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(run: Any, out: Path) -> None:
+        state.save(run, out)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(loop, "save", save)
+    todo = [(tmp_path / name, config("epochs=1")) for name in ("first", "second")]
+    with pytest.raises(termination.Terminated, match="start the same command again to go on"):
+        sweep.ablate(todo, 1, lambda folder, error: None)
+    assert read_lines(tmp_path / "first/events.jsonl")[-1]["event"] == "end"
+    assert not (tmp_path / "second").exists()
 
 
 @pytest.mark.parametrize("within", [True, False])

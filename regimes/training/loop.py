@@ -60,6 +60,7 @@ def run(
     with recorded as writer, shutdown as grace, explained():
         while not complete(this.header, this.rows):
             _advance(this, writer, watchers, Path(out), grace)
+    shutdown.pass_on()
     return load(out)
 
 

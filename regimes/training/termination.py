@@ -101,6 +101,13 @@ class GracefulShutdown:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def pass_on(self) -> None:
+        """Hand a signal that came too late to end this run, in its last epoch, to the handler that
+        would have had it: what began the run may have others to begin."""
+        handler = self._before.get(signal.SIGTERM)
+        if self.asked and callable(handler):
+            handler(signal.SIGTERM, None)
+
     def _signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGTERM:
             if not self.asked:

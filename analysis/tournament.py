@@ -81,6 +81,29 @@ def table(each: pd.DataFrame, shown: Metric, networks: Sequence[str] = NETWORKS)
     return found
 
 
+def beside(each: pd.DataFrame, shared: pd.DataFrame, column: str) -> pd.DataFrame:
+    """What a rate of its own does for an arm: one row per arm of both, with the rates, n of common
+    seeds, both means, and the difference, own minus shared, with its 95 % t interval.
+
+    Raises:
+        RecordError: they have no arm with a seed in common, or the other one not one rate.
+    """
+    rates = {f"{rate:g}" for rate in shared["rate"]}
+    both = each.merge(shared, on=["name", "seed"], suffixes=("", "_shared"))
+    if both.empty or len(rates) > 1:
+        raise RecordError(f"expected the same arms and seeds, all at one rate: {len(both)} runs "
+                          f"are common, at {', '.join(sorted(rates))}")  # fmt: skip
+    rows = []
+    for name, runs in both.groupby("name", sort=False):
+        found = (runs[column] - runs[f"{column}_shared"]).to_list()
+        mean, low, high = interval(found)
+        rows.append({"arm": name, "n": len(runs), "rate": runs["rate"].iloc[0],
+                     "shared": runs["rate_shared"].iloc[0], column: runs[column].mean(),
+                     f"{column}_shared": runs[f"{column}_shared"].mean(),
+                     "difference": mean, "ci_low": low, "ci_high": high})  # fmt: skip
+    return pd.DataFrame(rows)
+
+
 def edges(trials: Path, rates: pd.Series) -> list[str]:
     """Arms whose rate is the smallest or largest that was tried: a wider list may have a better.
 
@@ -133,6 +156,20 @@ def differences_as_text(pairs: pd.DataFrame, shown: Metric) -> Table:
     return Table(heads, lines, texts=2)
 
 
+def beside_as_text(rows: pd.DataFrame, shown: Metric) -> Table:
+    """What `beside` found, rounded."""
+    digits = shown.digits
+    lines = [
+        (row["arm"], str(row["n"]), f"{row['rate']:g}", f"{row[shown.name]:.{digits}f}",
+         f"{row[f'{shown.name}_shared']:.{digits}f}",
+         f"{row['difference']:+.{digits}f} {_ends(row, digits, '+')}")
+        for row in rows.to_dict("records")
+    ]  # fmt: skip
+    heads = ("arm", "n", "own rate", shown.heading, f"at {rows['shared'].iloc[0]:g}",
+             f"own - shared, {shown.unit} [95 %]")  # fmt: skip
+    return Table(heads, lines)
+
+
 def _ends(row: dict[Any, Any], digits: int, sign: str) -> str:
     if math.isnan(row["ci_low"]):
         return "[all alike]" if row["n"] > 1 else ""
@@ -143,21 +180,28 @@ def _share(value: float) -> str:
     return "" if math.isnan(value) else f"{100 * value:.1f} %"
 
 
-def main(records: Path, trials: Path | None = None, out: Path | None = None) -> list[Path]:
+def main(
+    records: Path, trials: Path | None = None, shared: Path | None = None, out: Path | None = None
+) -> list[Path]:
     """Draw the fronts of the tournament under RECORDS and print its tables.
 
     Args:
         records: a folder of runs, or an archive of them.
         trials: tune.json of what chose the rates: says which lie at the edge of what was tried.
+        shared: the same arms and seeds, all at one rate: set beside these.
         out: folder for the figure; default figures/NAME.
     """
     files, runs = Files(records, out), load_all(records)
     each, shown = entries(runs), tested_by(runs[0])
     rows = table(each, shown)
     pairs = {"differences": comparisons(each, shown), "moments": moments(each, shown)}
+    others = beside(each, entries(load_all(shared)), shown.name) if shared else None
     console = stdout.console(highlight=False)
     texts = [arms_as_text(rows, shown)]
     texts += [differences_as_text(found, shown) for found in pairs.values() if len(found)]
+    if others is not None:
+        texts.append(beside_as_text(others, shown))
+        files.table("shared", others)
     for text in texts:
         console.print(text.drawn(), "")
     if trials and (far := edges(trials, rows.set_index("arm")["rate"])):

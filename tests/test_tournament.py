@@ -12,7 +12,14 @@ import pytest
 
 from analysis import tournament
 from analysis.equal_floats import at_same_floats, comparisons, moments
-from analysis.tournament import differences_as_text, edges, entries, table
+from analysis.tournament import (
+    beside,
+    beside_as_text,
+    differences_as_text,
+    edges,
+    entries,
+    table,
+)
 from analysis.tournament_figure import front
 from regimes.compression import compressor
 from regimes.compression.reducer import costs_per_step
@@ -170,6 +177,22 @@ def test_controls_are_compared_with_the_kinds_before_their_own() -> None:
     )
     assert rows.loc[("last 6", "first"), "difference"] == pytest.approx((-3 - 2.5 - 2) / 3)
     assert (rows["p_holm"] <= 3 * rows["p"]).all()
+
+
+def test_a_rate_of_its_own_is_set_beside_a_shared_one() -> None:
+    own = runs(rank_1=[(100, 95), (100, 96), (100, 97)], only=[(100, 1)])
+    shared = runs(rank_1=[(100, 85), (100, 90), (100, 80)]).assign(rate=0.4)
+    rows = beside(own, shared, "accuracy")
+    row = rows.iloc[0]
+    assert list(rows["arm"]) == ["rank 1"]
+    assert (row["rate"], row["shared"], row["n"]) == (0.1, 0.4, 3)
+    assert (row["accuracy"], row["accuracy_shared"]) == (96, 85)
+    assert row["difference"] == pytest.approx((10 + 6 + 17) / 3)
+    assert "+11.0 [" in beside_as_text(rows, ACCURACY).markdown()
+    with pytest.raises(RecordError, match="0 runs are common, at 0.4"):
+        beside(own, shared.assign(seed=9), "accuracy")
+    with pytest.raises(RecordError, match=r"at one rate: 3 runs are common, at 0\.1, 0\.4"):
+        beside(own, shared.assign(rate=[0.1, 0.4, 0.4]), "accuracy")
 
 
 def test_seeds_that_are_all_alike_have_no_interval() -> None:

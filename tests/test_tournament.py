@@ -189,7 +189,7 @@ def test_a_rate_of_its_own_is_set_beside_a_shared_one() -> None:
     assert (row["accuracy"], row["accuracy_shared"]) == (96, 85)
     assert row["difference"] == pytest.approx((10 + 6 + 17) / 3)
     assert "+11.0 [" in beside_as_text(rows, ACCURACY).markdown()
-    with pytest.raises(RecordError, match="0 runs are common, at 0.4"):
+    with pytest.raises(RecordError, match=r"0 runs are common, at 0\.4"):
         beside(own, shared.assign(seed=9), "accuracy")
     with pytest.raises(RecordError, match=r"at one rate: 3 runs are common, at 0\.1, 0\.4"):
         beside(own, shared.assign(rate=[0.1, 0.4, 0.4]), "accuracy")

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, stdev
 
+import pandas as pd
 import pytest
 
-from analysis import claims, collapse, pools, rivals
+from analysis import claims, collapse, pools, quadratic, rivals
 from analysis.effects import minus
 from analysis.verdicts import verdict
 from regimes.records import Record, load_all, share_of_low
@@ -252,6 +253,24 @@ def test_what_is_said_of_the_errors_on_a_text() -> None:
     assert (round(100 * summed["sign", "1"]), round(100 * summed["powersgd", "1"])) == (14, 4)
     both = (f"{100 * summed[key]:.1f}" for key in (("topk", "10"), ("powersgd", "4")))
     assert says(f"({' and '.join(both)} %)")
+
+
+@pytest.mark.slow
+def test_the_quadratic_is_computed_again() -> None:
+    every = pd.concat([quadratic.lines(), quadratic.points()], ignore_index=True)
+    table = quadratic.as_text(every.assign(of_dense=quadratic.of_dense(every))).markdown()
+    found = re.search(r"<!-- quadratic -->\n(.*?)<!-- end -->", page_of("findings.md"), re.DOTALL)
+    assert found
+    rows = [line.split("|") for line in table.splitlines()]
+    kept = [cells for cells in rows if cells[3].strip() != "dense"]
+    for ours, theirs in zip(kept, (line.split("|") for line in found[1].splitlines()), strict=True):
+        assert ours[:4] == theirs[:4]
+        for mine, other in zip(ours[4:], theirs[4:], strict=True):  # bits differ by processor
+            close = mine if not re.search(r"\d", mine) else pytest.approx(float(mine), 0.05, 0.02)
+            assert (other if isinstance(close, str) else float(other)) == close
+    trials = json.loads((REFERENCE / "smoke-tune.json").read_text())["trials"]
+    (high,) = (t for t in trials if t["schedule"] == "high" and t["values"] == "optimizer.lr=0.4")
+    assert says(f"rank 1 still reaches {100 * fmean(high['scores']):.1f} % at a rate of 0.4")
 
 
 # -- what to start with ----------------------------------------------------------------------

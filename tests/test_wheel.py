@@ -35,7 +35,7 @@ OTHERS = {  # the other commands; those of one run have it unpacked
     "detectors": ["unpacked/low"], "figure2": ["small"], "figure3": ["small-signals"],
     "figure4a": ["small-overlap"], "lasso": [],
     "levels": ["smoke-full"], "paper_times": [], "published": [],
-    "rivals": ["smoke-rivals"], "tournament": ["smoke-controls"],
+    "quadratic": [], "rivals": ["smoke-rivals"], "tournament": ["smoke-controls"],
     "signals": ["unpacked/low/seed-1000"], "tables": ["small"],
 }  # fmt: skip
 

@@ -30,7 +30,7 @@ mutants: .venv/dev.stamp  ## 300 single-line bugs, one at a time: which do the t
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.mutants
 
 FUZZ ?= 600
-fuzz: .venv/dev.stamp  ## strangers' configurations and records for 10 minutes (FUZZ=60: one), a fresh seed a round
+fuzz: .venv/dev.stamp  ## configurations, records, folders and calls of strangers for 10 minutes (FUZZ=60: one), a fresh seed a round
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py --seconds $(FUZZ)
 
 bench: .venv/bench.stamp  ## speed and curvature against their peers, one core, about 25 minutes

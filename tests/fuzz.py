@@ -1,4 +1,4 @@
-"""Strangers' configurations and records: whatever they hold, one sentence or none, no traceback.
+"""Strangers' configurations, records, folders and calls: one sentence or none, no traceback.
 
     python tests/fuzz.py --seconds 600          # `make fuzz`; prints its seed
     python tests/fuzz.py --seed 7               # the same examples again
@@ -18,22 +18,22 @@ import shutil
 import sys
 import tempfile
 import time
-import warnings
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import fuzz_hook
+import fuzz_images
 from hypothesis import HealthCheck, Phase, example, given, seed, settings
 from hypothesis import strategies as st
+from outcome import one_sentence, seen
 from rich.console import Console
 from test_records import make
 
 import regimes
 from regimes.config import RunConfig, override
-from regimes.errors import RegimesError
 from regimes.monitor.checkup import verdict
 from regimes.monitor.watch import watch
 from regimes.records import load
@@ -97,33 +97,13 @@ def setting(draw: Any) -> str:
     return f"{path}={draw(st.one_of(known, st.sampled_from(ODD)))}"
 
 
-def one_sentence(work: Callable[[], object]) -> str:
-    """How it ended. What is no RegimesError is a failure, and so is more than a sentence."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            work()
-    except RegimesError as error:
-        if not str(error).strip() or "Traceback" in str(error):
-            raise AssertionError(f"{error!r} is no sentence") from error
-        return "refused"
-    return "fine"
-
-
-seen: Counter[str] = Counter()
-
-
-@given(st.lists(setting(), min_size=1, max_size=2))
-@example(["optimizer.lr=1e200"])
-@example(["policy.name=regimes:PowerSGD"])
-@example(["optimizer.decay_epochs=[1]", "optimizer.decay_factor=1e-300"])
 def configurations(words: list[str]) -> None:
     """Checked and built, not trained."""
 
     def build() -> None:
         prepare(resolve(override(regimes.get_preset("smoke"), [*BASE, *words]))).close()
 
-    seen[f"configurations {one_sentence(build)}"] += 1
+    one_sentence("configurations", build)
 
 
 @st.composite
@@ -182,7 +162,6 @@ def _change(table: Any, place: float, what: Any, remove: bool) -> None:
             node[key] = what
 
 
-@given(st.lists(edit(), min_size=1, max_size=3))
 def records(changes: list[tuple[str, str, float, float, Any]]) -> None:
     """Read as the commands that only read do."""
     with tempfile.TemporaryDirectory() as place:
@@ -197,7 +176,7 @@ def records(changes: list[tuple[str, str, float, float, Any]]) -> None:
             lambda: verdict(folder),
             lambda: detect.bench([load(folder)], ["first-share:share=0.5"]),
         ):
-            seen[f"records {one_sentence(work)}"] += 1
+            one_sentence("records", work)
         assert before == {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
@@ -212,17 +191,34 @@ def _whole() -> Path:
     return Path(_made[0].name, "run")
 
 
-PROPERTIES = {"configurations": configurations, "records": records}
+PROPERTIES: dict[str, tuple[Callable[..., None], list[Any], list[Any]]] = {
+    # what is tried, with which arguments, and some that are always tried
+    "configurations": (configurations, [st.lists(setting(), min_size=1, max_size=2)], [
+        ["optimizer.lr=1e200"], ["policy.name=regimes:PowerSGD"],
+        ["optimizer.decay_epochs=[1]", "optimizer.decay_factor=1e-300"],
+    ]),
+    "records": (records, [st.lists(edit(), min_size=1, max_size=3)], []),
+    "folders": (fuzz_images.folders, [fuzz_images.tree()], []),
+    "hook": (fuzz_hook.hook, [fuzz_hook.arguments, fuzz_hook.calls], []),
+}  # fmt: skip
 
 
 def tried(name: str, examples: int, number: int) -> None:
     """So many examples of one property; the first that fails is raised, shrunk."""
+    work, strategies, always = PROPERTIES[name]
     few = settings(
         max_examples=examples, deadline=None, database=None, print_blob=True,
         suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate,
                                                          Phase.shrink],
     )  # fmt: skip
-    seed(number)(few(PROPERTIES[name]))()
+
+    def fresh(what: tuple[Any, ...]) -> None:  # one property cannot be given settings twice
+        work(*what)
+
+    checked: Any = given(st.tuples(*strategies))(fresh)
+    for what in always:
+        checked = example((what,))(checked)
+    seed(number)(few(checked))()
 
 
 def main() -> int:

@@ -225,20 +225,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, help="of one round, as a failure has named it")
+    parser.add_argument("--only", default="", help="properties whose name contains this")
     parser.add_argument("--examples", type=int, default=100, help="of a property in a round")
     chosen = parser.parse_args()
     end, failed, number = time.monotonic() + chosen.seconds, 0, chosen.seed
     while True:
         number = secrets.randbelow(10**9) if chosen.seed is None else chosen.seed
-        for name in PROPERTIES:
+        for name in (name for name in PROPERTIES if chosen.only in name):
             try:
                 tried(name, chosen.examples, number)
             except Exception as error:  # what was looked for
-                failed += 1
-                notes = "\n".join(getattr(error, "__notes__", []))
-                print(
-                    f"seed {number}, {name}: {type(error).__name__}: {error}\n{notes}", flush=True
-                )
+                for one in error.exceptions if isinstance(error, ExceptionGroup) else [error]:
+                    failed += 1
+                    notes = "\n".join(getattr(one, "__notes__", []))
+                    said = f"{type(one).__name__}: {one}\n{notes}"
+                    print(f"seed {number}, {name}: {said}", flush=True)
         print(f"seed {number}: {dict(seen)}, {failed} failures", flush=True)
         if chosen.seed is not None or time.monotonic() > end:
             return int(failed > 0)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import outcome
 import pytest
 import torch
 import torch.distributed as dist
@@ -36,6 +37,8 @@ def wrapped(width: int = 6) -> DistributedDataParallel:
     [
         *[({"timeout": value}, f"timeout = {value!r}: expected a positive number of seconds")
           for value in (-1, 0, float("nan"), float("inf"), 1e300, "600", True, None)],
+        *[({"seed": value}, f"seed = {value!r}: expected a whole number of at most 63 bits")
+          for value in ("x", 0.5, True, None, 10**30)],
         *[({"levels": value}, "levels = .*: expected a table of levels by name")
           for value in (["low", "high"], "low", 4, {1: 2})],
         ({"levels": {"low": "4", "high": 1}}, "level of PowerSGD = '4': expected a rank"),
@@ -97,3 +100,19 @@ def test_a_number_that_no_float_holds_is_not_logged(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"log: loss = 10*: expected a number"):
         hook.log(loss=10**400)
     hook.log(loss=10**300)
+
+
+@pytest.mark.parametrize("key", ["steps", "traffic", "rows", "memories", "gauges", "lr", "pace"])
+@pytest.mark.parametrize("value", ["x", 7, [1], torch.ones(2), {"a": 1}], ids=str)
+def test_a_damaged_state_is_one_sentence_and_changes_nothing(key: str, value: Any) -> None:
+    model = wrapped()
+    hook = regimes.attach(model, levels={"low": 2, "high": 1})
+    model(torch.ones(2, 5)).sum().backward()
+    hook.epoch_end(lr=0.1)
+    before = hook.state_dict()
+    if not outcome.one_sentence(
+        "states", lambda: hook.load_state_dict({**copy.deepcopy(before), key: value})
+    ):
+        assert repr(hook.state_dict()) == repr(before)
+    model(torch.ones(2, 5)).sum().backward()
+    hook.epoch_end(lr=0.1)

@@ -12,6 +12,7 @@ import hashlib
 import sys
 import warnings
 import weakref
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -24,10 +25,12 @@ from regimes.compression.reducer import Reducer, check_order, costs_per_step
 from regimes.config import DENSE
 from regimes.ddp import state, validate
 from regimes.ddp.buckets import Buckets
+from regimes.ddp.fitting import fit, intact
 from regimes.ddp.journal import Journal, open_together
 from regimes.ddp.pace import Pace
 from regimes.ddp.recording import Recording, header
 from regimes.detectors.statistics import Statistic
+from regimes.errors import ConfigError
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.panel import Panel, Readings, choose
 from regimes.policies import Decision
@@ -174,10 +177,23 @@ class Course:
         self.buckets.check = self._agree
 
     def _continue(self, fitted: state.Fitted) -> None:
-        """Go on from a state, at the levels that were in use."""
+        """Go on from a state, at the levels that were in use. One that is damaged further in than
+        ``fit`` looks leaves the hook as it was, but within an epoch that cannot be saved."""
+        before = None
+        with suppress(ConfigError):
+            before = fit(self, state.save(self))
+        try:
+            with intact():
+                self._restore(fitted)
+        except ConfigError:
+            if before is not None:
+                self._restore(before)
+            raise
+        self.continued = self.to_open = True
+
+    def _restore(self, fitted: state.Fitted) -> None:
         levels = state.restore(self, fitted)
         self._use(replace(self.controller.decide(self.rows), names=levels))
-        self.continued = self.to_open = True
 
     def _agree(self) -> None:
         """Processes with different ideas would wait for each other, or mix up their bytes."""

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Real
 from typing import Any, NoReturn
 
 from regimes.config import DENSE
@@ -139,6 +140,8 @@ def _refuse_another(hook: Stateful, state: Mapping[str, Any]) -> None:
     for level, value in state.get("values", {}).items():
         if hook.values.get(level, value) != value:
             refuse(f"its level {level} is {value!r}, and here it is {hook.values[level]!r}")
+    if state["lr"] is not None and not isinstance(state["lr"], Real):
+        raise TypeError(f"lr is {state['lr']!r}")
     if state["gauges"].keys() != hook.panel.gauges.keys():
         refuse("it is of a policy that reads other statistics")
 
@@ -148,7 +151,7 @@ def intact() -> Iterator[None]:
     """Refuse a state that lacks something or has it in another form."""
     try:
         yield
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         refuse(f"it is damaged ({type(error).__name__}: {str(error).partition(chr(10))[0]})")
 
 

@@ -63,6 +63,7 @@ def attach(
     """
     ddp = validate.wrapped(model)
     validate.check_wait(timeout, scaler)
+    validate.check_seed(seed)
     chosen = validate.choose(policy, compressor, levels, signal, start_compressing_after)
     paced = pace.choose(every, optimizer, ddp)
     return Hook(ddp, chosen, paced, recording(record), seed, scaler, float(timeout))

@@ -62,6 +62,12 @@ def choose(
     return Choice(pick_policy(policy, known), chosen, known, read, dense_start)
 
 
+def check_seed(seed: Any) -> None:
+    """As in a configuration; ConfigError otherwise."""
+    good = is_whole(seed, -(2**63)) and seed < 2**63
+    require(good, "seed", seed, "a whole number of at most 63 bits")
+
+
 def wrapped(model: nn.Module) -> DistributedDataParallel:
     """The model, if it is one of DDP's without a hook that a hook can serve; ConfigError
     otherwise."""

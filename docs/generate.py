@@ -114,6 +114,8 @@ def defaults(cls: Any) -> Iterator[tuple[str, Any]]:
 
 def spelt(value: Any) -> str:
     """A default as TOML has it."""
+    if value is dataclasses.MISSING:
+        return "..."
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "unset"}[value]
     if isinstance(value, dict):

@@ -150,10 +150,26 @@ def test_how_many_runs_collapsed() -> None:
     rows = collapse.table(collapse.entries(records("smoke-quirks-topk"))).set_index("schedule")
     high = rows.loc["high"]
     ends = f"[{high['share_low']:.2f}, {high['share_high']:.2f}]"
-    assert says(f"{high['collapsed']:.0f} runs of {high['n']:.0f} that collapsed")
-    assert says(f"(a share of {high['share']:.2f} {ends}); the other three reach "
+    count, n = int(high["collapsed"]), int(high["n"])
+    assert says(f"the mean of {effect('smoke-quirks-topk', 'low', 'high')[0]:.0f} points is made "
+                f"of {count} runs of {n} that collapsed")  # fmt: skip
+    assert says(f"(a share of {high['share']:.2f} {ends}); the other {n - count} reach "
                 f"{high['accuracy']:.1f} %")  # fmt: skip
-    assert list(rows.loc[["high, authors", "accordion, authors"], "collapsed"]) == [5, 5]
+
+
+def test_what_the_quirks_do_to_topk() -> None:
+    page = "explanation/differences.md"
+    rows = collapse.table(collapse.entries(records("smoke-quirks-topk"))).set_index("schedule")
+    for name in ("low", "accordion"):
+        assert rows.loc[f"{name}, authors", "collapsed"] == rows.loc[name, "n"] == 16
+    gain = effect("smoke-quirks-topk", "high, authors", "high")
+    assert says(f"gains {plain(gain)} points", page)
+    assert (rows.loc["high, authors", "collapsed"], rows.loc["high", "collapsed"]) == (0, 5)
+    each = collapse.entries(records("smoke-quirks-topk")).groupby("name")["accuracy"]
+    for name in ("low", "accordion", "high"):
+        ours, theirs = (f"{each.get_group(n).mean():.1f} ± {each.get_group(n).std():.1f}"
+                        for n in (f"{name}, authors", name))  # fmt: skip
+        assert says(f"reaches {ours} % in place of {theirs}", page)
 
 
 @pytest.mark.slow

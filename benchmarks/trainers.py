@@ -10,7 +10,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -48,8 +50,8 @@ class Training:
             configs: one per process.
         """
         self.out = out
-        self.talk = out.parent / f"{out.name}-{time.monotonic_ns()}"
-        self.talk.mkdir(parents=True)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        self.talk = Path(tempfile.mkdtemp())  # not beside the run, whose disk may be full
         resume = (out / "run.json").exists()
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(list(PRELOAD))
@@ -92,6 +94,7 @@ class Training:
             process.join()
             said = self.talk / str(rank)
             found.append(End(code, said.read_text() if said.exists() else ""))
+        shutil.rmtree(self.talk, ignore_errors=True)
         return found
 
 

@@ -145,11 +145,18 @@ def test_a_row_is_as_the_schema_has_it(change: Change, sentence: str, tmp_path: 
             read(folder)
 
 
+def test_a_wait_booked_below_zero_is_read(tmp_path: Path) -> None:
+    """As runs of version 0.2 and before have left them now and then."""
+    folder = make(tmp_path / "run")
+    edit_row(folder, put("compute", value=-0.0075), "seconds.jsonl", at=0)
+    assert load(folder).epochs["seconds_compute"][0] == -0.0075
+
+
 @pytest.mark.parametrize(
     ("name", "change"),
     [
         ("seconds.jsonl", put("compute", value="long")),
-        ("seconds.jsonl", put("compute", value=-1.0)),
+        ("seconds.jsonl", put("compute", value=-1e300)),
         ("events.jsonl", without("time")),
         ("events.jsonl", put("why", value=7)),
         ("chain.jsonl", put("files", "run.json", value=7)),

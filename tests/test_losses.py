@@ -112,6 +112,17 @@ def test_a_clock_of_a_gpu_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(waited) == 1
 
 
+def test_a_wait_that_began_before_what_it_is_moved_out_of_leaves_no_time_below_zero() -> None:
+    time = clock.Clock(torch.device("cpu"))
+    time.seconds.update(compute=3.0, compress=0.2)
+    time.move(0.5, "compress", "communicate")
+    time.settle()
+    assert time.seconds == pytest.approx({"compute": 3.0, "compress": 0.0, "communicate": 0.2})
+    time.move(0.1, "compute", "communicate")
+    time.settle()
+    assert time.seconds == pytest.approx({"compute": 2.9, "compress": 0.0, "communicate": 0.3})
+
+
 # -- the flag of a gradient that is not finite ------------------------------------------------
 
 

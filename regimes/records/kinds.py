@@ -83,6 +83,9 @@ COUNT, STEPS = whole(0, BIG, "from 0 up"), whole(1, BIG, "from 1 up")
 WHOLE = whole(-BIG, BIG, "of at most 63 bits")
 NUMBER = Kind("a finite number", lambda x: type(x) in (int, float) and -LARGEST <= x <= LARGEST)
 AMOUNT = Kind(f"a number from 0 to {MOST}", lambda x: type(x) in (int, float) and 0 <= x <= MOST)
+SECONDS = Kind(  # below zero in a few records of version 0.2 and before, where a wait was booked
+    f"a number from -{MOST} to {MOST}", lambda x: type(x) in (int, float) and -MOST <= x <= MOST
+)
 TEXT = Kind("a text", lambda x: type(x) is str)
 NAME = Kind(
     "a text of 1 to 1000 letters without control characters",
@@ -97,6 +100,10 @@ AMOUNTS = Kind(
     lambda x: (
         _numbers(x) and None not in x and min(x, default=0) >= 0 and max(x, default=0) <= MOST
     ),
+)
+EACH_SECONDS = Kind(
+    f"a list of numbers from -{MOST} to {MOST}",
+    lambda x: type(x) is list and all(map(SECONDS.fits, x)),
 )
 TEXTS = Kind("a list of texts", lambda x: type(x) is list and set(map(type, x)) <= {str})
 WHYS = Kind("a list of tables or null", _whys)

@@ -49,12 +49,17 @@ class Clock:
         return event
 
     def settle(self) -> None:
-        """Wait for the GPU, and add up what it has marked."""
+        """Wait for the GPU, and add up what it has marked. A wait that began in another thread,
+        during backward, may be longer than what it was moved out of: no time is negative, and the
+        sum stays.
+        """
         if self._marked:
             self._marked[-1][2].synchronize()
         for name, start, end in self._marked:
             self.seconds[name] += start.elapsed_time(end) / 1e3  # of milliseconds
         self._marked.clear()
+        short = min(self.seconds["compress"], 0.0)
+        self.move(short, "compress", "communicate")
 
     def move(self, seconds: float, source: str, target: str) -> None:
         """Book time that was spent within ``source`` on ``target`` instead."""

@@ -14,7 +14,7 @@ demo: .venv/demo.stamp  ## Figure 2 on embedded digits: 9 schedules x 5 seeds, a
 	@echo "notebooks: $(BIN)/jupyter lab notebooks"
 
 test: .venv/dev.stamp check  ## lint, types and all tests but the slow ones
-	$(BIN)/python -m pytest -n 4 --dist worksteal
+	$(BIN)/python -m pytest -n 3
 
 test-all: .venv/dev.stamp check  ## the slow tests as well
 	$(BIN)/python -m pytest -n 2 -m "not integrations"

@@ -195,6 +195,7 @@ PROPERTIES: dict[str, tuple[Callable[..., None], list[Any], list[Any]]] = {
     # what is tried, with which arguments, and some that are always tried
     "configurations": (configurations, [st.lists(setting(), min_size=1, max_size=2)], [
         ["optimizer.lr=1e200"], ["policy.name=regimes:PowerSGD"],
+        ["instruments.curvature.probes=1979-05-27"], ["epochs=9223372036854775807"],
         ["optimizer.decay_epochs=[1]", "optimizer.decay_factor=1e-300"],
     ]),
     "records": (records, [st.lists(edit(), min_size=1, max_size=3)], []),

@@ -102,7 +102,10 @@ def test_a_number_that_no_float_holds_is_not_logged(tmp_path: Path) -> None:
     hook.log(loss=10**300)
 
 
-@pytest.mark.parametrize("key", ["steps", "traffic", "rows", "memories", "gauges", "lr", "pace"])
+@pytest.mark.parametrize(
+    "key",
+    ["steps", "total", "traffic", "rows", "memories", "gauges", "lr", "pace"],
+)
 @pytest.mark.parametrize("value", ["x", 7, [1], torch.ones(2), {"a": 1}], ids=str)
 def test_a_damaged_state_is_one_sentence_and_changes_nothing(key: str, value: Any) -> None:
     model = wrapped()

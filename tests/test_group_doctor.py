@@ -7,9 +7,9 @@ import io
 import os
 from pathlib import Path
 
-import forked
 import pytest
 import torch
+from ddp_scripts import group as processes
 
 from regimes.errors import TrainingError
 from regimes.monitor import group
@@ -25,8 +25,8 @@ def checked(rank: int, other: bool) -> tuple[bool, str]:
     return good, said.getvalue()
 
 
-def test_processes_that_are_alike(tmp_path: Path) -> None:
-    (good, said), (also, silent) = forked.launched(checked, 2, tmp_path, False)
+def test_processes_that_are_alike() -> None:
+    (good, said), (also, silent) = processes.run(checked, 2, False, timeout=None)
     assert good
     assert also
     assert silent == ""
@@ -36,8 +36,8 @@ def test_processes_that_are_alike(tmp_path: Path) -> None:
     assert "runs would be refused" not in said
 
 
-def test_another_torch_on_one_of_them_is_told_and_fails_on_all(tmp_path: Path) -> None:
-    (good, said), (also, _) = forked.launched(checked, 2, tmp_path, True)
+def test_another_torch_on_one_of_them_is_told_and_fails_on_all() -> None:
+    (good, said), (also, _) = processes.run(checked, 2, True, timeout=None)
     assert not good
     assert not also
     assert f"torch: process 1 has 9.9, the others have {torch.__version__}" in said

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 from typing import Any
 
-import forked
 import pytest
 import torch
 import torch.distributed as dist
@@ -71,11 +69,11 @@ def child(rank: int, count: int, workers: int) -> tuple[dict[str, Any], str]:
 
 
 @pytest.mark.parametrize(("workers", "count"), [(4, 2), (2, 2)])
-def test_processes_equal_simulation(workers: int, count: int, tmp_path: Path) -> None:
+def test_processes_equal_simulation(workers: int, count: int) -> None:
     expected = work(World(workers))
     assert expected["broadcast"] == [[[0.0]], [[5]], [[0.0, 0.0]] * 3, [[False]]]
     assert expected["calls"]["broadcast"] == 3
-    answers = forked.launched(child, count, tmp_path, count, workers)
+    answers = group.run(child, count, count, workers, timeout=None)
     for report, refusal in answers:
         assert f"process {count - 1} holds another data" in refusal
         for key in ("gathered", "broadcast", "floats", "bytes", "calls"):

@@ -8,6 +8,7 @@ import sys
 import types
 import typing
 from collections.abc import Mapping
+from datetime import date, time
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from regimes.errors import ConfigError, nearest, unexpected
@@ -61,7 +62,7 @@ def convert(kind: Any, value: Any, where: str) -> Any:
     """Check ``value`` against an annotation; integers pass as floats, lists as tuples."""
     origin, args = get_origin(kind), get_args(kind)
     if kind is Any:
-        return value
+        return _plain(value, where)
     if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
         return from_dict(typing.cast(type, kind), value, where + ".")
     if origin in (typing.Union, types.UnionType):
@@ -88,6 +89,16 @@ def convert(kind: Any, value: Any, where: str) -> Any:
     if number and (kind is bool or not isinstance(value, bool)):  # True is no number here
         return value
     raise unexpected(where, value, _spell(kind))
+
+
+def _plain(value: Any, where: str) -> Any:
+    """What a plug-in's field may be: all but TOML's dates and times, which no JSON has."""
+    if isinstance(value, date | time):
+        raise unexpected(where, value, "a number, a text, true or false, a list or a table")
+    inner = value.items() if isinstance(value, Mapping) else ()
+    for key, one in enumerate(value) if isinstance(value, list | tuple) else inner:
+        _plain(one, f"{where}.{key}")
+    return value
 
 
 def _convert_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:

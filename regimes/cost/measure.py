@@ -67,7 +67,7 @@ def _levels(parts: Run, workers: int, steps: int, per_epoch: int) -> dict[str, W
         losses = parts.gradients.compute(*batch, 0, 0)
         parts.optimizer.step()
 
-    compute = _median(step, steps, parts.device)
+    compute = median_seconds(step, steps, parts.device)
     world = _Echo(parts.world, workers)
     return {name: _work(parts, world, name, compute, losses, steps, per_epoch)
             for name in (DENSE, *parts.config.levels)}  # fmt: skip
@@ -79,7 +79,9 @@ def _work(
     reducer = Reducer(run.compressor, run.layers, world, run.config.seed, run.reducer.buckets)
     values = [run.value(level) if layer.compressed else DENSE for layer in run.layers]
     layers, stack = run.gradients.layers, run.gradients.stack
-    compress = _median(lambda: reducer.step(layers, values, losses, stack), steps, run.device)
+    compress = median_seconds(
+        lambda: reducer.step(layers, values, losses, stack), steps, run.device
+    )
     each = world.meter.take()
     world.broadcast(list(run.model.buffers()))  # once per epoch
     once = world.meter.take()
@@ -91,7 +93,7 @@ def _work(
     return Work(compute, compress, per_step("calls"), per_step("sent"))
 
 
-def _median(action: Callable[[], Any], times: int, device: torch.device) -> float:
+def median_seconds(action: Callable[[], Any], times: int, device: torch.device) -> float:
     """Seconds of an action, called once more than is timed."""
     taken = []
     for _ in range(times + 1):

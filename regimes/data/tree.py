@@ -75,7 +75,7 @@ def folders(path: Path, beside: str) -> set[str]:
             entries = [(_name(info), info.is_dir()) for info in archive.infolist()]
             names = [os.path.normpath(name) + "/" * folder for name, folder in entries]
     else:
-        with tarfile.open(path) as tar:
+        with tarfile.open(path, tarinfo=Member) as tar:
             names = [os.path.normpath(member.name) + "/" * member.isdir() for member in tar]
     below = (name.removeprefix(beside).partition("/") for name in names if name.startswith(beside))
     return {first for first, slash, _ in below if slash and not first.startswith(HIDDEN)}

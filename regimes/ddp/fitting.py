@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from numbers import Real
 from typing import Any, NoReturn
 
 from regimes.config import DENSE
@@ -15,6 +14,12 @@ from regimes.ddp.state import NOTHING, Fitted, Stateful, identity
 from regimes.ddp.validate import plain_names
 from regimes.errors import ConfigError
 from regimes.instruments.compression_loss import CompressionLossGauge
+from regimes.records.kinds import AMOUNTS, COUNT, NUMBER, WHOLE, Each, Fields, Maybe, fault
+
+PLAIN = Fields({}, {  # what is counted; "total" and "pace" are younger than the others
+    "steps": Each(COUNT), "total": COUNT, "traffic": AMOUNTS, "lr": Maybe(NUMBER),
+    "pace": Fields({}, {"first": Maybe(NUMBER), "epoch": Maybe(WHOLE)}),
+})  # fmt: skip
 
 
 def fit(hook: Stateful, state: Mapping[str, Any]) -> Fitted:
@@ -140,8 +145,8 @@ def _refuse_another(hook: Stateful, state: Mapping[str, Any]) -> None:
     for level, value in state.get("values", {}).items():
         if hook.values.get(level, value) != value:
             refuse(f"its level {level} is {value!r}, and here it is {hook.values[level]!r}")
-    if state["lr"] is not None and not isinstance(state["lr"], Real):
-        raise TypeError(f"lr is {state['lr']!r}")
+    if found := fault({key: state[key] for key in PLAIN.known if key in state}, PLAIN):
+        raise ValueError(found)
     if state["gauges"].keys() != hook.panel.gauges.keys():
         refuse("it is of a policy that reads other statistics")
 

@@ -10,10 +10,11 @@ torch that differs. What only makes them slow is said and no more.
 
 from __future__ import annotations
 
+import functools
+import platform
 import socket
 import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from regimes.collectives.launcher import launched
@@ -60,15 +61,17 @@ def _mine(device: torch.device) -> dict[str, Any]:
     """What this process is, and how long a product takes it."""
     import torch
 
+    from regimes.cost.measure import median_seconds
+
     left = torch.randn(SIZE, SIZE, device=device)
     gpu = device.type == "cuda"
     return {
         "host": socket.gethostname(),
         "device": torch.cuda.get_device_name(device) if gpu else provenance.processor(),
         "threads": torch.get_num_threads(),
-        "seconds": _median(lambda: left @ left, device),
+        "seconds": median_seconds(lambda: left @ left, TIMES, device),
         "code": provenance.code_digest()[:12],
-        "python": provenance.machine()["python"],
+        "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "none",
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if gpu else "none",
@@ -79,25 +82,13 @@ def _links(world: World, device: torch.device) -> dict[str, float]:
     """Seconds of a mean over all processes, of one number and of many."""
     import torch
 
+    from regimes.cost.measure import median_seconds
+
     found = {}
     for name, count in (("one", 1), ("many", FLOATS)):
         numbers = torch.ones(1, count, device=device)
-        found[name] = _median(lambda numbers=numbers: world.mean([numbers]), device)
+        found[name] = median_seconds(functools.partial(world.mean, [numbers]), TIMES, device)
     return found
-
-
-def _median(action: Callable[[], Any], device: torch.device) -> float:
-    """Seconds, without the first time."""
-    import torch
-
-    taken = []
-    for _ in range(TIMES + 1):
-        start = time.perf_counter()
-        action()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken[1:])
 
 
 def differences(every: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:

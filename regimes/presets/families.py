@@ -19,6 +19,13 @@ def windows(*windows: tuple[int, int], inside: str = "low", outside: str = "high
     return {"name": "windows", "windows": list(windows), "inside": inside, "outside": outside}
 
 
+def at_rate(base: RunConfig, lr: float) -> RunConfig:
+    """At another learning rate, the start of the warm-up in proportion."""
+    optimizer = base.optimizer
+    start = optimizer.warmup_from and optimizer.warmup_from * lr / optimizer.lr
+    return replace(base, optimizer=replace(optimizer, lr=lr, warmup_from=start))
+
+
 def follow(base: RunConfig, policies: dict[str, Table]) -> Grid:
     """The same training by each policy."""
     return {name: replace(base, name=name, policy=table) for name, table in policies.items()}

@@ -52,16 +52,9 @@ def cells(base: RunConfig, arms: Mapping[str, Arm], rates: Sequence[float]) -> G
         policy = families.static(next(iter(levels), DENSE))
         for rate in rates:
             name = f"{arm}{AT}{rate:g}"
-            found[name] = replace(_at(base, rate), name=name, compressor=compressor,
+            found[name] = replace(families.at_rate(base, rate), name=name, compressor=compressor,
                                   levels=levels, policy=policy)  # fmt: skip
     return found
-
-
-def _at(base: RunConfig, rate: float) -> RunConfig:
-    """At another rate, the warm-up in proportion."""
-    optimizer = base.optimizer
-    start = optimizer.warmup_from and optimizer.warmup_from * rate / optimizer.lr
-    return replace(base, optimizer=replace(optimizer, lr=rate, warmup_from=start))
 
 
 @grid("rates-smoke")

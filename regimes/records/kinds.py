@@ -101,10 +101,6 @@ AMOUNTS = Kind(
         _numbers(x) and None not in x and min(x, default=0) >= 0 and max(x, default=0) <= MOST
     ),
 )
-EACH_SECONDS = Kind(
-    f"a list of numbers from -{MOST} to {MOST}",
-    lambda x: type(x) is list and all(map(SECONDS.fits, x)),
-)
 TEXTS = Kind("a list of texts", lambda x: type(x) is list and set(map(type, x)) <= {str})
 WHYS = Kind("a list of tables or null", _whys)
 

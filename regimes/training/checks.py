@@ -12,6 +12,7 @@ from regimes.detectors.statistics import Statistic
 from regimes.errors import ConfigError, DataError, require
 from regimes.policies import Policy, check_levels, policy
 from regimes.policies.periods import period_of
+from regimes.records.schema import MOST_EPOCHS
 
 POSITIVE, FROM_ZERO, FROM_ONE = "a positive number", "a number from 0 up", "at least 1"
 LARGEST = 1e30  # of a rate or a decay: a step multiplies some of them, and float32 ends at 3e38
@@ -67,7 +68,7 @@ def _numbers(c: RunConfig) -> list[tuple[str, Any, bool, str]]:
     """(field, its value, is it good?, what is expected)."""
     o, decays = c.optimizer, list(c.optimizer.decay_epochs)
     return [
-        ("epochs", c.epochs, c.epochs >= 1, FROM_ONE),
+        ("epochs", c.epochs, 1 <= c.epochs <= MOST_EPOCHS, f"{FROM_ONE}, up to {MOST_EPOCHS}"),
         ("steps", c.steps, c.steps is None or c.steps >= 1, FROM_ONE),
         ("unit_steps", c.unit_steps, c.unit_steps is None or c.unit_steps >= 1, FROM_ONE),
         ("start_compressing_after", c.start_compressing_after, c.start_compressing_after >= 0,

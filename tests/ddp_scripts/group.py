@@ -18,9 +18,15 @@ from typing import Any
 TESTS = str(Path(__file__).parents[1])
 
 
-def run(work: Callable[..., Any], count: int, *args: Any, timeout: float = 60.0) -> list[Any]:
+def run(
+    work: Callable[..., Any], count: int, *args: Any, timeout: float | None = 60.0
+) -> list[Any]:
     """``work(rank, *args)`` on ``count`` processes; their results (tensors and plain types) in the
     order of ranks, None of a process that was killed.
+
+    Args:
+        timeout: of torch's default group, in which they have met; None: they are told of each
+            other as by torchrun, and it is the work's to meet.
 
     Raises:
         RuntimeError: with the traceback of the first process that failed.
@@ -48,22 +54,36 @@ def run(work: Callable[..., Any], count: int, *args: Any, timeout: float = 60.0)
 
 
 def _child(
-    work: Callable[..., Any], rank: int, count: int, scratch: str, timeout: float, args: tuple
+    work: Callable[..., Any],
+    rank: int,
+    count: int,
+    scratch: str,
+    timeout: float | None,
+    args: tuple,
 ) -> None:
     import torch
-    import torch.distributed as dist
 
     warnings.simplefilter("error")
     torch.set_num_threads(1)
-    os.environ["TORCH_DIST_INIT_BARRIER"] = "1"  # work may leave at once: not before all are in
-    dist.init_process_group(
-        "gloo", Path(scratch, "rendezvous").as_uri(), datetime.timedelta(seconds=timeout),
-        world_size=count, rank=rank,
-    )  # fmt: skip
-    del os.environ["TORCH_DIST_INIT_BARRIER"]
+    place = Path(scratch, "rendezvous").as_uri()
+    if timeout is None:
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count),
+                          REGIMES_RENDEZVOUS=place)  # fmt: skip
+    else:
+        _meet(place, rank, count, timeout)
     try:
         answer = True, work(rank, *args)
     except BaseException:
         answer = False, traceback.format_exc()
     torch.save(answer, Path(scratch, f"{rank}.part"))
     os.replace(Path(scratch, f"{rank}.part"), Path(scratch, str(rank)))
+
+
+def _meet(place: str, rank: int, count: int, timeout: float) -> None:
+    import torch.distributed as dist
+
+    os.environ["TORCH_DIST_INIT_BARRIER"] = "1"  # work may leave at once: not before all are in
+    dist.init_process_group(
+        "gloo", place, datetime.timedelta(seconds=timeout), world_size=count, rank=rank
+    )
+    del os.environ["TORCH_DIST_INIT_BARRIER"]

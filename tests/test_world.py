@@ -11,10 +11,11 @@ import torch
 import torch.distributed as dist
 from ddp_scripts import group
 
+from regimes.collectives.group import GroupWorld, default_group
 from regimes.collectives.processes import connect
 from regimes.collectives.requests import Gather, Mean
 from regimes.collectives.world import World
-from regimes.errors import ConfigError
+from regimes.errors import ConfigError, TrainingError
 
 SHAPES = [(3, 4), (5,), (2, 2, 2)]
 
@@ -103,6 +104,28 @@ def test_a_second_run_in_the_same_processes_meets_apart_from_the_first() -> None
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for restarted in (False, True):
         assert group.run(twice, 2, store.port, restarted) == [[0.5, 0.5], [0.5, 0.5]]
+
+
+def on_a_users_group(rank: int) -> tuple[float, float, float, str]:
+    """A mean; when this process came to the barrier and left it; what is said after the end."""
+    world = GroupWorld(default_group(), torch.device("cpu"), timeout=60)
+    mean = world.mean([torch.tensor([[float(rank)]])])[0].item()
+    time.sleep(0.3 * rank)
+    came = time.monotonic()
+    world.barrier()
+    left = time.monotonic()
+    dist.destroy_process_group()
+    with pytest.raises(TrainingError) as refused:
+        world.barrier()
+    return mean, came, left, str(refused.value)
+
+
+def test_a_users_group_meets_at_a_barrier_and_its_end_is_told() -> None:
+    answers = group.run(on_a_users_group, 2)
+    assert [mean for mean, *_ in answers] == [0.5, 0.5]
+    assert min(left for _, _, left, _ in answers) >= max(came for _, came, _, _ in answers)
+    for *_, said in answers:
+        assert said == "the process group has ended: train before dist.destroy_process_group()"
 
 
 def test_means_against_plain_torch() -> None:

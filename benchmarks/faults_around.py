@@ -166,6 +166,7 @@ def ablation_ended(bench: Bench) -> Outcome:
                for file, lines in before.items())  # fmt: skip
     whole = len(list(out.rglob("epochs.jsonl"))) == 4 and ended == 0
     told = "with its sentence" if re.search(r"SIGTERM|start the same", said) else f"{said[-99:]!r}"
+    told = "while starting" if code == -SIGTERM and not before else told
     end = "continued to the end" if whole else f"NOT continued: {ended}"
     return f"code {code}, {told}, {end}", lost
 

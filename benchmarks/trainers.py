@@ -35,7 +35,8 @@ Spoil = Callable[[int], None]  # called in each process with its rank, before th
 
 @dataclass(frozen=True)
 class End:
-    """How a process has ended: its exit code (negative: a signal's number) and sentence."""
+    """How a process has ended: its exit code (negative: a signal's number), and its sentence or,
+    without one, the last line that it wrote to standard error."""
 
     code: int | None  # None: it hung, and was killed
     said: str
@@ -92,10 +93,16 @@ class Training:
             code = None if process.is_alive() else process.exitcode
             process.kill()
             process.join()
-            said = self.talk / str(rank)
-            found.append(End(code, said.read_text() if said.exists() else ""))
+            found.append(End(code, self._said(rank) if code != 0 else ""))
         shutil.rmtree(self.talk, ignore_errors=True)
         return found
+
+    def _said(self, rank: int) -> str:
+        said, log = self.talk / str(rank), self.talk / f"stderr-{rank}"
+        if said.exists():
+            return said.read_text()
+        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+        return lines[-1] if lines else ""
 
 
 def _stopped(pid: int | None) -> bool:

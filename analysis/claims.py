@@ -28,7 +28,7 @@ from regimes.replay.agreement import LEAST, interval
 
 from .pools import pool, same_code
 from .sentences import PAPER, QUESTIONS, Claim
-from .verdicts import alike, holm, least_p, outcome, p_ranks, p_text, p_value, verdict
+from .verdicts import alike, ends_text, holm, least_p, outcome, p_ranks, p_text, p_value, verdict
 
 COLUMNS = ("item", "claim", "effect", "n", "mean [95 % interval]", "margin", "p", "p by ranks",
            "p (Holm)", "verdict", "the claim is", "records")  # fmt: skip
@@ -115,10 +115,9 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
 
 def line(row: dict[str, Any]) -> list[str]:
     """A row of `judge` as rounded text, in the order of `COLUMNS`."""
-    ends = f"[{row['ci_low']:+.2f}, {row['ci_high']:+.2f}]"
-    if math.isnan(row["ci_low"]):
-        few = "[one seed]" if row["n"] == 1 else "[two seeds]"
-        ends = "[all alike]" if row["n"] >= LEAST else few
+    few = "[one seed]" if row["n"] == 1 else "[two seeds]"
+    none = "[all alike]" if row["n"] >= LEAST else few
+    ends = ends_text(row["ci_low"], row["ci_high"], "+.2f") or none
     reach = least_p(row["n"])
     ranks = p_text(row["p_ranks"]) if reach < 0.05 else f"≥ {reach:.3g}"
     return [row["item"], row["claim"], row["effect"], str(row["n"]), f"{row['mean']:+.2f} {ends}",

@@ -29,7 +29,7 @@ from regimes.replay.agreement import interval
 
 from .command import Files
 from .compare import LAST
-from .verdicts import holm, p_text
+from .verdicts import ends_text, holm, p_text
 
 # -- records to numbers ----------------------------------------------------------------------
 
@@ -111,7 +111,7 @@ def as_text(rows: pd.DataFrame) -> Table:
     heads = ("schedule", "n", "collapsed", "share [95 %]", "p", "p (Holm)", "the rest's accuracy")
     return Table(heads, [
         (row["schedule"], str(row["n"]), str(row["collapsed"]),
-         f"{row['share']:.2f} [{row['share_low']:.2f}, {row['share_high']:.2f}]",
+         f"{row['share']:.2f} {ends_text(row['share_low'], row['share_high'], '.2f')}",
          p_text(row["p"]), p_text(row["p_holm"]),
          _mean(row["accuracy"], row["ci_low"], row["ci_high"]))
         for row in rows.to_dict("records")
@@ -119,8 +119,7 @@ def as_text(rows: pd.DataFrame) -> Table:
 
 
 def _mean(mean: float, low: float, high: float) -> str:
-    ends = "" if math.isnan(low) else f" [{low:.1f}, {high:.1f}]"
-    return "" if math.isnan(mean) else f"{mean:.1f}{ends}"
+    return "" if math.isnan(mean) else f"{mean:.1f} {ends_text(low, high, '.1f')}".rstrip()
 
 
 def main(records: Path, out: Path | None = None) -> list[Path]:

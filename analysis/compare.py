@@ -24,6 +24,8 @@ from regimes.plotting.metrics import Metric
 from regimes.records import Record, summary
 from regimes.replay.agreement import interval
 
+from .verdicts import ends_text
+
 SCHEDULES = ("dense", "low", "high", "low-in-critical", "high-in-critical", "accordion", "low-late")
 PAIRS = (
     ("low", "high"),
@@ -159,8 +161,7 @@ def as_text(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[Table, Table]:
         first.append([row["schedule"], str(row["n"]), f"{row[shown.name]:.{digits}f}{sd}",
                       f"{row['floats_M']:.4g}", f"{row['of_low']:.2f}"])  # fmt: skip
     for row in pairs.to_dict("records"):
-        low, high = row["ci_low"], row["ci_high"]
-        ends = "-" if math.isnan(low) else f"[{low:+.{digits}f}, {high:+.{digits}f}]"
+        ends = ends_text(row["ci_low"], row["ci_high"], f"+.{digits}f") or "-"
         second.append([row["comparison"], str(row["n"]), f"{row['difference']:+.{digits}f}", ends,
                        f"{row['positive']}/{row['n']}", f"{row['traffic_ratio']:.2f}"])  # fmt: skip
     return (

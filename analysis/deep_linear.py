@@ -36,6 +36,7 @@ from regimes.replay.spelling import rule
 
 from .command import Files
 from .compare import LAST
+from .verdicts import ends_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -121,7 +122,7 @@ def as_text(harm: pd.DataFrame, found: pd.DataFrame) -> tuple[Table, Table]:
     """Both, rounded."""
     first = [
         (f"{row['first']:,}", f"{row['stop']:,}", str(row["n"]),
-         f"{row['harm']:.2f} [{row['ci_low']:.2f}, {row['ci_high']:.2f}]")
+         f"{row['harm']:.2f} {ends_text(row['ci_low'], row['ci_high'], '.2f')}")
         for row in harm.to_dict("records")
     ]  # fmt: skip
     second = [

@@ -41,6 +41,7 @@ from regimes.replay.agreement import interval
 from . import mechanism_figure
 from .command import Files
 from .compare import LAST
+from .verdicts import ends_text
 
 TOLERANCE = {"accuracy": 5.0, "bits per byte": 0.25}  # in the shown unit
 LOSSES = (0.3, 1.0)  # nats above dense's lowest
@@ -212,8 +213,8 @@ def _range(row: dict[Any, Any], side: str, beyond: str) -> str:
 def _span(row: dict[Any, Any], key: str) -> str:
     if math.isnan(row[key]):
         return ""
-    low, high = row[f"{key}_low"], row[f"{key}_high"]
-    return f"{row[key]:.2g}" + ("" if math.isnan(low) else f" [{low:.2g}, {high:.2g}]")
+    ends = ends_text(row[f"{key}_low"], row[f"{key}_high"], ".2g")
+    return f"{row[key]:.2g} {ends}".rstrip()
 
 
 def main(records: Path, out: Path | None = None) -> list[Path]:

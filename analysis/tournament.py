@@ -33,7 +33,7 @@ from regimes.replay.agreement import interval
 from . import compare, tournament_figure
 from .command import Files
 from .equal_floats import comparisons, moments
-from .verdicts import p_text
+from .verdicts import ends_text, p_text
 
 NETWORKS = ("10Gbit/s,50us", "100Mbit/s,50us", "20Mbit/s,50ms")
 
@@ -171,9 +171,8 @@ def beside_as_text(rows: pd.DataFrame, shown: Metric) -> Table:
 
 
 def _ends(row: dict[Any, Any], digits: int, sign: str) -> str:
-    if math.isnan(row["ci_low"]):
-        return "[all alike]" if row["n"] > 1 else ""
-    return f"[{row['ci_low']:{sign}.{digits}f}, {row['ci_high']:{sign}.{digits}f}]"
+    alike = "[all alike]" if row["n"] > 1 else ""
+    return ends_text(row["ci_low"], row["ci_high"], f"{sign}.{digits}f") or alike
 
 
 def _share(value: float) -> str:

@@ -99,6 +99,15 @@ def p_text(value: float) -> str:
     return "" if math.isnan(value) else "< 0.001" if value < 0.001 else f"{value:.2g}"
 
 
+def ends_text(low: float, high: float, form: str) -> str:
+    """An interval; empty where there is none.
+
+    >>> ends_text(-0.51, 1.0, "+.1f")
+    '[-0.5, +1.0]'
+    """
+    return "" if math.isnan(low) else f"[{low:{form}}, {high:{form}}]"
+
+
 def alike(values: Sequence[float]) -> bool:
     """Are they one number, but for rounding?"""
     return bool(np.ptp(values) <= 1e-9 * max(1.0, float(np.abs(values).max())))

@@ -63,17 +63,31 @@ def lm_small_grid() -> Grid:
     )
 
 
+def _shorter(steps: int, unit: int, test_windows: int) -> RunConfig:
+    """`lm_small` in fewer steps, and units of so many."""
+    base = lm_small()
+    train, test = steps * 32 * 64 + 1, test_windows * 64 + 1
+    return replace(
+        base,
+        unit_steps=unit,
+        data=replace(base.data, train_size=train, test_size=test),
+        optimizer=_optimizer(0.003, steps),
+    )
+
+
+@grid("lm-demo")
+def lm_demo() -> Grid:
+    """`regimes ablate lm-demo --seeds 3 --jobs 2`: `lm-small` in 192 steps, 24 units of 8: dense,
+    ranks 4 and 1, rank 4 in the first or last quarter, ACCORDION; 2.5 minutes, 2 cores."""
+    every = lm_small_grid()
+    names = ("dense", "low", "high", "low-first", "low-last", "accordion")
+    return families.follow(_shorter(192, 8, 128), {name: every[name].policy for name in names})
+
+
 @preset("lm-smoke")
 def lm_smoke() -> RunConfig:
     """`regimes run lm-smoke`: `lm-small` in 40 steps, 8 units of 5; 3 s on one core."""
-    base = lm_small()
-    return replace(
-        base,
-        unit_steps=5,
-        data=replace(base.data, train_size=40 * 32 * 64 + 1, test_size=4_097),
-        optimizer=_optimizer(0.003, 40),
-        policy={"name": "accordion", "interval": 1},
-    )
+    return replace(_shorter(40, 5, 64), policy={"name": "accordion", "interval": 1})
 
 
 @preset("lm-gpu")

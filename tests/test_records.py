@@ -10,7 +10,17 @@ import plain
 import pytest
 
 from regimes.errors import RecordError
-from regimes.records import Writer, complete, find, load, load_all, pack, read_lines, summary
+from regimes.records import (
+    Writer,
+    complete,
+    find,
+    frames,
+    load,
+    load_all,
+    pack,
+    read_lines,
+    summary,
+)
 
 HEADER = plain.header()
 
@@ -181,3 +191,17 @@ def test_a_line_that_is_none_of_a_record_is_damage(line: str, tmp_path: Path) ->
         file.write(f"{line}\n{json.dumps(row(4))}\n")
     with pytest.raises(RecordError, match="damaged"):
         load(folder)
+
+
+def test_a_statistic_of_some_epochs_only_is_missing_in_the_others() -> None:
+    rows = [
+        {"epoch": 0, "layers": {"level": ["low", None]}, "statistics": {"norm": [1.0, None]}},
+        {"epoch": 1, "layers": {"level": ["high", None]}, "statistics": {"trace": [2.0, 3.0]}},
+    ]
+    found = frames.layers(["a", "b"], rows)
+    assert list(found) == ["layer", "level", "norm", "epoch", "trace"]
+    assert found["epoch"].to_list() == [0, 0, 1, 1]
+    assert found["norm"].dtype == found["trace"].dtype == float
+    assert found["norm"].fillna(-1).to_list() == [1, -1, -1, -1]
+    assert found["trace"].fillna(-1).to_list() == [-1, -1, 2, 3]
+    assert found["level"].isna().to_list() == [False, True, False, True]

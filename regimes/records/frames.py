@@ -57,10 +57,12 @@ def layers(names: Sequence[str], rows: Sequence[Row]) -> pd.DataFrame:
     """One row per epoch and layer; see `Record`."""
     import pandas as pd
 
-    parts = [
-        pd.DataFrame({"layer": names, **row["layers"], **row["statistics"]}).assign(
-            epoch=row["epoch"]
-        )
-        for row in rows
-    ]
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({"layer": []})
+    columns: dict[str, list[Any]] = {"layer": []}
+    for done, row in enumerate(rows):
+        found = {"layer": names, **row["layers"], **row["statistics"],
+                 "epoch": [row["epoch"]] * len(names)}  # fmt: skip
+        for name in [name for name in found if name not in columns]:
+            columns[name] = [None] * (done * len(names))
+        for name, column in columns.items():
+            column += found.get(name, [None] * len(names))
+    return pd.DataFrame(columns)

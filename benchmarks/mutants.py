@@ -32,16 +32,19 @@ REPORT = ROOT / "benchmarks" / "mutants.md"
 CALLS = ROOT / "runs" / "mutants.calls.json"
 CORE = ("collectives", "compression", "cost", "curvature", "data/deficits.py", "detectors",
         "instruments", "policies", "records", "replay", "training")  # fmt: skip
-ORACLES = (  # tests/test_NAME.py: quick ones that look into the core
-    "batch", "compression", "controls", "curvature", "decay", "deficits", "detectors", "exchange",
-    "feedback", "gpus", "history", "hvp", "instruments", "lanczos", "levels", "moments", "network",
-    "noise", "norms", "optimizers", "overlap", "policies", "quirks", "record_lines", "records",
-    "replay", "schedules", "silence", "train", "units", "validation", "world",
+ORACLES = (  # tests/test_NAME.py: those that look into the core
+    "allocation", "batch", "batchnorm", "checkpoints", "compression", "controls", "corpus",
+    "cosine", "curvature", "data", "decay", "deficits", "detectors", "draws", "evaluation",
+    "exchange", "feedback", "fingerprint", "foreign_records", "gpus", "history", "hook_records",
+    "hvp", "instruments", "lanczos", "launchers", "levels", "losses", "low_rank", "moments",
+    "network", "noise", "norms", "numerics", "optimizers", "outputs", "overlap", "periods",
+    "policies", "policy_cost", "published_traffic", "quirks", "record_lines", "records", "replay",
+    "schedules", "sharpness", "silence", "train", "units", "validation", "world",
 )  # fmt: skip
-REAL = {
-    "tests/test_exchange.py",
-    "tests/test_world.py",
-}  # start processes, whose calls are not seen
+REAL = {  # start processes, whose calls are not seen
+    "regimes/collectives/": ("exchange", "world", "launchers", "fingerprint"),
+    "regimes/training/fingerprint.py": ("fingerprint",),
+}
 
 
 def copy_tree(place: Path) -> Path:
@@ -63,7 +66,8 @@ def chosen(mutant: Mutant, calls: Calls, budget: float) -> list[str]:
     if not direct or not mutant.function:
         direct = {t for t, (_, names) in calls.items() if any(n.startswith(wanted) for n in names)}
     files = {test.partition("::")[0] for test in direct}
-    files |= REAL if mutant.file.startswith("regimes/collectives/") else set()
+    files |= {f"tests/test_{name}.py" for place, names in REAL.items()
+              if mutant.file.startswith(place) for name in names}  # fmt: skip
     near = [test for test in calls if test.partition("::")[0] in files]
     near.sort(key=lambda test: (test not in direct, calls[test][0]))
     spent, picked = 0.0, defaultdict[str, list[str]](list)

@@ -177,6 +177,12 @@ def test_gravac_stops_early_where_two_levels_are_alike() -> None:
     assert trace(GraVAC(LEVELS, smoothing=1.0, gain=0.6), [errors] * 4) == ["r4"] * 4
 
 
+def test_gravac_without_tolerance_tries_every_level_though_two_are_equal() -> None:
+    errors = {"r4": 0.0, "r2": 1 - 0.5**2, "r1": 1 - 0.125**2}  # products 1, 1 and a half
+    rule = GraVAC(LEVELS, smoothing=1.0, gain=0.1, tolerance=0.0)
+    assert trace(rule, [errors] * 4) == ["r4", "r2", "r1", "r4"]
+
+
 def test_gravac_sends_all_where_nothing_is_enough() -> None:
     errors = {"r4": 0.9, "r2": 0.95, "r1": 0.99}
     assert trace(GraVAC(LEVELS), [errors] * 4) == ["r4", "dense", "dense", "dense"]

@@ -14,6 +14,7 @@ from ddp_scripts import gpus as jobs
 from ddp_scripts import group
 
 import regimes
+from regimes.collectives.processes import backends
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
@@ -40,6 +41,21 @@ def met(gpu: int) -> list[str]:
 
 
 # -- processes -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("own", "device", "expected"),
+    [
+        ("gloo", "cpu", "gloo"),
+        ("gloo", "cuda", "gloo"),  # carries both
+        ("nccl", "cuda", "cpu:gloo,cuda:nccl"),
+        ("mpi", "cpu", "mpi"),
+    ],
+)
+def test_objects_travel_over_gloo_where_the_backend_has_gpu_tensors_only(
+    own: str, device: str, expected: str
+) -> None:
+    assert backends(own, torch.device(device)) == expected
 
 
 @pytest.mark.parametrize(

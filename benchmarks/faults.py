@@ -1,6 +1,6 @@
 """Faults injected at random moments into short trainings: what came of each, and what was lost.
 
-    python -m benchmarks.faults --times 20      # Linux; root for the full disk; 10 min on 2 cores
+    python -m benchmarks.faults --times 20      # Linux; root for the full disk; an hour
 
 Digits and ACCORDION, six epochs, one to four processes. Where a fault ends a run, it is continued
 afterwards and held against the same run undisturbed: equal bytes of ``epochs.jsonl``, equal bits of

@@ -13,9 +13,12 @@ from statistics import fmean, stdev
 import pandas as pd
 import pytest
 
-from analysis import claims, collapse, pools, quadratic, rivals
+from analysis import claims, collapse, pools, quadratic, rivals, tournament
 from analysis.effects import minus
+from analysis.equal_floats import comparisons, moments
 from analysis.verdicts import verdict
+from regimes.plotting import groups
+from regimes.plotting.metrics import Metric
 from regimes.records import Record, load_all, share_of_low
 from regimes.replay.agreement import interval
 
@@ -212,6 +215,102 @@ def test_the_tuned_digits_have_the_scores_of_their_trials() -> None:
 def test_the_tuned_digits_at_their_best_rates(pair: str) -> None:
     a, b = pair.split(" - ")
     assert says(f"| {pair} | {signed(effect('smoke-tuned', a, b))} |")
+
+
+# -- the tournament --------------------------------------------------------------------------
+
+
+@functools.cache
+def tournament_of(source: str) -> tuple[pd.DataFrame, Metric]:
+    return tournament.entries(records(source)), groups.tested_by(records(source)[0])
+
+
+def against(found: pd.DataFrame, arm: str, control: str) -> pd.Series:
+    (row,) = (r for _, r in found.iterrows() if (r["arm"], r["control"]) == (arm, control))
+    return row
+
+
+def ends(row: pd.Series) -> Numbers:
+    return row["difference"], row["ci_low"], row["ci_high"]
+
+
+def test_the_tournament_of_digits() -> None:
+    """In one test, because reading its 368 runs takes longest."""
+    the_table_of_the_tournament()
+    ranks_and_accordions_signal()
+    no_policy_beats_floats_spent_without_looking()
+    when_rank_4_is_taken_matters_little()
+
+
+def the_table_of_the_tournament() -> None:
+    each, shown = tournament_of("tournament-smoke")
+    rows = tournament.table(each, shown)
+    found = re.search(r"<!-- tournament -->\n(.*?)<!-- end -->", page_of("findings.md"), re.DOTALL)
+    assert found
+    assert found[1] == tournament.arms_as_text(rows, shown).markdown() + "\n"
+    spent = rows.set_index("arm")[[*tournament.NETWORKS]]
+    assert (spent.idxmin() == "dense").to_list() == [True, False, True]
+    assert spent[tournament.NETWORKS[1]]["rank 1"] / spent[tournament.NETWORKS[1]][
+        "dense"
+    ] == pytest.approx(2 / 3, abs=0.03)
+    beyond = rows.set_index("arm")["bytes_of_dense"] - rows.set_index("arm")["floats_of_dense"]
+    senders = {"l-greco", "l-greco accordion", "error-ladder", "gravac"}
+    assert {*beyond[beyond > 0.01].index} == senders
+    share = 100 * beyond[[*senders]]
+    assert {f"{x:.0f}" for x in share} == {"17"}
+    assert says("GraVAC do: 17 % of dense's bytes")
+    rank_1 = each[each["name"] == "rank 1"].set_index("seed")["accuracy"]
+    assert (each[each["name"] == "adaqs"].set_index("seed")["accuracy"] == rank_1).all()
+
+
+def ranks_and_accordions_signal() -> None:
+    for text_, a, b in [
+        ("loses {} points against dense", "dense", "rank 1"),
+        ("and {} against rank 4", "rank 4", "rank 1"),
+    ]:
+        assert says(text_.format(plain(effect("tournament-smoke", a, b))))
+    mean, low, high = effect("tournament-smoke", "accordion", "forced")
+    assert says(f"Its signal adds {mean:.1f} [{low:.1f}, {high:+.1f}] to its forced parts")
+
+
+def no_policy_beats_floats_spent_without_looking() -> None:
+    found = comparisons(*tournament_of("tournament-smoke"))
+    known = found[found["n"] > 0]
+    assert says(f"over all {len(known)} comparisons")
+    first = known[known["control"] == "first"]
+    assert len(first) == 8
+    assert not (first["p_holm"] < 0.05).any()
+    assert says(f"difference is {signed(ends(against(found, 'accordion', 'first')))}")
+    (worse,) = (row for _, row in known.iterrows() if row["p_holm"] < 0.05)
+    assert (worse["arm"], worse["control"]) == ("l-greco accordion", "coin")
+    mean, high, low = (-x for x in ends(worse))
+    assert says(f"by {plain((mean, low, high))} points against the coin (p {worse['p_holm']:.3f}")
+
+
+def when_rank_4_is_taken_matters_little() -> None:
+    found = moments(*tournament_of("tournament-smoke"))
+    lost = [against(found, f"last {n}", "first") for n in (6, 12)]
+    words = [plain((-r["difference"], -r["ci_high"], -r["ci_low"])) for r in lost]
+    assert says(f"loses {' and '.join(words)} against as much in the first")
+    assert says(f"(p {' and '.join(f'{r.p:.2f}' for r in lost)}; 0.4 after correction")
+    assert {round(row["p_holm"], 1) for row in lost} == {0.4}
+    assert says(f"for {len(found)} comparisons")
+    drawn = against(found, "coin 12", "last")
+    assert says(f"by {plain(ends(drawn))}, also after it (p {drawn['p_holm']:.3f})")
+    (left,) = (row for _, row in found.iterrows() if row["p_holm"] < 0.05)
+    assert left.equals(drawn)
+
+
+def test_within_a_wide_range_of_rates_all_arms_are_alike_on_validation_data() -> None:
+    path = REFERENCE / "tournament-smoke-tune.json"
+    scores: dict[float, list[float]] = {}
+    for trial in json.loads(path.read_text())["trials"]:
+        rate = float(trial["values"].split("=")[1])
+        scores.setdefault(rate, []).append(100 * fmean(trial["scores"]))
+    assert len(scores) == 9
+    assert {len(found) for found in scores.values()} == {23}
+    flat = [x for rate, found in scores.items() if rate <= 0.1 for x in found]
+    assert says(f"{min(flat):.1f} to {max(flat):.1f} % at rates from {min(scores)} to 0.1")
 
 
 # -- a language model ------------------------------------------------------------------------

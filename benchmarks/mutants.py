@@ -1,6 +1,6 @@
 """Which single-line bugs do the tests not see?
 
-``python -m benchmarks.mutants [--number N] [--seed S] [--only PATH] [--budget SECONDS] [--again]``
+``python -m benchmarks.mutants [--number N] [--seed S] [--only PATH] [--part I N] [--again]``
 puts bugs into the core, one at a time, in a copy of the tree, and runs the tests that call the
 function concerned, quick ones first, until one fails. The log is continued; ``--again`` tries once
 more what lived. ``benchmarks/mutants.md`` counts everything in the log that still is in the code,
@@ -144,33 +144,49 @@ def report(rows: list[dict[str, Any]], known: dict[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def logged(log: Path) -> dict[str, dict[str, Any]]:
+    """The last row of each mutant."""
+    lines = log.read_text().splitlines() if log.exists() else []
+    return {row["mutant"]: row for row in map(json.loads, lines)}
+
+
 def main() -> None:
     """Try, log, write the report; exit code 1 if one lives without a reason."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--number", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", metavar="PATH", help="regimes/ROOM or a file of it")
+    parser.add_argument(
+        "--part",
+        nargs=2,
+        type=int,
+        default=(1, 1),
+        metavar=("I", "N"),
+        help="only each N-th, from the I-th on: for several cores",
+    )
     parser.add_argument("--budget", type=float, default=60, help="seconds of tests per bug")
     parser.add_argument("--again", action="store_true", help="try once more what lived")
     parser.add_argument("--log", type=Path, default=REPORT.with_suffix(".jsonl"))
     asked = parser.parse_args()
-    lines = asked.log.read_text().splitlines() if asked.log.exists() else []
-    done = {row["mutant"]: row for row in map(json.loads, lines)}
+    done = logged(asked.log)
     import_what_is_heavy()
     every = spread(asked.seed)
     todo = [m for m in every if m.file.startswith(asked.only)][: asked.number]
+    part, parts = asked.part
+    todo = todo[part - 1 :: parts]
     with tempfile.TemporaryDirectory(prefix="regimes-") as scratch:
         tree = copy_tree(Path(scratch, "tree"))
         calls = who_calls_what(tree, ORACLES, CALLS)
         for mutant in todo:
             old = done.get(mutant.key)
             if old is None or (asked.again and not old["found"]):
-                done[mutant.key] = row = tried(mutant, tree, calls, asked.budget)
+                row = tried(mutant, tree, calls, asked.budget)
                 with asked.log.open("a") as log:
                     log.write(json.dumps(row) + "\n")
                 word = f"found by {row['by']}" if row["found"] else f"ALIVE, {row['tests']} tests"
                 print(f"{row['seconds']:6.1f} s  {mutant.key}: {word}", flush=True)
     known = reasons(REPORT.read_text() if REPORT.exists() else "")
+    done = logged(asked.log)
     rows = [done[mutant.key] for mutant in every if mutant.key in done]
     REPORT.write_text(report(rows, known))
     sys.exit(any(not row["found"] and row["mutant"] not in known for row in rows))

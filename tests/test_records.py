@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from regimes.records import (
     load,
     load_all,
     pack,
+    provenance,
     read_lines,
     summary,
 )
@@ -205,3 +207,10 @@ def test_a_statistic_of_some_epochs_only_is_missing_in_the_others() -> None:
     assert found["norm"].fillna(-1).to_list() == [1, -1, -1, -1]
     assert found["trace"].fillna(-1).to_list() == [-1, -1, 2, 3]
     assert found["level"].isna().to_list() == [False, True, False, True]
+
+
+def test_bytes_of_a_command_line_that_are_no_letters_are_spelt_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/bin/regimes", "run", "é", "caf\udce9"])
+    assert provenance.machine()["command"] == r"regimes run é caf\udce9"

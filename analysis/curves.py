@@ -115,6 +115,9 @@ def _differences(runs: Sequence[Record], one: Record) -> list[str]:
     decays = decay_epochs(runs[0])
     if decays != decay_epochs(one):
         said.append(f"decays at epoch {', '.join(map(str, decays)) or 'none'}")
+    rate, common = (run.config["optimizer"]["lr"] for run in (runs[0], one))
+    if rate != common:
+        said.append(f"learning rate {rate:g}, in place of {common:g}")
     meant, usual = style.levels(runs[0].config), style.levels(one.config)
     if meant != usual:
         said.append(meant)

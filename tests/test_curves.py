@@ -327,3 +327,10 @@ def test_batch_figure_from_the_command(batches: list[Record], tmp_path: Path) ->
     paths = batch.main(tmp_path, tmp_path / "out", name="figure5")
     assert {p.name for p in paths} > {"figure5.png", "figure5-decided.csv", "figure5-table.md"}
     assert all(path.exists() for path in paths)
+
+
+def test_the_caption_names_the_schedules_trained_at_another_rate() -> None:
+    runs = load_all(REFERENCE.with_name("lm-small-tuned.tar.xz"))
+    fig, _ = curves.figure(runs, schedules=("dense", "low", "high"))
+    said = " ".join(fig.get_supxlabel().split())
+    assert "low compression and high compression: learning rate 0.003, in place of 0.006." in said

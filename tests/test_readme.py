@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 from analysis import compare
 from analysis.__main__ import commands
 from regimes import presets
+from regimes.presets.language import DEMO_RATES
 from regimes.records import load_all
 
 ROOT = Path(__file__).parents[1]
@@ -27,10 +30,25 @@ def region(name: str) -> str:
 
 
 def test_the_first_table_is_what_the_records_say() -> None:
-    rows, _ = compare.table(load_all(REFERENCE / "small.tar.xz"))
+    runs = load_all(REFERENCE / "lm-demo.tar.xz")
+    rates = {run.name: run.config["optimizer"]["lr"] for run in runs}
+    assert rates == DEMO_RATES
+    rows, _ = compare.table(runs)
+    assert {*rows["n"]} == {8}
     for row in rows.to_dict("records"):
-        numbers = f"{row['accuracy']:.1f} ± {row['sd']:.1f} | {row['of_low']:.2f}"
-        assert f"| `{row['schedule']}` | {numbers} |" in region("small")
+        name = row["schedule"]
+        numbers = f"{row['bits per byte']:.2f} ± {row['sd']:.2f} | {row['of_low']:.2f}"
+        assert f"| `{name}` | {rates[name]:g} | {numbers} |" in region("lm-demo")
+
+
+def test_the_demos_rates_are_those_that_the_trials_chose() -> None:
+    trials = json.loads((REFERENCE / "lm-demo-tune.json").read_text())
+    assert trials["chosen"] == {k: f"optimizer.lr={v:g}" for k, v in DEMO_RATES.items()}
+    for name, rate in DEMO_RATES.items():
+        means = {float(t["values"].split("=")[1]): fmean(t["scores"])
+                 for t in trials["trials"] if t["schedule"] == name}  # fmt: skip
+        assert len(means) == 5
+        assert min(means, key=lambda lr: means[lr]) == rate not in (min(means), max(means))
 
 
 @pytest.mark.parametrize(

@@ -377,6 +377,11 @@ class pair(nn.Module):
         (["levels.low=0"], ConfigError, "level of PowerSGD = 0: expected a rank"),
         ([*TOPK, "levels.low=101"], ConfigError, "percentage in (0, 100]"),
         (["levels.low=1", "levels.high=4"], ConfigError, "sends less than levels.high"),
+        (
+            ["compressor={name='quantise'}", "levels={low=4, high=8}"],  # as many numbers
+            ConfigError,
+            "levels.low = 4 sends less than levels.high = 8",
+        ),
         (["compressor=dense"], ConfigError, "level of dense = 4: expected"),
         (["compressor=sign"], ConfigError, "level of sign = 4: expected 1 (bit)"),
         (["policy=static", "policy.level=middle"], ConfigError, "add levels.middle"),

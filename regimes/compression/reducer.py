@@ -171,10 +171,11 @@ def costs_per_step(
 def check_order(
     chosen: Compressor, levels: Mapping[str, Level], layers: Sequence[Layer], workers: int
 ) -> None:
-    """Raise ConfigError unless "low" compression sends at least as much as "high"."""
+    """Raise ConfigError unless "low" compression sends at least as much as "high": as many floats,
+    and where these are equal, as those of bits of a quantiser, as many bytes."""
     if {"low", "high"} <= levels.keys():
         low, high = levels["low"], levels["high"]
-        sent = [traffic_table(chosen, layers, v, workers)[0] for v in (low, high)]
+        sent = [traffic_table(chosen, layers, v, workers) for v in (low, high)]
         if sent[0] < sent[1]:
             raise ConfigError(
                 f"levels.low = {low!r} sends less than levels.high = {high!r}: low and high "

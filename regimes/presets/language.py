@@ -76,7 +76,7 @@ def _shorter(steps: int, unit: int, test_windows: int) -> RunConfig:
 
 
 DEMO_RATES = {  # chosen of 0.0015 to 0.024 on text held out: data/reference/lm-demo-tune.json
-    "dense": 0.003, "low": 0.003, "high": 0.012, "low-first": 0.003, "low-last": 0.012,
+    "dense": 0.003, "low": 0.003, "mid": 0.003, "high": 0.012, "low-first": 0.003, "low-last": 0.012,
     "accordion": 0.003,
 }  # fmt: skip
 

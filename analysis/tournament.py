@@ -15,7 +15,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -34,6 +34,9 @@ from . import compare, tournament_figure
 from .command import Files
 from .equal_floats import comparisons, moments
 from .verdicts import ends_text, p_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NETWORKS = ("10Gbit/s,50us", "100Mbit/s,50us", "20Mbit/s,50ms")
 
@@ -177,6 +180,12 @@ def _ends(row: dict[Any, Any], digits: int, sign: str) -> str:
 
 def _share(value: float) -> str:
     return "" if math.isnan(value) else f"{100 * value:.1f} %"
+
+
+def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
+    """The fronts of these runs, and what is drawn; errors as `entries`."""
+    each = entries(runs)
+    return tournament_figure.figure(table(each, tested_by(runs[0])), runs[0], NETWORKS)
 
 
 def main(

@@ -13,7 +13,7 @@ from statistics import fmean, stdev
 import pandas as pd
 import pytest
 
-from analysis import claims, collapse, pools, quadratic, rivals, tournament
+from analysis import claims, collapse, compare, pools, quadratic, rivals, tournament
 from analysis.effects import minus
 from analysis.equal_floats import comparisons, moments
 from analysis.verdicts import verdict
@@ -73,6 +73,13 @@ def floats(source: str, name: str) -> str:
     """Of low's, the mean over seeds."""
     shares = [share_of_low(run.header, run.rows) for run in records(source) if run.name == name]
     return f"{sum(s or 0 for s in shares) / len(shares):.2f}"
+
+
+def test_figure_2_in_one_table() -> None:
+    rows, _ = compare.table(records("small"))
+    for row in rows.to_dict("records"):
+        numbers = f"{row['accuracy']:.1f} ± {row['sd']:.1f} | {row['of_low']:.2f}"
+        assert says(f"| `{row['schedule']}` | {numbers} |")
 
 
 # -- where, or only how many -----------------------------------------------------------------

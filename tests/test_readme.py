@@ -33,7 +33,7 @@ def test_the_first_table_is_what_the_records_say() -> None:
     runs = load_all(REFERENCE / "lm-demo.tar.xz")
     rates = {run.name: run.config["optimizer"]["lr"] for run in runs}
     assert rates == DEMO_RATES
-    rows, _ = compare.table(runs)
+    rows, _ = compare.table(runs, ())
     assert {*rows["n"]} == {8}
     for row in rows.to_dict("records"):
         name = row["schedule"]

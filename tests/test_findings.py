@@ -276,6 +276,8 @@ def ranks_and_accordions_signal() -> None:
         ("and {} against rank 4", "rank 4", "rank 1"),
     ]:
         assert says(text_.format(plain(effect("tournament-smoke", a, b))))
+    lost = plain(effect("tournament-smoke", "dense", "rank 1"))
+    assert says(f"rank 1 loses {lost} points in place of 1.5", "how-to/start.md")
     mean, low, high = effect("tournament-smoke", "accordion", "forced")
     assert says(f"Its signal adds {mean:.1f} [{low:.1f}, {high:+.1f}] to its forced parts")
 
@@ -335,6 +337,35 @@ def test_the_tuned_language_model_has_the_scores_of_its_trials() -> None:
 def test_the_tuned_language_model_at_its_best_rates(pair: str) -> None:
     a, b = pair.split(" - ")
     assert says(f"| {pair} | {signed(effect('lm-small-tuned', a, b), 2)} |")
+
+
+@pytest.mark.parametrize(
+    "pair", ["high - low", "low-first - high", "low-last - high", "low-last - low-first",
+             "low-first - mid", "accordion - low", "accordion - mid"],
+)  # fmt: skip
+def test_when_low_compression_is_sent_in_the_tuned_demo(pair: str) -> None:
+    a, b = pair.split(" - ")
+    sent = " and ".join(floats("lm-demo", name) for name in (a, b))
+    assert says(f"| {pair} | {sent} | {signed(effect('lm-demo', a, b), 2)} |")
+
+
+def test_what_is_said_of_the_demos_baseline() -> None:
+    rows, _ = compare.table(records("lm-demo"), ())
+    at = rows.set_index("schedule")
+    mid, first, accordion = (at["of_low"][name] for name in ("mid", "low-first", "accordion"))
+    assert says(f"for {100 * (mid / first - 1):.0f} % more floats")
+    assert says(f"beat it, for {100 * (accordion / mid - 1):.0f} % more")
+    low, flat = (at["sd"][name] for name in ("low", "mid"))
+    assert says(
+        f"have a standard deviation of {low:.2f}, those of rank 2, at half that rate, {flat:.2f}"
+    )
+    won = [tuple(-x for x in effect("lm-demo", a, "high")) for a in ("low-first", "low-last")]
+    (early, high, low), (late, *_) = won
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert (
+        f"it wins back {early:.2f} [{low:.2f}, {high:.2f}] of that, in the last {late:.2f}."
+        in readme
+    )
 
 
 # -- error per float -------------------------------------------------------------------------

@@ -8,8 +8,9 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test test-all integrations same-bits mutants fuzz bench gpu notebooks docs docs-serve release check clean
 
-demo: .venv/demo.stamp  ## a language model under 6 schedules, each at its own rate, 3 seeds: 3 minutes
-	$(BIN)/regimes ablate lm-demo --seeds 3 --first-seed 3000 --jobs 2 --out runs/demo
+DEMO = $(foreach name,low mid high low-first low-last accordion,--schedules $(name))
+demo: .venv/demo.stamp  ## a language model, 6 schedules at their own rates, 3 seeds: 2 to 3 minutes
+	$(BIN)/regimes ablate lm-demo --seeds 3 --first-seed 3000 --jobs 2 $(DEMO) --out runs/demo
 	$(BIN)/regimes figure curves runs/demo --out figures --name demo
 	@echo "notebooks: $(BIN)/jupyter lab notebooks"
 

@@ -1,6 +1,7 @@
 """Which single-line bugs do the tests not see?
 
-``python -m benchmarks.mutants [--number N] [--seed S] [--only PATH] [--part I N] [--again]``
+``python -m benchmarks.mutants [--number N] [--seed S] [--only PATH] [--part I N]
+[--budget SECONDS] [--again]``
 puts bugs into the core, one at a time, in a copy of the tree, and runs the tests that call the
 function concerned, quick ones first, until one fails. The log is continued; ``--again`` tries once
 more what lived. ``benchmarks/mutants.md`` counts everything in the log that still is in the code,

@@ -122,7 +122,7 @@ def test_the_component_for_torchx_parses() -> None:
 
 @pytest.mark.integrations
 def test_torchx_makes_a_job_of_it() -> None:
-    builders = pytest.importorskip("torchx.specs.builders")
+    builders = pytest.importorskip("torchx.specs.builders", reason="make integrations")
     file = CLUSTER / "torchx_regimes.py"
     spec = importlib.util.spec_from_file_location("torchx_regimes", file)
     assert spec is not None

@@ -16,7 +16,7 @@ import pytest
 from analysis import claims, collapse, compare, pools, quadratic, rivals, tournament
 from analysis.effects import minus
 from analysis.equal_floats import comparisons, moments
-from analysis.verdicts import verdict
+from analysis.verdicts import holm, p_value, verdict
 from regimes.plotting import groups
 from regimes.plotting.metrics import Metric
 from regimes.records import Record, load_all, share_of_low
@@ -317,6 +317,10 @@ def test_within_a_wide_range_of_rates_all_arms_are_alike_on_validation_data() ->
         rate = float(trial["values"].split("=")[1])
         scores.setdefault(rate, []).append(100 * fmean(trial["scores"]))
     assert len(scores) == 9
+    trials = json.loads(path.read_text())["trials"]
+    at = {t["schedule"]: t["scores"] for t in trials if t["values"] == "optimizer.lr=0.4"}
+    one, four = (f"{100 * fmean(at[name]):.1f}" for name in ("rank 1", "rank 4"))
+    assert says(f"rank 1 has {one} % of the validation images and rank 4 {four} %")
     assert {len(found) for found in scores.values()} == {23}
     flat = [x for rate, found in scores.items() if rate <= 0.1 for x in found]
     assert says(f"{min(flat):.1f} to {max(flat):.1f} % at rates from {min(scores)} to 0.1")
@@ -341,12 +345,22 @@ def test_the_tuned_language_model_at_its_best_rates(pair: str) -> None:
 
 @pytest.mark.parametrize(
     "pair", ["high - low", "low-first - high", "low-last - high", "low-last - low-first",
-             "low-first - mid", "accordion - low", "accordion - mid"],
+             "low-first - mid", "accordion - low", "accordion - low-first", "accordion - mid"],
 )  # fmt: skip
 def test_when_low_compression_is_sent_in_the_tuned_demo(pair: str) -> None:
     a, b = pair.split(" - ")
     sent = " and ".join(floats("lm-demo", name) for name in (a, b))
     assert says(f"| {pair} | {sent} | {signed(effect('lm-demo', a, b), 2)} |")
+
+
+def test_the_demos_p_values() -> None:
+    mid = ["low-first - mid", "accordion - mid"]
+    pairs = re.findall(r"^\| (\S+ - \S+) \| [\d.]+ and ", page_of("findings.md"), re.MULTILINE)
+    values = [p_value(minus(*pair.split(" - "))(records("lm-demo"))) for pair in pairs]
+    corrected = dict(zip(pairs, holm(values), strict=True))
+    assert len(corrected) == 8
+    assert says(f"(p {' and '.join(f'{corrected.pop(pair):.2f}' for pair in mid)}), the others "
+                f"hold (p at most {max(corrected.values()):.3f})")  # fmt: skip
 
 
 def test_what_is_said_of_the_demos_baseline() -> None:

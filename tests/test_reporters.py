@@ -161,7 +161,7 @@ def test_wandb_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.integrations
 def test_wandb_itself(tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
+    pytest.importorskip("wandb", reason="needs wandb: make integrations")
     config = override(regimes.get_preset("smoke"), SHORT)
     out = tmp_path / "run"
     regimes.run(config, out, reporters=reporters(["wandb", "tensorboard"], out))

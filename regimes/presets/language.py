@@ -85,7 +85,7 @@ DEMO_RATES = {  # chosen of 0.00075 to 0.024 on text held out: data/reference/lm
 def lm_demo() -> Grid:
     """`regimes ablate lm-demo --seeds 3 --jobs 2`: `lm-small` in 192 steps, 24 units of 8: dense,
     ranks 4, 2 and 1, rank 4 in the first or last quarter, ACCORDION, each at its own learning
-    rate; 3 minutes, 2 cores."""
+    rate; 3.5 minutes, 2 cores."""
     every, base = lm_small_grid(), _shorter(192, 8, 128)
     cells = families.follow(base, {name: every[name].policy for name in DEMO_RATES})
     return {name: families.at_rate(cell, DEMO_RATES[name]) for name, cell in cells.items()}

@@ -4,9 +4,10 @@ The arms of a grid share network, data, steps and PowerSGD's ranks 1 to 4, and d
 for which layers, a rank is taken. Each is to be trained at its own learning rate, which validation
 data choose from one list for all (`RATES`), and then with other seeds::
 
-    regimes tune tournament-smoke --values optimizer.lr=0.0125,0.025,0.05,0.1,0.2,0.4,0.8 \\
-      --set data.validation_size=200 --seeds 3 --out runs/tune/tournament-smoke
-    regimes ablate runs/tune/tournament-smoke/chosen --seeds 10 --first-seed 3000 \\
+    regimes tune tournament-smoke --set data.validation_size=200 --seeds 3 --first-seed 1000 \\
+      --values optimizer.lr=0.003125,0.00625,0.0125,0.025,0.05,0.1,0.2,0.4,0.8 \\
+      --out runs/tune/tournament-smoke
+    regimes ablate runs/tune/tournament-smoke/chosen --seeds 16 --first-seed 3000 \\
       --out runs/tournament-smoke
     regimes figure tournament runs/tournament-smoke
 
@@ -38,7 +39,7 @@ LADDERS: dict[str, tuple[str, ...]] = {  # the controls of one kind, from few fl
 }
 NEVER = 1e9  # a threshold: no norm changes so much
 RATES = {
-    "tournament-smoke": "0.0125,0.025,0.05,0.1,0.2,0.4,0.8",
+    "tournament-smoke": "0.003125,0.00625,0.0125,0.025,0.05,0.1,0.2,0.4,0.8",
     "tournament-lm": "0.00075,0.0015,0.003,0.006,0.012,0.024",
     "tournament-small": "0.0125,0.025,0.05,0.1,0.2,0.4",
 }

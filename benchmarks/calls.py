@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from time import perf_counter  # by name: a test may put another into the module
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -40,7 +41,7 @@ class Watch:
         self._names: dict[Any, str | None] = {}  # of code objects
 
     def pytest_runtest_logstart(self) -> None:
-        self._began, self._seen = time.perf_counter(), set[str]()
+        self._began, self._seen = perf_counter(), set[str]()
         if self.tracing:
             threading.settrace(self._called)
             sys.settrace(self._called)
@@ -49,7 +50,7 @@ class Watch:
         if report.failed:
             self.failed = self.failed or report.nodeid
         elif report.passed and report.when == "call":
-            seconds = time.perf_counter() - self._began
+            seconds = perf_counter() - self._began
             self.calls[report.nodeid] = (round(seconds, 2), sorted(self._seen))
 
     def pytest_runtest_logfinish(self) -> None:

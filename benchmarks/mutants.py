@@ -4,10 +4,10 @@
 [--budget SECONDS] [--again]``
 puts bugs into the core, one at a time, in a copy of the tree, and runs the tests that call the
 function concerned, quick ones first, until one fails. The log is continued; ``--again`` tries once
-more what lived. ``benchmarks/mutants.md`` counts everything in the log that still is in the code,
-and lists those alive; a reason written there behind one ("equivalent: ..." or "accepted: ...") is
-kept. Which tests call what is measured first, for 40 minutes, and kept in ``runs``; again for files
-of tests that have changed. Needs ``os.fork``.
+more what lived without a reason. ``benchmarks/mutants.md`` counts everything in the log that still
+is in the code, and lists those alive; a reason written there behind one ("equivalent: ..." or
+"accepted: ...") is kept. Which tests call what is measured first, for 20 minutes, and kept in
+``runs``; again for files of tests that have changed. Needs ``os.fork``.
 """
 
 from __future__ import annotations
@@ -172,10 +172,13 @@ def main() -> None:
         help="only each N-th, from the I-th on: for several cores",
     )
     parser.add_argument("--budget", type=float, default=60, help="seconds of tests per bug")
-    parser.add_argument("--again", action="store_true", help="try once more what lived")
+    parser.add_argument(
+        "--again", action="store_true", help="try once more what lived without a reason"
+    )
     parser.add_argument("--log", type=Path, default=REPORT.with_suffix(".jsonl"))
     asked = parser.parse_args()
     done = logged(asked.log)
+    known = reasons(REPORT.read_text() if REPORT.exists() else "")
     import_what_is_heavy()
     every = spread(asked.seed)
     todo = [m for m in every if m.file.startswith(asked.only)][: asked.number]
@@ -186,13 +189,12 @@ def main() -> None:
         calls = who_calls_what(tree, oracles(), CALLS)
         for mutant in todo:
             old = done.get(mutant.key)
-            if old is None or (asked.again and not old["found"]):
+            if old is None or (asked.again and not old["found"] and mutant.key not in known):
                 row = tried(mutant, tree, calls, asked.budget)
                 with asked.log.open("a") as log:
                     log.write(json.dumps(row) + "\n")
                 word = f"found by {row['by']}" if row["found"] else f"ALIVE, {row['tests']} tests"
                 print(f"{row['seconds']:6.1f} s  {mutant.key}: {word}", flush=True)
-    known = reasons(REPORT.read_text() if REPORT.exists() else "")
     done = logged(asked.log)
     rows = [done[mutant.key] for mutant in every if mutant.key in done]
     REPORT.write_text(report(rows, known))

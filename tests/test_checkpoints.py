@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ import torch
 from test_train import config
 
 import regimes
+from regimes.collectives.world import World
 from regimes.config import RunConfig, override, to_dict
 from regimes.errors import ConfigError, RecordError, RegimesError
-from regimes.training import checkpoint, loop
+from regimes.training import checkpoint, loop, state
 from regimes.training.build import Run, prepare
 from regimes.training.termination import GracefulShutdown
 
@@ -202,6 +204,16 @@ def test_an_older_checkpoint_that_is_a_link_is_left_alone(out: Path) -> None:
     (out / "checkpoints/epoch-0000").symlink_to(theirs(out))
     assert len(regimes.run(config(epochs=5), out, resume=True).rows) == 5
     assert (out / "checkpoints/epoch-0000/thesis.txt").exists()
+
+
+@pytest.mark.parametrize("union", [True, False])
+def test_residuals_of_other_processes_are_theirs_or_their_mean(union: bool) -> None:
+    """Two files, of a row for each of two workers and of the mean of two, by hand."""
+    run: Any = SimpleNamespace(world=World(4), gradients=SimpleNamespace(union=union))
+    rows = torch.tensor([[1.0], [2.0]])
+    found = state._hosted_rows(run, [([0, 1], rows), ([2, 3], torch.tensor([[6.5]]))])
+    assert found is not None
+    assert found.tolist() == ([[4.0]] if union else [[1.0], [2.0], [6.5], [6.5]])
 
 
 def test_a_state_that_does_not_fit_is_one_sentence(out: Path) -> None:

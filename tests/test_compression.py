@@ -18,6 +18,7 @@ from regimes.collectives.requests import Layer, Traffic
 from regimes.collectives.world import World
 from regimes.compression import Compressor, compressor
 from regimes.compression.alternating import ACPSGD
+from regimes.compression.base import State
 from regimes.compression.batched import stacked
 from regimes.compression.cosine import DCTTopK
 from regimes.compression.orthonormal import in_one_batch, orthonormal
@@ -242,7 +243,7 @@ def test_orthonormal_in_one_batch(cases: list[tuple[int, int, str]], seed: int) 
         assert lost <= 1e-9 * torch.linalg.matrix_norm(rows)
 
 
-EVENLY = [[7], [0, 6, 12], [0, 2, 4], [3, 3]]
+EVENLY = [[7], [0, 6], [0, 6, 12], [0, 2, 4], [3, 3]]
 
 
 @pytest.mark.parametrize("places", [*EVENLY, [12, 6, 0], [0, 6, 13]])
@@ -253,6 +254,15 @@ def test_stacked_is_torch_stack(places: list[int]) -> None:
     assert (stacked(parts).data_ptr() == parts[0].data_ptr()) == (places in EVENLY)  # no copy
     copies = [part.clone() for part in parts]
     assert torch.equal(stacked(copies), torch.stack(copies))
+
+
+@pytest.mark.parametrize(("chosen", "low", "high"), EVERY)
+def test_the_first_row_is_worker_0_unless_told_otherwise(
+    chosen: Compressor, low: object, high: object
+) -> None:
+    layer = Layer("a", (6, 10))
+    assert [chosen.init(layer, 7, *w).first_worker for w in ((), (0,), (2,))] == [0, 0, 2]
+    assert State((7, "a")).first_worker == 0
 
 
 @pytest.mark.parametrize(("chosen", "low", "high"), [*EVERY, FADING])

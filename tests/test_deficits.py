@@ -35,6 +35,13 @@ def test_a_blurred_edge_by_hand() -> None:
     assert found[0, 0].tolist() == [[0.0, 1.0, 3.0, 4.0]] * 4
 
 
+def test_images_too_small_to_be_blurred_are_refused() -> None:
+    x, index = torch.zeros(1, 1, 8, 6), torch.zeros(1, dtype=torch.long)
+    assert Blur(factor=6).inputs(x, index, 0, 0).shape == x.shape
+    with pytest.raises(ConfigError, match=r"factor = 7: expected at most the size of the 8x6 im"):
+        Blur(factor=7).inputs(x, index, 0, 0)
+
+
 def test_gradient_noise_is_so_many_times_the_root_mean_square() -> None:
     """Of each layer, whatever its size: 3 times 2 for the first, 3 times 5 for the second."""
     updates = [torch.full((100, 400), 2.0), torch.full((20_000,), -5.0)]

@@ -239,6 +239,8 @@ def test_signals_within_a_second_are_one(monkeypatch: pytest.MonkeyPatch) -> Non
         now[0] += 0.2
         with pytest.raises(termination.Terminated, match="within an epoch"):
             signal.raise_signal(signal.SIGTERM)
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)  # or it would end what comes next
 
 
 def test_a_grace_of_nothing_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

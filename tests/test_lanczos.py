@@ -116,6 +116,17 @@ def test_restarts_reach_the_same_values(block, monkeypatch):
     assert torch.allclose(found.smallest, exact[:2], atol=1e-12)
 
 
+@given(st.integers(0, 4), st.integers(0, 4), st.integers(1, 30), st.integers(2, 30))
+def test_a_restart_keeps_what_is_wanted_and_leaves_room(largest, smallest, size, capacity):
+    ends = algorithm._Ends(largest, smallest)
+    if sum(ends) == 0 or capacity < 2 * sum(ends):
+        return
+    wanted = {*range(size)[:smallest], *range(size)[max(size - largest, 0) :]}
+    kept = ends.kept(size, capacity)
+    assert wanted <= set(kept) <= set(range(size))
+    assert len(kept) == len(set(kept)) < size or len(wanted) == size
+
+
 def test_a_block_finds_a_multiple_eigenvalue():
     h = matrix([*np.linspace(-1, 1, 150), 9.0, 9.0])
     start = torch.randn(2, len(h), generator=stream(3), dtype=torch.float64)
@@ -198,6 +209,7 @@ def test_a_rotation_is_orthogonal_however_near_its_axis(sign, tilt):
         ({"largest": 0}, "at least one in all"),
         ({"largest": 3, "max_products": 2}, "at least 3, one a value"),
         ({"start": torch.zeros(2, 9)}, r"\(p, 10\)"),
+        ({"start": torch.zeros(0, 10)}, r"shape of start = \(0, 10\): expected \(p, 10\)"),
     ],
 )
 def test_bad_input_is_one_sentence(options, sentence):

@@ -196,6 +196,15 @@ def test_a_change_waits_for_the_synchronisation(tmp_path: Path) -> None:
     assert all(row["train_loss"] for row in record.rows)
 
 
+def test_each_shared_step_is_a_round(tmp_path: Path) -> None:
+    """17 steps in units of 3: a period of 4, from step 7 of 1, which is taken up when all meet
+    after step 8, from step 13 of 4 again: they meet after steps 4, 8, 9, 10, 11, 12, 16, 17."""
+    rule = "sync_policy={name='windows',windows=[[2,4]],inside='1',outside='4'}"
+    record = regimes.run(text("unit_steps=3", rule), tmp_path)
+    assert [row["sync"]["period"] for row in record.rows] == [4, 4, 1, 1, 4, 4]
+    assert [row["sync"]["rounds"] for row in record.rows] == [0, 1, 2, 3, 0, 2]
+
+
 def test_floats_are_those_of_the_rounds(tmp_path: Path) -> None:
     size = sum(p.numel() for p in prepare(text()).model.parameters())
     for more, states in (((), 0), (("outer.states=average",), 2)):
@@ -373,3 +382,12 @@ def test_what_makes_no_sense_is_refused(setting: str, tmp_path: Path) -> None:
         regimes.run(c, tmp_path / "run")
     assert WRONG[setting] in str(error.value)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("settings", [
+    ("sync_levels={low=2,high=8}", "sync_policy={name='accordion'}"),  # movements throughout
+    ("sync_levels={low=1,high=8}", "sync_policy={name='accordion'}", "signal=movement"),
+    (SWITCH, "unit_steps=3"),  # no rule reads a norm
+])  # fmt: skip
+def test_norms_of_one_thing_may_be_read(settings: tuple[str, ...], tmp_path: Path) -> None:
+    assert regimes.run(text(*settings), tmp_path / "run").finished

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regimes.config import override
 from regimes.cost import cases as cost_cases
+from regimes.cost import measure
 from regimes.cost.cases import cases, measured, per_sample, recorded
 from regimes.cost.network import (
     ALGORITHMS,
@@ -372,6 +374,26 @@ def test_a_timed_preset_sends_what_its_run_sends(tmp_path: Path, settings: list[
     low, high = (timed[n].work for n in real if "(" in n)
     both = mean([(6.0, low), (2.0, high)])
     assert timed["low-in-critical"].work.bytes == pytest.approx(both.bytes)
+
+
+def test_the_command_times_a_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    config = override(get_preset("smoke/low-in-critical"), ["data.train_size=64", "epochs=2"])
+    frame = main([], config, TEN, None, steps=1)
+    assert {"dense", "low-in-critical"} <= set(frame["case"])
+    assert (frame["compute"] > 0).all()
+    assert "4 workers, 10 Gbit/s" in capsys.readouterr().out
+
+
+def test_the_first_call_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, calls = [0.0], []
+
+    def action() -> None:
+        calls.append(1)
+        now[0] += 100.0 if len(calls) == 1 else 2.0
+
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
+    assert measure.median_seconds(action, 1, torch.device("cpu")) == 2.0
+    assert len(calls) == 2
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,6 +34,7 @@ def flags() -> dict[str, Any]:
         tf32.append(torch.get_float32_matmul_precision())
     return {"tf32": tf32, "cudnn": [cudnn.deterministic, cudnn.benchmark],
             "algorithms": torch.are_deterministic_algorithms_enabled(),
+            "only warned of": torch.is_deterministic_algorithms_warn_only_enabled(),
             "workspace": os.environ.get(WORKSPACE)}  # fmt: skip
 
 
@@ -43,7 +44,7 @@ def allowed() -> bool:
     return tf32[0] in ("tf32", True)
 
 
-@pytest.fixture(params=["torch's own", "medium", "cudnn alone"])
+@pytest.fixture(params=["torch's own", "medium", "cudnn alone", "warnings"])
 def before(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict]:
     """What a user may have set."""
     monkeypatch.delenv(WORKSPACE, raising=False)
@@ -52,7 +53,9 @@ def before(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         torch.set_float32_matmul_precision("medium")
     if request.param == "cudnn alone" and conv is not None:
         conv.fp32_precision = "ieee"
+    torch.use_deterministic_algorithms(False, warn_only=request.param == "warnings")
     yield flags()
+    torch.use_deterministic_algorithms(False)
     torch.set_float32_matmul_precision("highest")
     if conv is not None:
         conv.fp32_precision = "tf32"

@@ -70,6 +70,8 @@ def test_adacomm_by_hand() -> None:
 @pytest.mark.parametrize("table", [
     {"name": "qsr", "alpha": 0.0}, {"name": "qsr", "alpha": 1.0, "base": 0},
     {"name": "adacomm", "base": 0}, {"name": "qsr"},
+    {"name": "qsr", "alpha": 1.0, "needs": []}, {"name": "adacomm", "needs": []},
+    {"name": "post-local", "needs": []},
 ])  # fmt: skip
 def test_what_makes_no_sense_is_refused(table: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
@@ -109,7 +111,7 @@ def test_the_spread_by_hand() -> None:
 
 def test_workers_that_share_a_step_have_no_spread() -> None:
     gauge = Spread().start(context(False))
-    gauge.step(torch.ones(4, 3), [])
+    gauge.step(torch.arange(12.0).view(4, 3), [])  # their gradients, say: they differ
     assert gauge.read(0).layers["spread"] == [0.0, 0.0]
     with pytest.raises(ConfigError, match="have one model: set sync_policy"):
         Spread().start(context(None))

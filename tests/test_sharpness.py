@@ -40,6 +40,17 @@ def test_along_the_gradient_of_a_quadratic_it_is_the_rayleigh_quotient(start: fl
     assert torch.equal(model.w, torch.ones(3, dtype=torch.float64))
 
 
+def test_it_counts_its_passes() -> None:
+    calls = []
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        calls.append(x)
+        return flat_loss(model, x)
+
+    found = critical_sharpness(bowl([3.0, 1.0]), loss, [torch.zeros(2)], start=0.5)
+    assert found.forwards == len(calls) > 2
+
+
 def test_along_an_eigenvector_it_is_the_eigenvalue() -> None:
     model = bowl([3.0, 1.0, 0.25])
     with torch.no_grad():

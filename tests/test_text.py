@@ -270,17 +270,20 @@ def test_processes_equal_simulation(text: Path, tmp_path: Path) -> None:
     same_text(tmp_path / "1x4", tmp_path / "2x2")
 
 
+@pytest.mark.parametrize("unit", [(), ("unit_steps=3",)])
 def test_resumed_equals_uninterrupted(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    unit: tuple[str, ...], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped in the middle of an epoch, where a hidden state is being carried."""
-    c = config(text, *TOPK, "model.dropout=0.2", "dtype=float32", epochs=4)
+    """Stopped in the middle of an epoch, where a hidden state is being carried, and continued from
+    its beginning or, by units of 3 of its 7 steps, from its first step."""
+    c = config(text, *TOPK, *unit, "model.dropout=0.2", "dtype=float32", epochs=4)
     regimes.run(c, tmp_path / "whole")
     original = Streams.epoch
 
-    def broken(self: Streams, epoch: int, *args: Any) -> Iterator[Any]:
-        yield from islice(original(self, epoch, *args), 3 if epoch == 2 else None)
-        if epoch == 2:
+    def broken(self: Streams, epoch: int, hosted: range, first: int = 0) -> Iterator[Any]:
+        now = epoch == 2 and (first > 0 or not unit)
+        yield from islice(original(self, epoch, hosted, first), 2 if now else None)
+        if now:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Streams, "epoch", broken)

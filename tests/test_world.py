@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ import torch
 import torch.distributed as dist
 from ddp_scripts import group
 
+from regimes.collectives import group as group_module
+from regimes.collectives import processes
 from regimes.collectives.group import GroupWorld, default_group
 from regimes.collectives.processes import connect
 from regimes.collectives.requests import Gather, Mean
@@ -126,6 +130,28 @@ def test_a_users_group_meets_at_a_barrier_and_its_end_is_told() -> None:
     assert min(left for _, _, left, _ in answers) >= max(came for _, came, _, _ in answers)
     for *_, said in answers:
         assert said == "the process group has ended: train before dist.destroy_process_group()"
+
+
+def on_groups_of_one(rank: int) -> float:
+    """The largest value in a group of this process alone."""
+    mine = [dist.new_group([other]) for other in range(2)][rank]
+    value = torch.tensor([float(rank)])
+    group_module._largest(weakref.ref(mine), value).wait()
+    return value.item()
+
+
+def test_the_largest_is_that_of_the_group_itself() -> None:
+    assert group.run(on_groups_of_one, 2) == [0.0, 1.0]
+
+
+def test_only_an_end_that_would_wait_for_others_is_cut_short(tmp_path: Path) -> None:
+    """gloo's does not wait: its group ends in order, once."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    processes._leave(at_once=True)
+    assert dist.is_initialized()
+    processes._leave()
+    assert not dist.is_initialized()
+    processes._leave()
 
 
 def test_means_against_plain_torch() -> None:

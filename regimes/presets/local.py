@@ -1,30 +1,39 @@
 """When must workers synchronise? Grids of local steps: constant periods, and a period of 1 in one
-quarter of the run and of 32 in the rest, on the language model of `lm-small`."""
+quarter of the run and of 32 in the rest, on the language model of `lm-small` and the images of
+`small`."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from regimes.config import OptimizerConfig, OuterConfig, RunConfig
-from regimes.presets import families, language
+from regimes.config import OuterConfig, RunConfig
+from regimes.presets import cpu, families, language
 from regimes.presets.registry import Grid, grid
 
 QUARTERS = {"first": (0, 6), "second": (6, 12), "third": (12, 18), "last": (18, 24)}
 LADDER = tuple(f"every {n}" for n in (128, 32, 8, 4, 2, 1))  # from few floats to many
+RANDOM = {
+    "random quarter": {
+        "name": "detected",
+        "detector": {"name": "random-windows", "share": 0.25, "epochs": 24},
+    }
+}
 DILOCO = OuterConfig(lr=0.7, momentum=0.9, nesterov=True)
 
 
-def _base(optimizer: OptimizerConfig | None = None) -> RunConfig:
-    plain = language.lm_small()
+def _base(plain: RunConfig, validation: int) -> RunConfig:
     return replace(
         plain,
-        data=replace(plain.data, validation_size=16_385),
-        optimizer=optimizer or plain.optimizer,
+        data=replace(plain.data, validation_size=validation),
         policy=families.static("dense"),
         sync_levels={"low": 1, "high": 32},
         signal="movement/lr",
     )
+
+
+def _language() -> RunConfig:
+    return _base(language.lm_small(), 16_385)
 
 
 def _arms(base: RunConfig, rules: dict[str, dict[str, Any]]) -> Grid:
@@ -44,14 +53,15 @@ def lm_local() -> Grid:
     """`regimes tune lm-local --values optimizer.lr=0.0015,0.003,0.006,0.012`, then `regimes ablate
     runs/tune/lm-local/chosen --seeds 8 --first-seed 2000`: AdamW; a period of 4 sends what a
     quarter at 1 sends; a minute a run, 3 hours of one core."""
-    base = _base()
-    detector = {"name": "random-windows", "share": 0.25, "epochs": 24}
-    cells = _arms(base, {
-        **_constant(1, 2, 4, 8, 32, 128),
-        **_quarters("first", "second", "third", "last"),
-        "random quarter": {"name": "detected", "detector": detector},
-        "accordion": {"name": "accordion", "interval": 3},
-    })  # fmt: skip
+    cells = _arms(
+        _language(),
+        {
+            **_constant(1, 2, 4, 8, 32, 128),
+            **_quarters(*QUARTERS),
+            **RANDOM,
+            "accordion": {"name": "accordion", "interval": 3},
+        },
+    )
     diloco = replace(cells["every 32"], name="diloco 32", outer=DILOCO)
     return cells | {diloco.name: diloco}
 
@@ -60,6 +70,18 @@ def lm_local() -> Grid:
 def lm_local_sgd() -> Grid:
     """`regimes tune lm-local-sgd --values optimizer.lr=0.1,0.2,0.4,0.8`, then as `lm-local`: five
     arms with SGD and momentum; 70 minutes of one core."""
-    adamw = language.lm_small().optimizer
-    sgd = replace(adamw, name="sgd", lr=0.2, momentum=0.9, weight_decay=0.0, clip=1.0)
-    return _arms(_base(sgd), {**_constant(1, 4, 32), **_quarters("first", "last")})
+    base = _language()
+    sgd = replace(base.optimizer, name="sgd", lr=0.2, momentum=0.9, weight_decay=0.0, clip=1.0)
+    return _arms(
+        replace(base, optimizer=sgd), {**_constant(1, 4, 32), **_quarters("first", "last")}
+    )
+
+
+@grid("small-local")
+def small_local() -> Grid:
+    """`regimes tune small-local --values optimizer.lr=0.1,0.2,0.4,0.8`, then `regimes ablate
+    runs/tune/small-local/chosen --seeds 5 --first-seed 2000`: a network with BatchNorm, SGD and
+    momentum."""
+    return _arms(_base(cpu.small(), 1000), {
+        **_constant(1, 4, 8, 32, 128), **_quarters(*QUARTERS), **RANDOM,
+    })  # fmt: skip

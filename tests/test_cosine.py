@@ -11,6 +11,7 @@ from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression.cosine import DCTTopK, basis
 from regimes.compression.reducer import Reducer
+from regimes.errors import ConfigError
 
 F64 = torch.float64
 CPU = torch.device("cpu")
@@ -84,3 +85,10 @@ def test_demos_own_settings() -> None:
     cost = chosen.cost(layer, 100 * 32 / 64**2, workers=4)
     assert cost.bytes == 8 * 72 * 32 * (4 + 2)
     assert not chosen.linear
+
+
+def test_a_block_has_as_many_places_as_16_bits_count() -> None:
+    assert DCTTopK(chunk=181).chunk == 181  # 181^2 = 32,761 <= 2^15 < 182^2
+    for chunk in (0, 182):
+        with pytest.raises(ConfigError, match=r"compressor\.chunk = .*from 1 to 181"):
+            DCTTopK(chunk=chunk)

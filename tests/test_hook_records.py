@@ -27,6 +27,7 @@ from regimes.cost.network import Network
 from regimes.cost.predict import main as cost
 from regimes.cost.predict import predict
 from regimes.errors import RecordError
+from regimes.instruments.panel import Readings
 from regimes.monitor import watch as watching
 from regimes.monitor.text import headline
 from regimes.plotting import style
@@ -38,6 +39,7 @@ from regimes.replay.detect import main
 from regimes.replay.replay import replay
 from regimes.replay.spelling import defaults, rule
 from regimes.report import page
+from regimes.training.rows import of_a_job
 from regimes.training.silence import silence
 
 torch.set_num_threads(1)
@@ -387,3 +389,14 @@ def test_a_loss_of_unknown_unit_is_drawn_without_one(
     assert epochs.get_ylabel() == "training loss"
     (trainers, _) = panels(load(trained), column="train_loss")
     assert trainers.get_ylabel() == "training loss (nats)"
+
+
+def test_a_unit_of_ones_own_training_by_hand() -> None:
+    row = of_a_job(3, 5, 20, (0.1, 0.05), None, Readings({"norm:update": [2.0]}, {"x": 1.0}, {}))
+    assert row == {
+        "epoch": 3, "unit": {"first": 15, "stop": 20}, "lr": 0.1, "next_lr": 0.05,
+        "batch_size": None, "batch": {"level": None, "why": None, "multiple": 1},
+        "sync": {"level": None, "why": None, "period": 1}, "steps": 5, "train_loss": None,
+        "test_loss": None, "metric": None, "statistics": {"norm:update": [2.0]},
+        "model": {"x": 1.0}, "weights": None, "logged": {},
+    }  # fmt: skip

@@ -15,7 +15,7 @@ from regimes.config import override, to_dict
 from regimes.errors import RecordError
 from regimes.launch import sweep
 from regimes.monitor.watch import watch
-from regimes.records import Writer, edited, load, load_all, read_lines
+from regimes.records import Writer, edited, kinds, lines, load, load_all, read_lines
 from regimes.training.quirks import resolve
 
 Lines = list[bytes]
@@ -229,3 +229,24 @@ def test_a_record_of_odd_files_is_refused_at_once(tmp_path: Path) -> None:
         (folder / name).unlink()
         (folder / name).write_bytes(whole)
     load(folder)
+
+
+def test_a_line_that_is_too_long_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make(tmp_path / "run") / "epochs.jsonl"
+    longest = max(map(len, path.read_bytes().splitlines()))
+    monkeypatch.setattr(lines, "LONGEST_LINE", longest)
+    assert len(read_lines(path)) == 3
+    monkeypatch.setattr(lines, "LONGEST_LINE", longest - 1)
+    with pytest.raises(RecordError, match=rf"line \d is too long: {longest} bytes"):
+        read_lines(path)
+
+
+@pytest.mark.parametrize("empty", ([], {}))
+def test_free_tables_are_so_deep_at_most(empty: object) -> None:
+    value = empty
+    for _ in range(kinds.DEPTH):
+        assert kinds.FREE.fits(value)
+        value = {"within": value} if isinstance(empty, dict) else [value, 1]
+    assert not kinds.FREE.fits(value)

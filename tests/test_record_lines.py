@@ -243,7 +243,7 @@ def test_a_line_that_is_too_long_is_refused(
         read_lines(path)
 
 
-@pytest.mark.parametrize("empty", ([], {}))
+@pytest.mark.parametrize("empty", [[], {}])
 def test_free_tables_are_so_deep_at_most(empty: object) -> None:
     value = empty
     for _ in range(kinds.DEPTH):

@@ -42,6 +42,8 @@ OTHERS = {  # of tests/test_NAME.py: pages, figures and packages, which look at 
 REAL = {  # start processes, whose calls are not seen
     "regimes/collectives/": ("exchange", "world", "launchers", "fingerprint", "own_loop"),
     "regimes/training/fingerprint.py": ("fingerprint",),
+    "regimes/training/gradients.py": ("exchange",),
+    "regimes/training/step.py": ("exchange",),
     "regimes/training/rounds.py": ("local_steps",),
     "regimes/training/loop.py": ("reporters", "hard"),
     "regimes/training/termination.py": ("hard",),

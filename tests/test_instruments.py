@@ -126,6 +126,7 @@ def test_what_an_instrument_does_in_steps_is_on_its_own_clock(
         ({"curvature": {"images": 1000, "batch": 500}}, "the training set"),
         ({"curvature": {"modes": ["train"]}}, "instruments.curvature.modes[0]"),
         ({"curvature": {"every": 0}}, "curvature.every = 0: expected at least 1"),
+        ({"curvature": {"largest": 0}}, "curvature.largest = 0: expected at least 1"),
         ({"curvature": {"probes": 1}}, "0 or at least 2"),
         ({"curvatur": {}}, "did you mean 'curvature'"),
         ({"fisher": {"kind": "true"}}, "instruments.fisher.kind"),

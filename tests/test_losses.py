@@ -16,6 +16,7 @@ from regimes.data import classification
 from regimes.errors import TrainingError
 from regimes.records import read_lines
 from regimes.training import checkpoint, clock, losses
+from regimes.training.build import prepare
 
 LOOKS = (1, 2, 16)  # an epoch has 3 steps
 HIGH = ("policy=static", "policy.level=high")
@@ -121,6 +122,17 @@ def test_a_wait_that_began_before_what_it_is_moved_out_of_leaves_no_time_below_z
     time.move(0.1, "compute", "communicate")
     time.settle()
     assert time.seconds == pytest.approx({"compute": 2.9, "compress": 0.0, "communicate": 0.3})
+
+
+def test_who_looks_at_losses_has_the_clock_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    settled = []
+    time = clock.Clock(torch.device("cpu"))
+    monkeypatch.setattr(time, "settle", lambda: settled.append(1))
+    seen = losses.Losses(prepare(config()), time)
+    seen.every = 2
+    for step, looks in ((0, 0), (1, 1)):
+        seen.add(torch.tensor(1.0), torch.ones(4), 0, step)
+        assert len(settled) == looks
 
 
 # -- the flag of a gradient that is not finite ------------------------------------------------

@@ -99,8 +99,9 @@ def test_bad_input_is_one_sentence() -> None:
     model, x = bowl([1.0]), torch.zeros(2)
     with pytest.raises(ConfigError, match="The probe set is empty"):
         critical_sharpness(model, flat_loss, [])
-    with pytest.raises(ConfigError, match=r"tolerance = 1\.0: expected a number between"):
-        critical_sharpness(model, flat_loss, [x], tolerance=1.0)
+    for wrong in (0.0, 1.0):
+        with pytest.raises(ConfigError, match=rf"tolerance = {wrong}: expected a number between"):
+            critical_sharpness(model, flat_loss, [x], tolerance=wrong)
     with pytest.raises(ConfigError, match=r"start = -1\.0: expected a positive number"):
         critical_sharpness(model, flat_loss, [x], start=-1.0)
     dropout = nn.Sequential(OrderedDict(drop=nn.Dropout(0.5), line=nn.Linear(2, 2)))

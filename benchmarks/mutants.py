@@ -75,9 +75,10 @@ def chosen(mutant: Mutant, calls: Calls, budget: float) -> list[str]:
     if not direct or not mutant.function:
         direct = {t for t, (_, names) in calls.items() if any(n.startswith(wanted) for n in names)}
     files = {test.partition("::")[0] for test in direct}
-    files |= {f"tests/test_{name}.py" for place, names in REAL.items()
-              if mutant.file.startswith(place) for name in names}  # fmt: skip
-    near = [test for test in calls if test.partition("::")[0] in files]
+    real = {f"tests/test_{name}.py" for place, names in REAL.items()
+            if mutant.file.startswith(place) for name in names}  # fmt: skip
+    direct |= {test for test in calls if test.partition("::")[0] in real}
+    near = [test for test in calls if test.partition("::")[0] in files | real]
     near.sort(key=lambda test: (test not in direct, calls[test][0]))
     spent, picked = 0.0, defaultdict[str, list[str]](list)
     for test in near:

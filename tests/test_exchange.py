@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regimes import PowerSGD, TopK
+from regimes.collectives.overlap import make_buckets
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
@@ -125,6 +126,15 @@ def test_during_backward_equals_after_it_and_the_simulation(name: str) -> None:
     assert not after["overlaps"]
     assert (during["calls"] > after["calls"]) == during["overlaps"]
     assert during["threads"] == after["threads"]  # the thread has ended
+
+
+def test_buckets_by_hand() -> None:
+    """Layers of 3, 2, 2, 1, 4, 1 numbers, from the last to the first, in 16 bytes; the fourth is in
+    float64."""
+    sizes = {0: 3, 1: 2, 2: 2, 3: 1, 4: 4, 5: 1}
+    layers = [torch.zeros(n, dtype=torch.float64 if i == 3 else None) for i, n in sizes.items()]
+    assert make_buckets(layers, 16) == [[5], [4], [3], [2, 1], [0]]
+    assert make_buckets(layers, 1000) == [[5, 4], [3], [2, 1, 0]]
 
 
 # -- it does overlap -------------------------------------------------------------------------

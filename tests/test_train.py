@@ -105,6 +105,15 @@ def test_the_union_pass_equals_worker_by_worker(compressor: str, tmp_path: Path)
     same_run(tmp_path / "union", tmp_path / "apart", tolerance=1e-10)
 
 
+@pytest.mark.parametrize("setting", [
+    "signal=local-mean", "signal=worker0", "optimizer.clip=1.0", "compressor=topk",
+    "sync_policy={name='static',level='4'}",
+])  # fmt: skip
+def test_what_needs_each_workers_gradient_takes_no_union_pass(setting: str) -> None:
+    assert build.prepare(config()).gradients.union
+    assert not build.prepare(config(setting)).gradients.union
+
+
 def test_a_model_with_dropout_goes_worker_by_worker() -> None:
     from regimes.training.gradients import draws_random_numbers
 

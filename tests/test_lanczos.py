@@ -72,6 +72,19 @@ def test_any_spectrum(spectrum, largest, smallest):
     assert torch.all(nearest <= found.residuals + 1e-12 * scale)  # true of any Ritz pair
 
 
+@pytest.mark.parametrize("tolerance", [0.1, 0.01])
+def test_the_tolerance_is_kept_and_not_much_more(tolerance):
+    """Residuals computed anew, from many starts: some end just below the tolerance."""
+    h, shares = matrix([*np.linspace(-1, 1, 80)]), []
+    for seed in range(20):
+        found = solve(h, largest=1, smallest=1, tolerance=tolerance, generator=stream(seed))
+        values = torch.cat([found.largest, found.smallest])
+        left = (found.vectors @ h - values[:, None] * found.vectors).norm(dim=1)
+        assert torch.allclose(left, found.residuals, rtol=1e-6)
+        shares.append(float((left / (tolerance * values.abs())).max()))
+    assert 0.5 < max(shares) <= 1 + 1e-9
+
+
 def test_float32_and_the_square_law_of_the_error():
     h = matrix(SPECTRA["outliers over a bulk, as networks have"])
     found = solve(h.float(), largest=2, smallest=1, tolerance=1e-3)

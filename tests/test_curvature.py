@@ -108,7 +108,7 @@ def test_a_convolutional_net_against_scipy(hessian, exact):
     assert torch.allclose(left.norm(dim=1), found.residuals, rtol=1e-3, atol=1e-12)
 
 
-@pytest.mark.parametrize("batches", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("batches", [1, 2])
 @pytest.mark.parametrize("mode", ["eval", "batch-statistics"])
 def test_pyhessian_agrees_on_the_largest_magnitude(batches, mode):
     parts = split(data(), *([12] if batches == 1 else [7, 5]))

@@ -57,12 +57,17 @@ def naive_topk(given: np.ndarray, kept: int, feedback: bool) -> np.ndarray:
     return np.array(found)
 
 
-def test_topk_against_loops() -> None:
-    gauge = Rivals(tables=({"name": "topk", "level": 25},)).start(context())
+@pytest.mark.parametrize("resumed", [False, True])
+def test_topk_against_loops(resumed: bool) -> None:
+    table = {"name": "topk", "level": 25}
+    gauge = Rivals(tables=(table,)).start(context())
     given, kept = gradients(7), 12  # a quarter of 48
     mean = given.mean(1)
     for epoch in (0, 1):
         span = slice(0, 4) if epoch == 0 else slice(4, 7)
+        if resumed:
+            before, gauge = gauge, Rivals(tables=(table,)).start(context())
+            gauge.load_state_dict(before.state_dict())
         for step in given[span]:
             gauge.step(torch.from_numpy(step), [])
         (found,) = gauge.read(epoch).detail["rivals"]

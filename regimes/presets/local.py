@@ -79,7 +79,7 @@ def lm_local_sgd() -> Grid:
 
 @grid("small-local")
 def small_local() -> Grid:
-    """`regimes tune small-local --values optimizer.lr=0.1,0.2,0.4,0.8`, then `regimes ablate
+    """`regimes tune small-local --values optimizer.lr=0.05,0.1,0.2,0.4`, then `regimes ablate
     runs/tune/small-local/chosen --seeds 5 --first-seed 2000`: a network with BatchNorm, SGD and
     momentum."""
     return _arms(_base(cpu.small(), 1000), {

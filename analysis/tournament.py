@@ -38,6 +38,7 @@ from .verdicts import ends_text, p_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+WHOLE = ("dense", "every 1")  # arms that share each step's gradient as it is
 NETWORKS = ("10Gbit/s,50us", "100Mbit/s,50us", "20Mbit/s,50ms")
 
 # -- records to numbers ----------------------------------------------------------------------
@@ -69,7 +70,8 @@ def entries(runs: Iterable[Record], networks: Sequence[str] = NETWORKS) -> pd.Da
 
 def table(each: pd.DataFrame, shown: Metric, networks: Sequence[str] = NETWORKS) -> pd.DataFrame:
     """One row per arm, from few floats to many: rate, n, metric with its 95 % t interval, and means
-    of floats, bytes and seconds, the first two also as a share of dense's (nan without it)."""
+    of floats, bytes and seconds, the first two also as a share of dense's, or of a period of 1
+    (nan without either)."""
     rows = []
     for name, runs in each.groupby("name", sort=False):
         mean, low, high = interval(runs[shown.name].to_list())
@@ -77,7 +79,7 @@ def table(each: pd.DataFrame, shown: Metric, networks: Sequence[str] = NETWORKS)
         rows.append({"arm": name, "rate": runs["rate"].iloc[0], "n": len(runs), shown.name: mean,
                      "ci_low": low, "ci_high": high, **spent})  # fmt: skip
     found = pd.DataFrame(rows).sort_values("floats", kind="stable", ignore_index=True)
-    dense = found[found["arm"] == "dense"]
+    dense = found[found["arm"].isin(WHOLE)]
     for column in ("floats", "bytes"):
         whole = float(dense[column].iloc[0]) if len(dense) else math.nan
         found.insert(list(found).index(column) + 1, f"{column}_of_dense", found[column] / whole)

@@ -23,7 +23,7 @@ from regimes.config import (
 )
 from regimes.errors import ConfigError, RegimesError
 from regimes.policies import check_levels, policy
-from regimes.presets import GRIDS, PRESETS, check_common, get_grid, get_preset, groups
+from regimes.presets import GRIDS, PRESETS, check_common, get_grid, get_preset, groups, select
 from regimes.presets.own import read_grid
 
 
@@ -150,6 +150,14 @@ def test_a_grids_schedules_stay_apart() -> None:
         with pytest.raises(ConfigError, match="choose those it is meant for with --schedules"):
             check_common(cells, (setting,))
     check_common({"accordion": cells["accordion"]}, ("policy.interval=4",))
+
+
+def test_a_field_that_no_chosen_schedule_has_is_refused_before_any_run() -> None:
+    """Low and high alike lack it, so that they do not differ in it."""
+    with pytest.raises(ConfigError, match=r"unknown key 'policy\.interval'"):
+        select("smoke", ["low", "high"], ["policy.interval=2"])
+    (chosen,) = select("smoke", ["accordion"], ["policy.interval=2"]).values()
+    assert chosen.policy["interval"] == 2
 
 
 def test_unreadable_files(tmp_path: Path) -> None:

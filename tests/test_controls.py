@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_figure2 import make
 
+import regimes
 from analysis import campaign, controls
 from analysis.campaign import CPU, GPU, Step
 from regimes import presets
-from regimes.config import RunConfig, from_dict, to_dict
+from regimes.config import RunConfig, from_dict, override, to_dict
 from regimes.detectors.baselines import place
 from regimes.errors import ConfigError, RecordError
 from regimes.policies import PastEpoch, Windows, policy
@@ -112,6 +113,19 @@ def test_windows_of_single_layers() -> None:
         rule.decide([], ["a"])
     with pytest.raises(ConfigError, match=r"policy\.layers\.b"):
         Windows(layers={"b": ((2, 2),)})
+
+
+@pytest.mark.parametrize(("unit", "message"), [
+    ((), "a window starts in epoch 99, but the run ends after 2 epochs"),
+    (("unit_steps=2",), r"= 99: expected a window that starts within the run's 12 units"),
+])  # fmt: skip
+def test_a_layers_window_beyond_the_run_is_refused(
+    unit: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    layers = "policy={name='windows',windows=[[0,1]],layers={'features.0.weight'=[[99,100]]}}"
+    settings = [layers, "epochs=2", "optimizer.decay_epochs=[]", *unit]
+    with pytest.raises(ConfigError, match=rf"policy\.layers\.features\.0\.weight.*{message}"):
+        regimes.run(override(presets.get_preset("smoke"), settings), tmp_path / "run")
 
 
 # -- the campaign ----------------------------------------------------------------------------

@@ -3,12 +3,15 @@ recomputed by hand from the rows (oracle: arithmetic, scipy)."""
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -19,6 +22,7 @@ from test_figure2 import EPOCHS, make
 from analysis import batch, compare, curves, figures, levels
 from regimes.errors import ConfigError, RecordError
 from regimes.plotting import metrics, panels, style
+from regimes.plotting.decays import decays
 from regimes.presets import GRIDS
 from regimes.records import Record, load_all, read_lines
 
@@ -334,3 +338,25 @@ def test_the_caption_names_the_schedules_trained_at_another_rate() -> None:
     fig, _ = curves.figure(runs, schedules=("dense", "low", "high"))
     said = " ".join(fig.get_supxlabel().split())
     assert "low compression and high compression: learning rate 0.003, in place of 0.006." in said
+
+
+def test_decays_in_one_epoch_are_one(runs: list[Record]) -> None:
+    run = copy.deepcopy(runs[0])
+    optimizer = run.header["config"]["optimizer"]
+    for epochs, expected in (([12, 12, 20], [(12, 100.0), (20, 10.0)]),
+                             ([1] * 1000, [(1, math.inf)])):  # fmt: skip
+        optimizer["decay_epochs"] = epochs
+        assert decays(run) == expected
+    fig, ax = plt.subplots()
+    optimizer["decay_epochs"] = [1, 2, 23]
+    ax.set_xlim(0, 10)
+    style.mark_decays(ax, run)
+    assert len(ax.lines) == 2
+    plt.close(fig)
+
+
+def test_a_number_that_no_axis_has_room_for_is_left_to_the_axis() -> None:
+    fig, ax = plt.subplots()
+    panels.limits(ax, pd.DataFrame({"accuracy": [50.0, math.inf]}), metrics.METRICS["accuracy"])
+    assert np.isfinite(ax.get_ylim()).all()
+    plt.close(fig)

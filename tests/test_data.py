@@ -412,6 +412,16 @@ def test_a_bad_tree_is_one_sentence_with_the_file(tree, cache, spoil, message):
     assert not cache.exists()  # nothing bad is cached
 
 
+def diamonds(tree: Path, depth: int) -> None:
+    """No loop, and two ways from each folder to the next: 2^depth to the last one."""
+    for i in range(depth):
+        (tree / f"d{i}").mkdir()
+        for way in "xy":
+            (tree / f"d{i}" / way).symlink_to(f"../d{i + 1}")
+    (tree / f"d{depth}").mkdir()
+    (tree / "train/cat/deep").symlink_to("../../d0")
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -420,6 +430,7 @@ def test_a_bad_tree_is_one_sentence_with_the_file(tree, cache, spoil, message):
         (lambda t: (t / "train/cat/9.png").symlink_to("nowhere"), "No such file .*9.png"),
         (lambda t: (t / "train/cat/9.png").symlink_to("9.png"), "symbolic links.*9.png"),
         (lambda t: (t / "train/cat/more").symlink_to("."), "more is a link to a folder that it"),
+        (lambda t: diamonds(t, 30), "deep/y is .*deep/x once more, through a link"),
         (lambda t: (t / "train/bird").symlink_to(".."), "bird is a link to a folder that it lies"),
         (lambda t: os.truncate(t / "train/cat/1.png", 2**40), "1.png is too large for an image"),
     ],

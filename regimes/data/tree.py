@@ -160,13 +160,19 @@ def files(path: Path, plain: bool = False) -> list[Path]:
     images.
 
     Raises:
-        OSError: a folder cannot be read, or a link leads to a folder that it lies in.
+        OSError: a folder cannot be read, a link leads to a folder that it lies in, or two ways
+            lead to one folder of a class, whose images would count twice.
     """
     found = []
     for start in [path] if plain else [path / split for split in SPLITS]:
+        ways: dict[tuple[str, Path], str] = {}  # by class and what is there
         for folder, below, names in os.walk(start, onerror=_missing, followlinks=True):
             if Path(folder).is_symlink() and Path(folder) != path:
                 _check_loop(Path(folder))
+            inside = "" if plain else next(iter(Path(folder).relative_to(start).parts), "")
+            first = ways.setdefault((inside, Path(folder).resolve()), folder)
+            if first != folder:
+                raise OSError(f"{folder} is {first} once more, through a link")
             if plain:
                 below[:] = [name for name in below if not name.startswith(HIDDEN)]
                 names = [name for name in names if _anywhere(name)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 from regimes.policies import history
 from regimes.policies.base import FollowsDecays
@@ -17,13 +18,20 @@ def decays(run: Record) -> list[tuple[int, float]]:
         found = FollowsDecays().decays(history(run.rows, [], run.config["signal"]))
         return [(first, old / new if new else math.inf) for first, old, new in found
                 if first < len(run.rows)]  # fmt: skip
-    factor = run.config["optimizer"].get("decay_factor", 1.0)
-    return [(first, factor) for first in _configured(run)]
+    factor = float(run.config["optimizer"].get("decay_factor", 1.0))
+    return [(first, _power(factor, times)) for first, times in Counter(_configured(run)).items()]
 
 
 def decay_epochs(run: Record) -> tuple[int, ...]:
     """The units that are the first at a lower learning rate."""
     return tuple(first for first, _ in decays(run))
+
+
+def _power(factor: float, times: int) -> float:
+    try:
+        return factor**times
+    except OverflowError:
+        return math.inf
 
 
 def _configured(run: Record) -> list[int]:

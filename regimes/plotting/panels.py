@@ -99,6 +99,8 @@ def limits(
     ranges = [numbers[shown.name], *([last["ci_low"], last["ci_high"]] if last is not None else [])]
     seen = pd.concat(ranges).dropna()
     low, high = float(seen.min()), float(seen.max())
+    if not math.isfinite(low) or not math.isfinite(high):  # a record's 1e308, as a percentage
+        return
     if shown.log:
         low = max(low, float(numbers[shown.name].min()) / 2)
         high = high if last is None else min(high, 3 * float(last[shown.name].max()))

@@ -168,6 +168,8 @@ def mark_decays(ax: Axes, run: Record, labelled: bool = True) -> None:
     factor written above where the one before leaves room."""
     (low, high), last = ax.get_xlim(), -math.inf
     for first, factor in decays(run):
+        if not low <= first - 0.5 <= high:
+            continue
         ax.axvline(first - 0.5, color="black", linewidth=1, linestyle=(0, (1, 1.6)), zorder=1.5)
         if labelled and first - last > 0.15 * (high - low):
             last = first

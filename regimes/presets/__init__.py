@@ -16,6 +16,7 @@ from typing import Any
 
 from regimes.config import RunConfig, load_toml, override, to_dict
 from regimes.errors import ConfigError, nearest
+from regimes.policies import policy
 from regimes.presets import (
     cpu,
     events,
@@ -84,7 +85,12 @@ def select(name: str, schedules: Sequence[str] = (), settings: Sequence[str] = (
             raise ConfigError(f"grid {name!r} has no schedule {schedule!r}: it has {has}")
     chosen = {key: cell for key, cell in cells.items() if not schedules or key in schedules}
     check_common(chosen, settings)
-    return {key: override(cell, list(settings)) for key, cell in chosen.items()}
+    found = {key: override(cell, list(settings)) for key, cell in chosen.items()}
+    for cell in found.values():
+        for table in ("policy", "batch_policy", "sync_policy"):
+            if getattr(cell, table) is not None:
+                policy(getattr(cell, table), table)
+    return found
 
 
 def check_common(grid: Grid, settings: Sequence[str]) -> None:

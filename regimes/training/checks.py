@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import inf
 from typing import Any
 
@@ -32,10 +33,10 @@ def check_numbers(config: RunConfig) -> None:
     if DENSE in config.levels:
         raise ConfigError('levels.dense is always "dense": give the level another name')
     for table in ("policy", "batch_policy", "sync_policy", "deficit") if in_epochs(config) else ():
-        for first, _ in (getattr(config, table) or {}).get("windows", ()):
+        for field, first in _starts(config, table):
             if first >= config.epochs:
                 raise ConfigError(
-                    f"{table}.windows: a window starts in epoch {first}, but the run ends after "
+                    f"{field}: a window starts in epoch {first}, but the run ends after "
                     f"{config.epochs} epochs"
                 )
     o = config.optimizer
@@ -59,9 +60,18 @@ def in_epochs(config: RunConfig) -> bool:
 def check_windows_fit(config: RunConfig, units: int) -> None:
     """Raise ConfigError for a policy's window that starts after the run's last unit."""
     for table in ("policy", "batch_policy", "sync_policy"):
-        for first, _ in (getattr(config, table) or {}).get("windows", ()):
-            require(first < units, f"{table}.windows", first,
+        for field, first in _starts(config, table):
+            require(first < units, field, first,
                     f"a window that starts within the run's {units} units")  # fmt: skip
+
+
+def _starts(config: RunConfig, table: str) -> Iterator[tuple[str, int]]:
+    """(field, first unit) of each window of a table, those of single layers among them."""
+    chosen = getattr(config, table) or {}
+    fields = {f"{table}.windows": chosen.get("windows", ())}
+    fields |= {f"{table}.layers.{name}": windows
+               for name, windows in (chosen.get("layers") or {}).items()}  # fmt: skip
+    return ((field, first) for field, windows in fields.items() for first, _ in windows)
 
 
 def _numbers(c: RunConfig) -> list[tuple[str, Any, bool, str]]:
@@ -104,7 +114,7 @@ def _numbers(c: RunConfig) -> list[tuple[str, Any, bool, str]]:
         ("optimizer.weight_decay", o.weight_decay, 0 <= o.weight_decay <= LARGEST, UP_TO),
         *((f"sync_levels.{name}", period, 1 <= period <= LONGEST, FROM_ONE)
           for name, period in c.sync_levels.items()),
-        ("outer.lr", c.outer.lr, 0 < c.outer.lr < inf, POSITIVE),
+        ("outer.lr", c.outer.lr, 0 < c.outer.lr <= LARGEST, f"{POSITIVE} up to {LARGEST:g}"),
         ("outer.momentum", c.outer.momentum, 0 <= c.outer.momentum < 1, "from 0 up and below 1"),
         ("outer.nesterov", c.outer.nesterov, not c.outer.nesterov or c.outer.momentum > 0,
          "false, or a momentum above 0"),

@@ -13,7 +13,6 @@ machine's own timing decides what they hit.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import platform
@@ -32,6 +31,7 @@ from signal import SIGKILL, SIGSTOP, SIGTERM
 from typing import Any
 
 from benchmarks import faults_around as around
+from benchmarks.faults_bench import CONFIG, EPOCHS, STEPS, Bench, Outcome, lines_of
 from benchmarks.trainers import (
     Delay,
     End,
@@ -43,70 +43,7 @@ from benchmarks.trainers import (
     same,
 )  # fmt: skip
 from regimes.config import RunConfig, override
-from regimes.presets import get_preset
 from regimes.records import write_output
-
-EPOCHS = 6
-STEPS = 3  # per epoch
-Outcome = tuple[str, int] | None  # what came of it, epochs lost; None: the fault missed
-CONFIG = override(get_preset("smoke"), [
-    f"epochs={EPOCHS}", "data.train_size=120", "data.test_size=100", "optimizer.decay_epochs=[4]",
-    "policy.interval=1", "timeout=15", "bucket_mb=0.02",
-])  # fmt: skip
-
-
-class Bench:
-    """Folders to train in, and an undisturbed run for each number of processes."""
-
-    def __init__(self, scratch: Path, seed: int) -> None:
-        self.config = CONFIG
-        self.scratch, self.draw, self.number = scratch, random.Random(seed), itertools.count()
-        self.whole: dict[int, Path] = {}
-        self.seconds: dict[int, float] = {}
-        Training([CONFIG], self.folder()).ends()  # the first one waits for the server to import
-        for count in (1, 2, 4):
-            start, out = time.monotonic(), self.folder()
-            ends = Training([CONFIG] * count, out).ends()
-            assert all(end.code == 0 for end in ends), ends
-            self.whole[count], self.seconds[count] = out, time.monotonic() - start
-
-    def folder(self) -> Path:
-        return self.scratch / f"run-{next(self.number)}"
-
-    def strike(self, run: Training, first: int = 0) -> None:
-        """Let a run go on to a random moment: some epochs, ``first`` at least, and a part of one.
-        (What starts it takes about as long as two.)"""
-        count, epochs = len(run.group), self.draw.randrange(first, EPOCHS)
-        run.reached(epochs)
-        part = self.seconds[count] / (EPOCHS + 2) * (1 if epochs else 2)
-        time.sleep(self.draw.uniform(0, part))
-
-    def continued(self, out: Path, count: int, before: str) -> Outcome:
-        """Continue the run that a fault has ended; ``before`` is what was seen so far."""
-        lines = _lines(out)
-        ends = Training([CONFIG] * count, out).ends()
-        lost = sum(1 for ours, now in zip(lines, _lines(self.whole[count]), strict=False)
-                   if ours != now)  # fmt: skip
-        if any(end.code != 0 for end in ends):
-            return f"{before}, NOT resumed: {ends[0].said or ends[0].code}", lost
-        equal = same(out, self.whole[count])
-        return f"{before}, resumed to {'the same bytes' if equal else 'OTHER BYTES'}", lost
-
-    def stopped(self) -> Path:
-        """A run of one process that was asked to end after some epochs."""
-        while True:
-            out = self.folder()
-            run = Training([CONFIG], out)
-            run.reached(self.draw.randrange(2, EPOCHS - 1))
-            run.send(SIGTERM)
-            run.ends()
-            if 2 <= len(epochs_of(out)) < EPOCHS:
-                return out
-
-
-def _lines(out: Path) -> list[bytes]:
-    file = out / "epochs.jsonl"
-    return file.read_bytes().split(b"\n")[:-1] if file.exists() else []
 
 
 def _about(ends: Iterable[End], sentence: str) -> str:
@@ -215,15 +152,15 @@ def all_damaged(bench: Bench) -> Outcome:
     out = bench.stopped()
     for folder in (out / "checkpoints").glob("epoch-*"):
         damage(folder / "process-0.pt", "truncated", bench.draw)
-    before = _lines(out)
+    before = lines_of(out)
     end = Training([CONFIG], out).ends()[0]
     refused = end.code == 2 and "no checkpoint of" in end.said
-    return ("refused" if refused else f"code {end.code}: {end.said}"), int(before != _lines(out))
+    return ("refused" if refused else f"code {end.code}: {end.said}"), int(before != lines_of(out))
 
 
 def torn(bench: Bench) -> Outcome:
     out = bench.stopped()
-    following = _lines(bench.whole[1])[len(epochs_of(out))]
+    following = lines_of(bench.whole[1])[len(epochs_of(out))]
     with (out / "epochs.jsonl").open("ab") as file:
         file.write(following[: bench.draw.randrange(1, len(following))])
     return bench.continued(out, 1, "left out")
@@ -255,7 +192,7 @@ def _disagree(bench: Bench, other: RunConfig, spoil: Any) -> Outcome:
     out, victim = bench.folder(), 1
     ends = Training([CONFIG, other], out, spoil=spoil).ends()
     named = all(end.code == 2 and f"process {victim} holds another" in end.said for end in ends)
-    return ("refused, naming it" if named else f"OTHERWISE: {ends}"), len(_lines(out))
+    return ("refused, naming it" if named else f"OTHERWISE: {ends}"), len(lines_of(out))
 
 
 FAULTS: dict[str, tuple[Callable[[Bench], Outcome], bool]] = {  # True: as often as asked for

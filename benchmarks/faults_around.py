@@ -22,7 +22,7 @@ from regimes.config import to_toml
 from regimes.monitor.checkup import verdict
 
 if TYPE_CHECKING:
-    from benchmarks.faults import Bench, Outcome
+    from benchmarks.faults_bench import Bench, Outcome
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 

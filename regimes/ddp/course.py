@@ -83,16 +83,11 @@ class Course:
         self.panel = self._choose(model.module, chosen, seed)
         from_updates = {"norms", "msdr"} if signal == "update" else {"msdr"}
         self.talks = not self.panel.gauges.keys() <= from_updates
-        self.buckets = Buckets(
-            model,
-            list(found.values()),
-            self.reducer,
-            list(self.panel),
-            keep_gradients=self.talks,
+        self.buckets = buckets = Buckets(
+            model, list(found.values()), self.reducer, list(self.panel), keep_gradients=self.talks,
             scale=(lambda: 1.0) if scaler is None else scaler.get_scale,
             dense_start=chosen.dense_start,
-        )
-        buckets = self.buckets
+        )  # fmt: skip
         self.world.meeting.done = lambda: buckets.total
         self.rows: list[dict[str, Any]] = []
         self.pace, self.continued, self.closed, self.to_open = paced, False, False, True

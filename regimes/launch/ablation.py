@@ -12,7 +12,7 @@ from rich.markup import escape
 from regimes.collectives.launcher import launched
 from regimes.console import stdout
 from regimes.errors import TrainingError
-from regimes.launch import sweep
+from regimes.launch import cluster, sweep
 from regimes.monitor.text import metric_text
 from regimes.presets import Grid
 from regimes.records import load
@@ -29,7 +29,7 @@ def main(
     """Run what is missing and print the table.
 
     Args:
-        executor, options: see ``sweep.submit``; None: ``jobs`` processes of this machine.
+        executor, options: see ``cluster.submit``; None: ``jobs`` processes of this machine.
     """
     leader = launched().rank == 0
     console = stdout.console(quiet=not leader, highlight=False)
@@ -40,7 +40,7 @@ def main(
     if executor is None:
         failures = sweep.ablate(todo, jobs, progress)
     else:
-        failures = sweep.submit(todo, out, executor, options or {}, progress)
+        failures = cluster.submit(todo, out, executor, options or {}, progress)
     if failures:
         raise TrainingError(f"{len(failures)} of {len(todo)} runs failed; first: {failures[0]}")
     from regimes.plotting.schedules import schedules  # pandas, so late

@@ -1,7 +1,7 @@
 """Many runs in one go: the cells of a grid. No torch at import.
 
 Finished cells are skipped and broken ones resumed, so that the same command goes on where it was
-stopped; J at a time on this machine, or each a job of a cluster.
+stopped; J at a time on this machine. ``cluster`` makes each a job of its own.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import os
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -22,10 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from regimes.config import RunConfig, to_dict
-from regimes.errors import ConfigError, RegimesError, TrainingError
+from regimes.errors import RegimesError, TrainingError
 from regimes.launch import gpus
-from regimes.launch.processes import GRACE, die_with_parent
-from regimes.monitor.watch import in_use
+from regimes.launch.processes import die_with_parent
 from regimes.presets import Grid
 from regimes.records import check_same, complete, read_header, read_lines
 from regimes.training import termination
@@ -65,15 +63,15 @@ def ablate(
         progress: called as each run ends, with its folder and None or the error.
     """
     termination.seconds()  # is it a time? Now, not when the signal comes
-    with _ends_by_sigterm():
+    with ends_by_sigterm():
         if jobs > 1:
             return _ablate_abreast(todo, jobs, progress)
         outcomes = ((folder, run_cell(folder, config)) for folder, config in todo)
-        return _collect(outcomes, progress)
+        return collected(outcomes, progress)
 
 
 @contextmanager
-def _ends_by_sigterm() -> Iterator[None]:
+def ends_by_sigterm() -> Iterator[None]:
     """SIGTERM ends what is inside at once; but in a run, which ends its epoch.
 
     Raises:
@@ -104,7 +102,7 @@ def _ablate_abreast(
         running = {pool.submit(run_cell, *cell): cell[0] for cell in todo}
         outcomes = ((running[future], future.result()) for future in as_completed(running))
         try:
-            return _collect(outcomes, progress)
+            return collected(outcomes, progress)
         except BrokenProcessPool:
             raise TrainingError(
                 "a process of the ablation was killed; finished runs are kept: start the same "
@@ -128,7 +126,7 @@ def _pool(jobs: int, devices: list[str]) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(jobs, context, initializer=start)
 
 
-def _collect(outcomes, progress: Callable[[Path, str | None], None]) -> list[str]:  # type: ignore[no-untyped-def]
+def collected(outcomes, progress: Callable[[Path, str | None], None]) -> list[str]:  # type: ignore[no-untyped-def]
     failures = []
     for folder, error in outcomes:
         progress(folder, error)
@@ -148,91 +146,6 @@ def _start_worker(threads: int, own: Any) -> None:
     die_with_parent()
     torch.set_num_threads(threads)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def submit(
-    todo: list[tuple[Path, RunConfig]],
-    out: Path,
-    executor: str,
-    options: dict[str, Any],
-    progress: Callable[[Path, str | None], None],
-) -> list[str]:
-    """The same through submitit: every cell a job of a cluster ("slurm") or of this machine
-    ("local"). A preempted job is queued again and goes on from its last checkpoint. SIGTERM and
-    Ctrl-C leave a cluster's jobs alone; those of this machine end with their epoch.
-
-    Args:
-        options: of ``submitit.AutoExecutor.update_parameters``, e.g. ``slurm_partition``.
-    """
-    pool, grace = _executor(out, executor, options), termination.seconds()
-    jobs = {pool.submit(Cell(), *cell): cell[0] for cell in todo}
-    from submitit import helpers
-
-    outcomes = ((jobs[job], _outcome(job)) for job in helpers.as_completed(list(jobs)))
-    with _ends_by_sigterm():
-        try:
-            return _collect(outcomes, progress)
-        except BaseException:
-            if executor == "local":
-                _end_local(jobs, grace)
-            raise
-
-
-def _executor(out: Path, executor: str, options: dict[str, Any]) -> Any:
-    """submitit's, its jobs' files in ``OUT/jobs``; ConfigError if there is none."""
-    try:
-        import submitit
-    except ImportError:
-        raise ConfigError(
-            "--executor needs submitit: pip install submitit, or leave it out to run here"
-        ) from None
-    try:
-        pool = submitit.AutoExecutor(folder=out / "jobs", cluster=executor)
-        pool.update_parameters(name="regimes", **options)
-    except (RuntimeError, NameError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"--executor {executor} cannot be used: {str(error).splitlines()[0]}"
-        ) from None
-    return pool
-
-
-def _end_local(jobs: Mapping[Any, Path], grace: float) -> None:
-    """Let jobs of this machine end with their epoch; what has not within the grace is cancelled.
-
-    submitit lets SIGTERM pass until a cell begins, so one without a run under way is told again.
-    """
-    deadline, told = time.monotonic() + grace + GRACE, set()
-    while (left := [job for job in jobs if not job.done()]) and time.monotonic() < deadline:
-        for job in left:
-            begun = in_use(jobs[job])
-            if job not in told:
-                os.kill(int(job.job_id), signal.SIGTERM)  # its process, which passes it on
-            if begun:
-                told.add(job)
-        time.sleep(0.5)
-    for job in left:
-        job.cancel()
-
-
-class Cell:
-    """``run_cell`` as a job that submitit may stop and queue again."""
-
-    def __call__(self, folder: Path, config: RunConfig) -> str | None:
-        termination.note()
-        return run_cell(folder, config)
-
-    def checkpoint(self, folder: Path, config: RunConfig) -> Any:
-        """What to queue after a preemption: the same, since ``run_cell`` resumes."""
-        import submitit
-
-        return submitit.helpers.DelayedSubmission(self, folder, config)
-
-
-def _outcome(job: Any) -> str | None:
-    error = job.exception()
-    if error is None:
-        return job.result()
-    return f"job {job.job_id} failed: {str(error).strip().splitlines()[-1]}; see {job.paths.stderr}"
 
 
 def run_cell(folder: Path, config: RunConfig) -> str | None:

@@ -25,8 +25,8 @@ from regimes.compression.orthonormal import in_one_batch, orthonormal
 from regimes.compression.powersgd import PowerSGD
 from regimes.compression.quantised import Cast, Quantise, Sign, pack, unpack
 from regimes.compression.reducer import Reducer
+from regimes.compression.selection import SMALL, by_threshold, in_each, largest, top_indices
 from regimes.compression.sparse import RandomK, TopK, kept
-from regimes.compression.top_k import SMALL, by_threshold, in_each, largest, top_indices
 from regimes.config import DENSE
 from regimes.errors import ConfigError
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from regimes.compression.top_k import top_indices
+from regimes.compression.selection import top_indices
 from regimes.seeding import BLOCK, derive, uniform
 
 CPU = torch.device("cpu")

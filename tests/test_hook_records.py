@@ -39,8 +39,8 @@ from regimes.replay.detect import main
 from regimes.replay.replay import replay
 from regimes.replay.spelling import defaults, rule
 from regimes.report import page
+from regimes.training.idle_policy import silence
 from regimes.training.rows import of_a_job
-from regimes.training.silence import silence
 
 torch.set_num_threads(1)
 EPOCHS = 6

@@ -20,7 +20,7 @@ from torch import nn
 
 import regimes
 from regimes.errors import ConfigError
-from regimes.integrations.wishes import Wishes, parallel
+from regimes.integrations.shared import Wishes, parallel
 from regimes.records import read_lines
 
 ROOT = Path(__file__).parents[1]

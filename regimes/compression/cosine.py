@@ -22,8 +22,8 @@ from torch import Tensor
 from regimes.collectives.requests import Gather, Layer, Together, Traffic
 from regimes.compression.base import Compressor, Sending, State
 from regimes.compression.batched import by_shape
+from regimes.compression.selection import in_each
 from regimes.compression.sparse import check_percentage, kept, summed
-from regimes.compression.top_k import in_each
 from regimes.config import Level
 from regimes.errors import require
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from regimes.collectives.requests import Gather, Layer, Mean, Together, Traffic
 from regimes.compression.base import Compressor, Sending, State
 from regimes.compression.batched import drawn, launches
-from regimes.compression.top_k import largest, top_indices
+from regimes.compression.selection import largest, top_indices
 from regimes.config import DENSE, Level
 from regimes.errors import require
 from regimes.seeding import derive

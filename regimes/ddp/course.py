@@ -36,8 +36,8 @@ from regimes.instruments.panel import Panel, Readings, choose
 from regimes.policies import Decision
 from regimes.policies.controller import Controller, Levels
 from regimes.policies.history import level_costs
+from regimes.training.idle_policy import silence
 from regimes.training.rows import of_a_job, sent
-from regimes.training.silence import silence
 
 FIRST_STEP = 120.0  # seconds until processes wonder who is missing; one may evaluate meanwhile
 LONG = 1000  # steps after which it is said that no epoch has ended

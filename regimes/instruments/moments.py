@@ -43,8 +43,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regimes.collectives.requests import Mean
+from regimes.compression.selection import top_indices
 from regimes.compression.sparse import kept
-from regimes.compression.top_k import top_indices
 from regimes.instruments.base import (
     EndOfEpochGauge,
     MeasurementContext,

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from regimes.collectives.requests import Gather
+from regimes.compression.selection import top_indices
 from regimes.compression.sparse import kept
-from regimes.compression.top_k import top_indices
 from regimes.curvature.isolation import preserved
 from regimes.errors import ConfigError, TrainingError, require
 from regimes.instruments.base import EndOfEpochGauge, MeasurementContext, Reading, require_at_least

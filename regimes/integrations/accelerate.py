@@ -7,7 +7,7 @@ from typing import Any
 from accelerate import Accelerator
 
 from regimes.ddp import Hook
-from regimes.integrations.wishes import Wishes, load, save
+from regimes.integrations.shared import Wishes, load, save
 
 
 def attach(

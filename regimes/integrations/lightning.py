@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from regimes.ddp import Hook
-from regimes.integrations.wishes import TESTED, Wishes
+from regimes.integrations.shared import TESTED, Wishes
 
 LOSSES = {"loss", "train_loss", "train/loss"}  # of training: taken at each step
 

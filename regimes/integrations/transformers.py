@@ -10,7 +10,7 @@ from typing import Any
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from regimes.ddp import Hook
-from regimes.integrations.wishes import Wishes, load, save
+from regimes.integrations.shared import Wishes, load, save
 
 SUMMARY = "train_runtime"  # only in what is logged once, of the whole job
 KNOWN = {"learning_rate", "epoch"}  # the record has them

@@ -10,7 +10,7 @@ from regimes.console import stdout
 from regimes.monitor.terminal import reporters
 from regimes.monitor.text import metric_text
 from regimes.records import reporters as named
-from regimes.training.silence import silence
+from regimes.training.idle_policy import silence
 
 
 def train(config: RunConfig, out: Path, resume: bool, quiet: bool) -> None:

@@ -36,7 +36,7 @@ from regimes.records import (
     read_lines,
     units,
 )
-from regimes.training.silence import silence
+from regimes.training.idle_policy import silence
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -22,7 +22,7 @@ from regimes.plotting.looks import styles_of
 from regimes.plotting.metrics import Metric
 from regimes.plotting.schedules import DASH, schedules
 from regimes.records import Record, find, load, progress, read_header
-from regimes.training.silence import silence
+from regimes.training.idle_policy import silence
 
 PARTS = ("compute", "compress", "communicate", "evaluate")  # further clocks follow these
 

@@ -1,4 +1,4 @@
-"""Starting and continuing a run: its record opened, its state saved and restored."""
+"""Starting and continuing a run: its record opened; what a checkpoint holds, and back."""
 
 from __future__ import annotations
 
@@ -75,6 +75,7 @@ def _header(run: Run) -> dict[str, Any]:
 
 
 def save(run: Run, out: Path) -> None:
+    """A checkpoint of all processes: what they share, and each worker's own."""
     memories, residuals = run.reducer.state_dict()
     shared = {
         "model": run.model.state_dict(),

@@ -3,7 +3,8 @@
 A scheduler that preempts a job sends SIGTERM and, some time later, SIGKILL. What a run has not
 saved by then is trained again after ``--resume``; nothing recorded is lost in either case.
 Many a scheduler signals every process of a job, and a launcher passes on what it gets itself:
-signals within a second of the first are that one.
+signals within a second of the first are that one. Here is who listens; ``loop`` saves and stops,
+``launch.sweep`` ends many runs.
 """
 
 from __future__ import annotations

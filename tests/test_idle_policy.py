@@ -12,7 +12,7 @@ import regimes
 from regimes.launch.single import train
 from regimes.monitor.watch import watch
 from regimes.report import page
-from regimes.training.silence import silence
+from regimes.training.idle_policy import silence
 
 torch.set_num_threads(1)
 ALWAYS = "policy: accordion chose 'low' for everything in all of 4 epochs"

@@ -212,6 +212,17 @@ def test_dropout_draws_from_a_stream_of_its_own() -> None:
     assert gauge.read(1) != first  # and each epoch
 
 
+def test_each_draw_size_and_epoch_has_random_numbers_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gauge = Overlap(batches=(2, 3)).start(context(KNOWN, 4, World(1)))
+    seeds: list[int] = []
+    monkeypatch.setattr(torch, "manual_seed", seeds.append)
+    for epoch in range(2):
+        gauge.read(epoch)
+    assert len(seeds) == len(set(seeds)) == 2 * 2 * len(KNOWN)
+
+
 # -- equivalence, no trace -------------------------------------------------------------------
 
 

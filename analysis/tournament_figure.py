@@ -74,7 +74,8 @@ def figure(rows: pd.DataFrame, run: Record, networks: Sequence[str]) -> tuple[Fi
             _contestants(ax, rows, column, shown.name, letters)
             _front(ax, rows[on], column, shown.name)
             ax.set(xscale="log", xlabel=words)
-            ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            wide = rows[column].max() > 30 * rows[column].min()
+            ax.xaxis.set_major_locator(LogLocator(subs=(1, 3) if wide else (1, 2, 5)))
             ax.xaxis.set_major_formatter(lambda value, _: _tick(value))
             ax.xaxis.set_minor_locator(NullLocator())
         for ax in panels[::3]:

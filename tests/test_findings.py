@@ -61,6 +61,13 @@ def says(words: str, page: str = "findings.md") -> bool:
     return words in text(page)
 
 
+def between(marker: str) -> str:
+    """What the findings have between ``<!-- MARKER -->`` and ``<!-- end -->``."""
+    found = re.search(rf"<!-- {marker} -->\n(.*?)<!-- end -->", page_of("findings.md"), re.DOTALL)
+    assert found
+    return found[1]
+
+
 def sent(source: str, name: str) -> float:
     """The bytes of one of the compressors to start with, of dense's."""
     totals: dict[str, float] = {}
@@ -252,9 +259,7 @@ def test_the_tournament_of_digits() -> None:
 def the_table_of_the_tournament() -> None:
     each, shown = tournament_of("tournament-smoke")
     rows = tournament.table(each, shown)
-    found = re.search(r"<!-- tournament -->\n(.*?)<!-- end -->", page_of("findings.md"), re.DOTALL)
-    assert found
-    assert found[1] == tournament.arms_as_text(rows, shown).markdown() + "\n"
+    assert between("tournament") == tournament.arms_as_text(rows, shown).markdown() + "\n"
     spent = rows.set_index("arm")[[*tournament.NETWORKS]]
     assert (spent.idxmin() == "dense").to_list() == [True, False, True]
     assert spent[tournament.NETWORKS[1]]["rank 1"] / spent[tournament.NETWORKS[1]][
@@ -382,14 +387,78 @@ def test_what_is_said_of_the_demos_baseline() -> None:
     )
 
 
+# -- local steps -----------------------------------------------------------------------------
+
+
+def test_the_tables_of_local_steps() -> None:
+    each, shown = tournament_of("lm-local")
+    assert {len(runs) for _, runs in each.groupby("name")} == {8}
+    rows, found = tournament.table(each, shown), comparisons(each, shown)
+    assert between("local") == tournament.arms_as_text(rows, shown).markdown() + "\n"
+    differences = tournament.differences_as_text(found, shown).markdown() + "\n"
+    assert between("local-differences") == differences
+
+
+def test_what_is_said_of_local_steps() -> None:
+    each, shown = tournament_of("lm-local")
+    at = tournament.table(each, shown).set_index("arm")
+    lost = {n: signed(effect("lm-local", f"every {n}", "every 1"), 2) for n in (4, 32, 128)}
+    assert says(
+        f"a period of 4 loses {lost[4]} bits per byte, of 32 {lost[32]}, of 128 {lost[128]}"
+    )
+    won = {
+        name: signed(effect("lm-local", f"{name} quarter", "first quarter"), 2)
+        for name in ("second", "third", "last")
+    }
+    assert says(f"beats the second by {won['second']}, the third by {won['third']} and the last by "
+                f"{won['last']} bits")  # fmt: skip
+    worst = max(p_value(minus(f"{name} quarter", "first quarter")(records("lm-local")))
+                for name in ("second", "third", "last"))  # fmt: skip
+    assert says(f"bits (p at most {worst:.3f})")
+    _, low, high = effect("lm-local", "last quarter", "every 32")
+    assert max(abs(low), abs(high)) <= 0.01
+    assert says("is within 0.01 bits of a period of 32")
+    spent = at["floats"]
+    assert round(spent["last quarter"] / spent["every 32"]) == 7
+    assert {round(spent[f"{n} quarter"] / spent["every 4"], 1) for n in ("first", "last")} == {
+        1.1,
+        0.9,
+    }
+    found = comparisons(each, shown).set_index("arm")
+    quarters = found.loc[[f"{n} quarter" for n in ("first", "second", "third", "last", "random")]]
+    assert quarters["difference"].idxmin() == "first quarter"
+    assert (quarters["ci_low"] > 0).all()
+    assert (found["p_holm"] < 0.05).all()
+    ahead = signed(effect("lm-local", "accordion", "every 4"), 2)
+    assert says(
+        f"than ACCORDION (by {ahead}), for {spent['every 4'] / spent['accordion']:.0%}".replace(
+            "%", " %"
+        )
+    )
+    times = [at.loc["every 1", n] / at.loc["every 4", n] for n in tournament.NETWORKS]
+    assert says(f"takes {times[2]:.1f} times as long as a period of 4 on 20 Mbit/s with 50 ms, and "
+                f"{times[0]:.1f} times as long on 10 Gbit/s")  # fmt: skip
+
+
+def test_the_rates_of_local_steps() -> None:
+    path = REFERENCE / "lm-local-tune.json"
+    scores: dict[str, dict[float, float]] = {}
+    for trial in json.loads(path.read_text())["trials"]:
+        rate = float(trial["values"].split("=")[1])
+        scores.setdefault(trial["schedule"], {})[rate] = fmean(trial["scores"])
+    rates = tournament.table(*tournament_of("lm-local")).set_index("arm")["rate"].to_dict()
+    assert rates == {name: min(found, key=found.__getitem__) for name, found in scores.items()}
+    assert not tournament.edges(path, pd.Series(rates))
+    assert {name for name, found in scores.items() if len(found) > 4} == {"every 2", "diloco 32"}
+    assert (rates["every 2"], rates["diloco 32"]) == (0.012, 0.0015)  # of 0.0015 to 0.012
+
+
 # -- error per float -------------------------------------------------------------------------
 
 
 def test_the_errors_of_compressors() -> None:
     table = rivals.as_text(rivals.errors(records("smoke-rivals"))).markdown().splitlines()
-    found = re.search(r"<!-- rivals -->\n(.*?)<!-- end -->", page_of("findings.md"), re.DOTALL)
-    assert found
-    rows = found[1].splitlines()
+    rows = between("rivals").splitlines()
     assert rows[:2] == table[:2]
     assert len(rows) > 10
     assert [row for row in table if row in rows[2:]] == rows[2:]  # in the same order

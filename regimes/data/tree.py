@@ -173,6 +173,7 @@ def files(path: Path, plain: bool = False) -> list[Path]:
             first = ways.setdefault((inside, Path(folder).resolve()), folder)
             if first != folder:
                 raise OSError(f"{folder} is {first} once more, through a link")
+            below.sort()  # what is said of two ways is the same on every disk
             if plain:
                 below[:] = [name for name in below if not name.startswith(HIDDEN)]
                 names = [name for name in names if _anywhere(name)]

@@ -119,3 +119,9 @@ def test_a_damaged_state_is_one_sentence_and_changes_nothing(key: str, value: An
         assert repr(hook.state_dict()) == repr(before)
     model(torch.ones(2, 5)).sum().backward()
     hook.epoch_end(lr=0.1)
+
+
+@pytest.mark.parametrize("folder", ["\0", Path("runs\0/mine")])
+def test_no_folder_has_a_nul_in_its_name(folder: str | Path) -> None:
+    with pytest.raises(ConfigError, match=r"record = .*: expected a folder: no path has a NUL"):
+        regimes.Recording(folder)

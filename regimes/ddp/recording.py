@@ -46,6 +46,7 @@ class Recording:
     reporters: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        require("\0" not in str(self.folder), "record", self.folder, "a folder: no path has a NUL")
         for field in ("batch_size", "units"):
             value = getattr(self, field)
             good = value is None or is_whole(value, 1)

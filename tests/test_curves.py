@@ -347,6 +347,8 @@ def test_decays_in_one_epoch_are_one(runs: list[Record]) -> None:
                              ([1] * 1000, [(1, math.inf)])):  # fmt: skip
         optimizer["decay_epochs"] = epochs
         assert decays(run) == expected
+    optimizer["decay_factor"] = None  # as a stranger's record may have it
+    assert decays(run) == [(1, 1.0)]
     fig, ax = plt.subplots()
     optimizer["decay_epochs"] = [1, 2, 23]
     ax.set_xlim(0, 10)

@@ -435,6 +435,9 @@ def test_what_is_said_of_local_steps() -> None:
             "%", " %"
         )
     )
+    (steps,) = {sum(row["sync"]["rounds"] for row in run.rows)
+                for run in records("lm-local") if run.name == "diloco 32"}  # fmt: skip
+    assert says(f"Its {steps} outer steps")
     times = [at.loc["every 1", n] / at.loc["every 4", n] for n in tournament.NETWORKS]
     assert says(f"takes {times[2]:.1f} times as long as a period of 4 on 20 Mbit/s with 50 ms, and "
                 f"{times[0]:.1f} times as long on 10 Gbit/s")  # fmt: skip

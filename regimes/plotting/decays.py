@@ -18,7 +18,8 @@ def decays(run: Record) -> list[tuple[int, float]]:
         found = FollowsDecays().decays(history(run.rows, [], run.config["signal"]))
         return [(first, old / new if new else math.inf) for first, old, new in found
                 if first < len(run.rows)]  # fmt: skip
-    factor = float(run.config["optimizer"].get("decay_factor", 1.0))
+    factor = run.config["optimizer"].get("decay_factor")
+    factor = 1.0 if factor is None else float(factor)
     return [(first, _power(factor, times)) for first, times in Counter(_configured(run)).items()]
 
 

@@ -52,7 +52,7 @@ def _quarters(*names: str) -> dict[str, dict[str, Any]]:
 def lm_local() -> Grid:
     """`regimes tune lm-local --values optimizer.lr=0.0015,0.003,0.006,0.012`, then `regimes ablate
     runs/tune/lm-local/chosen --seeds 8 --first-seed 2000`: AdamW; a period of 4 sends what a
-    quarter at 1 sends; a minute a run, 3 hours of one core."""
+    quarter at 1 sends; half a minute a run, 2 hours of one core."""
     cells = _arms(
         _language(),
         {

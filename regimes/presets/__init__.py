@@ -5,7 +5,8 @@ A grid is a family of schedules of one preset: ``{schedule: configuration}``; ev
 is a run of its own. ``families`` makes grids from a preset, ``cpu`` and ``paper`` are those of the
 two scales, ``language`` has language models on a text that is everywhere, ``local`` local steps,
 ``tournament`` all policies and what they have to beat, ``events`` regimes that do not begin at the
-start, ``mechanism`` levels at many rates, ``matrix`` a deep linear network.
+start, ``mechanism`` levels at many rates, ``detection`` detectors by what they read, ``matrix`` a
+deep linear network.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from regimes.errors import ConfigError, nearest
 from regimes.policies import policy
 from regimes.presets import (
     cpu,
+    detection,
     events,
     language,
     local,
@@ -35,9 +37,9 @@ from regimes.presets.listing import groups
 from regimes.presets.registry import GRIDS, PRESETS, grid, preset
 
 __all__ = [
-    "GRIDS", "PRESETS", "Grid", "check_common", "cpu", "events", "get_grid", "get_preset", "grid",
-    "groups", "language", "local", "matrix", "mechanism", "own", "paper", "paper_text", "preset",
-    "questions", "schedules", "seeds_of", "select", "tournament",
+    "GRIDS", "PRESETS", "Grid", "check_common", "cpu", "detection", "events", "get_grid",
+    "get_preset", "grid", "groups", "language", "local", "matrix", "mechanism", "own", "paper",
+    "paper_text", "preset", "questions", "schedules", "seeds_of", "select", "tournament",
 ]  # fmt: skip
 
 

@@ -148,6 +148,11 @@ def with_reference(rows: pd.DataFrame, reference: str = REFERENCE) -> pd.DataFra
     return found.assign(detector=found["a"].where(found["b"] == reference, found["b"]))
 
 
+def thresholds(runs: Sequence[Record], back: int = 1) -> pd.Series:
+    """The change that a quarter of all scores exceed, by detector: what makes it as eager live."""
+    return pd.concat([scores(run, back) for run in runs]).quantile(1 - SHARE)
+
+
 def costs(runs: Sequence[Record]) -> pd.Series:
     """Share of the training time that each detector's instrument takes, mean over runs; what the
     instrument measures beside it counts."""
@@ -247,13 +252,14 @@ def main(
         out: folder for tables and figure; default figures/NAME.
     """
     files, runs = Files(records, out), groups(load_all(records), [schedule])[schedule]
-    rows = over_seeds(pairs(runs, back))
-    table = as_text(rows, with_itself(runs, back), costs(runs), reference)
-    stdout.console(highlight=False).print(table.drawn())
+    rows, own, spent = over_seeds(pairs(runs, back)), with_itself(runs, back), costs(runs)
+    stdout.console(highlight=False).print(as_text(rows, own, spent, reference).drawn())
     print(f"with {reference}; itself: kappa between seeds; cost: of training time, its whole "
           "instrument")  # fmt: skip
+    each = {"itself": own, "cost": spent, "threshold": thresholds(runs, back)}
     files.figure("agreement", figure(runs, reference, back))
     files.table("agreement-pairs", rows)
+    files.table("agreement-detectors", pd.DataFrame(each).rename_axis("detector").reset_index())
     return files.said()
 
 

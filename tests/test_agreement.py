@@ -71,6 +71,8 @@ def test_kappa_and_spearman(runs: list[Record]) -> None:
         assert np.isnan(first["spearman"])
     called = [calls(scores(run))["eigenvalue"] for run in runs]
     itself = [cohen_kappa_score(a, b) for a, b in combinations(called, 2)]
+    together = np.concatenate([scores(run)["eigenvalue"] for run in runs])
+    assert agreement.thresholds(runs)["eigenvalue"] == pytest.approx(np.quantile(together, 0.75))
     assert agreement.with_itself(runs)["eigenvalue"] == pytest.approx(np.mean(itself))
 
 
@@ -98,6 +100,7 @@ def test_the_command_draws_and_says(tmp_path: Path, capsys: pytest.CaptureFixtur
     paths = agreement.main(REFERENCE / "small-signals.tar.xz", "low", out=tmp_path)
     assert {path.name for path in paths} == {
         "agreement.png", "agreement.svg", "agreement.csv", "agreement-pairs.csv",
+        "agreement-detectors.csv",
     }  # fmt: skip
     printed = capsys.readouterr().out
     assert "with eigenvalue; itself: kappa between seeds" in printed

@@ -390,13 +390,16 @@ def test_what_is_said_of_the_demos_baseline() -> None:
 # -- local steps -----------------------------------------------------------------------------
 
 
-def test_the_tables_of_local_steps() -> None:
-    each, shown = tournament_of("lm-local")
-    assert {len(runs) for _, runs in each.groupby("name")} == {8}
+@pytest.mark.parametrize(
+    ("source", "marker", "n"), [("lm-local", "local", 8), ("lm-local-sgd", "local-sgd", 8)]
+)
+def test_the_tables_of_local_steps(source: str, marker: str, n: int) -> None:
+    each, shown = tournament_of(source)
+    assert {len(runs) for _, runs in each.groupby("name")} == {n}
     rows, found = tournament.table(each, shown), comparisons(each, shown)
-    assert between("local") == tournament.arms_as_text(rows, shown).markdown() + "\n"
+    assert between(marker) == tournament.arms_as_text(rows, shown).markdown() + "\n"
     differences = tournament.differences_as_text(found, shown).markdown() + "\n"
-    assert between("local-differences") == differences
+    assert between(f"{marker}-differences") == differences
 
 
 def test_what_is_said_of_local_steps() -> None:
@@ -404,7 +407,8 @@ def test_what_is_said_of_local_steps() -> None:
     at = tournament.table(each, shown).set_index("arm")
     lost = {n: signed(effect("lm-local", f"every {n}", "every 1"), 2) for n in (4, 32, 128)}
     assert says(
-        f"a period of 4 loses {lost[4]} bits per byte, of 32 {lost[32]}, of 128 {lost[128]}"
+        f"a period of 4 has {lost[4]} bits per byte more than each step, of 32 {lost[32]}, of 128 "
+        f"{lost[128]}"
     )
     won = {
         name: signed(effect("lm-local", f"{name} quarter", "first quarter"), 2)
@@ -443,17 +447,30 @@ def test_what_is_said_of_local_steps() -> None:
                 f"{times[0]:.1f} times as long on 10 Gbit/s")  # fmt: skip
 
 
-def test_the_rates_of_local_steps() -> None:
-    path = REFERENCE / "lm-local-tune.json"
+def test_what_is_said_of_local_steps_with_sgd() -> None:
+    source = "lm-local-sgd"
+    four, far = (signed(effect(source, f"every {n}", "every 1"), 2) for n in (4, 32))
+    assert says(f"period of 4 has {four} bits more than each step, which is open, and of 32 {far}")
+    last = signed(effect(source, "last quarter", "first quarter"), 2)
+    even = signed(effect(source, "first quarter", "every 4"), 2)
+    assert says(f"first quarter beats the last by {last} bits and loses to the constant period of "
+                f"4 by {even}")  # fmt: skip
+    assert says(f"beats a period of 32 by {signed(effect(source, 'every 32', 'last quarter'), 2)}")
+
+
+@pytest.mark.parametrize("source", ["lm-local", "lm-local-sgd"])
+def test_the_rates_of_local_steps(source: str) -> None:
+    path = REFERENCE / f"{source}-tune.json"
     scores: dict[str, dict[float, float]] = {}
     for trial in json.loads(path.read_text())["trials"]:
         rate = float(trial["values"].split("=")[1])
         scores.setdefault(trial["schedule"], {})[rate] = fmean(trial["scores"])
-    rates = tournament.table(*tournament_of("lm-local")).set_index("arm")["rate"].to_dict()
+    rates = tournament.table(*tournament_of(source)).set_index("arm")["rate"].to_dict()
     assert rates == {name: min(found, key=found.__getitem__) for name, found in scores.items()}
     assert not tournament.edges(path, pd.Series(rates))
-    assert {name for name, found in scores.items() if len(found) > 4} == {"every 2", "diloco 32"}
-    assert (rates["every 2"], rates["diloco 32"]) == (0.012, 0.0015)  # of 0.0015 to 0.012
+    if source == "lm-local":
+        assert {n for n, found in scores.items() if len(found) > 4} == {"every 2", "diloco 32"}
+        assert (rates["every 2"], rates["diloco 32"]) == (0.012, 0.0015)  # of 0.0015 to 0.012
 
 
 # -- error per float -------------------------------------------------------------------------

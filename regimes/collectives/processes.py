@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from regimes.collectives import kept
 from regimes.collectives.launcher import Launched, attempt, launched
 from regimes.collectives.world import World
 from regimes.errors import ConfigError, TrainingError
@@ -61,11 +62,13 @@ class ProcessWorld(World):
         store: where the processes have met.
         patience: what ``wait`` of a collective takes: nothing for gloo, which keeps its own time;
             for NCCL, which returns before the work is done, the time until the others are lost.
+        lost: may a process be somewhere else in the program? Then nobody can use the group again.
     """
 
     abreast = True
     store: dist.Store | None = None
     patience: tuple[timedelta, ...] = ()
+    lost = False
 
     def __init__(
         self, workers: int, device: torch.device, store: dist.Store | None = None,
@@ -119,10 +122,12 @@ class ProcessWorld(World):
         self.gather_object(None)
 
     def abort(self) -> None:
+        self.lost = True
         _leave(at_once=True)
 
     def close(self) -> None:
-        _leave()
+        if self.lost or not kept.hand_on():
+            _leave()
 
     def _finish(self, work: Any) -> None:
         """Wait for a collective."""
@@ -198,21 +203,35 @@ def connect(workers: int, device: torch.device, timeout: float = 600.0) -> World
         ConfigError: W is not a multiple of P.
         TrainingError: the others are not there in time.
     """
-    count, processes = next(_connections), launched().count
-    if processes == 1:
+    count, us = next(_connections), launched()
+    if us.count == 1:
         return World(workers)
-    _leave(at_once=True)  # the group of a run in this process that has failed
-    _leave()
-    World(workers, processes=processes)  # check the division before anyone waits for anyone
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    World(workers, processes=us.count)  # check the division before anyone waits for anyone
     return _join(workers, device, timedelta(seconds=timeout), f"{attempt()}/{count}")
 
 
+@contextlib.contextmanager
+def shared_group() -> Iterator[None]:
+    """Runs inside, one after the other, share a group: only the first has to meet the others."""
+    with kept.sharing(_end):
+        yield
+
+
+def _end() -> None:
+    """Leave the group, if there is one, whatever has become of the others."""
+    _leave(at_once=True)
+    _leave()
+
+
 def _join(workers: int, device: torch.device, patience: timedelta, name: str) -> ProcessWorld:
-    """Meet the others under ``name``."""
-    us, store = launched(), None
+    """Meet the others under ``name``, unless the group of the run before is as good."""
+    us, store, wants = launched(), kept.store(name), (device, patience)
     try:
+        if (waits := kept.take_over(store, us.rank, us.count, wants)) is not None:
+            return ProcessWorld(workers, device, store, waits)
+        _end()  # the group of a run in this process that has failed
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
         met, _, _ = next(dist.rendezvous(us.meeting, us.rank, us.count, timeout=patience))
         met.set_timeout(patience)  # a store in a file has not heard of it
         store = dist.PrefixStore(name, met)
@@ -233,7 +252,9 @@ def _join(workers: int, device: torch.device, patience: timedelta, name: str) ->
             f"process {us.rank} of {us.count} lost contact with the others at the start "
             f"({_silent(store, us.rank, us.count)}): {str(error).splitlines()[0]}"
         ) from error
-    return ProcessWorld(workers, device, store, (patience,) if apart else ())
+    waits = (patience,) if apart else ()
+    kept.met(store, wants, waits)
+    return ProcessWorld(workers, device, store, waits)
 
 
 def _apart(store: dist.Store, us: Launched, device: torch.device) -> bool:

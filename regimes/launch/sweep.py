@@ -20,8 +20,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from regimes.collectives.launcher import launched
 from regimes.config import RunConfig, to_dict
-from regimes.errors import RegimesError, TrainingError
+from regimes.errors import RegimesError, TrainingError, require
 from regimes.launch import gpus
 from regimes.launch.processes import die_with_parent
 from regimes.presets import Grid
@@ -62,12 +63,28 @@ def ablate(
     Args:
         progress: called as each run ends, with its folder and None or the error.
     """
+    alone = "1 where a launcher has started several processes, which share each run"
+    require(jobs == 1 or launched().count == 1, "--jobs", jobs, alone)
     termination.seconds()  # is it a time? Now, not when the signal comes
     with ends_by_sigterm():
         if jobs > 1:
             return _ablate_abreast(todo, jobs, progress)
         outcomes = ((folder, run_cell(folder, config)) for folder, config in todo)
-        return collected(outcomes, progress)
+        with _one_group():
+            return collected(outcomes, progress)
+
+
+@contextmanager
+def _one_group() -> Iterator[None]:
+    """Where a launcher has started several processes, all go through the cells together, and meet
+    once."""
+    if launched().count == 1:
+        yield
+        return
+    from regimes.collectives.processes import shared_group  # torch, so late
+
+    with shared_group():
+        yield
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """W workers on several processes, which ``connect`` joins when a launcher has started them.
 
-With ``collectives.group`` the only user of torch.distributed. All that a group holds must end with
-it: see ``_let_go``.
+With ``group``, ``kept`` and ``meeting`` the only user of torch.distributed. All that a group holds
+must end with it: see ``_let_go``.
 """
 
 from __future__ import annotations

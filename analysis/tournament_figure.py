@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullLocator
 
 from regimes.console.units import human
 from regimes.plotting import style
@@ -74,8 +74,7 @@ def figure(rows: pd.DataFrame, run: Record, networks: Sequence[str]) -> tuple[Fi
             _contestants(ax, rows, column, shown.name, letters)
             _front(ax, rows[on], column, shown.name)
             ax.set(xscale="log", xlabel=words)
-            wide = rows[column].max() > 30 * rows[column].min()
-            ax.xaxis.set_major_locator(LogLocator(subs=(1, 3) if wide else (1, 2, 5)))
+            ax.xaxis.set_major_locator(_ticks(rows[column].max() / rows[column].min()))
             ax.xaxis.set_major_formatter(lambda value, _: _tick(value))
             ax.xaxis.set_minor_locator(NullLocator())
         for ax in panels[::3]:
@@ -113,6 +112,13 @@ def _front(ax: Axes, best: pd.DataFrame, column: str, metric: str) -> None:
     points = best.sort_values(column)
     ax.plot(points[column], points[metric], drawstyle="steps-post", color="black", linewidth=0.6,
             marker="o", markersize=11, markerfacecolor="none", markeredgewidth=0.6)  # fmt: skip
+
+
+def _ticks(ratio: float) -> Locator:
+    """Few ticks, of costs that differ by a ratio."""
+    if ratio < 5:
+        return MaxNLocator(4, steps=(1, 2, 5, 10))
+    return LogLocator(subs=(1, 3) if ratio > 30 else (1, 2, 5))
 
 
 def _tick(value: float) -> str:

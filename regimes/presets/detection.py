@@ -9,8 +9,9 @@ trained at its own rate, as there::
     regimes ablate detection-smoke --schedules signals --seeds 8 --first-seed 7000 \\
       --out runs/detection-signals-smoke
     regimes figure agreement runs/detection-signals-smoke
-    regimes tune detection-smoke --values optimizer.lr=0.0125,0.025,0.05,0.1,0.2,0.4 --seeds 2 \\
-      --first-seed 5000 --set data.validation_size=200 --out runs/tune/detection-smoke
+    regimes tune detection-smoke --set data.validation_size=200 --seeds 2 --first-seed 5000 \\
+      --values optimizer.lr=0.003125,0.00625,0.0125,0.025,0.05,0.1,0.2,0.4 \\
+      --out runs/tune/detection-smoke
     regimes ablate runs/tune/detection-smoke/chosen --seeds 8 --first-seed 6000 \\
       --out runs/detection-smoke
     regimes figure tournament runs/detection-smoke

@@ -4,8 +4,9 @@ Something happens in the middle of a training: the task changes, the rate restar
 grows. Who spends where it happens? Each arm at its own rate, which validation data choose, and then
 with other seeds, as in a tournament (`presets.tournament`)::
 
-    regimes tune shift-smoke --values optimizer.lr=0.05,0.1,0.2,0.4 --seeds 2 --first-seed 5000 \\
-      --set data.validation_size=200 --out runs/tune/shift-smoke
+    regimes tune shift-smoke --set data.validation_size=200 --seeds 2 --first-seed 5000 \\
+      --values optimizer.lr=0.003125,0.00625,0.0125,0.025,0.05,0.1,0.2,0.4 \\
+      --out runs/tune/shift-smoke
     regimes ablate runs/tune/shift-smoke/chosen --seeds 8 --first-seed 6000 --out runs/shift-smoke
     regimes figure tournament runs/shift-smoke
 

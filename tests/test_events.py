@@ -9,8 +9,10 @@ import pandas as pd
 import pytest
 
 import regimes
+from analysis import events as apart
 from analysis import tournament, tournament_figure
 from regimes.config import in_windows, override
+from regimes.errors import RecordError
 from regimes.plotting.metrics import named
 from regimes.policies import check_levels, policy
 from regimes.presets import events, get_grid
@@ -93,3 +95,31 @@ def test_the_figure_of_an_event(tmp_path: Path) -> None:
     tournament.main(tmp_path / "runs", out=tmp_path / "out")
     svg = (tmp_path / "out" / "tournament.csv").read_text()
     assert "event 12" in svg
+
+
+# -- settings beside each other --------------------------------------------------------------
+
+SHIFT = Path(__file__).parents[1] / "data" / "reference" / "shift-smoke.tar.xz"
+
+
+def test_settings_beside_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The rows are those of the tournament, and a star is said by its corrected p."""
+    runs = load_all(SHIFT)
+    every = tournament.comparisons(tournament.entries(runs), ACCURACY)
+    every = every.set_index(["arm", "control"])
+    rows = apart.differences(runs)
+    assert [*zip(rows["arm"], rows["control"], strict=True)] == [*apart.PAIRS]
+    for row in rows.to_dict("records"):
+        assert row["difference"] == every["difference"][row["arm"], row["control"]]
+        assert row["p_holm"] == every["p_holm"][row["arm"], row["control"]]
+    paths = apart.main((SHIFT,), tmp_path)
+    assert {path.name for path in paths} == {"events.png", "events.svg", "events.csv", "events.md"}
+    words = (tmp_path / "events.md").read_text()
+    assert words.count("*") == (rows["p_holm"] < 0.05).sum() > 0
+    assert "shift-smoke" in capsys.readouterr().out
+
+
+def test_a_setting_without_the_arms_is_one_sentence() -> None:
+    runs = [run for run in load_all(SHIFT) if run.name != "forced 3" and run.seed < 6002]
+    with pytest.raises(RecordError, match=r"no runs for forced 3 - static, forced 3 - first"):
+        apart.differences(runs)

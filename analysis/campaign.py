@@ -96,6 +96,7 @@ CPU = (
     Step("smoke-quirks-topk", 16, minutes=0.1),
     Step("small-signals", first=1000, minutes=3),
     Step("smoke-signals", first=1000, minutes=0.8),
+    Step("detection-smoke", 8, 7000, 0.6, ("signals",), name="detection-signals-smoke"),
     Step("small-overlap", 4, first=1000, minutes=1),
     Step("smoke-overlap", first=1000),
     Step("small-batch"),

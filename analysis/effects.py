@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import pandas as pd
 
 from regimes.errors import RecordError
 from regimes.records import Record, summary
-from regimes.replay.detect import bench
 
-from . import compare
+from . import agreement, compare
 from .compare import LAST
 
 Effect = Callable[[Sequence[Record]], list[float]]
-DETECTORS = ("norm-change", "eigenvalue-change", "first-share")
 
 
 def minus(a: str, b: str) -> Effect:
@@ -49,23 +45,16 @@ def fall_at_decay(schedule: str) -> Effect:
     return values
 
 
-def more_agreement(schedule: str) -> Effect:
-    """Cohen's kappa of the norm rule with rapid decay of the top eigenvalue, minus that of a
-    control which reads nothing, the first epochs; without seeds where either is undefined."""
+def unforced(a: str, b: str, schedule: str) -> Effect:
+    """Cohen's kappa of two detectors that call as many epochs each behind the warm-up, those in
+    which their statistics change most: 0 by chance (`analysis.agreement`)."""
 
     def values(runs: Sequence[Record]) -> list[float]:
-        pairs = bench([run for run in runs if run.name == schedule]).pairs
-        found = [_kappa(rows, DETECTORS[0]) - _kappa(rows, DETECTORS[2])
-                 for _, rows in pairs.groupby("seed")]  # fmt: skip
-        return [value for value in found if not math.isnan(value)]
+        rows = agreement.pairs([run for run in runs if run.name == schedule])
+        kept = rows[(rows["a"] == a) & (rows["b"] == b)]
+        return kept.sort_values("seed")["kappa"].to_list()
 
     return values
-
-
-def _kappa(pairs: pd.DataFrame, name: str) -> float:
-    """With the eigenvalue."""
-    both = pairs[["a", "b"]].apply(lambda row: {*row} == {name, DETECTORS[1]}, axis=1)
-    return float(pairs.loc[both, "kappa"].iloc[0])
 
 
 def overlap(batch: int) -> Effect:

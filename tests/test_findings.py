@@ -13,7 +13,7 @@ from statistics import fmean, stdev
 import pandas as pd
 import pytest
 
-from analysis import claims, collapse, compare, pools, quadratic, rivals, tournament
+from analysis import agreement, claims, collapse, compare, pools, quadratic, rivals, tournament
 from analysis.effects import minus
 from analysis.equal_floats import comparisons, moments
 from analysis.verdicts import holm, p_value, verdict
@@ -471,6 +471,47 @@ def test_the_rates_of_local_steps(source: str) -> None:
     if source == "lm-local":
         assert {n for n, found in scores.items() if len(found) > 4} == {"every 2", "diloco 32"}
         assert (rates["every 2"], rates["diloco 32"]) == (0.012, 0.0015)  # of 0.0015 to 0.012
+
+
+# -- norm against Hessian --------------------------------------------------------------------
+
+SIGNALS = "detection-signals-smoke"
+
+
+def agreed(source: str, a: str, b: str, *, schedule: str = "signals", back: int = 1) -> Numbers:
+    rows = agreement.pairs([run for run in records(source) if run.name == schedule], back)
+    return interval(rows[(rows["a"] == a) & (rows["b"] == b)]["kappa"].to_list())
+
+
+def test_the_table_of_detectors() -> None:
+    runs = records(SIGNALS)
+    rows, own = agreement.over_seeds(agreement.pairs(runs)), agreement.with_itself(runs)
+    table = agreement.as_text(rows, own, agreement.costs(runs), agreement.REFERENCE)
+    assert between("agreement") == table.markdown() + "\n"
+    called = agreement.calls(agreement.scores(runs[0]))
+    assert says(f"Each detector calls the {called['norm'].sum()} of the {len(called)} epochs")
+    assert {run.config["optimizer"]["lr"] for run in runs} == {0.025}
+
+
+def test_what_is_said_of_detectors() -> None:
+    norm, far = (signed(agreed(SIGNALS, "norm", "eigenvalue", back=n), 2) for n in (1, 3))
+    assert says(f"less than by chance: {norm}")
+    assert says(f"kappa is {far}")
+    sharp, longer = (signed(agreed(SIGNALS, "eigenvalue", "sharpness", back=n), 2).replace("+", "")
+                     for n in (1, 3))  # fmt: skip
+    assert says(f"cost: {sharp}, and {longer} over three")
+    spent, own = agreement.costs(records(SIGNALS)), agreement.with_itself(records(SIGNALS))
+    assert spent["sharpness"] / spent["eigenvalue"] == pytest.approx(1 / 5, abs=0.02)
+    calls = [f"{own[name]:.2f}" for name in ("eigenvalue", "norm", "norm x rate")]
+    assert says(f"agree by {calls[0]}, the norm's by {calls[1]}; times the rate by {calls[2]}")
+    called = pd.concat([agreement.calls(agreement.scores(run)) for run in records(SIGNALS)])
+    before = called[called.index < 12].sum() / called.sum()
+    assert before["eigenvalue"] > 0.75
+    assert before["norm"] < 0.25
+    first = agreed("small-signals", "eigenvalue", agreement.FIRST, schedule="low")
+    both = agreed("small-signals", "norm", "eigenvalue", schedule="low")
+    assert says(f"agree by {signed(both, 2)}, the first epochs and the eigenvalue by "
+                f"{signed(first, 2)}")  # fmt: skip
 
 
 # -- error per float -------------------------------------------------------------------------

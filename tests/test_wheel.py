@@ -29,7 +29,7 @@ DRAWN = {  # from records of its grid, or where none are committed, of a similar
     for number, figure in FIGURES.items()
 }
 OTHERS = {  # the other commands; those of one run have it unpacked
-    "agreement": ["small-signals", "--schedule", "low"], "batch": ["small-batch"],
+    "agreement": ["detection-signals-smoke"], "batch": ["small-batch"],
     "claims": [str(REFERENCE), "--paper"],
     "collapse": ["smoke-quirks-topk"], "controls": ["smoke-controls"], "cost": ["small"],
     "curves": ["lstm-small"],

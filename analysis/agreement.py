@@ -108,7 +108,7 @@ def pairs(runs: Iterable[Record], back: int = 1) -> pd.DataFrame:
     for run in runs:
         table = scores(run, back)
         called, ranks = calls(table), table.corr("spearman", min_periods=3)
-        for a, b in combinations(called, 2):
+        for a, b in combinations(map(str, called), 2):
             same = kappa(called[a].to_numpy(), called[b].to_numpy())
             both = np.nan if b == FIRST else ranks.loc[a, b]
             rows.append({"a": a, "b": b, "seed": run.seed, "kappa": same, "spearman": both})
@@ -156,7 +156,7 @@ def thresholds(runs: Sequence[Record], back: int = 1) -> pd.Series:
 def costs(runs: Sequence[Record]) -> pd.Series:
     """Share of the training time that each detector's instrument takes, mean over runs; what the
     instrument measures beside it counts."""
-    names = scores(runs[0])
+    names = map(str, scores(runs[0]))
     found = {name: [signal_cost(run, rule(STATISTICS[name]))[1] for run in runs] for name in names}
     return pd.DataFrame(found).mean()
 
@@ -208,7 +208,8 @@ def figure(
         fig.colorbar(image, ax=left, aspect=12, pad=0.02).set_label("share of seeds")
         _forest(right, agreed.reindex(shares.index), reference)
         style.caption(fig, _words(runs, len(shares.columns), reference, back))
-    numbers = shares.stack().rename("called").rename_axis(["detector", "epoch"]).reset_index()
+    numbers = shares.rename_axis("detector").reset_index()
+    numbers = numbers.melt("detector", var_name="epoch", value_name="called")
     kept = ["n", "kappa", "kappa_low", "kappa_high"]
     return fig, pd.concat([numbers, agreed[kept].reset_index()], ignore_index=True)
 

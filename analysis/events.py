@@ -75,7 +75,7 @@ def as_text(found: Mapping[str, pd.DataFrame], shown: Metric) -> Table:
     for i, (arm, control) in enumerate(PAIRS):
         cells = (_cell(rows.iloc[i], shown) for rows in found.values())
         lines.append((arm, control, *cells))
-    return Table(("arm", "minus, at its floats", *found), lines, texts=2)
+    return Table(("arm", "minus", *found), lines, texts=2)
 
 
 def _cell(row: pd.Series, shown: Metric) -> str:
@@ -97,7 +97,7 @@ def figure(
     """
     with style.theme():
         fig = style.figure(1.6 + 0.19 * len(PAIRS))
-        panels = fig.subplots(1, len(found), sharey=True, squeeze=False)[0]
+        panels = fig.subplots(1, len(found), sharex=True, sharey=True, squeeze=False)[0]
         for ax, (name, rows) in zip(panels, found.items(), strict=True):
             _panel(ax, rows)
             ax.set_title(WORDS.get(name, name), loc="left")
@@ -128,7 +128,7 @@ def _words(counts: list[int], run: Record) -> str:
         "An arm minus what controls reach at its floats: the same rank throughout (static), rank 4 "
         "first, rank 4 at the event, which is known (event). Mean and 95 % t interval, "
         f"{style.seeds_in_words(counts)}, every arm at its own rate. Filled: p < {LEVEL} after "
-        f"Holm's correction over all comparisons of the setting. {style.setting(run)}."
+        f"Holm's correction over all comparisons of the setting. {style.setting(run)} (the first)."
     )
 
 
@@ -142,14 +142,15 @@ def main(
         out: folder for table and figure; default figures/events.
     """
     files, found = Files("events", out), {}
-    runs: list[Record] = []
+    ones = []  # a run of each setting
     for path in records:
         runs = load_all(path)
         found[name_of(path)] = differences(runs)
-    shown = tested_by(runs[0])
+        ones.append(runs[0])
+    shown = tested_by(ones[0])
     table = as_text(found, shown)
     stdout.console(highlight=False).print(table.drawn())
-    files.figure("events", figure(found, runs[0], shown))
+    files.figure("events", figure(found, ones[0], shown))
     files.text("events.md", f"{table.markdown()}\n")
     return files.said()
 

@@ -13,7 +13,17 @@ from statistics import fmean, stdev
 import pandas as pd
 import pytest
 
-from analysis import agreement, claims, collapse, compare, pools, quadratic, rivals, tournament
+from analysis import (
+    agreement,
+    claims,
+    collapse,
+    compare,
+    events,
+    pools,
+    quadratic,
+    rivals,
+    tournament,
+)
 from analysis.effects import minus
 from analysis.equal_floats import comparisons, moments
 from analysis.verdicts import holm, p_value, verdict
@@ -329,6 +339,82 @@ def test_within_a_wide_range_of_rates_all_arms_are_alike_on_validation_data() ->
     assert {len(found) for found in scores.values()} == {23}
     flat = [x for rate, found in scores.items() if rate <= 0.1 for x in found]
     assert says(f"{min(flat):.1f} to {max(flat):.1f} % at rates from {min(scores)} to 0.1")
+
+
+# -- something happens in the middle ---------------------------------------------------------
+
+SETTINGS = ("shift-smoke", "restarts-smoke", "ramp-smoke")
+
+
+@functools.cache
+def held(source: str) -> pd.DataFrame:
+    return comparisons(*tournament_of(source))
+
+
+def lost(found: pd.DataFrame, arm: str, control: str) -> str:
+    mean, low, high = ends(against(found, arm, control))
+    return plain((-mean, -high, -low))
+
+
+def test_the_events() -> None:
+    """In one test, because reading its 600 runs takes longest."""
+    the_table_of_events()
+    what_is_said_of_the_bound()
+    what_is_said_of_accordion_at_events()
+    the_rates_of_events()
+
+
+def the_table_of_events() -> None:
+    found = {name: events.differences(list(records(name))) for name in SETTINGS}
+    assert (
+        between("events") == events.as_text(found, tournament_of(SETTINGS[0])[1]).markdown() + "\n"
+    )
+    for name in SETTINGS:
+        assert {len(runs) for _, runs in tournament_of(name)[0].groupby("name")} == {8}
+        assert held(name)["p"].notna().sum() == pytest.approx(50, abs=2)  # about fifty
+        assert ((held(name)["ci_high"] - held(name)["ci_low"]) / 2).max() < 1.2
+
+
+def what_is_said_of_the_bound() -> None:
+    late = signed(effect("shift-smoke", "event 12", "first 12")).replace("+", "")
+    assert says(f"first 12 epochs loses {late} points")
+    for control in ("static", "coin"):
+        rows = [
+            against(held(name), f"event {n}", control) for name in SETTINGS for n in (6, 12, 18)
+        ]
+        assert len(rows) == 9
+        assert max(row["ci_low"] for row in rows) <= 0
+        assert max(row["ci_high"] for row in rows) < 1.2
+    ranks = [plain(effect(name, "rank 4", "rank 1")) for name in SETTINGS]
+    assert says(f"differ by {ranks[1]} points ({ranks[0]} in the shift, {ranks[2]} in the ramp)")
+
+
+def what_is_said_of_accordion_at_events() -> None:
+    shift, ramp = held("shift-smoke"), held("ramp-smoke")
+    slow = [lost(shift, "accordion 3", control) for control in ("event", "static")]
+    assert says(f"it loses {slow[0]} points to the arm that knows, and {slow[1]} to one rank")
+    fast = [lost(shift, "accordion 1", control) for control in ("event", "static")]
+    assert says(f"interval of 1 it loses {fast[0]} and {fast[1]}")
+    assert says(f"adds {plain(effect('shift-smoke', 'accordion 3', 'forced 3'))} to its forced")
+    spent = {name: tournament.table(*tournament_of(name)).set_index("arm")["floats"]
+             for name in SETTINGS}  # fmt: skip
+    assert says(f"for {spent['shift-smoke']['accordion 3'] / spent['shift-smoke']['forced 3']:.1f} "
+                "times their floats")  # fmt: skip
+    assert says(f'beats "first" by {plain(ends(against(ramp, "accordion 1", "first")))}')
+    assert says(f"throughout ({signed(ends(against(ramp, 'accordion 1', 'static')))})")
+    share = spent["ramp-smoke"]["forced 1"] / spent["ramp-smoke"]["accordion 1"]
+    both = signed(effect("ramp-smoke", "accordion 1", "forced 1"))
+    assert says(f"with {share:.2f} of its floats, differ from it by {both}")
+
+
+def the_rates_of_events() -> None:
+    far = {}
+    for name in SETTINGS:
+        rates = tournament.table(*tournament_of(name)).set_index("arm")["rate"]
+        far[name] = tournament.edges(REFERENCE / f"{name}-tune.json", rates)
+        trials = json.loads((REFERENCE / f"{name}-tune.json").read_text())["trials"]
+        assert len({trial["values"] for trial in trials}) == 8
+    assert far == {"shift-smoke": ["random 6"], "restarts-smoke": [], "ramp-smoke": ["forced 3"]}
 
 
 # -- a language model ------------------------------------------------------------------------

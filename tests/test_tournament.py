@@ -23,7 +23,7 @@ from analysis.tournament import (
 from analysis.tournament_figure import front
 from regimes.compression import compressor
 from regimes.compression.reducer import costs_per_step
-from regimes.config import RunConfig
+from regimes.config import Budget, RunConfig, in_windows
 from regimes.errors import RecordError
 from regimes.plotting.metrics import named
 from regimes.policies import REGISTRY, check_levels, policy
@@ -79,6 +79,20 @@ def test_longer_training_ends_at_the_floats_of_rank_4(name: str) -> None:
     assert (longer.budget.level, longer.budget.epochs) == ("r4", 24)
     shares = [first / longer.epochs for first in longer.optimizer.decay_epochs]
     assert shares == pytest.approx([12 / 24, 20 / 24], abs=0.02)
+
+
+def test_figures_2_and_8_in_the_tournament_of_images() -> None:
+    grid = get_grid("tournament-small")
+    inside = {unit for unit in range(24) if in_windows(grid["critical 8"].policy["windows"], unit)}
+    assert inside == {*range(6), 12, 13}
+    turned = grid["high in critical 8"].policy
+    assert turned["windows"] == grid["critical 8"].policy["windows"]
+    assert (turned["inside"], turned["outside"]) == ("r1", "dense")
+    on, stretched = grid["rank 1 on"], grid["rank 1 longer"]
+    assert on.budget == stretched.budget == Budget("r4", 24)
+    assert on.optimizer == grid["rank 1"].optimizer
+    assert on.epochs == stretched.epochs == 83
+    assert stretched.optimizer.decay_epochs == (41, 69)
 
 
 @pytest.mark.parametrize("kind", ["first", "last", "coin"])

@@ -83,16 +83,21 @@ def arms(base: RunConfig, units: int = 24) -> Grid:
     return families.follow(plain, {**controls(units), **policies()})
 
 
+def longer(rank: RunConfig, epochs: int) -> RunConfig:
+    """A rank trained on until it has sent what rank 4 sends, all epochs stretched."""
+    return families.stretched(
+        replace(rank, name=f"{rank.name} longer"), Budget("r4", rank.epochs), epochs
+    )
+
+
 @grid("tournament-smoke")
 def tournament_smoke() -> Grid:
     """`regimes tune tournament-smoke ...`, see `presets/tournament.py`: all policies and controls
     on digits, and ranks 1 and 2 trained on for the floats of rank 4; 2.5 minutes a seed and rate,
     on one core."""
     cells = arms(cpu.smoke())
-    for name, epochs in (("rank 1", 81), ("rank 2", 46)):
-        longer = replace(cells[name], name=f"{name} longer")
-        cells[longer.name] = families.stretched(longer, Budget("r4", longer.epochs), epochs)
-    return cells
+    extra = [longer(cells["rank 1"], 81), longer(cells["rank 2"], 46)]
+    return cells | {cell.name: cell for cell in extra}
 
 
 @grid("tournament-lm")
@@ -104,6 +109,17 @@ def tournament_lm() -> Grid:
 
 @grid("tournament-small")
 def tournament_small() -> Grid:
-    """`regimes tune tournament-small ...`, likewise: the same on CIFAR-10, `small`; 14 minutes a
-    seed and rate, on one core."""
-    return arms(cpu.small())
+    """`regimes tune tournament-small ...`, likewise: the same on CIFAR-10, `small`, with what the
+    paper's Figures 2 and 8 need besides: rank 4 in the critical windows, rank 1 in them and no
+    compression elsewhere, and rank 1 trained on for the floats of rank 4, with all epochs stretched
+    or the decays where they were; 10 minutes a seed and rate, on one core."""
+    base = cpu.small()
+    cells = arms(base)
+    critical = [(0, 6), (12, 14)]
+    extra = families.follow(replace(base, levels=RANKS), {
+        "critical 8": families.windows(*critical, inside="r4", outside="r1"),
+        "high in critical 8": families.windows(*critical, inside="r1", outside="dense"),
+    })  # fmt: skip
+    stretched = longer(cells["rank 1"], 83)
+    on = replace(stretched, name="rank 1 on", optimizer=base.optimizer)
+    return cells | extra | {cell.name: cell for cell in (stretched, on)}

@@ -176,7 +176,7 @@ def test_without_records_a_sentence_says_which_and_how_to_make_them(command) -> 
 
 def test_every_command_of_the_study_is_tried_below() -> None:
     # a campaign trains for hours, provenance needs a checkout, of the last two there is no archive
-    apart = {"figures", "campaign", "provenance", "deep_linear", "mechanism"}
+    apart = {"figures", "campaign", "provenance", "deep_linear", "mechanism", "narrowing"}
     assert {*OTHERS, *apart} == {*commands()}
 
 

@@ -6,10 +6,13 @@ preset. `regimes figure mechanism` reads the usable range of rates off them, by 
     regimes ablate rates-smoke --seeds 4 --first-seed 4000 --out runs/rates/smoke
     regimes ablate rates-momentum --seeds 4 --first-seed 4000 --out runs/rates/momentum
     regimes figure mechanism runs/rates
+    regimes ablate rates-when --seeds 8 --first-seed 4000
+    regimes figure narrowing runs/rates-when
 
 An arm is a level, with or without error feedback, and a momentum of SGD: 0.9 unless it is named.
 With momentum m the rates are those of 0.9 at equal rate / (1 - m), which is how far a constant
-gradient moves.
+gradient moves. ``rates-when`` has rank 1 in six epochs only, at a constant rate: early, in the
+middle, or late (`regimes figure narrowing`).
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ MOMENTUM = 0.9
 RATES = (0.00625, 0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)  # of SGD with it
 ADAM = (0.00075, 0.0015, 0.003, 0.006, 0.012, 0.024)
 MOMENTA = (0.0, 0.5)
+WINDOWS = ((2, 8), (8, 14), (14, 20))  # epochs behind the warm-up
 BARE = {"error_feedback": False}
 Arm = tuple[dict[str, Any], Level]  # compressor, level
 POWER: dict[str, Arm] = {
@@ -85,3 +89,29 @@ def rates_lm() -> Grid:
     `lm-small`; 12 minutes a seed on one core."""
     names = ("dense", "rank 4", "rank 1", "rank 1, no feedback")
     return cells(language.lm_small(), {name: ARMS[name] for name in names}, ADAM)
+
+
+@grid("rates-when")
+def rates_when() -> Grid:
+    """`regimes ablate rates-when --seeds 8`: no compression but for six epochs of rank 1, early, in
+    the middle or late, at nine constant rates, on digits; 2 minutes a seed on one core."""
+    base = cpu.smoke()
+    base = replace(
+        base,
+        epochs=WINDOWS[-1][1],
+        levels={"level": 1},
+        optimizer=replace(base.optimizer, schedule="constant", decay_epochs=()),
+    )
+    rules = {DENSE: families.static(DENSE)} | {
+        f"rank 1 in {first}-{stop - 1}": families.windows(
+            (first, stop), inside="level", outside=DENSE
+        )
+        for first, stop in WINDOWS
+    }
+    return {
+        f"{arm}{AT}{rate:g}": replace(
+            families.at_rate(base, rate), name=f"{arm}{AT}{rate:g}", policy=rule
+        )
+        for arm, rule in rules.items()
+        for rate in RATES
+    }

@@ -92,6 +92,17 @@ def floats(source: str, name: str) -> str:
     return f"{sum(s or 0 for s in shares) / len(shares):.2f}"
 
 
+def test_the_numbers_in_short_are_those_of_the_sections() -> None:
+    """Each interval of the summary is in the page once more, maybe with its signs."""
+    whole = page_of("findings.md")
+    short = between("short")
+    rest = whole.replace(short, "").replace("+", "")
+    found = re.findall(r"-?[\d.]+ \[[^]]+, [^]]+\](?!\()", short.replace("+", ""))
+    assert len(found) >= 9
+    for numbers in found:
+        assert numbers in " ".join(rest.split()), numbers
+
+
 def test_figure_2_in_one_table() -> None:
     rows, _ = compare.table(records("small"))
     for row in rows.to_dict("records"):

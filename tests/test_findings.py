@@ -488,7 +488,8 @@ def test_what_is_said_of_the_demos_baseline() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "marker", "n"), [("lm-local", "local", 8), ("lm-local-sgd", "local-sgd", 8)]
+    ("source", "marker", "n"),
+    [("lm-local", "local", 8), ("lm-local-sgd", "local-sgd", 8), ("small-local", "local-small", 8)],
 )
 def test_the_tables_of_local_steps(source: str, marker: str, n: int) -> None:
     each, shown = tournament_of(source)
@@ -555,7 +556,29 @@ def test_what_is_said_of_local_steps_with_sgd() -> None:
     assert says(f"beats a period of 32 by {signed(effect(source, 'every 32', 'last quarter'), 2)}")
 
 
-@pytest.mark.parametrize("source", ["lm-local", "lm-local-sgd"])
+def test_what_is_said_of_local_steps_on_images() -> None:
+    source = "small-local"
+    up = {n: plain(effect(source, f"every {n}", "every 1")) for n in (4, 32)}
+    assert says(f"is {up[32]} points *above* each step, and of 4 {up[4]}")
+    found = comparisons(*tournament_of(source))
+    first = plain(ends(against(found, "first quarter", "period")))
+    beyond = plain(effect(source, "first quarter", "every 32"))
+    assert says(f"The first quarter is {first} above constant periods at its floats")
+    assert says(f"and {beyond} above a period of 32, which sends a ninth")
+    spent = tournament.table(*tournament_of(source)).set_index("arm")["floats"]
+    assert round(spent["first quarter"] / spent["every 32"]) == 9
+    assert says(f"differ by {plain(effect(source, 'first quarter', 'last quarter'))}")
+    trials = json.loads((REFERENCE / f"{source}-tune.json").read_text())["trials"]
+    at = {(t["schedule"], float(t["values"].split("=")[1])): 100 * fmean(t["scores"])
+          for t in trials}  # fmt: skip
+    flat = [score for (_, rate), score in at.items() if rate <= 0.05]
+    assert says(f"all arms have {min(flat):.1f} to {max(flat):.1f} % of the validation images")
+    rare = [f"{at['every 32', rate]:.1f} %" for rate in (0.2, 0.4)]
+    each = [f"{at['every 1', rate]:.1f} %" for rate in (0.2, 0.4)]
+    assert says(f"32 has {rare[0]} and each step {each[0]}, at 0.4 {rare[1]} and {each[1]}")
+
+
+@pytest.mark.parametrize("source", ["lm-local", "lm-local-sgd", "small-local"])
 def test_the_rates_of_local_steps(source: str) -> None:
     path = REFERENCE / f"{source}-tune.json"
     scores: dict[str, dict[float, float]] = {}
@@ -563,7 +586,8 @@ def test_the_rates_of_local_steps(source: str) -> None:
         rate = float(trial["values"].split("=")[1])
         scores.setdefault(trial["schedule"], {})[rate] = fmean(trial["scores"])
     rates = tournament.table(*tournament_of(source)).set_index("arm")["rate"].to_dict()
-    assert rates == {name: min(found, key=found.__getitem__) for name, found in scores.items()}
+    best = min if tournament_of(source)[1].lower else max
+    assert rates == {name: best(found, key=found.__getitem__) for name, found in scores.items()}
     assert not tournament.edges(path, pd.Series(rates))
     if source == "lm-local":
         assert {n for n, found in scores.items() if len(found) > 4} == {"every 2", "diloco 32"}

@@ -34,7 +34,7 @@ from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.groups import tested_by
 from regimes.plotting.metrics import Metric
-from regimes.presets.mechanism import AT
+from regimes.presets.mechanism import ARMS, AT
 from regimes.records import Record, load_all
 from regimes.replay.agreement import interval
 
@@ -77,7 +77,12 @@ def entries(runs: Sequence[Record], shown: Metric) -> pd.DataFrame:
     if (twice := each.duplicated(["arm", "rate", "seed"])).any():
         arm, rate, seed = each.loc[twice, ["arm", "rate", "seed"]].iloc[0]
         raise RecordError(f"two runs of {arm!r} at {rate:g} with seed {seed}")
-    return each.sort_values(["arm", "rate", "seed"], ignore_index=True)
+    known = list(ARMS)
+    places = {arm: next((i for i, name in enumerate(known) if arm == name), len(known))
+              for arm in each["arm"].str.partition(", momentum")[0]}  # fmt: skip
+    place = each["arm"].str.partition(", momentum")[0].map(places)
+    order = ["place", "arm", "rate", "seed"]
+    return each.assign(place=place).sort_values(order, ignore_index=True).drop(columns="place")
 
 
 def end(rates: Sequence[float], losses: Sequence[float], best: int, limit: float) -> float:
@@ -194,20 +199,26 @@ def _mean(values: np.ndarray) -> tuple[float, float, float]:
 
 def as_text(rows: pd.DataFrame) -> dict[str, Table]:
     """A table per rule, rounded; ``>=`` where a seed is usable to the last rate that was tried."""
-    heads = ("arm", "best", "n", "smallest usable [95 %]", "largest [95 %]", "of dense's")
+    heads = ("arm", "best", "n", "from", "to [95 %]", "of dense's")
     found = {}
     for rule, part in rows.groupby("rule", sort=False):
         texts = [
-            (row["arm"], f"{row['best']:g}", str(row["n"]), _range(row, "smallest", "<= "),
-             _range(row, "largest", ">= "), _span(row, "of_dense"))
+            (row["arm"], f"{row['best']:g}", str(row["n"]), _smallest(row), _largest(row),
+             _span(row, "of_dense"))
             for row in part.to_dict("records")
         ]  # fmt: skip
         found[str(rule)] = Table(heads, texts)
     return found
 
 
-def _range(row: dict[Any, Any], side: str, beyond: str) -> str:
-    return "none" if not row["n"] else (beyond if row[f"{side}_beyond"] else "") + _span(row, side)
+def _smallest(row: dict[Any, Any]) -> str:
+    beyond = "<= " if row["smallest_beyond"] else ""
+    return "" if not row["n"] else f"{beyond}{row['smallest']:.2g}"
+
+
+def _largest(row: dict[Any, Any]) -> str:
+    beyond = ">= " if row["largest_beyond"] else ""
+    return "none" if not row["n"] else beyond + _span(row, "largest")
 
 
 def _span(row: dict[Any, Any], key: str) -> str:
@@ -231,9 +242,10 @@ def main(records: Path, out: Path | None = None) -> list[Path]:
     console, texts = stdout.console(highlight=False), as_text(rows)
     for rule, text in texts.items():
         console.print(f"usable: {rule}", text.drawn(), "", sep="\n")
-    files.figure("mechanism", mechanism_figure.figure(each, rows, runs[0], shown))
+    plain = next((run for run in runs if run.name.startswith(REFERENCE)), runs[0])
+    files.figure("mechanism", mechanism_figure.figure(each, rows, plain, shown))
     files.table("ranges", rows)
-    parts = [f"{style.setting(runs[0])}."]
+    parts = [f"{style.setting(plain)} ({plain.name.partition(AT)[0]})."]
     parts += [f"Usable: {rule}.\n\n{text.markdown()}" for rule, text in texts.items()]
     files.text("ranges.md", "\n\n".join(parts) + "\n")
     return files.said()

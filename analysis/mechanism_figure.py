@@ -43,7 +43,6 @@ def figure(
             ranges = rows[(rows["rule"] == first) & rows["arm"].isin(looks)]
             _ranges(axes[2], ranges, looks)
             axes[0].set_title("AdamW" if kind < 0 else f"momentum {kind:g}", loc="left")
-            axes[0].legend(fontsize=6, handlelength=3.5)
         counts = each.groupby(["arm", "rate"]).size().to_list()
         style.caption(fig, _caption(first, counts, run))
     return fig, pd.concat(numbers, ignore_index=True)
@@ -78,12 +77,12 @@ def _curves(
 
 
 def _ranges(ax: Axes, rows: pd.DataFrame, looks: dict[str, Any]) -> None:
-    """Smallest to largest usable rate, an arm a line; an arrow where all rates tried on that side
-    are usable at a seed or more."""
+    """Smallest to largest usable rate, an arm a line with its marker at the best rate; an arrow
+    where all rates tried on that side are usable at a seed or more."""
     kept = rows[rows["n"] > 0]
     for y, row in enumerate(kept.to_dict("records")):
-        look = {key: value for key, value in looks[row["arm"]].line.items() if key != "marker"}
-        ax.plot([row["smallest"], row["largest"]], [y, y], **look)
+        rates = [row["smallest"], row["best"], row["largest"]]
+        ax.plot(rates, [y] * 3, markevery=[1], **looks[row["arm"]].line)
         for side, arrow in (("smallest", "<"), ("largest", ">")):
             bars = [[row[side] - row[f"{side}_low"]], [row[f"{side}_high"] - row[side]]]
             marker = arrow if row[f"{side}_beyond"] else "|"
@@ -98,6 +97,7 @@ def _ranges(ax: Axes, rows: pd.DataFrame, looks: dict[str, Any]) -> None:
 def _caption(rule: str, counts: list[int], run: Record) -> str:
     return (
         f"Means of the last units, {style.seeds_in_words(counts)}; bars: 95 % t intervals. No "
-        f"point where a run is not finite. Right: {rule}; an arrow where the rates that were tried "
-        f"do not reach the end of the range. {style.setting(run)}."
+        f"point where a run is not finite. Right, with each arm's line and its marker at the best "
+        f"rate: usable is {rule}; an arrow where the rates that were tried do not reach the end of "
+        f"the range. {style.setting(run)} (dense)."
     )

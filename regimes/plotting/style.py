@@ -124,7 +124,7 @@ def levels(config: dict[str, Any]) -> str:
     if sizes and config["policy"].get("level") == "dense":
         return f"batch per worker ({sizes}), no compression"
     ranks = ", ".join(f"{name}\xa0=\xa0{value}" for name, value in config["levels"].items())
-    compressed = f"{config['compressor']['name']} ({ranks})"
+    compressed = f"{config['compressor']['name']} ({ranks})" if ranks else "no compression"
     return f"{compressed}; batch per worker ({sizes})" if sizes else compressed
 
 

@@ -13,15 +13,16 @@ that none agrees with another because both are eager, or late. Beside them is `F
 nothing.
 
 Agreement of two detectors in a run is Cohen's kappa of their calls, and Spearman's correlation of
-their scores; both are 0 by chance. Intervals are 95 % t intervals over seeds. How far a detector
-agrees with itself in runs of other seeds says how much of what it calls belongs to the training
-and not to the run.
+their scores; both are 0 by chance. Intervals are 95 % t intervals over seeds. How far its calls
+agree with those of the other detector in runs of *other* seeds is the calendar's part: two that
+follow the schedule of the rate alone agree there as well. How far it agrees with itself in them
+says how much of what it calls belongs to the training and not to the run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import combinations
+from itertools import combinations, permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,12 +61,13 @@ def rule(statistic: str) -> RelativeChange:
     return RelativeChange(statistic=statistic, interval=1, per_layer=False)
 
 
-def scores(run: Record, back: int = 1) -> pd.DataFrame:
+def scores(run: Record, back: int = 1, absolute: bool = False) -> pd.DataFrame:
     """A column of scores per detector whose statistic was recorded, a row per epoch that counts.
     nan: the statistic was undefined.
 
     Args:
         back: epochs that a score looks back.
+        absolute: the change itself, in place of its ratio to the older value.
 
     Raises:
         RecordError: a run without any of the statistics, or with fewer than four scores.
@@ -82,7 +84,9 @@ def scores(run: Record, back: int = 1) -> pd.DataFrame:
     found = {}
     for name, made in known.items():
         values = signal_values(past, made, 0)
-        found[name] = [made((values[epoch - back], values[epoch])).score for epoch in epochs]
+        both = [made((values[epoch - back], values[epoch])) for epoch in epochs]
+        found[name] = [v.score if v.score is None or not absolute else v.score * abs(v.old or 0.0)
+                       for v in both]  # fmt: skip
     return pd.DataFrame(found, index=pd.Index(epochs, name="epoch"), dtype=float)
 
 
@@ -101,12 +105,12 @@ def calls(table: pd.DataFrame) -> pd.DataFrame:
     return (ranks <= count).assign(**{FIRST: np.arange(len(table)) < count})
 
 
-def pairs(runs: Iterable[Record], back: int = 1) -> pd.DataFrame:
+def pairs(runs: Iterable[Record], back: int = 1, absolute: bool = False) -> pd.DataFrame:
     """One row per pair of detectors and seed: kappa of their calls, Spearman's correlation of their
     scores (nan beside `FIRST`, and for scores that are all alike)."""
     rows = []
     for run in runs:
-        table = scores(run, back)
+        table = scores(run, back, absolute)
         called, ranks = calls(table), table.corr("spearman", min_periods=3)
         for a, b in combinations(map(str, called), 2):
             same = kappa(called[a].to_numpy(), called[b].to_numpy())
@@ -115,12 +119,20 @@ def pairs(runs: Iterable[Record], back: int = 1) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def with_itself(runs: Sequence[Record], back: int = 1) -> pd.Series:
-    """Kappa of a detector's calls in two runs of different seeds, mean over all pairs of runs."""
-    called = [calls(scores(run, back)) for run in runs]
-    both = [{name: kappa(a[name].to_numpy(), b[name].to_numpy()) for name in a}
-            for a, b in combinations(called, 2)]  # fmt: skip
-    return pd.DataFrame(both, columns=list(called[0])).mean()
+def other_runs(
+    runs: Sequence[Record], reference: str, back: int = 1, absolute: bool = False
+) -> pd.DataFrame:
+    """Per detector, kappa of its calls in one run with those of the reference (column ``with``) and
+    with its own (``itself``) in a run of another seed, means over all pairs of runs."""
+    called = [calls(scores(run, back, absolute)) for run in runs]
+    rows = [
+        {"detector": name, "with": kappa(a[name].to_numpy(), b[reference].to_numpy()),
+         "itself": kappa(a[name].to_numpy(), b[name].to_numpy())}
+        for a, b in permutations(called, 2) for name in a
+    ]  # fmt: skip
+    columns = ["detector", "with", "itself"]
+    means = pd.DataFrame(rows, columns=columns).groupby("detector", sort=False).mean()
+    return means.reindex(called[0].columns)
 
 
 def over_seeds(each: pd.DataFrame) -> pd.DataFrame:
@@ -148,9 +160,9 @@ def with_reference(rows: pd.DataFrame, reference: str = REFERENCE) -> pd.DataFra
     return found.assign(detector=found["a"].where(found["b"] == reference, found["b"]))
 
 
-def thresholds(runs: Sequence[Record], back: int = 1) -> pd.Series:
+def thresholds(runs: Sequence[Record], back: int = 1, absolute: bool = False) -> pd.Series:
     """The change that a quarter of all scores exceed, by detector: what makes it as eager live."""
-    return pd.concat([scores(run, back) for run in runs]).quantile(1 - SHARE)
+    return pd.concat([scores(run, back, absolute) for run in runs]).quantile(1 - SHARE)
 
 
 def costs(runs: Sequence[Record]) -> pd.Series:
@@ -164,30 +176,28 @@ def costs(runs: Sequence[Record]) -> pd.Series:
 # -- numbers to text and figure --------------------------------------------------------------
 
 
-def as_text(rows: pd.DataFrame, own: pd.Series, spent: pd.Series, reference: str) -> Table:
-    """Agreement with the reference and with itself (`with_itself`), and `costs`, rounded."""
+def as_text(rows: pd.DataFrame, others: pd.DataFrame, spent: pd.Series, reference: str) -> Table:
+    """Agreement with the reference, `other_runs` and `costs`, rounded."""
     agreed = with_reference(rows, reference).set_index("detector")
     lines = []
-    for name in own.index:
-        words = ("", "", "")
-        if name in agreed.index:
-            row = agreed.loc[name].to_dict()
-            words = (str(row["n"]), _ends(row, "kappa"), _ends(row, "spearman"))
-        itself = "" if name == FIRST or np.isnan(own[name]) else f"{own[name]:+.2f}"
-        lines.append((name, *words, itself, f"{100 * spent[name]:.1f} %" if name in spent else "0"))
-    heads = ("detector", "n", "kappa [95 %]", "Spearman [95 %]", "itself", "cost")
+    for name in map(str, others.index):
+        here = _kappa(agreed.loc[name].to_dict()) if name in agreed.index else ("", "")
+        apart = {key: float(others[key][name]) for key in ("with", "itself")}
+        skip = {"with": name == reference, "itself": name == FIRST}  # 1 by definition, or the other
+        words = ("" if skip[key] or np.isnan(x) else f"{x:+.2f}" for key, x in apart.items())
+        cost = f"{100 * float(spent[name]):.1f} %" if name in spent else "0"
+        lines.append((name, *here, *words, cost))
+    heads = ("detector", "n", "kappa [95 %]", "in other runs", "itself", "cost")
     return Table(heads, lines)
 
 
-def _ends(row: dict[str, Any], column: str) -> str:
-    if np.isnan(row[column]):
-        return ""
-    ends = ends_text(row[f"{column}_low"], row[f"{column}_high"], "+.2f")
-    return f"{row[column]:+.2f} {ends}".strip()
+def _kappa(row: dict[Any, Any]) -> tuple[str, str]:
+    ends = ends_text(row["kappa_low"], row["kappa_high"], "+.2f")
+    return str(row["n"]), f"{row['kappa']:+.2f} {ends}".strip()
 
 
 def figure(
-    runs: Sequence[Record], reference: str = REFERENCE, back: int = 1
+    runs: Sequence[Record], reference: str = REFERENCE, back: int = 1, absolute: bool = False
 ) -> tuple[Figure, pd.DataFrame]:
     """Which epochs each detector calls, and its kappa with the reference.
 
@@ -195,10 +205,12 @@ def figure(
         The figure, and its numbers: per detector and epoch the share of seeds that call it, and
         per detector kappa with its interval.
     """
-    called = pd.concat([calls(scores(run, back)) for run in runs])
+    called = pd.concat([calls(scores(run, back, absolute)) for run in runs])
     shares = called.groupby(level="epoch").mean().T
     whole = shares.reindex(columns=range(int(shares.columns.max()) + 1))  # the warm-up is empty
-    agreed = with_reference(over_seeds(pairs(runs, back)), reference).set_index("detector")
+    agreed = with_reference(over_seeds(pairs(runs, back, absolute)), reference).set_index(
+        "detector"
+    )
     with style.theme():
         fig = style.figure(1.3 + 0.32 * len(shares))
         left, right = fig.subplots(1, 2, width_ratios=[3, 2])
@@ -207,7 +219,7 @@ def figure(
         style.mark_decays(left, runs[0])
         fig.colorbar(image, ax=left, aspect=12, pad=0.02).set_label("share of seeds")
         _forest(right, agreed.reindex(shares.index), reference)
-        style.caption(fig, _words(runs, len(shares.columns), reference, back))
+        style.caption(fig, _words(runs, len(shares.columns), reference, back, absolute))
     numbers = shares.rename_axis("detector").reset_index()
     numbers = numbers.melt("detector", var_name="epoch", value_name="called")
     kept = ["n", "kappa", "kappa_low", "kappa_high"]
@@ -225,13 +237,13 @@ def _forest(ax: Axes, rows: pd.DataFrame, reference: str) -> None:
     ax.set_yticks(places, [""] * len(rows))
 
 
-def _words(runs: Sequence[Record], counted: int, reference: str, back: int) -> str:
+def _words(runs: Sequence[Record], counted: int, reference: str, back: int, absolute: bool) -> str:
     ago = "the epoch before" if back == 1 else f"{back} epochs before"
     return (
         f"Left: the epochs that each detector calls, share of {style.seeds_in_words([len(runs)])}: "
         f"the {round(SHARE * counted)} of {counted} behind the warm-up in which its statistic "
-        f"changed most since {ago}, relatively. Right: agreement with {reference} beyond chance "
-        "(Cohen's kappa, 0 by chance), mean and 95 % t interval. "
+        f"changed most since {ago}{'' if absolute else ', relatively'}. Right: agreement with "
+        f"{reference} beyond chance (Cohen's kappa, 0 by chance), mean and 95 % t interval. "
         f"{style.setting(runs[0])}."
     )
 
@@ -241,6 +253,7 @@ def main(
     schedule: str = "signals",
     reference: str = REFERENCE,
     back: int = 1,
+    absolute: bool = False,
     out: Path | None = None,
 ) -> list[Path]:
     """Draw which epochs detectors call, and print how far they agree.
@@ -250,17 +263,19 @@ def main(
         schedule: whose runs.
         reference: the detector that the others are held against.
         back: epochs that a score looks back.
+        absolute: score the change itself, in place of its ratio to the older value.
         out: folder for tables and figure; default figures/NAME.
     """
     files, runs = Files(records, out), groups(load_all(records), [schedule])[schedule]
-    rows, own, spent = over_seeds(pairs(runs, back)), with_itself(runs, back), costs(runs)
-    stdout.console(highlight=False).print(as_text(rows, own, spent, reference).drawn())
-    print(f"with {reference}; itself: kappa between seeds; cost: of training time, its whole "
+    rows, spent = over_seeds(pairs(runs, back, absolute)), costs(runs)
+    others = other_runs(runs, reference, back, absolute)
+    stdout.console(highlight=False).print(as_text(rows, others, spent, reference).drawn())
+    print(f"with {reference}; other runs are of other seeds; cost: of training time, its whole "
           "instrument")  # fmt: skip
-    each = {"itself": own, "cost": spent, "threshold": thresholds(runs, back)}
-    files.figure("agreement", figure(runs, reference, back))
+    each = {"cost": spent, "threshold": thresholds(runs, back, absolute)}
+    files.figure("agreement", figure(runs, reference, back, absolute))
     files.table("agreement-pairs", rows)
-    files.table("agreement-detectors", pd.DataFrame(each).rename_axis("detector").reset_index())
+    files.table("agreement-detectors", others.assign(**each).reset_index())
     return files.said()
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.ticker import LogLocator, NullLocator
 
 from regimes.plotting import style
 from regimes.plotting.metrics import named
@@ -31,12 +32,13 @@ def figure(
     """
     kinds = list(dict.fromkeys(each["momentum"].fillna(-1)))
     numbers, first = [], rows["rule"].iloc[0] if len(rows) else ""
+    every = _looks(each)
     with style.theme():
         fig = style.figure(2.6 * len(kinds) + 0.5)
         panels = fig.subplots(len(kinds), 3, squeeze=False)
         for axes, kind in zip(panels, sorted(kinds, reverse=True), strict=True):
             part = each[each["momentum"].fillna(-1) == kind]
-            looks = _looks(part)
+            looks = {arm: look for arm, look in every.items() if arm in {*part["arm"]}}
             for ax, column in zip(axes, (shown.name, "train_loss"), strict=False):
                 metric = shown if column == shown.name else named(column)
                 numbers.append(_curves(ax, part, metric, column, looks))
@@ -70,7 +72,8 @@ def _curves(
         bars = [points["mean"] - points["ci_low"], points["ci_high"] - points["mean"]]
         ax.errorbar(points["rate"], points["mean"], np.nan_to_num(bars), label=look.label,
                     elinewidth=0.6, **look.line)  # fmt: skip
-    ax.set(xscale="log", xlabel="learning rate", ylabel=metric.label)
+    ax.set(xlabel="learning rate", ylabel=metric.label)
+    _log(ax)
     if metric.name == "train_loss":
         ax.set_yscale("log")
     return pd.DataFrame(drawn)
@@ -90,8 +93,17 @@ def _ranges(ax: Axes, rows: pd.DataFrame, looks: dict[str, Any]) -> None:
                         markersize=5, elinewidth=0.8, capsize=2)  # fmt: skip
     names = [looks[arm].label for arm in kept["arm"]]
     ax.set_yticks(range(len(kept)), names, fontsize=6)
-    ax.set(xscale="log", xlabel="usable learning rates")
+    ax.set(xlabel="usable learning rates")
+    _log(ax)
     ax.invert_yaxis()
+
+
+def _log(ax: Axes) -> None:
+    """Rates over their logarithm, few of them written out."""
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    ax.xaxis.set_minor_locator(NullLocator())
 
 
 def _caption(rule: str, counts: list[int], run: Record) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -69,11 +69,24 @@ def test_kappa_and_spearman(runs: list[Record]) -> None:
             cohen_kappa_score(called["eigenvalue"], called[FIRST])
         )
         assert np.isnan(first["spearman"])
-    called = [calls(scores(run))["eigenvalue"] for run in runs]
-    itself = [cohen_kappa_score(a, b) for a, b in combinations(called, 2)]
     together = np.concatenate([scores(run)["eigenvalue"] for run in runs])
     assert agreement.thresholds(runs)["eigenvalue"] == pytest.approx(np.quantile(together, 0.75))
-    assert agreement.with_itself(runs)["eigenvalue"] == pytest.approx(np.mean(itself))
+
+
+def test_agreement_with_other_runs_is_over_all_pairs_of_them(runs: list[Record]) -> None:
+    called = [calls(scores(run)) for run in runs]
+    others = agreement.other_runs(runs, "eigenvalue")
+    for column, name in (("with", "eigenvalue"), ("itself", "norm")):
+        apart = [cohen_kappa_score(a["norm"], b[name]) for a, b in permutations(called, 2)]
+        assert len(apart) == 20
+        assert others.loc["norm", column] == pytest.approx(np.mean(apart))
+    assert [*others.index] == [*called[0]]
+
+
+def test_absolute_changes_are_of_the_values_themselves(runs: list[Record]) -> None:
+    values = runs[0].epochs["eigenvalue"].to_numpy()
+    table = scores(runs[0], absolute=True)
+    assert table["eigenvalue"].to_numpy() == pytest.approx(np.abs(np.diff(values))[table.index - 1])
 
 
 def test_chance_is_zero() -> None:
@@ -103,7 +116,7 @@ def test_the_command_draws_and_says(tmp_path: Path, capsys: pytest.CaptureFixtur
         "agreement-detectors.csv",
     }  # fmt: skip
     printed = capsys.readouterr().out
-    assert "with eigenvalue; itself: kappa between seeds" in printed
+    assert "with eigenvalue; other runs are of other seeds" in printed
     assert "first epochs" in printed
 
 

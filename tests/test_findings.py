@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -19,6 +20,7 @@ from analysis import (
     collapse,
     compare,
     events,
+    mechanism,
     pools,
     quadratic,
     rivals,
@@ -28,7 +30,7 @@ from analysis.effects import minus
 from analysis.equal_floats import comparisons, moments
 from analysis.verdicts import holm, p_value, verdict
 from regimes.plotting import groups
-from regimes.plotting.metrics import Metric
+from regimes.plotting.metrics import Metric, named
 from regimes.records import Record, load_all, share_of_low
 from regimes.replay.agreement import interval
 
@@ -305,7 +307,10 @@ def ranks_and_accordions_signal() -> None:
     lost = plain(effect("tournament-smoke", "dense", "rank 1"))
     assert says(f"rank 1 loses {lost} points in place of 1.5", "how-to/start.md")
     mean, low, high = effect("tournament-smoke", "accordion", "forced")
-    assert says(f"Its signal adds {mean:.1f} [{low:.1f}, {high:+.1f}] to its forced parts")
+    spent = tournament.table(*tournament_of("tournament-smoke")).set_index("arm")["floats"]
+    more = 100 * (spent["accordion"] / spent["forced"] - 1)
+    assert says(f"Its signal adds {mean:.1f} [{low:.1f}, {high:+.1f}] to its forced parts, for "
+                f"{more:.0f} % more floats")  # fmt: skip
 
 
 def no_policy_beats_floats_spent_without_looking() -> None:
@@ -370,7 +375,7 @@ def lost(found: pd.DataFrame, arm: str, control: str) -> str:
 def test_the_events() -> None:
     """In one test, because reading its 600 runs takes longest."""
     the_table_of_events()
-    what_is_said_of_the_bound()
+    what_is_said_of_who_knows_the_event()
     what_is_said_of_accordion_at_events()
     the_rates_of_events()
 
@@ -386,9 +391,11 @@ def the_table_of_events() -> None:
         assert ((held(name)["ci_high"] - held(name)["ci_low"]) / 2).max() < 1.2
 
 
-def what_is_said_of_the_bound() -> None:
+def what_is_said_of_who_knows_the_event() -> None:
     late = signed(effect("shift-smoke", "event 12", "first 12")).replace("+", "")
-    assert says(f"first 12 epochs loses {late} points")
+    row = against(held("shift-smoke"), "event 12", "first")
+    p = f"(p {row['p']:.4f}; {row['p_holm']:.2f} after correction)"
+    assert says(f"first 12 epochs loses {late} points to as much from the event on {p}")
     for control in ("static", "coin"):
         rows = [
             against(held(name), f"event {n}", control) for name in SETTINGS for n in (6, 12, 18)
@@ -396,26 +403,40 @@ def what_is_said_of_the_bound() -> None:
         assert len(rows) == 9
         assert max(row["ci_low"] for row in rows) <= 0
         assert max(row["ci_high"] for row in rows) < 1.2
+    above = held("ramp-smoke").query("control == 'event' and ci_low > 0")
+    assert len(above) == 3
     ranks = [plain(effect(name, "rank 4", "rank 1")) for name in SETTINGS]
-    assert says(f"differ by {ranks[1]} points ({ranks[0]} in the shift, {ranks[2]} in the ramp)")
+    assert says(f"differ by {ranks[1]} points ({ranks[0]} in the shift, {ranks[2]} in the ramp, ")
 
 
 def what_is_said_of_accordion_at_events() -> None:
-    shift, ramp = held("shift-smoke"), held("ramp-smoke")
-    slow = [lost(shift, "accordion 3", control) for control in ("event", "static")]
-    assert says(f"it loses {slow[0]} points to the arm that knows, and {slow[1]} to one rank")
-    fast = [lost(shift, "accordion 1", control) for control in ("event", "static")]
-    assert says(f"interval of 1 it loses {fast[0]} and {fast[1]}")
-    assert says(f"adds {plain(effect('shift-smoke', 'accordion 3', 'forced 3'))} to its forced")
-    spent = {name: tournament.table(*tournament_of(name)).set_index("arm")["floats"]
-             for name in SETTINGS}  # fmt: skip
+    every = pd.concat([held(name) for name in SETTINGS])
+    assert not ((every["control"] == "static") & (every["difference"] > 0)
+                & (every["p_holm"] < 0.05)).any()  # fmt: skip
+    rows = every[(every["control"] == "event") & every["arm"].isin(["accordion 1", "accordion 3"])]
+    low, high = (f"{x:+.1f}" for x in (rows["difference"].min(), rows["difference"].max()))
+    assert says(f"ACCORDION has between {low} and {high} points over")
+    (only,) = (row for _, row in rows.iterrows() if row["p_holm"] < 0.05)
+    assert says(f"of these the {signed(ends(only))} in the shift, with an interval of 3")
+    assert only["arm"] == "accordion 3"
+    assert says(f"adds {plain(effect('shift-smoke', 'accordion 3', 'forced 3'))} there to its")
+    tables = {name: tournament.table(*tournament_of(name)).set_index("arm") for name in SETTINGS}
+    spent = {name: rows["floats"] for name, rows in tables.items()}
     assert says(f"for {spent['shift-smoke']['accordion 3'] / spent['shift-smoke']['forced 3']:.1f} "
                 "times their floats")  # fmt: skip
+    ramp = held("ramp-smoke")
     assert says(f'beats "first" by {plain(ends(against(ramp, "accordion 1", "first")))}')
-    assert says(f"throughout ({signed(ends(against(ramp, 'accordion 1', 'static')))})")
+    assert says(f"has {signed(ends(against(ramp, 'accordion 1', 'static')))} against one rank")
     share = spent["ramp-smoke"]["forced 1"] / spent["ramp-smoke"]["accordion 1"]
     both = signed(effect("ramp-smoke", "accordion 1", "forced 1"))
     assert says(f"with {share:.2f} of its floats, differ from it by {both}")
+    arms = tables["ramp-smoke"]
+    fast, slow = arms[arms["rate"] >= 0.1], arms[arms["rate"].between(0.0125, 0.05)]
+    assert (len(fast), len(slow)) == (11, 12)
+    assert {*fast["rate"]} == {0.1, 0.2}
+    assert {"rank 1", "first 6", "first 12", "event 6", "event 12"} < {*fast.index}
+    means = [f"{rows['accuracy'].mean():.1f} %" for rows in (fast, slow)]
+    assert says(f"reach {means[0]} on the mean, the twelve with 0.0125 to 0.05 {means[1]}")
 
 
 def the_rates_of_events() -> None:
@@ -551,15 +572,17 @@ def test_what_is_said_of_local_steps_with_sgd() -> None:
     assert says(f"period of 4 has {four} bits more than each step, which is open, and of 32 {far}")
     last = signed(effect(source, "last quarter", "first quarter"), 2)
     even = signed(effect(source, "first quarter", "every 4"), 2)
-    assert says(f"first quarter beats the last by {last} bits and loses to the constant period of "
-                f"4 by {even}")  # fmt: skip
+    p = p_value(minus("last quarter", "first quarter")(records(source)))
+    assert says(f"first quarter beats the last by {last} bits (p {p:.3f}) and loses to the "
+                f"constant period of 4 by {even}")  # fmt: skip
     assert says(f"beats a period of 32 by {signed(effect(source, 'every 32', 'last quarter'), 2)}")
 
 
 def test_what_is_said_of_local_steps_on_images() -> None:
     source = "small-local"
     up = {n: plain(effect(source, f"every {n}", "every 1")) for n in (4, 32)}
-    assert says(f"is {up[32]} points *above* each step, and of 4 {up[4]}")
+    p = p_value(minus("every 32", "every 1")(records(source)))
+    assert says(f"is {up[32]} points *above* each step (p {p:.3f}), and of 4 {up[4]}")
     found = comparisons(*tournament_of(source))
     first = plain(ends(against(found, "first quarter", "period")))
     beyond = plain(effect(source, "first quarter", "every 32"))
@@ -596,18 +619,20 @@ def test_the_rates_of_local_steps(source: str) -> None:
 
 # -- norm against Hessian --------------------------------------------------------------------
 
-SIGNALS = "detection-signals-smoke"
+SIGNALS, TOP, FIRST = "detection-signals-smoke", agreement.REFERENCE, agreement.FIRST
 
 
-def agreed(source: str, a: str, b: str, *, schedule: str = "signals", back: int = 1) -> Numbers:
-    rows = agreement.pairs([run for run in records(source) if run.name == schedule], back)
+def agreed(
+    a: str, b: str, source: str = SIGNALS, schedule: str = "signals", **options: Any
+) -> Numbers:
+    rows = agreement.pairs([run for run in records(source) if run.name == schedule], **options)
     return interval(rows[(rows["a"] == a) & (rows["b"] == b)]["kappa"].to_list())
 
 
 def test_the_table_of_detectors() -> None:
     runs = records(SIGNALS)
-    rows, own = agreement.over_seeds(agreement.pairs(runs)), agreement.with_itself(runs)
-    table = agreement.as_text(rows, own, agreement.costs(runs), agreement.REFERENCE)
+    rows, others = agreement.over_seeds(agreement.pairs(runs)), agreement.other_runs(runs, TOP)
+    table = agreement.as_text(rows, others, agreement.costs(runs), TOP)
     assert between("agreement") == table.markdown() + "\n"
     called = agreement.calls(agreement.scores(runs[0]))
     assert says(f"Each detector calls the {called['norm'].sum()} of the {len(called)} epochs")
@@ -615,24 +640,64 @@ def test_the_table_of_detectors() -> None:
 
 
 def test_what_is_said_of_detectors() -> None:
-    norm, far = (signed(agreed(SIGNALS, "norm", "eigenvalue", back=n), 2) for n in (1, 3))
-    assert says(f"less than by chance: {norm}")
-    assert says(f"kappa is {far}")
-    sharp, longer = (signed(agreed(SIGNALS, "eigenvalue", "sharpness", back=n), 2).replace("+", "")
-                     for n in (1, 3))  # fmt: skip
-    assert says(f"cost: {sharp}, and {longer} over three")
-    spent, own = agreement.costs(records(SIGNALS)), agreement.with_itself(records(SIGNALS))
-    assert spent["sharpness"] / spent["eigenvalue"] == pytest.approx(1 / 5, abs=0.02)
-    calls = [f"{own[name]:.2f}" for name in ("eigenvalue", "norm", "norm x rate")]
+    runs, whole = records(SIGNALS), {"absolute": True}
+    apart, far = (agreement.other_runs(runs, TOP, **option)["with"] for option in ({}, whole))  # type: ignore[arg-type]
+    norm = signed(agreed("norm", TOP), 2)
+    assert says(f"they agree by {norm}, in different runs by {apart['norm']:+.2f}")
+    norm, first = (signed(agreed(a, b, **whole), 2) for a, b in (("norm", TOP), (TOP, FIRST)))
+    assert says(f"kappa is {norm}, and {far['norm']:+.2f} in different runs, where the first "
+                f"epochs, which read nothing, reach {first}")  # fmt: skip
+    sharp, longer, changes = (
+        signed(agreed(TOP, "sharpness", **option), 2).replace("+", "")  # type: ignore[arg-type]
+        for option in ({}, {"back": 3}, whole)
+    )
+    assert says(f"{sharp} in the same run, {apart['sharpness']:.2f} in different ones. Over three "
+                f"epochs in place of one it is {longer}; by absolute changes {changes}"
+                )  # fmt: skip
+    spent, own = agreement.costs(runs), agreement.other_runs(runs, TOP)["itself"]
+    assert spent["sharpness"] / spent[TOP] == pytest.approx(1 / 5, abs=0.02)
+    calls = [f"{own[name]:.2f}" for name in (TOP, "norm", "norm x rate")]
     assert says(f"agree by {calls[0]}, the norm's by {calls[1]}; times the rate by {calls[2]}")
-    called = pd.concat([agreement.calls(agreement.scores(run)) for run in records(SIGNALS)])
+    called = pd.concat([agreement.calls(agreement.scores(run)) for run in runs])
     before = called[called.index < 12].sum() / called.sum()
-    assert before["eigenvalue"] > 0.75
+    assert before[TOP] > 0.75
     assert before["norm"] < 0.25
-    first = agreed("small-signals", "eigenvalue", agreement.FIRST, schedule="low")
-    both = agreed("small-signals", "norm", "eigenvalue", schedule="low")
-    assert says(f"agree by {signed(both, 2)}, the first epochs and the eigenvalue by "
-                f"{signed(first, 2)}")  # fmt: skip
+    images = [agreed(a, b, "small-signals", "low") for a, b in (("norm", TOP), (TOP, FIRST))]
+    assert says(f"agree by {signed(images[0], 2)}, the first epochs and the eigenvalue by "
+                f"{signed(images[1], 2)}")  # fmt: skip
+
+
+# -- usable rates ----------------------------------------------------------------------------
+
+
+@functools.cache
+def usable() -> pd.DataFrame:
+    accuracy = named("accuracy")
+    return mechanism.table(mechanism.entries(records("rates"), accuracy), accuracy)
+
+
+def of_dense(arm: str, rule: int = 0) -> str:
+    rows = usable()[usable()["rule"] == usable()["rule"].unique()[rule]].set_index("arm")
+    mean, low, high = (f"{rows.loc[arm, f'of_dense{end}']:.2g}" for end in ("", "_low", "_high"))
+    return f"{mean} [{low}, {high}]"
+
+
+def test_the_usable_rates() -> None:
+    first = next(iter(mechanism.as_text(usable()).values()))
+    assert between("rates") == first.markdown() + "\n"
+    assert says(f"Rank 1's range ends at {of_dense('rank 1')} of dense's")
+    rows = usable()[usable()["rule"] == usable()["rule"].iloc[0]].set_index("arm")
+    assert rows.loc[["rank 4", "rank 2", "TopK 1 %"], "of_dense"].min() > 0.9
+    inside, outside = (f"{rows.loc[arm, 'largest']:.2f}" for arm in ("dense", "rank 1"))
+    assert says(f"which ends at {inside}, and outside rank 1's, which ends at {outside}")
+    assert says(f"ends where dense's does: {of_dense('rank 1, momentum 0')}")
+    bare = [of_dense(f"rank 1, no feedback{m}") for m in ("", ", momentum 0.5", ", momentum 0")]
+    assert says(f"at every momentum: {bare[0]}, {bare[1]} and {bare[2]} of dense's")
+    assert says(f"rank 1's range ends at {of_dense('rank 1', rule=1)} of dense's, which is open")
+    each = mechanism.entries(records("rates"), named("accuracy"))
+    losses = each.groupby(["arm", "rate"])["train_loss"].mean()
+    best = [f"{losses[arm].min():.2g}" for arm in ("rank 1", "dense")]
+    assert says(f"rank 1 has a training loss of {best[0]}, dense of {best[1]}")
 
 
 # -- error per float -------------------------------------------------------------------------

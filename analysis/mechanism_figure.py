@@ -73,7 +73,7 @@ def _curves(
         ax.errorbar(points["rate"], points["mean"], np.nan_to_num(bars), label=look.label,
                     elinewidth=0.6, **look.line)  # fmt: skip
     ax.set(xlabel="learning rate", ylabel=metric.label)
-    _log(ax)
+    rates_axis(ax)
     if metric.name == "train_loss":
         ax.set_yscale("log")
     return pd.DataFrame(drawn)
@@ -94,11 +94,11 @@ def _ranges(ax: Axes, rows: pd.DataFrame, looks: dict[str, Any]) -> None:
     names = [looks[arm].label for arm in kept["arm"]]
     ax.set_yticks(range(len(kept)), names, fontsize=6)
     ax.set(xlabel="usable learning rates")
-    _log(ax)
+    rates_axis(ax)
     ax.invert_yaxis()
 
 
-def _log(ax: Axes) -> None:
+def rates_axis(ax: Axes) -> None:
     """Rates over their logarithm, few of them written out."""
     ax.set_xscale("log")
     ax.xaxis.set_major_locator(LogLocator(subs=(1, 3)))

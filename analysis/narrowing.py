@@ -5,12 +5,13 @@ Run, then draw (`regimes.presets.mechanism` has the grid; 16 minutes on one core
     regimes ablate rates-when --seeds 8 --first-seed 4000
     regimes figure narrowing runs/rates-when
 
-Each run has no compression but for one window of six epochs at rank 1; the rate is constant. The
-*excess* is the training loss of a window's last epoch minus that of the run of the same seed and
-rate without compression, in the same epoch. A rate is usable in a window if the excess is at most
-so many nats (`LOSSES`); the range ends where a seed's line through the excesses, over the logarithm
-of the rate, first leaves it, from the smallest rate upwards (`mechanism.end`). If early training
-were critical to compression, its range would be the narrowest.
+Each run has no compression but for one window of six epochs at rank 1; the rate is constant. A
+rate is usable in a window if the training loss of its last epoch is at most so many nats (`LOSSES`)
+above the lowest that runs without compression have in that epoch, mean over seeds. From the best
+rate upwards the range ends where a seed's line through its losses, over the logarithm of the rate,
+first leaves that (`mechanism.end`). The range of the runs without compression is measured alike, in
+the same epochs. If early training were critical to compression, the range with it would be the
+smallest part of the range without it there.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from regimes.replay.agreement import interval
 
 from .command import Files
 from .mechanism import LOSSES, REFERENCE, end
+from .mechanism_figure import rates_axis
 from .verdicts import ends_text, p_text, p_value
 
 if TYPE_CHECKING:
@@ -45,9 +47,9 @@ WINDOW = re.compile(r"rank \d+ in (\d+)-(\d+)")
 # -- records to numbers ----------------------------------------------------------------------
 
 
-def excesses(runs: Sequence[Record]) -> pd.DataFrame:
-    """One row per window, seed and rate: its last epoch, the training losses there of the run and
-    of the one without compression, and their difference; nan where either is not finite.
+def losses(runs: Sequence[Record]) -> pd.DataFrame:
+    """One row per window, seed and rate: the training loss of the window's last epoch, and that of
+    the run without compression there (``dense``).
 
     Raises:
         RecordError: an unfinished run, one of another grid, or one whose uncompressed twin lacks.
@@ -68,50 +70,51 @@ def excesses(runs: Sequence[Record]) -> pd.DataFrame:
             raise RecordError(f"{run.folder} has no run without compression at {rate:g} with seed "
                               f"{seed} beside it")  # fmt: skip
         last = int(match[2])
-        losses = [float(one.epochs["train_loss"].astype(float)[last]) for one in (run, twin)]
+        own, without = (float(one.epochs["train_loss"].astype(float)[last]) for one in (run, twin))
         rows.append({"window": f"epochs {match[1]}-{last}", "first": int(match[1]), "seed": seed,
-                     "rate": rate, "loss": losses[0], "dense": losses[1],
-                     "excess": losses[0] - losses[1]})  # fmt: skip
+                     "rate": rate, "loss": own, "dense": without})  # fmt: skip
     order = ["first", "seed", "rate"]
     return pd.DataFrame(rows).sort_values(order, ignore_index=True)
 
 
 def largest(each: pd.DataFrame) -> pd.DataFrame:
-    """One row per limit, window and seed: the largest usable rate; inf if all that were tried are,
-    nan if the smallest is not."""
+    """One row per limit, window and seed: the largest usable rate, with rank 1 in the window and
+    without compression; inf if all from the best one up are, nan if the best one is not."""
     rows = []
     for limit in LOSSES:
-        for (window, seed), runs in each.groupby(["window", "seed"], sort=False):
-            rates, losses = runs["rate"].to_list(), runs["excess"].to_list()
-            rows.append({"limit": limit, "window": window, "seed": seed, "most": rates[-1],
-                         "largest": end(rates, losses, 0, limit)})  # fmt: skip
+        for window, runs in each.groupby("window", sort=False):
+            means = runs.groupby("rate")[["loss", "dense"]].mean()
+            allowed = float(means["dense"].min()) + limit
+            for seed, own in runs.groupby("seed"):
+                rates = own["rate"].to_list()
+                row: dict[str, Any] = {"limit": limit, "window": window, "seed": seed}
+                for column in ("loss", "dense"):
+                    best = rates.index(means[column].idxmin())
+                    row[column] = end(rates, own[column].to_list(), best, allowed)
+                rows.append(row)
     return pd.DataFrame(rows)
 
 
 def table(each: pd.DataFrame) -> pd.DataFrame:
-    """One row per limit and window: n of seeds with a range, the largest usable rate (geometric
-    mean with its 95 % t interval; the last tried where all are), at how many seeds that is so, and
-    its ratio to that of the last window, on common seeds, with p of no difference."""
-    found = largest(each)
-    found["largest"] = (
-        found["largest"]
-        .where(np.isfinite, np.nan)
-        .fillna(found["most"].where(found["largest"] == math.inf))
-    )
-    beyond = found["largest"] == found["most"]
-    rows = []
-    for limit, part in found.groupby("limit", sort=False):
-        wide = np.log(part.pivot(index="seed", columns="window", values="largest"))
-        windows = list(dict.fromkeys(part["window"]))
+    """One row per limit and window: n of seeds whose ranges both end within the rates tried, the
+    largest usable rate with rank 1 and without compression, and their ratio (geometric means with
+    95 % t intervals); p of a ratio as in the last window, on common seeds (nan of that itself)."""
+    found, rows = largest(each), []
+    known = np.isfinite(found["loss"]) & np.isfinite(found["dense"])
+    logs = found.assign(loss=np.log(found["loss"]), dense=np.log(found["dense"]))[known]
+    logs["ratio"] = logs["loss"] - logs["dense"]
+    for limit in LOSSES:
+        part = logs[logs["limit"] == limit]
+        wide = part.pivot(index="seed", columns="window", values="ratio")
+        windows = list(dict.fromkeys(each["window"]))
         for window in windows:
-            kept = wide[window].dropna().to_list()
-            against = (wide[window] - wide[windows[-1]]).dropna().to_list()
-            row: dict[str, Any] = {"limit": limit, "window": window, "n": len(kept)}
-            row |= _means("largest", kept) | _means("of_last", against)
-            row["beyond"] = int(
-                beyond[(found["limit"] == limit) & (found["window"] == window)].sum()
-            )
-            row["p"] = p_value(against) if window != windows[-1] else math.nan
+            seeds = part[part["window"] == window]
+            row: dict[str, Any] = {"limit": limit, "window": window, "n": len(seeds)}
+            for column in ("loss", "dense", "ratio"):
+                row |= _means(column, seeds[column].to_list())
+            both = {window, windows[-1]} <= {*wide} and window != windows[-1]
+            against = (wide[window] - wide[windows[-1]]).dropna().to_list() if both else []
+            row["p"] = p_value(against) if against else math.nan
             rows.append(row)
     return pd.DataFrame(rows)
 
@@ -126,45 +129,48 @@ def _means(key: str, values: list[float]) -> dict[str, float]:
 
 
 def as_text(rows: pd.DataFrame) -> Table:
-    lines = []
-    for row in rows.to_dict("records"):
-        more = ">= " if row["beyond"] else ""
-        ratio = "" if math.isnan(row["p"]) else f"{row['of_last']:.2g} {_ends(row, 'of_last')}"
-        lines.append((f"{row['limit']:g}", row["window"], str(row["n"]),
-                      f"{more}{row['largest']:.2g} {_ends(row, 'largest')}", ratio,
-                      "" if math.isnan(row["p"]) else p_text(row["p"])))  # fmt: skip
-    heads = ("nats", "rank 1 in", "n", "largest usable rate [95 %]", "of the last window's", "p")
+    lines = [
+        (f"{row['limit']:g}", row["window"].removeprefix("epochs "), str(row["n"]),
+         *(_ends(row, key) for key in ("loss", "dense", "ratio")),
+         "" if math.isnan(row["p"]) else p_text(row["p"]))
+        for row in rows.to_dict("records")
+    ]  # fmt: skip
+    heads = ("nats", "at", "n", "rank 1, up to", "dense, up to", "of dense's", "p")
     return Table(heads, lines, texts=2)
 
 
 def _ends(row: dict[Any, Any], key: str) -> str:
-    return ends_text(row[f"{key}_low"], row[f"{key}_high"], ".2g")
+    ends = ends_text(row[f"{key}_low"], row[f"{key}_high"], ".2g")
+    return "" if math.isnan(row[key]) else f"{row[key]:.2g} {ends}".rstrip()
 
 
 def figure(each: pd.DataFrame, run: Record) -> tuple[Figure, pd.DataFrame]:
-    """The excess against the rate, a line per window, and beside it the loss without compression.
+    """Training loss against the rate, a panel per window, with rank 1 in it and with none.
 
     Args:
         run: any of them, for the setting.
     """
-    numbers = []
-    looks = style.styles_of(dict.fromkeys(each["window"]))
+    numbers, words = [], {"loss": "rank 1", "dense": "dense"}
+    looks = style.styles_of(("rank 1", "dense"))
     with style.theme():
-        fig = style.figure(3.0)
-        panels = fig.subplots(1, 2)
-        for ax, column in zip(panels, ("excess", "dense"), strict=True):
-            for window, look in looks.items():
-                points = _points(each[each["window"] == window], column)
-                numbers.append(points.assign(window=window, panel=column))
-                _draw(ax, points, look)
-            ax.set(xscale="log", xlabel="learning rate")
-        panels[0].set_yscale("symlog", linthresh=0.1)
-        panels[0].set_ylabel("excess of the training loss (nats)")
-        panels[1].set_ylabel("training loss without compression")
-        panels[1].set_yscale("log")
-        for limit in LOSSES:
-            panels[0].axhline(limit, color="black", linewidth=0.8, linestyle=(0, (1, 1.6)))
-        panels[0].legend(title="rank 1 in")
+        fig = style.figure(2.9)
+        windows = list(dict.fromkeys(each["window"]))
+        panels = fig.subplots(1, len(windows), sharey=True, squeeze=False)[0]
+        for ax, window in zip(panels, windows, strict=True):
+            part = each[each["window"] == window]
+            for column, name in words.items():
+                points = _points(part, column)
+                numbers.append(points.assign(window=window, run=name))
+                _draw(ax, points, looks[name])
+            lowest = float(part.groupby("rate")["dense"].mean().min())
+            for limit in LOSSES:
+                ax.axhline(lowest + limit, color="black", linewidth=0.8, linestyle=(0, (1, 1.6)))
+            ax.set_title(window, loc="left")
+            ax.set(yscale="log", xlabel="learning rate")
+            rates_axis(ax)
+        panels[0].set_ylabel("training loss of the window's\nlast epoch (nats)")
+        panels[0].set_ylim(bottom=float(pd.concat(numbers)["mean"].min()) / 3)
+        panels[0].legend()
         counts = each.groupby(["window", "rate"]).size().to_list()
         style.caption(fig, _words(counts, run))
     return fig, pd.concat(numbers, ignore_index=True)
@@ -187,11 +193,12 @@ def _draw(ax: Axes, points: pd.DataFrame, look: Any) -> None:
 
 
 def _words(counts: list[int], run: Record) -> str:
+    nats = " and ".join(f"{limit:g}" for limit in LOSSES)
     return (
-        "Left: training loss of the last of six epochs at rank 1, minus that of the same seed and "
-        "rate without compression; dotted: the limits of what is called usable. Right: that run "
-        f"without compression, in the same epochs. {style.seeds_in_words(counts)}; bars: 95 % t "
-        f"intervals; constant rates after a warm-up. {style.setting(run)}."
+        "Six epochs at rank 1 (of each panel) in runs that have no compression otherwise, beside "
+        f"runs without any. Dotted: {nats} nats above the lowest loss without compression, up to "
+        f"which a rate is called usable. {style.seeds_in_words(counts)}; bars: 95 % t intervals; "
+        f"constant rates after a warm-up. {style.setting(run)}."
     )
 
 
@@ -203,7 +210,7 @@ def main(records: Path, out: Path | None = None) -> list[Path]:
         out: folder for the figure; default figures/NAME.
     """
     files, runs = Files(records, out), load_all(records)
-    each = excesses(runs)
+    each = losses(runs)
     rows = table(each)
     text = as_text(rows)
     stdout.console(highlight=False).print(text.drawn())

@@ -21,6 +21,7 @@ from analysis import (
     compare,
     events,
     mechanism,
+    narrowing,
     pools,
     quadratic,
     rivals,
@@ -662,6 +663,13 @@ def test_what_is_said_of_detectors() -> None:
     before = called[called.index < 12].sum() / called.sum()
     assert before[TOP] > 0.75
     assert before["norm"] < 0.25
+    text_ = "detection-signals-lm"
+    pairs_ = [("norm", TOP), (TOP, "sharpness"), (TOP, FIRST)]
+    norm, sharp, first = (signed(agreed(a, b, text_), 2) for a, b in pairs_)
+    apart = agreement.other_runs(records(text_), TOP)["with"]
+    assert says(f"agrees with it by {norm}, {apart['norm']:+.2f} in different runs, critical "
+                f"sharpness by {sharp} and {apart['sharpness']:+.2f}, and best the first units, by "
+                f"{first}")  # fmt: skip
     images = [agreed(a, b, "small-signals", "low") for a, b in (("norm", TOP), (TOP, FIRST))]
     assert says(f"agree by {signed(images[0], 2)}, the first epochs and the eigenvalue by "
                 f"{signed(images[1], 2)}")  # fmt: skip
@@ -698,6 +706,24 @@ def test_the_usable_rates() -> None:
     losses = each.groupby(["arm", "rate"])["train_loss"].mean()
     best = [f"{losses[arm].min():.2g}" for arm in ("rank 1", "dense")]
     assert says(f"rank 1 has a training loss of {best[0]}, dense of {best[1]}")
+
+
+def test_the_usable_rates_early_and_late() -> None:
+    each = narrowing.losses(records("rates-when"))
+    rows = narrowing.table(each)
+    assert between("when") == narrowing.as_text(rows).markdown() + "\n"
+    cells = [[row.strip() for row in line.split("|")] for line in between("when").splitlines()[2:]]
+    ratios = {(cell[1], cell[2]): cell[6] for cell in cells}
+    assert says(f"ends at {ratios['0.3', '2-7']} of dense's there, and at {ratios['0.3', '14-19']} "
+                f"late; with a whole nat at {ratios['1', '2-7']} and {ratios['1', '14-19']}"
+                )  # fmt: skip
+    slow = each[each["rate"] <= 0.1].groupby("window")[["loss", "dense"]].mean()
+    early, late = (slow.loc[f"epochs {name}"] for name in ("2-7", "14-19"))
+    assert says(f"rank 1 has {early['loss'] / early['dense']:.1f} times dense's early and "
+                f"{late['loss'] / late['dense']:.1f} times late")  # fmt: skip
+    means = each[each["window"] == "epochs 2-7"].groupby("rate")[["loss", "dense"]].mean()
+    more = (means["loss"] - means["dense"])[means.index <= 0.2]
+    assert {round(x, 1) for x in more} == {0.1, 0.2}
 
 
 # -- error per float -------------------------------------------------------------------------

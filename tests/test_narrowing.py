@@ -13,7 +13,7 @@ from scipy import stats
 
 import regimes
 from analysis import narrowing
-from analysis.narrowing import excesses, largest, table
+from analysis.narrowing import largest, losses, table
 from regimes.config import in_windows
 from regimes.errors import RecordError
 from regimes.presets import get_grid
@@ -39,48 +39,57 @@ def test_rank_1_is_in_its_window_and_the_rate_is_constant() -> None:
 
 
 def _made() -> pd.DataFrame:
-    """Early the excess is 0.2, 1.2, 2.2 + seed at three rates; late never above 0.2."""
+    """Losses at rates 0.1, 0.2, 0.4, 0.8 without compression: 0, 0, 0.1, 4. Early, rank 1 has 0.1,
+    0.1, 1.1 + seed, 5 there, late 0, 0, 0.2, 4."""
+    dense = (0.0, 0.0, 0.1, 4.0)
     rows = [
-        {"window": window, "first": first, "seed": seed, "rate": rate, "dense": 1.0, "loss": 1 + x,
-         "excess": x}
-        for window, first, excess in (("epochs 2-7", 2, (0.2, 1.2, 2.2)),
-                                      ("epochs 8-13", 8, (0.0, 0.1, 0.2)))
-        for seed in range(3) for rate, x in zip((0.1, 0.2, 0.4), excess, strict=True)
+        {"window": window, "first": first, "seed": seed, "rate": rate, "dense": without,
+         "loss": loss + (seed if first == 2 and rate == 0.4 else 0)}
+        for window, first, losses in (("epochs 2-7", 2, (0.1, 0.1, 1.1, 5.0)),
+                                      ("epochs 8-13", 8, (0.0, 0.0, 0.2, 4.0)))
+        for seed in range(3)
+        for rate, loss, without in zip((0.1, 0.2, 0.4, 0.8), losses, dense, strict=True)
     ]  # fmt: skip
-    each = pd.DataFrame(rows)
-    each.loc[(each["first"] == 2) & (each["rate"] == 0.4), "excess"] += each["seed"]
-    return each
+    return pd.DataFrame(rows)
 
 
-def test_the_range_ends_where_the_line_leaves_the_limit() -> None:
-    found = largest(_made()).set_index(["limit", "window", "seed"])["largest"]
-    assert found[0.3, "epochs 2-7", 0] == pytest.approx(0.1 * 2**0.1)
-    assert found[1.0, "epochs 2-7", 2] == pytest.approx(0.1 * 2**0.8)
-    assert found[0.3, "epochs 8-13", 1] == math.inf
+def test_the_range_ends_where_the_line_leaves_what_dense_allows() -> None:
+    found = largest(_made()).set_index(["limit", "window", "seed"])
+    assert found.loc[(0.3, "epochs 2-7", 0), "loss"] == pytest.approx(0.2 * 2**0.2)
+    assert found.loc[(0.3, "epochs 2-7", 2), "loss"] == pytest.approx(0.2 * 2 ** (0.2 / 3))
+    assert found.loc[(1.0, "epochs 2-7", 0), "loss"] == pytest.approx(0.2 * 2**0.9)
+    assert found.loc[(0.3, "epochs 8-13", 1), "loss"] == pytest.approx(0.4 * 2 ** (0.1 / 3.8))
+    for window in ("epochs 2-7", "epochs 8-13"):
+        assert found.loc[(0.3, window, 0), "dense"] == pytest.approx(0.4 * 2 ** (0.2 / 3.9))
 
 
-def test_a_seed_without_a_range_is_left_out() -> None:
+def test_a_seed_without_an_end_is_left_out() -> None:
     each = _made()
-    each.loc[(each["first"] == 2) & (each["seed"] == 0) & (each["rate"] == 0.1), "excess"] = 0.5
+    early = (each["first"] == 2) & (each["seed"] == 0)
+    each.loc[early & (each["rate"] <= 0.2), "loss"] = 0.5  # its best rate is not usable
     rows = table(each).set_index(["limit", "window"])
     assert rows.loc[(0.3, "epochs 2-7"), "n"] == 2
-    assert rows.loc[(0.3, "epochs 8-13"), "n"] == 3
-    assert rows.loc[(0.3, "epochs 8-13"), "beyond"] == 3
-    assert rows.loc[(0.3, "epochs 8-13"), "largest"] == pytest.approx(0.4)
+    each.loc[each["rate"] == 0.8, ["loss", "dense"]] = 0.2  # all rates are
+    rows = table(each).set_index(["limit", "window"])
+    assert rows.loc[(0.3, "epochs 8-13"), "n"] == 0
+    assert math.isnan(rows.loc[(0.3, "epochs 8-13"), "ratio"])
 
 
 def test_windows_are_compared_by_seed() -> None:
     each = _made()
-    late = each["first"] == 8
-    each.loc[late & (each["rate"] == 0.4), "excess"] = 0.5 + 0.1 * each["seed"]
+    late = (each["first"] == 8) & (each["rate"] == 0.8)
+    each.loc[late, "loss"] = 2.0 + each["seed"]
     rows = table(each).set_index(["limit", "window"])
-    ends = np.log(0.1 * 2**0.1), [np.log(0.2) + np.log(2) * 0.2 / (0.4 + 0.1 * s) for s in range(3)]
-    ratios = ends[0] - np.array(ends[1])
+    dense = 0.2 / 3.9
+    early = [math.log(0.2) + math.log(2) * 0.2 / (1 + s) for s in range(3)]
+    last = [math.log(0.4) + math.log(2) * 0.1 / (1.8 + s) for s in range(3)]
+    ends = [np.array(x) - math.log(0.4) - math.log(2) * dense for x in (early, last)]
     row = rows.loc[(0.3, "epochs 2-7")]
-    assert row["of_last"] == pytest.approx(np.exp(ratios.mean()))
-    assert row["p"] == pytest.approx(stats.ttest_1samp(ratios, 0).pvalue)
-    low, high = stats.t.interval(0.95, 2, ratios.mean(), stats.sem(ratios))
-    assert (row["of_last_low"], row["of_last_high"]) == pytest.approx((np.exp(low), np.exp(high)))
+    assert row["ratio"] == pytest.approx(np.exp(ends[0].mean()))
+    low, high = stats.t.interval(0.95, 2, ends[0].mean(), stats.sem(ends[0]))
+    assert (row["ratio_low"], row["ratio_high"]) == pytest.approx((np.exp(low), np.exp(high)))
+    assert row["p"] == pytest.approx(stats.ttest_1samp(ends[0] - ends[1], 0).pvalue)
+    assert math.isnan(rows.loc[(0.3, "epochs 8-13"), "p"])
 
 
 def test_the_command_from_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,20 +99,18 @@ def test_the_command_from_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str
         regimes.run(short, tmp_path / "runs" / name)
     runs = load_all(tmp_path / "runs")
     loss = {run.name: run.rows[7]["train_loss"] for run in runs}
-    each = excesses(runs)
-    assert each["excess"].to_list() == [
-        pytest.approx(loss[f"rank 1 in 2-7 at {rate}"] - loss[f"dense at {rate}"])
-        for rate in (0.05, 0.4)
-    ]
+    each = losses(runs)
+    assert each["loss"].to_list() == [loss[f"rank 1 in 2-7 at {rate}"] for rate in (0.05, 0.4)]
+    assert each["dense"].to_list() == [loss[f"dense at {rate}"] for rate in (0.05, 0.4)]
     paths = narrowing.main(tmp_path / "runs", tmp_path / "out")
     assert {path.name for path in paths} == {"narrowing.png", "narrowing.svg", "narrowing.csv",
                                              "largest.csv", "largest.md"}  # fmt: skip
     assert "epochs 2-7" in capsys.readouterr().out
     with pytest.raises(RecordError, match=r"has no run without compression at 0\.4 with seed 7"):
-        excesses([run for run in runs if run.name != "dense at 0.4"])
+        losses([run for run in runs if run.name != "dense at 0.4"])
 
 
 def test_other_grids_are_refused() -> None:
     runs = load_all(Path(__file__).parents[1] / "data" / "reference" / "small-joint.tar.xz")
     with pytest.raises(RecordError, match="is no window at a rate"):
-        excesses(runs)
+        losses(runs)

@@ -342,6 +342,19 @@ def when_rank_4_is_taken_matters_little() -> None:
     assert left.equals(drawn)
 
 
+def test_the_tournament_at_one_rate_for_all() -> None:
+    runs = records("tournament-smoke-shared")
+    assert {run.config["optimizer"]["lr"] for run in runs} == {0.4}
+    assert {run.seed for run in runs} == {*range(3000, 3008)}
+    rows = between("shared").splitlines()[2:]
+    assert len(rows) == 8
+    for row in rows:
+        pair, shared, own = (cell.strip() for cell in row.strip("|").split("|"))
+        a, b = pair.split(" - ")
+        assert shared == signed(effect("tournament-smoke-shared", a, b))
+        assert own == signed(effect("tournament-smoke", a, b))
+
+
 def test_within_a_wide_range_of_rates_all_arms_are_alike_on_validation_data() -> None:
     path = REFERENCE / "tournament-smoke-tune.json"
     scores: dict[float, list[float]] = {}

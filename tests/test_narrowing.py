@@ -105,7 +105,8 @@ def test_the_command_from_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str
     paths = narrowing.main(tmp_path / "runs", tmp_path / "out")
     assert {path.name for path in paths} == {"narrowing.png", "narrowing.svg", "narrowing.csv",
                                              "largest.csv", "largest.md"}  # fmt: skip
-    assert "epochs 2-7" in capsys.readouterr().out
+    assert "| 0.3 | 2-7 | " in (tmp_path / "out" / "largest.md").read_text()
+    assert "dense, up to" in capsys.readouterr().out
     with pytest.raises(RecordError, match=r"has no run without compression at 0\.4 with seed 7"):
         losses([run for run in runs if run.name != "dense at 0.4"])
 

@@ -72,8 +72,13 @@ def moments(each: pd.DataFrame, shown: Metric) -> pd.DataFrame:
 
 
 def _kinds(each: pd.DataFrame) -> list[str]:
-    """Kinds of control of which more than one was run."""
-    return [kind for kind, ladder in LADDERS.items() if len({*each["name"]} & {*ladder}) > 1]
+    """Kinds of control of which more than one was run, one of them of that kind alone: ranks 1 and
+    4 throughout are ends of other ladders, too."""
+    there, static = {*each["name"]}, {*LADDERS["static"]}
+    own = {kind: {*ladder} - (static if kind != "static" else set())
+           for kind, ladder in LADDERS.items()}  # fmt: skip
+    return [kind for kind, ladder in LADDERS.items()
+            if len(there & {*ladder}) > 1 and there & own[kind]]  # fmt: skip
 
 
 def _against(each: pd.DataFrame, shown: Metric, pairs: Iterable[tuple[str, str]]) -> pd.DataFrame:

@@ -688,6 +688,23 @@ def test_what_is_said_of_detectors() -> None:
                 f"{signed(images[1], 2)}")  # fmt: skip
 
 
+def test_detectors_live() -> None:
+    each, shown = tournament_of("detection-smoke")
+    assert {len(runs) for _, runs in each.groupby("name")} == {8}
+    assert each["name"].nunique() == 18
+    found = comparisons(each, shown)
+    table = tournament.differences_as_text(found, shown)
+    assert between("live") == table.markdown() + "\n"
+    assert not (found["p_holm"] < 0.05).any()
+    norm, top = (signed(ends(against(found, name, "static"))) for name in ("norm", "eigenvalue"))
+    assert says(f"for 152 %: {norm} and {top} points against one rank throughout")
+    assert says(f"Sharpness has {signed(ends(against(found, 'sharpness', 'static')))}.")
+    assert says(f"differ by {plain(effect('detection-smoke', 'rank 4', 'rank 1'))} points here")
+    rates = tournament.table(each, shown).set_index("arm")["rate"]
+    assert rates["rank 1"] == 0.1
+    assert tournament.edges(REFERENCE / "detection-smoke-tune.json", rates) == ["Fisher"]
+
+
 # -- usable rates ----------------------------------------------------------------------------
 
 

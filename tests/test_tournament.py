@@ -130,6 +130,13 @@ def runs(**arms: list[tuple[float, float]]) -> pd.DataFrame:
     ])  # fmt: skip
 
 
+def test_a_kind_of_which_no_arm_was_run_is_no_control() -> None:
+    """Ranks 1 and 4 throughout are the ends of "first" and "last" as well."""
+    each = runs(rank_1=[(100, 90)] * 3, rank_4=[(400, 94)] * 3, first_6=[(200, 92)] * 3,
+                mine=[(200, 95), (200, 96), (200, 97)])  # fmt: skip
+    assert [*comparisons(each, ACCURACY)["control"]] == ["static", "first"]
+
+
 def test_a_control_between_two_is_on_the_line_over_the_logarithm_of_the_floats() -> None:
     each = runs(rank_1=[(100, 90), (100, 80)], rank_2=[(200, 92), (200, 90)],
                 dense=[(1600, 98), (1600, 93)], mine=[(800, 97.0), (400, 90.0)])  # fmt: skip
@@ -167,6 +174,7 @@ def test_the_correction_is_over_all_contestants_and_controls() -> None:
         rank_4=[(100, 90), (100, 91), (100, 92)],
         a=[(100, 91), (100, 92), (100, 93.2)],
         b=[(100, 90), (100, 91.5), (100, 91)],
+        **{f"{kind}_6": [(100, 90), (100, 91), (100, 92)] for kind in ("first", "last", "coin")},
     )
     rows = comparisons(each, ACCURACY)
     assert set(rows["arm"]) == {"a", "b"}

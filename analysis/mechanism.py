@@ -77,10 +77,8 @@ def entries(runs: Sequence[Record], shown: Metric) -> pd.DataFrame:
     if (twice := each.duplicated(["arm", "rate", "seed"])).any():
         arm, rate, seed = each.loc[twice, ["arm", "rate", "seed"]].iloc[0]
         raise RecordError(f"two runs of {arm!r} at {rate:g} with seed {seed}")
-    known = list(ARMS)
-    places = {arm: next((i for i, name in enumerate(known) if arm == name), len(known))
-              for arm in each["arm"].str.partition(", momentum")[0]}  # fmt: skip
-    place = each["arm"].str.partition(", momentum")[0].map(places)
+    places = {arm: place for place, arm in enumerate(ARMS)}
+    place = each["arm"].str.partition(", momentum")[0].map(places)  # nan, so last: of another grid
     order = ["place", "arm", "rate", "seed"]
     return each.assign(place=place).sort_values(order, ignore_index=True).drop(columns="place")
 

@@ -1,15 +1,15 @@
 """One group for several runs of the same processes, so that only the first has to meet the others.
 
-Over NCCL a group takes seconds to make, and a grid has hundreds of runs. Inside ``sharing`` a run
-that ends well hands its group on to the next one, if all processes say so and the next one wants
-the same of it; else they leave it and meet anew, as without.
+A grid has hundreds of runs. Inside ``sharing`` a run that ends well hands its group on to the next
+one, if all processes say so and the next one wants the same of it; else they leave it and meet
+anew, as without.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -30,7 +30,7 @@ class Place:
     store: dist.Store
     wants: Any
     patience: tuple[timedelta, ...]
-    whole: bool = field(default=False)
+    whole: bool = False
 
 
 _shared: list[Place | None] = []  # of this process: the place of each ``sharing``, the inner last

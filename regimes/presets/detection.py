@@ -15,9 +15,10 @@ trained at its own rate, as there::
       --out runs/detection-smoke
     regimes figure tournament runs/detection-smoke
 
-(The committed records lack the arms ``last``.) A threshold that is the same number for each statistic would compare numbers of different spread.
-`THRESHOLDS` are those that a quarter of the changes behind the warm-up exceed, in two runs of
-``signals`` with seeds of their own, 5000 and 5001 (`regimes figure agreement` writes them).
+The committed records lack the arms ``last``. A threshold that is the same number for each statistic
+would compare numbers of different spread. `THRESHOLDS` are those that a quarter of the changes
+behind the warm-up exceed, in two runs of ``signals`` with seeds of their own, 5000 and 5001
+(`regimes figure agreement` writes them).
 """
 
 from __future__ import annotations

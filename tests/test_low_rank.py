@@ -8,6 +8,7 @@ from torch import Tensor
 
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
+from regimes.compression import factors
 from regimes.compression.alternating import ACPSGD
 from regimes.compression.base import Compressor
 from regimes.compression.powersgd import PowerSGD
@@ -66,6 +67,19 @@ def orth(columns: Tensor) -> Tensor:
     return columns
 
 
+def powersgd(shape: tuple[int, ...], q: Tensor, kept: float) -> tuple[list[Tensor], Tensor]:
+    """Vogels et al., algorithm 1; of what is owed a share is kept."""
+    found = []
+    errors = [torch.zeros_like(x) for x in gradients(shape, 0)]
+    for step in range(STEPS):
+        deltas = [m + kept * e for m, e in zip(gradients(shape, step), errors, strict=True)]
+        p = orth(sum(m @ q for m in deltas) / WORKERS)
+        q = sum(m.T @ p for m in deltas) / WORKERS
+        found.append(p @ q.T)
+        errors = [m - found[-1] for m in deltas]
+    return found, torch.stack(errors)
+
+
 def acp_sgd(shape: tuple[int, ...], q: Tensor) -> tuple[list[Tensor], Tensor]:
     """Zhang et al.: odd steps P, even steps Q; a worker's residual is against its own factor."""
     found, p = [], torch.zeros(0)
@@ -119,6 +133,19 @@ def epfml(shape: tuple[int, ...], q: Tensor, iterations: int) -> tuple[list[Tens
 
 def near(mine: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12 * float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("rank", "kept", "block"), [(1, 1, 2**19), (3, 1, 700), (2, 0.9, 1)])
+def test_powersgd_is_the_papers_in_blocks_of_any_size(
+    shape: tuple[int, ...], rank: int, kept: float, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(factors, "BLOCK", block)
+    updates, residual, q = ours(PowerSGD(error_feedback=kept), shape, rank)
+    wanted, owed = powersgd(shape, q.T, kept)
+    for mine, theirs in zip(updates, wanted, strict=True):
+        near(mine, theirs)
+    near(residual, owed)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -19,8 +19,9 @@ from torch import Tensor
 from regimes.collectives.requests import Layer, Mean, Together, Traffic
 from regimes.compression.base import Compressor, Sending, State
 from regimes.compression.batched import launches, subtracted
+from regimes.compression.factors import left, product, right
 from regimes.compression.orthonormal import orthonormal
-from regimes.compression.powersgd import check_rank, left, product, right, with_rows
+from regimes.compression.powersgd import check_rank, with_rows
 from regimes.config import Level
 from regimes.errors import require
 

@@ -29,11 +29,21 @@ from regimes.errors import require
 
 
 class Workspace:
-    """Memory that is used again at every step, because fresh pages cost as much as a pass over
-    them. A slot and no field: checkpoints leave it out, ``copy.copy`` shares it, and
-    ``copy.deepcopy`` copies it."""
+    """What does not outlive a step, or only as memory to be used again, because fresh pages cost as
+    much as a pass over them. Slots and no fields: checkpoints leave them out, ``copy.copy`` shares
+    them, and ``copy.deepcopy`` copies them.
 
-    __slots__ = ("_update",)
+    Attributes:
+        early: what ``owe`` has made already, for the ``send`` that follows.
+    """
+
+    __slots__ = ("_update", "early")
+
+    def take_early(self) -> Tensor | None:
+        """Once; then None."""
+        found = getattr(self, "early", None)
+        self.early = None
+        return found
 
     def update_like(self, matrix: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
         """Where this layer's updates go, undefined at first; each lives until the next."""
@@ -74,6 +84,7 @@ class State(Workspace):
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 Sending = Generator[Request, Any, tuple[Tensor, Tensor | None]]
+Owing = Generator[Request, Any, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +128,15 @@ class Compressor(ABC):
         """An empty memory."""
         return State((seed, layer.name), first_worker)
 
+    @property
+    def share(self) -> float:
+        """Of what is owed, what is kept from step to step."""
+        return float(self.error_feedback or True)
+
+    def owe(self, grad: Float[Tensor, "hosted n m"], state: State, level: Level) -> Owing:
+        """Ask for the sum of gradient and residual, in place of the residual."""
+        return (yield Together(added, state.residual, grad, self.share))
+
     def reduce(self, grad: Float[Tensor, " hosted *shape"], state: State, level: Level) -> Program:
         """Error feedback around ``send``; returns the update, ``[*shape]``.
 
@@ -128,8 +148,7 @@ class Compressor(ABC):
             # Before compressing: at any level, dense too, what is owed is part of what is sent.
             # In place on the residual, never on grad: gauges read the gradients afterwards.
             # Neither carries an autograd graph, which in-place arithmetic would break.
-            share = float(self.error_feedback or True)
-            delta = state.residual = yield Together(added, state.residual, delta, share)
+            delta = state.residual = yield from self.owe(delta, state, level)
         elif self.error_feedback and level != DENSE:
             delta = state.residual = yield Together(copied, delta)
         state.step += 1

@@ -16,8 +16,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regimes.collectives.requests import Layer, Mean, Program, Together, Traffic
-from regimes.compression.base import HALF, Compressor, Sending, State
-from regimes.compression.batched import by_shape, launches
+from regimes.compression.base import HALF, Compressor, Owing, Sending, State
+from regimes.compression.batched import launches
+from regimes.compression.factors import added_and_left, left, product, product_and_rest, right
 from regimes.compression.orthonormal import orthonormal
 from regimes.config import DENSE, Level
 from regimes.errors import require
@@ -67,22 +68,32 @@ class PowerSGD(Compressor):
             state.residual = cast(PowerState, state).q = None
         return super().reduce(grad, state, level)
 
+    def owe(self, grad: Float[Tensor, "hosted n m"], state: State, level: Level) -> Owing:
+        if level == DENSE or launches(grad):
+            return (yield from super().owe(grad, state, level))
+        q = self._start(cast(PowerState, state), level, grad)
+        state.early = yield Together(added_and_left, state.residual, grad, self.share, q)
+        return cast(Tensor, state.residual)
+
     def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
         state = cast(PowerState, state)
-        n, m = delta.shape[1:]
-        q = self._start(state, min(int(level), n, m), delta)
         wire = HALF.get(self.wire, delta.dtype)
-        p = yield Mean((yield Together(left, q, delta)).to(wire))  # [r, n]
-        p = yield Together(orthonormal, p.to(delta.dtype))
+        p = state.take_early()
+        if p is None:
+            p = yield Together(left, self._start(state, level, delta), delta)
+        p = yield Together(orthonormal, (yield Mean(p.to(wire))).to(delta.dtype))  # [r, n]
         state.q = (yield Mean((yield Together(right, p, delta)).to(wire))).to(delta.dtype)
         if launches(delta):
             update = yield Together(product, p, state.q)  # [n, m]
-        else:
-            update = torch.mm(p.mT, state.q, out=state.update_like(delta[0]))
-        return update, update
+            return update, update
+        update = state.update_like(delta[0])
+        if self.error_feedback:
+            return (yield Together(product_and_rest, p, state.q, update, delta)), None
+        return torch.mm(p.mT, state.q, out=update), None
 
-    def _start(self, state: PowerState, rank: int, like: Tensor) -> Float[Tensor, "rank m"]:
+    def _start(self, state: PowerState, level: Level, like: Tensor) -> Float[Tensor, "rank m"]:
         """Last step's Q with columns dropped, or added as seeded normal noise."""
+        rank = min(int(level), *like.shape[1:])
         forgets = self.reset_on_change and state.q is not None and len(state.q) != rank
         kept = None if forgets else state.q
         return with_rows(kept, rank, like.shape[-1], like, (*state.key, "q"))
@@ -113,8 +124,3 @@ def with_rows(
         for row in range(len(kept), rank)
     ]
     return torch.stack([*kept, *(f.to(like.device) for f in fresh)])
-
-
-left = by_shape(lambda q, delta: q.unsqueeze(-3) @ delta.mT)
-right = by_shape(lambda p, delta: p.unsqueeze(-3) @ delta)
-product = by_shape(lambda p, q: p.mT @ q)

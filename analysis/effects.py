@@ -9,8 +9,9 @@ import numpy as np
 from regimes.errors import RecordError
 from regimes.records import Record, summary
 
-from . import agreement, compare
+from . import compare
 from .compare import LAST
+from .unforced import pairs, scored
 
 Effect = Callable[[Sequence[Record]], list[float]]
 
@@ -47,10 +48,10 @@ def fall_at_decay(schedule: str) -> Effect:
 
 def unforced(a: str, b: str, schedule: str) -> Effect:
     """Cohen's kappa of two detectors that call as many epochs each behind the warm-up, those in
-    which their statistics change most: 0 by chance (`analysis.agreement`)."""
+    which their statistics change most: 0 by chance (`analysis.unforced`)."""
 
     def values(runs: Sequence[Record]) -> list[float]:
-        rows = agreement.pairs([run for run in runs if run.name == schedule])
+        rows = pairs(scored(run for run in runs if run.name == schedule))
         kept = rows[(rows["a"] == a) & (rows["b"] == b)]
         return kept.sort_values("seed")["kappa"].to_list()
 

@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import pandas as pd
 import tyro
 
@@ -30,6 +29,7 @@ from regimes.records import Record, load_all
 
 from .command import Files, name_of
 from .equal_floats import comparisons
+from .panels import draw_forest
 from .tournament import entries
 from .verdicts import ends_text
 
@@ -103,20 +103,14 @@ def figure(
             ax.set_title(WORDS.get(name, name), loc="left")
             ax.set_xlabel(f"difference, {shown.unit}")
         panels[0].set_yticks(range(len(PAIRS)), [f"{arm} - {control}" for arm, control in PAIRS])
-        panels[0].set_ylim(len(PAIRS) - 0.5, -0.5)
         counts = [int(n) for rows in found.values() for n in rows["n"] if n]
         style.caption(fig, _words(counts, run))
     return fig, pd.concat([rows.assign(setting=name) for name, rows in found.items()])
 
 
 def _panel(ax: Axes, rows: pd.DataFrame) -> None:
-    ax.axvline(0, color="black", linewidth=0.8, linestyle=(0, (1, 1.6)))
-    for place, row in enumerate(rows.to_dict("records")):
-        bars = [[row["difference"] - row["ci_low"]], [row["ci_high"] - row["difference"]]]
-        holds = row["p_holm"] < LEVEL
-        ax.errorbar(row["difference"], place, xerr=np.nan_to_num(bars), color="black", marker="o",
-                    markersize=4, markerfacecolor="black" if holds else "white", capsize=2,
-                    elinewidth=0.9)  # fmt: skip
+    ends = rows[["difference", "ci_low", "ci_high"]]
+    draw_forest(ax, ends, list(rows["p_holm"] < LEVEL))
     kinds = [control for _, control in PAIRS]
     for place in range(1, len(kinds)):
         if kinds[place] != kinds[place - 1]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.ticker import LogLocator, NullLocator
 
 from regimes.plotting import style
 from regimes.plotting.metrics import named
-from regimes.replay.agreement import interval
+
+from .panels import draw_over_rates, over_rates, rates_axis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,21 +61,14 @@ def _curves(
 ) -> pd.DataFrame:
     drawn = []
     for arm, look in looks.items():
-        for rate, seeds in part[part["arm"] == arm].groupby("rate"):
-            values = seeds[column].to_list()
-            known = all(map(math.isfinite, values))
-            mean, low, high = interval(values) if known else (math.nan,) * 3
-            drawn.append({"panel": metric.name, "arm": arm, "rate": rate, "n": len(values),
-                          "mean": mean, "ci_low": low, "ci_high": high})  # fmt: skip
-        points = pd.DataFrame([row for row in drawn if row["arm"] == arm])
-        bars = [points["mean"] - points["ci_low"], points["ci_high"] - points["mean"]]
-        ax.errorbar(points["rate"], points["mean"], np.nan_to_num(bars), label=look.label,
-                    elinewidth=0.6, **look.line)  # fmt: skip
+        points = over_rates(part[part["arm"] == arm], column)
+        draw_over_rates(ax, points, look)
+        drawn.append(points.assign(panel=metric.name, arm=arm))
     ax.set(xlabel="learning rate", ylabel=metric.label)
     rates_axis(ax)
     if metric.name == "train_loss":
         ax.set_yscale("log")
-    return pd.DataFrame(drawn)
+    return pd.concat(drawn, ignore_index=True)
 
 
 def _ranges(ax: Axes, rows: pd.DataFrame, looks: dict[str, Any]) -> None:
@@ -96,14 +88,6 @@ def _ranges(ax: Axes, rows: pd.DataFrame, looks: dict[str, Any]) -> None:
     ax.set(xlabel="usable learning rates")
     rates_axis(ax)
     ax.invert_yaxis()
-
-
-def rates_axis(ax: Axes) -> None:
-    """Rates over their logarithm, few of them written out."""
-    ax.set_xscale("log")
-    ax.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
-    ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    ax.xaxis.set_minor_locator(NullLocator())
 
 
 def _caption(rule: str, counts: list[int], run: Record) -> str:

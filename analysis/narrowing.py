@@ -35,11 +35,10 @@ from regimes.replay.agreement import interval
 
 from .command import Files
 from .mechanism import LOSSES, REFERENCE, end
-from .mechanism_figure import rates_axis
+from .panels import draw_over_rates, over_rates, rates_axis
 from .verdicts import ends_text, p_text, p_value
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 WINDOW = re.compile(r"rank \d+ in (\d+)-(\d+)")
@@ -159,9 +158,9 @@ def figure(each: pd.DataFrame, run: Record) -> tuple[Figure, pd.DataFrame]:
         for ax, window in zip(panels, windows, strict=True):
             part = each[each["window"] == window]
             for column, name in words.items():
-                points = _points(part, column)
+                points = over_rates(part, column)
                 numbers.append(points.assign(window=window, run=name))
-                _draw(ax, points, looks[name])
+                draw_over_rates(ax, points, looks[name])
             lowest = float(part.groupby("rate")["dense"].mean().min())
             for limit in LOSSES:
                 ax.axhline(lowest + limit, color="black", linewidth=0.8, linestyle=(0, (1, 1.6)))
@@ -174,22 +173,6 @@ def figure(each: pd.DataFrame, run: Record) -> tuple[Figure, pd.DataFrame]:
         counts = each.groupby(["window", "rate"]).size().to_list()
         style.caption(fig, _words(counts, run))
     return fig, pd.concat(numbers, ignore_index=True)
-
-
-def _points(part: pd.DataFrame, column: str) -> pd.DataFrame:
-    rows = []
-    for rate, seeds in part.groupby("rate"):
-        values = seeds[column].to_list()
-        known = all(map(math.isfinite, values))
-        mean, low, high = interval(values) if known else (math.nan,) * 3
-        rows.append({"rate": rate, "n": len(values), "mean": mean, "ci_low": low, "ci_high": high})
-    return pd.DataFrame(rows)
-
-
-def _draw(ax: Axes, points: pd.DataFrame, look: Any) -> None:
-    bars = [points["mean"] - points["ci_low"], points["ci_high"] - points["mean"]]
-    ax.errorbar(points["rate"], points["mean"], np.nan_to_num(bars), label=look.label,
-                elinewidth=0.6, **look.line)  # fmt: skip
 
 
 def _words(counts: list[int], run: Record) -> str:

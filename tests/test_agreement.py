@@ -11,8 +11,17 @@ import pytest
 from scipy import stats
 from sklearn.metrics import cohen_kappa_score
 
-from analysis import agreement
-from analysis.agreement import FIRST, calls, over_seeds, pairs, scores, with_reference
+from analysis import agreement, unforced
+from analysis.unforced import (
+    FIRST,
+    Change,
+    calls,
+    over_seeds,
+    pairs,
+    scored,
+    scores,
+    with_reference,
+)
 from regimes.errors import RecordError
 from regimes.policies import check_levels, policy
 from regimes.presets import detection, get_grid
@@ -36,7 +45,7 @@ def test_a_score_is_the_change_since_the_epoch_before(runs: list[Record]) -> Non
         by_hand = np.abs(np.diff(values)) / values[:-1]  # of epochs 0 and 1, 1 and 2, ...
         assert table[name].to_numpy() == pytest.approx(by_hand[table.index - 1])
         apart = np.abs(values[3:] - values[:-3]) / values[:-3]
-        longer = scores(run, back=3)[name]
+        longer = scores(run, Change(back=3))[name]
         assert longer.to_numpy() == pytest.approx(apart[longer.index - 3])
     rate = run.epochs["lr"].to_numpy()
     assert rate[table.index[0] - 1] == rate.max() > rate[table.index[0] - 2]
@@ -54,7 +63,7 @@ def test_each_detector_calls_as_many_and_the_largest() -> None:
 
 
 def test_kappa_and_spearman(runs: list[Record]) -> None:
-    each = pairs(runs).set_index(["a", "b", "seed"])
+    each = pairs(scored(runs)).set_index(["a", "b", "seed"])
     for run in runs:
         table = scores(run)
         called = calls(table)
@@ -70,12 +79,14 @@ def test_kappa_and_spearman(runs: list[Record]) -> None:
         )
         assert np.isnan(first["spearman"])
     together = np.concatenate([scores(run)["eigenvalue"] for run in runs])
-    assert agreement.thresholds(runs)["eigenvalue"] == pytest.approx(np.quantile(together, 0.75))
+    assert unforced.thresholds(scored(runs))["eigenvalue"] == pytest.approx(
+        np.quantile(together, 0.75)
+    )
 
 
 def test_agreement_with_other_runs_is_over_all_pairs_of_them(runs: list[Record]) -> None:
     called = [calls(scores(run)) for run in runs]
-    others = agreement.other_runs(runs, "eigenvalue")
+    others = unforced.other_runs(scored(runs), "eigenvalue")
     for column, name in (("with", "eigenvalue"), ("itself", "norm")):
         apart = [cohen_kappa_score(a["norm"], b[name]) for a, b in permutations(called, 2)]
         assert len(apart) == 20
@@ -85,7 +96,7 @@ def test_agreement_with_other_runs_is_over_all_pairs_of_them(runs: list[Record])
 
 def test_absolute_changes_are_of_the_values_themselves(runs: list[Record]) -> None:
     values = runs[0].epochs["eigenvalue"].to_numpy()
-    table = scores(runs[0], absolute=True)
+    table = scores(runs[0], Change(absolute=True))
     assert table["eigenvalue"].to_numpy() == pytest.approx(np.abs(np.diff(values))[table.index - 1])
 
 
@@ -100,7 +111,7 @@ def test_chance_is_zero() -> None:
 
 
 def test_over_seeds_with_the_t_interval(runs: list[Record]) -> None:
-    each = pairs(runs)
+    each = pairs(scored(runs))
     row = with_reference(over_seeds(each)).set_index("detector").loc["norm"]
     known = each[(each["a"] == "norm") & (each["b"] == "eigenvalue")]["kappa"].to_numpy()
     ends = stats.t.interval(0.95, len(known) - 1, known.mean(), stats.sem(known))
@@ -122,7 +133,7 @@ def test_the_command_draws_and_says(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_runs_without_statistics_or_a_reference_are_one_sentence(runs: list[Record]) -> None:
     with pytest.raises(RecordError, match="recorded no 'sharpness' to hold the others against"):
-        with_reference(over_seeds(pairs(runs)), "sharpness")
+        with_reference(over_seeds(pairs(scored(runs))), "sharpness")
     short = load_all(REFERENCE / "lm-rivals.tar.xz")[0]
     short.rows[:] = short.rows[:5]
     with pytest.raises(RecordError, match="behind its warm-up that can be scored, too few"):

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -26,9 +25,11 @@ from analysis import (
     quadratic,
     rivals,
     tournament,
+    unforced,
 )
 from analysis.effects import minus
 from analysis.equal_floats import comparisons, moments
+from analysis.unforced import RELATIVE, Change
 from analysis.verdicts import holm, p_value, verdict
 from regimes.plotting import groups
 from regimes.plotting.metrics import Metric, named
@@ -633,53 +634,61 @@ def test_the_rates_of_local_steps(source: str) -> None:
 
 # -- norm against Hessian --------------------------------------------------------------------
 
-SIGNALS, TOP, FIRST = "detection-signals-smoke", agreement.REFERENCE, agreement.FIRST
+SIGNALS, TOP, FIRST = "detection-signals-smoke", unforced.REFERENCE, unforced.FIRST
 
 
 def agreed(
-    a: str, b: str, source: str = SIGNALS, schedule: str = "signals", **options: Any
+    a: str,
+    b: str,
+    source: str = SIGNALS,
+    schedule: str = "signals",
+    change: Change = RELATIVE,
 ) -> Numbers:
-    rows = agreement.pairs([run for run in records(source) if run.name == schedule], **options)
+    chosen = [run for run in records(source) if run.name == schedule]
+    rows = unforced.pairs(unforced.scored(chosen, change))
     return interval(rows[(rows["a"] == a) & (rows["b"] == b)]["kappa"].to_list())
 
 
 def test_the_table_of_detectors() -> None:
     runs = records(SIGNALS)
-    rows, others = agreement.over_seeds(agreement.pairs(runs)), agreement.other_runs(runs, TOP)
-    table = agreement.as_text(rows, others, agreement.costs(runs), TOP)
+    tables = unforced.scored(runs)
+    rows, others = unforced.over_seeds(unforced.pairs(tables)), unforced.other_runs(tables, TOP)
+    table = agreement.as_text(rows, others, unforced.costs(runs), TOP)
     assert between("agreement") == table.markdown() + "\n"
-    called = agreement.calls(agreement.scores(runs[0]))
+    called = unforced.calls(tables[runs[0].seed])
     assert says(f"Each detector calls the {called['norm'].sum()} of the {len(called)} epochs")
     assert {run.config["optimizer"]["lr"] for run in runs} == {0.025}
 
 
 def test_what_is_said_of_detectors() -> None:
-    runs, whole = records(SIGNALS), {"absolute": True}
-    apart, far = (agreement.other_runs(runs, TOP, **option)["with"] for option in ({}, whole))  # type: ignore[arg-type]
+    runs, whole = records(SIGNALS), Change(absolute=True)
+    tables = unforced.scored(runs)
+    apart = unforced.other_runs(tables, TOP)["with"]
+    far = unforced.other_runs(unforced.scored(runs, whole), TOP)["with"]
     norm = signed(agreed("norm", TOP), 2)
     assert says(f"they agree by {norm}, in different runs by {apart['norm']:+.2f}")
-    norm, first = (signed(agreed(a, b, **whole), 2) for a, b in (("norm", TOP), (TOP, FIRST)))
+    norm, first = (signed(agreed(a, b, change=whole), 2) for a, b in (("norm", TOP), (TOP, FIRST)))
     assert says(f"kappa is {norm}, and {far['norm']:+.2f} in different runs, where the first "
                 f"epochs, which read nothing, reach {first}")  # fmt: skip
     sharp, longer, changes = (
-        signed(agreed(TOP, "sharpness", **option), 2).replace("+", "")  # type: ignore[arg-type]
-        for option in ({}, {"back": 3}, whole)
+        signed(agreed(TOP, "sharpness", change=change), 2).replace("+", "")
+        for change in (RELATIVE, Change(back=3), whole)
     )
     assert says(f"{sharp} in the same run, {apart['sharpness']:.2f} in different ones. Over three "
                 f"epochs in place of one it is {longer}; by absolute changes {changes}"
                 )  # fmt: skip
-    spent, own = agreement.costs(runs), agreement.other_runs(runs, TOP)["itself"]
+    spent, own = unforced.costs(runs), unforced.other_runs(tables, TOP)["itself"]
     assert spent["sharpness"] / spent[TOP] == pytest.approx(1 / 5, abs=0.02)
     calls = [f"{own[name]:.2f}" for name in (TOP, "norm", "norm x rate")]
     assert says(f"agree by {calls[0]}, the norm's by {calls[1]}; times the rate by {calls[2]}")
-    called = pd.concat([agreement.calls(agreement.scores(run)) for run in runs])
+    called = pd.concat(map(unforced.calls, tables.values()))
     before = called[called.index < 12].sum() / called.sum()
     assert before[TOP] > 0.75
     assert before["norm"] < 0.25
     text_ = "detection-signals-lm"
     pairs_ = [("norm", TOP), (TOP, "sharpness"), (TOP, FIRST)]
     norm, sharp, first = (signed(agreed(a, b, text_), 2) for a, b in pairs_)
-    apart = agreement.other_runs(records(text_), TOP)["with"]
+    apart = unforced.other_runs(unforced.scored(records(text_)), TOP)["with"]
     assert says(f"agrees with it by {norm}, {apart['norm']:+.2f} in different runs, critical "
                 f"sharpness by {sharp} and {apart['sharpness']:+.2f}, and best the first units, by "
                 f"{first}")  # fmt: skip

@@ -1,7 +1,7 @@
 """A run on several processes, forked from a server that has torch imported.
 
 `regimes.launch.processes` starts Python anew for each, which takes longer than most trainings of
-the tests; `test_train` and `test_hard` try that launcher itself.
+the tests; `test_train` and `test_faults` try that launcher itself.
 """
 
 from __future__ import annotations

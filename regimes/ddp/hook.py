@@ -10,8 +10,8 @@ from torch import nn
 
 from regimes.config import Level
 from regimes.ddp import elastic, pace, state, validate
-from regimes.ddp.course import Course, Scaler
 from regimes.ddp.fitting import fit
+from regimes.ddp.job import Job, Scaler
 from regimes.ddp.recording import Recording, recording
 from regimes.errors import ConfigError
 from regimes.policies import Decision
@@ -69,7 +69,7 @@ def attach(
     return Hook(ddp, chosen, paced, recording(record), seed, scaler, float(timeout))
 
 
-class Hook(Course):
+class Hook(Job):
     """Made by ``attach``; one per model and process.
 
     Attributes:

@@ -75,15 +75,15 @@ class Described(Protocol):
 
 
 def header(
-    about: Recording, course: Described, chosen: Choice, network: nn.Module, seed: int
+    about: Recording, job: Described, chosen: Choice, network: nn.Module, seed: int
 ) -> dict[str, Any]:
     """``run.json`` of a hook's record; what a hook cannot know is None."""
-    rule, workers = policies.REGISTRY.table(chosen.policy), course.world.workers
-    optimizer, dtype = course.pace.optimizer, course.world.meter.dtype
+    rule, workers = policies.REGISTRY.table(chosen.policy), job.world.workers
+    optimizer, dtype = job.pace.optimizer, job.world.meter.dtype
     config = RunConfig(
         name=about.name or rule["name"],
         seed=seed,
-        unit_steps=course.pace.steps,
+        unit_steps=job.pace.steps,
         workers=workers,
         data=DataConfig(about.data),
         model=ModelConfig(type(getattr(network, "_orig_mod", network)).__name__),
@@ -99,7 +99,7 @@ def header(
     plain = to_dict(config)
     plain |= {"epochs": about.units or 0, "batch_size": about.batch_size}
     plain["optimizer"]["lr"] = None  # see the rows
-    world = {"workers": workers, "processes": workers, "device": str(course.world.device)}
+    world = {"workers": workers, "processes": workers, "device": str(job.world.device)}
     return {
         "written_by": "hook",
         "config": plain,
@@ -111,6 +111,6 @@ def header(
         "steps_per_epoch": None,
         "units": about.units,
         "budget": None,
-        "per_step": costs_per_step(chosen.compressor, course.layers, chosen.levels, workers),
-        "layers": layer_entries(course.layers),
+        "per_step": costs_per_step(chosen.compressor, job.layers, chosen.levels, workers),
+        "layers": layer_entries(job.layers),
     }  # fmt: skip

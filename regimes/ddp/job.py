@@ -1,4 +1,4 @@
-"""The course of a job under a hook: its units, what is decided between them, what is recorded.
+"""A job under a hook: its units, what is decided between them, what is recorded.
 
 The same compressors, policies and gauges as the trainer's (``training.loop``), and the same rows of
 past units, so that a policy sees here what it would see there. All processes of the model's group
@@ -50,7 +50,7 @@ class Scaler(Protocol):
     def get_scale(self) -> float: ...
 
 
-class Course:
+class Job:
     """One per model and process.
 
     Attributes:
@@ -243,7 +243,7 @@ class Course:
             self._close(False)
 
 
-def _at_exit(found: weakref.ref[Course]) -> None:
+def _at_exit(found: weakref.ref[Job]) -> None:
     """Python ends: so does the record, well unless an error ends Python."""
     if (hook := found()) is not None:
         error = getattr(sys, "last_value", None)

@@ -1,0 +1,65 @@
+"""The numbers in the prose of the findings: usable rates, formed anew (oracle: the
+committed records; each number is rounded once)."""
+
+from __future__ import annotations
+
+import functools
+
+import pandas as pd
+from findings import between, records, says
+
+from analysis import (
+    mechanism,
+    narrowing,
+)
+from regimes.plotting.metrics import named
+
+# -- usable rates ----------------------------------------------------------------------------
+
+
+@functools.cache
+def usable() -> pd.DataFrame:
+    accuracy = named("accuracy")
+    return mechanism.table(mechanism.entries(records("rates"), accuracy), accuracy)
+
+
+def of_dense(arm: str, rule: int = 0) -> str:
+    rows = usable()[usable()["rule"] == usable()["rule"].unique()[rule]].set_index("arm")
+    mean, low, high = (f"{rows.loc[arm, f'of_dense{end}']:.2g}" for end in ("", "_low", "_high"))
+    return f"{mean} [{low}, {high}]"
+
+
+def test_the_usable_rates() -> None:
+    first = next(iter(mechanism.as_text(usable()).values()))
+    assert between("rates") == first.markdown() + "\n"
+    assert says(f"Rank 1's range ends at {of_dense('rank 1')} of dense's")
+    rows = usable()[usable()["rule"] == usable()["rule"].iloc[0]].set_index("arm")
+    assert rows.loc[["rank 4", "rank 2", "TopK 1 %"], "of_dense"].min() > 0.9
+    inside, outside = (f"{rows.loc[arm, 'largest']:.2f}" for arm in ("dense", "rank 1"))
+    assert says(f"which ends at {inside}, and outside rank 1's, which ends at {outside}")
+    assert says(f"ends where dense's does: {of_dense('rank 1, momentum 0')}")
+    bare = [of_dense(f"rank 1, no feedback{m}") for m in ("", ", momentum 0.5", ", momentum 0")]
+    assert says(f"at every momentum: {bare[0]}, {bare[1]} and {bare[2]} of dense's")
+    assert says(f"rank 1's range ends at {of_dense('rank 1', rule=1)} of dense's, which is open")
+    each = mechanism.entries(records("rates"), named("accuracy"))
+    losses = each.groupby(["arm", "rate"])["train_loss"].mean()
+    best = [f"{losses[arm].min():.2g}" for arm in ("rank 1", "dense")]
+    assert says(f"rank 1 has a training loss of {best[0]}, dense of {best[1]}")
+
+
+def test_the_usable_rates_early_and_late() -> None:
+    each = narrowing.losses(records("rates-when"))
+    rows = narrowing.table(each)
+    assert between("when") == narrowing.as_text(rows).markdown() + "\n"
+    cells = [[row.strip() for row in line.split("|")] for line in between("when").splitlines()[2:]]
+    ratios = {(cell[1], cell[2]): cell[6] for cell in cells}
+    assert says(f"ends at {ratios['0.3', '2-7']} of dense's there, and at {ratios['0.3', '14-19']} "
+                f"late; with a whole nat at {ratios['1', '2-7']} and {ratios['1', '14-19']}"
+                )  # fmt: skip
+    slow = each[each["rate"] <= 0.1].groupby("window")[["loss", "dense"]].mean()
+    early, late = (slow.loc[f"epochs {name}"] for name in ("2-7", "14-19"))
+    assert says(f"rank 1 has {early['loss'] / early['dense']:.1f} times dense's early and "
+                f"{late['loss'] / late['dense']:.1f} times late")  # fmt: skip
+    means = each[each["window"] == "epochs 2-7"].groupby("rate")[["loss", "dense"]].mean()
+    more = (means["loss"] - means["dense"])[means.index <= 0.2]
+    assert {round(x, 1) for x in more} == {0.1, 0.2}

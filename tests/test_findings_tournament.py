@@ -1,0 +1,222 @@
+"""The numbers in the prose of the findings: tournaments and events, formed anew (oracle: the
+committed records; each number is rounded once)."""
+
+from __future__ import annotations
+
+import functools
+import json
+from statistics import fmean
+
+import pandas as pd
+import pytest
+from findings import (
+    REFERENCE,
+    against,
+    between,
+    effect,
+    ends,
+    plain,
+    records,
+    says,
+    signed,
+    tournament_of,
+)
+
+from analysis import (
+    events,
+    tournament,
+)
+from analysis.equal_floats import comparisons, moments
+
+# -- the tournament --------------------------------------------------------------------------
+
+
+def test_the_tournament_of_digits() -> None:
+    """In one test, because reading its 368 runs takes longest."""
+    the_table_of_the_tournament()
+    ranks_and_accordions_signal()
+    no_policy_beats_floats_spent_without_looking()
+    when_rank_4_is_taken_matters_little()
+
+
+def the_table_of_the_tournament() -> None:
+    each, shown = tournament_of("tournament-smoke")
+    rows = tournament.table(each, shown)
+    assert between("tournament") == tournament.arms_as_text(rows, shown).markdown() + "\n"
+    spent = rows.set_index("arm")[[*tournament.NETWORKS]]
+    assert (spent.idxmin() == "dense").to_list() == [True, False, True]
+    assert spent[tournament.NETWORKS[1]]["rank 1"] / spent[tournament.NETWORKS[1]][
+        "dense"
+    ] == pytest.approx(2 / 3, abs=0.03)
+    beyond = rows.set_index("arm")["bytes_of_dense"] - rows.set_index("arm")["floats_of_dense"]
+    senders = {"l-greco", "l-greco accordion", "error-ladder", "gravac"}
+    assert {*beyond[beyond > 0.01].index} == senders
+    share = 100 * beyond[[*senders]]
+    assert {f"{x:.0f}" for x in share} == {"17"}
+    assert says("GraVAC do: 17 % of dense's bytes")
+    rank_1 = each[each["name"] == "rank 1"].set_index("seed")["accuracy"]
+    assert (each[each["name"] == "adaqs"].set_index("seed")["accuracy"] == rank_1).all()
+
+
+def ranks_and_accordions_signal() -> None:
+    for text_, a, b in [
+        ("loses {} points against dense", "dense", "rank 1"),
+        ("and {} against rank 4", "rank 4", "rank 1"),
+    ]:
+        assert says(text_.format(plain(effect("tournament-smoke", a, b))))
+    lost = plain(effect("tournament-smoke", "dense", "rank 1"))
+    assert says(f"rank 1 loses {lost} points in place of 1.5", "how-to/start.md")
+    mean, low, high = effect("tournament-smoke", "accordion", "forced")
+    spent = tournament.table(*tournament_of("tournament-smoke")).set_index("arm")["floats"]
+    more = 100 * (spent["accordion"] / spent["forced"] - 1)
+    assert says(f"Its signal adds {mean:.1f} [{low:.1f}, {high:+.1f}] to its forced parts, for "
+                f"{more:.0f} % more floats")  # fmt: skip
+
+
+def no_policy_beats_floats_spent_without_looking() -> None:
+    found = comparisons(*tournament_of("tournament-smoke"))
+    known = found[found["n"] > 0]
+    assert says(f"over all {len(known)} comparisons")
+    first = known[known["control"] == "first"]
+    assert len(first) == 8
+    assert not (first["p_holm"] < 0.05).any()
+    assert says(f"difference is {signed(ends(against(found, 'accordion', 'first')))}")
+    (worse,) = (row for _, row in known.iterrows() if row["p_holm"] < 0.05)
+    assert (worse["arm"], worse["control"]) == ("l-greco accordion", "coin")
+    mean, high, low = (-x for x in ends(worse))
+    assert says(f"by {plain((mean, low, high))} points against the coin (p {worse['p_holm']:.3f}")
+
+
+def when_rank_4_is_taken_matters_little() -> None:
+    found = moments(*tournament_of("tournament-smoke"))
+    lost = [against(found, f"last {n}", "first") for n in (6, 12)]
+    words = [plain((-r["difference"], -r["ci_high"], -r["ci_low"])) for r in lost]
+    assert says(f"loses {' and '.join(words)} against as much in the first")
+    assert says(f"(p {' and '.join(f'{r.p:.2f}' for r in lost)}; 0.4 after correction")
+    assert {round(row["p_holm"], 1) for row in lost} == {0.4}
+    assert says(f"for {len(found)} comparisons")
+    drawn = against(found, "coin 12", "last")
+    assert says(f"by {plain(ends(drawn))}, also after it (p {drawn['p_holm']:.3f})")
+    (left,) = (row for _, row in found.iterrows() if row["p_holm"] < 0.05)
+    assert left.equals(drawn)
+
+
+def test_the_tournament_at_one_rate_for_all() -> None:
+    runs = records("tournament-smoke-shared")
+    assert {run.config["optimizer"]["lr"] for run in runs} == {0.4}
+    assert {run.seed for run in runs} == {*range(3000, 3008)}
+    rows = between("shared").splitlines()[2:]
+    assert len(rows) == 8
+    for row in rows:
+        pair, shared, own = (cell.strip() for cell in row.strip("|").split("|"))
+        a, b = pair.split(" - ")
+        assert shared == signed(effect("tournament-smoke-shared", a, b))
+        assert own == signed(effect("tournament-smoke", a, b))
+
+
+def test_within_a_wide_range_of_rates_all_arms_are_alike_on_validation_data() -> None:
+    path = REFERENCE / "tournament-smoke-tune.json"
+    scores: dict[float, list[float]] = {}
+    for trial in json.loads(path.read_text())["trials"]:
+        rate = float(trial["values"].split("=")[1])
+        scores.setdefault(rate, []).append(100 * fmean(trial["scores"]))
+    assert len(scores) == 9
+    trials = json.loads(path.read_text())["trials"]
+    at = {t["schedule"]: t["scores"] for t in trials if t["values"] == "optimizer.lr=0.4"}
+    one, four = (f"{100 * fmean(at[name]):.1f}" for name in ("rank 1", "rank 4"))
+    assert says(f"rank 1 has {one} % of the validation images and rank 4 {four} %")
+    assert {len(found) for found in scores.values()} == {23}
+    flat = [x for rate, found in scores.items() if rate <= 0.1 for x in found]
+    assert says(f"{min(flat):.1f} to {max(flat):.1f} % at rates from {min(scores)} to 0.1")
+
+
+# -- something happens in the middle ---------------------------------------------------------
+
+SETTINGS = ("shift-smoke", "restarts-smoke", "ramp-smoke")
+
+
+@functools.cache
+def held(source: str) -> pd.DataFrame:
+    return comparisons(*tournament_of(source))
+
+
+def lost(found: pd.DataFrame, arm: str, control: str) -> str:
+    mean, low, high = ends(against(found, arm, control))
+    return plain((-mean, -high, -low))
+
+
+def test_the_events() -> None:
+    """In one test, because reading its 600 runs takes longest."""
+    the_table_of_events()
+    what_is_said_of_who_knows_the_event()
+    what_is_said_of_accordion_at_events()
+    the_rates_of_events()
+
+
+def the_table_of_events() -> None:
+    found = {name: events.differences(list(records(name))) for name in SETTINGS}
+    assert (
+        between("events") == events.as_text(found, tournament_of(SETTINGS[0])[1]).markdown() + "\n"
+    )
+    for name in SETTINGS:
+        assert {len(runs) for _, runs in tournament_of(name)[0].groupby("name")} == {8}
+        assert held(name)["p"].notna().sum() == pytest.approx(50, abs=2)  # about fifty
+        assert ((held(name)["ci_high"] - held(name)["ci_low"]) / 2).max() < 1.2
+
+
+def what_is_said_of_who_knows_the_event() -> None:
+    late = signed(effect("shift-smoke", "event 12", "first 12")).replace("+", "")
+    row = against(held("shift-smoke"), "event 12", "first")
+    p = f"(p {row['p']:.4f}; {row['p_holm']:.2f} after correction)"
+    assert says(f"first 12 epochs loses {late} points to as much from the event on {p}")
+    for control in ("static", "coin"):
+        rows = [
+            against(held(name), f"event {n}", control) for name in SETTINGS for n in (6, 12, 18)
+        ]
+        assert len(rows) == 9
+        assert max(row["ci_low"] for row in rows) <= 0
+        assert max(row["ci_high"] for row in rows) < 1.2
+    above = held("ramp-smoke").query("control == 'event' and ci_low > 0")
+    assert len(above) == 3
+    ranks = [plain(effect(name, "rank 4", "rank 1")) for name in SETTINGS]
+    assert says(f"differ by {ranks[1]} points ({ranks[0]} in the shift, {ranks[2]} in the ramp, ")
+
+
+def what_is_said_of_accordion_at_events() -> None:
+    every = pd.concat([held(name) for name in SETTINGS])
+    assert not ((every["control"] == "static") & (every["difference"] > 0)
+                & (every["p_holm"] < 0.05)).any()  # fmt: skip
+    rows = every[(every["control"] == "event") & every["arm"].isin(["accordion 1", "accordion 3"])]
+    low, high = (f"{x:+.1f}" for x in (rows["difference"].min(), rows["difference"].max()))
+    assert says(f"ACCORDION has between {low} and {high} points over")
+    (only,) = (row for _, row in rows.iterrows() if row["p_holm"] < 0.05)
+    assert says(f"of these the {signed(ends(only))} in the shift, with an interval of 3")
+    assert only["arm"] == "accordion 3"
+    assert says(f"adds {plain(effect('shift-smoke', 'accordion 3', 'forced 3'))} there to its")
+    tables = {name: tournament.table(*tournament_of(name)).set_index("arm") for name in SETTINGS}
+    spent = {name: rows["floats"] for name, rows in tables.items()}
+    assert says(f"for {spent['shift-smoke']['accordion 3'] / spent['shift-smoke']['forced 3']:.1f} "
+                "times their floats")  # fmt: skip
+    ramp = held("ramp-smoke")
+    assert says(f'beats "first" by {plain(ends(against(ramp, "accordion 1", "first")))}')
+    assert says(f"has {signed(ends(against(ramp, 'accordion 1', 'static')))} against one rank")
+    share = spent["ramp-smoke"]["forced 1"] / spent["ramp-smoke"]["accordion 1"]
+    both = signed(effect("ramp-smoke", "accordion 1", "forced 1"))
+    assert says(f"with {share:.2f} of its floats, differ from it by {both}")
+    arms = tables["ramp-smoke"]
+    fast, slow = arms[arms["rate"] >= 0.1], arms[arms["rate"].between(0.0125, 0.05)]
+    assert (len(fast), len(slow)) == (11, 12)
+    assert {*fast["rate"]} == {0.1, 0.2}
+    assert {"rank 1", "first 6", "first 12", "event 6", "event 12"} < {*fast.index}
+    means = [f"{rows['accuracy'].mean():.1f} %" for rows in (fast, slow)]
+    assert says(f"reach {means[0]} on the mean, the twelve with 0.0125 to 0.05 {means[1]}")
+
+
+def the_rates_of_events() -> None:
+    far = {}
+    for name in SETTINGS:
+        rates = tournament.table(*tournament_of(name)).set_index("arm")["rate"]
+        far[name] = tournament.edges(REFERENCE / f"{name}-tune.json", rates)
+        trials = json.loads((REFERENCE / f"{name}-tune.json").read_text())["trials"]
+        assert len({trial["values"] for trial in trials}) == 8
+    assert far == {"shift-smoke": ["random 6"], "restarts-smoke": [], "ramp-smoke": ["forced 3"]}

@@ -34,7 +34,7 @@ from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.groups import tested_by
 from regimes.plotting.metrics import Metric
-from regimes.presets.mechanism import ARMS, AT
+from regimes.presets.mechanism import ARMS, AT, LATE
 from regimes.records import Record, load_all
 from regimes.replay.agreement import interval
 
@@ -77,7 +77,7 @@ def entries(runs: Sequence[Record], shown: Metric) -> pd.DataFrame:
     if (twice := each.duplicated(["arm", "rate", "seed"])).any():
         arm, rate, seed = each.loc[twice, ["arm", "rate", "seed"]].iloc[0]
         raise RecordError(f"two runs of {arm!r} at {rate:g} with seed {seed}")
-    places = {arm: place for place, arm in enumerate(ARMS)}
+    places = {arm: place for place, arm in enumerate([*ARMS, *LATE])}
     place = each["arm"].str.partition(", momentum")[0].map(places)  # nan, so last: of another grid
     order = ["place", "arm", "rate", "seed"]
     return each.assign(place=place).sort_values(order, ignore_index=True).drop(columns="place")

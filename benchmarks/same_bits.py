@@ -74,6 +74,7 @@ CASES = [
     Case("quantise", ("compressor=quantise", "levels.low=8", "levels.high=4")),
     Case("cast", ("compressor=cast", 'levels.low="fp16"', 'levels.high="bf16"')),
     Case("dense", ("compressor=dense", "levels={}", "policy=static", "policy.level=dense")),
+    Case("low-pass", ("compressor=low-pass", "levels.low=0.5", "levels.high=0.1")),
     Case("acp-sgd", ("compressor=acp-sgd",)),
     Case("acp-sgd-twice", ("compressor=acp-sgd", "compressor.iterations=2")),
     Case("dct-topk", ("compressor=dct-topk", "levels.low=20", "levels.high=2")),

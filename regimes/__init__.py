@@ -50,7 +50,7 @@ _PUBLIC = {
                           "RandomWindows", "FixedWindows", "Verdict"),
     "regimes.collectives.requests": ("Layer", "Mean", "Gather", "Traffic"),
     "regimes.compression.base": ("Compressor", "State"),
-    "regimes.compression.dense": ("Dense",),
+    "regimes.compression.dense": ("Dense", "LowPass"),
     "regimes.compression.powersgd": ("PowerSGD",),
     "regimes.compression.alternating": ("ACPSGD",),
     "regimes.compression.sparse": ("TopK", "RandomK"),

@@ -53,7 +53,7 @@ NAMES = {
     "model.name": ["vgg7", "resnet18", "gpt", "lstm"],
     "optimizer.name": ["sgd", "adamw", "muon", "torch.optim:Adam"],
     "optimizer.schedule": ["cosine", "linear", "wsd", "cyclic", "constant"],
-    "compressor": ["powersgd", "topk", "randomk", "sign", "quantise", "cast", "dense"],
+    "compressor": ["powersgd", "topk", "randomk", "sign", "quantise", "cast", "dense", "low-pass"],
     "policy": ["static", "windows", "accordion", "adaqs", "smith", "detected"],
     "batch_policy": ["static", "accordion-batch"],
     "deficit": ["blur", "noise", "labels"],

@@ -21,6 +21,7 @@ from regimes.compression.alternating import ACPSGD
 from regimes.compression.base import State
 from regimes.compression.batched import stacked
 from regimes.compression.cosine import DCTTopK
+from regimes.compression.dense import LowPass
 from regimes.compression.orthonormal import in_one_batch, orthonormal
 from regimes.compression.powersgd import PowerSGD
 from regimes.compression.quantised import Cast, Quantise, Sign, pack, unpack
@@ -43,6 +44,7 @@ EVERY = [  # one case per family: compressor, a level that sends more, a level t
     pytest.param(Quantise(), 8, 2, id="qsgd"),
     pytest.param(Quantise(stochastic=False, error_feedback=True), 8, 2, id="nearest"),
     pytest.param(Cast(), "fp16", "bf16", id="cast"),
+    pytest.param(LowPass(), 0.9, 0.3, id="low-pass"),
 ]
 FADING = pytest.param(PowerSGD(error_feedback=0.75), 4, 1, id="powersgd-fading")
 SHAPES = [(6, 10), (8, 3, 3, 3), (5,), (4, 1)]
@@ -629,6 +631,9 @@ def test_linear_compressors_need_only_the_mean(
         ("quantise", 3, "2, 4, 8 or 16"),
         ("cast", 16, "fp16"),
         ("dense", 1, "no other level"),
+        ("low-pass", 0, "a share"),
+        ("low-pass", 1.5, "a share"),
+        ("low-pass", True, "a share"),
     ],
 )
 def test_a_level_of_another_compressor_is_refused(name: str, level: object, part: str) -> None:

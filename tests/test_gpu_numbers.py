@@ -33,6 +33,7 @@ CASES: dict[str, list[str]] = {
     "random-k": ["compressor={name='randomk'}"],
     "sign": ["compressor={name='sign'}", "levels={low='dense', high=1}", "optimizer.lr=0.01"],
     "quantise": ["compressor={name='quantise'}", "levels={low=8, high=2}", "signal='local-mean'"],
+    "low-pass": ["compressor={name='low-pass'}", "levels={low=0.5, high=0.1}"],
     "cast": ["compressor={name='cast'}", "levels={low='bf16', high='fp16'}", "signal='worker0'"],
     "clipped, the movement, adamw": ["optimizer={name='adamw', lr=0.01, clip=1.0}",
                                      "signal='movement'"],

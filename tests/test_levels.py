@@ -11,6 +11,7 @@ from regimes.errors import ConfigError
 TRIED: list[Level] = [*range(-1, 18), 32, 0.5, 0.0, 100, 100.5, "fp16", "bf16", "fp32", DENSE]
 HAVE: dict[str, list[Level]] = {
     "dense": [DENSE],
+    "low-pass": [0.5, 1, DENSE],
     "powersgd": [*range(1, 18), 32, 100, DENSE],
     "acp-sgd": [*range(1, 18), 32, 100, DENSE],
     "topk": [*range(1, 18), 32, 0.5, 100, DENSE],

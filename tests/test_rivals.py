@@ -166,7 +166,7 @@ def test_a_union_pass_has_no_gradients_of_workers() -> None:
 
 
 def test_every_compressor_is_a_rival() -> None:
-    assert set(RIVALS) == set(REGISTRY) - {"dense"}
+    assert set(RIVALS) == set(REGISTRY) - {"dense", "low-pass"}  # which save nothing
     for name, levels in RIVALS.items():
         for level in levels:
             compressor({"name": name}).check(level)

@@ -5,6 +5,7 @@ from regimes.config import Registry
 
 REGISTRY = Registry("compressor", {
     "dense": "regimes.compression.dense:Dense",
+    "low-pass": "regimes.compression.dense:LowPass",
     "powersgd": "regimes.compression.powersgd:PowerSGD",
     "acp-sgd": "regimes.compression.alternating:ACPSGD",
     "topk": "regimes.compression.sparse:TopK",

@@ -1,4 +1,4 @@
-"""No compression: the mean of the gradients, as a compressor like any other."""
+"""No compression: the mean of the gradients, as a compressor like any other, at once or late."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from jaxtyping import Float
 from torch import Tensor
 
-from regimes.collectives.requests import Layer, Traffic
+from regimes.collectives.requests import Layer, Mean, Traffic
 from regimes.compression.base import Compressor, Sending, State
 from regimes.config import DENSE, Level
-from regimes.errors import ConfigError, unexpected
+from regimes.errors import ConfigError, require, unexpected
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,28 @@ class Dense(Compressor):
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         raise _none(level)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowPass(Compressor):
+    """A share of what is owed in each step, the rest later; the level is that share. Saves nothing:
+    an experiment that has the delay of error feedback, and drops nothing for a compressor's sake.
+    Of the energy of what is owed 1 - (1 - share)^2 is sent."""
+
+    linear: ClassVar[bool] = True
+    usual: ClassVar[Mapping[str, Level]] = {"low": 0.5, "high": 0.1}
+
+    def check(self, level: Level) -> None:
+        number = isinstance(level, int | float) and not isinstance(level, bool)
+        good = level == DENSE or (number and 0 < float(level) <= 1)
+        require(good, "level of low-pass", level, 'a share above 0 and at most 1, or "dense"')
+
+    def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
+        mean = yield Mean(delta)
+        return mean * float(level), delta * float(level)
+
+    def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
+        return Traffic(layer.size, layer.size * itemsize)
 
 
 def _none(level: Level) -> ConfigError:

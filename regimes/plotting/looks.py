@@ -86,7 +86,7 @@ SPARE = (
 )  # fmt: skip
 LEVELS = {"high": "#e4e4e4", "low": _C[0], "dense": "#1a1a1a"}  # light to dark: more traffic
 SPELT = {"powersgd": "rank {}", "acp-sgd": "rank {}", "topk": "K = {} %", "randomk": "K = {} %",
-         "dct-topk": "K = {} %", "quantise": "{} bits"}  # fmt: skip
+         "dct-topk": "K = {} %", "quantise": "{} bits", "low-pass": "share {}"}  # fmt: skip
 
 
 def style_of(name: str, spare: int = 0) -> Look:

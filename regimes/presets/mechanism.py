@@ -8,6 +8,8 @@ preset. `regimes figure mechanism` reads the usable range of rates off them, by 
     regimes figure mechanism runs/rates
     regimes ablate rates-low-pass --seeds 4 --first-seed 4000
     regimes figure mechanism runs/rates-low-pass
+    regimes ablate rates-edge --seeds 4 --first-seed 4000
+    regimes figure edge runs/rates-edge
     regimes ablate rates-when --seeds 8 --first-seed 4000
     regimes figure narrowing runs/rates-when
 
@@ -16,7 +18,7 @@ With momentum m the rates are those of 0.9 at equal rate / (1 - m), which is how
 gradient moves. ``rates-low-pass`` has arms that send a share of all that is owed in each step, with
 the energy of a rank: late as with error feedback, in all directions alike. ``rates-when`` has rank
 1 in six epochs only, at a constant rate: early, in the middle, or late (`regimes figure
-narrowing`).
+narrowing`). ``rates-edge`` measures the curvature at constant rates (`regimes figure edge`).
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ RATES = (0.00625, 0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)  # of SGD with i
 ADAM = (0.00075, 0.0015, 0.003, 0.006, 0.012, 0.024)
 WINDOWS = ((2, 8), (8, 14), (14, 20))  # epochs behind the warm-up
 BARE = {"error_feedback": False}
+EDGE = {"every": 2, "images": 100, "batch": 100, "modes": ["batch-statistics"], "tolerance": 0.02}
 Arm = tuple[dict[str, Any], Level]  # compressor, level
 POWER: dict[str, Arm] = {
     "dense": ({"name": "powersgd"}, DENSE),
@@ -111,6 +114,21 @@ def rates_lm() -> Grid:
     `lm-small`; 12 minutes a seed on one core."""
     names = ("dense", "rank 4", "rank 1", "rank 1, no feedback")
     return cells(language.lm_small(), {name: ARMS[name] for name in names}, ADAM)
+
+
+@grid("rates-edge")
+def rates_edge() -> Grid:
+    """`regimes ablate rates-edge --seeds 4`: the top Hessian eigenvalue of dense and rank 1 in 12
+    epochs at four constant rates, on digits; 3 minutes a seed on one core."""
+    base = cpu.smoke()
+    base = replace(
+        base,
+        epochs=12,
+        optimizer=replace(base.optimizer, schedule="constant", decay_epochs=()),
+        instruments={"curvature": EDGE},
+    )
+    arms = {name: ARMS[name] for name in ("dense", "rank 1")}
+    return cells(base, arms, (0.025, 0.1, 0.2, 0.4))
 
 
 @grid("rates-when")

@@ -1,0 +1,152 @@
+"""How near the edge of stability does each level train? The top Hessian eigenvalue times the rate.
+
+Train with curvature at constant rates, then draw (`regimes.presets.mechanism` has the grid)::
+
+    regimes ablate rates-edge --seeds 4 --first-seed 4000
+    regimes figure edge runs/rates-edge
+
+On a quadratic SGD with Nesterov's momentum m is stable while an eigenvalue times the rate is below
+2 (1 + m) / (1 + 2 m), the *edge*; networks that are trained without compression come near it by
+themselves (Cohen et al., 2021). What compression leaves out of a gradient could move that edge: a
+level whose training stays below it, where dense does not, is held back by something else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from regimes.console import stdout
+from regimes.console.tables import Table
+from regimes.errors import RecordError
+from regimes.plotting import style
+from regimes.plotting.looks import styles_of
+from regimes.presets.mechanism import AT
+from regimes.records import Record, load_all
+from regimes.replay.agreement import interval
+
+from .command import Files
+from .panels import DOTTED
+from .verdicts import ends_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLUMNS = ("eigenvalue:batch", "eigenvalue")  # the first that was recorded
+
+
+def edge(momentum: float) -> float:
+    """The largest stable product on a quadratic, of Nesterov's SGD.
+
+    >>> edge(0.0), round(edge(0.9), 3)
+    (2.0, 1.357)
+    """
+    return 2 * (1 + momentum) / (1 + 2 * momentum)
+
+
+def products(runs: Sequence[Record]) -> pd.DataFrame:
+    """One row per run and measured epoch: arm, rate, seed, epoch, the eigenvalue, and its product
+    with the epoch's rate.
+
+    Raises:
+        RecordError: a run without eigenvalues, or whose name has no rate.
+    """
+    rows = []
+    for run in runs:
+        arm, at, _ = run.name.rpartition(AT)
+        column = next((c for c in COLUMNS if c in run.epochs), None)
+        if not at or column is None:
+            lacks = "no eigenvalue was recorded" if at else f"{run.name!r} is no arm at a rate"
+            raise RecordError(f"{run.folder}: {lacks}: see `regimes presets rates-edge`")
+        kept = run.epochs[["epoch", "lr", column]].dropna()
+        rows.append(pd.DataFrame({
+            "arm": arm, "rate": float(run.config["optimizer"]["lr"]), "seed": run.seed,
+            "epoch": kept["epoch"], "eigenvalue": kept[column],
+            "product": kept[column] * kept["lr"],
+        }))  # fmt: skip
+    return pd.concat(rows, ignore_index=True)
+
+
+def table(each: pd.DataFrame, warm: int) -> pd.DataFrame:
+    """One row per rate and arm: n; the mean product from epoch ``warm`` on, with its 95 % t
+    interval over seeds; the largest of any seed."""
+    rows = []
+    behind = each[each["epoch"] >= warm]
+    for key, runs in behind.groupby(["rate", "arm"], sort=False):
+        rate, arm = key
+        mean, low, high = interval(runs.groupby("seed")["product"].mean().to_list())
+        rows.append({"rate": rate, "arm": arm, "n": runs["seed"].nunique(), "product": mean,
+                     "low": low, "high": high, "largest": runs["product"].max()})  # fmt: skip
+    return pd.DataFrame(rows).sort_values(["rate", "arm"], ignore_index=True)
+
+
+def as_text(rows: pd.DataFrame) -> Table:
+    lines = [
+        (f"{row['rate']:g}", row["arm"], str(row["n"]),
+         f"{row['product']:.2f} {ends_text(row['low'], row['high'], '.2f')}".strip(),
+         f"{row['largest']:.2f}")
+        for row in rows.to_dict("records")
+    ]  # fmt: skip
+    return Table(("rate", "arm", "n", "eigenvalue x rate [95 %]", "largest"), lines, texts=2)
+
+
+def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
+    """A panel per rate: the product over the epochs, by arm, and the edge."""
+    each = products(runs)
+    rates = sorted(each["rate"].unique())
+    with style.theme():
+        fig = style.figure(2.9)
+        panels = fig.subplots(1, len(rates), sharey=True, squeeze=False)[0]
+        for ax, rate in zip(panels, rates, strict=True):
+            _panel(ax, each[each["rate"] == rate])
+            ax.axhline(edge(runs[0].config["optimizer"]["momentum"]), color="black",
+                       linewidth=0.8, linestyle=DOTTED)  # fmt: skip
+            ax.set_title(f"rate {rate:g}", loc="left")
+            ax.set(xlabel="epoch", yscale="log")
+        panels[0].set_ylabel("top eigenvalue x rate")
+        panels[0].legend()
+        counts = each.groupby(["arm", "rate"])["seed"].nunique().to_list()
+        style.caption(
+            fig,
+            "Top Hessian eigenvalue of the training loss, of batch statistics, times the rate of "
+            "the epoch. Dotted: where a quadratic becomes unstable with this momentum. Mean over "
+            f"{style.seeds_in_words(counts)}, thin: each seed. {style.setting(runs[0])}.",
+        )
+    return fig, each
+
+
+def _panel(ax: Axes, rows: pd.DataFrame) -> None:
+    for arm, look in styles_of(rows["arm"]).items():
+        own = rows[rows["arm"] == arm]
+        for _, one in own.groupby("seed"):
+            ax.plot(one["epoch"], one["product"], color=look.colour, linewidth=0.5, alpha=0.5)
+        mean = own.groupby("epoch")["product"].mean()
+        ax.plot(mean.index, mean, label=look.label, **look.line)
+
+
+def main(records: Path, out: Path | None = None) -> list[Path]:
+    """Draw eigenvalue times rate over training, and print its mean behind the warm-up.
+
+    Args:
+        records: a folder of runs of rates-edge, or an archive of them.
+        out: folder for the figure; default figures/NAME.
+    """
+    files, runs = Files(records, out), load_all(records)
+    rows = table(products(runs), math.ceil(runs[0].config["optimizer"]["warmup_epochs"]))
+    text = as_text(rows)
+    stdout.console(highlight=False).print(text.drawn())
+    print(f"edge: {edge(runs[0].config['optimizer']['momentum']):.2f}")
+    files.figure("edge", figure(runs))
+    files.text("edge.md", f"{text.markdown()}\n")
+    return files.said()
+
+
+if __name__ == "__main__":
+    from .command import start
+
+    start(main)

@@ -2,7 +2,7 @@
 
 Train with curvature at constant rates, then draw (`regimes.presets.mechanism` has the grid)::
 
-    regimes ablate rates-edge --seeds 4 --first-seed 4000
+    regimes ablate rates-edge --seeds 8 --first-seed 4000
     regimes figure edge runs/rates-edge
 
 On a quadratic SGD with Nesterov's momentum m is stable while an eigenvalue times the rate is below
@@ -100,7 +100,7 @@ def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
     each = products(runs)
     rates = sorted(each["rate"].unique())
     with style.theme():
-        fig = style.figure(2.9)
+        fig = style.figure(3.2)
         panels = fig.subplots(1, len(rates), sharey=True, squeeze=False)[0]
         for ax, rate in zip(panels, rates, strict=True):
             _panel(ax, each[each["rate"] == rate])
@@ -109,7 +109,8 @@ def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
             ax.set_title(f"rate {rate:g}", loc="left")
             ax.set(xlabel="epoch", yscale="log")
         panels[0].set_ylabel("top eigenvalue x rate")
-        panels[0].legend()
+        handles = panels[0].get_legend_handles_labels()
+        fig.legend(*handles, loc="outside upper center", ncols=4, handlelength=4)
         counts = each.groupby(["arm", "rate"])["seed"].nunique().to_list()
         style.caption(
             fig,

@@ -23,10 +23,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
+import tyro
 
 from regimes.console import stdout
 from regimes.console.tables import Table
@@ -226,14 +227,16 @@ def _span(row: dict[Any, Any], key: str) -> str:
     return f"{row[key]:.2g} {ends}".rstrip()
 
 
-def main(records: Path, out: Path | None = None) -> list[Path]:
+def main(
+    records: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path | None = None
+) -> list[Path]:
     """Draw metric and training loss against the rate, and print the usable range of each arm.
 
     Args:
-        records: a folder of runs, or an archive of them.
-        out: folder for the figure; default figures/NAME.
+        records: folders of runs, or archives of them, which share network and data.
+        out: folder for the figure; default figures/NAME, of the first.
     """
-    files, runs = Files(records, out), load_all(records)
+    files, runs = Files(records[0], out), [run for path in records for run in load_all(path)]
     shown = tested_by(runs[0])
     each = entries(runs, shown)
     rows = table(each, shown)

@@ -4,7 +4,9 @@ committed records; each number is rounded once)."""
 from __future__ import annotations
 
 import functools
+import math
 
+import numpy as np
 import pandas as pd
 from findings import between, records, says
 
@@ -13,6 +15,8 @@ from analysis import (
     narrowing,
 )
 from regimes.plotting.metrics import named
+from regimes.presets.mechanism import LATE
+from regimes.replay.agreement import interval
 
 # -- usable rates ----------------------------------------------------------------------------
 
@@ -63,3 +67,37 @@ def test_the_usable_rates_early_and_late() -> None:
     means = each[each["window"] == "epochs 2-7"].groupby("rate")[["loss", "dense"]].mean()
     more = (means["loss"] - means["dense"])[means.index <= 0.2]
     assert {round(x, 1) for x in more} == {0.1, 0.2}
+
+
+@functools.cache
+def with_low_passes() -> pd.DataFrame:
+    return mechanism.entries([*records("rates"), *records("rates-low-pass")], named("accuracy"))
+
+
+def test_the_table_of_low_passes() -> None:
+    rows = mechanism.table(with_low_passes(), named("accuracy"))
+    arms = [f"{arm}{m}" for m in ("", ", momentum 0") for arm in ("dense", "rank 1", *LATE)]
+    kept = rows[rows["arm"].isin(arms)].set_index("arm").loc[arms].reset_index()
+    first = next(iter(mechanism.as_text(kept).values()))
+    assert between("low-pass") == first.markdown() + "\n"
+
+
+def test_what_is_said_of_low_passes() -> None:
+    found = mechanism.ends(with_low_passes(), named("accuracy"))
+    ratios = []
+    for rule in found["rule"].unique():
+        wide = found[found["rule"] == rule].pivot(index="seed", columns="arm", values="largest")
+        logs = np.log(wide["rank 1"] / wide["low-pass as rank 1"]).to_list()
+        mean, low, high = (f"{math.exp(x):.2g}" for x in interval(logs))
+        ratios.append(f"{mean} [{low}, {high}]")
+    assert says(f"rank 1's ends at {ratios[0]} of the low-pass's that has its energy")
+    assert says(f"with momentum 0.9: {ratios[1]} and, with a whole nat, {ratios[2]}")
+    means = with_low_passes().groupby(["arm", "rate"])["train_loss"].mean()
+    best = {str(arm): f"{means[arm].min():.2g}" for arm in means.index.unique("arm")}
+    late, ranks = (
+        [best[f"{prefix}rank {rank}"] for rank in (4, 2, 1)] for prefix in ("low-pass as ", "")
+    )
+    assert says(f"the low-passes have {late[0]}, {late[1]} and {late[2]} nats, ranks 4, 2 and 1 "
+                f"{ranks[0]}, {ranks[1]} and {ranks[2]}, dense {best['dense']}.")  # fmt: skip
+    three = [best[f"{arm}, momentum 0"] for arm in ("rank 1", "low-pass as rank 1", "dense")]
+    assert says(f"{three[0]} of rank 1 against {three[1]} of its low-pass and {three[2]} of dense")

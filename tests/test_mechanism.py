@@ -128,7 +128,7 @@ def test_the_command_from_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str
         short = replace(grid[name], epochs=1, seed=7)
         short = replace(short, data=replace(short.data, train_size=64, test_size=32))
         regimes.run(short, tmp_path / "runs" / name)
-    paths = mechanism.main(tmp_path / "runs", tmp_path / "out")
+    paths = mechanism.main((tmp_path / "runs",), tmp_path / "out")
     assert {path.name for path in paths} == {"mechanism.png", "mechanism.svg", "mechanism.csv",
                                              "ranges.csv", "ranges.md"}  # fmt: skip
     assert "own best within 5 points" in capsys.readouterr().out

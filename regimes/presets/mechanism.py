@@ -7,8 +7,8 @@ preset. `regimes figure mechanism` reads the usable range of rates off them, by 
     regimes ablate rates-momentum --seeds 4 --first-seed 4000 --out runs/rates/momentum
     regimes figure mechanism runs/rates
     regimes ablate rates-low-pass --seeds 4 --first-seed 4000
-    regimes figure mechanism runs/rates-low-pass
-    regimes ablate rates-edge --seeds 4 --first-seed 4000
+    regimes figure mechanism runs/rates runs/rates-low-pass
+    regimes ablate rates-edge --seeds 8 --first-seed 4000
     regimes figure edge runs/rates-edge
     regimes ablate rates-when --seeds 8 --first-seed 4000
     regimes figure narrowing runs/rates-when
@@ -93,10 +93,8 @@ def rates_momentum() -> Grid:
 @grid("rates-low-pass")
 def rates_low_pass() -> Grid:
     """`regimes ablate rates-low-pass --seeds 4`: what comes late as with ranks 4, 2 and 1, but in
-    all directions alike, with momentum 0.9 and 0, beside dense and rank 1, on digits; 4 minutes a
-    seed on one core."""
-    arms = {"dense": ARMS["dense"], "rank 1": ARMS["rank 1"], **LATE}
-    return cells(cpu.smoke(), arms, RATES) | at_momentum(0.0, arms)
+    all directions alike, with momentum 0.9 and 0, on digits; 2 minutes a seed on one core."""
+    return cells(cpu.smoke(), LATE, RATES) | at_momentum(0.0, LATE)
 
 
 def at_momentum(momentum: float, arms: Mapping[str, Arm]) -> Grid:
@@ -118,8 +116,9 @@ def rates_lm() -> Grid:
 
 @grid("rates-edge")
 def rates_edge() -> Grid:
-    """`regimes ablate rates-edge --seeds 4`: the top Hessian eigenvalue of dense and rank 1 in 12
-    epochs at four constant rates, on digits; 3 minutes a seed on one core."""
+    """`regimes ablate rates-edge --seeds 8`: the top Hessian eigenvalue of dense, rank 1, with and
+    without feedback, and its low-pass, in 12 epochs at four constant rates, on digits; half a
+    minute a seed on one core."""
     base = cpu.smoke()
     base = replace(
         base,
@@ -127,8 +126,8 @@ def rates_edge() -> Grid:
         optimizer=replace(base.optimizer, schedule="constant", decay_epochs=()),
         instruments={"curvature": EDGE},
     )
-    arms = {name: ARMS[name] for name in ("dense", "rank 1")}
-    return cells(base, arms, (0.025, 0.1, 0.2, 0.4))
+    names = ("dense", "rank 1", "rank 1, no feedback", "low-pass as rank 1")
+    return cells(base, {name: (ARMS | LATE)[name] for name in names}, (0.025, 0.1, 0.2, 0.4))
 
 
 @grid("rates-when")

@@ -116,7 +116,8 @@ def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
             fig,
             "Top Hessian eigenvalue of the training loss, of batch statistics, times the rate of "
             "the epoch. Dotted: where a quadratic becomes unstable with this momentum. Mean over "
-            f"{style.seeds_in_words(counts)}, thin: each seed. {style.setting(runs[0])}.",
+            f"{style.seeds_in_words(counts)}, thin: each seed. {style.setting(runs[0])} "
+            f"({runs[0].name.partition(AT)[0]}).",
         )
     return fig, each
 

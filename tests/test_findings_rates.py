@@ -11,6 +11,7 @@ import pandas as pd
 from findings import between, records, says
 
 from analysis import (
+    edge,
     mechanism,
     narrowing,
 )
@@ -101,3 +102,18 @@ def test_what_is_said_of_low_passes() -> None:
                 f"{ranks[0]}, {ranks[1]} and {ranks[2]}, dense {best['dense']}.")  # fmt: skip
     three = [best[f"{arm}, momentum 0"] for arm in ("rank 1", "low-pass as rank 1", "dense")]
     assert says(f"{three[0]} of rank 1 against {three[1]} of its low-pass and {three[2]} of dense")
+
+
+def test_the_edge_of_stability() -> None:
+    runs = records("rates-edge")
+    warm = runs[0].config["optimizer"]["warmup_epochs"]
+    rows = edge.table(edge.products(runs), warm)
+    assert between("edge") == edge.as_text(rows).markdown() + "\n"
+    assert says(f"is below {edge.edge(0.9):.2f}, the *edge*")
+    cells = {
+        (row["rate"], row["arm"]): f"{row['product']:.2f} [{row['low']:.2f}, {row['high']:.2f}]"
+        for row in rows.to_dict("records")
+    }
+    bare = cells[0.1, "rank 1, no feedback"]
+    assert says(f"{bare} there, where dense has {cells[0.1, 'dense']}")
+    assert says(f"at 0.4, {cells[0.4, 'rank 1']} against dense's {cells[0.4, 'dense']}")

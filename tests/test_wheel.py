@@ -33,7 +33,7 @@ OTHERS = {  # the other commands; those of one run have it unpacked
     "claims": [str(REFERENCE), "--paper"],
     "collapse": ["smoke-quirks-topk"], "controls": ["smoke-controls"], "cost": ["small"],
     "curves": ["lstm-small"],
-    "detectors": ["unpacked/low"], "events": ["shift-smoke"],
+    "detectors": ["unpacked/low"], "edge": ["rates-edge"], "events": ["shift-smoke"],
     "figure2": ["small"], "figure3": ["small-signals"],
     "figure4a": ["small-overlap"], "lasso": [],
     "levels": ["smoke-full"], "mechanism": ["rates"], "narrowing": ["rates-when"],

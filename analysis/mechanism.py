@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -43,6 +43,9 @@ from . import mechanism_figure
 from .command import Files
 from .compare import LAST
 from .verdicts import ends_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TOLERANCE = {"accuracy": 5.0, "bits per byte": 0.25}  # in the shown unit
 LOSSES = (0.3, 1.0)  # nats above dense's lowest
@@ -227,6 +230,18 @@ def _span(row: dict[Any, Any], key: str) -> str:
     return f"{row[key]:.2g} {ends}".rstrip()
 
 
+def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame, pd.DataFrame]:
+    """`mechanism_figure.figure` of runs, the means that it draws, and `table`."""
+    shown = tested_by(runs[0])
+    each = entries(runs, shown)
+    rows = table(each, shown)
+    return *mechanism_figure.figure(each, rows, _plain(runs), shown), rows
+
+
+def _plain(runs: Sequence[Record]) -> Record:
+    return next((run for run in runs if run.name.startswith(REFERENCE)), runs[0])
+
+
 def main(
     records: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path | None = None
 ) -> list[Path]:
@@ -237,15 +252,13 @@ def main(
         out: folder for the figure; default figures/NAME, of the first.
     """
     files, runs = Files(records[0], out), [run for path in records for run in load_all(path)]
-    shown = tested_by(runs[0])
-    each = entries(runs, shown)
-    rows = table(each, shown)
+    drawn, points, rows = figure(runs)
     console, texts = stdout.console(highlight=False), as_text(rows)
     for rule, text in texts.items():
         console.print(f"usable: {rule}", text.drawn(), "", sep="\n")
-    plain = next((run for run in runs if run.name.startswith(REFERENCE)), runs[0])
-    files.figure("mechanism", mechanism_figure.figure(each, rows, plain, shown))
+    files.figure("mechanism", (drawn, points))
     files.table("ranges", rows)
+    plain = _plain(runs)
     parts = [f"{style.setting(plain)} ({plain.name.partition(AT)[0]})."]
     parts += [f"Usable: {rule}.\n\n{text.markdown()}" for rule, text in texts.items()]
     files.text("ranges.md", "\n\n".join(parts) + "\n")

@@ -141,6 +141,12 @@ def figure(rows: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     return fig, rows
 
 
+def table() -> pd.DataFrame:
+    """`lines` and `points`, and each limit as a share of dense's."""
+    rows = pd.concat([lines(), points()], ignore_index=True)
+    return rows.assign(of_dense=of_dense(rows))
+
+
 def main(out: Path | None = None) -> list[Path]:
     """Draw the largest stable rates of a quadratic by what is sent of its gradients, and print
     them.
@@ -148,9 +154,7 @@ def main(out: Path | None = None) -> list[Path]:
     Args:
         out: folder for the figure; default figures/quadratic.
     """
-    files = Files("quadratic", out)
-    rows = pd.concat([lines(), points()], ignore_index=True)
-    rows = rows.assign(of_dense=of_dense(rows))
+    files, rows = Files("quadratic", out), table()
     stdout.console(highlight=False).print(as_text(rows).drawn(), "")
     files.figure("quadratic", figure(rows))
     files.text("quadratic.md", as_text(rows).markdown() + "\n")

@@ -64,8 +64,8 @@ def complaints(notebook: Any) -> list[str]:
     ]
 
 
-def test_there_are_the_eight_notebooks() -> None:
-    assert [path.stem[0] for path in NOTEBOOKS] == list("12345678")
+def test_there_are_the_nine_notebooks() -> None:
+    assert [path.stem[0] for path in NOTEBOOKS] == list("123456789")
 
 
 @pytest.mark.parametrize(

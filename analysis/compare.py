@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -21,6 +22,7 @@ from regimes.plotting.groups import BASELINES, compressed, groups, tested_by
 from regimes.plotting.groups import Groups as Groups
 from regimes.plotting.groups import windows as windows
 from regimes.plotting.metrics import Metric
+from regimes.presets.tournament import PAPER
 from regimes.records import Record, summary
 from regimes.replay.agreement import interval
 
@@ -54,6 +56,19 @@ PAIRS = (
 LAST = 3  # epochs whose mean is a run's accuracy (or other metric)
 
 # -- records to numbers ----------------------------------------------------------------------
+
+
+def schedules(runs: Iterable[Record]) -> list[Record]:
+    """The runs of a tournament that are schedules of the paper, under the names of its grids; runs
+    of other grids as they are."""
+    given = list(runs)
+    if "rank 1" not in {run.name for run in given}:
+        return given
+    return [_called(run, PAPER[run.name]) for run in given if run.name in PAPER]
+
+
+def _called(run: Record, name: str) -> Record:
+    return replace(run, header=run.header | {"config": run.config | {"name": name}})
 
 
 def norms(runs: Sequence[Record]) -> pd.DataFrame:

@@ -23,15 +23,18 @@ import pandas as pd
 import seaborn as sns
 
 from regimes.plotting import panels, style
+from regimes.plotting.looks import style_of
 from regimes.records import Record, load_all
 
 from .command import Files
 from .compare import (
     LAST,
     SCHEDULES,
+    Groups,
     compressed,
     groups,
     norms,
+    schedules,
     table,
     tested_by,
     windows,
@@ -127,9 +130,18 @@ def figure2b(runs: Iterable[Record]) -> tuple[Figure, pd.DataFrame]:
             f"Mean over {style.seeds_in_words(counts)}; "
             f"{style.intervals_in_words(counts, most + len(strangers))}. Shaded: the hand-made "
             "critical windows. Right: the same curves; a large marker is the end of training. "
-            f"{early}{style.setting(one)}.",
+            f"{early}{_rates(found)}{style.setting(one)}.",
         )
     return fig, numbers
+
+
+def _rates(found: Groups) -> str:
+    """Which schedule has which learning rate, where they differ."""
+    by_rate: dict[float, list[str]] = {}
+    for name, runs in found.items():
+        by_rate.setdefault(runs[0].config["optimizer"]["lr"], []).append(style_of(name).label)
+    said = (f"{rate:g} ({'; '.join(labels)})" for rate, labels in sorted(by_rate.items()))
+    return f"Learning rates: {', '.join(said)}. " if len(by_rate) > 1 else ""
 
 
 # -- the command -----------------------------------------------------------------------------
@@ -139,10 +151,11 @@ def main(folder: Path, out: Path | None = None) -> list[Path]:
     """Draw Figure 2 and its table from the records under FOLDER.
 
     Args:
-        folder: of the runs, e.g. runs/smoke.
+        folder: of the runs, e.g. runs/smoke, or runs/tournament-small, where each schedule has the
+            learning rate that validation data chose.
         out: folder for the figures; default figures/NAME.
     """
-    files, runs = Files(folder, out), load_all(folder)
+    files, runs = Files(folder, out), schedules(load_all(folder))
     about = (
         f"{style.setting(runs[0])}. Accuracy: mean of the last {LAST} epochs; mean ± sd over "
         "seeds. Floats: the paper's count. Differences: paired over seeds, in points of accuracy."

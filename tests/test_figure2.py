@@ -17,6 +17,7 @@ from scipy import stats
 from analysis import compare, figure2
 from regimes.errors import RecordError
 from regimes.plotting import style
+from regimes.presets.tournament import PAPER
 from regimes.records import Writer, load_all, read_lines
 
 EPOCHS, STEPS = 6, 5
@@ -202,3 +203,26 @@ def test_every_schedule_looks_different_in_grey() -> None:
     assert len({(json.dumps(look.dash), look.width) for look in looks}) == len(looks)
     assert style.style_of("mine").label == "mine"
     assert style.order(["mine", "high", "dense"]) == ["dense", "high", "mine"]
+
+
+def test_a_tournaments_arms_are_the_papers_schedules_each_at_its_own_rate(tmp_path: Path) -> None:
+    for i, (arm, name) in enumerate(PAPER.items()):
+        rate = {"lr": 0.1 if i % 2 else 0.2, "decay_epochs": [4], "decay_factor": 10.0}
+        policy = POLICIES.get(name, {"name": "static"})
+        for seed in (0, 1, 2):
+            make(tmp_path, arm, seed, optimizer=rate, policy=policy)
+    make(tmp_path, "coin 6", 0)
+    arms = load_all(tmp_path)
+    runs = compare.schedules(arms)
+    assert {run.name for run in runs} == {*PAPER.values()}
+    drawn, numbers = figure2.figure2b(runs)
+    by_hand = [row["metric"] for row in rows(tmp_path, "rank 4")[0]]
+    (low,) = (run for run in runs if (run.name, run.seed) == ("low", 0))
+    assert low.epochs["metric"].to_list() == by_hand
+    assert set(numbers["schedule"]) == {*PAPER.values()}
+    words = " ".join(drawn.get_supxlabel().split())
+    assert "Learning rates: 0.1 (low compression;" in words
+    assert ", 0.2 (dense (no compression);" in words
+    assert compare.schedules([run for run in arms if run.name != "rank 1"]) == [
+        run for run in arms if run.name != "rank 1"
+    ]

@@ -37,6 +37,11 @@ LADDERS: dict[str, tuple[str, ...]] = {  # the controls of one kind, from few fl
     "last": ("rank 1", *(f"last {share}" for share in SHARES), "rank 4"),
     "coin": ("rank 1", *(f"coin {share}" for share in SHARES), "rank 4"),
 }
+PAPER = {  # arms that are schedules of the paper's figures 2 and 8, as its grids call them
+    "dense": "dense", "rank 4": "low", "rank 1": "high", "accordion": "accordion",
+    "critical 8": "low-in-critical", "high in critical 8": "high-in-critical",
+    "first 6": "low-early", "last 6": "low-late", "rank 1 longer": "high-stretched",
+}  # fmt: skip
 NEVER = 1e9  # a threshold: no norm changes so much
 RATES = {
     "tournament-smoke": "0.003125,0.00625,0.0125,0.025,0.05,0.1,0.2,0.4,0.8",

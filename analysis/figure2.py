@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RECOVER, DAMAGE = "Low compression where it is critical", "High compression where it is critical"
-PANELS = {  # the two halves of the argument; schedules of neither list go to the first
+PANELS = {  # the two halves of the argument; schedules that no figure knows go to the first
     RECOVER: ("low", "high", "low-in-critical", "accordion", "low-early", "low-late"),
     DAMAGE: ("dense", "low", "high-in-critical", "dense-deleted"),
 }
@@ -101,10 +101,12 @@ def figure2a(runs: Iterable[Record], schedule: str = "low") -> tuple[Figure, pd.
 
 def figure2b(runs: Iterable[Record]) -> tuple[Figure, pd.DataFrame]:
     """Accuracy against epoch and against floats, per schedule, and the numbers behind it."""
-    found = groups(runs, SCHEDULES)
+    every = groups(runs, SCHEDULES)
+    strangers = tuple(name for name in every if name not in style.LOOKS)
+    shown_here = {*strangers, *sum(PANELS.values(), ())}
+    found = {name: group for name, group in every.items() if name in shown_here}
     numbers, last, one = curves(found), ends(found), found["low"][0]
     shown = tested_by(one)
-    strangers = tuple(name for name in found if name not in style.LOOKS)
     with style.theme():
         fig = style.figure(6.6)
         grid = fig.add_gridspec(2, 1, hspace=0.04)

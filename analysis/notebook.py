@@ -34,11 +34,17 @@ DPI = 120  # a figure of two columns is then 864 pixels wide
 
 
 def png(figure: Figure, dpi: int = DPI) -> bytes:
-    """A figure as it is saved to disk, at a screen's resolution."""
-    buffer = io.BytesIO()
+    """A figure as it is saved to disk, at a screen's resolution and in 256 colours: a third of the
+    bytes."""
+    from PIL import Image
+
+    drawn, kept = io.BytesIO(), io.BytesIO()
     with style.theme():
-        figure.savefig(buffer, dpi=dpi, metadata={"Software": None})
-    return buffer.getvalue()
+        figure.savefig(drawn, dpi=dpi, metadata={"Software": None})
+    with Image.open(drawn) as image:
+        few = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    few.save(kept, "PNG", optimize=True)
+    return kept.getvalue()
 
 
 def show(drawn: Figure | tuple[Any, ...]) -> Image:

@@ -27,6 +27,7 @@ from analysis import (
     tournament,
 )
 from analysis.equal_floats import comparisons, moments
+from regimes.presets.tournament import PAPER
 
 # -- the tournament --------------------------------------------------------------------------
 
@@ -128,6 +129,64 @@ def test_within_a_wide_range_of_rates_all_arms_are_alike_on_validation_data() ->
     assert {len(found) for found in scores.values()} == {23}
     flat = [x for rate, found in scores.items() if rate <= 0.1 for x in found]
     assert says(f"{min(flat):.1f} to {max(flat):.1f} % at rates from {min(scores)} to 0.1")
+
+
+# -- the tournament of images ----------------------------------------------------------------
+
+SMALL = "tournament-small"
+
+
+def test_the_tournament_of_images() -> None:
+    each, shown = tournament_of(SMALL)
+    assert {len(runs) for _, runs in each.groupby("name")} == {10}
+    rows = tournament.table(each, shown)
+    assert between(SMALL) == tournament.arms_as_text(rows, shown).markdown() + "\n"
+    at = rows.set_index("arm")
+    beyond = 100 * (at["bytes_of_dense"] - at["floats_of_dense"])
+    assert {f"{beyond[arm]:.0f}" for arm in ("l-greco", "gravac")} == {"13"}
+    assert says("L-GreCo and GraVAC send 13 % of dense's bytes besides")
+    lines = []
+    for a, b in ((a, b) for a in PAPER for b in PAPER):
+        if (PAPER[a], PAPER[b]) in SHARED:
+            one = signed(effect("small", PAPER[a], PAPER[b]))
+            lines.append(f"| {a} - {b} | {one} | {signed(effect(SMALL, a, b))} |")
+    assert between("small-shared").splitlines()[2:] == lines
+    assert len(lines) == len(SHARED)
+
+
+SHARED = {
+    ("low", "high"), ("low-in-critical", "high"), ("dense", "high-in-critical"), ("dense", "low"),
+    ("accordion", "low"), ("accordion", "high"),
+}  # fmt: skip
+
+
+def test_what_is_said_of_the_tournament_of_images() -> None:
+    to_rank_4, to_dense = (plain(effect(SMALL, arm, "rank 1")) for arm in ("rank 4", "dense"))
+    shared = plain(effect("small", "low", "high"))
+    assert says(f"loses {to_rank_4} points to rank 4 and {to_dense} to dense, where the shared "
+                f"rate says {shared}")  # fmt: skip
+    longer = [plain(effect(SMALL, arm, "rank 1 longer")) for arm in ("rank 4", "rank 1")]
+    found = comparisons(*tournament_of(SMALL))
+    row = against(found, "rank 1 longer", "static")
+    tested = int((found["n"] > 0).sum())
+    assert says(f"ends {longer[0]} below it (p {row['p']:.2g}; {row['p_holm']:.2g} after "
+                f"correction over all {tested} comparisons) and {longer[1]} below itself"
+                )  # fmt: skip
+    assert says(f"ACCORDION has {plain(ends(against(found, 'accordion', 'static')))} against one")
+    assert found["p_holm"].min() > 0.05
+    arms = [arm for arm in tournament_of(SMALL)[0]["name"].unique() if arm != "rank 1 longer"]
+    apart = [effect(SMALL, a, b)[0] for a in arms for b in arms if a != b]
+    assert max(apart) < 1
+
+
+def test_the_rates_of_the_tournament_of_images() -> None:
+    path = REFERENCE / f"{SMALL}-tune.json"
+    rates = tournament.table(*tournament_of(SMALL)).set_index("arm")["rate"]
+    assert tournament.edges(path, rates) == ["rank 1", "last 6"]
+    trials = json.loads(path.read_text(encoding="utf-8"))["trials"]
+    for arm in ("rank 1", "last 6"):
+        first, *others = (100 * fmean(t["scores"]) for t in trials if t["schedule"] == arm)
+        assert max(first - other for other in others[:2]) < 0.9
 
 
 # -- something happens in the middle ---------------------------------------------------------

@@ -7,10 +7,10 @@ Run, then draw (20 minutes a seed on one core)::
 
 A deficit's *harm* is the squared error at the end, over that of the same seed without a deficit;
 after every deficit the training is equally long. Left: by a deficit's length, from the start.
-Middle: by its onset, of one length. Right: what detectors call critical in the training without a
+Middle: by its onset, of two lengths. Right: what detectors call critical in the training without a
 deficit. A detector *finds* the critical period as far as it calls units critical inside the
-deficits that do harm (mean over seeds and layers), beyond what it calls so inside those that do
-none.
+deficits of the longest length that do harm (mean over seeds and layers), beyond what it calls so
+inside those that do none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -47,6 +47,8 @@ DETECTORS = (
     "sharpness-change:interval=4", "first-share:share=0.25", "random-windows:share=0.25",
 )  # fmt: skip
 NONE = "none"
+RANK = 10  # of the other matrix, where a configuration does not say (`OtherMatrix`)
+DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.5)))
 
 # -- records to numbers ----------------------------------------------------------------------
 
@@ -109,10 +111,10 @@ def finds(harm: pd.DataFrame, called: Mapping[str, np.ndarray], unit: int) -> pd
     return pd.DataFrame(rows)
 
 
-def of_one_length(harm: pd.DataFrame) -> pd.DataFrame:
-    """The deficits of the length that most have."""
-    length = harm["stop"] - harm["first"]
-    return harm[length == length.mode().iloc[0]]
+def by_length(harm: pd.DataFrame) -> dict[int, pd.DataFrame]:
+    """The deficits of each length that begin at several steps, the longest first."""
+    found = {int(length): rows for length, rows in harm.groupby(harm["stop"] - harm["first"])}
+    return {length: found[length] for length in sorted(found)[::-1] if len(found[length]) > 1}
 
 
 # -- the tables and the figure ---------------------------------------------------------------
@@ -142,10 +144,12 @@ def figure(
     with style.theme():
         fig = style.figure(3.0)
         left, middle, right = fig.subplots(1, 3)
-        early, moved = harm[harm["first"] == 0], of_one_length(harm)
+        early = harm[harm["first"] == 0]
         _harm(left, early["stop"], early, "length of the deficit (steps)")
-        length = int((moved["stop"] - moved["first"]).iloc[0])
-        _harm(middle, moved["first"], moved, f"onset of {length:,} steps of it")
+        for (length, moved), dash in zip(by_length(harm).items(), DASHES, strict=False):
+            _harm(middle, moved["first"], moved, "onset of the deficit (step)",
+                  linestyle=dash, label=f"{length:,} steps")  # fmt: skip
+        middle.legend()
         left.set_ylabel("final error, of none's")
         unit = int(runs[0].config["unit_steps"])
         for (name, share), (colour, dash, _) in zip(called.items(), SPARE, strict=False):
@@ -164,12 +168,13 @@ def figure(
 
 
 def _other(runs: Sequence[Record]) -> int:
-    return int(next(d["rank"] for run in runs if (d := run.config.get("deficit"))))
+    found = (deficit for run in runs if (deficit := run.config.get("deficit")))
+    return int(next(found).get("rank", RANK))
 
 
-def _harm(ax: Axes, x: pd.Series, rows: pd.DataFrame, label: str) -> None:
+def _harm(ax: Axes, x: pd.Series, rows: pd.DataFrame, label: str, **line: Any) -> None:
     ends = [rows["harm"] - rows["ci_low"], rows["ci_high"] - rows["harm"]]
-    ax.errorbar(x, rows["harm"], ends, color="black", marker="o", markersize=4, capsize=2)
+    ax.errorbar(x, rows["harm"], ends, color="black", marker="o", markersize=4, capsize=2, **line)
     ax.axhline(1, color="#888888", linewidth=0.8)
     ax.set_xlabel(label)
     style.log_axis(ax)
@@ -185,7 +190,7 @@ def main(records: Path, out: Path | None = None) -> list[Path]:
     files, runs = Files(records, out), load_all(records)
     harm, plain = harms(runs), [run for run in runs if run.name == NONE]
     called = calls(plain)
-    found = finds(of_one_length(harm), called, int(plain[0].config["unit_steps"]))
+    found = finds(next(iter(by_length(harm).values())), called, int(plain[0].config["unit_steps"]))
     console = stdout.console(highlight=False)
     texts = as_text(harm, found)
     for text in texts:

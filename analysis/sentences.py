@@ -60,6 +60,20 @@ SETTINGS = {"small-controls": "CIFAR-10", "smoke-controls": "digits",
             "smoke-long-controls": "digits, 48 epochs"}  # fmt: skip
 POOLED = {"small-budget + small-controls": "CIFAR-10", "smoke-rules + smoke-controls": "digits",
           "smoke-long + smoke-long-controls": "digits, 48 epochs"}  # fmt: skip
+TUNED = "tournament-small"
+OWN = (  # the same where each schedule has a learning rate of its own
+    _more("Figures 1, 2b, own rates", "high compression loses accuracy", TUNED, "rank 4", "rank 1"),
+    _more("Figures 1, 2b, own rates", "low compression in the critical windows recovers it", TUNED,
+          "critical 8", "rank 1"),
+    _more("Figures 1, 2b, own rates", "high compression in critical windows is not made up for",
+          TUNED, "dense", "high in critical 8"),
+    _more("Figures 1, 2b, own rates", "when matters, not only how much", TUNED, "first 6",
+          "last 6"),
+    _enough("Figures 6, 12, 13, own rates", "ACCORDION is as good as low (PowerSGD)", TUNED,
+            "accordion", "rank 4"),
+    _more("Figure 8, own rates", "ACCORDION beats high trained to low's budget, decays stretched",
+          TUNED, "accordion", "rank 1 longer"),
+)  # fmt: skip
 PAPER = (
     _more("Figure 1, 2b", "high compression loses accuracy", "small", "low", "high"),
     _more("Figure 1, 2b", "low compression in the critical windows recovers it", "small",
@@ -109,6 +123,7 @@ PAPER = (
           "high"),
     _enough("Figures 14, 15", "ACCORDION is as good as low (TopK, digits)", "smoke-quirks-topk",
             "accordion", "low"),
+    *OWN,
 )  # fmt: skip
 QUESTIONS = (
     *(_more(WHERE, f"ACCORDION beats as much in {words} ({data})", source, "accordion",

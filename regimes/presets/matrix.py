@@ -18,8 +18,8 @@ from regimes.presets.registry import Grid, grid, preset
 
 AFTER = 30_000  # steps on the right matrix, after every deficit
 LENGTHS = (1_000, 5_000, 10_000, 20_000)  # of the paper's, which go on to 100,000
-ONSETS = (0, 2_000, 5_000, 10_000, 20_000)  # of deficits of one length
-LENGTH = 5_000
+ONSETS = (0, 2_000, 5_000, 10_000, 20_000)  # of deficits that are
+SHORT, LONG = 5_000, 20_000
 UNIT = 500
 
 
@@ -44,10 +44,11 @@ def deep_linear() -> RunConfig:
 
 
 def deficits(base: RunConfig) -> Grid:
-    """No deficit; deficits from the start, of several lengths; and of one length, from several
+    """No deficit; deficits from the start, of several lengths; and of two lengths, from several
     steps on. What is left to train after each is the same."""
     cells = {"none": base}
-    windows = [(0, length) for length in LENGTHS] + [(at, at + LENGTH) for at in ONSETS]
+    windows = [(0, length) for length in LENGTHS]
+    windows += [(at, at + length) for length in (SHORT, LONG) for at in ONSETS]
     for first, stop in dict.fromkeys(windows):
         name = f"deficit {first}-{stop}"
         table = {"name": "other-matrix", "windows": [[first, stop]]}

@@ -146,9 +146,9 @@ def figure(
         left, middle, right = fig.subplots(1, 3)
         early = harm[harm["first"] == 0]
         _harm(left, early["stop"], early, "length of the deficit (steps)")
-        for (length, moved), dash in zip(by_length(harm).items(), DASHES, strict=False):
+        for (length, moved), dashes in zip(by_length(harm).items(), DASHES, strict=False):
             _harm(middle, moved["first"], moved, "onset of the deficit (step)",
-                  linestyle=dash, label=f"{length:,} steps")  # fmt: skip
+                  linestyle=dashes, label=f"{length:,} steps")  # fmt: skip
         middle.legend()
         left.set_ylabel("final error, of none's")
         unit = int(runs[0].config["unit_steps"])
@@ -172,11 +172,11 @@ def _other(runs: Sequence[Record]) -> int:
     return int(next(found).get("rank", RANK))
 
 
-def _harm(ax: Axes, x: pd.Series, rows: pd.DataFrame, label: str, **line: Any) -> None:
+def _harm(ax: Axes, x: pd.Series, rows: pd.DataFrame, xlabel: str, **line: Any) -> None:
     ends = [rows["harm"] - rows["ci_low"], rows["ci_high"] - rows["harm"]]
     ax.errorbar(x, rows["harm"], ends, color="black", marker="o", markersize=4, capsize=2, **line)
     ax.axhline(1, color="#888888", linewidth=0.8)
-    ax.set_xlabel(label)
+    ax.set_xlabel(xlabel)
     style.log_axis(ax)
 
 

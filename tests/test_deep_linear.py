@@ -16,6 +16,7 @@ import torch
 import regimes
 from analysis import deep_linear
 from regimes.config import ModelConfig, RunConfig, override
+from regimes.data.deficits import OtherMatrix
 from regimes.data.matrix import MatrixTask, half_square, low_rank
 from regimes.errors import ConfigError, RecordError
 from regimes.models import build
@@ -268,6 +269,15 @@ def test_a_detector_finds_what_it_calls_critical_where_deficits_harm() -> None:
     rows = deep_linear.finds(harm, called, unit=10).set_index("detector")
     assert rows.loc["a"].to_list() == pytest.approx([0.75, 0.125, 0.625])
     assert rows.loc["b", "finds"] == 0
+
+
+def test_a_deficit_without_a_rank_has_the_default(runs: list[Record]) -> None:
+    deficit = {"name": "other-matrix", "windows": [[0, 10]]}
+    header = runs[1].header | {"config": runs[1].config | {"deficit": deficit}}
+    harm, called = deep_linear.harms(runs), {"a": np.zeros(6)}
+    drawn, _ = deep_linear.figure([replace(runs[1], header=header)], harm, called)
+    rank = OtherMatrix(windows=((0, 10),)).rank
+    assert f"of rank {rank};" in " ".join(drawn.get_supxlabel().split())
 
 
 def test_the_command(runs: list[Record], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -142,7 +142,7 @@ def figure(
 ) -> tuple[Figure, pd.DataFrame]:
     """Harm by length and by onset, and the detectors' calls."""
     with style.theme():
-        fig = style.figure(3.0)
+        fig = style.figure(3.5)
         left, middle, right = fig.subplots(1, 3)
         early = harm[harm["first"] == 0]
         _harm(left, early["stop"], early, "length of the deficit (steps)")
@@ -156,7 +156,8 @@ def figure(
             steps = unit * np.arange(len(share))
             right.step(steps, share, color=colour, linestyle=dash, where="post", label=name)
         right.set(xlabel="step, without a deficit", ylabel="share called critical")
-        right.legend(fontsize=6)
+        fig.legend(*right.get_legend_handles_labels(), loc="outside upper right", ncols=3,
+                   title="right", handlelength=4)  # fmt: skip
         style.caption(
             fig,
             f"{style.seeds_in_words(harm['n'].to_list())}, bars: 95 % t interval of the mean "

@@ -11,6 +11,7 @@ import pandas as pd
 from findings import between, records, says
 
 from analysis import (
+    deep_linear,
     edge,
     mechanism,
     narrowing,
@@ -117,3 +118,20 @@ def test_the_edge_of_stability() -> None:
     bare = cells[0.1, "rank 1, no feedback"]
     assert says(f"{bare} there, where dense has {cells[0.1, 'dense']}")
     assert says(f"at 0.4, {cells[0.4, 'rank 1']} against dense's {cells[0.4, 'dense']}")
+
+
+# -- ground truth ----------------------------------------------------------------------------
+
+
+def test_deficits_of_a_deep_linear_network() -> None:
+    harm = deep_linear.harms(records("deep-linear"))
+    first, _ = deep_linear.as_text(harm, pd.DataFrame(columns=["detector"]))
+    assert between("deep-linear") == first.markdown() + "\n"
+    rows = harm.set_index(["first", "stop"])
+    worst = rows.loc[(0, 20_000)]
+    assert says(f"leave {worst['harm']:,.0f} [{worst['ci_low']:,.0f}, {worst['ci_high']:,.0f}]")
+    long, short = deep_linear.by_length(harm).values()
+    assert (long["ci_low"] > 1).all()
+    assert long["harm"].is_monotonic_increasing
+    assert (short["ci_low"] < 1).all()
+    assert (len(long), len(short)) == (5, 5)

@@ -105,6 +105,7 @@ CPU = (
     Step("small-ladder"),
     Step("smoke-deficit", minutes=0.06),
     Step("smoke-quantise", minutes=0.1, schedules=("dense", *THREE)),
+    Step("small-batch-own", 8, 3000),
     Step("small-own", 10, 3000, 0.3, name="tournament-small"),
     Step("smoke-resnet8", minutes=0.2),
     Step("smoke-full", minutes=0.2),

@@ -60,7 +60,7 @@ SETTINGS = {"small-controls": "CIFAR-10", "smoke-controls": "digits",
             "smoke-long-controls": "digits, 48 epochs"}  # fmt: skip
 POOLED = {"small-budget + small-controls": "CIFAR-10", "smoke-rules + smoke-controls": "digits",
           "smoke-long + smoke-long-controls": "digits, 48 epochs"}  # fmt: skip
-TUNED = "tournament-small"
+TUNED, BATCHES = "tournament-small", "small-batch-own"
 OWN = (  # the same where each schedule has a learning rate of its own
     _more("Figures 1, 2b, own rates", "high compression loses accuracy", TUNED, "rank 4", "rank 1"),
     _more("Figures 1, 2b, own rates", "low compression in the critical windows recovers it", TUNED,
@@ -69,6 +69,14 @@ OWN = (  # the same where each schedule has a learning rate of its own
           TUNED, "dense", "high in critical 8"),
     _more("Figures 1, 2b, own rates", "when matters, not only how much", TUNED, "first 6",
           "last 6"),
+    _enough("Figure 4b, own rates", "small batches in the critical windows are enough", BATCHES,
+            "small-in-critical", "small-batch"),
+    _more("Figure 4b, own rates", "large batches throughout lose", BATCHES, "small-batch",
+          "large-batch"),
+    _enough("Figures 5, 16, 17, own rates", "batch ACCORDION is as good as small batches", BATCHES,
+            "accordion-batch", "small-batch"),
+    _enough("Figures 5, 16, 17, own rates", "... and as Smith et al.", BATCHES, "accordion-batch",
+            "smith"),
     _enough("Figures 6, 12, 13, own rates", "ACCORDION is as good as low (PowerSGD)", TUNED,
             "accordion", "rank 4"),
     _more("Figure 8, own rates", "ACCORDION beats high trained to low's budget, decays stretched",

@@ -27,6 +27,9 @@ from analysis import (
     tournament,
 )
 from analysis.equal_floats import comparisons, moments
+from regimes.config import to_dict
+from regimes.presets import get_grid
+from regimes.presets.cpu import BATCH_RATES
 from regimes.presets.tournament import PAPER
 
 # -- the tournament --------------------------------------------------------------------------
@@ -187,6 +190,40 @@ def test_the_rates_of_the_tournament_of_images() -> None:
     for arm in ("rank 1", "last 6"):
         first, *others = (100 * fmean(t["scores"]) for t in trials if t["schedule"] == arm)
         assert max(first - other for other in others[:2]) < 0.9
+
+
+BATCHES = (
+    ("small-batch", "large-batch"), ("small-in-critical", "large-batch"),
+    ("small-in-critical", "small-batch"), ("small-batch", "large-in-critical"),
+    ("accordion-batch", "small-batch"), ("accordion-batch", "smith"),
+)  # fmt: skip
+
+
+def test_batch_sizes_at_one_rate_and_at_own_rates() -> None:
+    lines = [
+        f"| {a} - {b} | {signed(effect('small-batch', a, b))} "
+        f"| {signed(effect('small-batch-own', a, b))} |"
+        for a, b in BATCHES
+    ]
+    assert between("batch-shared").splitlines()[2:] == lines
+    runs = records("small-batch-own")
+    assert {run.seed for run in runs} == {*range(3000, 3008)}
+    rates = pd.Series({run.name: run.config["optimizer"]["lr"] for run in runs})
+    assert rates.to_dict() == BATCH_RATES
+    assert not tournament.edges(REFERENCE / "small-batch-own-tune.json", rates)
+
+
+def test_the_grids_at_own_rates_have_what_was_chosen() -> None:
+    for source, grid in ((SMALL, "small-own"), ("small-batch-own", "small-batch-own")):
+        cells = get_grid(grid)
+        for run in records(source):
+            if run.name in cells:
+                assert run.config["optimizer"]["lr"] == cells[run.name].optimizer.lr
+                assert run.config["optimizer"]["warmup_from"] == pytest.approx(
+                    cells[run.name].optimizer.warmup_from
+                )
+                assert run.config["data"]["validation_size"] == 1000
+                assert run.config["policy"] == to_dict(cells[run.name])["policy"]
 
 
 # -- something happens in the middle ---------------------------------------------------------

@@ -136,7 +136,9 @@ def near(mine: Tensor, theirs: Tensor) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("rank", "kept", "block"), [(1, 1, 2**19), (3, 1, 700), (2, 0.9, 1)])
+@pytest.mark.parametrize(
+    ("rank", "kept", "block"), [(1, 1, 2**19), (3, 1, 700), (2, 0.9, 1), (1, 0.9, 1)]
+)
 def test_powersgd_is_the_papers_in_blocks_of_any_size(
     shape: tuple[int, ...], rank: int, kept: float, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,9 +22,12 @@ right = by_shape(lambda p, delta: p.unsqueeze(-3) @ delta)  # [L, r, m]
 product = by_shape(lambda p, q: p.mT @ q)  # [n, m]
 
 
-def length(matrix: Float[Tensor, "*rows n m"]) -> int:
-    """Rows of a block: as many as fit in ``BLOCK`` bytes, evenly shared out; at least one."""
+def length(matrix: Float[Tensor, "*rows n m"], rank: int) -> int:
+    """Rows of a block: as many as fit in ``BLOCK`` bytes, evenly shared out; at least one. All of
+    them at rank 1, whose products are as fast as memory: there blocks only cost calls."""
     n, m = matrix.shape[-2:]
+    if rank == 1:
+        return n
     fit = max(1, BLOCK // max(1, m * matrix.element_size()))
     return -(-n // max(1, -(-n // fit)))
 
@@ -36,7 +39,7 @@ def added_and_left(
     of ``owed``; the product of that with ``q``. On a CPU."""
     found = []
     for owed, grad, share, q in entries:
-        step = length(owed)
+        step = length(owed, len(q))
         parts = zip(owed.split(step, 1), grad.split(step, 1), strict=True)
         if step >= owed.shape[1]:
             p = left([(q, _add(owed, grad, share))])[0]
@@ -56,7 +59,7 @@ def product_and_rest(
     """For ``(p [r, n], q [r, m], update [n, m], delta [L, n, m])``: the product of the factors in
     place of ``update``; it is taken out of every row of ``delta``. On a CPU."""
     for p, q, update, delta in entries:
-        step = length(update)
+        step = length(update, len(q))
         blocks = zip(p.split(step, 1), update.split(step), delta.split(step, 1), strict=True)
         for some, block, rest in blocks:
             rest.sub_(torch.mm(some.mT, q, out=block))

@@ -64,7 +64,7 @@ def _kappa(row: dict[Any, Any]) -> tuple[str, str]:
 def figure(
     runs: Sequence[Record], reference: str = REFERENCE, change: Change = RELATIVE
 ) -> tuple[Figure, pd.DataFrame]:
-    """Which epochs each detector unforced.calls, and its kappa with the reference.
+    """Which epochs each detector calls, and its kappa with the reference.
 
     Returns:
         The figure, and its numbers: per detector and epoch the share of seeds that call it, and
@@ -73,9 +73,8 @@ def figure(
     tables = unforced.scored(runs, change)
     shares = pd.concat(map(unforced.calls, tables.values())).groupby(level="epoch").mean().T
     whole = shares.reindex(columns=range(int(shares.columns.max()) + 1))  # the warm-up is empty
-    agreed = unforced.with_reference(
-        unforced.over_seeds(unforced.pairs(tables)), reference
-    ).set_index("detector")
+    rows = unforced.over_seeds(unforced.pairs(tables))
+    agreed = unforced.with_reference(rows, reference).set_index("detector")
     with style.theme():
         fig = style.figure(1.3 + 0.32 * len(shares))
         left, right = fig.subplots(1, 2, width_ratios=[3, 2])
@@ -126,10 +125,8 @@ def main(
     files, runs = Files(records, out), groups(load_all(records), [schedule])[schedule]
     change = Change(back, absolute)
     tables, spent = unforced.scored(runs, change), unforced.costs(runs)
-    rows, others = (
-        unforced.over_seeds(unforced.pairs(tables)),
-        unforced.other_runs(tables, reference),
-    )
+    rows = unforced.over_seeds(unforced.pairs(tables))
+    others = unforced.other_runs(tables, reference)
     stdout.console(highlight=False).print(as_text(rows, others, spent, reference).drawn())
     print(f"with {reference}; other runs are of other seeds; cost: of training time, its whole "
           "instrument")  # fmt: skip

@@ -60,9 +60,10 @@ LAST = 3  # epochs whose mean is a run's accuracy (or other metric)
 
 def schedules(runs: Iterable[Record]) -> list[Record]:
     """The runs of a tournament that are schedules of the paper, under the names of its grids; runs
-    of other grids as they are."""
+    that have such names, or none of a tournament's, as they are."""
     given = list(runs)
-    if "rank 1" not in {run.name for run in given}:
+    names = {run.name for run in given}
+    if "rank 1" not in names or names & ({*PAPER.values()} - {*PAPER}):
         return given
     return [_called(run, PAPER[run.name]) for run in given if run.name in PAPER]
 

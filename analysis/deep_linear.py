@@ -1,6 +1,6 @@
 """Where critical periods are known: what deficits do to a deep linear network, and who sees it.
 
-Run, then draw (20 minutes a seed on one core)::
+Run, then draw (11 minutes a seed on one core)::
 
     regimes ablate deep-linear --seeds 3
     regimes figure deep_linear runs/deep-linear

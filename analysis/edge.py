@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLUMNS = ("eigenvalue:batch", "eigenvalue")  # the first that was recorded
+COLUMN = "eigenvalue:batch"
 
 
 def edge(momentum: float) -> float:
@@ -49,25 +49,37 @@ def edge(momentum: float) -> float:
     return 2 * (1 + momentum) / (1 + 2 * momentum)
 
 
-def products(runs: Sequence[Record]) -> pd.DataFrame:
-    """One row per run and measured epoch: arm, rate, seed, epoch, the eigenvalue, and its product
-    with the epoch's rate.
+def edge_of(runs: Sequence[Record]) -> float:
+    """`edge` of the momentum that all have.
 
     Raises:
-        RecordError: a run without eigenvalues, or whose name has no rate.
+        RecordError: they differ in it, or are not all of SGD with Nesterov's momentum, or none.
+    """
+    found = {(o["name"], o["momentum"], o["nesterov"] or not o["momentum"])
+             for o in (run.config["optimizer"] for run in runs)}  # fmt: skip
+    name, momentum, good = found.pop()
+    if found or name != "sgd" or not good:
+        raise RecordError("the edge is drawn for runs of SGD with one Nesterov momentum alone")
+    return edge(momentum)
+
+
+def products(runs: Sequence[Record]) -> pd.DataFrame:
+    """One row per run and measured epoch: arm, rate, seed, epoch, and the eigenvalue of the loss
+    with batch statistics times the epoch's rate.
+
+    Raises:
+        RecordError: a run without such eigenvalues, or whose name has no rate.
     """
     rows = []
     for run in runs:
         arm, at, _ = run.name.rpartition(AT)
-        column = next((c for c in COLUMNS if c in run.epochs), None)
-        if not at or column is None:
-            lacks = "no eigenvalue was recorded" if at else f"{run.name!r} is no arm at a rate"
+        if not at or COLUMN not in run.epochs:
+            lacks = f"no {COLUMN} was recorded" if at else f"{run.name!r} is no arm at a rate"
             raise RecordError(f"{run.folder}: {lacks}: see `regimes presets rates-edge`")
-        kept = run.epochs[["epoch", "lr", column]].dropna()
+        kept = run.epochs[["epoch", "lr", COLUMN]].dropna()
         rows.append(pd.DataFrame({
             "arm": arm, "rate": float(run.config["optimizer"]["lr"]), "seed": run.seed,
-            "epoch": kept["epoch"], "eigenvalue": kept[column],
-            "product": kept[column] * kept["lr"],
+            "epoch": kept["epoch"], "product": kept[COLUMN] * kept["lr"],
         }))  # fmt: skip
     return pd.concat(rows, ignore_index=True)
 
@@ -97,15 +109,14 @@ def as_text(rows: pd.DataFrame) -> Table:
 
 def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
     """A panel per rate: the product over the epochs, by arm, and the edge."""
-    each = products(runs)
+    each, limit = products(runs), edge_of(runs)
     rates = sorted(each["rate"].unique())
     with style.theme():
         fig = style.figure(3.2)
         panels = fig.subplots(1, len(rates), sharey=True, squeeze=False)[0]
         for ax, rate in zip(panels, rates, strict=True):
             _panel(ax, each[each["rate"] == rate])
-            ax.axhline(edge(runs[0].config["optimizer"]["momentum"]), color="black",
-                       linewidth=0.8, linestyle=DOTTED)  # fmt: skip
+            ax.axhline(limit, color="black", linewidth=0.8, linestyle=DOTTED)
             ax.set_title(f"rate {rate:g}", loc="left")
             ax.set(xlabel="epoch", yscale="log")
         panels[0].set_ylabel("top eigenvalue x rate")
@@ -139,11 +150,11 @@ def main(records: Path, out: Path | None = None) -> list[Path]:
         out: folder for the figure; default figures/NAME.
     """
     files, runs = Files(records, out), load_all(records)
-    rows = table(products(runs), math.ceil(runs[0].config["optimizer"]["warmup_epochs"]))
-    text = as_text(rows)
+    drawn, each = figure(runs)
+    text = as_text(table(each, math.ceil(runs[0].config["optimizer"]["warmup_epochs"])))
     stdout.console(highlight=False).print(text.drawn())
-    print(f"edge: {edge(runs[0].config['optimizer']['momentum']):.2f}")
-    files.figure("edge", figure(runs))
+    print(f"edge: {edge_of(runs):.2f}")
+    files.figure("edge", (drawn, each))
     files.text("edge.md", f"{text.markdown()}\n")
     return files.said()
 

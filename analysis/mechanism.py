@@ -23,14 +23,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import pandas as pd
 import tyro
 
 from regimes.console import stdout
-from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.groups import tested_by
@@ -42,7 +41,7 @@ from regimes.replay.agreement import interval
 from . import mechanism_figure
 from .command import Files
 from .compare import LAST
-from .verdicts import ends_text
+from .mechanism_figure import as_text as as_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -196,38 +195,7 @@ def _mean(values: np.ndarray) -> tuple[float, float, float]:
     return math.exp(mean), math.exp(low), math.exp(high)
 
 
-# -- numbers to text -------------------------------------------------------------------------
-
-
-def as_text(rows: pd.DataFrame) -> dict[str, Table]:
-    """A table per rule, rounded; ``>=`` where a seed is usable to the last rate that was tried."""
-    heads = ("arm", "best", "n", "from", "to [95 %]", "of dense's")
-    found = {}
-    for rule, part in rows.groupby("rule", sort=False):
-        texts = [
-            (row["arm"], f"{row['best']:g}", str(row["n"]), _smallest(row), _largest(row),
-             _span(row, "of_dense"))
-            for row in part.to_dict("records")
-        ]  # fmt: skip
-        found[str(rule)] = Table(heads, texts)
-    return found
-
-
-def _smallest(row: dict[Any, Any]) -> str:
-    beyond = "<= " if row["smallest_beyond"] else ""
-    return "" if not row["n"] else f"{beyond}{row['smallest']:.2g}"
-
-
-def _largest(row: dict[Any, Any]) -> str:
-    beyond = ">= " if row["largest_beyond"] else ""
-    return "none" if not row["n"] else beyond + _span(row, "largest")
-
-
-def _span(row: dict[Any, Any], key: str) -> str:
-    if math.isnan(row[key]):
-        return ""
-    ends = ends_text(row[f"{key}_low"], row[f"{key}_high"], ".2g")
-    return f"{row[key]:.2g} {ends}".rstrip()
+# -- the command ---------------------------------------------------------------------------
 
 
 def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame, pd.DataFrame]:

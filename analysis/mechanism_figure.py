@@ -1,16 +1,19 @@
-"""The figure of `mechanism`: metric, training loss and usable range against the learning rate."""
+"""The table and the figure of `mechanism`: metric, training loss and usable range by rate."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
+from regimes.console.tables import Table
 from regimes.plotting import style
 from regimes.plotting.metrics import named
 
 from .panels import draw_over_rates, over_rates, rates_axis
+from .verdicts import ends_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,6 +21,37 @@ if TYPE_CHECKING:
 
     from regimes.plotting.metrics import Metric
     from regimes.records import Record
+
+
+def as_text(rows: pd.DataFrame) -> dict[str, Table]:
+    """A table per rule, rounded; ``>=`` where a seed is usable to the last rate that was tried."""
+    heads = ("arm", "best", "n", "from", "to [95 %]", "of dense's")
+    found = {}
+    for rule, part in rows.groupby("rule", sort=False):
+        texts = [
+            (row["arm"], f"{row['best']:g}", str(row["n"]), _smallest(row), _largest(row),
+             _span(row, "of_dense"))
+            for row in part.to_dict("records")
+        ]  # fmt: skip
+        found[str(rule)] = Table(heads, texts)
+    return found
+
+
+def _smallest(row: dict[Any, Any]) -> str:
+    beyond = "<= " if row["smallest_beyond"] else ""
+    return "" if not row["n"] else f"{beyond}{row['smallest']:.2g}"
+
+
+def _largest(row: dict[Any, Any]) -> str:
+    beyond = ">= " if row["largest_beyond"] else ""
+    return "none" if not row["n"] else beyond + _span(row, "largest")
+
+
+def _span(row: dict[Any, Any], key: str) -> str:
+    if math.isnan(row[key]):
+        return ""
+    ends = ends_text(row[f"{key}_low"], row[f"{key}_high"], ".2g")
+    return f"{row[key]:.2g} {ends}".rstrip()
 
 
 def figure(

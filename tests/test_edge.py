@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,8 +57,23 @@ def test_the_command_draws_and_says(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(
-    ("source", "part"), [("rates", "no eigenvalue was recorded"), ("small", "is no arm at a rate")]
+    ("source", "part"),
+    [("rates", "no eigenvalue:batch was recorded"), ("small", "is no arm at a rate")],
 )
 def test_runs_without_either_are_one_sentence(source: str, part: str) -> None:
     with pytest.raises(RecordError, match=part):
         edge.products(load_all(REFERENCE / f"{source}.tar.xz")[:1])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"momentum": 0.5}, {"nesterov": False}, {"name": "adamw"}],
+    ids=lambda o: next(iter(o)),
+)
+def test_runs_of_other_optimisers_have_no_edge_here(
+    runs: list[Record], other: dict[str, Any]
+) -> None:
+    config = runs[0].config | {"optimizer": runs[0].config["optimizer"] | other}
+    stranger = replace(runs[0], header=runs[0].header | {"config": config})
+    with pytest.raises(RecordError, match="one Nesterov momentum alone"):
+        edge.figure([*runs[1:4], stranger])

@@ -223,6 +223,7 @@ def test_a_tournaments_arms_are_the_papers_schedules_each_at_its_own_rate(tmp_pa
     words = " ".join(drawn.get_supxlabel().split())
     assert "Learning rates: 0.1 (low compression;" in words
     assert ", 0.2 (dense (no compression);" in words
+    assert compare.schedules([*arms, low]) == [*arms, low]  # of both: nothing is left out
     assert compare.schedules([run for run in arms if run.name != "rank 1"]) == [
         run for run in arms if run.name != "rank 1"
     ]

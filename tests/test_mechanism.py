@@ -10,15 +10,18 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from torch import Tensor
 
 import regimes
 from analysis import mechanism
 from analysis.mechanism import end, ends, entries, rules, table
-from regimes.config import DENSE
+from regimes.compression.base import Sending, State
+from regimes.compression.powersgd import PowerSGD
+from regimes.config import DENSE, Level
 from regimes.errors import RecordError
 from regimes.plotting.metrics import named
 from regimes.presets import get_grid
-from regimes.presets.mechanism import AT, MOMENTUM, RATES
+from regimes.presets.mechanism import AT, LATE, MOMENTUM, RATES
 from regimes.records import load_all
 
 ACCURACY = named("accuracy")
@@ -52,6 +55,31 @@ def test_momenta_move_as_far_by_a_constant_gradient() -> None:
         moved = cell.optimizer.lr / (1 - cell.optimizer.momentum)
         assert float(f"{moved:.5g}") in far
     assert {cell.optimizer.momentum for cell in grid.values()} == {0.0, 0.5}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [4, 2, 1])
+def test_a_low_pass_sends_the_energy_that_its_rank_sends(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what is owed, summed over the steps and layers of a run on digits."""
+    owed, left = [], []
+    send = PowerSGD.send
+
+    def measured(self: PowerSGD, delta: Tensor, state: State, level: Level) -> Sending:
+        owed.append(float(delta.square().sum()))
+        found = yield from send(self, delta, state, level)
+        assert found[1] is None  # taken out of delta already
+        left.append(float(delta.square().sum()))
+        return found
+
+    monkeypatch.setattr(PowerSGD, "send", measured)
+    settings = [f"levels={{level={rank}}}", "policy={name='static', level='level'}",
+                "optimizer.lr=0.05"]  # fmt: skip
+    regimes.run(regimes.override(regimes.get_preset("smoke/high"), settings), tmp_path)
+    share = LATE[f"low-pass as rank {rank}"][1]
+    assert isinstance(share, float)
+    assert 1 - sum(left) / sum(owed) == pytest.approx(1 - (1 - share) ** 2, abs=0.02)
 
 
 # -- the usable range ------------------------------------------------------------------------

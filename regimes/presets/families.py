@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,16 @@ def at_rate(base: RunConfig, lr: float) -> RunConfig:
     optimizer = base.optimizer
     start = optimizer.warmup_from and optimizer.warmup_from * lr / optimizer.lr
     return replace(base, optimizer=replace(optimizer, lr=lr, warmup_from=start))
+
+
+def at_own_rates(cells: Grid, rates: Mapping[str, float], held_out: int) -> Grid:
+    """Schedules of a grid at the learning rates that so many samples chose for them, with these held
+    out as they were then."""
+    found = {}
+    for name, rate in rates.items():
+        data = replace(cells[name].data, validation_size=held_out)
+        found[name] = at_rate(replace(cells[name], data=data), rate)
+    return found
 
 
 def follow(base: RunConfig, policies: dict[str, Table]) -> Grid:

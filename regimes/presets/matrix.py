@@ -59,7 +59,7 @@ def deficits(base: RunConfig) -> Grid:
 @grid("deep-linear")
 def deep_linear_grid() -> Grid:
     """`regimes ablate deep-linear --seeds 3`: deficits of a network of depth 3, with the signals
-    of the detectors; 20 minutes a seed on one core."""
+    of the detectors; 11 minutes a seed on one core."""
     base = deep_linear()
     tables: dict[str, dict[str, Any]] = {"sharpness": {"images": 2000, "batch": 2000},
               "curvature": {"images": 2000, "batch": 2000, "modes": ["eval"]}}  # fmt: skip

@@ -53,7 +53,7 @@ ARMS: dict[str, Arm] = {
     "TopK 1 %, no feedback": ({"name": "topk", **BARE}, 1),
 }
 # 1 - (1 - share)^2 is the share of the energy of what is owed that a rank sends: 0.54, 0.315 and
-# 0.17, measured over the steps of `smoke` at rates 0.0125, 0.05 and 0.2, which differ by 0.02.
+# 0.17, the means over the steps of `smoke`; `tests/test_mechanism.py` measures them.
 LATE: dict[str, Arm] = {
     "low-pass as rank 4": ({"name": "low-pass"}, 0.322),
     "low-pass as rank 2": ({"name": "low-pass"}, 0.172),
@@ -93,7 +93,7 @@ def rates_momentum() -> Grid:
 @grid("rates-low-pass")
 def rates_low_pass() -> Grid:
     """`regimes ablate rates-low-pass --seeds 4`: what comes late as with ranks 4, 2 and 1, but in
-    all directions alike, with momentum 0.9 and 0, on digits; 2 minutes a seed on one core."""
+    all directions alike, with momentum 0.9 and 0, on digits; 3 minutes a seed on one core."""
     return cells(cpu.smoke(), LATE, RATES) | at_momentum(0.0, LATE)
 
 

@@ -28,8 +28,8 @@ def at_rate(base: RunConfig, lr: float) -> RunConfig:
 
 
 def at_own_rates(cells: Grid, rates: Mapping[str, float], held_out: int) -> Grid:
-    """Schedules of a grid at the learning rates that so many samples chose for them, with these held
-    out as they were then."""
+    """Schedules of a grid at the learning rates that samples held out chose for them, with so many
+    held out again."""
     found = {}
     for name, rate in rates.items():
         data = replace(cells[name].data, validation_size=held_out)

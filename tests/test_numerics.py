@@ -18,6 +18,7 @@ from regimes.config import RunConfig, override
 from regimes.data import classification
 from regimes.errors import ConfigError
 from regimes.instruments.base import EndOfEpochGauge, Reading
+from regimes.monitor import doctor
 from regimes.records import provenance
 from regimes.training import checks, loop
 from regimes.training.numerics import WORKSPACE, Numerics, explained
@@ -166,10 +167,16 @@ def test_a_record_names_the_gpu_that_is_in_use_and_its_libraries(
 ) -> None:
     assert "gpu" not in provenance.machine()
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "pretended")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "pretended")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda a, b: (a, b) != (2, 0))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
     monkeypatch.setattr(torch._C, "_nccl_version", lambda: None, raising=False)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 7))
     found = provenance.machine()["gpu"]
-    assert found == {"name": "pretended", "cuda": "13.0", "cudnn": "91002", "nccl": "2.27.7"}
+    assert found == {"name": "pretended", "cuda": "13.0", "cudnn": "91002", "nccl": "2.27.7",
+                     "peers": [[1], [0, 2], [0, 1]]}  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    names = "pretended, pretended, pretended"
+    assert doctor._cuda() == f"{names}; direct access in 5 of 6 ordered pairs"

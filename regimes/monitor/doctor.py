@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from regimes.console.stdout import console
 from regimes.console.tables import Table
+from regimes.records import provenance
 
 NEEDED = (
     "torch", "torchvision", "numpy", "scipy", "scikit-learn", "pandas", "seaborn", "matplotlib",
@@ -108,7 +109,10 @@ def _cuda() -> str:
 
     if not torch.cuda.is_available():
         raise RuntimeError("torch finds no GPU")
-    return ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+    count = torch.cuda.device_count()
+    names = ", ".join(torch.cuda.get_device_name(i) for i in range(count))
+    direct, pairs = sum(map(len, provenance.peers())), count * (count - 1)
+    return f"{names}; direct access in {direct} of {pairs} ordered pairs" if pairs else names
 
 
 def _backend(name: str) -> str:

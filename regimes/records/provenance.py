@@ -84,8 +84,17 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _gpu() -> dict[str, str | None]:
-    """The current GPU and the libraries that compute and send there."""
+def peers() -> list[list[int]]:
+    """Of each GPU that this process sees: which others read its memory, the host not between."""
+    import torch
+
+    every = range(torch.cuda.device_count())
+    reads = torch.cuda.can_device_access_peer
+    return [[other for other in every if other != gpu and reads(other, gpu)] for gpu in every]
+
+
+def _gpu() -> dict[str, Any]:
+    """The current GPU, the libraries that compute and send there, and who reads whose memory."""
     import torch
 
     cudnn = torch.backends.cudnn.version()
@@ -95,6 +104,7 @@ def _gpu() -> dict[str, str | None]:
         "cuda": torch.version.cuda,
         "cudnn": None if cudnn is None else str(cudnn),
         "nccl": None if nccl is None else ".".join(map(str, nccl)),
+        "peers": peers(),
     }
 
 

@@ -107,6 +107,8 @@ CPU = (
     Step("smoke-quantise", minutes=0.1, schedules=("dense", *THREE)),
     Step("small-batch-own", 8, 3000),
     Step("small-own", 10, 3000, 0.3, name="tournament-small"),
+    Step("small-overlap-own", 4, 3000, 1),
+    Step("small-signals-own", first=3000, minutes=3),
     Step("smoke-resnet8", minutes=0.2),
     Step("smoke-full", minutes=0.2),
     Step("lstm-small", schedules=THREE, minutes=1.5),

@@ -226,6 +226,12 @@ def test_the_grids_at_own_rates_have_what_was_chosen() -> None:
                 )
                 assert run.config["data"]["validation_size"] == 1000
                 assert run.config["policy"] == to_dict(cells[run.name])["policy"]
+    for name in ("small-overlap-own", "small-signals-own"):
+        for schedule, cell in get_grid(name).items():
+            arm = get_grid("small-own")["rank 4" if schedule == "low" else schedule]
+            assert cell.optimizer == arm.optimizer
+            assert cell.data == arm.data
+            assert cell.levels["low"] == arm.levels["r4"]
 
 
 # -- something happens in the middle ---------------------------------------------------------

@@ -139,3 +139,22 @@ def small_own() -> Grid:
     """`regimes ablate small-own --seeds 10 --first-seed 3000 --jobs 2`: Figures 2 and 8, each
     schedule at the learning rate that 1,000 images held out chose; 20 minutes, 2 cores."""
     return families.at_own_rates(tournament_small(), OWN, 1000)
+
+
+@grid("small-overlap-own")
+def small_overlap_own() -> Grid:
+    """`regimes ablate small-overlap-own --seeds 4 --first-seed 3000 --jobs 2`: Figure 4a, dense
+    and rank 4 at the rates of `small-own`; 5 minutes, 2 cores."""
+    return _as_ranked(cpu.small_overlap(), {"dense": "dense", "low": "rank 4"})
+
+
+@grid("small-signals-own")
+def small_signals_own() -> Grid:
+    """`regimes ablate small-signals-own --seeds 5 --first-seed 3000 --jobs 2`: Figure 3, rank 4 at
+    the rate of `small-own`; 10 minutes, 2 cores."""
+    return _as_ranked(cpu.small_signals(), {"low": "rank 4"})
+
+
+def _as_ranked(cells: Grid, arms_of: dict[str, str]) -> Grid:
+    """Schedules of the paper at the rates that were chosen for the tournament's arms."""
+    return families.at_own_rates(cells, {name: OWN[arm] for name, arm in arms_of.items()}, 1000)

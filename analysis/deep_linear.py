@@ -2,11 +2,11 @@
 
 Run, then draw (11 minutes a seed on one core)::
 
-    regimes ablate deep-linear --seeds 3
+    regimes ablate deep-linear --seeds 4 --jobs 2
     regimes figure deep_linear runs/deep-linear
 
-A deficit's *harm* is the squared error at the end, over that of the same seed without a deficit;
-after every deficit the training is equally long. Left: by a deficit's length, from the start.
+A deficit's *harm* is the squared error at the end, over that of the same seed without a deficit
+after as many steps on the right matrix. Left: by a deficit's length, from the start.
 Middle: by its onset, of two lengths. Right: what detectors call critical in the training without a
 deficit. A detector *finds* the critical period as far as it calls units critical inside the
 deficits of the longest length that do harm (mean over seeds and layers), beyond what it calls so
@@ -36,7 +36,7 @@ from regimes.replay.spelling import rule
 
 from .command import Files
 from .compare import LAST
-from .verdicts import ends_text
+from .verdicts import ends_text, holm, p_text, p_value
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,6 +48,7 @@ DETECTORS = (
 )  # fmt: skip
 NONE = "none"
 RANK = 10  # of the other matrix, where a configuration does not say (`OtherMatrix`)
+HEADS = ("deficit from", "to", "n", "final error, of none's", "of the earliest's", "p (Holm)")
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.5)))
 
 # -- records to numbers ----------------------------------------------------------------------
@@ -55,29 +56,61 @@ DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.5)))
 
 def harms(runs: Sequence[Record]) -> pd.DataFrame:
     """One row per deficit, by onset and length: its steps ``[first, stop)``, n, and the harm: the
-    geometric mean over seeds of the ratio of final errors, with its 95 % t interval.
+    geometric mean over seeds of the ratio of final errors, with its 95 % t interval. Of those whose
+    length has an earlier onset, too, the harm over that of the earliest (``later``), likewise, with
+    p of their logarithms' t test, corrected by Holm over all of them; else nan.
 
     Raises:
-        RecordError: no runs without a deficit, or no seed in common with them.
+        RecordError: no runs without a deficit, one that is too short, or no seed in common.
     """
     found = groups(runs, [NONE])
-    plain = {run.seed: _reached(run) for run in found[NONE]}
-    rows = []
+    plain = {run.seed: run for run in found[NONE]}
+    logs: dict[tuple[int, int], dict[int, float]] = {}
     for name, each in found.items():
         if name == NONE:
             continue
         ((first, stop),) = each[0].config["deficit"]["windows"]
-        logs = [math.log(_reached(run) / plain[run.seed]) for run in each if run.seed in plain]
-        if not logs:
+        logs[first, stop] = {r.seed: _harm_of(r, plain[r.seed]) for r in each if r.seed in plain}
+        if not logs[first, stop]:
             raise RecordError(f"{name} and {NONE} have no seed in common: run both with the same")
-        harm, low, high = (math.exp(x) for x in interval(logs))
-        rows.append({"first": first, "stop": stop, "n": len(logs), "harm": harm,
-                     "ci_low": low, "ci_high": high})  # fmt: skip
-    return pd.DataFrame(rows).sort_values(["first", "stop"], ignore_index=True)
+    rows = []
+    for (first, stop), each_log in sorted(logs.items()):
+        later = _against_the_earliest(logs, first, stop)
+        p = p_value(later) if len(later) > 1 else math.nan
+        harm, other = _ratio("harm", "ci", [*each_log.values()]), _ratio("later", "later", later)
+        row = {"first": first, "stop": stop, "n": len(each_log), **harm, **other, "p": p}
+        rows.append(row)
+    table = pd.DataFrame(rows)
+    known = table["p"].notna()
+    table["p_holm"] = math.nan
+    table.loc[known, "p_holm"] = holm(table.loc[known, "p"].to_list())
+    return table
 
 
-def _reached(run: Record) -> float:
-    return float(run.epochs["metric"].tail(LAST).mean())
+def _harm_of(run: Record, plain: Record) -> float:
+    """Its logarithm."""
+    unit = int(run.config["unit_steps"])
+    ((first, stop),) = run.config["deficit"]["windows"]
+    right = len(run.epochs) - math.ceil((stop - first) / unit)
+    if len(plain.epochs) < right:
+        raise RecordError(f"{plain.folder} has {len(plain.epochs)} units, {run.folder} {right} on "
+                          "the right matrix: train the first for as many")  # fmt: skip
+    ends = (run.epochs["metric"].tail(LAST), plain.epochs["metric"].head(right).tail(LAST))
+    return math.log(ends[0].mean() / ends[1].mean())
+
+
+def _against_the_earliest(
+    logs: Mapping[tuple[int, int], Mapping[int, float]], first: int, stop: int
+) -> list[float]:
+    """The logarithms' differences to those of the earliest onset of that length, by seed."""
+    earliest = min(each for each in logs if each[1] - each[0] == stop - first)
+    ours, theirs = logs[first, stop], logs[earliest]
+    return [] if earliest[0] == first else [ours[s] - theirs[s] for s in ours if s in theirs]
+
+
+def _ratio(name: str, ends: str, logs: Sequence[float]) -> dict[str, float]:
+    values = [math.exp(x) for x in interval(logs)] if logs else [math.nan] * 3
+    return dict(zip((name, f"{ends}_low", f"{ends}_high"), values, strict=True))
 
 
 def calls(runs: Sequence[Record], texts: Sequence[str] = DETECTORS) -> dict[str, np.ndarray]:
@@ -124,7 +157,9 @@ def as_text(harm: pd.DataFrame, found: pd.DataFrame) -> tuple[Table, Table]:
     """Both, rounded."""
     first = [
         (f"{row['first']:,}", f"{row['stop']:,}", str(row["n"]),
-         f"{row['harm']:.2f} {ends_text(row['ci_low'], row['ci_high'], '.2f')}")
+         f"{row['harm']:.2f} {ends_text(row['ci_low'], row['ci_high'], '.2f')}",
+         f"{row['later']:.2f} {ends_text(row['later_low'], row['later_high'], '.2f')}"
+         if row["later"] == row["later"] else "", p_text(row["p_holm"]))
         for row in harm.to_dict("records")
     ]  # fmt: skip
     second = [
@@ -132,7 +167,7 @@ def as_text(harm: pd.DataFrame, found: pd.DataFrame) -> tuple[Table, Table]:
         for row in found.to_dict("records")
     ]
     return (
-        Table(("deficit from", "to", "n", "final error, of none's"), first, texts=0),
+        Table(HEADS, first, texts=0),
         Table(("detector", "critical in harmful", "in harmless", "finds"), second),
     )
 
@@ -162,7 +197,8 @@ def figure(
             fig,
             f"{style.seeds_in_words(harm['n'].to_list())}, bars: 95 % t interval of the mean "
             "logarithm. In a deficit the entries are those of another matrix, of rank "
-            f"{_other(runs)}; the training after it is as long for all. {style.setting(runs[0])}.",
+            f"{_other(runs)}; 'none' has as many steps on the right matrix. "
+            f"{style.setting(runs[0])} (without a deficit).",
         )
     table = pd.DataFrame(called).rename_axis("unit").reset_index()
     return fig, pd.concat([harm, table], axis=1)
@@ -197,7 +233,7 @@ def main(records: Path, out: Path | None = None) -> list[Path]:
     for text in texts:
         console.print(text.drawn(), "")
     files.figure("deep-linear", figure([*plain, *runs], harm, called))
-    about = f"{style.setting(plain[0])}."
+    about = f"{style.setting(plain[0])} (without a deficit)."
     files.text("deep-linear.md", "\n\n".join((about, *(t.markdown() for t in texts))) + "\n")
     return files.said()
 

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy import stats
 
 import regimes
 from analysis import deep_linear
@@ -232,11 +233,18 @@ def test_images_have_no_other_matrix_and_need_another_model(tmp_path: Path) -> N
 # -- the study -------------------------------------------------------------------------------
 
 
-def test_after_every_deficit_the_training_is_as_long() -> None:
+def test_after_every_deficit_the_training_is_as_long_and_without_one_as_long_as_the_longest() -> (
+    None
+):
     for name in ("deep-linear", "deep-linear-depths"):
-        for cell in get_grid(name).values():
-            windows = (cell.deficit or {"windows": [[0, 0]]})["windows"]
-            assert cell.epochs - windows[0][1] == 30_000
+        cells = get_grid(name).values()
+        firsts = []
+        for cell in (cell for cell in cells if cell.deficit):
+            ((first, stop),) = cell.deficit["windows"]
+            assert cell.epochs - stop == 30_000
+            firsts.append(first)
+        for cell in (cell for cell in cells if not cell.deficit):
+            assert cell.epochs == max(firsts) + 30_000
 
 
 @pytest.fixture(scope="module")
@@ -253,14 +261,35 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
     return found
 
 
-def test_harm_is_the_ratio_of_final_errors(runs: list[Record]) -> None:
+def test_harm_is_the_ratio_of_errors_after_as_many_right_steps(runs: list[Record]) -> None:
     rows = deep_linear.harms(runs).set_index(["first", "stop"])
     assert list(rows.index) == [(0, 10), (0, 20), (10, 30)]
-    ends = {(run.name, run.seed): np.mean([row["metric"] for row in run.rows[-3:]]) for run in runs}
-    ratios = [ends["deficit 0-20", seed] / ends["none", seed] for seed in (0, 1)]
-    assert rows.loc[(0, 20), "harm"] == pytest.approx(np.sqrt(ratios[0] * ratios[1]))
+    errors = {(run.name, run.seed): [row["metric"] for row in run.rows] for run in runs}
+
+    def ratio(seed: int, deficit: str, units: int) -> float:
+        plain = errors["none", seed][units - 3 : units]
+        return float(np.mean(errors[f"deficit {deficit}", seed][-3:]) / np.mean(plain))
+
+    first, second = ([ratio(seed, deficit, 4) for seed in (0, 1)] for deficit in ("0-20", "10-30"))
+    assert rows.loc[(0, 20), "harm"] == pytest.approx(np.sqrt(np.prod(first)))
+    assert rows.loc[(0, 10), "harm"] == pytest.approx(
+        np.sqrt(ratio(0, "0-10", 5) * ratio(1, "0-10", 5))
+    )
+    later = rows.loc[(10, 30)]
+    logs = np.log(np.divide(second, first))
+    assert later["later"] == pytest.approx(np.exp(logs.mean()))
+    assert later["p"] == pytest.approx(stats.ttest_1samp(logs, 0).pvalue)
+    assert later["p_holm"] == later["p"]  # the only one that has an earlier one
+    assert rows.drop((10, 30))[["later", "p", "p_holm"]].isna().all(axis=None)
+
+
+def test_harms_that_cannot_be_told(runs: list[Record]) -> None:
     with pytest.raises(RecordError, match="no seed in common"):
         deep_linear.harms([r for r in runs if (r.name == "none") == (r.seed == 0)])
+    kept = {"rows": runs[0].rows[:3], "epochs": runs[0].epochs.head(3)}
+    short = replace(runs[0], header=runs[0].header | {"units": 3}, **kept)
+    with pytest.raises(RecordError, match=r"3 units, .* on the right matrix: train the first for"):
+        deep_linear.harms([short, *runs[1:4]])
 
 
 def test_a_detector_finds_what_it_calls_critical_where_deficits_harm() -> None:

@@ -38,15 +38,17 @@ def deep_linear() -> RunConfig:
         optimizer=OptimizerConfig(
             lr=0.2, schedule="constant", momentum=0.0, nesterov=False, weight_decay=0.0
         ),
+        levels={},
         policy=families.static("dense"),
         checkpoint_every=20,
     )
 
 
 def deficits(base: RunConfig) -> Grid:
-    """No deficit; deficits from the start, of several lengths; and of two lengths, from several
-    steps on. What is left to train after each is the same."""
-    cells = {"none": base}
+    """Deficits from the start, of several lengths; and of two lengths, from several steps on. What
+    is left to train after each is the same. Without one the training goes on until it has as many
+    steps on the right matrix as that with the latest."""
+    cells = {"none": replace(base, epochs=ONSETS[-1] + AFTER)}
     windows = [(0, length) for length in LENGTHS]
     windows += [(at, at + length) for length in (SHORT, LONG) for at in ONSETS]
     for first, stop in dict.fromkeys(windows):
@@ -58,13 +60,12 @@ def deficits(base: RunConfig) -> Grid:
 
 @grid("deep-linear")
 def deep_linear_grid() -> Grid:
-    """`regimes ablate deep-linear --seeds 3`: deficits of a network of depth 3, with the signals
-    of the detectors; 11 minutes a seed on one core."""
-    base = deep_linear()
+    """`regimes ablate deep-linear --seeds 4 --jobs 2`: deficits of a network of depth 3, with the
+    signals of the detectors; 11 minutes a seed on one core."""
+    cells = deficits(deep_linear())
     tables: dict[str, dict[str, Any]] = {"sharpness": {"images": 2000, "batch": 2000},
               "curvature": {"images": 2000, "batch": 2000, "modes": ["eval"]}}  # fmt: skip
-    cells = deficits(base)
-    return cells | {"none": replace(base, instruments=tables)}
+    return cells | {"none": replace(cells["none"], instruments=tables)}
 
 
 @grid("deep-linear-depths")
@@ -74,7 +75,7 @@ def deep_linear_depths() -> Grid:
     longest = f"deficit 0-{LENGTHS[-1]}"
     cells = {}
     for depth in (1, 2, 3, 4):
-        found = deficits(replace(deep_linear(), model=ModelConfig(name="deep-linear", depth=depth)))
-        for name in ("none", longest):
-            cells[f"depth {depth}, {name}"] = replace(found[name], name=f"depth {depth}, {name}")
+        base = replace(deep_linear(), model=ModelConfig(name="deep-linear", depth=depth))
+        for name, cell in (("none", base), (longest, deficits(base)[longest])):
+            cells[f"depth {depth}, {name}"] = replace(cell, name=f"depth {depth}, {name}")
     return cells

@@ -127,6 +127,29 @@ def test_five_seeds_cannot_reach_a_level_by_signs_and_ranks() -> None:
     assert verdicts.least_p(5) > 0.05 > verdicts.least_p(6)
 
 
+@pytest.mark.parametrize("n", [2, 5, 8, 11])
+def test_ranks_with_ties_and_rounding_by_counting_all_signs(n: int) -> None:
+    """Accuracies in points: differences of hundredths, which are ties but for their last bits."""
+    generator = np.random.default_rng(n)
+    steps = generator.integers(-3, 6, n)
+    values = [(50.0 + 0.1 * step) - 50.0 for step in steps]
+    kept = steps[steps != 0]
+    ranks = stats.rankdata(np.abs(kept))
+    seen = abs(float((np.sign(kept) * ranks).sum()))
+    sums = [abs(float(np.dot(signs, ranks)))
+            for signs in itertools.product((-1, 1), repeat=len(kept))]  # fmt: skip
+    expected = sum(s >= seen - 1e-9 for s in sums) / len(sums)
+    assert verdicts.p_ranks(values) == pytest.approx(expected)
+    assert verdicts.p_ranks([v + 1 for v in values], 1) == pytest.approx(expected)
+
+
+def test_ranks_of_many_values_and_of_one_that_is_left() -> None:
+    values = np.random.default_rng(0).normal(0.4, 1, 40)
+    exact = stats.wilcoxon(values, method="exact").pvalue
+    assert verdicts.p_ranks(values.tolist()) == pytest.approx(exact, rel=1e-6)
+    assert verdicts.p_ranks([0.0, 0.0, 0.7]) == 1
+
+
 def test_values_that_are_alike_have_no_p() -> None:
     for values in ([0.3], [0.0, 0.0], [0.1 + 0.2, 0.3, 0.3]):
         assert math.isnan(verdicts.p_value(values))

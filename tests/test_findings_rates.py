@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import pandas as pd
+import pytest
 from findings import between, records, says
 
 from analysis import (
@@ -16,6 +17,7 @@ from analysis import (
     mechanism,
     narrowing,
 )
+from analysis.verdicts import p_value
 from regimes.plotting.metrics import named
 from regimes.presets.mechanism import LATE
 from regimes.replay.agreement import interval
@@ -84,25 +86,48 @@ def test_the_table_of_low_passes() -> None:
     assert between("low-pass") == first.markdown() + "\n"
 
 
-def test_what_is_said_of_low_passes() -> None:
+def ends_of(rank: int, rule: int = 0) -> tuple[str, float]:
+    """The end of a rank's range, over its low-pass's, and p."""
     found = mechanism.ends(with_low_passes(), named("accuracy"))
-    ratios = []
-    for rule in found["rule"].unique():
-        wide = found[found["rule"] == rule].pivot(index="seed", columns="arm", values="largest")
-        logs = np.log(wide["rank 1"] / wide["low-pass as rank 1"]).to_list()
-        mean, low, high = (f"{math.exp(x):.2g}" for x in interval(logs))
-        ratios.append(f"{mean} [{low}, {high}]")
-    assert says(f"rank 1's ends at {ratios[0]} of the low-pass's that has its energy")
-    assert says(f"with momentum 0.9: {ratios[1]} and, with a whole nat, {ratios[2]}")
-    means = with_low_passes().groupby(["arm", "rate"])["train_loss"].mean()
+    wide = found[found["rule"] == found["rule"].unique()[rule]].pivot(
+        index="seed", columns="arm", values="largest"
+    )
+    logs = np.log(wide[f"rank {rank}"] / wide[f"low-pass as rank {rank}"]).to_list()
+    mean, low, high = (f"{math.exp(x):{'.2g' if rule else '.2f'}}" for x in interval(logs))
+    return f"{mean} [{low}, {high}]", p_value(logs)
+
+
+def test_where_the_ranges_of_ranks_and_low_passes_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    words, p = ends_of(1)
+    assert says(f"at {words} of it, within 5 points (p {p:.3f}")
+    assert says(f"not below theirs: {ends_of(4)[0]} and {ends_of(2)[0]}.")
+    assert says(f"told apart: {ends_of(1, 1)[0]} and, with a whole nat, {ends_of(1, 2)[0]}")
+    monkeypatch.setitem(mechanism.TOLERANCE, "accuracy", 10.0)
+    assert says(f"within 10 points it is {ends_of(1)[0]}")
+
+
+def test_the_losses_of_ranks_and_low_passes() -> None:
+    each = with_low_passes()
+    means = each.groupby(["arm", "rate"])["train_loss"].mean()
     best = {str(arm): f"{means[arm].min():.2g}" for arm in means.index.unique("arm")}
     late, ranks = (
         [best[f"{prefix}rank {rank}"] for rank in (4, 2, 1)] for prefix in ("low-pass as ", "")
     )
-    assert says(f"the low-passes have {late[0]}, {late[1]} and {late[2]} nats, ranks 4, 2 and 1 "
-                f"{ranks[0]}, {ranks[1]} and {ranks[2]}, dense {best['dense']}.")  # fmt: skip
+    assert says(f"have {late[0]}, {late[1]} and {late[2]} nats, the ranks {ranks[0]}, {ranks[1]} "
+                f"and {ranks[2]}, dense {best['dense']}.")  # fmt: skip
+    at = each.set_index(["arm", "rate", "seed"])["train_loss"]
+    lost = []
+    for rank in (4, 2, 1):
+        ours, theirs = (at[arm][means[arm].idxmin()] for arm in (
+            f"low-pass as rank {rank}", f"rank {rank}"))  # fmt: skip
+        lost.append(interval((ours - theirs).to_list()))
+    words = ["{:.2g} [{:.2g}, {:.2g}]".format(*x) for x in lost[:2]]
+    assert says(f"differences are {words[0]}, {words[1]} and, open, "
+                + "{:.3f} [{:.3f}, {:.3f}]".format(*lost[2]))  # fmt: skip
     three = [best[f"{arm}, momentum 0"] for arm in ("rank 1", "low-pass as rank 1", "dense")]
     assert says(f"{three[0]} of rank 1 against {three[1]} of its low-pass and {three[2]} of dense")
+    firsts = [means[f"{arm}, momentum 0"].idxmin() for arm in ("rank 1", "dense")]
+    assert firsts == [means["dense, momentum 0"].index.min()] * 2
 
 
 def test_the_edge_of_stability() -> None:
@@ -110,14 +135,21 @@ def test_the_edge_of_stability() -> None:
     warm = runs[0].config["optimizer"]["warmup_epochs"]
     rows = edge.table(edge.products(runs), warm)
     assert between("edge") == edge.as_text(rows).markdown() + "\n"
-    assert says(f"is below {edge.edge(0.9):.2f}, the *edge*")
     cells = {
         (row["rate"], row["arm"]): f"{row['product']:.2f} [{row['low']:.2f}, {row['high']:.2f}]"
         for row in rows.to_dict("records")
     }
-    bare = cells[0.1, "rank 1, no feedback"]
-    assert says(f"{bare} there, where dense has {cells[0.1, 'dense']}")
-    assert says(f"at 0.4, {cells[0.4, 'rank 1']} against dense's {cells[0.4, 'dense']}")
+    assert says(f"is below {edge.edge(0.9):.2f}, the *edge*")
+    bare, late = "rank 1, no feedback", "low-pass as rank 1"
+    assert says(f"{cells[0.1, bare]} at a rate of 0.1, where dense has {cells[0.1, 'dense']}")
+    assert says(f"At its best rate, 0.025, it has {cells[0.025, bare]} and dense "
+                f"{cells[0.025, 'dense']}")  # fmt: skip
+    assert says(f"range, {cells[0.4, 'rank 1']} and {cells[0.4, late]} against dense's "
+                f"{cells[0.4, 'dense']}")  # fmt: skip
+    at = rows.set_index(["rate", "arm"])
+    for rate in (0.2, 0.4):
+        assert at.loc[(0.1, bare), "low"] < at.loc[(rate, bare), "product"]
+        assert at.loc[(rate, bare), "low"] < at.loc[(0.1, bare), "high"]
 
 
 # -- ground truth ----------------------------------------------------------------------------

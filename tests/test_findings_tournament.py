@@ -31,6 +31,7 @@ from regimes.config import to_dict
 from regimes.presets import get_grid
 from regimes.presets.cpu import BATCH_RATES
 from regimes.presets.tournament import PAPER
+from regimes.replay.agreement import interval
 
 # -- the tournament --------------------------------------------------------------------------
 
@@ -176,9 +177,18 @@ def test_what_is_said_of_the_tournament_of_images() -> None:
                 f"correction over all {tested} comparisons) and {longer[1]} below itself"
                 )  # fmt: skip
     assert says(f"ACCORDION has {plain(ends(against(found, 'accordion', 'static')))} against one")
+    assert says(f"its training loss falls from {final_loss('rank 1')} to "
+                f"{final_loss('rank 1 longer')}")  # fmt: skip
     assert found["p_holm"].min() > 0.05
+    assert says(f"epochs have {plain(effect(SMALL, 'first 6', 'last 6'))} points more than the la")
+    assert says(f"there are {plain(effect(SMALL, 'first 6', 'critical 8'))} fewer")
     pairs = [(a, b) for a in PAPER for b in PAPER if (PAPER[a], PAPER[b]) in SHARED]
     assert says(f"none above {max(effect(SMALL, *pair)[2] for pair in pairs):.1f} points agrees")
+
+
+def final_loss(arm: str) -> str:
+    runs = [run for run in records(SMALL) if run.name == arm]
+    return f"{fmean(run.epochs['train_loss'].tail(3).mean() for run in runs):.2g}".ljust(4, "0")
 
 
 def test_the_rates_of_the_tournament_of_images() -> None:
@@ -212,7 +222,16 @@ def test_batch_sizes_at_one_rate_and_at_own_rates() -> None:
     assert not tournament.edges(REFERENCE / "small-batch-own-tune.json", rates)
     above = [effect("small-batch-own", name, "small-batch")[0] for name in rates.index]
     least, *_, most = sorted(above)[1:]
-    assert says(f"every arm with large ones is, by {least:.1f} to {most:.1f}")
+    assert says(f"of all arms with large ones are, by {least:.1f} to {most:.1f}")
+    trials = json.loads((REFERENCE / "small-batch-own-tune.json").read_text("utf-8"))["trials"]
+    scores = {
+        trial["schedule"]: trial["scores"]
+        for trial in trials
+        if trial["values"] == f"optimizer.lr={rates[trial['schedule']]}"
+    }
+    pairs = zip(scores["small-batch"], scores["large-batch"], strict=True)
+    reverse = plain(interval([100 * (small - large) for small, large in pairs]))
+    assert says(f"say the reverse, +{reverse}")
 
 
 def test_the_grids_at_own_rates_have_what_was_chosen() -> None:
@@ -296,7 +315,8 @@ def what_is_said_of_accordion_at_events() -> None:
     (only,) = (row for _, row in rows.iterrows() if row["p_holm"] < 0.05)
     assert says(f"of these the {signed(ends(only))} in the shift, with an interval of 3")
     assert only["arm"] == "accordion 3"
-    assert says(f"adds {plain(effect('shift-smoke', 'accordion 3', 'forced 3'))} there to its")
+    more = plain(effect("shift-smoke", "accordion 3", "forced 3"))
+    assert says(f"it has {more} more there than its forced parts (p 0.02, before correction)")
     tables = {name: tournament.table(*tournament_of(name)).set_index("arm") for name in SETTINGS}
     spent = {name: rows["floats"] for name, rows in tables.items()}
     assert says(f"for {spent['shift-smoke']['accordion 3'] / spent['shift-smoke']['forced 3']:.1f} "

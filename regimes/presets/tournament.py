@@ -42,7 +42,7 @@ PAPER = {  # arms that are schedules of the paper's figures 2 and 8, as its grid
     "critical 8": "low-in-critical", "high in critical 8": "high-in-critical",
     "first 6": "low-early", "last 6": "low-late", "rank 1 longer": "high-stretched",
 }  # fmt: skip
-OWN = {  # what `regimes tune tournament-small` chose for them, of RATES below 0.4
+OWN = {  # what `regimes tune tournament-small` chose for them, of RATES
     "dense": 0.05, "rank 4": 0.05, "rank 1": 0.0125, "accordion": 0.025, "critical 8": 0.05,
     "high in critical 8": 0.025, "first 6": 0.05, "last 6": 0.0125, "rank 1 longer": 0.025,
 }  # fmt: skip
@@ -50,7 +50,7 @@ NEVER = 1e9  # a threshold: no norm changes so much
 RATES = {
     "tournament-smoke": "0.003125,0.00625,0.0125,0.025,0.05,0.1,0.2,0.4,0.8",
     "tournament-lm": "0.00075,0.0015,0.003,0.006,0.012,0.024",
-    "tournament-small": "0.0125,0.025,0.05,0.1,0.2,0.4",
+    "tournament-small": "0.0125,0.025,0.05,0.1,0.2",
 }
 
 

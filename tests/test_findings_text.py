@@ -7,14 +7,29 @@ import json
 import re
 from statistics import fmean, stdev
 
+import pandas as pd
 import pytest
-from findings import REFERENCE, ROOT, effect, floats, page_of, records, says, signed, text
-
-from analysis import (
-    compare,
+from findings import (
+    REFERENCE,
+    ROOT,
+    against,
+    between,
+    effect,
+    ends,
+    floats,
+    page_of,
+    records,
+    says,
+    signed,
+    text,
+    tournament_of,
 )
+
+from analysis import compare, tournament
 from analysis.effects import minus
+from analysis.equal_floats import comparisons, moments
 from analysis.verdicts import holm, p_value
+from regimes.presets.tournament import RATES
 
 # -- a language model ------------------------------------------------------------------------
 
@@ -70,3 +85,60 @@ def test_what_is_said_of_the_demos_baseline() -> None:
         f"it wins back {early:.2f} [{low:.2f}, {high:.2f}] of that, in the last {late:.2f}."
         in readme
     )
+
+
+# -- the tournament on a text ----------------------------------------------------------------
+
+LM = "tournament-lm"
+
+
+def test_the_table_of_the_tournament_on_a_text() -> None:
+    each, shown = tournament_of(LM)
+    rows = tournament.table(each, shown)
+    assert between(LM) == tournament.arms_as_text(rows, shown).markdown() + "\n"
+    at = rows.set_index("arm")
+    assert len(at) == 12
+    assert at["rate"].to_dict() == dict.fromkeys(at.index, 0.003) | {"dense": 0.006}
+    assert not tournament.edges(REFERENCE / f"{LM}-tune.json", at["rate"])
+    tried = {float(x) for x in RATES[LM].split(",")}
+    trials = json.loads((REFERENCE / f"{LM}-tune.json").read_text(encoding="utf-8"))["trials"]
+    assert {float(trial["values"].split("=")[1]) for trial in trials} == tried
+    beyond = 100 * (at["bytes_of_dense"] - at["floats_of_dense"])
+    assert says(f"sends {beyond['l-greco']:.0f} % of dense's bytes besides")
+    assert at["bytes"]["rank 4"] / at["bytes"]["l-greco"] == pytest.approx(0.5, abs=0.1)
+    assert says(
+        f"has {at['bits per byte']['l-greco'] - at['bits per byte']['rank 4']:.2f} bits less"
+    )
+    spent = at[[*tournament.NETWORKS]]
+    assert (spent.idxmin() == "dense").to_list() == [True, False, True]
+
+
+def bits(row: pd.Series, sign: int = 1) -> str:
+    mean, *both = (sign * x for x in ends(row))
+    low, high = sorted(both)
+    return f"{mean:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def test_what_is_said_of_blind_schedules_on_a_text() -> None:
+    found = moments(*tournament_of(LM))
+    first, coin, last = (against(found, f"{n} 6", "static") for n in ("first", "coin", "last"))
+    assert says(f"first quarter has {bits(first)} bits more, in epochs drawn by chance "
+                f"{bits(coin)}, in the last quarter {bits(last)}, all after correction (p at most "
+                "0.005)")  # fmt: skip
+    assert max(row["p_holm"] for row in (first, coin, last)) < 0.005
+    assert says(f"First beats last by {bits(against(found, 'last 6', 'first'))}.")
+
+
+def test_what_is_said_of_policies_on_a_text() -> None:
+    found = comparisons(*tournament_of(LM))
+    behind = [against(found, arm, "static") for arm in ("accordion", "forced", "gravac")]
+    assert says(f"lose to it**, by {bits(behind[0])}, {bits(behind[1])} and {bits(behind[2])} "
+                f"bits, all three after correction over {len(found)} comparisons")  # fmt: skip
+    firsts = [against(found, arm, "first") for arm in ("accordion", "forced", "gravac")]
+    assert all(row["p_holm"] < 0.05 and row["difference"] > 0 for row in (*behind, *firsts))
+    assert says(f"Against a coin ACCORDION has {bits(against(found, 'accordion', 'coin'))}:")
+    assert says(f"AdaQS is open, {bits(against(found, 'adaqs', 'static'))}.")
+    level, first = (against(found, "l-greco", name) for name in ("static", "first"))
+    assert says(f"behind**: {bits(level, -1)} bits below one rank throughout (p {level['p']:.3f}; "
+                f"{level['p_holm']:.2f} after correction), {bits(first, -1)} below rank 4 first "
+                f"({first['p_holm']:.4f} after it)")  # fmt: skip

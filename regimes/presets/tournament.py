@@ -49,7 +49,7 @@ OWN = {  # what `regimes tune tournament-small` chose for them, of RATES
 NEVER = 1e9  # a threshold: no norm changes so much
 RATES = {
     "tournament-smoke": "0.003125,0.00625,0.0125,0.025,0.05,0.1,0.2,0.4,0.8",
-    "tournament-lm": "0.00075,0.0015,0.003,0.006,0.012,0.024",
+    "tournament-lm": "0.0015,0.003,0.006,0.012",
     "tournament-small": "0.0125,0.025,0.05,0.1,0.2",
 }
 

@@ -36,7 +36,7 @@ from regimes.replay.spelling import rule
 
 from .command import Files
 from .compare import LAST
-from .verdicts import ends_text, holm, p_text, p_value
+from .verdicts import holm, p_text, p_value
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,7 +48,7 @@ DETECTORS = (
 )  # fmt: skip
 NONE = "none"
 RANK = 10  # of the other matrix, where a configuration does not say (`OtherMatrix`)
-HEADS = ("deficit from", "to", "n", "final error, of none's", "of the earliest's", "p (Holm)")
+HEADS = ("from", "to", "n", "final error, of none's", "of the earliest's", "p (Holm)")
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.5)))
 
 # -- records to numbers ----------------------------------------------------------------------
@@ -157,9 +157,8 @@ def as_text(harm: pd.DataFrame, found: pd.DataFrame) -> tuple[Table, Table]:
     """Both, rounded."""
     first = [
         (f"{row['first']:,}", f"{row['stop']:,}", str(row["n"]),
-         f"{row['harm']:.2f} {ends_text(row['ci_low'], row['ci_high'], '.2f')}",
-         f"{row['later']:.2f} {ends_text(row['later_low'], row['later_high'], '.2f')}"
-         if row["later"] == row["later"] else "", p_text(row["p_holm"]))
+         _rounded(row["harm"], row["ci_low"], row["ci_high"]),
+         _rounded(row["later"], row["later_low"], row["later_high"]), p_text(row["p_holm"]))
         for row in harm.to_dict("records")
     ]  # fmt: skip
     second = [
@@ -170,6 +169,12 @@ def as_text(harm: pd.DataFrame, found: pd.DataFrame) -> tuple[Table, Table]:
         Table(HEADS, first, texts=0),
         Table(("detector", "critical in harmful", "in harmless", "finds"), second),
     )
+
+
+def _rounded(*numbers: float) -> str:
+    """A ratio and its ends; empty where there is none."""
+    mean, low, high = (f"{x:,.0f}" if x >= 100 else f"{x:.2g}" for x in numbers)
+    return "" if math.isnan(numbers[0]) else f"{mean} [{low}, {high}]"
 
 
 def figure(

@@ -126,11 +126,16 @@ def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
         style.caption(
             fig,
             "Top Hessian eigenvalue of the training loss, of batch statistics, times the rate of "
-            "the epoch. Dotted: where a quadratic becomes unstable with this momentum. Mean over "
-            f"{style.seeds_in_words(counts)}, thin: each seed. {style.setting(runs[0])} "
-            f"({runs[0].name.partition(AT)[0]}).",
+            f"the epoch{_how_often(runs[0])}. Dotted: where a quadratic becomes unstable with this "
+            f"momentum, without compression. Mean over {style.seeds_in_words(counts)}, thin: "
+            f"each seed. {style.setting(runs[0])} ({runs[0].name.partition(AT)[0]}).",
         )
     return fig, each
+
+
+def _how_often(run: Record) -> str:
+    every = int(run.config["instruments"]["curvature"].get("every", 1))
+    return "" if every == 1 else f", every {every} epochs"
 
 
 def _panel(ax: Axes, rows: pd.DataFrame) -> None:

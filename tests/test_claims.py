@@ -186,8 +186,8 @@ def test_a_row_by_hand() -> None:
     assert row["p_holm"] == pytest.approx(3 * row["p"])
     assert rows["p_holm"].to_list() == verdicts.holm(rows["p"].to_list())
     first, second, _ = claims.as_text(rows).rows
-    assert first[3:-1] == ["5", "+4.48 [+2.45, +6.52]", "1", "0.0036", "≥ 0.0625",
-                                           "0.011", "better", "supported"]  # fmt: skip
+    assert first[3:-1] == ["5", "+2.91 [+1.99, +3.84]", "1", "< 0.001", "≥ 0.0625",
+                                           "0.0028", "better", "supported"]  # fmt: skip
     assert second[0] == ""
 
 
@@ -229,9 +229,10 @@ def test_adaqs_at_a_fall_of_one_half_is_static_high() -> None:
 
 
 def test_runs_of_different_code_are_marked() -> None:
-    rows = claims.judge(REFERENCE, [c for c in PAPER if c.item == "Figure 2b"])
-    assert rows["mixed"].to_list() == [False, True, False, False]
-    assert "| small † |" in claims.page(rows)
+    rows = claims.judge(REFERENCE, [c for c in PAPER if c.item in ("Figure 2b", "Figure 9")])
+    assert rows["mixed"].to_list() == [False] * 4 + [True] * 2
+    assert "| small |" in claims.page(rows)
+    assert "| small-ladder † |" in claims.page(rows)
 
 
 @pytest.mark.parametrize("claim", [*PAPER, *QUESTIONS], ids=lambda c: f"{c.item}: {c.says}")

@@ -28,6 +28,7 @@ from analysis import (
     compare,
 )
 from analysis.verdicts import verdict
+from regimes.replay.agreement import interval
 
 
 def test_the_numbers_in_short_are_those_of_the_sections() -> None:
@@ -46,6 +47,32 @@ def test_figure_2_in_one_table() -> None:
     for row in rows.to_dict("records"):
         numbers = f"{row['accuracy']:.1f} ± {row['sd']:.1f} | {row['of_low']:.2f}"
         assert says(f"| `{row['schedule']}` | {numbers} |")
+
+
+def test_the_same_runs_made_again() -> None:
+    rows = between("again").splitlines()[2:]
+    assert len(rows) == 6
+    moved = []
+    for row in rows:
+        pair, before, again = (cell.strip() for cell in row.strip("|").split("|"))
+        a, b = pair.split(" - ")
+        old, new = (effect(source, a, b) for source in ("small-before", "small"))
+        assert (before, again) == (signed(old), signed(new))
+        assert old[1] <= new[0] <= old[2]
+    ends = {
+        source: {(run.name, run.seed): 100 * run.epochs["metric"].tail(3).mean()
+                 for run in records(source)}
+        for source in ("small-before", "small")
+    }  # fmt: skip
+    old, new = ends.values()
+    assert sum(old[key] == new[key] for key in old) == 1
+    for name in {name for name, _ in old}:
+        each = [new[key] - old[key] for key in old if key[0] == name]
+        moved.append((abs(fmean(each)), name, interval(each)))
+    largest = max(moved)
+    assert says(f"by more than {largest[0]:.1f} points ({largest[1]}, {plain(largest[2])})")
+    lost = [effect(source, "low", "high") for source in ends]
+    assert lost[1][0] / lost[0][0] == pytest.approx(2 / 3, abs=0.05)
 
 
 # -- where, or only how many -----------------------------------------------------------------

@@ -27,6 +27,7 @@ from analysis import (
 from analysis.equal_floats import comparisons
 from analysis.unforced import RELATIVE, Change
 from regimes.replay.agreement import interval
+from regimes.replay.detect import bench
 
 # -- norm against Hessian --------------------------------------------------------------------
 
@@ -105,6 +106,24 @@ def test_detectors_live() -> None:
     assert says(f"for 152 %: {norm} and {top} points against one rank throughout")
     assert says(f"Sharpness has {signed(ends(against(found, 'sharpness', 'static')))}.")
     assert says(f"differ by {plain(effect('detection-smoke', 'rank 4', 'rank 1'))} points here")
+    assert says(f"ranks 4 and 2 by {plain(effect('detection-smoke', 'rank 4', 'rank 2'))},")
     rates = tournament.table(each, shown).set_index("arm")["rate"]
     assert rates["rank 1"] == 0.1
     assert tournament.edges(REFERENCE / "detection-smoke-tune.json", rates) == ["Fisher"]
+
+
+@pytest.mark.slow
+def test_what_is_said_of_the_papers_rules() -> None:
+    found = bench([run for run in records("small-signals") if run.name == "low"])
+    kappas = found.pairs[found.pairs["a"] == "norm-change"].groupby(["b", "granularity"])["kappa"]
+    words = []
+    for other, granularity in (("fisher-change", "epoch"), ("trace-cusum", "epoch x layer")):
+        mean, low, _ = interval(kappas.get_group((other, granularity)).to_list())
+        words.append(f"{mean:.2f} ± {mean - low:.2f}")
+    assert says(f"Fisher trace: kappa {words[0]} with the norm. CUSUM on the layer-wise trace: "
+                f"{words[1]}.")  # fmt: skip
+    same = kappas.get_group(("eigenvalue-change", "epoch"))
+    assert {f"{kappa:.2f}" for kappa in same} == {"0.73"}
+    spent = 100 * found.detectors.groupby("detector")["share_of_training"].mean()
+    assert says(f"The norm costs {spent['norm-change']:.1f} % of the training time")
+    assert says(f"every epoch, costs {spent['eigenvalue-change']:.0f} %.")

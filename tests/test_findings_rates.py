@@ -17,7 +17,7 @@ from analysis import (
     mechanism,
     narrowing,
 )
-from analysis.verdicts import p_value
+from analysis.verdicts import holm, p_value
 from regimes.plotting.metrics import named
 from regimes.presets.mechanism import LATE
 from regimes.replay.agreement import interval
@@ -64,13 +64,20 @@ def test_the_usable_rates_early_and_late() -> None:
     assert says(f"ends at {ratios['0.3', '2-7']} of dense's there, and at {ratios['0.3', '14-19']} "
                 f"late; with a whole nat at {ratios['1', '2-7']} and {ratios['1', '14-19']}"
                 )  # fmt: skip
-    slow = each[each["rate"] <= 0.1].groupby("window")[["loss", "dense"]].mean()
-    early, late = (slow.loc[f"epochs {name}"] for name in ("2-7", "14-19"))
-    assert says(f"rank 1 has {early['loss'] / early['dense']:.1f} times dense's early and "
-                f"{late['loss'] / late['dense']:.1f} times late")  # fmt: skip
-    means = each[each["window"] == "epochs 2-7"].groupby("rate")[["loss", "dense"]].mean()
-    more = (means["loss"] - means["dense"])[means.index <= 0.2]
-    assert {round(x, 1) for x in more} == {0.1, 0.2}
+    slow = each[each["rate"] <= 0.1]
+    logs = np.log(slow["loss"] / slow["dense"]).groupby([slow["window"], slow["seed"]]).mean()
+    early, late = (logs[f"epochs {name}"] for name in ("2-7", "14-19"))
+    words = [[f"{math.exp(x):.{digits}f}" for x in interval(each_log.to_list())]
+             for each_log, digits in ((early, 1), (late, 1), (early - late, 2))]  # fmt: skip
+    ours, theirs, ratio = (f"{mean} [{low}, {high}]" for mean, low, high in words)
+    assert says(f"rank 1 has {ours} times dense's early and {theirs} times late, {ratio} of that")
+    at = each[each["window"] == "epochs 2-7"]
+    gaps = (at["loss"] - at["dense"]).groupby([at["rate"], at["seed"]]).mean().unstack()
+    means = gaps.mean(axis=1)
+    assert (means[means.index <= 0.2] > 0.1).all()
+    rises = p_value((gaps.loc[0.2] - gaps.loc[0.00625]).to_list())
+    assert says(f"by {means[0.00625]:.2f} nats at the smallest and {means[0.2]:.2f} at 0.2 (p "
+                f"{rises:.3f})")  # fmt: skip
 
 
 @functools.cache
@@ -159,11 +166,43 @@ def test_deficits_of_a_deep_linear_network() -> None:
     harm = deep_linear.harms(records("deep-linear"))
     first, _ = deep_linear.as_text(harm, pd.DataFrame(columns=["detector"]))
     assert between("deep-linear") == first.markdown() + "\n"
+    assert set(harm["n"]) == {4}
     rows = harm.set_index(["first", "stop"])
     worst = rows.loc[(0, 20_000)]
     assert says(f"leave {worst['harm']:,.0f} [{worst['ci_low']:,.0f}, {worst['ci_high']:,.0f}]")
     long, short = deep_linear.by_length(harm).values()
-    assert (long["ci_low"] > 1).all()
-    assert long["harm"].is_monotonic_increasing
-    assert (short["ci_low"] < 1).all()
     assert (len(long), len(short)) == (5, 5)
+    assert (long["ci_low"] > 1).all()
+    assert not (rows.loc[[(0, 1_000), (0, 5_000), (0, 10_000)], "ci_low"] > 1).any()
+    assert long["harm"].is_monotonic_increasing
+    assert short["harm"].is_monotonic_increasing
+    late = [rows.loc[window] for window in ((10_000, 30_000), (20_000, 40_000))]
+    cells = [f"{row['later']:.2g} [{row['later_low']:.2g}, {row['later_high']:.{digits}f}]"
+             for row, digits in zip(late, (0, 0), strict=True)]  # fmt: skip
+    assert says(f"on leave {cells[0]} and {cells[1]} times what they leave at the start (p "
+                f"{late[0]['p_holm']:.3f} and {late[1]['p_holm']:.3f} after correction over eight)"
+                )  # fmt: skip
+    assert (harm["p_holm"] < 0.05).sum() == 2
+    assert harm["p_holm"].notna().sum() == 8
+
+
+def test_late_deficits_against_the_steps_that_follow_them() -> None:
+    runs = records("deep-linear")
+    plain = {run.seed: run.epochs["metric"].head(60).tail(3).mean() for run in runs
+             if run.name == "none"}  # fmt: skip
+    logs: dict[tuple[int, int], dict[int, float]] = {}
+    for run in runs:
+        if run.name != "none":
+            ((first, stop),) = run.config["deficit"]["windows"]
+            error = run.epochs["metric"].tail(3).mean() / plain[run.seed]
+            logs.setdefault((stop - first, first), {})[run.seed] = math.log(error)
+    later = {
+        (length, first): [each[seed] - logs[length, 0][seed] for seed in each]
+        for (length, first), each in logs.items()
+        if first
+    }
+    cells = ["{:.2g} [{:.2g}, {:.2g}]".format(*map(math.exp, interval(later[20_000, at])))
+             for at in (10_000, 20_000)]  # fmt: skip
+    assert says(f"the factors are {cells[0]} and {cells[1]}, not shown after correction")
+    assert min(holm([p_value(each) for each in later.values()])) >= 0.05
+    assert not any(interval(each)[2] < 1 for each in later.values())

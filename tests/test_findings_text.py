@@ -30,6 +30,7 @@ from analysis.effects import minus
 from analysis.equal_floats import comparisons, moments
 from analysis.verdicts import holm, p_value
 from regimes.presets.tournament import RATES
+from regimes.replay.agreement import interval
 
 # -- a language model ------------------------------------------------------------------------
 
@@ -111,6 +112,13 @@ def test_the_table_of_the_tournament_on_a_text() -> None:
     )
     spent = at[[*tournament.NETWORKS]]
     assert (spent.idxmin() == "dense").to_list() == [True, False, True]
+    slow = spent[tournament.NETWORKS[1]]
+    assert slow.idxmax() == "dense"
+    assert says(f"the slowest, with {slow['dense'] / slow['rank 4']:.1f} times rank 4's time")
+    mean, low, high = effect(LM, "rank 4", "dense")
+    assert says(f"open here, and {mean:.2f} [{low:.2f}, {high:.2f}] with eight seeds")
+    dense = [run.epochs["metric"].tail(3).mean() for run in records(LM) if run.name == "dense"]
+    assert says("eight at that rate below end at {:.2f} [{:.2f}, {:.2f}].".format(*interval(dense)))
 
 
 def bits(row: pd.Series, sign: int = 1) -> str:
@@ -139,6 +147,6 @@ def test_what_is_said_of_policies_on_a_text() -> None:
     assert says(f"Against a coin ACCORDION has {bits(against(found, 'accordion', 'coin'))}:")
     assert says(f"AdaQS is open, {bits(against(found, 'adaqs', 'static'))}.")
     level, first = (against(found, "l-greco", name) for name in ("static", "first"))
-    assert says(f"behind**: {bits(level, -1)} bits below one rank throughout (p {level['p']:.3f}; "
-                f"{level['p_holm']:.2f} after correction), {bits(first, -1)} below rank 4 first "
-                f"({first['p_holm']:.4f} after it)")  # fmt: skip
+    assert says(f"is better**: {bits(level, -1)} bits below one rank throughout (p "
+                f"{level['p']:.3f}; {level['p_holm']:.2f} after correction), {bits(first, -1)} "
+                f"below rank 4 first ({first['p_holm']:.4f} after it)")  # fmt: skip

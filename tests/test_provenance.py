@@ -116,16 +116,20 @@ def test_where_records_lie(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_committed_records(capsys: pytest.CaptureFixture[str]) -> None:
-    """The headline grid has no commit; the control experiment has one."""
+    """The headline grid as it was first run has no commit; since, and the control experiment, one
+    each."""
     if not (ROOT / ".git").exists():
         pytest.skip("needs a checkout")
-    archives = tuple(REFERENCE / f"{name}.tar.xz" for name in ("small", "smoke-controls"))
+    archives = tuple(
+        REFERENCE / f"{name}.tar.xz" for name in ("small-before", "small", "smoke-controls")
+    )
     rows = study.main(archives)
-    assert "45 of 101 runs are of code that matches no commit" in capsys.readouterr().out
-    assert set(rows.loc[rows["archive"] == "small", "commit"]) == {""}
-    (found,) = rows.loc[rows["archive"] == "smoke-controls", "commit"]
-    assert git(ROOT, "rev-parse", "--short", found) == "ef53b5e"
-    assert "| small | 40 | a93ccb7d595b | no commit |" in study.as_text(rows).markdown()
+    assert "45 of 146 runs are of code that matches no commit" in capsys.readouterr().out
+    assert set(rows.loc[rows["archive"] == "small-before", "commit"]) == {""}
+    for archive, commit_ in (("smoke-controls", "ef53b5e"), ("small", "646801b")):
+        (found,) = rows.loc[rows["archive"] == archive, "commit"]
+        assert git(ROOT, "rev-parse", "--short", found) == commit_
+    assert "| small-before | 40 | a93ccb7d595b | no commit |" in study.as_text(rows).markdown()
     with pytest.raises(SystemExit, match="1"):
         study.main(archives, strict=True)
 

@@ -151,9 +151,11 @@ def caption(fig: Figure, text: str) -> None:
 
 
 def log_axis(ax: Axes) -> None:
-    """A logarithmic y axis with ticks at 1, 2 and 5, written out."""
+    """A logarithmic y axis with ticks at 1, 2 and 5, written out; at 1 alone if what is drawn by
+    now spans more than four decades."""
     ax.set_yscale("log")
-    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    low, high = ax.get_ylim()
+    ax.yaxis.set_major_locator(LogLocator(subs=(1,) if high > 1e4 * low else (1, 2, 5)))
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.yaxis.set_minor_locator(NullLocator())
 

@@ -205,4 +205,4 @@ def test_late_deficits_against_the_steps_that_follow_them() -> None:
              for at in (10_000, 20_000)]  # fmt: skip
     assert says(f"the factors are {cells[0]} and {cells[1]}, not shown after correction")
     assert min(holm([p_value(each) for each in later.values()])) >= 0.05
-    assert not any(interval(each)[2] < 1 for each in later.values())
+    assert not any(interval(each)[2] < 0 for each in later.values())  # logarithms

@@ -99,6 +99,8 @@ PAPER = (
           "low-early"),
     Claim("Figure 2a", "the norm falls at a decay", ("small",), fall_at_decay("low"),
           "halvings of the norm", ("low",), margin=0.2),
+    Claim("Figure 2a", "... at a rate of its own", ("small-signals-own",), fall_at_decay("low"),
+          "halvings of the norm", ("low",), margin=0.2),
     Claim("Figure 3", "the norm marks the epochs that the eigenvalue marks", ("small-signals",),
           unforced("norm", "eigenvalue", "low"), "kappa, nothing forced", ("low",), margin=0.1),
     Claim("Figure 3", "... on digits, at a rate of its own", ("detection-signals-smoke",),

@@ -180,10 +180,11 @@ def test_the_quirks_of_the_published_code() -> None:
     page = "explanation/differences.md"
     low, high, own = (effect("small-quirks", f"{n}, authors", n)
                       for n in ("low", "high", "accordion"))  # fmt: skip
-    turned = [tuple(-x for x in (mean, high, low)) for mean, low, high in (low, own)]
-    assert says(f"loses {plain(turned[0])} points", page)  # type: ignore[arg-type]
-    assert says(f"loses {plain(turned[1])} points", page)  # type: ignore[arg-type]
-    assert says(f"nothing: {signed(high)}", page)
+    for name, effect_ in (("low", low), ("ACCORDION", own), ("high", high)):
+        mean, least, most = (-x for x in effect_)
+        assert says(f"{name} | loses {plain((mean, most, least))} points", page)
+    theirs, ours = (floats("small-quirks", f"accordion{end}") for end in (", authors", ""))
+    assert says(f"at {theirs} of low's floats in place of {ours}", page)
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from findings import (
 
 from analysis import (
     agreement,
+    figure3,
     tournament,
     unforced,
 )
@@ -89,9 +90,12 @@ def test_what_is_said_of_detectors() -> None:
     assert says(f"agrees with it by {norm}, {apart['norm']:+.2f} in different runs, critical "
                 f"sharpness by {sharp} and {apart['sharpness']:+.2f}, and best the first units, by "
                 f"{first}")  # fmt: skip
-    images = [agreed(a, b, "small-signals", "low") for a, b in (("norm", TOP), (TOP, FIRST))]
-    assert says(f"agree by {signed(images[0], 2)}, the first epochs and the eigenvalue by "
-                f"{signed(images[1], 2)}")  # fmt: skip
+    images = [signed(agreed(a, b, source, "low"), 2)
+              for source in ("small-signals", "small-signals-own")
+              for a, b in (("norm", TOP), (TOP, FIRST))]  # fmt: skip
+    assert says(f"agree by {images[0]}, the first epochs and the eigenvalue by {images[1]}; at the "
+                f"rate chosen for rank 4 (`small-signals-own`, 0.05, n = 5) by {images[2]} and "
+                f"{images[3]}.")  # fmt: skip
 
 
 def test_detectors_live() -> None:
@@ -127,3 +131,8 @@ def test_what_is_said_of_the_papers_rules() -> None:
     spent = 100 * found.detectors.groupby("detector")["share_of_training"].mean()
     assert says(f"The norm costs {spent['norm-change']:.1f} % of the training time")
     assert says(f"every epoch, costs {spent['eigenvalue-change']:.0f} %.")
+    _, kept = figure3.agreement([*records("small-signals-own")], 3, 0.5)
+    a, b = "gradient norm", "eigenvalue, running statistics"
+    row = kept[(kept["a"] == a) & (kept["b"] == b)].iloc[0]
+    words = f"{row['kappa']:.2f} [{row['kappa_low']:.2f}, {row['kappa_high']:.2f}]"
+    assert says(f"13 to 15, or earlier: kappa {words}.")

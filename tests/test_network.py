@@ -425,7 +425,7 @@ def test_the_figure_and_its_curves(tmp_path: Path) -> None:
     table = predict(cases(reference()), Network.parse("1Gbit/s,50us"), 4)
     at = table[table["kind"] == "policy"].set_index("case").loc["accordion"]
     gigabit = np.interp(9, np.log10(lines.index), lines["accordion"])
-    assert gigabit == pytest.approx(at["speed_up"], rel=1e-3)  # a mean of ratios, a ratio of means
+    assert gigabit == pytest.approx(at["speed_up"], rel=3e-3)  # a mean of ratios, a ratio of means
     crossing = np.interp(np.log10(at["break_even"]), np.log10(lines.index), lines["accordion"])
     assert crossing == pytest.approx(1, abs=0.01)
     many = numbers[(numbers["panel"] == "workers") & (numbers["x"] == 4096)]

@@ -86,7 +86,7 @@ def test_commands_that_read_import_no_torch(words: list[str], tmp_path: Path) ->
 
 def test_import_and_presets_do_without_torch() -> None:
     code = "import sys, regimes; regimes.get_preset('smoke'); regimes.RunConfig; regimes.load; "
-    code += "assert not {'torch', 'pandas', 'rich'} & set(sys.modules)"
+    code += "assert not {'torch', 'numpy', 'pandas', 'rich'} & set(sys.modules)"
     done = run_python(code)
     assert done.returncode == 0, done.stderr
 

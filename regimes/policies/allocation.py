@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from regimes.errors import ConfigError, require, unexpected
 from regimes.policies.base import Decision, Policy
 from regimes.policies.history import PastEpoch, cost
@@ -25,6 +23,8 @@ def allocate(errors: Table, floats: Table, bound: float, bins: int = 10_000) -> 
     L-GreCo's dynamic programme (Markov et al., MLSys 2024, section 3): errors are rounded up to
     ``bins`` equal parts of the bound, so that what it finds keeps within it.
     """
+    import numpy as np
+
     if bound < 0 or not math.isfinite(bound):
         return None
     least = np.zeros(bins + 1)  # floats of the layers so far, by the error that they may spend

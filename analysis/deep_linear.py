@@ -76,15 +76,11 @@ def harms(runs: Sequence[Record]) -> pd.DataFrame:
     rows = []
     for (first, stop), each_log in sorted(logs.items()):
         later = _against_the_earliest(logs, first, stop)
-        p = p_value(later) if len(later) > 1 else math.nan
         harm, other = _ratio("harm", "ci", [*each_log.values()]), _ratio("later", "later", later)
-        row = {"first": first, "stop": stop, "n": len(each_log), **harm, **other, "p": p}
-        rows.append(row)
+        row = {"first": first, "stop": stop, "n": len(each_log), **harm, **other}
+        rows.append(row | {"p": p_value(later)})
     table = pd.DataFrame(rows)
-    known = table["p"].notna()
-    table["p_holm"] = math.nan
-    table.loc[known, "p_holm"] = holm(table.loc[known, "p"].to_list())
-    return table
+    return table.assign(p_holm=holm(table["p"].to_list()))
 
 
 def _harm_of(run: Record, plain: Record) -> float:

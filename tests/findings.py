@@ -39,10 +39,16 @@ def signed(numbers: Numbers, digits: int = 1) -> str:
     return f"{mean} [{low}, {high}]"
 
 
-def plain(numbers: Numbers) -> str:
+def plain(numbers: Numbers, digits: int = 1) -> str:
     """As a loss is said; a minus sign only where it is needed."""
-    mean, low, high = (f"{x:.1f}".replace("-0.0", "0.0") for x in numbers)
+    mean, low, high = (f"{round(x, digits) + 0.0:.{digits}f}" for x in numbers)
     return f"{mean} [{low}, {high}]"
+
+
+def turned(numbers: Numbers) -> Numbers:
+    """b minus a, of a minus b."""
+    mean, low, high = numbers
+    return -mean, -high, -low
 
 
 def text(page: str) -> str:

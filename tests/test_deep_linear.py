@@ -233,9 +233,7 @@ def test_images_have_no_other_matrix_and_need_another_model(tmp_path: Path) -> N
 # -- the study -------------------------------------------------------------------------------
 
 
-def test_after_every_deficit_the_training_is_as_long_and_without_one_as_long_as_the_longest() -> (
-    None
-):
+def test_the_right_matrix_is_trained_as_long_after_every_deficit_and_longest_without() -> None:
     for name in ("deep-linear", "deep-linear-depths"):
         cells = get_grid(name).values()
         firsts = []

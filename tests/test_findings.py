@@ -20,6 +20,7 @@ from findings import (
     says,
     signed,
     text,
+    turned,
 )
 
 from analysis import (
@@ -181,8 +182,7 @@ def test_the_quirks_of_the_published_code() -> None:
     low, high, own = (effect("small-quirks", f"{n}, authors", n)
                       for n in ("low", "high", "accordion"))  # fmt: skip
     for name, effect_ in (("low", low), ("ACCORDION", own), ("high", high)):
-        mean, least, most = (-x for x in effect_)
-        assert says(f"{name} | loses {plain((mean, most, least))} points", page)
+        assert says(f"{name} | loses {plain(turned(effect_))} points", page)
     theirs, ours = (floats("small-quirks", f"accordion{end}") for end in (", authors", ""))
     assert says(f"at {theirs} of low's floats in place of {ours}", page)
 

@@ -134,5 +134,5 @@ def test_what_is_said_of_the_papers_rules() -> None:
     _, kept = figure3.agreement([*records("small-signals-own")], 3, 0.5)
     a, b = "gradient norm", "eigenvalue, running statistics"
     row = kept[(kept["a"] == a) & (kept["b"] == b)].iloc[0]
-    words = f"{row['kappa']:.2f} [{row['kappa_low']:.2f}, {row['kappa_high']:.2f}]"
+    words = plain((row["kappa"], row["kappa_low"], row["kappa_high"]), 2)
     assert says(f"13 to 15, or earlier: kappa {words}.")

@@ -18,11 +18,13 @@ from findings import (
     ends,
     floats,
     page_of,
+    plain,
     records,
     says,
     signed,
     text,
     tournament_of,
+    turned,
 )
 
 from analysis import compare, tournament
@@ -79,13 +81,14 @@ def test_what_is_said_of_the_demos_baseline() -> None:
     assert says(
         f"have a standard deviation of {low:.2f}, those of rank 2, at half that rate, {flat:.2f}"
     )
-    won = [tuple(-x for x in effect("lm-demo", a, "high")) for a in ("low-first", "low-last")]
-    (early, high, low), (late, *_) = won
+    early, late = (turned(effect("lm-demo", a, "high")) for a in ("low-first", "low-last"))
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert (
-        f"it wins back {early:.2f} [{low:.2f}, {high:.2f}] of that, in the last {late:.2f}."
-        in readme
-    )
+    assert f"it wins back {plain(early, 2)} of that, in the last {late[0]:.2f}." in readme
+    digits = [effect(source, "rank 4", "rank 1")[0]
+              for source in ("tournament-smoke", "detection-smoke")]  # fmt: skip
+    assert f"{digits[0]:.1f} to {digits[1]:.1f} points of it are left on digits" in readme
+    images = plain(effect("tournament-small", "rank 4", "rank 1"))
+    assert f"on CIFAR-10 it is not shown ([{images} points]" in readme
 
 
 # -- the tournament on a text ----------------------------------------------------------------
@@ -115,16 +118,13 @@ def test_the_table_of_the_tournament_on_a_text() -> None:
     slow = spent[tournament.NETWORKS[1]]
     assert slow.idxmax() == "dense"
     assert says(f"the slowest, with {slow['dense'] / slow['rank 4']:.1f} times rank 4's time")
-    mean, low, high = effect(LM, "rank 4", "dense")
-    assert says(f"open here, and {mean:.2f} [{low:.2f}, {high:.2f}] with eight seeds")
+    assert says(f"open here, and {plain(effect(LM, 'rank 4', 'dense'), 2)} with eight seeds")
     dense = [run.epochs["metric"].tail(3).mean() for run in records(LM) if run.name == "dense"]
-    assert says("eight at that rate below end at {:.2f} [{:.2f}, {:.2f}].".format(*interval(dense)))
+    assert says(f"eight at that rate below end at {plain(interval(dense), 2)}.")
 
 
-def bits(row: pd.Series, sign: int = 1) -> str:
-    mean, *both = (sign * x for x in ends(row))
-    low, high = sorted(both)
-    return f"{mean:.2f} [{low:.2f}, {high:.2f}]"
+def bits(row: pd.Series) -> str:
+    return plain(ends(row), 2)
 
 
 def test_what_is_said_of_blind_schedules_on_a_text() -> None:
@@ -147,6 +147,7 @@ def test_what_is_said_of_policies_on_a_text() -> None:
     assert says(f"Against a coin ACCORDION has {bits(against(found, 'accordion', 'coin'))}:")
     assert says(f"AdaQS is open, {bits(against(found, 'adaqs', 'static'))}.")
     level, first = (against(found, "l-greco", name) for name in ("static", "first"))
-    assert says(f"is better**: {bits(level, -1)} bits below one rank throughout (p "
-                f"{level['p']:.3f}; {level['p_holm']:.2f} after correction), {bits(first, -1)} "
-                f"below rank 4 first ({first['p_holm']:.4f} after it)")  # fmt: skip
+    words = [plain(turned(ends(row)), 2) for row in (level, first)]
+    assert says(f"is better**: {words[0]} bits below one rank throughout (p {level['p']:.3f}; "
+                f"{level['p_holm']:.2f} after correction), {words[1]} below rank 4 first "
+                f"({first['p_holm']:.4f} after it)")  # fmt: skip

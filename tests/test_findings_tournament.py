@@ -20,6 +20,7 @@ from findings import (
     says,
     signed,
     tournament_of,
+    turned,
 )
 
 from analysis import (
@@ -88,14 +89,13 @@ def no_policy_beats_floats_spent_without_looking() -> None:
     assert says(f"difference is {signed(ends(against(found, 'accordion', 'first')))}")
     (worse,) = (row for _, row in known.iterrows() if row["p_holm"] < 0.05)
     assert (worse["arm"], worse["control"]) == ("l-greco accordion", "coin")
-    mean, high, low = (-x for x in ends(worse))
-    assert says(f"by {plain((mean, low, high))} points against the coin (p {worse['p_holm']:.3f}")
+    assert says(f"by {plain(turned(ends(worse)))} points against the coin (p {worse['p_holm']:.3f}")
 
 
 def when_rank_4_is_taken_matters_little() -> None:
     found = moments(*tournament_of("tournament-smoke"))
     lost = [against(found, f"last {n}", "first") for n in (6, 12)]
-    words = [plain((-r["difference"], -r["ci_high"], -r["ci_low"])) for r in lost]
+    words = [plain(turned(ends(row))) for row in lost]
     assert says(f"loses {' and '.join(words)} against as much in the first")
     assert says(f"(p {' and '.join(f'{r.p:.2f}' for r in lost)}; 0.4 after correction")
     assert {round(row["p_holm"], 1) for row in lost} == {0.4}

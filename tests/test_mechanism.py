@@ -58,9 +58,10 @@ def test_momenta_move_as_far_by_a_constant_gradient() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rate", [0.0125, 0.05, 0.2])
 @pytest.mark.parametrize("rank", [4, 2, 1])
 def test_a_low_pass_sends_the_energy_that_its_rank_sends(
-    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rank: int, rate: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of what is owed, summed over the steps and layers of a run on digits."""
     owed, left = [], []
@@ -75,7 +76,7 @@ def test_a_low_pass_sends_the_energy_that_its_rank_sends(
 
     monkeypatch.setattr(PowerSGD, "send", measured)
     settings = [f"levels={{level={rank}}}", "policy={name='static', level='level'}",
-                "optimizer.lr=0.05"]  # fmt: skip
+                f"optimizer.lr={rate}"]  # fmt: skip
     regimes.run(regimes.override(regimes.get_preset("smoke/high"), settings), tmp_path)
     share = LATE[f"low-pass as rank {rank}"][1]
     assert isinstance(share, float)

@@ -82,7 +82,7 @@ def setting(run: Record) -> str:
         _data(run, unit),
         f"{c['model']['name']}, {parameters:,} parameters",
         count_units(h, run.rows),
-        f"W\xa0=\xa0{c['workers']} workers{samples}",
+        f"W\xa0=\xa0{c['workers']} worker{'' if c['workers'] == 1 else 's'}{samples}",
         levels(c),
     ]
     return f"Setting: {'; '.join(part for part in parts if part)}"

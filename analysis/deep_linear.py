@@ -158,9 +158,10 @@ def as_text(harm: pd.DataFrame, found: pd.DataFrame) -> tuple[Table, Table]:
         for row in harm.to_dict("records")
     ]  # fmt: skip
     second = [
-        (row["detector"], *(f"{row[key]:.2f}" for key in ("harmful", "harmless", "finds")))
+        (row["detector"], *("" if math.isnan(row[key]) else f"{row[key]:.2f}"
+                            for key in ("harmful", "harmless", "finds")))
         for row in found.to_dict("records")
-    ]
+    ]  # fmt: skip
     return (
         Table(HEADS, first, texts=0),
         Table(("detector", "critical in harmful", "in harmless", "finds"), second),

@@ -2,7 +2,7 @@
 
 Tune and run each setting (`regimes.presets.events` has the commands), then draw them together::
 
-    regimes figure events runs/shift-smoke runs/restarts-smoke runs/ramp-smoke
+    regimes figure events runs/shift-smoke runs/restarts-smoke runs/ramp-smoke runs/pruned-smoke
 
 `PAIRS` are arms against controls that send as many floats (`equal_floats`): the same rank
 throughout, rank 4 first, and rank 4 at the event by an arm that knows it. A policy that finds the
@@ -47,6 +47,7 @@ WORDS = {  # of a grid
     "shift-smoke": "another task until epoch 12",
     "restarts-smoke": "the rate restarts at 8 and 16",
     "ramp-smoke": "batches x 4 from epoch 12",
+    "pruned-smoke": "90 % of weights pruned at 12",
 }
 LEVEL = 0.05  # of p after correction
 

@@ -131,7 +131,8 @@ def configuration() -> str:
 
     lines = ["| key | default | meaning |", "|---|---|---|"]
     tables = {"": config.RunConfig, "data.": config.DataConfig, "model.": config.ModelConfig,
-              "optimizer.": config.OptimizerConfig, "budget.": config.Budget}  # fmt: skip
+              "optimizer.": config.OptimizerConfig, "budget.": config.Budget,
+              "pruning.": config.PruningConfig}  # fmt: skip
     for prefix, cls in tables.items():
         said = comments(cls) | attributes(cls)
         for name, value in defaults(cls):

@@ -18,7 +18,7 @@ from regimes.policies import check_levels, policy
 from regimes.presets import events, get_grid
 from regimes.records import load, load_all
 
-GRIDS = ("shift-smoke", "restarts-smoke", "ramp-smoke")
+GRIDS = ("shift-smoke", "restarts-smoke", "ramp-smoke", "pruned-smoke")
 ACCURACY = named("accuracy")
 
 
@@ -30,14 +30,14 @@ def test_arms_differ_in_their_policy_alone(name: str) -> None:
         assert replace(cell, name="", policy=first.policy) == replace(first, name="")
         assert cell.name == arm
         check_levels(policy(cell.policy), cell.levels)
-    assert set(events.LADDER) < set(grid)
+    assert {arm for arm, _ in apart.PAIRS} | {"event 12", "rank 4"} < set(grid)
 
 
 @pytest.mark.parametrize("name", GRIDS)
 def test_who_knows_the_event_spends_as_many_units_as_who_spends_first(name: str) -> None:
     grid = get_grid(name)
     starts = (0, 8, 16) if name == "restarts-smoke" else (12,)
-    for share in events.SHARES:
+    for share in (share for share in events.SHARES if f"event {share}" in grid):
         spans = {kind: grid[f"{kind} {share}"].policy["windows"] for kind in ("event", "first")}
         units = {kind: {unit for unit in range(24) if in_windows(each, unit)}
                  for kind, each in spans.items()}  # fmt: skip
@@ -59,6 +59,8 @@ def test_something_happens_where_the_grids_say(tmp_path: Path) -> None:
     assert ramp["lr"][11] == ramp["lr"][12] == 10 * ramp["lr"][20]
     shift = load(tmp_path / "shift-smoke").epochs["train_loss"]
     assert shift[12] > 2 * shift[11]
+    pruned = load(tmp_path / "pruned-smoke").epochs["train_loss"]
+    assert pruned[12] > 1.1 * pruned[11]
 
 
 def test_forced_follows_nothing_that_was_measured(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from regimes.cli.app import app
-from regimes.config import override
+from regimes.config import PruningConfig, override
 from regimes.errors import ConfigError
 from regimes.presets import get_grid, get_preset, seeds_of
 from regimes.records import load_all
@@ -50,6 +50,29 @@ def test_a_schedule_is_its_base_and_what_it_names(grid: str) -> None:
     assert cells["eager"].policy["interval"] == 3  # the base's
     assert seeds_of(grid) == [4, 9]
     assert seeds_of("smoke") is None
+
+
+def test_tables_within_a_policy_are_written_out(tmp_path: Path) -> None:
+    """Windows of single layers, whose names have dots in them, and another detector."""
+    (tmp_path / "mine.toml").write_text("""base = "lm-small"
+[schedules.front]
+pruning.epoch = 3
+[schedules.front.policy]
+name = "windows"
+layers = {"blocks.0.out.weight" = [[0, 24]], "embedding.weight" = [[0, 6]]}
+[schedules.cusum]
+policy = {name = "detected", detector = {name = "cusum", h = 3.0}}
+""")
+    cells = get_grid(str(tmp_path / "mine.toml"))
+    assert cells["front"].policy == {
+        "name": "windows",
+        "layers": {"blocks.0.out.weight": [[0, 24]], "embedding.weight": [[0, 6]]},
+    }
+    assert cells["front"].pruning == PruningConfig(epoch=3)
+    detector = {"name": "cusum", "h": 3.0}
+    assert cells["cusum"].policy == {"name": "detected", "detector": detector}
+    other = override(cells["cusum"], ["policy.detector.name=msdr-fall"])
+    assert other.policy == {"name": "detected", "detector": {"name": "msdr-fall"}}
 
 
 @pytest.mark.usefixtures("grid")

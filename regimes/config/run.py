@@ -114,6 +114,14 @@ class Budget:
 
 
 @dataclass(frozen=True)
+class PruningConfig:
+    """From unit ``epoch`` on, this share of the weights is zero (`training.pruning`)."""
+
+    epoch: int = 12
+    share: float = 0.9
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """Everything that decides the numbers of a run. ``processes`` and ``device`` only divide work.
 
@@ -140,6 +148,7 @@ class RunConfig:
         outer: what a synchronisation does.
         budget: floats after which the run ends.
         deficit: what makes the training worse in chosen epochs (``data/deficits.py``).
+        pruning: an event: the smallest weights become zero, and stay so.
         signal: the norm that detectors read, per layer and unit: of the gradient ("update",
             "global", "local-mean", "worker0") or of the optimiser's step ("movement",
             "movement/lr"), see ``instruments/gradient_norm.py``.
@@ -186,6 +195,7 @@ class RunConfig:
     outer: OuterConfig = field(default_factory=OuterConfig)
     budget: Budget | None = None
     deficit: dict[str, Any] | None = None
+    pruning: PruningConfig | None = None
     start_compressing_after: int = 0
     signal: Signal = "update"
     instruments: dict[str, dict[str, Any]] = field(default_factory=dict)  # see ``instruments/``

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import tomllib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,8 @@ PLUG_INS = (
     "sync_policy",
     "deficit",
 )  # tables that name a class
+KEYS = re.compile(r'"([^"]*)"|([^."]+)')  # of a.b."c.d"
+ABSENT = (*PLUG_INS, "budget", "pruning")  # tables that may not be there: naming a field makes one
 
 
 def override(config: RunConfig, settings: list[str]) -> RunConfig:
@@ -33,6 +36,11 @@ def override(config: RunConfig, settings: list[str]) -> RunConfig:
 
     >>> override(config, ["policy.name=static"]).policy
     {'name': 'static'}
+
+    A key with dots in it, as layers' names have, stands in quotes:
+
+    >>> override(config, ["policy=windows", 'policy.layers."blocks.0.out"=[[0, 6]]']).policy
+    {'name': 'windows', 'layers': {'blocks.0.out': [[0, 6]]}}
 
     Nor does a model of one's own, ``package.module:callable``; networks by name keep theirs.
 
@@ -63,7 +71,7 @@ def overlaid(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
 def _leaves(table: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
     """(a.b.c, value) of a nested table, a plug-in's name before its fields."""
     for key in sorted(table, key=lambda key: key != "name"):
-        value, path = table[key], f"{place}{key}"
+        value, path = table[key], place + (f'"{key}"' if "." in key else key)
         if isinstance(value, Mapping) and value:
             yield from _leaves(value, f"{path}.")
         else:
@@ -80,20 +88,23 @@ def _with(config: RunConfig, pairs: Sequence[tuple[str, Any]]) -> RunConfig:
 
 def _put(plain: dict[str, Any], path: str, value: Any) -> None:
     """Change what is at ``a.b.c``, in place."""
-    *parents, key = path.split(".")
+    *parents, key = [quoted or bare for quoted, bare in KEYS.findall(path)] or [path]
+    inside = bool(parents) and parents[0] in PLUG_INS
     table = plain
     for parent in parents:
         if table is plain["instruments"]:
             table.setdefault(parent, {})  # naming an instrument's field switches it on
-        if table is plain and parent in PLUG_INS and table[parent] is None:
+        if table is plain and parent in ABSENT and table[parent] is None:
             table[parent] = {}
+        if inside and table is not plain:
+            table.setdefault(parent, {})  # a plug-in's own check knows which fields it has
         if not isinstance(table.get(parent), dict):
             raise ConfigError(f"unknown key {path!r}: {nearest(parent, table)}")
         table = table[parent]
     if path in PLUG_INS and isinstance(value, str):
         value = {"name": value}
     other = key == "name" and table.get("name") != value
-    if other and (path[:-5] in PLUG_INS or (path == "model.name" and ":" in str(value))):
+    if other and (inside or (path == "model.name" and ":" in str(value))):
         table.clear()  # another plug-in: the fields of the old one mean nothing to it
     table[key] = value
 

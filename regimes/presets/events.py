@@ -1,8 +1,8 @@
 """Regimes that do not begin at the start: what a detector could find and a fixed schedule cannot.
 
 Something happens in the middle of a training: the task changes, the rate restarts, the batch
-grows. Who spends where it happens? Each arm at its own rate, which validation data choose, and then
-with other seeds, as in a tournament (`presets.tournament`)::
+grows, most weights are pruned. Who spends where it happens? Each arm at its own rate, which
+validation data choose, and then with other seeds, as in a tournament (`presets.tournament`)::
 
     regimes tune shift-smoke --set data.validation_size=200 --seeds 2 --first-seed 5000 \\
       --values optimizer.lr=0.003125,0.00625,0.0125,0.025,0.05,0.1,0.2,0.4 \\
@@ -19,11 +19,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from regimes.config import RunConfig
+from regimes.config import PruningConfig, RunConfig
 from regimes.presets import cpu, families, tournament
 from regimes.presets.registry import Grid, grid
 
-EVENT = 12  # the unit in which a task shifts, a batch grows
+EVENT = 12  # the unit in which a task shifts, a batch grows, weights are pruned
 UNITS = 24
 SHARES = tournament.SHARES
 LADDER = tuple(f"event {share}" for share in SHARES)  # from few floats to many
@@ -113,3 +113,25 @@ def ramp_smoke() -> Grid:
         ),
         at_event(),
     )
+
+
+PRUNED = (  # of the arms: a policy, what knows the event, and what reads nothing
+    "dense", *tournament.LADDERS["static"][:4], "first 6", "first 12", "last 6", "event 6",
+    "event 12", "accordion 1", "accordion 3", "forced 3", "random 6",
+)  # fmt: skip
+
+
+@grid("pruned-smoke")
+def pruned_smoke() -> Grid:
+    """`regimes tune pruned-smoke ...`, likewise: from epoch 12 on the smallest 90 % of the weights
+    are zero; one decay, at 20; 14 arms, a minute a seed and rate, on one core."""
+    smoke = cpu.smoke()
+    cells = arms(
+        replace(
+            smoke,
+            optimizer=replace(smoke.optimizer, decay_epochs=(20,)),
+            pruning=PruningConfig(epoch=EVENT, share=0.9),
+        ),
+        at_event(),
+    )
+    return {name: cells[name] for name in PRUNED}

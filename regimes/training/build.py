@@ -40,6 +40,7 @@ from regimes.training.learning_rate import LearningRate
 from regimes.training.numerics import Numerics
 from regimes.training.optimizers import Optimizers
 from regimes.training.optimizers import build as build_optimizer
+from regimes.training.pruning import Pruning
 from regimes.training.rounds import Rounds
 from regimes.training.step import TrainingStep, buckets_of
 from regimes.training.units import Units
@@ -71,6 +72,7 @@ class Run:
     sync_policy: Policy | None
     local: Rounds | None
     deficit: Deficit
+    pruning: Pruning | None
     header: dict[str, Any] = field(default_factory=dict)  # of the record
     rows: list[dict[str, Any]] = field(default_factory=list)  # the record so far
     saved: float = field(default_factory=time.monotonic)  # when: the start, or the last checkpoint
@@ -145,6 +147,7 @@ def _build(
     compressed = [i for i, layer in enumerate(layers) if layer.compressed]
     costs = level_costs(costs_per_step(chosen, layers, config.levels, config.workers), compressed)
     names = [layer.name for layer in layers]
+    pruning = Pruning.of(config.pruning, layers, gradients.parameters)
     controller = Controller(rules[0], names, compressed, config.signal, costs)
     units = Units.of(config, len(batches))
     check_windows_fit(config, len(units))
@@ -161,7 +164,7 @@ def _build(
     return Run(
         config, world, device, numerics, task, batches, model, layers, controller, chosen,
         gradients, reducer, TrainingStep(gradients, reducer), context, panel, optimizer, units,
-        rate, rules[1], rules[2], local, worse,
+        rate, rules[1], rules[2], local, worse, pruning,
     )  # fmt: skip
 
 

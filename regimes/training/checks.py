@@ -58,7 +58,11 @@ def in_epochs(config: RunConfig) -> bool:
 
 
 def check_windows_fit(config: RunConfig, units: int) -> None:
-    """Raise ConfigError for a policy's window that starts after the run's last unit."""
+    """Raise ConfigError for a policy's window, or a pruning, that starts after the run's last
+    unit."""
+    if config.pruning is not None:
+        require(config.pruning.epoch < units, "pruning.epoch", config.pruning.epoch,
+                f"one of the run's {units} units")  # fmt: skip
     for table in ("policy", "batch_policy", "sync_policy"):
         for field, first in _starts(config, table):
             require(first < units, field, first,
@@ -93,6 +97,9 @@ def _numbers(c: RunConfig) -> list[tuple[str, Any, bool, str]]:
            "validation": c.data.validation_size}.items()),
         ("budget.epochs", c.budget and c.budget.epochs, not c.budget or c.budget.epochs >= 1,
          FROM_ONE),
+        *((f"pruning.{name}", getattr(c.pruning, name), good, expected) for name, good, expected in
+          (() if c.pruning is None else (("epoch", c.pruning.epoch >= 0, FROM_ZERO),
+           ("share", 0 < c.pruning.share < 1, "a share, above 0 and below 1")))),
         ("timeout", c.timeout, 0 < c.timeout <= LONGEST,
          f"{POSITIVE} of seconds up to {LONGEST:g}"),
         ("bucket_mb", c.bucket_mb, 0 < c.bucket_mb < inf, POSITIVE),
@@ -162,6 +169,11 @@ def build_sync_policy(config: RunConfig, worse: Deficit) -> Policy | None:
         raise ConfigError(
             "deficit: workers that step locally share no update that could be made worse: choose "
             "another deficit, or leave sync_policy out"
+        )
+    if config.pruning is not None:
+        raise ConfigError(
+            "pruning: workers that step locally have weights of their own, of which each would "
+            "prune others: leave pruning or sync_policy out"
         )
     _check_one_signal(config, rule)
     return rule

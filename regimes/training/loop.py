@@ -146,6 +146,8 @@ def _unit(
 ) -> tuple[dict[str, Any], dict[str, float], dict[str, Any]]:
     """Train one unit; returns its row of the record, where the time went, instruments' details."""
     plan, clock = decide(run, unit), Clock(run.device)
+    if run.pruning is not None:
+        run.pruning.begin(unit)
     train_loss, steps = _train(run, plan, clock, watchers)
     with clock("communicate"):
         run.world.broadcast(list(run.model.buffers()))
@@ -238,3 +240,5 @@ def _apply(run: Run, updates: list[Tensor], now: Minibatch, clock: Clock) -> Non
     with clock("compute"):
         install(run.gradients.parameters, updates)
         run.optimizer.step()
+        if run.pruning is not None:
+            run.pruning.keep()

@@ -84,6 +84,8 @@ def save(run: Run, out: Path) -> None:
         "gauges": run.panel.state_dict(),
     }
     own = {"residuals": residuals, "hidden": run.gradients.carried()}
+    if run.pruning is not None:
+        shared["pruning"] = run.pruning.state_dict()
     if run.local is not None:
         shared["local"], own["local"] = run.local.state_dict()
     checkpoint.save(out, len(run.rows), shared, own, run.world)
@@ -112,6 +114,8 @@ def _restore(run: Run, files: list[dict[str, Any]]) -> None:
     else:
         _restore_momenta(run, shared["momentum"])
     run.panel.load_state_dict(shared["gauges"])
+    if run.pruning is not None:
+        run.pruning.load_state_dict(shared["pruning"])
     residuals = {
         layer.name: _hosted_rows(
             run, [(f["workers"], f["own"]["residuals"][layer.name]) for f in files]

@@ -1,0 +1,89 @@
+"""A pruning event: from one unit on the smallest weights are zero, and stay so.
+
+By magnitude, over all compressed layers at once (global magnitude pruning: Blalock et al., MLSys
+2020, section 7). A pruned weight has no gradient, so that nothing is sent for it but what error
+feedback still owes; after each step it is zero again. Processes prune alike, for they hold the
+same weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from regimes.collectives.requests import Layer
+from regimes.config import PruningConfig
+from regimes.errors import ConfigError
+
+
+class Pruning:
+    """Prunes a model once.
+
+    Attributes:
+        masks: by layer, 0 where a weight is pruned; empty before the event.
+    """
+
+    def __init__(
+        self, settings: PruningConfig, layers: Sequence[Layer], parameters: Sequence[nn.Parameter]
+    ) -> None:
+        self.settings = settings
+        self.parameters = {
+            layer.name: parameter
+            for layer, parameter in zip(layers, parameters, strict=True)
+            if layer.compressed
+        }
+        self.masks: dict[str, Tensor] = {}
+        for name, parameter in self.parameters.items():
+            parameter.register_hook(partial(self._masked, name))
+
+    @classmethod
+    def of(
+        cls,
+        settings: PruningConfig | None,
+        layers: Sequence[Layer],
+        parameters: Sequence[nn.Parameter],
+    ) -> Pruning | None:
+        """None where nothing is pruned; ConfigError where there is nothing to prune."""
+        if settings is None:
+            return None
+        if not any(layer.compressed for layer in layers):
+            raise ConfigError(
+                "pruning: the model has no layer that is compressed, so none to prune"
+            )
+        return cls(settings, layers, parameters)
+
+    def begin(self, epoch: int) -> None:
+        """Before each unit: prune, if this is the one."""
+        if epoch != self.settings.epoch:
+            return
+        sizes = torch.cat([p.detach().abs().flatten() for p in self.parameters.values()])
+        masks = torch.ones_like(sizes)
+        masks[sizes.argsort(stable=True)[: round(self.settings.share * len(sizes))]] = 0
+        self.masks = {
+            name: part.view_as(p)
+            for (name, p), part in zip(
+                self.parameters.items(),
+                masks.split([p.numel() for p in self.parameters.values()]),
+                strict=True,
+            )
+        }
+        self.keep()
+
+    def keep(self) -> None:
+        """After each step: what is pruned is zero again, whatever momentum and error feedback
+        made of it."""
+        with torch.no_grad():
+            for name, mask in self.masks.items():
+                self.parameters[name] *= mask
+
+    def _masked(self, name: str, gradient: Tensor) -> Tensor:
+        return gradient * self.masks[name] if self.masks else gradient
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self.masks
+
+    def load_state_dict(self, masks: dict[str, Tensor]) -> None:
+        self.masks = {name: mask.to(self.parameters[name].device) for name, mask in masks.items()}

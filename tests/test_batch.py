@@ -22,6 +22,7 @@ from regimes.policies import (
     BatchAccordion,
     ErrorLadder,
     PastEpoch,
+    RateLadder,
     Smith,
 )  # fmt: skip
 from regimes.records import read_lines
@@ -232,6 +233,47 @@ def test_the_accordion_ladder_may_overlook_decays(rule: bool) -> None:
     policy = AccordionLadder(("r1", "r4"), interval=1, decay_rule=rule)
     history = [past([1.0], ["r4"]), PastEpoch(0.1, 0.01, {"norm": [1.0]}, ["r1"])]
     assert policy.decide(history, ["l"])[0].level == ("r4" if rule else "r1")
+
+
+def followed(policy: RateLadder, rates: list[float]) -> str:
+    """The first letter or digit of each level that a policy takes, unit by unit."""
+    history: list[PastEpoch] = []
+    for rate, after in zip(rates, [*rates[1:], rates[-1]], strict=True):
+        level = policy.decide(history, ["l"])[0].level
+        history.append(PastEpoch(rate, after, {}, [level]))
+    return "".join(epoch.levels[0][-1] for epoch in history)
+
+
+@pytest.mark.parametrize(
+    ("rates", "levels"),
+    [
+        ([0.0, 0.5, 1.0, 1.0, 0.5, 0.49, 0.15, 0.149], "33333221"),  # a warm-up counts as high
+        ([0.1, 0.01, 0.001], "311"),
+        ([1.0, 0.6, 0.3, 0.1, 1.0, 0.6, 0.3, 0.1], "33213321"),  # it starts again
+        ([0.003, 0.003 / 10**0.5, 0.003 / 10], "321"),
+        ([0.0, 0.0], "33"),
+    ],
+)
+def test_the_rate_ladder_by_hand(rates: list[float], levels: str) -> None:
+    assert followed(RateLadder(("r1", "r2", "r3")), rates) == levels
+
+
+def test_the_rate_ladder_says_why_and_takes_other_shares() -> None:
+    assert followed(RateLadder(("r1", "r4"), shares=(0.3,)), [1.0, 0.3, 0.29]) == "441"
+    policy = RateLadder(("r1", "r2", "r3"))
+    past = [PastEpoch(0.4, 0.1, {}, ["r3", "r2"])]
+    fallen, kept = policy.decide(past, ["a", "b"])
+    assert fallen.why == {"rule": "rate", "old": 0.4, "new": 0.1}
+    assert (fallen.level, kept.level, kept.why) == ("r2", "r2", None)
+    assert not policy.needs
+
+
+@pytest.mark.parametrize(
+    "shares", [(0.5,), (0.5, 0.15), (0.2, 0.2), (0.0, 0.5), (0.5, 1.0), (0.1, 0.2, 0.3)]
+)
+def test_shares_that_do_not_fit_are_refused(shares: tuple[float, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"policy\.shares = .*: expected 2 rising shares between"):
+        RateLadder(("r1", "r2", "r3"), shares=shares)
 
 
 # -- in a run --------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from regimes.policies.base import Decision, Policy
 from regimes.policies.detected import Accordion, BatchAccordion, Detected
 from regimes.policies.gravac import GraVAC
 from regimes.policies.history import LevelCost, PastEpoch, history, whole_history
-from regimes.policies.ladders import AccordionLadder, AdaQS, ErrorLadder
+from regimes.policies.ladders import AccordionLadder, AdaQS, ErrorLadder, RateLadder
 from regimes.policies.periods import QSR, AdaComm, PostLocal
 from regimes.policies.schedules import Smith, Static, Windows
 
@@ -37,6 +37,7 @@ __all__ = [
     "PastEpoch",
     "Policy",
     "PostLocal",
+    "RateLadder",
     "Smith",
     "Static",
     "Windows",
@@ -56,6 +57,7 @@ REGISTRY = Registry("policy", {
     "adaqs": "regimes.policies:AdaQS",
     "error-ladder": "regimes.policies:ErrorLadder",
     "accordion-ladder": "regimes.policies:AccordionLadder",
+    "rate-ladder": "regimes.policies:RateLadder",
     "l-greco": "regimes.policies:LGreCo",
     "gravac": "regimes.policies:GraVAC",
     "post-local": "regimes.policies:PostLocal",

@@ -75,8 +75,8 @@ class FollowsDecays:
         for epoch, past in enumerate(history, start=1):
             old, new = past.lr, past.next_lr
             peak, top = max(peak, old), max(top, old)
-            step = new < old and _below(new * self.step_decay, old)
-            slow = _below(new * self.slow_decay, top) and _below(peak, new * FLOOR)
+            step = new < old and at_most(new * self.step_decay, old)
+            slow = at_most(new * self.slow_decay, top) and at_most(peak, new * FLOOR)
             if step or (slow and new < old):
                 found.append((epoch, old if step else top, new))
                 top = new
@@ -90,6 +90,6 @@ class FollowsDecays:
         return {"rule": "lr decay", "old": last[0][1], "new": last[0][2]}
 
 
-def _below(small: float, large: float) -> bool:
+def at_most(small: float, large: float) -> bool:
     """``small <= large`` up to the rounding of a schedule."""
     return small <= large * (1 + 1e-9)

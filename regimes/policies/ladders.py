@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from functools import cached_property
 
 from regimes.detectors import MsdrFall, NormChange
 from regimes.errors import require
-from regimes.policies.base import Decision
+from regimes.policies.base import Decision, at_most
 from regimes.policies.detected import FollowsDetector
 from regimes.policies.history import PastEpoch, signal_values
 
@@ -125,3 +126,41 @@ class AccordionLadder(Rungs, FollowsDetector):
 
     def level_for(self, critical: bool, before: str) -> str:
         return self.levels[-1 if critical else max(self.rung(before) - 1, 0)]
+
+
+@dataclass(frozen=True)
+class RateLadder(Rungs):
+    """Sends more while the learning rate is high, and less when it has fallen; nothing is measured.
+
+    What a step at a smaller rate loses by compression moves the weights less. So a level follows
+    the rate that the next epoch begins with, as a share of the highest rate so far: the last of
+    ``levels`` from the start on, the one before it below the last of ``shares``, and so on. A rate
+    that rises again gets its level back. Proposed here (docs/findings.md); ACCORDION's rule for
+    decays does the reverse.
+
+    Attributes:
+        shares: one fewer than levels, rising; below ``shares[0]`` of the highest rate it is the
+            first level.
+
+    Raises:
+        ConfigError: they are not that many, do not rise, or do not lie between 0 and 1.
+    """
+
+    shares: tuple[float, ...] = (0.15, 0.5)
+    needs: tuple[str, ...] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = list(self.shares)
+        rising = all(a < b for a, b in itertools.pairwise([0.0, *given, 1.0]))
+        expected = f"{len(self.levels) - 1} rising shares between 0 and 1, one fewer than levels"
+        require(rising and len(given) == len(self.levels) - 1, "policy.shares", given, expected)
+
+    def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
+        if not history:
+            return [Decision(self.levels[-1], {"rule": "start"})] * len(layers)
+        last = history[-1]
+        peak = max(rate for past in history for rate in (past.lr, past.next_lr))
+        level = self.levels[sum(at_most(share * peak, last.next_lr) for share in self.shares)]
+        why = {"rule": "rate", "old": peak, "new": last.next_lr}
+        return [Decision(level, why if before != level else None) for before in last.levels]

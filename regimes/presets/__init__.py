@@ -5,8 +5,8 @@ A grid is a family of schedules of one preset: ``{schedule: configuration}``; ev
 is a run of its own. ``families`` makes grids from a preset, ``cpu`` and ``paper`` are those of the
 two scales, ``language`` has language models on a text that is everywhere, ``local`` local steps,
 ``tournament`` all policies and what they have to beat, ``events`` regimes that do not begin at the
-start, ``mechanism`` levels at many rates, ``detection`` detectors by what they read, ``matrix`` a
-deep linear network.
+start, ``falling`` ranks that fall with the rate, ``mechanism`` levels at many rates, ``detection``
+detectors by what they read, ``matrix`` a deep linear network.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from regimes.presets import (
     cpu,
     detection,
     events,
+    falling,
     language,
     local,
     matrix,
@@ -37,9 +38,9 @@ from regimes.presets.listing import groups
 from regimes.presets.registry import GRIDS, PRESETS, grid, preset
 
 __all__ = [
-    "GRIDS", "PRESETS", "Grid", "check_common", "cpu", "detection", "events", "get_grid",
-    "get_preset", "grid", "groups", "language", "local", "matrix", "mechanism", "own", "paper",
-    "paper_text", "preset", "questions", "schedules", "seeds_of", "select", "tournament",
+    "GRIDS", "PRESETS", "Grid", "check_common", "cpu", "detection", "events", "falling",
+    "get_grid", "get_preset", "grid", "groups", "language", "local", "matrix", "mechanism", "own",
+    "paper", "paper_text", "preset", "questions", "schedules", "seeds_of", "select", "tournament",
 ]  # fmt: skip
 
 

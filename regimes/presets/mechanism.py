@@ -8,6 +8,8 @@ preset. `regimes figure mechanism` reads the usable range of rates off them, by 
     regimes figure mechanism runs/rates
     regimes ablate rates-low-pass --seeds 4 --first-seed 4000
     regimes figure mechanism runs/rates runs/rates-low-pass
+    regimes ablate rates-lm --seeds 4 --first-seed 4000
+    regimes figure mechanism runs/rates-lm
     regimes ablate rates-edge --seeds 8 --first-seed 4000
     regimes figure edge runs/rates-edge
     regimes ablate rates-when --seeds 8 --first-seed 4000
@@ -34,7 +36,7 @@ from regimes.presets.registry import Grid, grid
 AT = " at "  # between an arm's name and its rate, in the name of a cell
 MOMENTUM = 0.9
 RATES = (0.00625, 0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)  # of SGD with it
-ADAM = (0.00075, 0.0015, 0.003, 0.006, 0.012, 0.024)
+ADAM = (0.0015, 0.003, 0.006, 0.012, 0.024, 0.048)
 WINDOWS = ((2, 8), (8, 14), (14, 20))  # epochs behind the warm-up
 BARE = {"error_feedback": False}
 EDGE = {"every": 2, "images": 100, "batch": 100, "modes": ["batch-statistics"], "tolerance": 0.02}
@@ -108,7 +110,7 @@ def at_momentum(momentum: float, arms: Mapping[str, Arm]) -> Grid:
 
 @grid("rates-lm")
 def rates_lm() -> Grid:
-    """`regimes ablate rates-lm --seeds 3`: dense, ranks 4 and 1 by the rate of AdamW, on a text,
+    """`regimes ablate rates-lm --seeds 4`: dense, ranks 4 and 1 by the rate of AdamW, on a text,
     `lm-small`; 12 minutes a seed on one core."""
     names = ("dense", "rank 4", "rank 1", "rank 1, no feedback")
     return cells(language.lm_small(), {name: ARMS[name] for name in names}, ADAM)

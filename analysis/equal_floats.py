@@ -17,7 +17,7 @@ from regimes.errors import RecordError
 from regimes.plotting.metrics import Metric
 from regimes.replay.agreement import interval
 
-from .tournament_figure import CONTROLS, LADDERS
+from .tournament_figure import CONTROLS, LADDERS, kinds
 from .verdicts import alike, holm, p_value
 
 SLACK = 0.03  # of floats: an arm so close beyond the last control is compared with that
@@ -58,27 +58,17 @@ def comparisons(each: pd.DataFrame, shown: Metric) -> pd.DataFrame:
     after Holm's correction over all rows. nan where the arm's floats are out of the controls'. An
     arm that knows an event is a control and, against the others, a contestant."""
     arms = [arm for arm in dict.fromkeys(each["name"]) if arm not in CONTROLS]
-    return _against(each, shown, [(arm, kind) for arm in arms for kind in _kinds(each)])
+    return _against(each, shown, [(arm, kind) for arm in arms for kind in kinds({*each["name"]})])
 
 
 def moments(each: pd.DataFrame, shown: Metric) -> pd.DataFrame:
     """The same of controls: does it matter *when* rank 4 is taken? Each against the kinds before
     its own (`LADDERS`), at its floats. Holm's correction is over these rows."""
-    kinds = [kind for kind in _kinds(each) if {*LADDERS[kind]} <= CONTROLS]
+    blind = [kind for kind in kinds({*each["name"]}) if {*LADDERS[kind]} <= CONTROLS]
     return _against(each, shown, [
-        (arm, other) for i, kind in enumerate(kinds) for arm in LADDERS[kind]
-        if (each["name"] == arm).any() for other in kinds[:i]
+        (arm, other) for i, kind in enumerate(blind) for arm in LADDERS[kind]
+        if (each["name"] == arm).any() for other in blind[:i]
     ])  # fmt: skip
-
-
-def _kinds(each: pd.DataFrame) -> list[str]:
-    """Kinds of control of which more than one was run, one of them of that kind alone: ranks 1 and
-    4 throughout are ends of other ladders, too."""
-    there, static = {*each["name"]}, {*LADDERS["static"]}
-    own = {kind: {*ladder} - (static if kind != "static" else set())
-           for kind, ladder in LADDERS.items()}  # fmt: skip
-    return [kind for kind, ladder in LADDERS.items()
-            if len(there & {*ladder}) > 1 and there & own[kind]]  # fmt: skip
 
 
 def _against(each: pd.DataFrame, shown: Metric, pairs: Iterable[tuple[str, str]]) -> pd.DataFrame:

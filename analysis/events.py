@@ -43,11 +43,11 @@ PAIRS = (  # arm, control
     *((arm, "first") for arm in ("event 6", "event 12", *POLICIES)),
     *((arm, "event") for arm in POLICIES),
 )
-WORDS = {  # of a grid
-    "shift-smoke": "another task until epoch 12",
-    "restarts-smoke": "the rate restarts at 8 and 16",
-    "ramp-smoke": "batches x 4 from epoch 12",
-    "pruned-smoke": "90 % of weights pruned at 12",
+WORDS = {  # of a grid; a line break, because panels are narrow
+    "shift-smoke": "another task\nuntil epoch 12",
+    "restarts-smoke": "the rate restarts\nat 8 and 16",
+    "ramp-smoke": "batches x 4\nfrom epoch 12",
+    "pruned-smoke": "90 % of weights\npruned at 12",
 }
 LEVEL = 0.05  # of p after correction
 

@@ -100,7 +100,8 @@ def _curves(
         drawn.append(points.assign(panel=metric.name, arm=arm))
     ax.set(xlabel="learning rate", ylabel=metric.label)
     rates_axis(ax)
-    if metric.name == "train_loss":
+    low, high = ax.get_ylim()
+    if metric.name == "train_loss" and not high < 4 * low:  # with less, no power of ten is there
         ax.set_yscale("log")
     return pd.concat(drawn, ignore_index=True)
 

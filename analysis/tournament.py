@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from regimes.config import DENSE
 from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.cost.cases import cases
@@ -64,14 +65,22 @@ def entries(runs: Iterable[Record], networks: Sequence[str] = NETWORKS) -> pd.Da
             for name, case in spent.items()
         }
         each[text] = each["name"].map(seconds)
-    columns = ["name", "seed", "rate", shown.name, "floats", "bytes", *networks]
-    return each[columns]
+    for unit in ("floats", "bytes"):
+        each[f"{unit} of dense"] = [_dense(run, unit) for run in every]
+    whole = ["floats of dense", "bytes of dense"]
+    return each[["name", "seed", "rate", shown.name, "floats", "bytes", *whole, *networks]]
+
+
+def _dense(run: Record, unit: str) -> float:
+    """What a run would have sent without compression; nan where its record does not say."""
+    each = run.header["per_step"].get(DENSE, {}).get(unit, math.nan)
+    return float(each * run.epochs["steps"].sum())
 
 
 def table(each: pd.DataFrame, shown: Metric, networks: Sequence[str] = NETWORKS) -> pd.DataFrame:
     """One row per arm, from few floats to many: rate, n, metric with its 95 % t interval, and means
-    of floats, bytes and seconds, the first two also as a share of dense's, or of a period of 1
-    (nan without either)."""
+    of floats, bytes and seconds, the first two also as a share of dense's, or of a period of 1; of
+    what dense would have sent where neither was run (nan if that is not known)."""
     rows = []
     for name, runs in each.groupby("name", sort=False):
         mean, low, high = interval(runs[shown.name].to_list())
@@ -81,7 +90,8 @@ def table(each: pd.DataFrame, shown: Metric, networks: Sequence[str] = NETWORKS)
     found = pd.DataFrame(rows).sort_values("floats", kind="stable", ignore_index=True)
     dense = found[found["arm"].isin(WHOLE)]
     for column in ("floats", "bytes"):
-        whole = float(dense[column].iloc[0]) if len(dense) else math.nan
+        known = each.get(f"{column} of dense", pd.Series([math.nan]))
+        whole = float(dense[column].iloc[0] if len(dense) else known.mean())
         found.insert(list(found).index(column) + 1, f"{column}_of_dense", found[column] / whole)
     return found
 

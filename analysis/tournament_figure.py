@@ -40,6 +40,16 @@ CONTROLS = frozenset(  # but those that know an event, which are held against th
 )
 
 
+def kinds(arms: set[str]) -> list[str]:
+    """Kinds of control of which more than one was run, one of them of that kind alone: ranks 1 and
+    4 throughout are ends of other ladders, too."""
+    static = {*LADDERS["static"]}
+    own = {kind: {*ladder} - (static if kind != "static" else set())
+           for kind, ladder in LADDERS.items()}  # fmt: skip
+    return [kind for kind, ladder in LADDERS.items()
+            if len(arms & {*ladder}) > 1 and arms & own[kind]]  # fmt: skip
+
+
 def front(cost: Sequence[float], reached: Sequence[float], lower: bool) -> list[bool]:
     """Of arms, which no other one beats in both, or in one at equal other.
 
@@ -91,8 +101,8 @@ def _numbers(rows: pd.DataFrame, column: str, metric: str, on: Sequence[bool]) -
 
 def _controls(ax: Axes, rows: pd.DataFrame, column: str, metric: str) -> None:
     at = rows.set_index("arm")
-    for kind, ladder in LADDERS.items():
-        points = at.loc[[name for name in ladder if name in at.index]]
+    for kind in kinds({*rows["arm"]}):
+        points = at.loc[[name for name in LADDERS[kind] if name in at.index]]
         look = {key: value for key, value in LINES[kind].items() if key != "label"}
         ax.plot(points[column], points[metric], color=GREY, linewidth=1, markersize=4, **look)
 
@@ -117,7 +127,7 @@ def _front(ax: Axes, best: pd.DataFrame, column: str, metric: str) -> None:
 def _ticks(ratio: float) -> Locator:
     """Few ticks, of costs that differ by a ratio."""
     if ratio < 5:
-        return MaxNLocator(4, steps=(1, 2, 5, 10))
+        return MaxNLocator(3, steps=(1, 2, 5, 10))
     return LogLocator(subs=(1, 3) if ratio > 30 else (1, 2, 5))
 
 
@@ -132,8 +142,8 @@ def _letter(letter: str) -> str:
 
 def _legend(ax: Axes, letters: dict[str, str], arms: set[str]) -> None:
     ax.set_axis_off()
-    handles = [Line2D([], [], color=GREY, linewidth=1, markersize=4, **look)
-               for kind, look in LINES.items() if len(arms & {*LADDERS[kind]}) > 1]  # fmt: skip
+    handles = [Line2D([], [], color=GREY, linewidth=1, markersize=4, **LINES[kind])
+               for kind in kinds(arms)]  # fmt: skip
     handles += [Line2D([], [], color=INK, linestyle="", marker=_letter(letter), markersize=6,
                        label=arm) for arm, letter in letters.items()]  # fmt: skip
     handles.append(Line2D([], [], color="black", linewidth=0.6, marker="o", markersize=8,

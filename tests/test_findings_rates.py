@@ -55,6 +55,34 @@ def test_the_usable_rates() -> None:
     assert says(f"rank 1 has a training loss of {best[0]}, dense of {best[1]}")
 
 
+def test_the_usable_rates_of_adamw() -> None:
+    bits = named("bits per byte")
+    each = mechanism.entries(records("rates-lm"), bits)
+    found = mechanism.table(each, bits)
+    assert between("rates-lm") == next(iter(mechanism.as_text(found).values())).markdown() + "\n"
+    rule = found["rule"].unique()
+    own, loss = (found[found["rule"] == name].set_index("arm") for name in rule[:2])
+
+    def share(rows: pd.DataFrame, arm: str) -> str:
+        columns = ("of_dense", "of_dense_low", "of_dense_high")
+        mean, low, high = (f"{rows.loc[arm, column]:.2g}" for column in columns)
+        return f"{mean} [{low}, {high}]"
+
+    assert says(f"rank 4's ends at {share(own, 'rank 4')} of dense's, rank 1's at "
+                f"{share(own, 'rank 1')}, which")  # fmt: skip
+    assert says(f"rank 4's ends at {share(loss, 'rank 4')} of dense's, because")
+    assert loss.loc["rank 1", "n"] == 0
+    means = each.groupby(["arm", "rate"])[[bits.name, "train_loss"]].mean()
+    best = means.groupby("arm").min()
+    behind = best.loc["rank 4", "train_loss"] - best.loc["dense", "train_loss"]
+    assert says(f"because it is behind by {behind:.2f} nats at its best")
+    assert own["best"][["rank 1", "dense"]].to_list() == [0.0015, 0.006]
+    at = [f"{best.loc[arm, bits.name]:.2f}" for arm in ("rank 1", "dense", "rank 1, no feedback")]
+    assert says(
+        f"rank 1 has {at[0]} bits, dense {at[1]} at 0.006. Without feedback it has {at[2]}."
+    )
+
+
 def test_the_usable_rates_early_and_late() -> None:
     each = narrowing.losses(records("rates-when"))
     rows = narrowing.table(each)

@@ -20,7 +20,7 @@ from analysis.tournament import (
     entries,
     table,
 )
-from analysis.tournament_figure import front
+from analysis.tournament_figure import front, kinds
 from regimes.compression import compressor
 from regimes.compression.reducer import costs_per_step
 from regimes.config import Budget, RunConfig, in_windows
@@ -33,7 +33,9 @@ from regimes.records import load_all
 from regimes.training.build import prepare
 
 REFERENCE = Path(__file__).parents[1] / "data" / "reference"
-OTHERS = {"accordion-batch", "smith", "post-local", "qsr", "adacomm"}  # of a batch, of a period
+OTHERS = {  # of a batch, of a period, and of a grid of its own
+    "accordion-batch", "smith", "post-local", "qsr", "adacomm", "rate-ladder",
+}  # fmt: skip
 ACCURACY = named("accuracy")
 
 # -- the arms --------------------------------------------------------------------------------
@@ -295,3 +297,24 @@ def test_a_slow_network_takes_longer_by_what_is_sent() -> None:
     assert (rows[slow] < rows[far]).all()
     for network in (slow, far):
         assert rows.loc["rank 1", network] < rows.loc["rank 4", network]
+
+
+def test_controls_that_were_not_run_are_not_drawn() -> None:
+    """Ranks 1 and 4 are the ends of three other ladders, too."""
+    ranks = {"rank 1", "rank 2", "rank 4", "accordion"}
+    assert kinds(ranks) == ["static"]
+    assert kinds(ranks | {"coin 6"}) == ["static", "coin"]
+    assert kinds({"rank 1", "first 6"}) == ["first"]
+
+
+def test_shares_where_no_dense_arm_was_run() -> None:
+    """Of what dense would have sent, from the costs that the record has."""
+    runs = [run for run in load_all(REFERENCE / "tournament-lm.tar.xz") if run.seed == 3000]
+    shown = named("bits per byte")
+    whole = tournament.table(tournament.entries(runs), shown).set_index("arm")
+    part = tournament.entries([run for run in runs if run.name != "dense"])
+    found = tournament.table(part, shown).set_index("arm")
+    for column in ("floats_of_dense", "bytes_of_dense"):
+        assert found[column].to_dict() == pytest.approx(
+            whole[column].drop("dense").to_dict(), rel=1e-3
+        )

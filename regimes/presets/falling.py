@@ -1,11 +1,11 @@
 """Less when the rate has fallen: a schedule proposed against one rank throughout.
 
-In the tournament on a text rank 4 in the last quarter, at a tenth of the rate, wins back next to
-nothing, and no policy beats one rank throughout at its floats. So what is sent after a decay may be
-worth less than what is sent before it: ``rate-ladder`` lets the rank follow the rate. The three
-arms here are the best of fifteen allocations over time and layers tried with four seeds, at one
-rate, on text held out (the tuning seeds of the tournament); they were fixed before any run of this
-file. Each arm then at its own rate, and with other seeds::
+In the tournament on a text rank 4 in the last quarter, at a third to a tenth of the rate, wins back
+next to nothing, and no policy beats one rank throughout at its floats. So what is sent after a
+decay may be worth less than what is sent before it: ``rate-ladder`` lets the rank follow the rate.
+The three arms here are the best of fifteen allocations over time and layers tried with four seeds,
+at one rate, on text held out (the tuning seeds of the tournament); they were fixed before any run
+of this file. Each arm then at its own rate, and with other seeds::
 
     regimes tune falling-lm --set data.validation_size=16385 --seeds 2 --first-seed 1000 \\
       --values optimizer.lr=0.0015,0.003,0.006 --out runs/tune/falling-lm

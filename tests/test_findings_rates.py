@@ -77,10 +77,19 @@ def test_the_usable_rates_of_adamw() -> None:
     behind = best.loc["rank 4", "train_loss"] - best.loc["dense", "train_loss"]
     assert says(f"because it is behind by {behind:.2f} nats at its best")
     assert own["best"][["rank 1", "dense"]].to_list() == [0.0015, 0.006]
-    at = [f"{best.loc[arm, bits.name]:.2f}" for arm in ("rank 1", "dense", "rank 1, no feedback")]
+    at = means[bits.name]
+    one, dense, bare = (at[arm] for arm in ("rank 1", "dense", "rank 1, no feedback"))
     assert says(
-        f"rank 1 has {at[0]} bits, dense {at[1]} at 0.006. Without feedback it has {at[2]}."
+        f"rank 1 is {one[0.006] - dense[0.006]:.2f} bits behind dense, each at its best "
+        f"{one.min() - dense.min():.2f}. Its best, {one.min():.2f}, is at the smallest"
     )
+    assert says(f"three seeds of four, it has {one[0.003]:.2f}. Without feedback it has "
+                f"{bare.min():.2f}.")  # fmt: skip
+    seeds = each[each["arm"] == "rank 1"].pivot(index="seed", columns="rate", values=bits.name)
+    assert (seeds[0.003] < seeds[0.0015]).sum() == 3
+    ranges = mechanism.ends(each, bits)
+    never = ranges[(ranges["arm"] == "rank 1, no feedback") & (ranges["rule"] == rule[0])]
+    assert np.isinf(never["largest"]).sum() == 1
 
 
 def test_the_usable_rates_early_and_late() -> None:

@@ -133,10 +133,11 @@ class RateLadder(Rungs):
     """Sends more while the learning rate is high, and less when it has fallen; nothing is measured.
 
     What a step at a smaller rate loses by compression moves the weights less. So a level follows
-    the rate that the next epoch begins with, as a share of the highest rate so far: the last of
-    ``levels`` from the start on, the one before it below the last of ``shares``, and so on. A rate
-    that rises again gets its level back. Proposed here (docs/findings.md); ACCORDION's rule for
-    decays does the reverse.
+    the rate that the next epoch begins with, at the present batch size, as a share of the highest
+    that an epoch has begun with so far; a warm-up counts as high. The last of ``levels`` from the
+    start on, the one before it below the last of ``shares``, and so on; a rate that rises again
+    gets its level back. Proposed here (docs/findings.md); ACCORDION's rule for decays does the
+    reverse.
 
     Attributes:
         shares: one fewer than levels, rising; below ``shares[0]`` of the highest rate it is the

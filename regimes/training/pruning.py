@@ -1,9 +1,9 @@
 """A pruning event: from one unit on the smallest weights are zero, and stay so.
 
 By magnitude, over all compressed layers at once (global magnitude pruning: Blalock et al., MLSys
-2020, section 7). A pruned weight has no gradient, so that nothing is sent for it but what error
-feedback still owes; after each step it is zero again. Processes prune alike, for they hold the
-same weights.
+2020, section 7). A pruned weight has no gradient. A level sends as many floats as before, and what
+a low rank or error feedback puts in the place of a pruned weight is dropped after each step: it is
+zero again. Processes prune alike, for they hold the same weights.
 """
 
 from __future__ import annotations

@@ -204,6 +204,8 @@ def test_another_text() -> None:
     lost = plain(effect(WIKI, "rate 2-1", "rank 2"), 3)
     assert says(f"To rank 2 it loses {lost} there.")
     assert {len(runs) for _, runs in each.groupby("name")} == {8}
+    p = against(comparisons(each, shown), "rate 2-1", "static")["p_holm"]
+    assert says(f"and by *rate 2-1* on WikiText-2 (p {p:.2f})")
     assert shown.name == "bits per byte"
 
 

@@ -66,8 +66,8 @@ def entries(runs: Iterable[Record], networks: Sequence[str] = NETWORKS) -> pd.Da
         }
         each[text] = each["name"].map(seconds)
     for unit in ("floats", "bytes"):
-        each[f"{unit} of dense"] = [_dense(run, unit) for run in every]
-    whole = ["floats of dense", "bytes of dense"]
+        each[f"dense_{unit}"] = [_dense(run, unit) for run in every]
+    whole = ["dense_floats", "dense_bytes"]
     return each[["name", "seed", "rate", shown.name, "floats", "bytes", *whole, *networks]]
 
 
@@ -90,7 +90,7 @@ def table(each: pd.DataFrame, shown: Metric, networks: Sequence[str] = NETWORKS)
     found = pd.DataFrame(rows).sort_values("floats", kind="stable", ignore_index=True)
     dense = found[found["arm"].isin(WHOLE)]
     for column in ("floats", "bytes"):
-        known = each.get(f"{column} of dense", pd.Series([math.nan]))
+        known = each.get(f"dense_{column}", pd.Series([math.nan]))
         whole = float(dense[column].iloc[0] if len(dense) else known.mean())
         found.insert(list(found).index(column) + 1, f"{column}_of_dense", found[column] / whole)
     return found

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regimes.config import (
+    Budget,
     ModelConfig,
     RunConfig,
     from_dict,
@@ -62,6 +63,7 @@ def test_overriding_a_plug_in_forgets_the_old_ones_fields() -> None:
     config = override(get_preset("smoke"), ["levels.low=dense", "data.path=none"])
     assert config.levels == {"low": "dense", "high": 1}
     assert config.data.path is None
+    assert override(get_preset("smoke"), ["budget.epochs=3"]).budget == Budget(epochs=3)
     for table in ("batch_policy", "deficit"):
         config = override(get_preset("smoke"), [f"{table}=one", f"{table}.field=3"])
         assert getattr(config, table) == {"name": "one", "field": 3}

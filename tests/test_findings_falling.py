@@ -84,7 +84,7 @@ def test_a_rank_that_follows_the_rate_beats_one_throughout() -> None:
     assert says(f"{words[0]}, {words[1]} and {words[2]} better.")
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert f"[{BEST} bits](docs" in readme
-    assert f"it loses {lost[0][:5]} to rank 2 and sends 18 % less" in readme
+    assert f"it loses {lost[0][:5]} to rank 2 and sends {100 * (1 - two):.0f} % less" in readme
     first = effect("tournament-lm", "rank 1", "last 6")[0]
     assert says(f"a third and then a tenth, wins back {first:.2f} bits")
 

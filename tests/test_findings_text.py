@@ -86,7 +86,7 @@ def test_what_is_said_of_the_demos_baseline() -> None:
     assert f"it wins back {plain(early, 2)} of that, in the last {late[0]:.2f}." in readme
     digits = [effect(source, "rank 4", "rank 1")[0]
               for source in ("tournament-smoke", "detection-smoke")]  # fmt: skip
-    assert f"{digits[0]:.1f} to {digits[1]:.1f} points of it are left on digits" in readme
+    assert f"{digits[0]:.1f} to {digits[1]:.1f} points of the loss are left on digits" in readme
     images = plain(effect("tournament-small", "rank 4", "rank 1"))
     assert f"on CIFAR-10 it is not shown ([{images} points]" in readme
 

@@ -47,13 +47,6 @@ def within(first: int, stop: int) -> families.Table:
     return families.windows((first, stop), inside="r2", outside="r1")
 
 
-def by_chance(units: int) -> families.Table:
-    """Rank 2 in so many single units, else rank 1; one draw for all seeds."""
-    coin = {"name": "random-windows", "share": units / UNITS, "epochs": UNITS, "count": units,
-            "seed": 1}  # fmt: skip
-    return {"name": "detected", "detector": coin, "low": "r2", "high": "r1"}
-
-
 def static(*ranks: int) -> dict[str, families.Table]:
     return {f"rank {rank}": families.static(f"r{rank}") for rank in ranks}
 
@@ -73,7 +66,7 @@ def falling_lm() -> Grid:
             "rate 2-1": ladder(2, 1),
             "rate 3-1": ladder(3, 1),
             "rate 3-2-1": ladder(3, 2, 1),
-            "coin 2-1": by_chance(BEFORE),
+            "coin 2-1": families.coin(BEFORE, UNITS, 1, low="r2", high="r1"),
             "late 2-1": within(UNITS - BEFORE, UNITS),
             "accordion": tournament.policies()["accordion"],
         },
@@ -100,6 +93,6 @@ def falling_lm_constant() -> Grid:
         **static(1, 2),
         "early 2-1": within(0, BEFORE),
         "late 2-1": within(UNITS - BEFORE, UNITS),
-        "coin 2-1": by_chance(BEFORE),
+        "coin 2-1": families.coin(BEFORE, UNITS, 1, low="r2", high="r1"),
     }
     return families.follow(replace(text, optimizer=constant), arms)

@@ -20,6 +20,13 @@ def windows(*windows: tuple[int, int], inside: str = "low", outside: str = "high
     return {"name": "windows", "windows": list(windows), "inside": inside, "outside": outside}
 
 
+def coin(units: int, of: int, seed: int, low: str, high: str) -> Table:
+    """``low`` in so many single units that chance chose, else ``high``; one draw for all runs."""
+    draw = {"name": "random-windows", "share": units / of, "epochs": of, "count": units,
+            "seed": seed}  # fmt: skip
+    return {"name": "detected", "detector": draw, "low": low, "high": high}
+
+
 def at_rate(base: RunConfig, lr: float) -> RunConfig:
     """At another learning rate, the start of the warm-up in proportion."""
     optimizer = base.optimizer

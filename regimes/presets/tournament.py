@@ -80,9 +80,7 @@ def controls(units: int) -> dict[str, families.Table]:
         found[f"first {share}"] = families.windows((0, share), inside="r4", outside="r1")
         found[f"last {share}"] = families.windows((units - share, units), inside="r4", outside="r1")
     for draw, share in enumerate(SHARES, start=1):
-        coin = {"name": "random-windows", "share": share / units, "epochs": units,
-                "count": share, "seed": draw}  # fmt: skip
-        found[f"coin {share}"] = {"name": "detected", "detector": coin, **ENDS}
+        found[f"coin {share}"] = families.coin(share, units, draw, **ENDS)
     return found
 
 

@@ -97,9 +97,10 @@ def _numbers(c: RunConfig) -> list[tuple[str, Any, bool, str]]:
            "validation": c.data.validation_size}.items()),
         ("budget.epochs", c.budget and c.budget.epochs, not c.budget or c.budget.epochs >= 1,
          FROM_ONE),
-        *((f"pruning.{name}", getattr(c.pruning, name), good, expected) for name, good, expected in
-          (() if c.pruning is None else (("epoch", c.pruning.epoch >= 0, FROM_ZERO),
-           ("share", 0 < c.pruning.share < 1, "a share, above 0 and below 1")))),
+        ("pruning.epoch", c.pruning and c.pruning.epoch, not c.pruning or c.pruning.epoch >= 0,
+         FROM_ZERO),
+        ("pruning.share", c.pruning and c.pruning.share, not c.pruning or 0 < c.pruning.share < 1,
+         "a share, above 0 and below 1"),
         ("timeout", c.timeout, 0 < c.timeout <= LONGEST,
          f"{POSITIVE} of seconds up to {LONGEST:g}"),
         ("bucket_mb", c.bucket_mb, 0 < c.bucket_mb < inf, POSITIVE),

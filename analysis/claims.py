@@ -23,6 +23,7 @@ import pandas as pd
 from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import RecordError
+from regimes.plotting.groups import check_setting, check_there
 from regimes.records import Record, load_all, write_output
 from regimes.replay.agreement import LEAST, interval
 
@@ -87,11 +88,14 @@ def judge(folder: Path, claims: Sequence[Claim] = (*PAPER, *QUESTIONS)) -> pd.Da
 
 
 def _row(claim: Claim, runs: Sequence[Record]) -> dict[str, Any]:
-    values = claim.effect(runs)
+    chosen = [run for run in runs if run.name in claim.schedules]
+    check_there(runs, claim.schedules)
+    check_setting(chosen)
+    values = claim.effect(chosen)
     mean, low, high = interval(values)
     if alike(values):
         low = high = math.nan
-    codes = [run.header["code"]["digest"] for run in runs if run.name in claim.schedules]
+    codes = [run.header["code"]["digest"] for run in chosen]
     return {
         "item": claim.item, "claim": claim.says, "records": " + ".join(claim.sources),
         "effect": claim.name, "n": len(values), "mean": mean - claim.base,

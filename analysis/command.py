@@ -20,13 +20,16 @@ from typing import TYPE_CHECKING, Any
 
 from regimes.console import stdout
 from regimes.errors import ConfigError, RegimesError
-from regimes.records import write_output
+from regimes.plotting.offered import conditions
+from regimes.records import reading, write_output
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
 BLOCK = re.compile(r"^ {4}((?:regimes|python) .*?)(?:  +#.*)?$", re.MULTILINE)
+
+SELECT = "With --where FIELD=VALUE, e.g. --where optimizer.lr=0.4, only runs of which it is true."
 
 # -- what a command leaves -------------------------------------------------------------------
 
@@ -107,7 +110,9 @@ def call(main: Callable[..., Any], words: Sequence[str], program: str) -> None:
         lines = BLOCK.findall(main.__globals__["__doc__"] or "")
         how = ", then ".join(f"`{line}`" for line in lines[:2])
         raise ConfigError(f"{program} needs records: {how}")
-    tyro.cli(main, prog=program, args=words, config=(tyro.conf.PositionalRequiredArgs,))
+    about = (inspect.getdoc(main) or "").partition("Args:")[0] + SELECT
+    tyro.cli(main, prog=program, args=words, config=(tyro.conf.PositionalRequiredArgs,),
+             description=about)  # fmt: skip
 
 
 def _needs(main: Callable[..., Any]) -> bool:
@@ -120,7 +125,9 @@ def start(main: Callable[..., Any]) -> None:
     spec = main.__globals__["__spec__"]  # None of a file that is run by its path
     name = f"-m {spec.name.removesuffix('.__main__')}" if spec else sys.argv[0]
     try:
-        call(main, sys.argv[1:], f"python {name}")
+        where, words = conditions(sys.argv[1:])
+        with reading(where, say=True):
+            call(main, words, f"python {name}")
         stdout.flush()
     except RegimesError as error:
         print(f"error: {error}", file=sys.stderr)

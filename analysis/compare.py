@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pandas as pd
 
@@ -17,16 +16,15 @@ from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import metrics
-from regimes.plotting.curves import values
-from regimes.plotting.groups import BASELINES, compressed, groups, tested_by
+from regimes.plotting.differences import LAST as LAST
+from regimes.plotting.differences import as_table, differences, pair, pairs_of, reached
+from regimes.plotting.differences import paired as paired
+from regimes.plotting.groups import BASELINES, compressed, groups
 from regimes.plotting.groups import Groups as Groups
+from regimes.plotting.groups import tested_by as tested_by
 from regimes.plotting.groups import windows as windows
-from regimes.plotting.metrics import Metric
 from regimes.presets.tournament import PAPER
-from regimes.records import Record, summary
-from regimes.replay.agreement import interval
-
-from .verdicts import ends_text
+from regimes.records import Record
 
 SCHEDULES = ("dense", "low", "high", "low-in-critical", "high-in-critical", "accordion", "low-late")
 PAIRS = (
@@ -53,7 +51,6 @@ PAIRS = (
     ("accordion 4-2", "accordion 4-1"),
     ("accordion-ladder", "accordion 4-1"),
 )
-LAST = 3  # epochs whose mean is a run's accuracy (or other metric)
 
 # -- records to numbers ----------------------------------------------------------------------
 
@@ -95,7 +92,10 @@ def norms(runs: Sequence[Record]) -> pd.DataFrame:
 
 
 def table(
-    runs: Iterable[Record], needed: Sequence[str] = SCHEDULES, others: bool = False
+    runs: Iterable[Record],
+    needed: Sequence[str] = SCHEDULES,
+    others: bool = False,
+    baseline: str | None = None,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """(one row per schedule, one row per comparison of `PAIRS`).
 
@@ -104,7 +104,8 @@ def table(
     two schedules' traffic.
 
     Args:
-        others: compare each schedule with the baseline as well.
+        others: compare all pairs of up to six schedules; of more, each with the baseline as well.
+        baseline: compare each other schedule with this one, and nothing else.
     """
     found = groups(runs, needed)
     shown, each = reached([run for group in found.values() for run in group])
@@ -116,54 +117,16 @@ def table(
     base = next((name for name in BASELINES if name in found), None)
     rows["of_low"] = rows["floats_M"] / (float(rows["floats_M"][base]) if base else math.nan)
     chosen = [two for two in PAIRS if {*two} <= found.keys()]
-    if others and base:
-        rest = [name for name in found if {name, base} not in [{base}, *map(set, chosen)]]
-        chosen += [(name, base) for name in rest]
-    pairs = [pair(each, a, b, shown) for a, b in chosen]
-    return rows.rename_axis("schedule").reset_index(), pd.DataFrame(pairs)
-
-
-def reached(runs: Sequence[Record]) -> tuple[Metric, pd.DataFrame]:
-    """What runs were tested by, and `records.summary` with a column of that, in the shown unit.
-
-    Raises:
-        RecordError: nothing of it was logged in one of them; it is not finished.
-    """
-    shown = tested_by(runs[0])
-    for run in runs:
-        values(run, shown)
-    each = summary(runs, LAST)
-    each[shown.name] = shown.factor * each["metric"]
-    return shown, each
-
-
-def paired(each: pd.DataFrame, a: str, b: str, column: str) -> list[float]:
-    """``a`` minus ``b``, seed by seed; ``each`` has a row per run.
-
-    Raises:
-        RecordError: no seed in common.
-    """
-    wide = each[each["name"].isin([a, b])].pivot(index="seed", columns="name", values=column)
-    wide = wide.reindex(columns=[*{a, b}]).dropna()
-    if wide.empty:
-        raise RecordError(f"{a} and {b} have no seed in common: run both with the same seeds")
-    return (wide[a] - wide[b]).to_list()
-
-
-def pair(each: pd.DataFrame, a: str, b: str, shown: Metric) -> dict[str, Any]:
-    """One row of the second table; ``each`` as ``records.summary``, in the shown unit.
-
-    Raises:
-        RecordError: no seed in common.
-    """
-    differences = paired(each, a, b, shown.name)
-    floats = each.groupby("name")["floats"].mean()
-    mean, low, high = interval(differences)
-    above = sum(d > 0 for d in differences)
-    return {
-        "comparison": f"{a} - {b}", "n": len(differences), "difference": mean, "ci_low": low,
-        "ci_high": high, "positive": above, "traffic_ratio": floats[a] / floats[b],
-    }  # fmt: skip
+    if baseline is not None:
+        chosen = pairs_of(list(found), baseline)
+    elif others:
+        known = [{*two} for two in chosen]
+        chosen += [two for two in pairs_of(list(found)) if {*two} not in known]
+    if needed:
+        pairs = pd.DataFrame([pair(each, a, b, shown) for a, b in chosen])
+    else:
+        pairs = differences(each, chosen, shown)
+    return rows.rename_axis("schedule").reset_index(), pairs
 
 
 def as_text(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[Table, Table]:
@@ -171,18 +134,14 @@ def as_text(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[Table, Table]:
     shown = metrics.named(str(rows.columns[2]))
     base = next((name for name in BASELINES if name in set(rows["schedule"])), "baseline")
     digits = shown.digits
-    first, second = [], []
+    first = []
     for row in rows.to_dict("records"):
         sd = "" if math.isnan(row["sd"]) else f" ± {row['sd']:.{digits}f}"
         first.append([row["schedule"], str(row["n"]), f"{row[shown.name]:.{digits}f}{sd}",
                       f"{row['floats_M']:.4g}", f"{row['of_low']:.2f}"])  # fmt: skip
-    for row in pairs.to_dict("records"):
-        ends = ends_text(row["ci_low"], row["ci_high"], f"+.{digits}f") or "-"
-        second.append([row["comparison"], str(row["n"]), f"{row['difference']:+.{digits}f}", ends,
-                       f"{row['positive']}/{row['n']}", f"{row['traffic_ratio']:.2f}"])  # fmt: skip
     return (
         Table(("schedule", "n", shown.heading, "floats (M)", f"of {base}"), first),
-        Table(("difference", "n", shown.unit, "95 % t interval", "> 0", "traffic ratio"), second),
+        as_table(pairs, shown),
     )
 
 

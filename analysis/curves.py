@@ -138,6 +138,7 @@ def main(
     x: tuple[Against, ...] = ("epoch", "floats"),
     metric: str | None = None,
     schedules: tuple[str, ...] = (),
+    baseline: str | None = None,
     published: bool = False,
     name: str = "curves",
 ) -> list[Path]:
@@ -150,6 +151,7 @@ def main(
         x: one panel for each.
         metric: a column of the epochs, e.g. test_loss; default what the runs were tested by.
         schedules: which ones; default all.
+        baseline: the schedule that the others are compared with; default all pairs of up to six.
         published: draw the authors' logs of the same setting beside the runs.
         name: of the files.
     """
@@ -157,7 +159,7 @@ def main(
     files.figure(name, figure(runs, schedules=schedules, x=x, column=metric, overlay=published))
     runs = [run for run in runs if not schedules or run.name in schedules]
     if all(has(run, compare.tested_by(run)) for run in runs):
-        tables = compare.table(runs, needed=(), others=True)
+        tables = compare.table(runs, needed=(), others=True, baseline=baseline)
         files.compared(tables, f"{style.setting(runs[0])}.", f"{name}-")
     return files.said()
 

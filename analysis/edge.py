@@ -30,6 +30,7 @@ from regimes.records import Record, load_all
 from regimes.replay.agreement import interval
 
 from .command import Files
+from .mechanism import arm_of
 from .panels import DOTTED
 from .verdicts import ends_text
 
@@ -72,7 +73,7 @@ def products(runs: Sequence[Record]) -> pd.DataFrame:
     """
     rows = []
     for run in runs:
-        arm, at, _ = run.name.rpartition(AT)
+        arm, at = arm_of(run)
         if not at or COLUMN not in run.epochs:
             lacks = f"no {COLUMN} was recorded" if at else f"{run.name!r} is no arm at a rate"
             raise RecordError(f"{run.folder}: {lacks}: see `regimes presets rates-edge`")

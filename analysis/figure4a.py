@@ -24,9 +24,10 @@ import pandas as pd
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.records import Record, load_all
+from regimes.replay.agreement import interval
 
 from .command import Files
-from .compare import groups, interval
+from .compare import groups
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -185,7 +185,7 @@ def main(
         out: folder for the figure; default figures/lasso.
         setting: the LASSO.
     """
-    runs = [run for folder in records for run in load_all(folder)]
+    runs = load_all(*records) if records else []
     files = Files("lasso", out)
     files.figure("lasso", lasso(setting, runs))
     halfway, there = setting.halfway, setting.there

@@ -53,6 +53,13 @@ REFERENCE = "dense"
 # -- records to numbers ----------------------------------------------------------------------
 
 
+def arm_of(run: Record) -> tuple[str, bool]:
+    """The arm of a run called "ARM at RATE", with what sets it apart from others of that name; and
+    whether it is called so."""
+    arm, at, _ = run.config["name"].rpartition(AT)
+    return f"{arm} ({run.variant})" if run.variant else arm, bool(at)
+
+
 def entries(runs: Sequence[Record], shown: Metric) -> pd.DataFrame:
     """One row per run: arm, rate, momentum (nan of AdamW), seed, metric as it is shown, and
     training loss; nan where one of the last units has none.
@@ -63,7 +70,7 @@ def entries(runs: Sequence[Record], shown: Metric) -> pd.DataFrame:
     rows = []
     for run in runs:
         run.check_finished()
-        arm, at, _ = run.name.rpartition(AT)
+        arm, at = arm_of(run)
         if not at:
             raise RecordError(f"{run.folder}: {run.name!r} is no arm at a rate: see `regimes "
                               "presets mechanism` for grids of them")  # fmt: skip
@@ -219,7 +226,7 @@ def main(
         records: folders of runs, or archives of them, which share network and data.
         out: folder for the figure; default figures/NAME, of the first.
     """
-    files, runs = Files(records[0], out), [run for path in records for run in load_all(path)]
+    files, runs = Files(records[0], out), load_all(*records)
     drawn, points, rows = figure(runs)
     console, texts = stdout.console(highlight=False), as_text(rows)
     for rule, text in texts.items():

@@ -29,12 +29,11 @@ from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import style
-from regimes.presets.mechanism import AT
 from regimes.records import Record, load_all
 from regimes.replay.agreement import interval
 
 from .command import Files
-from .mechanism import LOSSES, REFERENCE, end
+from .mechanism import LOSSES, REFERENCE, arm_of, end
 from .panels import draw_over_rates, over_rates, rates_axis
 from .verdicts import ends_text, p_text, p_value
 
@@ -56,7 +55,7 @@ def losses(runs: Sequence[Record]) -> pd.DataFrame:
     known: dict[tuple[str, int, float], Record] = {}
     for run in runs:
         run.check_finished()
-        arm, at, _ = run.name.rpartition(AT)
+        arm, at = arm_of(run)
         if not at or not (arm == REFERENCE or WINDOW.fullmatch(arm)):
             raise RecordError(f"{run.folder}: {run.name!r} is no window at a rate: see the grid "
                               "rates-when")  # fmt: skip

@@ -1,18 +1,16 @@
 """Blocks of seeds as one: only where they are the same experiment, by configuration, code and data.
 
 Blocks were run at different times, each a grid's folder or archive. They may be pooled if, for each
-schedule that is asked for, the configurations are the same but for the seed, the data have the
-same digest, and the code has, or codes that are declared to train the same bytes (`BIT_EQUAL`).
+schedule that is asked for, they are the same experiment (`records.experiment`) and of the same
+code, or of codes that are declared to train the same bytes (`BIT_EQUAL`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from regimes.config import RunConfig, from_dict, to_dict
 from regimes.errors import RecordError
-from regimes.records import FREE_ON_RESUME, Record
+from regimes.records import Record, differing, identity
 
 BIT_EQUAL = (
     # Commits 28272e01, bfe363bb, 1ffbcafe, ef53b5e1: trained anew on one machine, each wrote the
@@ -45,12 +43,8 @@ def pool(blocks: Mapping[str, Sequence[Record]], schedules: Sequence[str]) -> li
 
 def difference(a: Record, b: Record) -> str:
     """Why two runs are not of the same experiment, in words; empty if they are."""
-    ours, theirs = _plain(a), _plain(b)
-    keys = sorted(key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key))
-    if keys:
-        return f"has another {', '.join(keys)}"
-    if a.header["data"]["digest"] != b.header["data"]["digest"]:
-        return "has other data, by their digest"
+    if differ := differing([identity(a), identity(b)]):
+        return f"has another {', '.join(differ)}"
     codes = [str(run.header["code"]["digest"])[:DIGITS] for run in (a, b)]
     if not same_code(codes):
         return f"was run by code {codes[0]} and {codes[1]}, which are not known to train the same"
@@ -61,11 +55,3 @@ def same_code(digests: Sequence[str]) -> bool:
     """Is it one code, or several that are declared to train the same bytes?"""
     known = {digest[:DIGITS] for digest in digests}
     return len(known) == 1 or any(known <= equal for equal in BIT_EQUAL)
-
-
-def _plain(run: Record) -> dict[str, Any]:
-    """What decides the numbers of a run but for its seed; its data by their digest, not by path."""
-    config = run.config | {"instruments": run.config.get("instruments") or {}}  # once a list
-    config = to_dict(from_dict(RunConfig, config))  # an older record has new fields by default
-    config["data"] = {key: value for key, value in config["data"].items() if key != "path"}
-    return {key: value for key, value in config.items() if key not in {"seed", *FREE_ON_RESUME}}

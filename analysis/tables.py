@@ -25,7 +25,7 @@ import tyro
 from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import RecordError
-from regimes.records import Record, load_all
+from regimes.records import Record, check_one, load_all
 
 from . import published
 from .command import Files
@@ -92,17 +92,19 @@ def table(runs: Iterable[Record] = ()) -> pd.DataFrame:
     ``ours_floats``, ``ours_seconds``.
 
     Raises:
-        RecordError: a run of a row that is not finished.
+        RecordError: a run of a row that is not finished, or runs of a row that are not of one
+            experiment.
     """
     rows, logs = published.tables(), _logs()
     found: dict[Key, list[Record]] = {}
     for run in runs:
-        key = row_of(run.config)
-        if key and not run.finished:
+        if (key := row_of(run.config)) and not run.finished:
             raise RecordError(f"{run.folder} is not finished: resume it to have it in a table")
         if key:
             found.setdefault(key, []).append(run)
     lines = []
+    for alike in found.values():
+        check_one(alike)
     for line in rows.to_dict("records"):
         row = {str(name): value for name, value in line.items()}
         here = next((found[key] for key in keys(row, rows) if key in found), [])
@@ -184,7 +186,7 @@ def main(
         records: folders of runs, or archives of them.
         out: folder for the tables; default figures/tables.
     """
-    runs = [run for path in records for run in load_all(path)]
+    runs = load_all(*records) if records else []
     rows, console = table(runs), stdout.console(highlight=False)
     console.width = max(console.width, WIDTH)
     for _, group in rows.groupby("table"):

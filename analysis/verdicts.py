@@ -24,6 +24,8 @@ from typing import Literal
 
 import numpy as np
 
+from regimes.console.units import ends_text as ends_text
+
 Verdict = Literal["better", "better, within the margin", "equivalent", "worse, within the margin",
                   "worse", "open"]  # fmt: skip
 Expect = Literal["more", "no less"]
@@ -111,15 +113,6 @@ def least_p(n: int) -> float:
 def p_text(value: float) -> str:
     """p with two digits; empty where there is none."""
     return "" if math.isnan(value) else "< 0.001" if value < 0.001 else f"{value:.2g}"
-
-
-def ends_text(low: float, high: float, form: str) -> str:
-    """An interval; empty where there is none.
-
-    >>> ends_text(-0.51, 1.0, "+.1f")
-    '[-0.5, +1.0]'
-    """
-    return "" if math.isnan(low) else f"[{low:{form}}, {high:{form}}]"
 
 
 def alike(values: Sequence[float]) -> bool:

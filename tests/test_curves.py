@@ -162,16 +162,25 @@ def test_records_of_before_and_after_a_new_default_are_of_one_setting(tmp_path: 
         compare.groups(load_all(tmp_path))
 
 
-def test_everything_is_compared_with_the_baseline_once(tmp_path: Path) -> None:
-    for name in ("rank 4", "rank 2", "rank 1", "accordion 4-1", "accordion 4-2"):
+def test_everything_is_compared_once(tmp_path: Path) -> None:
+    """The pairs of the paper first, then all others; of more than six schedules, each with the
+    baseline."""
+    names = ["rank 4", "rank 2", "rank 1", "accordion 4-1", "accordion 4-2"]
+    for name in names:
         make(tmp_path, name, 0)
     rows, pairs = compare.table(load_all(tmp_path), needed=(), others=True)
-    assert list(pairs["comparison"]) == [
-        "accordion 4-1 - rank 2", "accordion 4-2 - accordion 4-1", "rank 1 - rank 4",
-        "accordion 4-1 - rank 4", "rank 2 - rank 4", "accordion 4-2 - rank 4",
-    ]  # fmt: skip
+    paper = ["accordion 4-1 - rank 2", "accordion 4-2 - accordion 4-1"]
+    assert list(pairs["comparison"])[:2] == paper
+    assert len({frozenset(text.split(" - ")) for text in pairs["comparison"]}) == len(pairs) == 10
     assert rows.set_index("schedule").loc["rank 4", "of_low"] == 1.0
     assert compare.as_text(rows, pairs)[0].heads[-1] == "of rank 4"
+    for name in ("a", "b"):
+        make(tmp_path, name, 0)
+    _, pairs = compare.table(load_all(tmp_path), needed=(), others=True)
+    base = [f"{name} - rank 4" for name in (*names[1:], "a", "b")]
+    assert sorted(pairs["comparison"]) == sorted([*paper, *base])
+    _, pairs = compare.table(load_all(tmp_path), needed=(), baseline="a")
+    assert sorted(pairs["comparison"]) == sorted(f"{name} - a" for name in (*names, "b"))
 
 
 @pytest.mark.parametrize("grid", sorted(g for g in GRIDS if not g.startswith("rates-")))

@@ -19,6 +19,7 @@ from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.presets.tournament import PAPER
 from regimes.records import Writer, load_all, read_lines
+from regimes.replay.agreement import interval
 
 EPOCHS, STEPS = 6, 5
 LAYERS = [
@@ -148,8 +149,8 @@ def test_table_is_arithmetic_over_the_last_three_epochs(folder: Path) -> None:
 def test_interval_against_scipy() -> None:
     values = [3.0, 4.5, 2.25, 8.0, 1.0]
     ends = stats.t.interval(0.95, 4, np.mean(values), stats.sem(values))
-    assert compare.interval(values) == pytest.approx((np.mean(values), *ends))
-    assert np.isnan(compare.interval([1.0])[1:]).all()
+    assert interval(values) == pytest.approx((np.mean(values), *ends))
+    assert np.isnan(interval([1.0])[1:]).all()
 
 
 def test_command_writes_figures_and_numbers(
@@ -183,10 +184,10 @@ def test_refuses_to_guess(folder: Path, tmp_path: Path, draw: Any) -> None:
     make(tmp_path, "low", 9, epochs=4)
     with pytest.raises(RecordError, match="has 4 of 6 epochs: finish it"):
         draw(runs + load_all(tmp_path))
-    with pytest.raises(RecordError, match="another 'low' run of seed 0"):
+    with pytest.raises(RecordError, match="are both 'low' runs of seed 0"):
         draw([*runs, next(run for run in runs if run.name == "low")])
     other = make(tmp_path / "other", "low", 8, batch_size=16)
-    with pytest.raises(RecordError, match="differ in batch_size"):
+    with pytest.raises(RecordError, match=r"low \(batch_size=16\).*not of the same experiment"):
         draw(runs + load_all(other))
 
 

@@ -60,7 +60,7 @@ def test_declared_codes_trained_the_same_in_the_records_too() -> None:
     ("place", "value", "why"),
     [(("config", "workers"), 3, "has another workers"),
      (("config", "optimizer", "lr"), 9.0, "has another optimizer"),
-     (("data", "digest"), "x", "has other data"),
+     (("data", "digest"), "x", "has another data.digest"),
      (("code", "digest"), "x" * 64, "which are not known to train the same"),
      (("config", "seed"), 0, "more than one has low of seed 0, which would count twice")],
     ids=str,

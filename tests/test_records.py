@@ -151,7 +151,7 @@ def test_summary_needs_finished_runs(tmp_path: Path) -> None:
     assert table["floats"].tolist() == [30]
     make(tmp_path / "b", epochs=2)
     with pytest.raises(RecordError, match="epochs: finish it"):
-        summary(load_all(tmp_path))
+        summary(load_all(tmp_path / "b"))
 
 
 @pytest.mark.parametrize("name", ["epochs.jsonl", "seconds.jsonl", "events.jsonl"])

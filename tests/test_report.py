@@ -131,8 +131,8 @@ def test_where_the_time_went(small: Page) -> None:
     """Seconds of an epoch and their shares, from the lines of seconds.jsonl."""
     runs = [run for run in load_all(REFERENCE / "small.tar.xz") if run.name == "accordion"]
     clocks = pd.concat([run.epochs.filter(like="seconds_") for run in runs]).mean()
-    heads = small.tables[1][0][1:]
-    row = dict(zip(heads, small.rows(1)["accordion"], strict=True))
+    heads = small.tables[2][0][1:]
+    row = dict(zip(heads, small.rows(2)["accordion"], strict=True))
     for name in ("compute", "compress", "evaluate"):
         seconds, share = re.fullmatch(r"(\S+) \((\d+) %\)", row[name]).groups()  # type: ignore[union-attr]
         assert float(seconds) == pytest.approx(clocks[f"seconds_{name}"], rel=5e-3)
@@ -145,7 +145,7 @@ def test_the_prediction_is_that_of_regimes_cost(small: Page) -> None:
     frame = predict(cases(load_all(REFERENCE / "small.tar.xz")), Network.parse(LINK), 4)
     policies = frame[frame["kind"] == "policy"].set_index("case")
     for name, row in policies.iterrows():
-        cells = small.rows(2)[f"{name} (schedule)"]
+        cells = small.rows(3)[f"{name} (schedule)"]
         assert cells[-3:] == [f"{row['epoch']:.3g}", f"{row['speed_up']:.2f}",
                               spell(row["break_even"])]  # fmt: skip
     assert "4 workers, 100 Mbit/s, 50 µs" in small.text
@@ -154,8 +154,8 @@ def test_the_prediction_is_that_of_regimes_cost(small: Page) -> None:
 @pytest.mark.slow
 def test_a_schedule_of_other_steps_is_left_out_of_the_prediction_and_named() -> None:
     page = Page(report.page(REFERENCE / "small-batch.tar.xz", LINK))
-    assert "small-batch (schedule)" in page.rows(2)
-    assert "smith (schedule)" not in page.rows(2)
+    assert "small-batch (schedule)" in page.rows(3)
+    assert "smith (schedule)" not in page.rows(3)
     assert "Of another setting: smith." in page.text
 
 
@@ -314,7 +314,7 @@ def test_bad_input_is_one_sentence(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no bandwidth and latency"):
         report.page(folder, "fast")
     shutil.copytree(next((folder / "low").iterdir()), folder / "again")
-    with pytest.raises(RecordError, match="another 'low' run of seed"):
+    with pytest.raises(RecordError, match="are both 'low' runs of seed"):
         report.page(folder, LINK)
 
 

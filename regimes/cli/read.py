@@ -45,6 +45,7 @@ def detect(
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional],
     detectors: tuple[str, ...] = (),
     out: Path | None = None,
+    where: Settings = (),
 ) -> None:
     """Replay detectors over recorded runs, without training: agreement, lead or lag, share of
     epochs called critical, traffic, and what the signal costs.
@@ -56,13 +57,16 @@ def detect(
         detectors: NAME or NAME:key=value,key=value, e.g. norm-change:interval=3,eta=0.4; default
             all whose signal was recorded, and controls of equal length.
         out: folder for detectors.csv, pairs.csv and epochs.csv.
+        where: only runs of which this is true, e.g. --where optimizer.lr=0.4.
     """
+    from regimes.records import reading
     from regimes.replay.detect import main
     from regimes.replay.spelling import KNOWN, parse
 
     if any(parse(text)["name"] not in KNOWN for text in detectors):
         welcome_plug_ins()
-    main(runs, detectors, out)
+    with reading(where, say=True):
+        main(runs, detectors, out)
 
 
 @app.command
@@ -74,6 +78,7 @@ def cost(
     buckets: int = 1,
     set: Settings = (),
     csv: Path | None = None,
+    where: Settings = (),
 ) -> None:
     """Predict seconds per epoch on a network for each level and policy, and the bandwidth below
     which compression pays.
@@ -88,16 +93,19 @@ def cost(
         buckets: into how many parts a step's traffic is cut, so that it overlaps with backward.
         set: change a field of the preset.
         csv: file for the numbers.
+        where: only recorded runs of which this is true, e.g. --where optimizer.lr=0.4.
     """
     from regimes.cost.network import Network
     from regimes.cost.predict import main
+    from regimes.records import reading
 
     recorded = [Path(place).exists() and not place.endswith(".toml") for place in what]
     if not what or (len(what) > 1 and not all(recorded)):
         raise ConfigError("name one preset, or recorded runs: see regimes presets")
     config = None if all(recorded) else configuration(what[0], set)
-    main(what, config, Network.parse(network), workers, algorithm=algorithm, buckets=buckets,
-         csv=csv)  # fmt: skip
+    with reading(where, say=True):
+        main(what, config, Network.parse(network), workers, algorithm=algorithm, buckets=buckets,
+             csv=csv)  # fmt: skip
 
 
 @app.command
@@ -105,6 +113,8 @@ def report(
     records: Annotated[Path, tyro.conf.Positional],
     network: str = "10Gbit/s,50us",
     out: Path = Path("report.html"),
+    where: Settings = (),
+    baseline: str | None = None,
 ) -> None:
     """Write one HTML page of a run or an ablation, with all that it shows inside, to mail.
 
@@ -112,10 +122,14 @@ def report(
         records: a run, a folder of runs, or an archive of them.
         network: bandwidth of each link and latency of a message, for the predicted seconds.
         out: the file to write.
+        where: only runs of which this is true, e.g. --where optimizer.lr=0.4.
+        baseline: the schedule that the others are compared with; default all pairs of up to six.
     """
+    from regimes.records import reading
     from regimes.report import write
 
-    write(records, network, out)
+    with reading(where):
+        write(records, network, out, baseline)
     print(f"{out}: {out.stat().st_size / 1e6:.2f} MB")
 
 

@@ -11,10 +11,11 @@ import tyro
 from regimes import presets as _presets
 from regimes.cli.app import Settings, app, configuration, welcome_plug_ins
 from regimes.collectives.launcher import launched
-from regimes.config import read_value, to_toml
+from regimes.config import read_value, to_dict, to_toml
 from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import require
+from regimes.records import apart_from
 
 
 @app.command
@@ -47,6 +48,8 @@ def run(
     given: dict[str, Any] = {"seed": seed, "workers": workers}
     config = replace(config, **{key: value for key, value in given.items() if value is not None})
     out = out or Path("runs", _stem(preset), f"seed-{config.seed}")
+    if (said := apart_from(to_dict(config), out)) and not quiet and launched().rank == 0:
+        stdout.say(f"note: {said}")
     if processes == 1 or launched().count > 1:
         train(config, out, resume, quiet)
     else:

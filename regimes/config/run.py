@@ -164,6 +164,8 @@ class RunConfig:
         reporters: who else is told of each unit: "tensorboard", "wandb", what an installed package
             offers (``records/reporting.py``), or ``package.module:Class``.
         tuned_on: seeds that have chosen this configuration; a run with one of them is refused.
+        drawn_per_seed: fields that each seed has of its own, e.g. ``["policy.layers"]`` of a
+            control that follows another run; runs that differ in them are of one experiment.
         quirks: "authors" replaces fields so as to do what the published code does.
     """
 
@@ -200,6 +202,7 @@ class RunConfig:
     signal: Signal = "update"
     instruments: dict[str, dict[str, Any]] = field(default_factory=dict)  # see ``instruments/``
     tuned_on: tuple[int, ...] = ()
+    drawn_per_seed: tuple[str, ...] = ()
     quirks: Literal["none", "authors"] = "none"
     union_pass: bool = True  # one pass over all hosted workers' batches, where it is exact
     dtype: Literal["float32", "float64"] = "float32"

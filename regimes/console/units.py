@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 
 def human(count: float | int, unit: str = "") -> str:
     """Three digits, a prefix and a unit.
@@ -16,3 +18,12 @@ def human(count: float | int, unit: str = "") -> str:
                 f"{scaled:.{2 if scaled < 9.995 else 1 if scaled < 99.95 else 0}f} {prefix}{unit}"
             )
     return f"{count:.0f} {unit}".rstrip()
+
+
+def ends_text(low: float, high: float, form: str) -> str:
+    """An interval; empty where there is none.
+
+    >>> ends_text(-0.51, 1.0, "+.1f")
+    '[-0.5, +1.0]'
+    """
+    return "" if math.isnan(low) else f"[{low:{form}}, {high:{form}}]"

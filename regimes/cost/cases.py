@@ -21,12 +21,12 @@ from regimes.cost.work import Work, mean
 from regimes.errors import RecordError
 from regimes.policies import PastEpoch, Static, policy
 from regimes.policies.periods import period_of
-from regimes.records import Record
+from regimes.records import Record, differing, identity, separate
 from regimes.training.learning_rate import LearningRate
 from regimes.training.units import Units
 
 ITEMSIZE = {"float32": 4, "float64": 8}
-SAME = ("model", "workers", "dtype", "precision", "batch_size", "compressor", "levels",
+SAME = ("model", "data", "workers", "dtype", "precision", "batch_size", "compressor", "levels",
         "unit_steps")  # fmt: skip
 Epoch = tuple[float, Work]  # steps, and what one of them is
 
@@ -115,6 +115,7 @@ def cases(runs: Sequence[Record], workers: int | None = None) -> list[Case]:
     Raises:
         RecordError: no run, runs of different settings, or one without seconds.
     """
+    runs = separate(runs)
     _check_alike(runs)
     sample, config = per_sample(runs), runs[0].config
     share = config["workers"] / (workers or config["workers"])
@@ -169,12 +170,17 @@ def _check_alike(runs: Sequence[Record]) -> None:
     if not runs:
         raise RecordError("name at least one run, or a folder of runs")
     for run in runs:
-        differ = [key for key in SAME if run.config.get(key) != runs[0].config.get(key)]
-        if differ:
+        if differ := differing([setting(runs[0]), setting(run)]):
+            words = ", ".join(f"{name} ({a}, {b})" for name, (a, b) in differ.items())
             raise RecordError(
-                f"{run.folder} and {runs[0].folder} differ in {', '.join(differ)}: a table "
-                "compares runs of one setting; give the others apart"
+                f"{run.folder} and {runs[0].folder} differ in {words}: a table compares runs of "
+                "one setting; choose one with --where FIELD=VALUE, or give the others apart"
             )
+
+
+def setting(run: Record) -> dict[str, Any]:
+    """What runs share whose steps are priced together."""
+    return {k: v for k, v in identity(run).items() if k.partition(".")[0] in SAME}
 
 
 def _dense(run: Record, epoch: Epoch) -> Epoch:

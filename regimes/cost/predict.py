@@ -17,7 +17,7 @@ from regimes.cost.cases import Case, cases, measured
 from regimes.cost.network import Network, spell
 from regimes.cost.work import break_even
 from regimes.errors import require
-from regimes.records import load_all, write_table
+from regimes.records import load_all, mixed, write_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -85,7 +85,7 @@ def main(
     for name, given in (("--workers", workers), ("--buckets", buckets)):
         good = given is None or 1 <= given <= MOST
         require(good, name, given, f"at least 1, at most {MOST}")
-    runs = [] if config else [run for place in what for run in load_all(place)]
+    runs = [] if config else load_all(*what)
     if config:
         workers = workers or config.workers
         found = measured(config, workers, steps)
@@ -98,6 +98,8 @@ def main(
     unit = config.unit_steps if config else runs[0].config.get("unit_steps")
     shown = table(frame, unit="unit" if unit else "epoch")
     console.print(shown.drawn(padding=(0, 0, 0, 1)))
+    for sentence in mixed({"levels": runs} if runs else {}):
+        console.print(f"note: {sentence}", markup=False)
     if csv:
         write_table(csv, frame)
     return frame

@@ -10,12 +10,13 @@ from rich.console import Console
 from rich.markup import escape
 
 from regimes.collectives.launcher import launched
+from regimes.config import to_dict
 from regimes.console import stdout
 from regimes.errors import TrainingError
 from regimes.launch import cluster, sweep
 from regimes.monitor.text import metric_text
 from regimes.presets import Grid
-from regimes.records import load
+from regimes.records import apart_from, load, notes, separate
 
 
 def main(
@@ -36,6 +37,9 @@ def main(
     cells = sweep.cells(grid, seeds, out)
     todo = [cell for cell in cells if not sweep.done(*cell)]
     stdout.tell(console, f"{len(cells)} runs in {out}, {len(cells) - len(todo)} already finished")
+    for folder, config in {cell[0].parent: cell for cell in todo}.values():
+        if said := apart_from(to_dict(config), folder):
+            stdout.tell(console, f"note: {said}", markup=False)
     progress = Progress(console, out, len(todo))
     if executor is None:
         failures = sweep.ablate(todo, jobs, progress)
@@ -43,15 +47,21 @@ def main(
         failures = cluster.submit(todo, out, executor, options or {}, progress)
     if failures:
         raise TrainingError(f"{len(failures)} of {len(todo)} runs failed; first: {failures[0]}")
-    from regimes.plotting.schedules import schedules  # pandas, so late
+    from regimes.plotting.differences import between  # pandas, so late
+    from regimes.plotting.schedules import schedules
 
-    found = schedules(load(folder) for folder, _ in cells)
+    runs = separate(load(folder) for folder, _ in cells)
+    found = schedules(runs)
     note = (
         f"{found.shown.name}: mean of the last 3 epochs, mean ± sd over seeds; "
         "floats: the paper's count; bytes: sent by each worker"
     )
     columns = ("n", "metric", "floats", "of_base", "bytes", "seconds")
     stdout.tell(console, found.table(columns, note).drawn())
+    if against := between(runs):
+        stdout.tell(console, "", against.drawn())
+    for sentence in notes(runs):
+        stdout.tell(console, f"note: {sentence}", markup=False)
 
 
 class Progress:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from regimes.config import DataConfig, from_dict, to_dict
-from regimes.errors import ConfigError, RecordError
+from regimes.errors import RecordError
 from regimes.plotting.decays import decay_epochs
 from regimes.plotting.looks import order
 from regimes.plotting.metrics import Metric, named
-from regimes.records import Record
+from regimes.records import Record, differing, identity, separate, variants
 
 Groups = dict[str, list[Record]]
 BASELINES = ("low", "small-batch", "rank 4", "none")  # what the others' traffic is a share of
-SAME = ("workers", "batch_size", "data", "model", "compressor", "levels", "signal", "quirks")
+SETTING = {"workers", "batch_size", "data", "model", "compressor", "levels", "signal", "quirks",
+           "metric", "written_by"}  # fmt: skip  # shared by all schedules of a figure
 
 
 def groups(
@@ -24,57 +23,68 @@ def groups(
     only: bool = False,
     unfinished: bool = False,
 ) -> Groups:
-    """Runs by schedule, each list by seed.
+    """Runs by schedule, each list by seed: only seeds of one experiment (`records.separate`).
 
     Args:
         only: leave out the runs of schedules that are not ``needed``.
         unfinished: take unfinished runs as well.
 
     Raises:
-        RecordError: an unfinished run (unless asked for), two of one schedule and seed, runs of
-            different settings, or a schedule of ``needed`` that is missing.
+        RecordError: an unfinished run (unless asked for), two of one experiment and seed, schedules
+            of different settings, or a schedule of ``needed`` that is missing.
     """
-    runs, found = list(runs), Groups()
-    known: dict[str, tuple[Any, Record]] = {}
-    names = {run.name for run in runs}
-    if missing := [name for name in needed if name not in names]:
-        raise RecordError(
-            f"no run of schedule {', '.join(missing)}; found {', '.join(order(names)) or 'none'}: "
-            "run the missing ones (regimes ablate GRID --schedules ...) before drawing"
-        )
+    runs, found = separate(runs), Groups()
+    check_there(runs, needed)
     runs = [run for run in runs if run.name in needed or not only]
     for run in runs:
         if not unfinished:
             run.check_finished()
-        _check_alike(run, known)
-        others = found.setdefault(run.name, [])
-        if any(run.seed == other.seed for other in others):
-            raise RecordError(f"{run.folder}: there is another {run.name!r} run of seed {run.seed}")
-        others.append(run)
+        found.setdefault(run.name, []).append(run)
+    check_setting(runs)
     return {name: sorted(found[name], key=lambda r: r.seed) for name in order(found)}
 
 
-def _check_alike(run: Record, known: dict[str, tuple[Any, Record]]) -> None:
-    """Compare a run's setting with the first run that has each of its values, and keep its own."""
-    ours = _setting(run)
-    differ = [k for k in ours if known.setdefault(k, (ours[k], run))[0] != ours[k]]
-    if differ:
+def check_there(runs: Sequence[Record], needed: Iterable[str]) -> None:
+    """Raise RecordError unless there are runs of each of these schedules."""
+    names = {run.name for run in runs}
+    missing = [name for name in needed if name not in names]
+    apart = {name: found for name in missing if (found := variants(runs, name))}
+    for name, found in apart.items():
         raise RecordError(
-            f"{run.folder} and {known[differ[0]][1].folder} differ in {', '.join(differ)}: a "
-            "figure compares runs of one setting; move them to folders of their own"
+            f"{', '.join(found)}: runs of {name!r} are not of the same experiment; choose one with "
+            "--where FIELD=VALUE, or read a folder that has one of them"
+        )
+    if missing:
+        raise RecordError(
+            f"no run of schedule {', '.join(missing)}; found {', '.join(order(names)) or 'none'}: "
+            "run the missing ones (regimes ablate GRID --schedules ...) before drawing"
         )
 
 
+def check_setting(runs: Sequence[Record]) -> None:
+    """Raise RecordError unless schedules that are compared share their `SETTING`."""
+    ones = list({run.name: run for run in reversed(runs)}.values())[::-1]
+    ones.sort(key=_decided)  # stable: one whose batch is fixed stands for all
+    for other in ones[1:]:
+        differ = differing([_setting(ones[0]), _setting(other)])
+        if _decided(other):
+            differ.pop("batch_size", None)
+        if differ:
+            words = ", ".join(f"{name} ({a}, {b})" for name, (a, b) in differ.items())
+            raise RecordError(
+                f"{ones[0].folder} and {other.folder} differ in {words}: a figure compares "
+                "schedules of one setting; choose one with --where FIELD=VALUE, or read a folder "
+                "that has one of them"
+            )
+
+
 def _setting(run: Record) -> dict[str, Any]:
-    """What runs of one figure share, with the images themselves in place of where they lay; not
-    the batch of a run whose batch is decided."""
-    data = run.config["data"]
-    with contextlib.suppress(ConfigError):  # an older record has what it does not say by default
-        data = to_dict(from_dict(DataConfig, data))
-    data = {k: v for k, v in data.items() if k not in ("path", "download")}
-    found = {**run.config, "data": {**data, "digest": run.header["data"]["digest"]}}
-    decided = bool(run.config.get("batch_policy"))
-    return {key: found.get(key) for key in SAME if not (decided and key == "batch_size")}
+    return {k: v for k, v in identity(run).items() if k.partition(".")[0] in SETTING}
+
+
+def _decided(run: Record) -> bool:
+    """Does a policy choose the batch?"""
+    return bool(run.config.get("batch_policy"))
 
 
 def tested_by(run: Record) -> Metric:

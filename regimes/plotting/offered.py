@@ -17,6 +17,7 @@ from importlib.metadata import entry_points
 from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import ConfigError, nearest
+from regimes.records import reading
 
 GROUP = "regimes.figures"
 
@@ -65,7 +66,30 @@ def begin(name: str, words: Sequence[str]) -> None:
     known = _all()
     if name not in known:
         raise ConfigError(f"no figure {name!r}: {nearest(name, known)}")
-    known[name].start(words)
+    where, others = conditions(words)
+    with reading(where, say=True):
+        known[name].start(others)
+
+
+def conditions(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(values of ``--where``, which every figure takes; the other words).
+
+    >>> conditions(["runs/small", "--where", "optimizer.lr=0.4", "--out", "figures"])
+    (['optimizer.lr=0.4'], ['runs/small', '--out', 'figures'])
+
+    Raises:
+        ConfigError: ``--where`` without a value.
+    """
+    where, others, left = [], [], iter(words)
+    for word in left:
+        option, sign, value = word.partition("=")
+        if option != "--where":
+            others.append(word)
+        elif not (value := value if sign else next(left, "")):
+            raise ConfigError("--where needs FIELD=VALUE, e.g. --where optimizer.lr=0.4")
+        else:
+            where.append(value)
+    return where, others
 
 
 def show() -> None:
@@ -77,7 +101,10 @@ def show() -> None:
     for heads, rows in (("figure", "shows", "records of"), drawn), (("also", "does"), others):
         if rows:
             console.print(Table(heads, rows, texts=len(heads)).drawn(), "")
-    print("regimes figure NAME RECORDS draws; regimes figure NAME --help says what else it takes")
+    print("regimes figure NAME RECORDS draws; regimes figure NAME --help says what else it takes;")
+    print(
+        "all take --where FIELD=VALUE, e.g. --where optimizer.lr=0.4: only runs of which it is true"
+    )
 
 
 def _all() -> dict[str, Offer]:

@@ -13,11 +13,11 @@ import pandas as pd
 
 from regimes.console.tables import Table
 from regimes.console.units import human
-from regimes.plotting.groups import BASELINES, tested_by
+from regimes.plotting.differences import LAST
+from regimes.plotting.groups import BASELINES, check_setting, tested_by
 from regimes.plotting.metrics import Metric
-from regimes.records import Record, share_of_low, summary
+from regimes.records import Record, separate, share_of_low, summary
 
-LAST = 3  # epochs whose mean is a run's accuracy (or other metric)
 DASH = "–"
 
 
@@ -70,8 +70,14 @@ class Schedules:
 
 
 def schedules(runs: Iterable[Record]) -> Schedules:
-    """The table of some finished runs of one metric."""
-    runs = list(runs)
+    """The table of some finished runs.
+
+    Raises:
+        RecordError: an unfinished run, or runs of several metrics.
+    """
+    runs = separate(runs)
+    if len({tested_by(run) for run in runs}) > 1:
+        check_setting(runs)
     shown = tested_by(runs[0])
     each = summary(runs, LAST)
     each["metric"] *= shown.factor

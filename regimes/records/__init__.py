@@ -19,11 +19,22 @@ says so. No torch here.
 
 `files` replaces files and appends to them, `writer` writes records, `lines` reads their files, by
 the table in `schema` and its `kinds`, `reader` makes a `Record` of them, `frames` tables; `extent`
-says how far a run is, `archive` packs many runs.
+says how far a run is, `archive` packs many runs. `experiment` decides which runs are seeds of the
+same experiment, and `selection` which of them a command reads.
 """
 
 from regimes.records.archive import load_all, opened, pack
 from regimes.records.chain import edited
+from regimes.records.experiment import (
+    apart_from,
+    check_one,
+    differing,
+    identity,
+    mixed,
+    notes,
+    separate,
+    variants,
+)
 from regimes.records.extent import (
     complete,
     count_units,
@@ -46,11 +57,14 @@ from regimes.records.reader import (
 )
 from regimes.records.reporting import check_reporters, reporters
 from regimes.records.schema import SCHEMA
+from regimes.records.selection import gathered, reading, select
 from regimes.records.writer import Writer
 
 __all__ = [
-    "FREE_ON_RESUME", "OWN", "SCHEMA", "Record", "Writer", "check_reporters", "check_same",
-    "check_together", "complete", "count_units", "edited", "find", "length", "load", "load_all",
-    "opened", "pack", "progress", "read_header", "read_lines", "reporters", "share_of_low",
-    "summary", "unit_name", "units", "write_atomically", "write_output", "write_table",
+    "FREE_ON_RESUME", "OWN", "SCHEMA", "Record", "Writer", "apart_from", "check_one",
+    "check_reporters", "check_same", "check_together", "complete", "count_units", "differing",
+    "edited", "find", "gathered", "identity", "length", "load", "load_all", "mixed", "notes",
+    "opened", "pack", "progress", "read_header", "read_lines", "reading", "reporters", "select",
+    "separate", "share_of_low", "summary", "unit_name", "units", "variants", "write_atomically",
+    "write_output", "write_table",
 ]  # fmt: skip

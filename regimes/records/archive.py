@@ -7,13 +7,14 @@ import io
 import lzma
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from regimes.errors import RecordError
 from regimes.records.files import check_output, check_regular, write_atomically
 from regimes.records.lines import content
 from regimes.records.reader import Record, find, load
+from regimes.records.selection import gathered
 
 LARGEST_ARCHIVE, LARGEST_ABOUT = 2**33, 2**20  # bytes, unpacked
 ABOUT = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME,
@@ -61,13 +62,27 @@ class _Sparing:
         return tarfile.data_filter(member, path)
 
 
-def load_all(folder: str | Path) -> list[Record]:
-    """Every run in or under a folder, or in an archive that ``pack`` has made."""
-    with opened(folder) as root:
-        runs = [load(path) for path in find(root)]
-    if not runs:
-        raise RecordError(f"no run in or under {folder}")
-    return runs
+def load_all(*folders: str | Path, where: Sequence[str] = ()) -> list[Record]:
+    """Every run in or under some folders, or in archives that ``pack`` has made.
+
+    Runs of one name that are not seeds of the same experiment get names of their own; see
+    `experiment.separate`.
+
+    Args:
+        where: only runs of which this is true, e.g. ``["optimizer.lr=0.4"]``; see `select`.
+
+    Raises:
+        RecordError: a folder without a run, a damaged record, no run that is asked for, or two of
+            one experiment and seed.
+    """
+    runs: list[Record] = []
+    for folder in folders:
+        with opened(folder) as root:
+            found = [load(path) for path in find(root)]
+        if not found:
+            raise RecordError(f"no run in or under {folder}")
+        runs += found
+    return gathered(runs, where)
 
 
 def _own_content(path: Path) -> bytes:

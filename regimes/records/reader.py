@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regimes.config import RunConfig, from_dict, to_dict
-from regimes.errors import ConfigError, RecordError
+from regimes.errors import RecordError
 from regimes.records import frames
+from regimes.records.experiment import resolved
 from regimes.records.extent import complete, progress
 from regimes.records.lines import check_together, read_header, read_lines
 
@@ -31,11 +30,7 @@ FREE_ON_RESUME = {
 
 def check_same(folder: Path, ours: dict[str, Any]) -> None:
     """Raise RecordError unless the run in ``folder`` has this (plain, resolved) configuration."""
-    theirs = read_header(folder)["config"]
-    if theirs.get("instruments") == []:  # what the first records had for none
-        theirs = {**theirs, "instruments": {}}
-    with contextlib.suppress(ConfigError):  # an older record has what it does not say by default
-        theirs = to_dict(from_dict(RunConfig, theirs))
+    theirs = resolved(read_header(folder)["config"])
     keys = {*ours, *theirs} - FREE_ON_RESUME
     differ = sorted(k for k in keys if theirs.get(k) != ours.get(k))
     if differ:
@@ -59,6 +54,8 @@ class Record:
         rows, details: the lines of ``epochs.jsonl`` and ``instruments.jsonl`` as they are.
         processes: of a run on several processes, per epoch the seconds of each by what they went
             into: ``{"epoch": 0, "compute": [1.2, 1.9], ...}``.
+        variant: what the run differs in from others of its name that were read with it, see
+            `experiment.separate`; empty if there are none.
     """
 
     folder: Path
@@ -68,6 +65,7 @@ class Record:
     rows: list[dict[str, Any]]
     details: list[dict[str, Any]]
     processes: list[dict[str, Any]] = field(default_factory=list)
+    variant: str = ""
 
     @property
     def config(self) -> dict[str, Any]:
@@ -75,7 +73,9 @@ class Record:
 
     @property
     def name(self) -> str:
-        return self.config["name"]
+        """Of the schedule: only seeds of one experiment share it, see `experiment.separate`."""
+        own = self.config["name"]
+        return f"{own} ({self.variant})" if self.variant else own
 
     @property
     def seed(self) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from regimes.console.stdout import console as new_console
 from regimes.console.tables import Table
 from regimes.errors import RecordError
-from regimes.records import Record, load_all, write_table
+from regimes.records import Record, load_all, separate, write_table
 from regimes.replay.agreement import interval
 from regimes.replay.compare import Comparison, compare
 from regimes.replay.spelling import defaults, labels, rule
@@ -34,20 +34,12 @@ def read(places: Iterable[str | Path]) -> list[Record]:
     """The runs in or under several folders or archives, each once.
 
     Raises:
-        RecordError: a folder without a run, or two runs of one schedule and seed.
+        RecordError: a folder without a run, or two runs of one experiment and seed.
     """
-    found: dict[tuple[str, int], Record] = {}
-    for place in places:
-        for run in load_all(place):
-            other = found.setdefault((run.name, run.seed), run)
-            if other.folder.resolve() != run.folder.resolve():
-                raise RecordError(
-                    f"{other.folder} and {run.folder} are both {run.name!r} runs of seed "
-                    f"{run.seed}: give one of them"
-                )
-    if not found:
+    places = list(dict.fromkeys(Path(place).resolve() for place in places))
+    if not places:
         raise RecordError("name at least one run, or a folder of runs")
-    return list(found.values())
+    return load_all(*places)
 
 
 def bench(runs: Sequence[Record], texts: Sequence[str] = ()) -> Comparison:
@@ -58,6 +50,7 @@ def bench(runs: Sequence[Record], texts: Sequence[str] = ()) -> Comparison:
     """
     import pandas as pd
 
+    runs = separate(runs)
     names = labels(texts or defaults(runs))
     parts: dict[str, list[pd.DataFrame]] = {"detectors": [], "pairs": [], "epochs": []}
     notes: dict[str, None] = {}

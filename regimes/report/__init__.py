@@ -16,15 +16,19 @@ from regimes.records import opened, write_output
 from regimes.report import content, origin, pictures
 
 
-def write(place: Path, network: str, out: Path) -> None:
-    """Write the page of the records in a folder or archive."""
+def write(place: Path, network: str, out: Path, baseline: str | None = None) -> None:
+    """Write the page of the records in a folder or archive.
+
+    Args:
+        baseline: see `plotting.differences.compare`.
+    """
     if not out.name or out.is_dir():
         raise RecordError(f"cannot write {out}: it is a folder, expected a file, e.g. report.html")
-    text = page(place, network)
+    text = page(place, network, baseline)
     write_output(out, text)
 
 
-def page(place: Path, network: str) -> str:
+def page(place: Path, network: str, baseline: str | None = None) -> str:
     """The page as text."""
     import jinja2
 
@@ -39,6 +43,7 @@ def page(place: Path, network: str) -> str:
             unit=content.unit,
             study=study,
             table=content.results(study),
+            differences=content.differences(study, baseline),
             seconds=content.seconds(study),
             cost=content.cost(study, link),
             configuration=origin.configuration(study),

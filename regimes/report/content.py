@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
 
 from regimes.console.tables import Table
-from regimes.cost.cases import SAME, cases
+from regimes.cost.cases import cases, setting
 from regimes.cost.network import Network, spell
 from regimes.cost.predict import predict
 from regimes.errors import RecordError, RegimesError
 from regimes.monitor.watch import state
 from regimes.plotting import style
+from regimes.plotting.differences import between, pairs_of
 from regimes.plotting.groups import Groups, decaying, groups, tested_by
 from regimes.plotting.looks import styles_of
 from regimes.plotting.metrics import Metric
 from regimes.plotting.schedules import DASH, schedules
-from regimes.records import Record, find, load, progress, read_header
+from regimes.records import Record, find, gathered, load, notes, progress, read_header
 from regimes.training.idle_policy import silence
 
 PARTS = ("compute", "compress", "communicate", "evaluate")  # further clocks follow these
@@ -89,6 +90,11 @@ class Study:
         return [f"{sentence} (Runs: {n}.)" for sentence, n in said.items()]
 
     @property
+    def notes(self) -> list[str]:
+        """What a reader should know of the averages."""
+        return notes(self.runs)
+
+    @property
     def shown(self) -> Metric:
         return tested_by(self.one)
 
@@ -128,7 +134,7 @@ def read(root: Path, place: Path) -> Study:
     Raises:
         RecordError: there is none that can be read, or they are of different settings.
     """
-    seen = [_look(path, root) for path in find(root)]
+    seen = _selected([_look(path, root) for path in find(root)])
     if not seen:
         raise RecordError(f"no run in or under {place}: expected a file run.json there")
     if all(one.record is None for one in seen):
@@ -140,6 +146,15 @@ def read(root: Path, place: Path) -> Study:
         raise RecordError(below(root, error)) from None
     found = {name: [run for run in runs if run.finished] or runs for name, runs in found.items()}
     return Study(place, root, seen, found)
+
+
+def _selected(seen: list[Seen]) -> list[Seen]:
+    """Those that the command reads (`records.reading`), each record under its schedule's name; what
+    cannot be read stays."""
+    known = gathered([one.record for one in seen if one.record])
+    by_folder = {run.folder: run for run in known}
+    return [replace(one, record=by_folder[one.record.folder]) if one.record else one
+            for one in seen if one.record is None or one.record.folder in by_folder]  # fmt: skip
 
 
 def unit(study: Study) -> str:
@@ -185,6 +200,20 @@ def results(study: Study) -> Table:
     return Table(("schedule", *(heads.get(c, c) for c in columns)), lines)
 
 
+def differences(study: Study, baseline: str | None = None) -> Table:
+    """The finished schedules against each other.
+
+    Raises:
+        RecordError: no such baseline.
+    """
+    runs = [run for run in study.runs if run.finished]
+    names = list(dict.fromkeys(run.name for run in runs))
+    if baseline is not None:
+        pairs_of(names, baseline)
+    found = between(runs, baseline) if runs else None
+    return found or Table()
+
+
 # -- time ------------------------------------------------------------------------------------
 
 
@@ -214,9 +243,8 @@ def _per_epoch(runs: Sequence[Record]) -> dict[str, float]:
 def cost(study: Study, network: Network) -> Table:
     """Predicted seconds of an epoch on a network, and the break-even bandwidth, per level and
     schedule; schedules whose steps are not like the others' are left out, and named."""
-    config = study.one.config
-    alike = {name: runs for name, runs in study.found.items()
-             if all(run.config.get(k) == config.get(k) for run in runs for k in SAME)}  # fmt: skip
+    config, ours = study.one.config, setting(study.one)
+    alike = {name: runs for name, runs in study.found.items() if setting(runs[0]) == ours}
     left_out = ", ".join(name for name in study.found if name not in alike)
     try:
         known = cases([run for runs in alike.values() for run in runs])

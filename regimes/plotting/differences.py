@@ -1,0 +1,164 @@
+"""Schedules against each other: the difference over common seeds, with its interval.
+
+The terminal after an ablation, ``regimes figure curves``, the report and `compare` show these rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from regimes.console.tables import Table
+from regimes.console.units import ends_text
+from regimes.errors import RecordError
+from regimes.plotting.curves import has, values
+from regimes.plotting.groups import BASELINES, check_setting, groups, tested_by
+from regimes.plotting.metrics import Metric
+from regimes.records import Record, load_all, select, summary
+from regimes.replay.agreement import interval
+
+LAST = 3  # epochs whose mean is a run's accuracy (or other metric)
+ALL_PAIRS = 6  # schedules of which all pairs are compared
+COLUMNS = ("comparison", "n", "difference", "ci_low", "ci_high", "positive", "traffic_ratio")
+NOTE = (
+    "Mean difference over common seeds with its 95 % t interval (of three seeds or more), "
+    "not corrected for the number of rows, {}. Traffic ratio: of the floats."
+)
+
+
+def compare(
+    records: str | Path | Iterable[str | Path | Record],
+    baseline: str | None = None,
+    where: Sequence[str] = (),
+) -> pd.DataFrame:
+    """The differences between the schedules of some finished runs.
+
+    Args:
+        records: a folder of runs or an archive of them, several, or runs.
+        baseline: compare each other schedule with this one; default all pairs of up to six
+            schedules, of more each with the usual baseline (`groups.BASELINES`).
+        where: only runs of which this is true, e.g. ``["optimizer.lr=0.4"]``.
+
+    Returns:
+        One row per comparison: comparison ("a - b"), n (common seeds), difference (mean of the last
+        three epochs' metric, accuracy in percentage points), ci_low, ci_high (95 % t interval; nan
+        of fewer than three seeds), positive (seeds at which a is above b), traffic_ratio (floats).
+
+    Raises:
+        RecordError: no or unfinished runs, other settings, or no such schedule.
+    """
+    places = [records] if isinstance(records, str | Path) else list(records)
+    runs = [run for run in places if isinstance(run, Record)]
+    if folders := [place for place in places if not isinstance(place, Record)]:
+        runs += load_all(*folders)
+    found = groups(select(runs, where))
+    if not found:
+        raise RecordError("name at least one run, or a folder of runs")
+    shown, each = reached([run for group in found.values() for run in group])
+    return differences(each, pairs_of(list(found), baseline), shown)
+
+
+def reached(runs: Sequence[Record]) -> tuple[Metric, pd.DataFrame]:
+    """What runs were tested by, and `records.summary` with a column of that, in the shown unit.
+
+    Raises:
+        RecordError: nothing of it was logged in one of them; it is not finished.
+    """
+    shown = tested_by(runs[0])
+    for run in runs:
+        values(run, shown)
+    each = summary(runs, LAST)
+    each[shown.name] = shown.factor * each["metric"]
+    return shown, each
+
+
+def pairs_of(names: Sequence[str], baseline: str | None = None) -> list[tuple[str, str]]:
+    """Which schedules are compared, as (a, b) for a minus b; see `compare`.
+
+    >>> pairs_of(["mine", "theirs", "low"])
+    [('mine', 'theirs'), ('mine', 'low'), ('theirs', 'low')]
+    >>> pairs_of(["mine", "theirs", "low"], "theirs")
+    [('mine', 'theirs'), ('low', 'theirs')]
+
+    Raises:
+        RecordError: no such baseline.
+    """
+    if baseline is not None and baseline not in names:
+        raise RecordError(f"--baseline {baseline}: no such schedule; found {', '.join(names)}")
+    if baseline is None and len(names) <= ALL_PAIRS:
+        return list(combinations(names, 2))
+    base = baseline or next((name for name in BASELINES if name in names), None)
+    return [(name, base) for name in names if name != base] if base else []
+
+
+def differences(
+    each: pd.DataFrame, chosen: Iterable[tuple[str, str]], shown: Metric
+) -> pd.DataFrame:
+    """One row per pair that has a common seed; ``each`` as `reached` gives it."""
+    seeds = each.groupby("name")["seed"].agg(set)
+    rows = [pair(each, a, b, shown) for a, b in chosen if seeds[a] & seeds[b]]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def paired(each: pd.DataFrame, a: str, b: str, column: str) -> list[float]:
+    """``a`` minus ``b``, seed by seed; ``each`` has a row per run.
+
+    Raises:
+        RecordError: no seed in common.
+    """
+    wide = each[each["name"].isin([a, b])].pivot(index="seed", columns="name", values=column)
+    wide = wide.reindex(columns=[*{a, b}]).dropna()
+    if wide.empty:
+        raise RecordError(f"{a} and {b} have no seed in common: run both with the same seeds")
+    return (wide[a] - wide[b]).to_list()
+
+
+def pair(each: pd.DataFrame, a: str, b: str, shown: Metric) -> dict[str, Any]:
+    """One row of `differences`.
+
+    Raises:
+        RecordError: no seed in common.
+    """
+    found = paired(each, a, b, shown.name)
+    floats = each.groupby("name")["floats"].mean()
+    mean, low, high = interval(found)
+    ratio = floats[a] / floats[b] if floats[b] else math.nan
+    return dict(zip(COLUMNS, (f"{a} - {b}", len(found), mean, low, high,
+                              sum(d > 0 for d in found), ratio), strict=True))  # fmt: skip
+
+
+def as_table(rows: pd.DataFrame, shown: Metric, note: bool = False) -> Table:
+    """`differences`, rounded.
+
+    Args:
+        note: say below the table what it shows.
+    """
+    lines, digits = [], shown.digits
+    for row in rows.to_dict("records"):
+        ends = ends_text(row["ci_low"], row["ci_high"], f"+.{digits}f") or "-"
+        ratio = "-" if math.isnan(row["traffic_ratio"]) else f"{row['traffic_ratio']:.2f}"
+        lines.append([row["comparison"], str(row["n"]), f"{row['difference']:+.{digits}f}", ends,
+                      f"{row['positive']}/{row['n']}", ratio])  # fmt: skip
+    heads = ("difference", "n", shown.unit, "95 % t interval", "> 0", "traffic ratio")
+    return Table(heads, lines, NOTE.format(len(lines)) if note else "")
+
+
+def between(runs: Sequence[Record], baseline: str | None = None) -> Table | None:
+    """The table of the differences between finished runs' schedules; None where there is nothing to
+    compare: one schedule, no common seed, another setting, or no metric."""
+    shown = tested_by(runs[0])
+    names = list(dict.fromkeys(run.name for run in runs))
+    if len(names) < 2 or not all(has(run, shown) for run in runs):
+        return None
+    try:
+        check_setting(runs)
+    except RecordError:
+        return None
+    shown, each = reached(runs)
+    rows = differences(each, pairs_of(names, baseline), shown)
+    return as_table(rows, shown, note=True) if len(rows) else None

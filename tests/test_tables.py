@@ -165,6 +165,13 @@ def test_the_senet_of_the_tables_goes_before_table_8s(tmp_path: Path) -> None:
     assert rows[rows["n"] > 0]["n"].tolist() == [2]
 
 
+def test_a_row_is_one_experiment(tmp_path: Path) -> None:
+    paper_run(tmp_path, ACCORDION, 0)
+    paper_run(tmp_path, ACCORDION, 1, optimizer={"lr": 9.0})
+    with pytest.raises(RecordError, match=r"would be averaged, but differ in .*optimizer\.lr"):
+        tables.table(load_all(tmp_path))
+
+
 def test_an_unfinished_run_is_refused(tmp_path: Path) -> None:
     folder = paper_run(tmp_path, ACCORDION, 0)
     header = json.loads((folder / "run.json").read_text())

@@ -77,9 +77,10 @@ def figure(
                 style.mark_decays(ax, decaying(found))
         axes[0].set_ylabel(shown.label)
         panels.limits(axes[0], numbers, shown, last)
-        fig.legend(*axes[list(x).index("epoch") if "epoch" in x else 0]
-                   .get_legend_handles_labels(), loc="outside upper center", ncols=3,
-                   handlelength=4)  # fmt: skip
+        shown_in = axes[list(x).index("epoch") if "epoch" in x else 0]
+        handles, labels = shown_in.get_legend_handles_labels()
+        fig.legend(handles, labels, loc="outside upper center", handlelength=4,
+                   ncols=style.legend_columns(labels, style.WIDTH, 3))  # fmt: skip
         style.caption(fig, words(found, x, authors is not None))
     parts = {"curve": numbers, "end": last, "authors": authors}
     drawn = [frame.assign(part=part) for part, frame in parts.items() if frame is not None]

@@ -272,7 +272,7 @@ def test_the_table_of_an_ablation_has_a_row_for_each_experiment(pair: list[Recor
 
 ARCHIVE = {  # records that each command without grids of its own can draw
     "agreement": "detection-signals-smoke", "batch": "small-batch", "claims": "small",
-    "collapse": "smoke-quirks-topk", "controls": "smoke-controls", "cost": "lstm-small",
+    "collapse": "smoke-quirks-topk", "controls": "smoke-controls", "cost": "small",
     "curves": "small-joint", "deep_linear": "deep-linear", "deficit": "smoke-deficit",
     "detectors": "lstm-small", "edge": "rates-edge", "events": "restarts-smoke",
     "figure2": "small", "figure3": "small-signals", "figure4a": "small-overlap",

@@ -27,7 +27,7 @@ ALL_PAIRS = 6  # schedules of which all pairs are compared
 COLUMNS = ("comparison", "n", "difference", "ci_low", "ci_high", "positive", "traffic_ratio")
 NOTE = (
     "Mean difference over common seeds with its 95 % t interval (of three seeds or more), "
-    "not corrected for the number of rows, {}. Traffic ratio: of the floats."
+    "not corrected for the number of comparisons ({}). Traffic ratio: of the floats."
 )
 
 

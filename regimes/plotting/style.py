@@ -128,6 +128,16 @@ def levels(config: dict[str, Any]) -> str:
     return f"{compressed}; batch per worker ({sizes})" if sizes else compressed
 
 
+def legend_columns(labels: Sequence[str], width: float, most: int) -> int:
+    """How many columns of a legend fit into so many inches, at most ``most``.
+
+    >>> [legend_columns(labels, 4.8, 2) for labels in (["low", "high"], ["a long name" * 4])]
+    [2, 1]
+    """
+    letters = max(map(len, labels), default=0) + 10  # with the line and the space between columns
+    return max(1, min(most, int(20 * width / letters)))
+
+
 def seeds_in_words(counts: Sequence[int]) -> str:
     """ "n = 5 seeds", or a range."""
     low, high = min(counts), max(counts)

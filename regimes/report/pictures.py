@@ -107,8 +107,9 @@ def _drawn(study: Study, found: Groups, against: str, shown: Metric) -> Figure:
         if against == "epoch":
             style.shade(ax, windows(study.found))
             style.mark_decays(ax, study.one)
-        fig.legend(*ax.get_legend_handles_labels(), loc="outside upper left", ncols=2,
-                   handlelength=3.2, columnspacing=1)  # fmt: skip
+        handles, labels = ax.get_legend_handles_labels()
+        fig.legend(handles, labels, loc="outside upper left", handlelength=3.2, columnspacing=1,
+                   ncols=style.legend_columns(labels, WIDTH, 2))  # fmt: skip
     return fig
 
 

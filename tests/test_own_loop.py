@@ -81,7 +81,7 @@ TOLD = {
     "an outer word": "unknown key 'outer.rate'",
     "a level": "level of PowerSGD = 0: expected a rank",
     "a unit": "every = 'epoch': expected a number of steps from 1 up",
-    "another period": "process 1 holds another configuration than process 0",
+    "another period": "process 1 has policy.level = '3', process 0 has policy.level = '2'",
     "not finite": "a parameter of process 1 is not finite after step 2",
     "one closes": "",
 }

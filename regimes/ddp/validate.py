@@ -34,6 +34,9 @@ NOT_DDP = {  # by the name of a class, so that none is imported
     "OptimizedModule": WRAP,
 }
 
+SAME_OF_DDP = (  # what decides the collectives, or which layers a step leaves alone
+    "bucket_bytes_cap", "find_unused_parameters", "static_graph", "gradient_as_bucket_view",
+)  # fmt: skip
 LONGEST = 1e9  # seconds
 FROM_GRADIENTS = ("norms", "msdr", "noise", "error")  # instruments that need no data
 
@@ -60,6 +63,17 @@ def choose(
     known = pick_levels(chosen.usual if levels is None else levels)
     check_values(chosen, known)
     return Choice(pick_policy(policy, known), chosen, known, read, dense_start)
+
+
+def facts(chosen: Choice) -> dict[str, Any]:
+    """A choice in plain types, which must be the same on all processes."""
+    return {
+        "policy": policies.REGISTRY.table(chosen.policy),
+        "compressor": compression.REGISTRY.table(chosen.compressor),
+        "levels": dict(chosen.levels),
+        "signal": chosen.signal,
+        "start_compressing_after": chosen.dense_start,
+    }
 
 
 def check_seed(seed: Any) -> None:

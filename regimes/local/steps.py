@@ -29,10 +29,11 @@ from regimes.instruments.panel import Readings, choose
 from regimes.local import arguments, state
 from regimes.policies.controller import decide_whole
 from regimes.policies.periods import period_of
+from regimes.records import provenance
 from regimes.training.optimizers import Optimizers
 from regimes.training.outer import OuterStep, pseudo_gradients
 from regimes.training.replicas import Replicas
-from regimes.training.rows import of_a_job, sent
+from regimes.training.rows import layer_entries, of_a_job, sent
 
 
 def local_steps(
@@ -96,7 +97,13 @@ class LocalSteps:
         self.world = GroupWorld(default_group(), first.device, timeout, "local_steps()")
         self.world.meter.dtype = first.dtype
         self.world.meeting.done = lambda: self.total
-        self.world.agree(configuration=repr((chosen, self.layers)))
+        self.pace = Pace(chosen.every, optimizer)
+        self.world.agree(
+            **arguments.facts(chosen), **self.pace.facts(), seed=seed,
+            dtype=str(first.dtype), layers=layer_entries(self.layers),
+            buffers=[[str(t.dtype), *t.shape] for t in buffers],
+            code=provenance.code_digest(), torch=torch.__version__,
+        )  # fmt: skip
         self.world.broadcast([p.data for p in parameters] + buffers)
         self.replicas = Replicas(parameters, buffers, [Optimizers([optimizer], 0.0)], theirs=True)
         reducer = Reducer(chosen.exchange.compressor, self.layers, self.world, seed)
@@ -107,7 +114,6 @@ class LocalSteps:
         self.parts = [t.view(1, *p.shape) for t, p in zip(parts, parameters, strict=True)]
         self.levels = chosen.levels(self.layers)
         self.panel = choose({}, chosen.rule.needs, "update", self._context(model, seed))
-        self.pace = Pace(chosen.every, optimizer)
         self.total, self.since, self.rounds = 0, 0, 0
         self.rows: list[dict[str, Any]] = []
         self.earlier, self.closed = Traffic(0, 0), False
@@ -120,7 +126,8 @@ class LocalSteps:
             "outer": asdict(chosen.outer),
         }
         self.journal = Journal(about, self.header) if about and self.world.rank == 0 else None
-        self.opened = self.continued = False
+        self.opened = self.continued = self.to_agree = False
+        self.wanted_period = 1
         self._decide()
         self.period = self.wanted_period
 
@@ -178,6 +185,10 @@ class LocalSteps:
 
     def _meet(self) -> None:
         self.world.meeting.come("a synchronisation")
+        if self.to_agree:
+            place = {"units": len(self.rows), "steps": self.total, "period": self.period}
+            self.world.agree(state=place, lr=self.pace.all_rates())
+            self.to_agree = False
         pseudo_gradients(self.replicas.common, self.replicas.rows, self.parts)
         flags = loss_with_flag(self.stack.new_zeros(1), self.stack)[:, None]
         values = [self.chosen.value(name) for name in self.levels.names]
@@ -197,6 +208,7 @@ class LocalSteps:
         )
 
     def _decide(self) -> None:
+        self.to_agree = True
         decision = decide_whole(self.chosen.rule, self.rows, "update", "sync")
         self.wanted_period = steps = period_of(decision.level, self.chosen.periods)
         self.wanted = {"level": decision.level, "why": decision.why, "period": steps}

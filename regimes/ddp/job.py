@@ -98,10 +98,12 @@ class Job:
         self.header = header(about or Recording(""), self, chosen, model.module, seed)
         keeps = about is not None and self.world.rank == 0
         self.journal = Journal(about, self.header) if about and keeps else None
+        if self.journal is not None:
+            self.world.claim(self.journal.claim)
         self._decide()
         self.buckets.begin = self._begin_step
         receive = self.buckets.receive
-        model.register_comm_hook(None, lambda state, bucket: receive(bucket))
+        model.register_comm_hook(weakref.ref(model), lambda state, bucket: receive(bucket))
         atexit.register(_at_exit, weakref.ref(self))
 
     def _choose(self, model: nn.Module, chosen: validate.Choice, seed: int) -> Panel:
@@ -160,7 +162,9 @@ class Job:
         self.earlier = sum(meter.layers.values(), self.earlier)
         size = self.header["config"]["batch_size"]
         rates = lr, following
-        row = of_a_job(len(self.rows), buckets.steps, buckets.total, rates, size, readings)
+        row = of_a_job(
+            len(self.rows), buckets.steps, buckets.total, rates, size, readings, self.pace.groups
+        )
         row |= {"skipped": buckets.steps - kept, **sent(meter, self.decided)}
         return row, readings.details
 
@@ -215,7 +219,7 @@ class Job:
     def _open(self) -> None:
         """Begin the record, or go on with it; where process 0 cannot, all hear of it."""
         self.to_open = False
-        open_together(self.world, self.journal, self.rows, self.continued)
+        self.journal = open_together(self.world, self.journal, self.rows, self.continued)
 
     def _no_end(self) -> str:
         missing = "epoch_end() was not called" if self.pace.every == "epoch" else (

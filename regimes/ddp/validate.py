@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, NoReturn, cast, get_args
+from weakref import ref
 
 import torch
 from torch import nn
@@ -94,7 +95,15 @@ def wrapped(model: nn.Module) -> DistributedDataParallel:
         raise ConfigError(
             f"attach needs a DistributedDataParallel model, got {_name(model)}: {known}"
         )
-    if getattr(model, "_comm_hooks", None):
+    if getattr(model, "_use_python_reducer", False):
+        raise ConfigError(
+            'torch._dynamo.config.optimize_ddp is "python_reducer", which hands over gradients one '
+            "by one and not in buckets: set it to True before wrapping the model"
+        )
+    hooks = getattr(model, "_comm_hooks", [])
+    # a deep copy lists the hook of the model that it was made from; its reducer has none
+    hooks[:] = [(hook, of) for hook, of in hooks if not isinstance(of, ref) or of() is model]
+    if hooks:
         raise ConfigError(
             "this model has a communication hook already: DDP takes one, attach it once, right "
             "after wrapping the model"

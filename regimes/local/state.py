@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regimes.collectives.group import GroupWorld
 from regimes.collectives.requests import Layer, Traffic
+from regimes.ddp.backward import StepClock
 from regimes.ddp.journal import Journal
 from regimes.ddp.pace import Pace
 from regimes.errors import ConfigError
@@ -35,6 +36,8 @@ class Stateful(Protocol):
     since: int
     rounds: int
     period: int
+    clock: StepClock
+    clocked: int
     earlier: Traffic
 
 
@@ -56,6 +59,7 @@ def save(local: Stateful) -> dict[str, Any]:
         "traffic": [local.earlier.floats, local.earlier.bytes],
         "meter": local.world.meter.state_dict(),
         "logged": {} if local.journal is None else local.journal.state_dict(),
+        "seconds": [local.clock.seconds, local.clocked],
     })  # fmt: skip
 
 
@@ -83,6 +87,9 @@ def restore(local: Stateful, saved: Mapping[str, Any]) -> None:
     sums = {name: [t.to(device) for t in tensors] for name, tensors in saved["sums"].items()}
     _sums(local.panel).update(sums)
     local.pace.load_state_dict(saved["pace"])
+    local.clock, local.clocked = StepClock(local.world), 0
+    if "seconds" in saved:
+        local.clock.seconds, local.clocked = saved["seconds"]
     local.world.meter.load_state_dict(saved["meter"])
     if local.journal is not None:
         local.journal.leave()

@@ -8,7 +8,7 @@ period of 1 averages parameters after each.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from regimes.collectives.requests import Layer, Traffic
 from regimes.compression.reducer import Reducer, loss_with_flag
 from regimes.config import DENSE, Level, OuterConfig
 from regimes.ddp import recording, validate
+from regimes.ddp.backward import StepClock
 from regimes.ddp.journal import Journal, open_together
 from regimes.ddp.pace import Pace
 from regimes.errors import TrainingError
@@ -115,17 +116,20 @@ class LocalSteps:
         self.levels = chosen.levels(self.layers)
         self.panel = choose({}, chosen.rule.needs, "update", self._context(model, seed))
         self.total, self.since, self.rounds = 0, 0, 0
+        self.clock, self.clocked = StepClock(self.world), 0
         self.rows: list[dict[str, Any]] = []
         self.earlier, self.closed = Traffic(0, 0), False
-        self.header = recording.header(
-            about or recording.Recording(""), self, chosen.exchange, model, seed
-        )
+        rule = policies.REGISTRY.table(chosen.rule)
+        about = about or recording.Recording("")
+        named = replace(about, name=about.name or rule["name"])
+        self.header = recording.header(named, self, chosen.exchange, model, seed)
         self.header["config"] |= {
-            "sync_policy": policies.REGISTRY.table(chosen.rule),
-            "sync_levels": dict(chosen.periods),
+            "sync_policy": rule,
+            "sync_levels": {n: p for n, p in chosen.periods.items() if n in chosen.rule.names},
             "outer": asdict(chosen.outer),
         }
-        self.journal = Journal(about, self.header) if about and self.world.rank == 0 else None
+        keeps = about.folder != "" and self.world.rank == 0
+        self.journal = Journal(about, self.header) if keeps else None
         self.opened = self.continued = self.to_agree = False
         self.wanted_period = 1
         self._decide()
@@ -161,8 +165,12 @@ class LocalSteps:
             self.period = self.wanted_period
         self.total += 1
         self.since += 1
+        self.clocked += self.clock.since is not None
+        self.clock.start()
         if self.since >= self.period:
-            self._meet()
+            with self.clock.waiting():
+                self._meet()
+        self.clock.stop()
 
     def log(self, **values: Any) -> None:
         """Add numbers to the record, as ``Hook.log`` does."""
@@ -175,7 +183,9 @@ class LocalSteps:
             return
         self.closed = True
         if self.since:
-            self._meet()
+            with self.clock.waiting():
+                self._meet()
+            self.clock.stop()
         if self.total > len(self.rows) * self.chosen.every:
             self._end()
         if self.journal is not None:
@@ -228,17 +238,28 @@ class LocalSteps:
         self.earlier = sum(meter.layers.values(), self.earlier)
         number, size = len(self.rows), self.header["config"]["batch_size"]
         steps = self.total - number * self.chosen.every
-        row = of_a_job(number, steps, self.total, self.pace.rates(), size, readings)
+        rates = self.pace.rates()
+        row = of_a_job(number, steps, self.total, rates, size, readings, self.pace.groups)
         row |= {"sync": {**self.wanted, "rounds": rounds}, **sent(meter, self.levels)}
         self.rows.append(row)
         if self.journal is not None:
-            self.journal.add(row, {}, readings.details)
+            self.journal.add(row, self._seconds(steps), readings.details)
         self._decide()
+
+    def _seconds(self, steps: int) -> dict[str, float]:
+        """Where the time of a unit of so many steps went. The beginning of its first iteration is
+        not seen, so that this one counts as the mean of the others; where there are no others, a
+        unit begins with the end of the one before."""
+        seconds, clocked = self.clock.seconds, self.clocked
+        before, self.clock, self.clocked = self.clock.since, StepClock(self.world), 0
+        if self.chosen.every == 1:
+            self.clock.since = before
+        return seconds | ({"compute": seconds["compute"] * steps / clocked} if clocked else {})
 
     def _open(self) -> None:
         """Begin the record, or go on with it; where process 0 cannot, all hear of it."""
         self.opened = True
-        open_together(self.world, self.journal, self.rows, self.continued)
+        self.journal = open_together(self.world, self.journal, self.rows, self.continued)
 
     # -- state -------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ says so. No torch here.
 
 `files` replaces files and appends to them, `writer` writes records, `lines` reads their files, by
 the table in `schema` and its `kinds`, `reader` makes a `Record` of them, `frames` tables; `extent`
-says how far a run is, `archive` packs many runs.
+says how far a run is, `said` what somebody's own training does not say, `archive` packs many runs.
 """
 
 from regimes.records.archive import load_all, opened, pack
@@ -37,7 +37,6 @@ from regimes.records.files import write_atomically, write_output, write_table
 from regimes.records.lines import check_together, read_header, read_lines
 from regimes.records.reader import (
     FREE_ON_RESUME,
-    OWN,
     Record,
     check_same,
     find,
@@ -45,12 +44,14 @@ from regimes.records.reader import (
     summary,
 )
 from regimes.records.reporting import check_reporters, reporters
+from regimes.records.said import NOT_SAID, OWN, not_said
 from regimes.records.schema import SCHEMA
 from regimes.records.writer import Writer
 
 __all__ = [
-    "FREE_ON_RESUME", "OWN", "SCHEMA", "Record", "Writer", "check_reporters", "check_same",
-    "check_together", "complete", "count_units", "edited", "find", "length", "load", "load_all",
-    "opened", "pack", "progress", "read_header", "read_lines", "reporters", "share_of_low",
-    "summary", "unit_name", "units", "write_atomically", "write_output", "write_table",
+    "FREE_ON_RESUME", "NOT_SAID", "OWN", "SCHEMA", "Record", "Writer", "check_reporters",
+    "check_same", "check_together", "complete", "count_units", "edited", "find", "length", "load",
+    "load_all", "not_said", "opened", "pack", "progress", "read_header", "read_lines", "reporters",
+    "share_of_low", "summary", "unit_name", "units", "write_atomically", "write_output",
+    "write_table",
 ]  # fmt: skip

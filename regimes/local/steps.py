@@ -8,26 +8,24 @@ period of 1 averages parameters after each.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from regimes import policies
 from regimes.collectives.group import GroupWorld, default_group
 from regimes.collectives.requests import Layer, Traffic
 from regimes.compression.reducer import Reducer, loss_with_flag
 from regimes.config import DENSE, Level, OuterConfig
 from regimes.ddp import recording, validate
-from regimes.ddp.backward import StepClock
 from regimes.ddp.journal import Journal, open_together
 from regimes.ddp.pace import Pace
 from regimes.errors import TrainingError
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.panel import Readings, choose
 from regimes.local import arguments, state
+from regimes.local.recording import UnitClock, header
 from regimes.policies.controller import decide_whole
 from regimes.policies.periods import period_of
 from regimes.records import provenance
@@ -116,20 +114,11 @@ class LocalSteps:
         self.levels = chosen.levels(self.layers)
         self.panel = choose({}, chosen.rule.needs, "update", self._context(model, seed))
         self.total, self.since, self.rounds = 0, 0, 0
-        self.clock, self.clocked = StepClock(self.world), 0
+        self.clock = UnitClock(self.world)
         self.rows: list[dict[str, Any]] = []
         self.earlier, self.closed = Traffic(0, 0), False
-        rule = policies.REGISTRY.table(chosen.rule)
-        about = about or recording.Recording("")
-        named = replace(about, name=about.name or rule["name"])
-        self.header = recording.header(named, self, chosen.exchange, model, seed)
-        self.header["config"] |= {
-            "sync_policy": rule,
-            "sync_levels": {n: p for n, p in chosen.periods.items() if n in chosen.rule.names},
-            "outer": asdict(chosen.outer),
-        }
-        keeps = about.folder != "" and self.world.rank == 0
-        self.journal = Journal(about, self.header) if keeps else None
+        self.header = header(about, self, chosen, model, seed)
+        self.journal = Journal(about, self.header) if about and self.world.rank == 0 else None
         self.opened = self.continued = self.to_agree = False
         self.wanted_period = 1
         self._decide()
@@ -165,7 +154,6 @@ class LocalSteps:
             self.period = self.wanted_period
         self.total += 1
         self.since += 1
-        self.clocked += self.clock.since is not None
         self.clock.start()
         if self.since >= self.period:
             with self.clock.waiting():
@@ -243,18 +231,9 @@ class LocalSteps:
         row |= {"sync": {**self.wanted, "rounds": rounds}, **sent(meter, self.levels)}
         self.rows.append(row)
         if self.journal is not None:
-            self.journal.add(row, self._seconds(steps), readings.details)
+            self.journal.add(row, self.clock.of_unit(steps), readings.details)
+        self.clock = self.clock.next_unit(self.chosen.every)
         self._decide()
-
-    def _seconds(self, steps: int) -> dict[str, float]:
-        """Where the time of a unit of so many steps went. The beginning of its first iteration is
-        not seen, so that this one counts as the mean of the others; where there are no others, a
-        unit begins with the end of the one before."""
-        seconds, clocked = self.clock.seconds, self.clocked
-        before, self.clock, self.clocked = self.clock.since, StepClock(self.world), 0
-        if self.chosen.every == 1:
-            self.clock.since = before
-        return seconds | ({"compute": seconds["compute"] * steps / clocked} if clocked else {})
 
     def _open(self) -> None:
         """Begin the record, or go on with it; where process 0 cannot, all hear of it."""

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import regimes
 from regimes.cost.cases import cases
-from regimes.errors import ConfigError
+from regimes.errors import ConfigError, RecordError
 from regimes.records import not_said, read_lines
 from regimes.report import page
 
@@ -369,6 +369,18 @@ def test_after_a_rollback_reporters_begin_with_the_rows_that_are_kept(tmp_path: 
     model(torch.ones(4, 5)).square().sum().backward()
     assert Listens.begun == [[], [0, 1, 2]]
     hook.close()
+
+
+def test_a_job_that_ended_before_its_first_unit_is_started_again(tmp_path: Path) -> None:
+    model = wrapped()
+    hook = regimes.attach(model, policy="static", record=tmp_path / "run")
+    model(torch.ones(4, 5)).square().sum().backward()
+    assert (tmp_path / "run/run.json").exists()
+    hook.journal.leave()  # as a kill does
+    record = job(lambda m: torch.optim.SGD(m.parameters(), lr=0.1), tmp_path / "run")
+    assert record.finished
+    with pytest.raises(RecordError, match="already holds a run: load the state of its hook"):
+        job(lambda m: torch.optim.SGD(m.parameters(), lr=0.1), tmp_path / "run")
 
 
 @pytest.mark.parametrize("within", [False, True], ids=["at a unit's end", "within a unit"])

@@ -72,20 +72,20 @@ class Journal:
         """
         self.waiting = []
         self.watchers = Watchers(reporters(self.about.reporters, self.folder))
-        if (self.folder / "run.json").exists():
-            if not continued:
-                raise RecordError(
-                    f"{self.folder} already holds a run: load the state of its hook to continue "
-                    "it, or choose another folder"
-                )
+        there = (self.folder / "run.json").exists()
+        written = read_lines(self.folder / "epochs.jsonl") if there else []
+        if written and not continued:
+            raise RecordError(
+                f"{self.folder} already holds a run: load the state of its hook to continue it, "
+                "or choose another folder"
+            )
+        if there and continued:
             self._check_same()
-            written = read_lines(self.folder / "epochs.jsonl")
             self.writer = Writer.resume(
                 self.folder, min(len(rows), len(written)), workers=self.header["world"]["workers"]
             )
             self.writer.amend(units=self.about.units)
-        else:
-            written = []
+        else:  # also in place of a job that ended before its first unit did
             self.writer = Writer.create(self.folder, self.header)
         self.waiting = [
             (_whole(row), *self.kept.get(row["epoch"], ({}, {}))) for row in rows[len(written) :]

@@ -12,6 +12,7 @@ from typing import Any
 
 from regimes.config import DataConfig, ModelConfig, OptimizerConfig, to_dict
 from regimes.records import read_header, read_lines
+from regimes.records.said import KNOWN
 
 LOSSES = ("train_loss", "test_loss", "metric")
 CLOCKS = ("epoch", "compute", "compress", "communicate")
@@ -36,6 +37,7 @@ def hooked(
     policy: dict[str, Any] | None = None,
     statistics: bool = True,
     seed: int | None = None,
+    made_up: bool = False,
 ) -> Path:
     """Rewrite the trainer's record in ``source`` as a hook's.
 
@@ -47,6 +49,7 @@ def hooked(
         each: and in every so many-th epoch only.
         logged: what else, by epoch.
         statistics: False: of a policy that reads none.
+        made_up: with the trainer's defaults for what is not known, as versions up to 0.2 wrote it.
     """
     header, rows = read_header(source), read_lines(source / "epochs.jsonl")
     rows = [
@@ -62,7 +65,7 @@ def hooked(
     header |= {
         "written_by": "hook",
         "units": len(rows) if ended and units is None else units,
-        "config": _config(header["config"], rows, batch, unit_steps, policy, seed),
+        "config": _config(header["config"], rows, batch, unit_steps, policy, seed, made_up),
         "data": {"digest": None, "train": None, "test": None},
         "metric": metric,
         "world": {"workers": 4, "processes": 4, "device": "cpu", "union_pass": False},
@@ -85,10 +88,10 @@ def _unit(unit: int, steps: int) -> dict[str, Any]:
 
 def _config(
     config: dict[str, Any], rows: list[dict[str, Any]], batch: int | None,
-    unit_steps: int | None, policy: dict[str, Any] | None, seed: int | None,
+    unit_steps: int | None, policy: dict[str, Any] | None, seed: int | None, made_up: bool,
 ) -> dict[str, Any]:  # fmt: skip
     optimizer = OptimizerConfig(name="SGD", lr=rows[0]["lr"], schedule="constant")
-    return config | {
+    found = config | {
         "seed": config["seed"] if seed is None else seed,
         "epochs": 0,
         "batch_size": batch,
@@ -98,6 +101,12 @@ def _config(
         "optimizer": to_dict(optimizer),
         "policy": policy or config["policy"],
     }
+    if made_up:
+        return found
+    known = {"name": "SGD", "options": {"momentum": 0.5}, "lr": None, "schedule": None}
+    return {key: found[key] for key in KNOWN if key in found} | {
+        "epochs": None, "data": {"name": "own"}, "model": {"name": "Net"}, "optimizer": known,
+    }  # fmt: skip
 
 
 @contextmanager

@@ -320,8 +320,8 @@ def test_bad_input_gets_one_sentence() -> None:
 @pytest.mark.parametrize(
     ("what", "word"),
     [
-        ("levels", "process 1 holds another model or configuration"),
-        ("static graph", "process 1 holds another model or configuration"),
+        ("levels", "process 1 has levels.low = 3, process 0 has levels.low = 2"),
+        ("static graph", "process 1 has lr.0 = 0.1, process 0 has lr.0 = 0.05"),
         ("state", "load_state_dict()"),
     ],
 )

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import copy
+import io
+import json
+import math
+import time
+import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import outcome
@@ -16,7 +22,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import regimes
-from regimes.errors import ConfigError
+from regimes.cost.cases import cases
+from regimes.errors import ConfigError, RecordError
+from regimes.records import not_said, read_lines
+from regimes.report import page
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -125,3 +134,285 @@ def test_a_damaged_state_is_one_sentence_and_changes_nothing(key: str, value: An
 def test_no_folder_has_a_nul_in_its_name(folder: str | Path) -> None:
     with pytest.raises(ConfigError, match=r"record = .*: expected a folder: no path has a NUL"):
         regimes.Recording(folder)
+
+
+# -- what may be logged, loaded and attached again -------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value", [torch.ones(1, device="meta"), torch.ones(2), torch.ones(1, dtype=torch.complex64)],
+    ids=["meta", "two", "complex"],
+)  # fmt: skip
+def test_what_is_no_number_is_not_logged(value: torch.Tensor, tmp_path: Path) -> None:
+    hook = regimes.attach(wrapped(), record=tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"log: loss = .*: expected a number"):
+        hook.log(loss=value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda s: s.update(lr=-5.0), "lr is -5.0"),
+        (lambda s: s["pace"].update(first=-1.0), "pace.first is -1.0"),
+        (lambda s: s["rows"][1].update(lr=-5.0), "rows.1.lr is -5.0"),
+        (lambda s: s["rows"][0].update(next_lr=float("nan")), "rows.0.next_lr is nan"),
+        (lambda s: s["rows"].append(s["rows"][1]), "unit 1 stands where unit 2 was expected"),
+        (lambda s: s["rows"].pop(0), "unit 1 stands where unit 0 was expected"),
+        (lambda s: s["logged"].update(waiting=[{"epoch": 0}]), "logged.waiting.0.seconds is miss"),
+        (lambda s: s.update(seconds={"compute": "x"}), "seconds.compute is 'x'"),
+    ],
+)
+def test_a_state_that_no_job_had_is_refused(change: Any, words: str) -> None:
+    model = wrapped()
+    hook = regimes.attach(model)
+    for _ in range(2):
+        model(torch.ones(4, 5)).square().sum().backward()
+        hook.epoch_end(lr=0.1)
+    state = hook.state_dict()
+    damaged = copy.deepcopy(state)
+    change(damaged)
+    with pytest.raises(ConfigError, match=f"is damaged .*{words}"):
+        hook.load_state_dict(damaged)
+    hook.load_state_dict(state)
+
+
+def test_a_deep_copy_of_a_hooked_model_is_attached_again() -> None:
+    """DDP's copy lists the hook and does not call it."""
+    model = wrapped()
+    levels = {"low": 2, "high": 1}
+    regimes.attach(model, policy="static", levels=levels)
+    with pytest.raises(ConfigError, match="has a communication hook already"):
+        regimes.attach(model)
+    other = copy.deepcopy(model)
+    hook = regimes.attach(other, policy="static", levels=levels)
+    with pytest.raises(ConfigError, match="has a communication hook already"):
+        regimes.attach(other)
+    other(torch.ones(4, 5)).square().sum().backward()
+    dense = sum(p.numel() for p in other.parameters())
+    assert 0 < hook.traffic.floats < dense
+    weight = other.module[0].weight.grad  # of rank 2 at most, and 1 for equal rows of the batch
+    assert weight is not None
+    assert torch.linalg.matrix_rank(weight) == 1
+
+
+def test_the_python_reducer_is_refused_in_a_sentence() -> None:
+    import torch._dynamo
+
+    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
+        model = wrapped()
+    with pytest.raises(ConfigError, match='optimize_ddp is "python_reducer", which hands over'):
+        regimes.attach(model)
+
+
+# -- a record of what is known ---------------------------------------------------------------
+
+
+def job(make: Any, folder: Path, units: int = 4, **options: Any) -> Any:
+    """A record of units of two steps, under a cosine of the rate."""
+    model = wrapped()
+    optimizer = make(model)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, units)
+    hook = regimes.attach(
+        model, policy="static", levels={"low": 2, "high": 1}, optimizer=optimizer, every=2,
+        record=folder, **options,
+    )  # fmt: skip
+    for _ in range(units):
+        for _ in range(2):
+            model(torch.ones(4, 5)).square().sum().backward()
+            optimizer.step()
+        cosine.step()
+    hook.close()
+    return regimes.load(folder)
+
+
+def cosine_rates(lr: float, units: int = 4) -> list[float]:
+    return [lr * (1 + math.cos(math.pi * unit / units)) / 2 for unit in range(units)]
+
+
+def test_the_optimizer_is_recorded_as_it_is(tmp_path: Path) -> None:
+    record = job(
+        lambda m: torch.optim.AdamW(m.parameters(), lr=0.1, weight_decay=0.05, betas=(0.8, 0.9)),
+        tmp_path / "run",
+    )
+    optimizer = record.config["optimizer"]
+    assert optimizer["name"] == "AdamW"
+    assert optimizer["options"]["weight_decay"] == 0.05
+    assert optimizer["options"]["betas"] == [0.8, 0.9]
+    assert not {"lr", "initial_lr", "params", "foreach"} & optimizer["options"].keys()
+    assert (optimizer["lr"], optimizer["schedule"]) == (None, None)
+    assert optimizer.keys() == {"name", "options", "lr", "schedule"}
+    assert record.epochs["lr"].tolist() == pytest.approx(cosine_rates(0.1))
+    known = {"name", "seed", "epochs", "unit_steps", "workers", "batch_size", "data", "model",
+             "optimizer", "compressor", "levels", "policy", "signal", "start_compressing_after",
+             "dtype"}  # fmt: skip
+    assert json.loads((tmp_path / "run/run.json").read_text())["config"].keys() == known
+
+
+def groups_of(model: nn.Module) -> torch.optim.Optimizer:
+    """Matrices at the first rate with decay, vectors at another without."""
+    matrices, vectors = ([p for p in model.parameters() if (p.ndim > 1) == big]
+                         for big in (True, False))  # fmt: skip
+    return torch.optim.SGD(
+        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "lr": 0.02}],
+        lr=0.1, momentum=0.9,
+    )  # fmt: skip
+
+
+def test_groups_are_recorded_with_what_differs(tmp_path: Path) -> None:
+    """The rate of a unit is the first group's; each group's is beside it."""
+    record = job(groups_of, tmp_path / "run")
+    optimizer = record.config["optimizer"]
+    assert optimizer["options"]["momentum"] == 0.9
+    assert "weight_decay" not in optimizer["options"]
+    assert optimizer["groups"] == [
+        {"parameters": 5 * 6 + 6 * 3, "weight_decay": 0.1},
+        {"parameters": 6 + 3, "weight_decay": 0},
+    ]
+    assert record.epochs["lr"].tolist() == pytest.approx(cosine_rates(0.1))
+    assert record.epochs["lr_1"].tolist() == pytest.approx(cosine_rates(0.02))
+    assert [row["group_lr"][0] for row in record.rows] == record.epochs["lr"].tolist()
+    assert [row["next_lr"] for row in record.rows[:-1]] == record.epochs["lr"].tolist()[1:]
+    html = page(tmp_path / "run", "10Gbit/s,50us")
+    assert "{ parameters = 48, weight_decay = 0.1 }" in html
+    plain = job(lambda m: torch.optim.SGD(m.parameters(), lr=0.1), tmp_path / "one")
+    assert "group_lr" not in plain.rows[0]
+    assert "lr_1" not in plain.epochs
+
+
+class Odd(torch.optim.SGD):
+    """An optimiser with a hyper-parameter that is no plain value, and one that is infinite."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.defaults |= {"schedule": object(), "ceiling": math.inf, "scale": torch.tensor(2.0)}
+        self.param_groups[0].update(self.defaults)
+
+
+def test_a_hyper_parameter_that_is_no_plain_value_is_null(tmp_path: Path) -> None:
+    options = job(lambda m: Odd(m.parameters()), tmp_path / "run").config["optimizer"]["options"]
+    assert (options["schedule"], options["ceiling"], options["scale"]) == (None, None, 2.0)
+
+
+def test_without_an_optimizer_none_is_named(tmp_path: Path) -> None:
+    model = wrapped()
+    hook = regimes.attach(model, policy="static", record=tmp_path / "run")
+    model(torch.ones(4, 5)).square().sum().backward()
+    hook.epoch_end(lr=0.1)
+    hook.close()
+    record = regimes.load(tmp_path / "run")
+    assert record.config["optimizer"]["name"] is None
+    assert not_said(record.header)[2:4] == ["optimizer.name", "optimizer.options"]
+
+
+# -- a record never ends a job ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Spoils:
+    """A policy whose reason is nothing that JSON knows."""
+
+    needs: tuple[str, ...] = ()
+    names: tuple[str, ...] = ("low",)
+
+    def decide(self, history: Any, layers: Any) -> list[Any]:
+        return [regimes.Decision("low", {"rule": object()})] * len(layers)
+
+
+def test_a_row_that_cannot_be_written_does_not_end_the_job(tmp_path: Path) -> None:
+    model = wrapped()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hook = regimes.attach(model, policy=Spoils(), optimizer=optimizer, every=1,
+                          record=tmp_path / "run")  # fmt: skip
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(4):
+            model(torch.ones(4, 5)).square().sum().backward()
+        hook.close()
+    assert len(hook.rows) == 4
+    (said,) = (str(w.message) for w in caught if "row" in str(w.message))
+    assert "training goes on, and rows wait" in said
+
+
+class Listens:
+    """A reporter that keeps the rows it begins with."""
+
+    begun: ClassVar[list[list[int]]] = []
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+
+    def start(self, header: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+        self.begun.append([row["epoch"] for row in rows])
+
+    def step(self, epoch: int, done: int, steps: int) -> None: ...
+    def epoch(self, row: dict[str, Any], seconds: dict[str, float]) -> None: ...
+    def stop(self, message: str) -> None: ...
+
+
+def test_after_a_rollback_reporters_begin_with_the_rows_that_are_kept(tmp_path: Path) -> None:
+    """Four units are recorded; the state is that of two, and of a third whose only step is over."""
+    Listens.begun.clear()
+    about = regimes.Recording(tmp_path / "run", reporters=("test_ddp_arguments:Listens",))
+    model = wrapped()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    options = {"policy": "static", "optimizer": optimizer, "every": 1, "record": about}
+    hook = regimes.attach(model, **options)
+    for step in range(5):
+        model(torch.ones(4, 5)).square().sum().backward()
+        if step == 2:
+            state = hook.state_dict()
+    hook.journal.leave()  # as a kill does
+    assert len(read_lines(tmp_path / "run/epochs.jsonl")) == 4
+    model = DistributedDataParallel(model.module)
+    hook = regimes.attach(model, **options)
+    hook.load_state_dict(state)
+    model(torch.ones(4, 5)).square().sum().backward()
+    assert Listens.begun == [[], [0, 1, 2]]
+    hook.close()
+
+
+def test_a_job_that_ended_before_its_first_unit_is_started_again(tmp_path: Path) -> None:
+    model = wrapped()
+    hook = regimes.attach(model, policy="static", record=tmp_path / "run")
+    model(torch.ones(4, 5)).square().sum().backward()
+    assert (tmp_path / "run/run.json").exists()
+    hook.journal.leave()  # as a kill does
+    record = job(lambda m: torch.optim.SGD(m.parameters(), lr=0.1), tmp_path / "run")
+    assert record.finished
+    with pytest.raises(RecordError, match="already holds a run: load the state of its hook"):
+        job(lambda m: torch.optim.SGD(m.parameters(), lr=0.1), tmp_path / "run")
+
+
+@pytest.mark.parametrize("within", [False, True], ids=["at a unit's end", "within a unit"])
+def test_a_kill_right_after_saving_keeps_the_time_of_the_unit(within: bool, tmp_path: Path) -> None:
+    """The row of a unit is written with the next unit's first step; its time is in the state."""
+    model = wrapped()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    options = {"policy": "static", "optimizer": optimizer, "record": tmp_path / "run"}
+    hook = regimes.attach(model, every="epoch" if not within else 4, **options)
+    for step in range(6):
+        model(torch.ones(4, 5)).square().sum().backward()
+        if step == 3:
+            time.sleep(0.05)  # the first two units' time is not that of the third
+        if step % 2 and not within:
+            hook.epoch_end()
+    state = io.BytesIO()
+    torch.save(hook.full_state_dict(), state)
+    hook.journal.leave()
+    state.seek(0)
+    model = DistributedDataParallel(model.module)
+    hook = regimes.attach(model, every="epoch" if not within else 4, **options)
+    hook.load_full_state_dict(torch.load(state, weights_only=True))
+    before = dict(hook.buckets.clock.seconds)
+    for _ in range(2):
+        model(torch.ones(4, 5)).square().sum().backward()
+    if not within:
+        hook.epoch_end()
+    hook.close()
+    clocks = [row.keys() - {"epoch"} for row in read_lines(tmp_path / "run/seconds.jsonl")]
+    assert clocks == [{"compute", "compress", "communicate"}] * (2 if within else 4)
+    record = regimes.load(tmp_path / "run")
+    assert (record.epochs["seconds_compress"] > 0).all()
+    if within:  # two steps before the kill, two after it
+        assert record.epochs["seconds_compress"][1] > before["compress"] > 0
+    assert cases([record])

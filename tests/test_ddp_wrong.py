@@ -33,7 +33,7 @@ APART = {  # these leave processes in different places, so each has a group of i
 TOGETHER = {
     "forgotten": (("UserWarning: 5 steps, and epoch_end() was not called: all levels are as they "
                   "began (dense, low)", "regimes: 7 steps, and epoch_end() was not called"), ()),
-    "other units": (("ConfigError: process 1 holds another model or configuration",),) * 2,
+    "other units": (("ConfigError: process 1 has every = 3, process 0 has every = 2",),) * 2,
     "long interval": (("regimes: policy: accordion compares every 10 units, and the run has 2",
                        "regimes: policy: accordion chose 'low' for everything"), ()),
     "never changes": (("regimes: policy: accordion chose 'low' for everything",), ()),

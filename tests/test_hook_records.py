@@ -7,6 +7,7 @@ import io
 import json
 import math
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from test_train import config
 import regimes
 from analysis import batch, controls, curves, levels
 from analysis.compare import norms
-from regimes.cost.cases import cases
+from regimes.cost.cases import cases, recorded
 from regimes.cost.network import Network
 from regimes.cost.predict import main as cost
 from regimes.cost.predict import predict
@@ -34,11 +35,11 @@ from regimes.plotting import style
 from regimes.plotting.curves import ends
 from regimes.plotting.decays import decays
 from regimes.plotting.groups import groups
-from regimes.records import Record, load, pack, summary
+from regimes.records import Record, load, not_said, pack, read_lines, summary
 from regimes.replay.detect import main
 from regimes.replay.replay import replay
 from regimes.replay.spelling import defaults, rule
-from regimes.report import page
+from regimes.report import content, page
 from regimes.training.idle_policy import silence
 from regimes.training.rows import of_a_job
 
@@ -153,10 +154,10 @@ def test_units_of_steps_count_as_units(trained: Path, tmp_path: Path) -> None:
     assert re.search(r"\n +300 ", said)  # steps done
 
 
-def test_the_headline_leaves_out_what_has_no_name(trained: Path, tmp_path: Path) -> None:
+def test_the_headline_says_what_has_no_name(trained: Path, tmp_path: Path) -> None:
     run = load(hooked(trained, tmp_path / "run"))
     assert headline(run.header) == (
-        "accordion (seed 0): Net, 4 workers on 4 processes, powersgd low 4, high 1"
+        "accordion (seed 0): Net, data not said, 4 workers on 4 processes, powersgd low 4, high 1"
     )
     run.config["data"]["name"] = "my tweets"
     assert ": Net, my tweets, 4 workers" in headline(run.header)
@@ -181,6 +182,97 @@ def test_tensorboard_leaves_out_what_was_not_logged(trained: Path, tmp_path: Pat
         scalars.epoch(row, {})
     assert seen["logged/grad_norm", 1] == 2.5
     assert not {name for name, _ in seen} & {"loss", "loss/train", "logged/validation_loss"}
+
+
+# -- what is not said ------------------------------------------------------------------------
+
+MADE_UP = ("warmup", "nesterov", "weight_decay", "scale_with_batch", "deterministic =", "decay_",
+           "epochs =", "schedule =", "union_pass", "precision =", "sequence",
+           "checkpoint")  # fmt: skip
+
+
+@pytest.mark.parametrize("made_up", [True, False], ids=["older", "this version"])
+def test_what_nobody_has_said_is_shown_as_not_said(
+    made_up: bool, trained: Path, tmp_path: Path
+) -> None:
+    folder = hooked(trained, tmp_path / "run", made_up=made_up)
+    run = load(folder)
+    missing = ["data", "batch_size", "optimizer.schedule", "precision", "deterministic"]
+    if made_up:  # what was in the block, and what was not, cannot be told apart
+        missing.insert(2, "optimizer.options")
+    assert not_said(run.header) == missing
+    assert (run.config["optimizer"].get("options") is None) == made_up
+    sentence = f"not said: {', '.join(missing)}"
+    assert sentence in " ".join(shown(folder).split())
+    html = page(folder, NET)
+    block = re.sub(r"<h2>.*", "", html, flags=re.DOTALL)
+    assert f"# {sentence}" in block
+    assert "# learning rate: 0.1 in the first unit, 0.04 in the last" in block
+    assert not [word for word in MADE_UP if word in block]
+    assert "data not said" in style.setting(run)
+    assert "batch not said" in style.setting(run)
+    assert run.config["epochs"] is None
+    assert not_said(load(trained).header) == []
+
+
+def test_a_trainers_record_has_its_epochs(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+    header = json.loads((trained / "run.json").read_text())
+    header["config"]["epochs"] = None
+    (tmp_path / "run/run.json").write_text(json.dumps(header))
+    with pytest.raises(RecordError, match=r"config\.epochs is None, expected a whole number"):
+        load(tmp_path / "run")
+
+
+def test_a_null_in_a_list_is_shown(trained: Path, tmp_path: Path) -> None:
+    folder = hooked(trained, tmp_path / "run")
+    header = json.loads((folder / "run.json").read_text())
+    header["config"]["optimizer"]["options"] = {"betas": [None, 0.9]}
+    (folder / "run.json").write_text(json.dumps(header))
+    assert "&#34;not said&#34;," in page(folder, NET)
+
+
+# -- seconds that a kill has lost ------------------------------------------------------------
+
+
+def lose(folder: Path, *units: int) -> Path:
+    """The record, without the seconds of some units."""
+    lines = read_lines(folder / "seconds.jsonl")
+    kept = [{"epoch": row["epoch"]} if row["epoch"] in units else row for row in lines]
+    (folder / "seconds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+    return folder
+
+
+def test_a_unit_without_seconds_is_priced_by_the_others(trained: Path, tmp_path: Path) -> None:
+    whole = load(hooked(trained, tmp_path / "whole"))
+    columns = whole.epochs[["seconds_compute", "seconds_compress", "steps"]].drop(index=2)
+    found = cases([load(lose(hooked(trained, tmp_path / "run"), 2))])
+    (policy,) = (case for case in found if case.runs)
+    compute = (columns["seconds_compute"] / columns["steps"]).median()
+    assert policy.work.compute == pytest.approx(compute, rel=1e-12)
+    assert all(0 < work.compress < 1 for _, work in policy.epochs)
+    html = words(page(tmp_path / "run", NET))
+    assert "No prediction" not in html
+    row = [line.split() for line in shown(tmp_path / "run").splitlines() if line[:6] == "     2"]
+    assert row[0][-1] == "-"
+    mean = columns[["seconds_compute", "seconds_compress"]].mean()
+    spent = content.seconds(content.read(tmp_path / "run", tmp_path / "run"))
+    cell = spent.rows[0][list(spent.heads).index("compute")]
+    assert cell.startswith(f"{mean['seconds_compute']:.3g} ")
+
+
+def test_compression_without_seconds_is_that_of_its_levels(trained: Path, tmp_path: Path) -> None:
+    """The median of the units at the same levels, of which all seconds are known here."""
+    folder = lose(hooked(trained, tmp_path / "run"), 2)
+    run = load(folder)
+    for unit, row in enumerate(run.rows):
+        row["layers"]["level"] = ["low" if unit < 3 else "high"] * len(row["layers"]["level"])
+        run.epochs.loc[unit, "seconds_compress"] = [2.0, 4.0, math.nan, 9.0, 9.0, 9.0][unit]
+        run.epochs.loc[unit, "steps"] = row["steps"] = 2
+    assert [work.compress for _, work in recorded(run)] == [1.0, 2.0, 1.5, 4.5, 4.5, 4.5]
+    run.epochs["seconds_compute"] = math.nan
+    with pytest.raises(RecordError, match="does not say where the time of its epochs went"):
+        cases([run])
 
 
 # -- tables ----------------------------------------------------------------------------------
@@ -285,7 +377,9 @@ def test_the_caption_says_what_is_known(trained: Path, tmp_path: Path) -> None:
 
     rest = "powersgd (low = 4, high = 1)"
     assert re.fullmatch(
-        rf"Setting: Net, [\d,]+ parameters; 6 epochs; W = 4 workers; {re.escape(rest)}", said()
+        r"Setting: data not said; Net, [\d,]+ parameters; 6 epochs; W = 4 workers, "
+        rf"batch not said; {re.escape(rest)}",
+        said(),
     )
     assert "; 6 epochs so far; W = 4 workers × 8 samples; " in said(ended=False, batch=8)
     assert "; 6 units of 50 steps; " in said(unit_steps=50)

@@ -33,6 +33,20 @@ def test_an_interval_longer_than_the_run(
     assert "compared nothing" in page(tmp_path / "run", "10 Gbit/s")
 
 
+def test_an_interval_that_is_nearly_the_run() -> None:
+    """12 units and an interval of 10: one comparison, before the last unit. Of 11 units, none that
+    decides anything."""
+    why, said = [None], {
+        12: "It compares every 10 units, here 1 time: set policy.interval lower",
+        11: "compares every 10 units, and the run has 11: it has compared nothing",
+    }  # fmt: skip
+    for units, words in said.items():
+        header = {"config": {"policy": {"name": "accordion"}}, "layers": [{"compressed": True}],
+                  "units": units}  # fmt: skip
+        rows = [{"layers": {"level": ["low"], "why": why}}] * units
+        assert any(words in sentence for sentence in silence(header, rows))
+
+
 def test_a_decay_in_every_epoch(tmp_path: Path) -> None:
     """Halved in every epoch: ACCORDION is low because of the decays, not of its detector."""
     record = regimes.run(

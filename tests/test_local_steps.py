@@ -335,6 +335,46 @@ def naive_movement(c: RunConfig) -> torch.Tensor:
                         zip(before, after, strict=True)]).float()  # fmt: skip
 
 
+def test_the_movement_of_adamw_is_that_of_its_own_rounds(tmp_path: Path) -> None:
+    """Of two rounds a unit, without what weight decay has taken in each: the rate of a step times
+    the decay times the parameters at the round's start, as often as it has steps."""
+    c = text(every(3), "optimizer.name=adamw", "optimizer.lr=0.01", "optimizer.weight_decay=0.5",
+             "optimizer.schedule=constant", "optimizer.warmup_from=none", "signal=movement",
+             "unit_steps=6", "steps=12")  # fmt: skip
+    rows = regimes.run(c, tmp_path).rows
+    common = naive_rounds(c, 3, 4)
+    for unit, row in enumerate(rows):
+        first, middle, last = common[2 * unit : 2 * unit + 3]
+        decays = [0.5 if p.ndim > 1 else 0.0 for p in first]
+        expected = [
+            float((b - a + 3 * 0.01 * decay * (a + m)).norm())
+            for a, m, b, decay in zip(first, middle, last, decays, strict=True)
+        ]
+        assert row["statistics"]["norm:movement"] == pytest.approx(expected, rel=1e-9)
+
+
+def naive_rounds(c: RunConfig, period: int, rounds: int) -> list[list[torch.Tensor]]:
+    """The parameters at which all workers are after so many rounds, those of the start first."""
+    start, loss, batches, make = steps(c)
+    models = [copy.deepcopy(start) for _ in range(c.workers)]
+    optimizers = [make(model) for model in models]
+    common = [[p.detach().clone() for p in start.parameters()]]
+    for _ in range(rounds):
+        for _, (x, y) in zip(range(period), batches, strict=False):
+            for worker, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+                optimizer.zero_grad()
+                loss(model.train(), x[worker], y[worker]).backward()
+                clip(model, c.optimizer.clip)
+                optimizer.step()
+        rows = zip(*(model.parameters() for model in models), strict=True)
+        common.append([torch.stack(list(row)).mean(0).detach() for row in rows])
+        with torch.no_grad():
+            for model in models:
+                for p, mean in zip(model.parameters(), common[-1], strict=True):
+                    p.copy_(mean)
+    return common
+
+
 def naive_steps(c: RunConfig, count: int) -> list[torch.Tensor]:
     start, loss, batches, make = steps(c)
     models = [copy.deepcopy(start) for _ in range(c.workers)]

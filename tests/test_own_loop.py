@@ -11,7 +11,12 @@ import torch
 from ddp_scripts import group, own_loop
 
 import regimes
+from regimes.cost.cases import cases
+from regimes.cost.network import Network
+from regimes.cost.predict import predict
+from regimes.monitor.watch import watch
 from regimes.records import read_header
+from regimes.report import page
 
 DILOCO = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
 
@@ -71,6 +76,49 @@ def test_the_record(tmp_path: Path) -> None:
     assert record.epochs["total_floats"].is_monotonic_increasing
 
 
+LATE = {
+    "every 4": ({"policy": 4}, "static", "every 4 steps", {}, [4, 4, 4], [1, 1, 1]),
+    "diloco": ({"policy": 2, "outer": DILOCO}, "static", "every 2 steps", {}, [2, 2, 2], [2, 2, 2]),
+    "qsr": ({"policy": {"name": "qsr", "alpha": 0.2, "base": 2}}, "qsr", "by qsr", {},
+            [2, 4, 4], [2, 1, 1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LATE)
+def test_readers_show_periods_rounds_and_seconds(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options, name, words, levels, periods, rounds = LATE[kind]
+    group.run(own_loop.trained, 2, 12, "sgd",
+              {**options, "every": 4, "record": str(tmp_path / "run")})  # fmt: skip
+    record = regimes.load(tmp_path / "run")
+    assert record.name == name
+    assert record.config["sync_levels"] == levels  # words that the rule does not use are not said
+    assert [row["sync"]["period"] for row in record.rows] == periods
+    assert [row["sync"]["rounds"] for row in record.rows] == rounds
+    for clock in ("compute", "compress", "communicate"):
+        assert (record.epochs[f"seconds_{clock}"] > 0).all()
+    watch(tmp_path / "run", once=True)
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"synchronised {words}" in said
+    last = said.partition(" 12 ")[2].split()
+    assert [str(periods[-1]), str(rounds[-1])] == last[4:6]
+    priced = predict(cases([record]), Network.parse("10Gbit/s,50us"), 2)
+    assert priced["case"].tolist() == ["dense", name]
+    html = page(tmp_path / "run", "10Gbit/s,50us")
+    assert f"synchronised {words}" in html
+    assert "No prediction" not in html
+    assert "do not say where the time went" not in html
+
+
+def test_the_time_of_a_unit_is_that_of_all_its_steps(tmp_path: Path) -> None:
+    """The first iteration of a unit, whose beginning is not seen, counts as the others do."""
+    group.run(own_loop.slow, 2, tmp_path / "run", 0.02)
+    seconds = regimes.load(tmp_path / "run").epochs["seconds_compute"]
+    assert len(seconds) == 3
+    assert (seconds >= 4 * 0.02 * 0.999).all()
+
+
 TOLD = {
     "wrapped": "DistributedDataParallel exchanges something at each step by itself",
     "another optimizer": "optimizer: it has other parameters than the model trains",
@@ -81,7 +129,7 @@ TOLD = {
     "an outer word": "unknown key 'outer.rate'",
     "a level": "level of PowerSGD = 0: expected a rank",
     "a unit": "every = 'epoch': expected a number of steps from 1 up",
-    "another period": "process 1 holds another configuration than process 0",
+    "another period": "process 1 has policy.level = '3', process 0 has policy.level = '2'",
     "not finite": "a parameter of process 1 is not finite after step 2",
     "one closes": "",
 }

@@ -15,6 +15,7 @@ from ddp_scripts import group
 
 from regimes.collectives import group as group_module
 from regimes.collectives import processes
+from regimes.collectives.agreement import digest
 from regimes.collectives.group import GroupWorld, default_group
 from regimes.collectives.processes import connect
 from regimes.collectives.requests import Gather, Mean
@@ -80,7 +81,7 @@ def test_processes_equal_simulation(workers: int, count: int) -> None:
     assert expected["calls"]["broadcast"] == 3
     answers = group.run(child, count, count, workers, timeout=None)
     for report, refusal in answers:
-        assert f"process {count - 1} holds another data" in refusal
+        assert f"process {count - 1} has data = 'y', process 0 has data = 'x'" in refusal
         for key in ("gathered", "broadcast", "floats", "bytes", "calls"):
             assert report[key] == expected[key], key
         for mine, theirs in zip(report["results"], expected["results"], strict=True):
@@ -173,8 +174,11 @@ def test_every_process_names_the_first_that_holds_something_else(
 ) -> None:
     held = [{"data": data, "code": "c"} for data in ("a", "a", "b")]
     world = World(3, processes=3, rank=rank)
-    monkeypatch.setattr(world, "gather_object", lambda facts: held)
-    with pytest.raises(ConfigError, match="process 2 holds another data than process 0"):
+    monkeypatch.setattr(
+        world, "gather_object",
+        lambda own: held if isinstance(own, dict) else [digest(facts) for facts in held],
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="process 2 has data = 'b', process 0 has data = 'a'"):
         world.agree(**held[rank])
     held[2] = held[0]
     world.agree(**held[rank])

@@ -44,7 +44,8 @@ class GroupWorld(ProcessWorld):
         ranks = dist.get_process_group_ranks(group)
         World.__init__(self, len(ranks), processes=len(ranks), rank=dist.get_rank(group))
         self.device, self.first = device, ranks[0]
-        self.meeting = Meeting(_store(next(_groups)), self.rank, self.workers, timeout)
+        place = f"hook/{next(_groups)}/{self.first}"  # two groups of a mesh count alike
+        self.meeting = Meeting(_store(place), self.rank, self.workers, timeout)
         self.meeting.come(call)
         own = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
         kind, patience = own[device.type], timedelta(seconds=timeout)
@@ -81,6 +82,19 @@ class GroupWorld(ProcessWorld):
         self._wait(dist.scatter_object_list, mine, values, self.first)
         return mine[0]
 
+    def claim(self, what: str) -> None:
+        """Post that this group wants what one group of the job can have; see ``claimants``."""
+        if self.processes < dist.get_world_size():
+            _store(f"claim/{what}").set(str(self.first), "")
+
+    def claimants(self, what: str) -> list[int]:
+        """The first processes of the groups that want it, this one among them, in order. Groups
+        that share a forward pass (a mesh of data and tensor parallel processes) have all posted
+        it before the first backward pass if they do so before the forward pass."""
+        store, count = _store(f"claim/{what}"), dist.get_world_size()
+        others = range(count) if self.processes < count else ()
+        return sorted({self.first, *(rank for rank in others if store.check([str(rank)]))})
+
     def _finish(self, work: Any) -> None:
         if self.patience:  # NCCL's wait takes the time once, and gives up after it
             super()._finish(work)
@@ -116,10 +130,9 @@ def _largest(group: weakref.ref[Any], tensor: Tensor) -> Any:
     return dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=_alive(group), async_op=True)
 
 
-def _store(number: int) -> dist.Store:
-    """A part of the default group's store; ``number`` is the same on all processes."""
-    name = f"{attempt()}/hook/{number}"
-    return dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
+def _store(name: str) -> dist.Store:
+    """A part of the default group's store; ``name`` is the same on all processes of a group."""
+    return dist.PrefixStore(f"{attempt()}/{name}", dist.distributed_c10d._get_default_store())
 
 
 def _destroy(group: weakref.ref[Any]) -> None:

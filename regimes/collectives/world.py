@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regimes.collectives import agreement
 from regimes.collectives.requests import NO_LAYER, Gather, Mean, Program, Request, Together, Traffic
 from regimes.errors import ConfigError, require
 
@@ -206,22 +207,17 @@ class World:
     def close(self) -> None:
         """Leave the group of processes."""
 
-    def agree(self, **facts: str) -> None:
-        """Check that all processes hold the same configuration, code and data.
+    def agree(self, **facts: Any) -> None:
+        """Check that all processes hold the same facts (nested plain types).
 
         Raises:
-            ConfigError: naming what differs and on which process.
+            ConfigError: naming the first fields that differ, their values, and the process.
         """
-        everyone = self.gather_object(facts)
-        for fact, value in facts.items():
-            odd = [
-                rank for rank, theirs in enumerate(everyone) if theirs[fact] != everyone[0][fact]
-            ]
-            if odd or value != everyone[0][fact]:
-                raise ConfigError(
-                    f"process {odd[0]} holds another {fact} than process 0: start all processes "
-                    f"with the same configuration, code and data"
-                )
+        if len({*self.gather_object(agreement.digest(facts))}) > 1:
+            differ = agreement.difference(self.gather_object(facts))
+            raise ConfigError(
+                f"{differ}: start all processes with the same configuration, code and data"
+            )
 
 
 def _little(tensor: Tensor) -> bool:

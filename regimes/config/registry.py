@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -80,15 +79,20 @@ class Registry(dict[str, Any]):
 
     def table(self, plug_in: Any) -> dict[str, Any]:
         """The inverse of ``make``: the name of its class, or where that is defined, and its
-        fields; what JSON does not know is spelt out."""
+        fields, or the public attributes of what is no dataclass; what JSON does not know is spelt
+        out, alike in every process."""
         kind = type(plug_in)
         own = f"{kind.__module__}:{kind.__qualname__}"
         last = f":{kind.__name__}"
         names = (n for n, t in self.items() if str(t).endswith(last) and self.load(n) is kind)
-        fields = dataclasses.fields(plug_in) if dataclasses.is_dataclass(plug_in) else ()
-        values = {f.name: getattr(plug_in, f.name) for f in fields if f.init}
-        plain = json.loads(json.dumps(without_none(values), default=repr))
-        return {"name": next(names, own), **plain}
+        if dataclasses.is_dataclass(plug_in):
+            fields = dataclasses.fields(plug_in)
+            values = {f.name: getattr(plug_in, f.name) for f in fields if f.init}
+        else:
+            held = getattr(plug_in, "__dict__", {})
+            values = {key: value for key, value in held.items() if not key.startswith("_")}
+        plain = _plain(without_none(values))
+        return {"name": next(names, own), **{k: v for k, v in plain.items() if k != "name"}}
 
     def make(self, table: Mapping[str, Any], where: str | None = None) -> Any:
         """The plug-in that a configuration table names.
@@ -109,3 +113,18 @@ class Registry(dict[str, Any]):
             if not hasattr(made, part):
                 raise ConfigError(f"{where}.name = {name!r} is no {self.kind}: it has no {part}")
         return made
+
+
+def _plain(value: Any) -> Any:
+    """Nested plain types. What is none is as it spells itself, or the name of its class where it
+    would spell an address in memory."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if type(value).__repr__ is object.__repr__ or callable(value):
+        named = value if hasattr(value, "__qualname__") else type(value)
+        return f"{named.__module__}:{named.__qualname__}"
+    return repr(value)

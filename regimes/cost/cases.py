@@ -66,15 +66,29 @@ def recorded(run: Record, sample: float | None = None) -> list[Epoch]:
     sample = per_sample([run]) if sample is None else sample
     hosted = 1 if run.header["world"].get("union_pass") else _hosted(run)
     found = []
-    columns = run.epochs["seconds_compress"], _batches(run)
+    columns = _compress(run), _batches(run)
     for row, seconds, batch in zip(run.rows, *columns, strict=True):
         steps, sent = row["steps"], row["collectives"]
         calls, size = ({kind: n / steps for kind, n in sent[what].items()}
                        for what in ("calls", "bytes"))  # fmt: skip
         alone = row.get("sync", {}).get("period", 1) > 1
-        work = Work(sample * batch, seconds / steps / hosted, calls, size, not alone)
+        work = Work(sample * batch, seconds / hosted, calls, size, not alone)
         found.append((steps, work))
     return found
+
+
+def _compress(run: Record) -> list[float]:
+    """Seconds of compression per step, by epoch. Where an epoch has lost its seconds, the median of
+    those at the same levels, or of all."""
+    known = (run.epochs["seconds_compress"] / run.epochs["steps"]).tolist()
+    levels = [row["layers"]["level"] for row in run.rows]
+    there = [(x, level) for x, level in zip(known, levels, strict=True) if not math.isnan(x)]
+
+    def typical(level: list[str]) -> float:
+        alike = [x for x, other in there if other == level]
+        return statistics.median(alike or [x for x, _ in there])
+
+    return [typical(level) if math.isnan(x) else x for x, level in zip(known, levels, strict=True)]
 
 
 def _batches(run: Record) -> list[float]:
@@ -92,14 +106,19 @@ def _hosted(run: Record) -> int:
 
 
 def per_sample(runs: Iterable[Record]) -> float:
-    """Median seconds that one worker computes for one sample, over the epochs of all runs."""
+    """Median seconds that one worker computes for one sample, over those epochs of all runs that
+    have their seconds (a kill may lose those of one).
+
+    Raises:
+        RecordError: a run has none.
+    """
     values: list[float] = []
     for run in runs:
         clocks = run.epochs.reindex(columns=["seconds_compute", "seconds_compress"])
-        if clocks.empty or clocks.isna().to_numpy().any():
+        if clocks.dropna().empty:
             raise RecordError(f"{run.folder} does not say where the time of its epochs went")
         samples = run.epochs["steps"] * _batches(run) * _hosted(run)
-        values += (clocks["seconds_compute"] / samples).tolist()
+        values += (clocks["seconds_compute"] / samples).dropna().tolist()
     return statistics.median(values)
 
 

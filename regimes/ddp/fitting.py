@@ -14,11 +14,27 @@ from regimes.ddp.state import NOTHING, Fitted, Stateful, identity
 from regimes.ddp.validate import plain_names
 from regimes.errors import ConfigError
 from regimes.instruments.compression_loss import CompressionLossGauge
-from regimes.records.kinds import AMOUNTS, COUNT, NUMBER, WHOLE, Each, Fields, Maybe, fault
+from regimes.records.kinds import (
+    AMOUNT,
+    AMOUNTS,
+    COUNT,
+    FREE,
+    NUMBERS,
+    SECONDS,
+    STEPS,
+    WHOLE,
+    Each,
+    Fields,
+    Maybe,
+    fault,
+)  # fmt: skip
 
+WAITING = Fields({"epoch": COUNT, "seconds": Each(SECONDS, dict), "details": FREE})
 PLAIN = Fields({}, {  # what is counted; "total" and "pace" are younger than the others
-    "steps": Each(COUNT), "total": COUNT, "traffic": AMOUNTS, "lr": Maybe(NUMBER),
-    "pace": Fields({}, {"first": Maybe(NUMBER), "epoch": Maybe(WHOLE)}),
+    "steps": Each(COUNT), "total": COUNT, "traffic": AMOUNTS, "lr": Maybe(AMOUNT),
+    "pace": Fields({}, {"first": Maybe(AMOUNT), "epoch": Maybe(WHOLE), "groups": Maybe(NUMBERS)}),
+    "seconds": Each(SECONDS, dict), "logged": Fields({}, {"waiting": Each(WAITING)}),
+    "rows": Each(Fields({"lr": AMOUNT, "next_lr": AMOUNT}, {"epoch": COUNT, "steps": STEPS})),
 })  # fmt: skip
 
 
@@ -147,6 +163,9 @@ def _refuse_another(hook: Stateful, state: Mapping[str, Any]) -> None:
             refuse(f"its level {level} is {value!r}, and here it is {hook.values[level]!r}")
     if found := fault({key: state[key] for key in PLAIN.known if key in state}, PLAIN):
         raise ValueError(found)
+    for number, row in enumerate(state["rows"]):
+        if row.get("epoch", number) != number:  # older states do not number them
+            raise ValueError(f"unit {row['epoch']} stands where unit {number} was expected")
     if state["gauges"].keys() != hook.panel.gauges.keys():
         refuse("it is of a policy that reads other statistics")
 

@@ -8,7 +8,6 @@ do the same with the same configuration, which is checked at the first bucket of
 from __future__ import annotations
 
 import atexit
-import hashlib
 import sys
 import warnings
 import weakref
@@ -16,6 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -36,8 +36,9 @@ from regimes.instruments.panel import Panel, Readings, choose
 from regimes.policies import Decision
 from regimes.policies.controller import Controller, Levels
 from regimes.policies.history import level_costs
+from regimes.records import provenance
 from regimes.training.idle_policy import silence
-from regimes.training.rows import of_a_job, sent
+from regimes.training.rows import layer_entries, of_a_job, sent
 
 FIRST_STEP = 120.0  # seconds until processes wonder who is missing; one may evaluate meanwhile
 LONG = 1000  # steps after which it is said that no epoch has ended
@@ -93,13 +94,16 @@ class Job:
         self.pace, self.continued, self.closed, self.to_open = paced, False, False, True
         self.lr: float | None = None
         self.earlier = Traffic(0, 0)
+        self._agree_on_all(chosen, seed, scaler is not None)
         self.header = header(about or Recording(""), self, chosen, model.module, seed)
         keeps = about is not None and self.world.rank == 0
         self.journal = Journal(about, self.header) if about and keeps else None
+        if self.journal is not None:
+            self.world.claim(self.journal.claim)
         self._decide()
         self.buckets.begin = self._begin_step
         receive = self.buckets.receive
-        model.register_comm_hook(None, lambda state, bucket: receive(bucket))
+        model.register_comm_hook(weakref.ref(model), lambda state, bucket: receive(bucket))
         atexit.register(_at_exit, weakref.ref(self))
 
     def _choose(self, model: nn.Module, chosen: validate.Choice, seed: int) -> Panel:
@@ -158,7 +162,9 @@ class Job:
         self.earlier = sum(meter.layers.values(), self.earlier)
         size = self.header["config"]["batch_size"]
         rates = lr, following
-        row = of_a_job(len(self.rows), buckets.steps, buckets.total, rates, size, readings)
+        row = of_a_job(
+            len(self.rows), buckets.steps, buckets.total, rates, size, readings, self.pace.groups
+        )
         row |= {"skipped": buckets.steps - kept, **sent(meter, self.decided)}
         return row, readings.details
 
@@ -190,25 +196,30 @@ class Job:
         levels = state.restore(self, fitted)
         self._use(replace(self.controller.decide(self.rows), names=levels))
 
-    def _agree(self) -> None:
-        """Processes with different ideas would wait for each other, or mix up their bytes."""
-        self.world.meeting.come("the first step of an epoch", FIRST_STEP)
-        control = self.controller
-        plug_ins = state.describe(control.policy), state.describe(self.compressor)
-        configuration = (*plug_ins, dict(self.values), control.signal, self.layers,
-                         self.pace.steps, self.buckets.dense_start)  # fmt: skip
-        place = len(self.rows), self.buckets.steps, self.buckets.total, self.decided.names
-        facts = {"model or configuration of the hook": configuration, "state of the hook": place}
+    def _agree_on_all(self, chosen: validate.Choice, seed: int, scaled: bool) -> None:
+        """Processes whose numbers would not be the same are refused before a hook is registered."""
+        model = self.buckets.model
         self.world.agree(
-            **{k: hashlib.sha256(repr(v).encode()).hexdigest() for k, v in facts.items()}
-        )
+            **validate.facts(chosen), **self.pace.facts(), seed=seed, scaler=scaled,
+            dtype=str(self.world.meter.dtype), layers=layer_entries(self.layers),
+            ddp={name: getattr(model, name) for name in validate.SAME_OF_DDP},
+            code=provenance.code_digest(), torch=torch.__version__,
+        )  # fmt: skip
+
+    def _agree(self) -> None:
+        """Processes in different places, or at different rates, would wait for each other or hold
+        other weights."""
+        self.world.meeting.come("the first step of an epoch", FIRST_STEP)
+        b = self.buckets
+        place = {"units": len(self.rows), "steps": [b.steps, b.total], "levels": self.decided.names}
+        self.world.agree(state=place, lr=self.pace.all_rates())
         if self.to_open:
             self._open()
 
     def _open(self) -> None:
         """Begin the record, or go on with it; where process 0 cannot, all hear of it."""
         self.to_open = False
-        open_together(self.world, self.journal, self.rows, self.continued)
+        self.journal = open_together(self.world, self.journal, self.rows, self.continued)
 
     def _no_end(self) -> str:
         missing = "epoch_end() was not called" if self.pace.every == "epoch" else (

@@ -7,6 +7,8 @@ disk) waits on, with a warning: the job is somebody else's, and no record is wor
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import json
 import math
 import sys
@@ -18,7 +20,7 @@ from typing import Any
 
 from torch import Tensor
 
-from regimes.collectives.world import World
+from regimes.collectives.group import GroupWorld
 from regimes.ddp.recording import Recording
 from regimes.errors import RecordError, RegimesError, require
 from regimes.records import Writer, read_header, read_lines, reporters
@@ -38,6 +40,7 @@ class Journal:
         writer: None until the first step, and after ``close``.
         watchers: who else is told; one that fails is left out.
         waiting: rows that are not written yet, each with its seconds and details.
+        kept: the seconds and details of rows that a state had not written yet, by unit.
         fresh: the last of them may still get what is logged.
         closed: the record has ended; what comes later is not its.
     """
@@ -49,7 +52,13 @@ class Journal:
         self.waiting: list[tuple[Row, dict[str, float], Row]] = []
         self.sums: dict[str, Any] = {}
         self.counts: dict[str, int] = {}
+        self.kept: dict[int, tuple[dict[str, float], Row]] = {}
         self.fresh = self.warned = self.closed = False
+
+    @property
+    def claim(self) -> str:
+        """What a job has once: this folder."""
+        return hashlib.sha256(str(self.folder.resolve()).encode()).hexdigest()
 
     # -- start and continue ------------------------------------------------------------------
 
@@ -63,22 +72,24 @@ class Journal:
         """
         self.waiting = []
         self.watchers = Watchers(reporters(self.about.reporters, self.folder))
-        if (self.folder / "run.json").exists():
-            if not continued:
-                raise RecordError(
-                    f"{self.folder} already holds a run: load the state of its hook to continue "
-                    "it, or choose another folder"
-                )
+        there = (self.folder / "run.json").exists()
+        written = read_lines(self.folder / "epochs.jsonl") if there else []
+        if written and not continued:
+            raise RecordError(
+                f"{self.folder} already holds a run: load the state of its hook to continue it, "
+                "or choose another folder"
+            )
+        if there and continued:
             self._check_same()
-            written = read_lines(self.folder / "epochs.jsonl")
             self.writer = Writer.resume(
                 self.folder, min(len(rows), len(written)), workers=self.header["world"]["workers"]
             )
             self.writer.amend(units=self.about.units)
-        else:
-            written = []
+        else:  # also in place of a job that ended before its first unit did
             self.writer = Writer.create(self.folder, self.header)
-        self.waiting = [(_whole(row), {}, {}) for row in rows[len(written) :]]
+        self.waiting = [
+            (_whole(row), *self.kept.get(row["epoch"], ({}, {}))) for row in rows[len(written) :]
+        ]
         self.watchers.diary = self.writer.event
         self.watchers.start(self.header, written[: len(rows)])
 
@@ -104,7 +115,7 @@ class Journal:
     def log(self, values: Mapping[str, Any]) -> None:
         """Add values of the unit under way, or of the one just ended."""
         for name, value in values.items():
-            known = isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1)
+            known = _one_number(value) if isinstance(value, Tensor) else isinstance(value, Real)
             known &= not (isinstance(value, Integral) and abs(int(value)) >= 2**1023)  # no float
             require(known, f"log: {name}", value, "a number")
             number = value.detach() if isinstance(value, Tensor) else float(value)
@@ -123,9 +134,10 @@ class Journal:
         while begun and self.waiting and self.writer is not None:
             try:
                 self.writer.epoch(*self.waiting[0])
-            except RecordError as error:
+            except Exception as error:  # of the disk, or of a row that somebody's policy has spoilt
                 if not self.warned:
-                    warnings.warn(f"{error}; training goes on, and rows wait", stacklevel=2)
+                    why = "" if isinstance(error, RecordError) else "a row cannot be written: "
+                    warnings.warn(f"{why}{error}; training goes on, and rows wait", stacklevel=2)
                 self.warned = True
                 return
             row, seconds, _ = self.waiting.pop(0)
@@ -147,12 +159,22 @@ class Journal:
         row["logged"] |= found
 
     def state_dict(self) -> Row:
-        """What was logged since the last unit, in plain types."""
-        return {"sums": {k: _number(v) for k, v in self.sums.items()}, "counts": dict(self.counts)}
+        """What was logged since the last unit, and what belongs to the rows that are not written
+        yet, in plain types."""
+        return {
+            "sums": {k: _number(v) for k, v in self.sums.items()},
+            "counts": dict(self.counts),
+            "waiting": [
+                {"epoch": row["epoch"], "seconds": dict(seconds), "details": copy.deepcopy(details)}
+                for row, seconds, details in self.waiting
+            ],
+        }
 
     def load_state_dict(self, state: Row) -> None:
         """The inverse."""
         self.sums, self.counts = dict(state.get("sums", {})), dict(state.get("counts", {}))
+        waiting = state.get("waiting", [])
+        self.kept = {row["epoch"]: (row["seconds"], row["details"]) for row in waiting}
 
     # -- the end -----------------------------------------------------------------------------
 
@@ -182,13 +204,30 @@ class Journal:
         writer.close()
 
 
-def open_together(world: World, journal: Journal | None, rows: list[Row], continued: bool) -> None:
-    """Open the journal of process 0; all processes hear of it if that fails.
+def open_together(
+    world: GroupWorld, journal: Journal | None, rows: list[Row], continued: bool
+) -> Journal | None:
+    """Open the journal of process 0; all processes hear of it if that fails. Where several groups
+    of a job have one folder (a group for each tensor-parallel rank), the first one's record it is.
+
+    Returns:
+        The journal, unless it is another group's.
 
     Raises:
         RecordError: as ``Journal.open`` does, on all of them.
     """
     failure = None
+    if journal is not None:
+        first, *others = world.claimants(journal.claim)
+        if first != world.first:
+            warnings.warn(
+                f"hook: {journal.folder} has the record of the group of process {first}: levels "
+                f"and traffic of the group of process {world.first} are not in it",
+                stacklevel=2,
+            )
+            journal = None
+        elif others:
+            journal.header["world"]["groups"] = 1 + len(others)
     if journal is not None:
         try:
             journal.open(rows, continued)
@@ -196,6 +235,12 @@ def open_together(world: World, journal: Journal | None, rows: list[Row], contin
             failure = str(error)
     if failure := world.gather_object(failure)[0]:
         raise RecordError(failure)
+    return journal
+
+
+def _one_number(value: Tensor) -> bool:
+    """Does a tensor hold one real number? On the device "meta" it holds none."""
+    return value.numel() == 1 and not value.is_meta and not value.is_complex()
 
 
 def _number(value: Any) -> float:

@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from regimes.ddp.optimizer import described, rates
 from regimes.errors import ConfigError, is_whole, unexpected
 
 
@@ -35,12 +36,14 @@ class Pace:
         every: so many steps; a sampler, whose epoch changes; or "epoch": the user says when.
         optimizer: whose rate it is, that of the first group.
         first: the rate at the unit's first step, where there is an optimiser.
+        groups: the rates of all parameter groups at that step, where there are several.
         epoch: the sampler's when the unit began.
     """
 
     every: Any = "epoch"
     optimizer: Any = None
     first: float | None = None
+    groups: list[float | None] | None = None
     epoch: int | None = None
 
     @property
@@ -55,16 +58,18 @@ class Pace:
 
     def begin(self) -> None:
         """A unit's first backward pass begins."""
-        self.first = self.rate()
+        self.first, all_rates = self.rate(), self.all_rates()
+        self.groups = all_rates if len(all_rates) > 1 else None
         self.epoch = None if self.steps or not self.own else self.every.epoch
 
     def state_dict(self) -> dict[str, Any]:
         """What was seen when the unit under way began."""
-        return {"first": self.first, "epoch": self.epoch}
+        return {"first": self.first, "groups": self.groups, "epoch": self.epoch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse."""
         self.first, self.epoch = state.get("first"), state.get("epoch")
+        self.groups = state.get("groups")
 
     def over(self, steps: int) -> bool:
         """Is a unit of so many steps over, now that the next backward pass has begun?"""
@@ -77,6 +82,16 @@ class Pace:
         now = self.rate()
         assert now is not None
         return now if self.first is None else self.first, now
+
+    def all_rates(self) -> list[float | None]:
+        """The rates of all parameter groups now; empty without an optimiser."""
+        return [] if self.optimizer is None else rates(self.optimizer)
+
+    def facts(self) -> dict[str, Any]:
+        """What must be the same on all processes, in plain types."""
+        unit = self.steps or ("sampler" if self.own else "epoch")
+        known = None if self.optimizer is None else described(self.optimizer)
+        return {"every": unit, "optimizer": known, "lr": self.all_rates()}
 
     def rate(self) -> float | None:
         """The optimiser's now; None without one."""

@@ -9,13 +9,13 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from regimes import compression, policies
+from regimes import policies
 from regimes.collectives.group import GroupWorld
 from regimes.collectives.requests import Layer
 from regimes.compression.reducer import costs_per_step
-from regimes.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig, to_dict
+from regimes.ddp.optimizer import described
 from regimes.ddp.pace import Pace
-from regimes.ddp.validate import Choice
+from regimes.ddp.validate import Choice, facts
 from regimes.errors import is_whole, require, unexpected
 from regimes.records import OWN, check_reporters, provenance
 from regimes.training.rows import layer_entries
@@ -77,32 +77,27 @@ class Described(Protocol):
 def header(
     about: Recording, job: Described, chosen: Choice, network: nn.Module, seed: int
 ) -> dict[str, Any]:
-    """``run.json`` of a hook's record; what a hook cannot know is None."""
+    """``run.json`` of a hook's record; what a hook cannot know is None, or left out."""
     rule, workers = policies.REGISTRY.table(chosen.policy), job.world.workers
     optimizer, dtype = job.pace.optimizer, job.world.meter.dtype
-    config = RunConfig(
-        name=about.name or rule["name"],
-        seed=seed,
-        unit_steps=job.pace.steps,
-        workers=workers,
-        data=DataConfig(about.data),
-        model=ModelConfig(type(getattr(network, "_orig_mod", network)).__name__),
-        optimizer=OptimizerConfig(type(optimizer).__name__ if optimizer else OWN,
-                                  schedule="constant"),
-        compressor=compression.REGISTRY.table(chosen.compressor),
-        levels=dict(chosen.levels),
-        policy=rule,
-        start_compressing_after=chosen.dense_start,
-        signal=chosen.signal,
-        dtype="float64" if dtype == torch.float64 else "float32",
-    )  # fmt: skip
-    plain = to_dict(config)
-    plain |= {"epochs": about.units or 0, "batch_size": about.batch_size}
-    plain["optimizer"]["lr"] = None  # see the rows
+    config = {
+        "name": about.name or rule["name"],
+        "seed": seed,
+        "epochs": None,  # "units" has them
+        "unit_steps": job.pace.steps,
+        "workers": workers,
+        "batch_size": about.batch_size,
+        "data": {"name": about.data},
+        "model": {"name": type(getattr(network, "_orig_mod", network)).__name__},
+        "optimizer": (described(optimizer) if optimizer else {"name": None})
+        | {"lr": None, "schedule": None},  # the rates are those of the rows
+        "dtype": "float64" if dtype == torch.float64 else "float32",
+        **facts(chosen),
+    }
     world = {"workers": workers, "processes": workers, "device": str(job.world.device)}
     return {
         "written_by": "hook",
-        "config": plain,
+        "config": config,
         "code": provenance.code(),
         "machine": provenance.machine(),
         "world": {**world, "union_pass": False},

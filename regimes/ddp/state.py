@@ -83,6 +83,7 @@ def save(hook: Stateful) -> dict[str, Any]:
         "meter": hook.world.meter.state_dict(),
         "pace": hook.pace.state_dict(),
         "logged": {} if hook.journal is None else hook.journal.state_dict(),
+        "seconds": {} if hook.journal is None else dict(b.clock.seconds),
     }
 
 
@@ -112,6 +113,8 @@ def restore(hook: Stateful, fitted: Fitted) -> list[str]:
     hook.reducer.load_state_dict(state["memories"], state["residuals"])
     hook.reducer.to(device)
     b.units = [1.0] * len(hook.layers)
+    b.restart()
+    b.clock.seconds |= state.get("seconds", {})
     b.steps, b.kept = state["steps"]
     b.total = state.get("total", sum(row["steps"] for row in state["rows"]) + b.steps)
     hook.panel.load_state_dict(state["gauges"])

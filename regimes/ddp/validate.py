@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, NoReturn, cast, get_args
+from weakref import ref
 
 import torch
 from torch import nn
@@ -34,6 +35,9 @@ NOT_DDP = {  # by the name of a class, so that none is imported
     "OptimizedModule": WRAP,
 }
 
+SAME_OF_DDP = (  # what decides the collectives, or which layers a step leaves alone
+    "bucket_bytes_cap", "find_unused_parameters", "static_graph", "gradient_as_bucket_view",
+)  # fmt: skip
 LONGEST = 1e9  # seconds
 FROM_GRADIENTS = ("norms", "msdr", "noise", "error")  # instruments that need no data
 
@@ -62,6 +66,17 @@ def choose(
     return Choice(pick_policy(policy, known), chosen, known, read, dense_start)
 
 
+def facts(chosen: Choice) -> dict[str, Any]:
+    """A choice in plain types, which must be the same on all processes."""
+    return {
+        "policy": policies.REGISTRY.table(chosen.policy),
+        "compressor": compression.REGISTRY.table(chosen.compressor),
+        "levels": dict(chosen.levels),
+        "signal": chosen.signal,
+        "start_compressing_after": chosen.dense_start,
+    }
+
+
 def check_seed(seed: Any) -> None:
     """As in a configuration; ConfigError otherwise."""
     good = is_whole(seed, -(2**63)) and seed < 2**63
@@ -80,7 +95,15 @@ def wrapped(model: nn.Module) -> DistributedDataParallel:
         raise ConfigError(
             f"attach needs a DistributedDataParallel model, got {_name(model)}: {known}"
         )
-    if getattr(model, "_comm_hooks", None):
+    if getattr(model, "_use_python_reducer", False):
+        raise ConfigError(
+            'torch._dynamo.config.optimize_ddp is "python_reducer", which hands over gradients one '
+            "by one and not in buckets: set it to True before wrapping the model"
+        )
+    hooks = getattr(model, "_comm_hooks", [])
+    # a deep copy lists the hook of the model that it was made from; its reducer has none
+    hooks[:] = [(hook, of) for hook, of in hooks if not isinstance(of, ref) or of() is model]
+    if hooks:
         raise ConfigError(
             "this model has a communication hook already: DDP takes one, attach it once, right "
             "after wrapping the model"

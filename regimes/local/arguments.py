@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from regimes import policies
+from regimes import compression, policies
 from regimes.collectives.group import default_group
 from regimes.collectives.requests import Layer
 from regimes.config import DENSE, Level, OuterConfig, from_dict
@@ -60,6 +60,17 @@ def choose(
     require(is_whole(every, 1), "every", every, "a number of steps from 1 up")
     words = _periods(PERIODS if periods is None else periods)
     return Chosen(_rule(policy, words), words, _outer(outer), _exchange(compressor, level), every)
+
+
+def facts(chosen: Chosen) -> dict[str, Any]:
+    """A choice in plain types, which must be the same on all processes."""
+    return {
+        "policy": policies.REGISTRY.table(chosen.rule),
+        "periods": dict(chosen.periods),
+        "outer": asdict(chosen.outer),
+        "compressor": compression.REGISTRY.table(chosen.exchange.compressor),
+        "level": next(iter(chosen.exchange.levels.values()), DENSE),
+    }
 
 
 def trainable(model: nn.Module, optimizer: Any) -> dict[str, nn.Parameter]:

@@ -15,6 +15,7 @@ from regimes.ddp.pace import Pace
 from regimes.errors import ConfigError
 from regimes.instruments.gradient_norm import NormsGauge
 from regimes.instruments.panel import Panel
+from regimes.local.recording import UnitClock
 from regimes.training.outer import OuterStep
 from regimes.training.replicas import Replicas
 
@@ -35,6 +36,7 @@ class Stateful(Protocol):
     since: int
     rounds: int
     period: int
+    clock: UnitClock
     earlier: Traffic
 
 
@@ -56,6 +58,7 @@ def save(local: Stateful) -> dict[str, Any]:
         "traffic": [local.earlier.floats, local.earlier.bytes],
         "meter": local.world.meter.state_dict(),
         "logged": {} if local.journal is None else local.journal.state_dict(),
+        "seconds": [local.clock.seconds, local.clock.clocked],
     })  # fmt: skip
 
 
@@ -83,6 +86,9 @@ def restore(local: Stateful, saved: Mapping[str, Any]) -> None:
     sums = {name: [t.to(device) for t in tensors] for name, tensors in saved["sums"].items()}
     _sums(local.panel).update(sums)
     local.pace.load_state_dict(saved["pace"])
+    local.clock = UnitClock(local.world)
+    if "seconds" in saved:
+        local.clock.seconds, local.clock.clocked = saved["seconds"]
     local.world.meter.load_state_dict(saved["meter"])
     if local.journal is not None:
         local.journal.leave()

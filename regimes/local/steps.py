@@ -8,14 +8,12 @@ period of 1 averages parameters after each.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from regimes import policies
 from regimes.collectives.group import GroupWorld, default_group
 from regimes.collectives.requests import Layer, Traffic
 from regimes.compression.reducer import Reducer, loss_with_flag
@@ -27,12 +25,14 @@ from regimes.errors import TrainingError
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.panel import Readings, choose
 from regimes.local import arguments, state
+from regimes.local.recording import UnitClock, header
 from regimes.policies.controller import decide_whole
 from regimes.policies.periods import period_of
+from regimes.records import provenance
 from regimes.training.optimizers import Optimizers
 from regimes.training.outer import OuterStep, pseudo_gradients
 from regimes.training.replicas import Replicas
-from regimes.training.rows import of_a_job, sent
+from regimes.training.rows import layer_entries, of_a_job, sent
 
 
 def local_steps(
@@ -96,7 +96,13 @@ class LocalSteps:
         self.world = GroupWorld(default_group(), first.device, timeout, "local_steps()")
         self.world.meter.dtype = first.dtype
         self.world.meeting.done = lambda: self.total
-        self.world.agree(configuration=repr((chosen, self.layers)))
+        self.pace = Pace(chosen.every, optimizer)
+        self.world.agree(
+            **arguments.facts(chosen), **self.pace.facts(), seed=seed,
+            dtype=str(first.dtype), layers=layer_entries(self.layers),
+            buffers=[[str(t.dtype), *t.shape] for t in buffers],
+            code=provenance.code_digest(), torch=torch.__version__,
+        )  # fmt: skip
         self.world.broadcast([p.data for p in parameters] + buffers)
         self.replicas = Replicas(parameters, buffers, [Optimizers([optimizer], 0.0)], theirs=True)
         reducer = Reducer(chosen.exchange.compressor, self.layers, self.world, seed)
@@ -107,20 +113,14 @@ class LocalSteps:
         self.parts = [t.view(1, *p.shape) for t, p in zip(parts, parameters, strict=True)]
         self.levels = chosen.levels(self.layers)
         self.panel = choose({}, chosen.rule.needs, "update", self._context(model, seed))
-        self.pace = Pace(chosen.every, optimizer)
         self.total, self.since, self.rounds = 0, 0, 0
+        self.clock = UnitClock(self.world)
         self.rows: list[dict[str, Any]] = []
         self.earlier, self.closed = Traffic(0, 0), False
-        self.header = recording.header(
-            about or recording.Recording(""), self, chosen.exchange, model, seed
-        )
-        self.header["config"] |= {
-            "sync_policy": policies.REGISTRY.table(chosen.rule),
-            "sync_levels": dict(chosen.periods),
-            "outer": asdict(chosen.outer),
-        }
+        self.header = header(about, self, chosen, model, seed)
         self.journal = Journal(about, self.header) if about and self.world.rank == 0 else None
-        self.opened = self.continued = False
+        self.opened = self.continued = self.to_agree = False
+        self.wanted_period = 1
         self._decide()
         self.period = self.wanted_period
 
@@ -154,8 +154,11 @@ class LocalSteps:
             self.period = self.wanted_period
         self.total += 1
         self.since += 1
+        self.clock.start()
         if self.since >= self.period:
-            self._meet()
+            with self.clock.waiting():
+                self._meet()
+        self.clock.stop()
 
     def log(self, **values: Any) -> None:
         """Add numbers to the record, as ``Hook.log`` does."""
@@ -168,7 +171,9 @@ class LocalSteps:
             return
         self.closed = True
         if self.since:
-            self._meet()
+            with self.clock.waiting():
+                self._meet()
+            self.clock.stop()
         if self.total > len(self.rows) * self.chosen.every:
             self._end()
         if self.journal is not None:
@@ -178,6 +183,10 @@ class LocalSteps:
 
     def _meet(self) -> None:
         self.world.meeting.come("a synchronisation")
+        if self.to_agree:
+            place = {"units": len(self.rows), "steps": self.total, "period": self.period}
+            self.world.agree(state=place, lr=self.pace.all_rates())
+            self.to_agree = False
         pseudo_gradients(self.replicas.common, self.replicas.rows, self.parts)
         flags = loss_with_flag(self.stack.new_zeros(1), self.stack)[:, None]
         values = [self.chosen.value(name) for name in self.levels.names]
@@ -197,6 +206,7 @@ class LocalSteps:
         )
 
     def _decide(self) -> None:
+        self.to_agree = True
         decision = decide_whole(self.chosen.rule, self.rows, "update", "sync")
         self.wanted_period = steps = period_of(decision.level, self.chosen.periods)
         self.wanted = {"level": decision.level, "why": decision.why, "period": steps}
@@ -216,17 +226,19 @@ class LocalSteps:
         self.earlier = sum(meter.layers.values(), self.earlier)
         number, size = len(self.rows), self.header["config"]["batch_size"]
         steps = self.total - number * self.chosen.every
-        row = of_a_job(number, steps, self.total, self.pace.rates(), size, readings)
+        rates = self.pace.rates()
+        row = of_a_job(number, steps, self.total, rates, size, readings, self.pace.groups)
         row |= {"sync": {**self.wanted, "rounds": rounds}, **sent(meter, self.levels)}
         self.rows.append(row)
         if self.journal is not None:
-            self.journal.add(row, {}, readings.details)
+            self.journal.add(row, self.clock.of_unit(steps), readings.details)
+        self.clock = self.clock.next_unit(self.chosen.every)
         self._decide()
 
     def _open(self) -> None:
         """Begin the record, or go on with it; where process 0 cannot, all hear of it."""
         self.opened = True
-        open_together(self.world, self.journal, self.rows, self.continued)
+        self.journal = open_together(self.world, self.journal, self.rows, self.continued)
 
     # -- state -------------------------------------------------------------------------------
 

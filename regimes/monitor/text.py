@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from regimes.console.tables import Table
 from regimes.console.units import human
-from regimes.records import OWN, share_of_low
+from regimes.policies.periods import in_words
+from regimes.records import NOT_SAID, OWN, not_said, share_of_low
 
 if TYPE_CHECKING:
     from rich.table import Table as Drawn
@@ -18,8 +19,13 @@ SHOWN = 8  # epochs in the table
 STRAGGLES = 1.3  # times the others' median
 DASH = "-"
 SHORT = {"bits per byte": "bits/byte"}
-NOTE = """floats: sent so far (the paper's count); of low: over low
-throughout; at low: layers at low compression; {} count from 0"""
+NOTES = {  # by column
+    "floats": "sent so far (the paper's count)",
+    "of low": "over low\nthroughout",
+    "at low": "layers at low compression",
+    "period": "steps between\nsynchronisations",
+    "rounds": "synchronisations",
+}
 
 
 def metric_text(header: Row, value: float | int | None) -> tuple[str, str]:
@@ -44,16 +50,26 @@ def at_low(header: Row, row: Row) -> tuple[int, int]:
 
 
 def headline(header: Row) -> str:
-    """Name, seed, model, data if they have a name, workers, compressor and levels in one line."""
+    """Name, seed, model, data, workers, compressor and levels in one line, and of local steps
+    when workers synchronise."""
     c, world = header["config"], header["world"]
     levels = ", ".join(f"{name} {value}" for name, value in c["levels"].items())
-    data = "" if c["data"]["name"] == OWN else f"{c['data']['name']}, "
+    data = f"data {NOT_SAID}" if c["data"]["name"] == OWN else c["data"]["name"]
     plural = "" if world["processes"] == 1 else "es"
+    rule = c.get("sync_policy")
+    late = f", synchronised {in_words(rule, c.get('sync_levels') or {})}" if rule else ""
     return (
-        f"{c['name']} (seed {c['seed']}): {c['model']['name']}, {data}"
+        f"{c['name']} (seed {c['seed']}): {c['model']['name']}, {data}, "
         f"{world['workers']} workers on {world['processes']} process{plural}, "
-        f"{c['compressor']['name']} {levels}"
+        f"{c['compressor']['name']} {levels}".rstrip()
+        + late
     )
+
+
+def not_said_text(header: Row) -> str:
+    """What the record of somebody's own training does not say, in one line; empty if nothing."""
+    missing = not_said(header)
+    return f"{NOT_SAID}: {', '.join(missing)}" if missing else ""
 
 
 def straggler(processes: Row) -> str:
@@ -79,6 +95,7 @@ def cells(header: Row, rows: Sequence[Row], seconds: float | None) -> dict[str, 
     """The last of ``rows`` as text, one entry per column of the table."""
     row, of_low = rows[-1], share_of_low(header, rows)
     low, layers = at_low(header, row)
+    has_low = "low" in header["config"]["levels"] or not row.get("sync", {}).get("level")
     name, value = metric_text(header, row["metric"])
     return {
         **_place(header, row),
@@ -87,10 +104,19 @@ def cells(header: Row, rows: Sequence[Row], seconds: float | None) -> dict[str, 
         "test loss": spelt(row["test_loss"], ".3f"),
         **({} if name == "loss" else {name: value}),  # the test loss, where no metric has a name
         "floats": human(sum(r["floats"] for r in rows)),
-        "of low": spelt(of_low, ".2f"),
-        "at low": f"{low}/{layers}",
+        **({"of low": spelt(of_low, ".2f"), "at low": f"{low}/{layers}"} if has_low else {}),
+        **_rounds(row, has_low),
         "s": spelt(seconds, ".1f"),
     }
+
+
+def _rounds(row: Row, beside_low: bool) -> dict[str, str]:
+    """Of local steps, the period and, where the table has room, how often all have met."""
+    sync = row.get("sync", {})
+    if not sync.get("level"):
+        return {}
+    found = {"period": str(sync["period"])}
+    return found if beside_low else found | {"rounds": spelt(sync.get("rounds"), "d")}
 
 
 def logged_text(row: Row) -> str:
@@ -113,6 +139,7 @@ def epoch_table(header: Row, rows: Sequence[Row], seconds: dict[int, float]) -> 
         cells(header, rows[: i + 1], seconds.get(rows[i]["epoch"]))
         for i in range(max(0, len(rows) - SHOWN), len(rows))
     ]
-    note = NOTE.format("units" if header["config"].get("unit_steps") else "epochs")
+    said = "; ".join(f"{name}: {words}" for name, words in NOTES.items() if name in lines[-1])
+    note = f"{said}; {'units' if header['config'].get('unit_steps') else 'epochs'} count from 0"
     table = Table(tuple(lines[-1]), [tuple(line.values()) for line in lines], note, texts=0)
     return table.drawn(least=5, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))

@@ -24,6 +24,7 @@ from regimes.monitor.text import (
     headline,
     logged_text,
     metric_text,
+    not_said_text,
     straggler,
 )
 from regimes.records import (
@@ -159,7 +160,8 @@ def _one(folder: Path) -> tuple[RenderableType, bool]:
     spent = _lines(folder / "seconds.jsonl")
     each = [row.get("processes", {}) for row in spent]
     beside = ("epoch", "processes")
-    seconds = {row["epoch"]: sum(v for k, v in row.items() if k not in beside) for row in spent}
+    clocks = {row["epoch"]: [v for k, v in row.items() if k not in beside] for row in spent}
+    seconds = {epoch: sum(parts) for epoch, parts in clocks.items() if parts}
     wanted = units(header)
     recent = [seconds[row["epoch"]] for row in rows[-5:] if row["epoch"] in seconds]
     if what == "running" and recent and wanted is not None:
@@ -176,6 +178,8 @@ def _one(folder: Path) -> tuple[RenderableType, bool]:
         parts.append(epoch_table(header, rows, seconds))
     if rows and (others := logged_text(rows[-1])):
         parts.append(Text(spelt(f"logged: {others}")))
+    if missing := not_said_text(header):
+        parts.append(Text(missing, "dim"))
     if each and (waiting := straggler(each[-1])):
         parts.append(Text(waiting, "yellow"))
     if what == "finished":

@@ -24,7 +24,8 @@ from regimes.plotting.looks import LOOKS as LOOKS
 from regimes.plotting.looks import order as order
 from regimes.plotting.looks import style_of as style_of
 from regimes.plotting.looks import styles_of as styles_of
-from regimes.records import OWN, count_units, unit_name, write_output, write_table
+from regimes.policies.periods import in_words
+from regimes.records import NOT_SAID, OWN, count_units, unit_name, write_output, write_table
 from regimes.replay.agreement import LEAST
 
 if TYPE_CHECKING:
@@ -73,11 +74,13 @@ def figure(height: float, width: float = WIDTH) -> Figure:
 
 
 def setting(run: Record) -> str:
-    """Data set, model, scale and workers of a run, in words, as far as they are known."""
+    """Data set, model, scale and workers of a run, in words."""
     c, h = run.config, run.header
     parameters = sum(math.prod(layer["shape"]) for layer in h["layers"])
     unit, batch = _samples(run)
     samples = f"\xa0×\xa0{c['batch_size']} {batch}" if c.get("batch_size") else ""
+    if run.hooked and not samples:
+        samples = f", batch {NOT_SAID}"
     parts = [
         _data(run, unit),
         f"{c['model']['name']}, {parameters:,} parameters",
@@ -89,10 +92,10 @@ def setting(run: Record) -> str:
 
 
 def _data(run: Record, unit: str) -> str:
-    """What was trained on; of somebody's own training at most a name."""
+    """What was trained on; of somebody's own training the name, if there is one."""
     data, known = run.config["data"], run.header["data"]
     if known["train"] is None:
-        return "" if data["name"] == OWN else data["name"]
+        return f"data {NOT_SAID}" if data["name"] == OWN else data["name"]
     path, size = data.get("path"), data.get("image_size")
     name = Path(path).name if data["name"] == "folder" and path else data["name"]
     pixels = f" at {size} × {size} pixels" if size else ""
@@ -125,6 +128,8 @@ def levels(config: dict[str, Any]) -> str:
         return f"batch per worker ({sizes}), no compression"
     ranks = ", ".join(f"{name}\xa0=\xa0{value}" for name, value in config["levels"].items())
     compressed = f"{config['compressor']['name']} ({ranks})" if ranks else "no compression"
+    if config.get("sync_policy") and not periods:
+        compressed = f"synchronised {in_words(config['sync_policy'], {})}, {compressed}"
     return f"{compressed}; batch per worker ({sizes})" if sizes else compressed
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from regimes.errors import require
 from regimes.policies.base import Decision, FollowsDecays
@@ -34,6 +35,21 @@ def period_of(level: str, words: Mapping[str, int]) -> int:
         require(good, "the sync_policy's level", level, expected)
         return int(level)
     return words[level]
+
+
+def in_words(table: Mapping[str, Any], words: Mapping[str, int]) -> str:
+    """When workers synchronise, from a configuration's ``sync_policy`` and ``sync_levels``.
+
+    >>> in_words({"name": "static", "level": "8"}, {}), in_words({"name": "qsr"}, {})
+    ('every 8 steps', 'by qsr')
+    >>> in_words({"name": "windows"}, {"low": 1, "high": 32})
+    'by windows (low = 1, high = 32)'
+    """
+    level = table.get("level", "low")
+    if table["name"] == "static":
+        return f"every {words.get(level, level)} steps"
+    known = ", ".join(f"{name} = {steps}" for name, steps in words.items())
+    return f"by {table['name']}" + (f" ({known})" if known else "")
 
 
 @dataclass(frozen=True)

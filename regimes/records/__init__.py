@@ -19,8 +19,9 @@ says so. No torch here.
 
 `files` replaces files and appends to them, `writer` writes records, `lines` reads their files, by
 the table in `schema` and its `kinds`, `reader` makes a `Record` of them, `frames` tables; `extent`
-says how far a run is, `archive` packs many runs. `experiment` decides which runs are seeds of the
-same experiment, and `selection` which of them a command reads.
+says how far a run is, `said` what a user's own training does not say, `archive` packs many runs.
+`experiment` decides which runs are seeds of the same experiment, and `selection` which of them a
+command reads.
 """
 
 from regimes.records.archive import load_all, opened, pack
@@ -48,7 +49,6 @@ from regimes.records.files import write_atomically, write_output, write_table
 from regimes.records.lines import check_together, read_header, read_lines
 from regimes.records.reader import (
     FREE_ON_RESUME,
-    OWN,
     Record,
     check_same,
     find,
@@ -56,15 +56,16 @@ from regimes.records.reader import (
     summary,
 )
 from regimes.records.reporting import check_reporters, reporters
+from regimes.records.said import NOT_SAID, OWN, not_said
 from regimes.records.schema import SCHEMA
 from regimes.records.selection import gathered, reading, select
 from regimes.records.writer import Writer
 
 __all__ = [
-    "FREE_ON_RESUME", "OWN", "SCHEMA", "Record", "Writer", "apart_from", "check_one",
+    "FREE_ON_RESUME", "NOT_SAID", "OWN", "SCHEMA", "Record", "Writer", "apart_from", "check_one",
     "check_reporters", "check_same", "check_together", "complete", "count_units", "differing",
-    "edited", "find", "gathered", "identity", "length", "load", "load_all", "mixed", "notes",
-    "opened", "pack", "progress", "read_header", "read_lines", "reading", "reporters", "select",
-    "separate", "share_of_low", "summary", "unit_name", "units", "variants", "write_atomically",
-    "write_output", "write_table",
+    "edited", "find", "gathered", "identity", "length", "load", "load_all", "mixed", "not_said",
+    "notes", "opened", "pack", "progress", "read_header", "read_lines", "reading", "reporters",
+    "select", "separate", "share_of_low", "summary", "unit_name", "units", "variants",
+    "write_atomically", "write_output", "write_table",
 ]  # fmt: skip

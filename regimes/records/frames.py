@@ -46,7 +46,8 @@ def logged(rows: Sequence[Row]) -> dict[str, str]:
 
 def _scalars(row: Row) -> Row:
     """What a row says of the model in single values."""
-    plain = {k: v for k, v in row.items() if not isinstance(v, dict)}
+    plain = {k: v for k, v in row.items() if not isinstance(v, dict | list)}
+    plain |= {f"lr_{i}": rate for i, rate in enumerate(row.get("group_lr") or ()) if i}
     held = {f"validation_{k}": v for k, v in row.get("validation", {}).items()}
     sync = row.get("sync", {})
     late = {k: sync.get(k) for k in ("period", "rounds")} if sync.get("level") else {}

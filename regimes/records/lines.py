@@ -12,6 +12,7 @@ from regimes.config import RunConfig, today
 from regimes.errors import RecordError
 from regimes.records.files import opened_to_read
 from regimes.records.kinds import fault
+from regimes.records.said import as_said
 from regimes.records.schema import ROWS, SCHEMA, header_fault, misfit
 
 Row = dict[str, Any]
@@ -101,7 +102,7 @@ def _check_order(path: Path, rows: list[Row]) -> None:
 
 
 def read_header(folder: Path) -> Row:
-    """``run.json``, checked.
+    """``run.json``, checked; of somebody's own training what is known (`said`).
 
     Raises:
         RecordError: missing, damaged, or written by a later version.
@@ -120,7 +121,7 @@ def read_header(folder: Path) -> Row:
     if why := header_fault(found):
         raise RecordError(f"{path} is damaged: {why}")
     found["config"] = today(RunConfig, found["config"])
-    return found
+    return as_said(found)
 
 
 def check_together(header: Row, rows: list[Row], path: Path) -> None:

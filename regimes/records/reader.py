@@ -12,11 +12,11 @@ from regimes.records import frames
 from regimes.records.experiment import resolved
 from regimes.records.extent import complete, progress
 from regimes.records.lines import check_together, read_header, read_lines
+from regimes.records.said import hooked
 
 if TYPE_CHECKING:
     import pandas as pd
 
-OWN = "own"  # what a hook's record calls data whose name it was not told
 FREE_ON_RESUME = {
     "device",
     "checkpoint_every",
@@ -88,7 +88,7 @@ class Record:
     @property
     def hooked(self) -> bool:
         """Has the DDP hook written it, of somebody's own training?"""
-        return self.header.get("written_by") == "hook"
+        return hooked(self.header)
 
     def check_finished(self) -> None:
         """Raise RecordError, with what to do about it, unless the run is finished."""

@@ -37,6 +37,7 @@ from regimes.records.kinds import (
     fault,
     whole,
 )
+from regimes.records.said import hooked
 
 SCHEMA = 1
 MOST_EPOCHS, MOST_WORKERS = 10_000_000, 1_000_000
@@ -60,7 +61,7 @@ ROWS: dict[str, Fields | Each] = {
             "unit": Fields({"first": COUNT, "stop": COUNT}), "perplexity": Maybe(NUMBER),
             "batch": Fields({}, {"level": Maybe(TEXT), "multiple": STEPS}), "skipped": COUNT,
             "sync": Fields({}, {"level": Maybe(TEXT), "period": STEPS, "rounds": COUNT}),
-            "validation": VALUES, "model": VALUES, "logged": VALUES,
+            "group_lr": Maybe(NUMBERS), "validation": VALUES, "model": VALUES, "logged": VALUES,
         },
     ),
     "seconds.jsonl": Fields({"epoch": EPOCHS}, {"processes": Each(Each(SECONDS), dict)}, SECONDS),
@@ -77,7 +78,7 @@ def header() -> Fields:
     data, model = (Fields(PLUG_IN.needed, _fields(RunConfig)[x].kind.others)
                    for x in ("data", "model"))  # fmt: skip
     config = {
-        "name": NAME, "seed": WHOLE, "epochs": EPOCHS, "workers": WORKERS, "signal": NAME,
+        "name": NAME, "seed": WHOLE, "epochs": Maybe(EPOCHS), "workers": WORKERS, "signal": NAME,
         "levels": Each(LEVEL, dict), "compressor": PLUG_IN, "policy": PLUG_IN, "data": data,
         "model": model, "optimizer": _fields(RunConfig)["optimizer"].kind,
     }  # fmt: skip
@@ -87,7 +88,8 @@ def header() -> Fields:
     return Fields(
         {
             "schema": STEPS, "config": Fields(config, _fields(RunConfig) | OF_THEIR_OWN),
-            "metric": NAME, "world": Fields({"workers": WORKERS, "processes": WORKERS}),
+            "metric": NAME,
+            "world": Fields({"workers": WORKERS, "processes": WORKERS}, {"groups": WORKERS}),
             "data": Fields({"digest": Maybe(TEXT)}, counts), "steps_per_epoch": Maybe(STEPS),
             "per_step": Each(cost, dict), "layers": Each(layer),
         },
@@ -134,6 +136,8 @@ def header_fault(found: dict[str, Any]) -> str | None:
 
 def _contradiction(header: dict[str, Any]) -> str | None:
     names, world = [layer["name"] for layer in header["layers"]], header["world"]
+    if header["config"]["epochs"] is None and not hooked(header):
+        return f"config.epochs is None, expected {EPOCHS.expected}"
     if len({*names}) < len(names):
         return "two layers have one name"
     if world["workers"] % world["processes"]:

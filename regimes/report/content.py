@@ -235,8 +235,9 @@ def seconds(study: Study) -> Table:
 
 
 def _per_epoch(runs: Sequence[Record]) -> dict[str, float]:
-    """Mean seconds of each clock over all epochs of some runs."""
-    columns = pd.concat([run.epochs.filter(like="seconds_") for run in runs]).fillna(0.0)
+    """Mean seconds of each clock over all epochs of some runs but those that have lost theirs."""
+    every = pd.concat([run.epochs.filter(like="seconds_") for run in runs])
+    columns = every.dropna(how="all").fillna(0.0)
     return {str(name).removeprefix("seconds_"): float(columns[name].mean()) for name in columns}
 
 

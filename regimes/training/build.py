@@ -16,7 +16,7 @@ from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression import Compressor, compressor
 from regimes.compression.reducer import Reducer, check_order, costs_per_step
-from regimes.config import DENSE, Level, RunConfig
+from regimes.config import DENSE, Level, RunConfig, to_dict
 from regimes.data import registry
 from regimes.data.deficits import Deficit, deficit
 from regimes.data.task import Batches, Task
@@ -134,7 +134,10 @@ def _build(
     world.meter.dtype = dtype = getattr(torch, config.dtype)
     task = registry.load(config)
     check_size(config, task)
-    world.agree(configuration=config.digest(), code=provenance.code_digest(), data=task.digest)
+    world.agree(
+        **to_dict(config), data_digest=task.digest, code=provenance.code_digest(),
+        torch=torch.__version__,
+    )  # fmt: skip
     model = task.build(config).to(device, dtype)
     layers = layer_table(model)
     check_order(chosen, config.levels, layers, config.workers)

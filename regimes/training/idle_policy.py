@@ -44,7 +44,9 @@ def _said(
     if name == "static":
         return []
     interval = _interval(table)
-    if interval is not None and interval >= units:
+    # the first comparison follows unit ``interval``; one after the last unit decides nothing
+    compared = None if interval is None or interval < 2 else max(0, units - 2) // interval
+    if compared == 0:
         found.append(
             f"{where}: {name} compares every {interval} units, and the run has {units}: it has "
             f"compared nothing. Set {where}.interval lower."
@@ -59,7 +61,9 @@ def _said(
         found.append(
             f"{where}: {name} chose {chosen.pop()!r} for everything in all of "
             f"{count_units(header, rows)}: the run is one at a static level."
-        )
+            + (f" It compares every {interval} units, here {compared} time{'s' * (compared > 1)}: "
+               f"set {where}.interval lower to compare more often." if compared else "")
+        )  # fmt: skip
     return found
 
 

@@ -29,19 +29,21 @@ def sent(meter: Meter, levels: Levels) -> dict[str, Any]:
 
 def of_a_job(
     unit: int, steps: int, stop: int, rates: tuple[float, float], batch_size: int | None,
-    readings: Readings,
+    readings: Readings, groups: Sequence[float | None] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """A unit of somebody's own training, apart from ``sent``: what it does not say is None.
 
     Args:
         stop: steps of the job so far, ``steps`` of the unit among them.
         rates: at the first step of the unit, and of the unit to come.
+        groups: the rates of all parameter groups at the first step, where there are several.
     """
     return {
         "epoch": unit,
         "unit": {"first": stop - steps, "stop": stop},
         "lr": rates[0],
         "next_lr": rates[1],
+        **({} if groups is None else {"group_lr": list(groups)}),
         "batch_size": batch_size,
         "batch": {"level": None, "why": None, "multiple": 1},
         "sync": {"level": None, "why": None, "period": 1},

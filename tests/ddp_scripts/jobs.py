@@ -434,17 +434,21 @@ def _trained_once(case: Case) -> Any:
 
 def disagreement(rank: int, what: str) -> str:
     """Process 1 differs; everybody must hear of it."""
-    ddp = {**SMALL, "static_graph": True} if what == "static graph" else {}
-    case = Case(levels=(("low", 2), ("high", 1)), ddp=ddp)
-    if what != "state" and rank == 1:
-        case = replace(case, levels=(("low", 3), ("high", 1)))
+    case = Case(levels=(("low", 2), ("high", 1)))
+    if what == "levels":
+        return sentence(lambda: cases.wrap(replace(case, levels=(("low", 2 + rank), ("high", 1)))))
+    if what == "static graph":  # whose first pass ends in the hook's thread
+        model = DistributedDataParallel(cases.build(case), **SMALL, static_graph=True)
+        optimizer = cases.sgd(model)
+        regimes.attach(model, optimizer=optimizer)
+        optimizer.param_groups[0]["lr"] *= 1 + rank
+        return sentence(lambda: cases.step_of(model, optimizer, case, 0, rank))
     model, hook, optimizer = cases.wrap(case)
-    if what == "state":
-        cases.step_of(model, optimizer, case, 0, rank)
-        state = hook.state_dict()
-        model, hook, optimizer = cases.wrap(case)
-        if rank == 0:
-            return sentence(lambda: hook.load_state_dict(state))
+    cases.step_of(model, optimizer, case, 0, rank)
+    state = hook.state_dict()
+    model, hook, optimizer = cases.wrap(case)
+    if rank == 0:
+        return sentence(lambda: hook.load_state_dict(state))
     return sentence(lambda: cases.step_of(model, optimizer, case, 0, rank))
 
 

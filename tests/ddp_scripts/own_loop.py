@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -62,6 +63,18 @@ def trained(rank: int, steps: int, kind: str, options: dict[str, Any]) -> list[A
     local.close()
     (running,) = (b for name, b in network.named_buffers() if name.endswith("running_mean"))
     return [flat(network), running, local.traffic.floats, local.rows]
+
+
+def slow(rank: int, folder: Path, pause: float) -> None:
+    """Three units of four steps, each of which takes at least so many seconds."""
+    network = model()
+    own = optimizer(network, "sgd")
+    local = regimes.local_steps(network, own, policy=4, every=4, record=folder)
+    for x, y in batches(rank, 12):
+        time.sleep(pause)
+        take(network, own, x, y)
+        local.step()
+    local.close()
 
 
 def as_written(

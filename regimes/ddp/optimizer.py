@@ -1,0 +1,60 @@
+"""What an optimiser says of itself: its class, the hyper-parameters and the rates of its groups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any
+
+from torch import Tensor
+
+LEFT_OUT = ("params", "lr")  # of a group's options: the rate is each unit's own
+
+
+def described(optimizer: Any) -> dict[str, Any]:
+    """The class and hyper-parameters of an optimiser, in plain types.
+
+    Returns:
+        "name"; "options", which all parameter groups have alike; and where there are several
+        groups, "groups": of each the number of its ``parameters``, and the options that are not
+        the same in all. An option that is None is left out, because torch then takes its own
+        default; one that is no plain value is None.
+    """
+    groups = [_options(optimizer, group) for group in optimizer.param_groups]
+    shared = {k: v for k, v in groups[0].items() if all(k in g and g[k] == v for g in groups)}
+    found: dict[str, Any] = {"name": type(optimizer).__name__, "options": shared}
+    if len(groups) > 1:
+        found["groups"] = [
+            {"parameters": sum(p.numel() for p in group["params"])}
+            | {key: value for key, value in own.items() if key not in shared}
+            for group, own in zip(optimizer.param_groups, groups, strict=True)
+        ]
+    return found
+
+
+def rates(optimizer: Any) -> list[Any]:
+    """The learning rate of each parameter group now, as ``_plain`` has it."""
+    return [_plain(group["lr"]) for group in optimizer.param_groups]
+
+
+def _options(optimizer: Any, group: Mapping[str, Any]) -> dict[str, Any]:
+    """A group's hyper-parameters: those that its class has defaults for, as schedulers keep notes
+    of their own beside them."""
+    known = getattr(optimizer, "defaults", None) or group
+    names = [name for name in group if name in known and name not in LEFT_OUT]
+    return {name: _plain(group[name]) for name in names if group[name] is not None}
+
+
+def _plain(value: Any) -> Any:
+    """A finite number of Python, a text, or a list of these; None for anything else."""
+    number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+    if isinstance(number, str | bool):
+        return number
+    if isinstance(number, Integral):
+        return int(number)
+    if isinstance(number, Real):
+        return float(number) if math.isfinite(float(number)) else None
+    if isinstance(number, Sequence):
+        return [_plain(one) for one in number]
+    return None

@@ -1,0 +1,57 @@
+"""Four processes of which two each share a model's matrices, and two each its data."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+import regimes
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 8), nn.Linear(8, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.tanh(self.up(x)))
+
+
+def trained(rank: int, folder: Path, records: bool) -> dict[str, Any]:
+    """What a process has after three units of two steps, and what it has been warned of."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    torch.manual_seed(1)
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    net = parallelize_module(Net(), mesh["tensor"], plan)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = DistributedDataParallel(net, device_mesh=mesh["data"])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        record = folder / "run" if records else None
+        levels = {"low": 2, "high": 1}
+        hook = regimes.attach(
+            model, policy="static", levels=levels, optimizer=optimizer, every=2, record=record
+        )
+        draw = torch.Generator().manual_seed(mesh["data"].get_local_rank())
+        for _ in range(6):
+            x = torch.randn(4, 6, generator=draw)
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            hook.log(train_loss=1.0)
+        hook.close()
+    said = [str(w.message) for w in caught if "regimes" in w.filename or "hook" in str(w.message)]
+    weights = [p.detach().clone() for p in optimizer.param_groups[0]["params"]]
+    return {"weights": weights, "rows": copy.deepcopy(hook.rows), "said": said}

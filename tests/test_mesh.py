@@ -1,0 +1,28 @@
+"""A hook on each data-parallel group of a mesh, whose other dimension shares the matrices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from ddp_scripts import group, mesh
+
+import regimes
+from regimes.records import edited
+
+
+def test_a_job_of_two_groups_has_one_record(tmp_path: Path) -> None:
+    plain = group.run(mesh.trained, 4, tmp_path, False)
+    found = group.run(mesh.trained, 4, tmp_path, True)
+    for ours, theirs in zip(found, plain, strict=True):
+        for a, b in zip(ours["weights"], theirs["weights"], strict=True):
+            assert torch.equal(a, b)
+        assert ours["rows"][-1]["floats"] == theirs["rows"][-1]["floats"] > 0
+    record = regimes.load(tmp_path / "run")
+    assert record.finished
+    assert [row["train_loss"] for row in record.rows] == [1.0] * 3
+    assert record.header["world"]["groups"] == 2
+    assert not edited(record.folder)
+    said = [process["said"] for process in found]
+    assert [len(words) for words in said] == [0, 1, 0, 0]
+    assert "run has the record of the group of process 0: levels and traffic of the" in said[1][0]

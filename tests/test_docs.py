@@ -9,7 +9,6 @@ import functools
 import http.server
 import importlib
 import importlib.util
-import importlib
 import inspect
 import itertools
 import os

@@ -383,6 +383,28 @@ def test_a_job_that_ended_before_its_first_unit_is_started_again(tmp_path: Path)
         job(lambda m: torch.optim.SGD(m.parameters(), lr=0.1), tmp_path / "run")
 
 
+def test_a_job_killed_before_its_first_checkpoint_is_started_again(tmp_path: Path) -> None:
+    """Its rows are trained again: they are set aside, not lost."""
+    model = wrapped()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"policy": "static", "record": tmp_path / "run", "every": 1, "optimizer": optimizer}
+    hook = regimes.attach(model, **options)
+    for _ in range(3):
+        model(torch.ones(4, 5)).square().sum().backward()
+    hook.journal.leave()  # as a kill does
+    before = read_lines(tmp_path / "run/epochs.jsonl")
+    assert len(before) == 2
+    model = DistributedDataParallel(model.module)
+    hook = regimes.attach(model, **options)
+    with pytest.warns(UserWarning, match="2 units of a job that did not end, and no state"):
+        model(torch.ones(4, 5)).square().sum().backward()
+    hook.close()
+    lines = read_lines(tmp_path / "run/superseded.jsonl")
+    aside = [line for line in lines if line.pop("file") == "epochs.jsonl"]
+    assert aside == before
+    assert len(regimes.load(tmp_path / "run").rows) == 1
+
+
 @pytest.mark.parametrize("within", [False, True], ids=["at a unit's end", "within a unit"])
 def test_a_kill_right_after_saving_keeps_the_time_of_the_unit(within: bool, tmp_path: Path) -> None:
     """The row of a unit is written with the next unit's first step; its time is in the state."""

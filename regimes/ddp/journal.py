@@ -23,7 +23,7 @@ from torch import Tensor
 from regimes.collectives.group import GroupWorld
 from regimes.ddp.recording import Recording
 from regimes.errors import RecordError, RegimesError, require
-from regimes.records import Writer, read_header, read_lines, reporters
+from regimes.records import Writer, complete, read_header, read_lines, reporters
 from regimes.training.watchers import Watchers
 
 Row = dict[str, Any]
@@ -75,11 +75,8 @@ class Journal:
         there = (self.folder / "run.json").exists()
         written = read_lines(self.folder / "epochs.jsonl") if there else []
         if written and not continued:
-            raise RecordError(
-                f"{self.folder} already holds a run: load the state of its hook to continue it, "
-                "or choose another folder"
-            )
-        if there and continued:
+            self._check_unfinished(written)
+        if there and (continued or written):
             self._check_same()
             self.writer = Writer.resume(
                 self.folder, min(len(rows), len(written)), workers=self.header["world"]["workers"]
@@ -92,6 +89,20 @@ class Journal:
         ]
         self.watchers.diary = self.writer.event
         self.watchers.start(self.header, written[: len(rows)])
+
+    def _check_unfinished(self, written: list[Row]) -> None:
+        """A job that was killed before it had a checkpoint starts again in its folder; the rows of
+        units that are trained again are set aside (``superseded.jsonl``)."""
+        if complete(read_header(self.folder), written):
+            raise RecordError(
+                f"{self.folder} already holds a run: load the state of its hook to continue it, "
+                "or choose another folder"
+            )
+        warnings.warn(
+            f"{self.folder} holds {len(written)} units of a job that did not end, and no state of "
+            "its hook was loaded: training starts again, and these rows are set aside in "
+            "superseded.jsonl", stacklevel=2,
+        )  # fmt: skip
 
     def _check_same(self) -> None:
         theirs, ours = read_header(self.folder), self.header

@@ -61,7 +61,6 @@ def test_the_ranks_change_and_it_learns(undisturbed: tuple[Path, str]) -> None:
     assert float(re.findall(r"accuracy ([\d.]+)%", printed)[-1]) > 80
 
 
-@pytest.mark.filterwarnings("ignore:.*units of a job that did not end")  # before its first save
 @pytest.mark.parametrize(
     "die",
     [

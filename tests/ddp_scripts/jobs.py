@@ -9,6 +9,7 @@ import runpy
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
@@ -476,6 +477,7 @@ def stock(rank: int, words: list[str], die: tuple[int, str, int] | None) -> str:
         die: (rank, "step" or "save", n): that process is killed at its n-th step or checkpoint.
     """
     dist.init_process_group = lambda *_: None  # the group is there already
+    warnings.filterwarnings("ignore", ".*units of a job that did not end")  # of its first save
     if die is not None and die[0] == rank:
         owner, name = {"step": (torch.optim.SGD, "step"), "save": (torch, "save")}[die[1]]
         _die_at(owner, name, die[2])

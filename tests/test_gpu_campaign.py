@@ -127,7 +127,7 @@ def test_a_check_sees_a_difference(wrong: float, limit: str) -> None:
     rows = [{"loss": 1.0, "layers": [2.0, 3.0]}, {"loss": 1.0, "layers": [2.0, 3.0 * (1 + wrong)]}]
     with pytest.raises(correct.Difference, match=rf"\.layers\[1\] is .* limit is {limit}"):
         correct.within(correct.ROUNDED, *rows)
-    with pytest.raises(correct.Difference, match="only one has .loss"):
+    with pytest.raises(correct.Difference, match=r"only one has \.loss"):
         correct.within(correct.ROUNDED, {"loss": None}, {"loss": 1.0})
 
 

@@ -32,7 +32,7 @@ INSTRUMENTS = (
 ROUNDED = 1e-10  # sums of up to 10,000 terms in another order: 10,000 times 5e-15, and twice that
 # A GPU completes the bases of PowerSGD and ACP-SGD by TINY of a matrix's norm in each step, a CPU
 # does not: ten steps, ten times (measured with a CPU's kernels on that path: 6 times TINY).
-COMPLETED = {name: 100 * TINY for name in ("powersgd", "acp-sgd")}
+COMPLETED = dict.fromkeys(("powersgd", "acp-sgd"), 100 * TINY)
 # Instruments of such a run: a trace or an unbiased estimate is the difference of sums that are up
 # to a thousand times as large (measured: 7e-13 for the last bit of the momentum).
 MEASURED = 1000 * COMPLETED["powersgd"]

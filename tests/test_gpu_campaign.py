@@ -209,6 +209,11 @@ def test_a_slice_ends_within_a_call(tmp_path: Path) -> None:
         study.study(Place(CPU, tmp_path), Lines(tmp_path / "lines.jsonl"), end=0.0)
 
 
+def test_the_command_starts_with_what_a_lent_machine_has(tmp_path: Path) -> None:
+    (row,) = campaign(tmp_path, "--parts", "correct", "--only", "versions")
+    assert (row["part"], row["name"], row["ok"]) == ("correct", "versions", True)
+
+
 @pytest.mark.slow
 def test_a_cut_of_it_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     words = ("--parts", "correct", "--only", "decisions")

@@ -34,12 +34,15 @@ def stream(*key: Key) -> torch.Generator:
 
 
 def begin_stream(seed: int, device: torch.device) -> None:
-    """``torch.manual_seed``, as far as the CPU needs it there: that function formats the stack for
-    each kind of device that is not there, in half a millisecond."""
-    if device.type == "cpu":
-        torch.default_generator.manual_seed(seed)
-    else:
+    """``torch.manual_seed``, as far as work on the device needs it: that function formats the stack
+    for each kind of device that is not there, in half a millisecond or more."""
+    if device.type not in ("cpu", "cuda"):
         torch.manual_seed(seed)
+        return
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":  # all of them, as torch does
+        for generator in torch.cuda.default_generators:
+            generator.manual_seed(seed)
 
 
 def uniform(wanted: Sequence[tuple[int, int]], device: torch.device) -> list[Tensor]:

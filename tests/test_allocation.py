@@ -139,6 +139,7 @@ def test_a_record_without_costs_is_refused() -> None:
         ({"name": "l-greco", "base": {"name": "statik"}}, "statik"),
         ({"name": "l-greco", "alpha": 0.5}, "alpha = 0.5: expected a number from 1"),
         ({"name": "gravac", "seconds": {"low": 1.0}}, "a positive number for each level"),
+        ({"name": "gravac", "stopping": "first"}, "stopping"),
         ({"name": "gravac", "gain": 0.0}, "gain = 0.0: expected a share"),
     ],
 )
@@ -175,6 +176,24 @@ def test_gravac_stops_early_where_two_levels_are_alike() -> None:
     rule = GraVAC(LEVELS, smoothing=1.0, gain=0.5)
     assert trace(rule, [errors] * 5) == ["r4", "r2", "r2", "r2", "r2"]  # 1.00 and 1.02
     assert trace(GraVAC(LEVELS, smoothing=1.0, gain=0.6), [errors] * 4) == ["r4"] * 4
+
+
+@pytest.mark.parametrize(
+    ("second", "ours", "theirs"),
+    [
+        (1.02, "r2", "r2"),  # the more compressed is the better one
+        (0.98, "r4", "r2"),  # alike: the authors take the more compressed
+        (0.951, "r4", "r1"),  # 4.9 % of the best, 5.2 % of the second: the authors go on
+        (0.9, "r1", "r1"),
+    ],
+)
+def test_gravac_stops_by_our_rule_or_its_authors(second: float, ours: str, theirs: str) -> None:
+    """The products of r4 and r2 are 1 and ``second``, that of r1 is 2."""
+    errors = {"r4": 0.0, "r2": 1 - (second / 2) ** 2, "r1": 1 - 0.5**2}
+    for stopping, expected in (("best", ours), ("authors", theirs)):
+        rule = policy({"name": "gravac", "levels": [*LEVELS], "smoothing": 1.0, "gain": 0.1,
+                       "stopping": stopping})  # fmt: skip
+        assert trace(rule, [errors] * 6)[3:] == [expected] * 3
 
 
 def test_gravac_without_tolerance_tries_every_level_though_two_are_equal() -> None:

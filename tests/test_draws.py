@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from regimes.compression.selection import top_indices
-from regimes.seeding import BLOCK, derive, uniform
+from regimes.seeding import BLOCK, begin_stream, derive, uniform
 
 CPU = torch.device("cpu")
 PUBLISHED = [  # SplitMix64 from 1234567 (rosettacode.org, "Pseudo-random numbers/Splitmix64")
@@ -28,6 +28,28 @@ def test_numbers_are_the_published_words() -> None:
     _, found = uniform([(5, 3), (1234567, len(halves) - 1)], CPU)
     assert found.dtype == torch.float32
     assert (found * 2**24).tolist() == halves[:-1]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:1"])
+def test_a_stream_begins_as_torchs_own_on_each_device(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without ``torch.manual_seed`` itself, which takes half a millisecond or more."""
+    gpus = tuple(torch.Generator() for _ in range(2))  # in the place of GPUs' own
+    monkeypatch.setattr(torch.cuda, "default_generators", gpus)
+
+    def drawn() -> list[list[float]]:
+        return [torch.rand(5, generator=g).tolist() for g in (torch.default_generator, *gpus)]
+
+    with torch.random.fork_rng([]):
+        torch.manual_seed(derive("as torch", 1))
+        for gpu in gpus:  # what torch does where they are
+            gpu.manual_seed(derive("as torch", 1))
+        expected = drawn()
+        monkeypatch.setattr(torch, "manual_seed", lambda _: pytest.fail("torch.manual_seed"))
+        begin_stream(derive("as torch", 1), torch.device(device))
+        numbers = 1 if device == "cpu" else 3
+        assert drawn()[:numbers] == expected[:numbers]
 
 
 def test_a_gpus_numbers_are_those_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,8 @@ APART: dict[str, tuple[float, list[str]]] = {  # how close, settings
     "curvature": (1e-6, ["instruments.fisher={images=16, batch=8}",
                   "epochs=1",
                   "instruments.curvature={images=16, batch=8, probes=2, max_products=12}"]),
+    "lstm, curvature": (1e-6, [*TEXT, "model={name='lstm', width=8, depth=1}", "epochs=1",
+                  "instruments.curvature={images=8, batch=4, max_products=6}"]),
     "transformer, whose inference is the CPU's own":
         (1e-6, [*TEXT, "model={name='transformer', width=64, depth=1, dropout=0.1}"]),
 }  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,17 +23,28 @@ from regimes.records import provenance
 from regimes.training import checks, loop
 from regimes.training.numerics import WORKSPACE, Numerics, explained
 
+pytestmark = pytest.mark.filterwarnings("ignore:Please use the new API settings")  # torch 2.9
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
+def asked(*questions: Callable[[], Any]) -> list[Any]:
+    """The answers; None where torch refuses one, because its two interfaces contradict."""
+    answers: list[Any] = []
+    for question in questions:
+        answers.append(None)
+        with contextlib.suppress(RuntimeError):
+            answers[-1] = question()
+    return answers
+
+
 def flags() -> dict[str, Any]:
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    new = hasattr(cudnn, "conv")
-    tf32 = [place.fp32_precision for place in (cudnn.conv, cudnn.rnn, matmul)] if new else [
-        matmul.allow_tf32, cudnn.allow_tf32]  # fmt: skip
-    with contextlib.suppress(RuntimeError):
-        tf32.append(torch.get_float32_matmul_precision())
-    return {"tf32": tf32, "cudnn": [cudnn.deterministic, cudnn.benchmark],
+    backends = torch.backends
+    cudnn, matmul = backends.cudnn, backends.cuda.matmul
+    tf32 = [place.fp32_precision for place in (cudnn.conv, cudnn.rnn, matmul)]
+    tf32 += asked(torch.get_float32_matmul_precision, lambda: matmul.allow_tf32,
+                  lambda: cudnn.allow_tf32)  # fmt: skip
+    others = [place.fp32_precision for place in (backends, cudnn, backends.mkldnn.matmul)]
+    return {"tf32": tf32, "others": others, "cudnn": [cudnn.deterministic, cudnn.benchmark],
             "algorithms": torch.are_deterministic_algorithms_enabled(),
             "only warned of": torch.is_deterministic_algorithms_warn_only_enabled(),
             "workspace": os.environ.get(WORKSPACE)}  # fmt: skip
@@ -45,21 +56,41 @@ def allowed() -> bool:
     return tf32[0] in ("tf32", True)
 
 
-@pytest.fixture(params=["torch's own", "medium", "cudnn alone", "warnings"])
+def precisions(conv: str, rnn: str, everything: str, matmul: str = "highest") -> None:
+    torch.backends.fp32_precision, torch.backends.cudnn.fp32_precision = everything, "none"
+    torch.set_float32_matmul_precision(matmul)
+    for place in (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul):
+        if matmul == "highest":
+            place.fp32_precision = "none"
+    torch.backends.cudnn.conv.fp32_precision = conv
+    torch.backends.cudnn.rnn.fp32_precision = rnn
+
+
+def legacy(allowed: bool) -> None:
+    torch.backends.cudnn.allow_tf32 = allowed
+
+
+SET: dict[str, Callable[[], Any]] = {
+    "torch's own": lambda: None,
+    "medium": lambda: torch.set_float32_matmul_precision("medium"),
+    "cudnn alone": lambda: precisions("ieee", "tf32", "none"),
+    "cudnn by the old interface": lambda: legacy(False),
+    "everything by one word": lambda: precisions("none", "none", "tf32"),
+    "everything strict by one word": lambda: precisions("none", "none", "ieee"),
+    "warnings": lambda: torch.use_deterministic_algorithms(False, warn_only=True),
+}
+
+
+@pytest.fixture(params=SET)
 def before(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict]:
     """What a user may have set."""
     monkeypatch.delenv(WORKSPACE, raising=False)
-    conv = getattr(torch.backends.cudnn, "conv", None)
-    if request.param == "medium":
-        torch.set_float32_matmul_precision("medium")
-    if request.param == "cudnn alone" and conv is not None:
-        conv.fp32_precision = "ieee"
-    torch.use_deterministic_algorithms(False, warn_only=request.param == "warnings")
+    precisions("tf32", "tf32", "none")  # as torch begins
+    SET[request.param]()
     yield flags()
     torch.use_deterministic_algorithms(False)
-    torch.set_float32_matmul_precision("highest")
-    if conv is not None:
-        conv.fp32_precision = "tf32"
+    legacy(True)
+    precisions("tf32", "tf32", "none")
 
 
 def test_the_flags_of_a_gpu_are_set_and_put_back(before: dict[str, Any]) -> None:
@@ -78,11 +109,47 @@ def test_the_flags_of_a_gpu_are_set_and_put_back(before: dict[str, Any]) -> None
 
 def test_without_determinism_torch_is_left_to_choose(before: dict[str, Any]) -> None:
     numerics = Numerics(RunConfig(deterministic=False), GPU)
-    assert {**flags(), "tf32": None} == {**before, "tf32": None}
+    precision = {"tf32": None, "others": None}
+    assert flags() | precision == before | precision
     with numerics.training():
         assert not allowed()
     numerics.close()
     assert flags() == before
+
+
+@pytest.mark.parametrize("precision", ["strict", "tf32"])
+def test_both_of_torchs_interfaces_answer_during_a_run(
+    precision: str, before: dict[str, Any]
+) -> None:
+    """They contradict each other where only one is set, and then torch raises: also in
+    ``cudnn.flags``, by which models leave cuDNN out."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    numerics = Numerics(RunConfig(precision=precision), GPU)
+    steps = numerics.training()
+    for context, on in ((contextlib.nullcontext(), False), (steps, precision == "tf32")):
+        with context:
+            for _ in range(2):  # the second time after the flags of the first are put back
+                with cudnn.flags(enabled=False):
+                    assert not cudnn.enabled
+                assert allowed() == on
+                assert cudnn.allow_tf32 == matmul.allow_tf32 == on
+    numerics.close()
+    assert flags() == before
+
+
+def test_what_was_left_to_a_wider_word_is_left_to_it_again(before: dict[str, Any]) -> None:
+    def under(word: str) -> dict[str, Any]:
+        torch.backends.fp32_precision = word
+        found = flags()
+        torch.backends.fp32_precision = before["others"][0]
+        return found
+
+    expected = [under("tf32"), under("ieee")]
+    numerics = Numerics(RunConfig(precision="tf32"), GPU)
+    with numerics.training():
+        pass
+    numerics.close()
+    assert [under("tf32"), under("ieee")] == expected
 
 
 def test_on_the_cpu_no_flag_is_touched(before: dict[str, Any]) -> None:

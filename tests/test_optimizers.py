@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import io
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import regimes
+from regimes import models
 from regimes.config import OptimizerConfig, RunConfig, override
 from regimes.data import registry
 from regimes.errors import ConfigError, TrainingError
@@ -117,30 +120,90 @@ def test_muon_takes_hidden_matrices_only() -> None:
     assert decays == {n: 0.0 if p.ndim < 2 else 0.1 for n, p in model.named_parameters()}
 
 
-def test_muon_steps_as_torchs_own() -> None:
+class HeadFirst(nn.Module):
+    """The head is made before a hidden layer that has as many outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(7, 7)
+        self.hidden = nn.Linear(6, 7)
+
+
+class Headless(nn.Module):
+    """Its logits are products with the embedding; a hidden layer has as many outputs."""
+
+    head = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 6)
+        self.hidden = nn.Linear(6, 7)
+
+
+def perceptron() -> nn.Module:
+    """Equal sizes everywhere, and no ``head``: the last layer is it."""
+    return nn.Sequential(nn.Linear(7, 7), nn.ReLU(), nn.Linear(7, 7), nn.ReLU(), nn.Linear(7, 7))
+
+
+TEXT = {"classes": 256, "width": 64, "depth": 2}
+IMAGES = {"channels": 1, "image_size": 32}
+SPLIT: dict[str, tuple[Callable[[], nn.Module], int, str]] = {  # model, classes, Muon's
+    "an MLP of 4 x 64 and 256 classes": (
+        lambda: models.build("gpt", sequence=8, heads=2, **TEXT), 256,
+        r"blocks\.\d\.(qkv|out|up|down)\.weight"),
+    "the same, tied": (
+        lambda: models.build("gpt", sequence=8, heads=2, tied=True, **TEXT), 256,
+        r"blocks\.\d\.(qkv|out|up|down)\.weight"),
+    "a transformer": (
+        lambda: models.build("transformer", **TEXT | {"width": 32, "classes": 32}), 32,
+        r"blocks\.layers\.\d\.(self_attn\.(in_proj_weight|out_proj\.weight)|linear\d\.weight)"),
+    "an LSTM as wide as its words": (
+        lambda: models.build("lstm", classes=12, width=12, depth=2), 12,
+        r"lstm\.weight_(ih|hh)_l\d"),
+    "a VGG-19's classifier": (
+        lambda: models.build("vgg19bn-cifar10", classes=8, width=1, **IMAGES), 8,
+        r"head\.[14]\.weight"),
+    "squeeze and excitation": (
+        lambda: models.build("se-resnet18-cifar10", classes=16, width=16, **IMAGES), 16,
+        r".*\.(squeeze|excite)\.weight"),
+    "a matrix": (
+        lambda: models.build("deep-linear", classes=1, rows=1, width=4), 1,
+        r"factors\.\d\.weight"),
+    "a head that is made first": (HeadFirst, 7, r"hidden\.weight"),
+    "no head": (Headless, 7, r"hidden\.weight"),
+    "no word of a head": (perceptron, 7, r"[02]\.weight"),
+    "more outputs than classes": (perceptron, 5, r"[024]\.weight"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "classes", "muons"), SPLIT.values(), ids=SPLIT)
+def test_muon_takes_matrices_by_what_they_are_and_steps_as_torchs_own(
+    make: Callable[[], nn.Module], classes: int, muons: str
+) -> None:
     torch.manual_seed(0)
-    ours, theirs = TwoLayers(), TwoLayers()
-    theirs.load_state_dict(ours.state_dict())
+    ours = make()
+    theirs = copy.deepcopy(ours)
     config = OptimizerConfig(name="muon", lr=0.02, weight_decay=0.1, momentum=0.95)
-    built = optimizers.build(config, ours, 7)
-    hidden = [theirs.hidden.weight]
-    rest = [p for p in theirs.parameters() if p is not theirs.hidden.weight]
+    built = optimizers.build(config, ours, classes)
+    named = dict(theirs.named_parameters())
+    hidden = [p for name, p in named.items() if re.fullmatch(muons, name)]
+    rest = [p for name, p in named.items() if not re.fullmatch(muons, name)]
+    groups = [[p for p in rest if p.ndim > 1], [p for p in rest if p.ndim < 2]]
     parts = [
         torch.optim.Muon(hidden, lr=0.02, weight_decay=0.1, momentum=0.95,
                          adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW([{"params": [p for p in rest if p.ndim > 1], "weight_decay": 0.1},
-                           {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0}],
-                          lr=0.02),
+        *[torch.optim.AdamW(group, lr=0.02, weight_decay=decay)
+          for group, decay in zip(groups, (0.1, 0.0), strict=True) if group],
     ]  # fmt: skip
-    for _ in range(5):
+    for _ in range(3):
         for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
             a.grad = torch.randn_like(a)
             b.grad = a.grad.clone()
         built.step()
         for part in parts:
             part.step()
-    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert torch.equal(a, b)
+    for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(a, b), name
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from regimes.collectives.world import World
 from regimes.config import RunConfig, override
 from regimes.curvature.isolation import preserved
 from regimes.errors import ConfigError, RecordError, TrainingError
+from regimes.instruments import support_overlap
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.support_overlap import (
     Overlap,
@@ -217,7 +218,7 @@ def test_each_draw_size_and_epoch_has_random_numbers_of_its_own(
 ) -> None:
     gauge = Overlap(batches=(2, 3)).start(context(KNOWN, 4, World(1)))
     seeds: list[int] = []
-    monkeypatch.setattr(torch, "manual_seed", seeds.append)
+    monkeypatch.setattr(support_overlap, "begin_stream", lambda seed, _: seeds.append(seed))
     for epoch in range(2):
         gauge.read(epoch)
     assert len(seeds) == len(set(seeds)) == 2 * 2 * len(KNOWN)

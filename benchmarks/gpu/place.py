@@ -6,13 +6,18 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import regimes
 from regimes.config import RunConfig, override, to_dict
 from regimes.records import read_lines
+from regimes.training.numerics import Numerics
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,6 +37,14 @@ class Place:
     @property
     def gpu(self) -> bool:
         return self.device != "cpu"
+
+
+@contextmanager
+def numerics(device: str, precision: str) -> Iterator[None]:
+    """Inside, the device computes as in the training steps of a run of that precision."""
+    config = override(RunConfig(), [f"precision={precision}", "deterministic=false"])
+    with closing(Numerics(config, torch.device(device))) as flags, flags.training():
+        yield
 
 
 def short(device: str, *settings: str, steps: int = 10) -> RunConfig:
@@ -69,7 +82,7 @@ def start(
     )
 
 
-def ended(child: subprocess.Popen[str], seconds: float = 240) -> str:
+def ended(child: subprocess.Popen[str], seconds: float = 120) -> str:
     """What a child has printed, once it has ended well.
 
     Raises:

@@ -7,6 +7,7 @@ the least that a step can take. TopK's workers have a pass each, all else one pa
 
 from __future__ import annotations
 
+import shutil
 import statistics
 import time
 from collections import Counter
@@ -22,7 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import regimes
-from benchmarks.gpu.place import Place
+from benchmarks.gpu.curvature import largest
+from benchmarks.gpu.place import Place, numerics
 from regimes.config import RunConfig, override
 from regimes.models import build
 
@@ -66,7 +68,7 @@ def noise(place: Place, count: int) -> Path:
     return folder
 
 
-def config(place: Place, way: str, precision: str, *more: str) -> RunConfig:
+def config(place: Place, way: str, precision: str) -> RunConfig:
     compressor, level = WAYS[way]
     s = size(place)
     words = [f"device={place.device}", f"precision={precision}", f"batch_size={s.batch}",
@@ -77,7 +79,7 @@ def config(place: Place, way: str, precision: str, *more: str) -> RunConfig:
              "policy=static", f"compressor={compressor}", "checkpoint_every=1000"]  # fmt: skip
     levels = ["policy.level=dense"] if level == "dense" else [f"levels={{high={level}}}",
                                                               "policy.level=high"]  # fmt: skip
-    return override(regimes.get_preset("paper-resnet18-cifar10"), [*words, *levels, *more])
+    return override(regimes.get_preset("paper-resnet18-cifar10"), [*words, *levels])
 
 
 @dataclass
@@ -137,17 +139,15 @@ def counted(profile: torch.profiler.profile, steps: int) -> dict[str, int]:
     return {name: round(n / steps) for name, n in seen.items()}
 
 
-def ours(place: Place, way: str, precision: str, *more: str) -> dict[str, Any]:
+def ours(place: Place, way: str, precision: str) -> dict[str, Any]:
     """One way of ours: milliseconds, counts, memory."""
     stamps = Stamps(place, profile=precision == PRECISIONS[0])
-    name = "-".join((way, precision, *more)).replace(" ", "-").replace("%", "")
+    name = f"{way}-{precision}".replace(" ", "-").replace("%", "")
     folder = place.out / "speed" / name
-    import shutil
-
     shutil.rmtree(folder, ignore_errors=True)
     if place.gpu:
         torch.cuda.reset_peak_memory_stats()
-    regimes.run(config(place, way, precision, *more), folder, reporters=[stamps])
+    regimes.run(config(place, way, precision), folder, reporters=[stamps])
     return {**measured(place, stamps.seconds, size(place).steps), **stamps.counts}
 
 
@@ -221,33 +221,27 @@ def peer(place: Place, name: str, precision: str) -> dict[str, Any]:
     """One of them; DDP needs a process group, of one."""
     import torch.distributed as dist
 
-    if not name.startswith("DDP"):
-        return loop(place, precision, PEERS[name])
-    store = dist.HashStore()
-    dist.init_process_group("nccl" if place.gpu else "gloo", store=store, rank=0, world_size=1)
-    try:
-        return loop(place, precision, PEERS[name])
-    finally:
-        dist.destroy_process_group()
+    with numerics(place.device, precision):
+        if not name.startswith("DDP"):
+            return loop(place, precision, PEERS[name])
+        store = dist.HashStore()
+        dist.init_process_group("nccl" if place.gpu else "gloo", store=store, rank=0, world_size=1)
+        try:
+            return loop(place, precision, PEERS[name])
+        finally:
+            dist.destroy_process_group()
 
 
 def eigenvalue(place: Place, backend: str) -> dict[str, Any]:
     """Seconds for the largest Hessian eigenvalue on 512 images, by us or by PyHessian."""
-    if backend == "pyhessian":
-        import pyhessian  # noqa: F401
-    n = 512 if place.gpu else 16
-    words = (f"instruments.curvature={{probes=1, images={n}, batch={n // 2}, count=1, "
-             f"backend='{backend}'}}",)  # fmt: skip
-    stamps = Stamps(place, profile=False)
-    folder = place.out / "speed" / f"eigenvalue-{backend}"
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)
-    regimes.run(config(place, "dense", "strict", *words), folder, reporters=[stamps])
-    from regimes.records import read_lines
-
-    spent = [row["instruments"] for row in read_lines(folder / "seconds.jsonl")]
-    return {"s": round(statistics.median(spent[1:]), 3), "n": len(spent) - 1}
+    s, (images, side) = size(place), (512, 32) if place.gpu else (16, 8)
+    runs = [
+        largest(place.device, backend, s.model, s.width, images, side)
+        for _ in range(3 if place.gpu else 1)
+    ]
+    seconds = [run["s"] for run in runs]
+    return {"value": runs[0]["value"], "products": runs[0]["products"], "n": len(runs),
+            "s": round(statistics.median(seconds), 3)}  # fmt: skip
 
 
 def rows(place: Place) -> dict[str, Callable[[], dict[str, Any]]]:
@@ -258,6 +252,6 @@ def rows(place: Place) -> dict[str, Callable[[], dict[str, Any]]]:
             found[f"{name}, {precision}"] = lambda n=name, p=precision: peer(place, n, p)
         for way in WAYS:
             found[f"{way}, {precision}"] = lambda w=way, p=precision: ours(place, w, p)
-    for backend in ("native", "pyhessian"):
+    for backend in ("lanczos", "pyhessian"):
         found[f"eigenvalue, {backend}"] = lambda b=backend: eigenvalue(place, b)
     return found

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from regimes.collectives import devices
 from regimes.collectives.launcher import attempt
 from regimes.collectives.meeting import SOON, Meeting, done_within
 from regimes.collectives.processes import ProcessWorld, backends, errors_are_raised
@@ -45,8 +46,11 @@ class GroupWorld(ProcessWorld):
         World.__init__(self, len(ranks), processes=len(ranks), rank=dist.get_rank(group))
         self.device, self.first = device, ranks[0]
         place = f"hook/{next(_groups)}/{self.first}"  # two groups of a mesh count alike
-        self.meeting = Meeting(_store(place), self.rank, self.workers, timeout)
+        store = _store(place)
+        self.meeting = Meeting(store, self.rank, self.workers, timeout)
+        devices.post_kind(store, self.rank, device)
         self.meeting.come(call)
+        devices.check_kinds(store, self.rank, self.workers)
         own = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
         kind, patience = own[device.type], timedelta(seconds=timeout)
         self.patience = (patience,) if kind == "nccl" else ()

@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import socket
 import time
-import warnings
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -20,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regimes.collectives import kept
-from regimes.collectives.launcher import Launched, attempt, launched
+from regimes.collectives import devices, kept
+from regimes.collectives.launcher import attempt, launched
 from regimes.collectives.world import World
 from regimes.errors import ConfigError, TrainingError
 
@@ -200,7 +198,7 @@ def connect(workers: int, device: torch.device, timeout: float = 600.0) -> World
     that.
 
     Raises:
-        ConfigError: W is not a multiple of P.
+        ConfigError: W is not a multiple of P; some processes are on a CPU, others on a GPU.
         TrainingError: the others are not there in time.
     """
     count, us = next(_connections), launched()
@@ -235,7 +233,9 @@ def _join(workers: int, device: torch.device, patience: timedelta, name: str) ->
         met, _, _ = next(dist.rendezvous(us.meeting, us.rank, us.count, timeout=patience))
         met.set_timeout(patience)  # a store in a file has not heard of it
         store = dist.PrefixStore(name, met)
-        apart = _apart(store, us, device)
+        devices.post_kind(store, us.rank, device)
+        devices.check_kinds(store, us.rank, us.count)
+        apart = devices.one_gpu_each(store, us.rank, us.count, device)
         with errors_are_raised():
             dist.init_process_group(
                 backends("nccl", device) if apart else "gloo",
@@ -255,22 +255,6 @@ def _join(workers: int, device: torch.device, patience: timedelta, name: str) ->
     waits = (patience,) if apart else ()
     kept.met(store, wants, waits)
     return ProcessWorld(workers, device, store, waits)
-
-
-def _apart(store: dist.Store, us: Launched, device: torch.device) -> bool:
-    """Has every process a GPU for itself, as NCCL needs it? They tell each other, so that all
-    decide alike; process 0 warns where there are GPUs, but not for all."""
-    mine = device.type == "cuda" and torch.cuda.get_device_properties(device)
-    store.set(f"gpu/{us.rank}", f"{socket.gethostname()} {mine.uuid}" if mine else "")
-    gpus = [store.get(f"gpu/{rank}").decode() for rank in range(us.count)]
-    lacking = [rank for rank, gpu in enumerate(gpus) if not gpu or gpus.count(gpu) > 1]
-    if us.rank == 0 and lacking and any(gpus):
-        who = ", ".join(map(str, lacking))
-        warnings.warn(
-            f"no GPU of its own for process {who}: tensors travel over gloo, slower than NCCL",
-            stacklevel=4,
-        )
-    return not lacking
 
 
 def backends(own: str, device: torch.device) -> str:

@@ -11,6 +11,8 @@ are given, if they have a parameter of that name, and map ``tokens [batch, time]
 hidden state to logits ``[batch, time, classes]`` and the next hidden state: None, or tensors with
 the batch on axis 1. A network for a matrix (``matrix = True``) takes its ``rows`` and maps entries
 ``[batch, 2]`` to their values.
+
+``head`` is the layer whose outputs are the logits, or ends with it; None where no layer does that.
 """
 
 from __future__ import annotations

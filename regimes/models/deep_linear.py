@@ -21,6 +21,7 @@ class DeepLinear(nn.Module):
     sqrt(width)`` (Kleinman, Achille & Soatto, 2024)."""
 
     matrix = True
+    head = None  # all factors are hidden
 
     def __init__(self, classes: int, rows: int, width: int | None = None, depth: int = 3) -> None:
         super().__init__()

@@ -36,6 +36,7 @@ class Transformer(nn.Module):
     """
 
     text: ClassVar[bool] = True
+    head: ClassVar[None] = None  # the logits are products with the embedding
 
     def __init__(
         self, *, classes: int, width: int = 192, depth: int = 4, dropout: float = 0.1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from regimes.config import DENSE
 from regimes.errors import require
@@ -20,20 +21,24 @@ class GraVAC(Rungs):
     The gain of a level is the share of the gradient's norm that gets through, summed over layers
     and smoothed over epochs. The search begins at the lowest compression and climbs by one level
     every ``interval`` epochs, until the two best products of throughput and gain so far differ by
-    less than ``tolerance`` of the better, or no level is left; then the best one stays. An epoch is
-    sent at the level thus found if its gain is ``gain`` or more, else at the lowest compression if
-    that one's is, else dense.
+    less than ``tolerance`` (see ``stopping``), or no level is left; then the best one stays. An
+    epoch is sent at the level thus found if its gain is ``gain`` or more, else at the lowest
+    compression if that one's is, else dense.
 
     Differences with the authors: they smooth by steps (0.05, windows of 25 steps) and count error
     feedback into the gain; here it is the mean gradient's, from the instrument ``error`` and the
     norm over an epoch, and a level keeps sqrt(1 - error) of a layer's norm, as projections and
-    TopK do.
+    TopK do. They divide the difference of the two best products by the second best, and the more
+    compressed of the two stays: ``stopping = "authors"``. It is not the default, because recorded
+    tournaments were decided by the other rule.
 
     Attributes:
         levels: from the highest compression to the lowest.
         seconds: of a step by level, as measured or as ``regimes cost`` predicts for a network;
             none: throughput goes by the bytes of a step alone.
         smoothing: the weight of the latest epoch in the gain.
+        stopping: "best" divides the difference of the two best products by the best, which stays;
+            "authors" divides it by the second best, and the more compressed of the two stays.
     """
 
     gain: float = 0.75
@@ -41,6 +46,7 @@ class GraVAC(Rungs):
     interval: int = 1
     smoothing: float = 0.5
     seconds: dict[str, float] = field(default_factory=dict)
+    stopping: Literal["best", "authors"] = "best"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,10 +98,13 @@ class GraVAC(Rungs):
             if last >= len(history):
                 return level
             values.append(self._throughput(history[last], level) * gains[level][last])
-            best, *rest = sorted(values, reverse=True)
-            if rest and best - rest[0] < self.tolerance * best:
-                break
+            best, *rest = sorted(range(tried), key=lambda i: -values[i])
+            if rest and self._alike(values[best], values[rest[0]]):
+                return climbed[max(best, rest[0]) if self.stopping == "authors" else best]
         return climbed[values.index(max(values))]
+
+    def _alike(self, best: float, second: float) -> bool:
+        return best - second < self.tolerance * (second if self.stopping == "authors" else best)
 
     def _throughput(self, past: PastEpoch, level: str) -> float:
         """Of any unit: only ratios count."""

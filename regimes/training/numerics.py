@@ -9,8 +9,8 @@ float32, and only the forward and backward passes are under autocast (`training.
 
 from __future__ import annotations
 
-import contextlib
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -31,7 +31,9 @@ class Numerics:
         gpu = device.type == "cuda"
         self.tf32 = gpu and config.precision == "tf32"
         if gpu:
-            self._flags.enter_context(_allow_tf32(False))
+            with warnings.catch_warnings():  # some versions advise against the flags, once
+                warnings.simplefilter("ignore")
+                self._flags.enter_context(_allow_tf32(False))
         if gpu and config.deterministic:
             self._flags.enter_context(_deterministic())
 
@@ -64,35 +66,49 @@ def _deterministic() -> Iterator[None]:
 
 @contextmanager
 def _allow_tf32(allowed: bool) -> Iterator[None]:
-    """In products of matrices and in cuDNN."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    if not hasattr(cudnn, "conv"):  # torch before 2.9
-        with _set([(matmul, "allow_tf32", allowed), (cudnn, "allow_tf32", allowed)]):
-            yield
-        return
-    before = None
-    with contextlib.suppress(RuntimeError):  # set by both of torch's interfaces
-        before = torch.get_float32_matmul_precision()
-    word = "tf32" if allowed else "ieee"
-    places: list[Any] = [matmul, cudnn.conv, cudnn.rnn]
-    with _set([(place, "fp32_precision", word) for place in places]):
-        torch.set_float32_matmul_precision("high" if allowed else "highest")  # for those who ask so
+    """In products of matrices and in cuDNN.
+
+    torch has two interfaces for it: flags (``allow_tf32``, ``set_float32_matmul_precision``) and
+    words (``fp32_precision``). Both are set, because a flag that contradicts the words raises when
+    it is asked, which ``cudnn.flags`` does in models.
+    """
+    backends: Any = torch.backends
+    cudnn, matmul = backends.cudnn, backends.cuda.matmul
+    # wider words first: a word "none" stands for the wider one, and is read as that
+    words = [backends, cudnn, cudnn.conv, cudnn.rnn, matmul, backends.mkldnn.matmul]
+    with _set([(place, "fp32_precision", "none") for place in words]):  # now no flag contradicts
+        ours, word = ("high", "tf32") if allowed else ("highest", "ieee")
+        precision, cudnn_flag = torch.get_float32_matmul_precision(), _cudnn_allows_tf32()
         try:
+            torch.set_float32_matmul_precision(ours)
+            cudnn.allow_tf32 = allowed
+            for place in words[1:]:
+                place.fp32_precision = word
             yield
         finally:
-            torch.set_float32_matmul_precision(before or "highest")
+            torch.set_float32_matmul_precision(precision)
+            cudnn.allow_tf32 = cudnn_flag
+
+
+def _cudnn_allows_tf32() -> bool:
+    """The flag, while no word allows it; torch refuses to read a flag that does."""
+    try:
+        return torch.backends.cudnn.allow_tf32
+    except RuntimeError:
+        return True
 
 
 @contextmanager
 def _set(wanted: list[tuple[Any, str, Any]]) -> Iterator[None]:
     """(place, attribute, value) while inside."""
-    before = [getattr(place, name) for place, name, _ in wanted]
+    before: list[Any] = []
     try:
         for place, name, value in wanted:
+            before.append(getattr(place, name))
             setattr(place, name, value)
         yield
     finally:
-        for (place, name, _), value in zip(wanted, before, strict=True):
+        for (place, name, _), value in zip(wanted, before, strict=False):
             setattr(place, name, value)
 
 

@@ -85,7 +85,7 @@ def build(config: OptimizerConfig, model: nn.Module, classes: int) -> Optimizers
     """The configured optimiser over the trainable parameters of a model.
 
     Args:
-        classes: outputs of the model; a linear layer with so many is its output layer.
+        classes: outputs of the model, see ``output_layer``.
 
     Raises:
         ConfigError: an unknown optimiser, or options that its class does not take.
@@ -130,11 +130,11 @@ def _muon(
     config: OptimizerConfig, model: nn.Module, named: Mapping[str, nn.Parameter], classes: int
 ) -> list[torch.optim.Optimizer]:
     """Muon for hidden matrices, AdamW for the rest; ``options`` are AdamW's betas and eps."""
+    output = output_layer(model, classes)
     outer = {
         id(parameter)
         for module in model.modules()
-        if isinstance(module, nn.Embedding)
-        or (isinstance(module, nn.Linear) and module.out_features == classes)
+        if isinstance(module, nn.Embedding) or module is output
         for parameter in module.parameters(recurse=False)
     }
     hidden = [p for p in named.values() if p.ndim == 2 and id(p) not in outer]
@@ -152,6 +152,22 @@ def _muon(
             )
         )
     return [*parts, _adamw(config, rest)] if rest else parts
+
+
+def output_layer(model: nn.Module, classes: int) -> nn.Linear | None:
+    """The linear layer whose outputs are the logits.
+
+    The last one of what the model has as ``head``; None where ``head`` is None, as in a model whose
+    logits are products with its embedding. In a model without that attribute, the last linear layer
+    that it has made, if it has ``classes`` outputs.
+    """
+    head = getattr(model, "head", model)
+    if head is None:
+        return None
+    declared = isinstance(head, nn.Module) and head is not model
+    linear = [m for m in (head if declared else model).modules() if isinstance(m, nn.Linear)]
+    last = linear[-1] if linear else None
+    return last if declared or (last is not None and last.out_features == classes) else None
 
 
 def _groups(config: OptimizerConfig, parameters: Any, vectors: bool) -> Groups:

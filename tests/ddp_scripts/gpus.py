@@ -23,6 +23,7 @@ import regimes
 from regimes.collectives import group, processes
 from regimes.config import RunConfig
 from regimes.ddp import buckets
+from regimes.errors import ConfigError
 
 ERRORS = {"nccl": dist.DistBackendError("NCCL timeout"), "memory": torch.OutOfMemoryError("full")}
 
@@ -82,7 +83,10 @@ def chosen(rank: int, gpus: tuple[str | None, ...], meet: str) -> dict[str, Any]
         patch.setattr(torch.cuda, "is_available", lambda: gpus[rank] is not None)
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
-            world = processes.connect(len(gpus), processes.pick_device("auto"), timeout=20)
+            try:
+                world = processes.connect(len(gpus), processes.pick_device("auto"), timeout=20)
+            except ConfigError as error:
+                return {"refused": str(error)}
         backend = next(call.split()[1] for call in diary.calls if call.startswith("init"))
         world.close()
     return {
@@ -161,6 +165,17 @@ def _failing(patch: pytest.MonkeyPatch, error: RuntimeError) -> None:
         return Mock(wait=wait) if calls[0] == 3 else original(*args, **options)
 
     patch.setattr(dist, "all_reduce", all_reduce)
+
+
+def mixed(rank: int, call: str) -> str:
+    """What a process hears in a group whose first process alone has a GPU."""
+    with pretended.gpu():
+        device = pretended.CPU if rank else pretended.GPU
+        try:
+            group.GroupWorld(dist.group.WORLD, device, 20.0, call)
+        except ConfigError as error:
+            return str(error)
+    return ""
 
 
 def hooked(rank: int) -> dict[str, Any]:

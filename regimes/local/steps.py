@@ -27,7 +27,7 @@ from regimes.errors import TrainingError
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.panel import Readings, choose
 from regimes.local import arguments, state
-from regimes.policies.controller import decide_whole
+from regimes.policies.controller import WholeController
 from regimes.policies.periods import period_of
 from regimes.training.optimizers import Optimizers
 from regimes.training.outer import OuterStep, pseudo_gradients
@@ -121,6 +121,7 @@ class LocalSteps:
         }
         self.journal = Journal(about, self.header) if about and self.world.rank == 0 else None
         self.opened = self.continued = False
+        self.controller = WholeController(chosen.rule, "update", "sync")
         self._decide()
         self.period = self.wanted_period
 
@@ -197,7 +198,7 @@ class LocalSteps:
         )
 
     def _decide(self) -> None:
-        decision = decide_whole(self.chosen.rule, self.rows, "update", "sync")
+        decision = self.controller.decide(self.rows)
         self.wanted_period = steps = period_of(decision.level, self.chosen.periods)
         self.wanted = {"level": decision.level, "why": decision.why, "period": steps}
 

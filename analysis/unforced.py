@@ -20,7 +20,7 @@ import pandas as pd
 
 from regimes.detectors import RelativeChange
 from regimes.errors import RecordError
-from regimes.policies.history import signal_values
+from regimes.policies.signals import signal_values
 from regimes.presets.detection import STATISTICS
 from regimes.records import Record
 from regimes.replay.agreement import interval, kappa

@@ -593,6 +593,45 @@ def test_the_loss_tells_of_a_gradient_that_is_not_finite() -> None:
     assert math.isnan(loss.item())
 
 
+@pytest.mark.parametrize(("chosen", "low", "high"), [*EVERY, FADING])
+@settings(max_examples=20)
+@given(st.sampled_from([math.nan, math.inf, -math.inf]), st.integers(0, 10**6), st.integers(0, 2),
+       st.integers(0, 2))  # fmt: skip
+def test_one_number_that_is_not_finite_is_told_at_every_level(
+    chosen: Compressor, low: object, high: object, bad: float, place: int, worker: int, at: int
+) -> None:
+    """In any layer of any worker, at the first step or when something is owed; and in no other."""
+    reducer, losses = Reducer(chosen, layers(), world(3), seed=0), torch.arange(3, dtype=F64)
+    level: object
+    for turn, level in enumerate([high, low, DENSE, high]):
+        grads = gradients(3, turn)
+        stack = torch.cat([g.flatten(1) for g in grads], dim=1)
+        if turn == at:
+            index = place % stack.shape[1]
+            stack[worker, index] = bad
+            parts = stack.split([layer.size for layer in reducer.layers], dim=1)
+            grads = [p.view(g.shape) for p, g in zip(parts, grads, strict=True)]
+        levels = [level if layer.compressed else DENSE for layer in reducer.layers]
+        _, loss = reducer.step(grads, levels, losses, stack)  # type: ignore[arg-type]
+        if turn == at:
+            assert loss.isnan()
+            return
+        assert loss == 1
+        assert loss.dtype == F64
+
+
+@pytest.mark.parametrize("chosen", [PowerSGD(), LowPass()], ids=type)
+def test_updates_tell_so_that_gradients_are_not_read_again(chosen: Compressor) -> None:
+    """The stack is there for compressors whose updates may hide a gradient that is not finite."""
+    reducer, grads = Reducer(chosen, layers(), world(2), seed=0), gradients(2, 0)
+    unread = torch.full((2, 3), math.nan, dtype=F64)
+    for level in (1, DENSE):
+        levels = [level if layer.compressed else DENSE for layer in reducer.layers]
+        assert reducer.step(grads, levels, torch.ones(2, dtype=F64), unread)[1] == 1
+    (other,) = (Reducer(TopK(), layers()[:1], world(2), seed=0),)
+    assert other.step(grads[:1], [50], torch.ones(2, dtype=F64), unread)[1].isnan()
+
+
 # -- the simulated short cut -----------------------------------------------------------------
 
 

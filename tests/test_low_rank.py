@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
@@ -170,6 +173,37 @@ def test_half_iterations_are_those_of_epfml(
     for mine, theirs in zip(updates, wanted, strict=True):
         near(mine, theirs)
     near(residual, owed)
+
+
+class Products(TorchDispatchMode):
+    """The shapes of all matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[torch.Size] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:  # fmt: skip
+        found = func(*args, **(kwargs or {}))
+        if func.__name__.partition(".")[0] in ("mm", "bmm", "addmm", "addmm_", "baddbmm"):
+            self.shapes.append(found.shape)
+        return found
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("rank", [1, 2, 4])
+def test_factors_lie_in_rows(rank: int, workers: int) -> None:
+    """A product with ``rank`` columns takes some kernels several times as long as one with rows."""
+    layer = Layer("m", (512, 1024))
+    reducer = Reducer(PowerSGD(), [layer], World(workers), seed=0)
+    stack = torch.randn(workers, layer.size, generator=torch.Generator().manual_seed(0))
+    for _ in range(2):  # the second has a residual
+        with Products() as products:
+            grads = [stack.view(workers, *layer.shape)]
+            reducer.step(grads, [rank], torch.zeros(workers), stack)
+        assert len(products.shapes) >= 3
+        assert all(shape[-1] in layer.shape for shape in products.shapes)
 
 
 def test_two_halves_cost_a_step_of_powersgd_and_one_half_of_it() -> None:

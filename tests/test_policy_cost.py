@@ -11,8 +11,8 @@ import pytest
 from test_train import config
 
 import regimes
-from benchmarks.cases.policies import PAST, decision, row, told
-from regimes.policies import PastEpoch, Static
+from benchmarks.cases.policies import decision, rows, told
+from regimes.policies import Static
 
 
 def run(tmp_path: Path, **changes: Any) -> Any:
@@ -33,22 +33,27 @@ def test_a_norm_is_told_for_nothing(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Slow(Static):
+    """As slow as the history is long, in units of a tenth of a millisecond."""
+
     def decide(self, history: Any, layers: Any) -> Any:
-        assert len(history) == PAST
-        end = time.process_time() + 0.01
+        end = time.process_time() + 1e-4 * len(history)
         while time.process_time() < end:
             pass
         return super().decide(history, layers)
 
 
-def test_a_decision_is_timed_after_a_whole_run() -> None:
-    past = [PastEpoch(0.1, 0.1, {}, ["low"])] * 2
-    assert 0.01 <= decision(Slow(), past, ["layer"], 3) < 0.1
+def test_a_decision_is_timed_late_in_a_run(tmp_path: Path) -> None:
+    record = run(tmp_path)
+    assert 0.01 <= decision(Slow(), record, 100, 3) < decision(Slow(), record, 400, 3)
 
 
 def test_a_row_adds_up(tmp_path: Path) -> None:
     cell = replace(config("model.width=2", epochs=2), name="mine")
-    found = row("smoke", cell, tmp_path / "run", 3)
-    assert found.setting == "smoke, mine: norm"
-    assert found.ours > found.theirs > 0
-    assert "decides in" in found.note
+    whole, *late = rows("smoke", cell, tmp_path / "run", 3)
+    assert whole.setting == "smoke, mine: norm"
+    assert whole.ours > whole.theirs > 0
+    assert "decides in" in whole.note
+    assert [one.setting for one in late] == [
+        f"smoke, mine: a decision after {units} units" for units in ("1,000", "20,000")
+    ]
+    assert all(one.ours > 0 and one.theirs == late[0].theirs > 0 for one in late)

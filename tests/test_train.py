@@ -28,7 +28,7 @@ from regimes.data import classification, images
 from regimes.errors import ConfigError, DataError, RecordError, TrainingError
 from regimes.launch import sweep
 from regimes.records import Record, load, read_lines
-from regimes.training import build, checkpoint, loop
+from regimes.training import build, checkpoint, gradients, loop
 
 torch.set_num_threads(1)
 POWERSGD: tuple[str, ...] = ()
@@ -512,6 +512,24 @@ def test_a_loss_that_is_not_finite_stops_and_says_where(
     record: Record = regimes.load(tmp_path / "run")
     assert record.epochs["epoch"].tolist() == [0, 1]
     assert read_lines(tmp_path / "run/events.jsonl")[-1]["event"] == "stopped"
+
+
+def test_a_gradient_that_is_not_finite_stops_before_the_weights_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of worker 2 in its seventh step; the loss itself is finite."""
+    original, calls = gradients.Gradients.compute, iter(range(100))
+
+    def poisoned(self: Any, *batch: Any) -> torch.Tensor:
+        losses = original(self, *batch)
+        if next(calls) == 7:
+            self.stack[2, -1] = math.inf
+        return losses
+
+    monkeypatch.setattr(gradients.Gradients, "compute", poisoned)
+    with pytest.raises(TrainingError, match="of worker 2 is not finite in epoch 2, step 1"):
+        regimes.run(config("union_pass=false"), tmp_path / "run")
+    assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "run").values())
 
 
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])

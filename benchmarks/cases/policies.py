@@ -2,8 +2,9 @@
 
 Seconds of an epoch of `smoke` and of a unit of `lm-small` with both, against the compute,
 compression and communication of the same epochs: a short run by each policy of the tournament at
-its thresholds. Instruments are clocked by the run; a decision is timed on the 24 epochs of a whole
-run, the run's own repeated. The note has the parts, and what the statistics send, of dense's bytes.
+its thresholds. Instruments are clocked by the run; a decision is timed after 24 epochs, the run's
+own repeated, and a late one after 1,000 and 20,000, against that after 24. The note has the parts,
+and what the statistics send, of dense's bytes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,24 +20,35 @@ from benchmarks.harness import Limits, Row
 from regimes.config import RunConfig
 from regimes.cost.cases import ITEMSIZE
 from regimes.policies import Policy, policy
-from regimes.policies.history import PastEpoch
+from regimes.policies.controller import Controller
+from regimes.policies.history import level_costs
 from regimes.presets import cpu, language
 from regimes.presets.tournament import arms, policies
 from regimes.records import Record
-from regimes.replay.replay import past_epochs, signal_cost
+from regimes.replay.replay import signal_cost
 from regimes.training.loop import run
 
-TARGET, PAST = 1.01, 24
+TARGET, LATE_TARGET = 1.01, 2.0
+UNITS = (24, 1_000, 20_000)  # after which a decision is timed; the first is a whole run
 
 
-def decision(rule: Policy, past: Sequence[PastEpoch], layers: Sequence[str], rounds: int) -> float:
-    """Seconds, the median over rounds, of one decision after a whole run."""
-    long, spent = [past[i % len(past)] for i in range(PAST)], []
-    for _ in range(rounds):
+def decision(rule: Policy, record: Record, units: int, rounds: int) -> float:
+    """Seconds of a decision in a run of so many units, the mean of that many and the next ones."""
+    layers = record.header["layers"]
+    compressed = [i for i, layer in enumerate(layers) if layer["compressed"]]
+    controller = Controller(
+        rule, [layer["name"] for layer in layers], compressed, record.config["signal"],
+        level_costs(record.header["per_step"], compressed),
+    )  # fmt: skip
+    rows = [record.rows[i % len(record.rows)] for i in range(units - 1)]
+    controller.decide(rows)
+    spent = []
+    for more in range(rounds):
+        rows.append(record.rows[more % len(record.rows)])
         began = time.process_time()
-        rule.decide(long, layers)
+        controller.decide(rows)
         spent.append(time.process_time() - began)
-    return statistics.median(spent)
+    return statistics.fmean(spent)
 
 
 def told(record: Record) -> float:
@@ -52,19 +63,24 @@ def told(record: Record) -> float:
     return beside / (dense * sum(line["steps"] for line in record.rows))
 
 
-def row(name: str, config: RunConfig, folder: Path, rounds: int) -> Row:
+def rows(name: str, config: RunConfig, folder: Path, rounds: int) -> list[Row]:
+    """The policy beside training; its decisions late in a run beside early ones."""
     record, rule = run(config, folder), policy(config.policy)
-    layers = [layer["name"] for layer in record.header["layers"] if layer["compressed"]]
-    decides = decision(rule, past_epochs(record), layers, rounds)
+    decides, *late = (decision(rule, record, units, rounds) for units in UNITS)
     measures, share = signal_cost(record, rule)
     without = measures / share if share else float("nan")
     needs = ", ".join(dict.fromkeys(need.partition(":")[0] for need in rule.needs))
-    return Row(
+    whole = Row(
         f"{name}, {config.name}: {needs}", "training alone", 1e3 * (without + measures + decides),
         1e3 * without, TARGET, rounds=len(record.rows),
         note=f"{name}, {config.name}: decides in {1e3 * decides:.2g} ms, measures in "
         f"{1e3 * measures:.2g} ms, sends {told(record):.1%} of dense's bytes",
     )  # fmt: skip
+    return [whole, *(
+        Row(f"{name}, {config.name}: a decision after {units:,} units", f"after {UNITS[0]}",
+            1e3 * taken, 1e3 * decides, LATE_TARGET, rounds=rounds)
+        for units, taken in zip(UNITS[1:], late, strict=True)
+    )]  # fmt: skip
 
 
 def measure(limits: Limits, *, quick: bool) -> list[Row]:
@@ -75,7 +91,6 @@ def measure(limits: Limits, *, quick: bool) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         for name, base in bases.items():
             cells = arms(base)
-            found += [row(name, cells[arm],
-                          Path(folder, name, arm), 5 if quick else 50)
-                      for arm in policies()]  # fmt: skip
+            for arm in policies():
+                found += rows(name, cells[arm], Path(folder, name, arm), 6 if quick else 60)
     return found

@@ -21,6 +21,7 @@ from regimes.collectives.requests import NO_LAYER, Gather, Mean, Program, Reques
 from regimes.errors import ConfigError, require
 
 KINDS = ("mean", "gather", "broadcast")
+Collective = tuple[int, str, torch.dtype]  # the round, the kind, and the type that travels
 FEW = 1 << 16  # numbers; a launch of its own costs more than the copying of fewer
 
 
@@ -121,23 +122,48 @@ class World:
             signal: these are a detector's statistics: bytes, but no floats of the paper's count.
             abreast: take them side by side in any world, so that they do ``Together`` in one go.
         """
-        results: list[Any] = [None] * len(programs)
-        travelled: set[tuple[int, str, torch.dtype]] = set()
-        places = range(len(programs))
-        for some in [places] if abreast or self.abreast else ([i] for i in places):
-            answers: dict[int, Any] = dict.fromkeys(some)
-            turn = 0
-            while answers:
-                asked: dict[str, dict[int, Tensor]] = {"mean": {}, "gather": {}}
-                for i, request in _asked(programs, answers, results):
-                    kind, tensor = self._count(layers[i], request, signal), request.tensor
-                    asked[kind][i] = tensor
-                    travelled.add((turn, kind, tensor.dtype if kind == "mean" else torch.uint8))
-                answers = self._answer(asked)
-                turn += 1
-        for _, kind, _ in travelled:
+        rounds: set[Collective] = set()
+        if abreast or self.abreast:
+            results = self._side_by_side(programs, layers, signal, rounds)
+        else:
+            one_by_one = zip(programs, layers, strict=True)
+            results = [self._alone(one, layer, signal, rounds) for one, layer in one_by_one]
+        for _, kind, _ in rounds:
             self.meter.calls[kind] += 1
         return results
+
+    def _side_by_side(
+        self, programs: Sequence[Program], layers: Sequence[int], signal: bool,
+        rounds: set[Collective],
+    ) -> list[Any]:  # fmt: skip
+        results: list[Any] = [None] * len(programs)
+        answers: dict[int, Any] = dict.fromkeys(range(len(programs)))
+        turn = 0
+        while answers:
+            asked: dict[str, dict[int, Tensor]] = {"mean": {}, "gather": {}}
+            for i, request in _asked(programs, answers, results):
+                kind, tensor = self._count(layers[i], request, signal), request.tensor
+                asked[kind][i] = tensor
+                rounds.add((turn, kind, tensor.dtype if kind == "mean" else torch.uint8))
+            answers = self._answer(asked)
+            turn += 1
+        return results
+
+    def _alone(self, program: Program, layer: int, signal: bool, rounds: set[Collective]) -> Any:
+        """As side by side, of one program; the bookkeeping for several takes twice as long."""
+        turn, answer = 0, None
+        while True:
+            try:
+                request = program.send(answer)
+            except StopIteration as stop:
+                return stop.value
+            if isinstance(request, Together):
+                answer = request.work([request.arguments])[0]
+                continue
+            kind, tensor = self._count(layer, request, signal), request.tensor
+            rounds.add((turn, kind, tensor.dtype if kind == "mean" else torch.uint8))
+            answer = (self.mean if kind == "mean" else self.gather)([tensor])[0]
+            turn += 1
 
     def _answer(self, asked: dict[str, dict[int, Tensor]]) -> dict[int, Tensor]:
         means, gathers = asked["mean"], asked["gather"]
@@ -163,6 +189,8 @@ class World:
 
     def mean(self, tensors: list[Tensor]) -> list[Tensor]:
         """Means over all workers: each ``[L, ...] -> [...]``."""
+        if all(t.shape[0] == 1 for t in tensors):
+            return [t[0] for t in tensors]
         found = {i: t[0] if len(t) == 1 else t.mean(0)
                  for i, t in enumerate(tensors) if not _little(t)}  # fmt: skip
         for dtype in {t.dtype for t in tensors}:

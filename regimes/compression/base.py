@@ -38,6 +38,7 @@ class Workspace:
     """
 
     __slots__ = ("_update", "early")
+    early: Tensor | None
 
     def take_early(self) -> Tensor | None:
         """Once; then None."""
@@ -96,10 +97,12 @@ class Compressor(ABC):
             share of it that is kept from step to step, the rest is forgotten.
         linear: the update depends on the workers' gradients through their mean alone, residuals
             included; such a compressor may be handed that mean in place of the workers.
+        tells: where the gradient of any worker is not finite, ``evidence`` is not finite either.
     """
 
     error_feedback: bool | float = True
     linear: ClassVar[bool] = False
+    tells: ClassVar[bool] = False
     usual: ClassVar[Mapping[str, Level]] = {}  # low and high, where a hook's user names none
 
     def __post_init__(self) -> None:
@@ -160,6 +163,11 @@ class Compressor(ABC):
             if self.error_feedback and sent is not None:
                 yield Together(subtracted, delta, sent)  # what was not sent stays owed
         return update.view(grad.shape[1:])
+
+    def evidence(self, update: Tensor, state: State, level: Level) -> Tensor:
+        """After ``reduce``: a tensor that is the same on all workers, and, if the compressor
+        ``tells``, not finite where a gradient was not. The update, or something smaller."""
+        return update
 
     def cost(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         """Traffic of one step of one layer, 1-D layers and the level "dense" included."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from regimes.collectives.requests import Layer, Mean, Program, Together, Traffic
 from regimes.compression.base import HALF, Compressor, Owing, Sending, State
 from regimes.compression.batched import launches
-from regimes.compression.factors import added_and_left, left, product, product_and_rest, right
+from regimes.compression.factors import add_and_left, left, product, product_and_rest, right
 from regimes.compression.orthonormal import orthonormal
 from regimes.config import DENSE, Level
 from regimes.errors import require
@@ -48,6 +48,7 @@ class PowerSGD(Compressor):
     reset_on_change: bool = False
     wire: str = "full"
     linear: ClassVar[bool] = True
+    tells: ClassVar[bool] = True
     usual: ClassVar[Mapping[str, Level]] = {"low": 4, "high": 1}
 
     def __post_init__(self) -> None:
@@ -56,6 +57,7 @@ class PowerSGD(Compressor):
         require(good, "compressor.wire", self.wire, '"full", "fp16" or "bf16"')
         if self.wire != "full":  # each worker rounds its own factors, before the mean
             object.__setattr__(self, "linear", False)
+            object.__setattr__(self, "tells", False)  # a large factor may be none in half precision
 
     def check(self, level: Level) -> None:
         check_rank("PowerSGD", level)
@@ -72,8 +74,9 @@ class PowerSGD(Compressor):
         if level == DENSE or launches(grad):
             return (yield from super().owe(grad, state, level))
         q = self._start(cast(PowerState, state), level, grad)
-        state.early = yield Together(added_and_left, state.residual, grad, self.share, q)
-        return cast(Tensor, state.residual)
+        owed = cast(Tensor, state.residual)
+        state.early = add_and_left(owed, grad, self.share, q)
+        return owed
 
     def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
         state = cast(PowerState, state)
@@ -88,8 +91,12 @@ class PowerSGD(Compressor):
             return update, update
         update = state.update_like(delta[0])
         if self.error_feedback:
-            return (yield Together(product_and_rest, p, state.q, update, delta)), None
+            product_and_rest(p, state.q, update, delta)
+            return update, None
         return torch.mm(p.mT, state.q, out=update), None
+
+    def evidence(self, update: Tensor, state: State, level: Level) -> Tensor:
+        return update if level == DENSE else cast(Tensor, cast(PowerState, state).q)
 
     def _start(self, state: PowerState, level: Level, like: Tensor) -> Float[Tensor, "rank m"]:
         """Last step's Q with columns dropped, or added as seeded normal noise."""

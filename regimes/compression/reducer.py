@@ -3,6 +3,7 @@
 Layers are reduced bucket by bucket (``regimes.collectives.overlap``), all layers of a bucket
 together. The mean loss rides in one bucket's first round and carries the news of a non-finite
 gradient (``loss + 0 * sum(gradient)``), so that all processes learn of it in the same step, free.
+Where the updates show it (``Compressor.tells``), they are looked at in place of the gradients.
 """
 
 from __future__ import annotations
@@ -81,10 +82,31 @@ class Reducer:
             The updates ``[*shape]`` per layer and the mean loss, NaN if any gradient is not
             finite. Gradients are left as they are; states move on.
         """
-        loss, found = loss_with_flag(losses, stack), {}
+        loss, found = self.travelling(losses, stack), {}
         for bucket in self.buckets:
             found.update(self.reduce(bucket, gradients, levels, loss))
-        return [found[i] for i in range(len(self.layers))], found[NO_LAYER]
+        updates = [found[i] for i in range(len(self.layers))]
+        return updates, self.judged(found[NO_LAYER], updates, levels)
+
+    def travelling(
+        self, losses: Float[Tensor, " rows"], stack: Float[Tensor, "rows N"]
+    ) -> Float[Tensor, " rows"]:
+        """The losses of which the mean is asked: ``loss_with_flag``; as they are where updates
+        tell of a gradient that is not finite, which saves a pass over the gradients."""
+        return loss_with_flag(losses, stack[:, :0] if self._tells(stack) else stack)
+
+    def judged(self, mean: Tensor, updates: Sequence[Tensor], levels: Sequence[Level]) -> Tensor:
+        """The mean of ``travelling``, or NaN where the updates tell; the same on all processes."""
+        if not self._tells(mean):
+            return mean
+        layers = zip(self.compressors, updates, self.states, levels, strict=True)
+        found = [one.evidence(update, state, level) for one, update, state, level in layers]
+        total = torch.stack(torch._foreach_norm(found, 1)).sum()
+        return mean if bool(total.isfinite()) else torch.full_like(mean, torch.nan)
+
+    def _tells(self, like: Tensor) -> bool:
+        """On a CPU, which need not wait for the answer."""
+        return not launches(like) and all(one.tells for one in self.compressors)
 
     def reduce(
         self,

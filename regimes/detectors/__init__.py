@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from regimes.config import Registry
-from regimes.detectors.base import Detector, Verdict
+from regimes.detectors.base import Detector, Online, Verdict
 from regimes.detectors.baselines import FirstShare, FixedWindows, RandomWindows
 from regimes.detectors.change import (
     EigenvalueChange,
@@ -37,7 +37,7 @@ REGISTRY = Registry("detector", {
 
 __all__ = [
     "REGISTRY", "Detector", "EigenvalueChange", "FirstShare", "FisherChange", "FixedWindows",
-    "MsdrFall", "NormChange", "RandomWindows", "RelativeChange", "SharpnessChange",
+    "MsdrFall", "NormChange", "Online", "RandomWindows", "RelativeChange", "SharpnessChange",
     "TraceCusum", "Verdict", "detector",
 ]  # fmt: skip
 

@@ -3,12 +3,14 @@
 A detector is a frozen dataclass that is called with the values of all past epochs, ``values[e]``
 measured in epoch e, and answers for the epoch to come, ``len(values)``. ``values[e]`` is None where
 nothing was measured (an instrument with ``every`` > 1): rules compare measured values. Being pure,
-a detector gives the same answer during a run and replayed over a record.
+a detector gives the same answer during a run and replayed over a record. One that goes through all
+values takes them one by one (``Online``), so that an answer costs no more late in a run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -53,6 +55,35 @@ class Detector(Protocol):
         ...
 
     def __call__(self, values: Values) -> Verdict: ...
+
+
+class Online(ABC):
+    """Base of detectors that take values one by one: what they keep of those before is a state,
+    which is never changed in place. A call is the same as all updates in turn."""
+
+    statistic: str
+    per_layer: bool
+
+    @abstractmethod
+    def begin(self) -> tuple[Any, Verdict]:
+        """The state, and the verdict on epoch 0, before any value."""
+
+    @abstractmethod
+    def update(self, state: Any, value: float | None) -> tuple[Any, Verdict]:
+        """The same after one more value."""
+
+    def verdicts(self, values: Values) -> Iterator[Verdict]:
+        """The verdict after each value."""
+        state, _ = self.begin()
+        for value in values:
+            state, verdict = self.update(state, value)
+            yield verdict
+
+    def __call__(self, values: Values) -> Verdict:
+        state, verdict = self.begin()
+        for value in values:
+            state, verdict = self.update(state, value)
+        return verdict
 
 
 def latest(values: Values, last: int) -> int | None:

@@ -7,16 +7,34 @@ single values: deviations beyond a slack ``k`` add up until they pass ``h``.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from regimes.detectors.base import Values, Verdict
+from regimes.detectors.base import Online, Verdict
 from regimes.errors import require
 
 SMALLEST_SD = 0.01  # of the logarithm: a warm-up of equal values must not divide by zero
 
 
+class Sums(NamedTuple):
+    """What is kept of the values so far.
+
+    Attributes:
+        base: logarithms of the warm-up.
+        mean, sd: of a whole warm-up.
+        up, down: sums of deviations, in units of ``sd``.
+    """
+
+    base: tuple[float, ...] = ()
+    mean: float = 0.0
+    sd: float = 0.0
+    up: float = 0.0
+    down: float = 0.0
+
+
 @dataclass(frozen=True)
-class TraceCusum:
+class TraceCusum(Online):
     """Critical from an alarm until the next baseline is known.
 
     The first ``warmup`` measurements give the in-control mean and standard deviation of
@@ -46,36 +64,31 @@ class TraceCusum:
         require(self.h > 0, "h", self.h, "a positive number")
         require(self.warmup >= 2, "warmup", self.warmup, "at least 2 measurements")
 
-    def __call__(self, values: Values) -> Verdict:
-        critical, old, new, score = True, None, None, None
-        base: list[float] = []
-        mean = sd = up = down = 0.0
-        for new in values:
-            if new is None:
-                continue
-            if not (new > 0 and math.isfinite(new)):
-                base, critical, old, score = [], True, None, None
-                continue
-            z = math.log(new)
+    def begin(self) -> tuple[Sums, Verdict]:
+        return Sums(), Verdict(True, threshold=self.h)
+
+    def update(self, state: Sums, value: float | None) -> tuple[Sums, Verdict]:
+        if value is None:
+            return state, Verdict(None)
+        if not (value > 0 and math.isfinite(value)):
+            return Sums(), Verdict(True, None, value, None, self.h)
+        z = math.log(value)
+        if len(state.base) < self.warmup:
+            base = (*state.base, z)
             if len(base) < self.warmup:
-                base.append(z)
-                up, down, score = 0.0, 0.0, None
-                critical = len(base) < self.warmup
-                mean, sd = (mean, sd) if critical else _moments(base)
-                old = None if critical else math.exp(mean)
-                continue
-            z = (z - mean) / sd
-            up, down = max(0.0, up + z - self.k), max(0.0, down - z - self.k)
-            score = max(up, down)
-            critical, old = score > self.h, math.exp(mean)
-            if critical:
-                base = [math.log(new)]
-        if values and new is None:
-            return Verdict(None)
-        return Verdict(critical, old, new, score, self.h)
+                return Sums(base), Verdict(True, None, value, None, self.h)
+            sums = Sums(base, *_moments(base))
+            return sums, Verdict(False, math.exp(sums.mean), value, None, self.h)
+        deviation = (z - state.mean) / state.sd
+        up = max(0.0, state.up + deviation - self.k)
+        down = max(0.0, state.down - deviation - self.k)
+        score = max(up, down)
+        critical = score > self.h
+        said = Verdict(critical, math.exp(state.mean), value, score, self.h)
+        return Sums((z,)) if critical else state._replace(up=up, down=down), said
 
 
-def _moments(values: list[float]) -> tuple[float, float]:
+def _moments(values: Sequence[float]) -> tuple[float, float]:
     """Mean and (n - 1) standard deviation; ``statistics`` is exact and far slower."""
     mean = math.fsum(values) / len(values)
     square = math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1)

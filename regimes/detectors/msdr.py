@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from regimes.detectors.base import Values, Verdict
+from regimes.detectors.base import Online, Verdict
 from regimes.errors import require
 
 
+class Fall(NamedTuple):
+    """What is kept of the values so far.
+
+    Attributes:
+        reference: what the next value is compared with.
+        fallen: whether any has fallen.
+    """
+
+    reference: float | None = None
+    fallen: bool = False
+
+
 @dataclass(frozen=True)
-class MsdrFall:
+class MsdrFall(Online):
     """Critical when the gradient's mean-to-standard-deviation ratio (MSDR) has fallen by a set
     share since the last reference: ``1 - new / reference >= fall``.
 
@@ -32,22 +44,16 @@ class MsdrFall:
     def __post_init__(self) -> None:
         require(0 < self.fall < 1, "fall", self.fall, "a share between 0 and 1")
 
-    def verdicts(self, values: Values) -> Iterator[Verdict]:
-        """The verdict after each epoch so far."""
-        reference: float | None = None
-        fallen = False
-        for value in values:
-            if value is None:
-                yield Verdict(None)
-                continue
-            score, finite = None, math.isfinite(value)
-            if finite and reference is not None and reference > 0:
-                score = 1 - value / reference
-            now = score is not None and score >= self.fall
-            fallen = fallen or now
-            yield Verdict(now or (self.latch and fallen), reference, value, score, self.fall)
-            if now or (score is None and finite):
-                reference = value
+    def begin(self) -> tuple[Fall, Verdict]:
+        return Fall(), Verdict(False, threshold=self.fall)
 
-    def __call__(self, values: Values) -> Verdict:
-        return [Verdict(False, threshold=self.fall), *self.verdicts(values)][-1]
+    def update(self, state: Fall, value: float | None) -> tuple[Fall, Verdict]:
+        if value is None:
+            return state, Verdict(None)
+        old, score, finite = state.reference, None, math.isfinite(value)
+        if finite and old is not None and old > 0:
+            score = 1 - value / old
+        now = score is not None and score >= self.fall
+        fallen = state.fallen or now
+        new = Fall(value if now or (score is None and finite) else old, fallen)
+        return new, Verdict(now or (self.latch and fallen), old, value, score, self.fall)

@@ -26,7 +26,7 @@ from regimes.instruments.base import MeasurementContext
 from regimes.instruments.panel import Readings, choose
 from regimes.local import arguments, state
 from regimes.local.recording import UnitClock, header
-from regimes.policies.controller import decide_whole
+from regimes.policies.controller import WholeController
 from regimes.policies.periods import period_of
 from regimes.records import provenance
 from regimes.training.optimizers import Optimizers
@@ -120,6 +120,7 @@ class LocalSteps:
         self.header = header(about, self, chosen, model, seed)
         self.journal = Journal(about, self.header) if about and self.world.rank == 0 else None
         self.opened = self.continued = self.to_agree = False
+        self.controller = WholeController(chosen.rule, "update", "sync")
         self.wanted_period = 1
         self._decide()
         self.period = self.wanted_period
@@ -207,7 +208,7 @@ class LocalSteps:
 
     def _decide(self) -> None:
         self.to_agree = True
-        decision = decide_whole(self.chosen.rule, self.rows, "update", "sync")
+        decision = self.controller.decide(self.rows)
         self.wanted_period = steps = period_of(decision.level, self.chosen.periods)
         self.wanted = {"level": decision.level, "why": decision.why, "period": steps}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from regimes.errors import ConfigError, require, unexpected
 from regimes.policies.base import Decision, Policy
-from regimes.policies.history import PastEpoch, cost
+from regimes.policies.history import History, PastEpoch, as_history, cost
 from regimes.policies.ladders import Rungs
 
 Table = Sequence[Sequence[float]]  # a row per layer, a column per level
@@ -118,10 +118,14 @@ class LGreCo(Rungs):
 
     def _base(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         """What ``base`` decides, which keeps levels of its own."""
-        past: list[PastEpoch] = []
-        for epoch in history:
-            levels = [d.level for d in self.rule.decide(past, layers)]
-            past.append(replace(epoch, levels=levels))
+
+        def extend(past: History, epochs: Sequence[PastEpoch]) -> History:
+            for epoch in epochs:
+                levels = [d.level for d in self.rule.decide(past, layers)]
+                past.append(replace(epoch, levels=levels))
+            return past
+
+        past = as_history(history).accumulate((self._base, *layers), History, extend)
         return self.rule.decide(past, layers)
 
     def _errors(self, last: PastEpoch, layer: int) -> list[float] | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from regimes.errors import ConfigError
-from regimes.policies.history import PastEpoch
+from regimes.policies.history import PastEpoch, as_history
 
 FLOOR = 100.0  # a slow fall below peak / FLOOR is no decay
 
@@ -46,6 +46,16 @@ class Policy(Protocol):
         ...
 
 
+@dataclass
+class _Rates:
+    """Learning rates so far: the highest of the run, and since the last decay; the decays."""
+
+    epochs: int = 0
+    peak: float = 0.0
+    top: float = 0.0
+    decays: list[tuple[int, float, float]] = field(default_factory=list)
+
+
 @dataclass(frozen=True)
 class FollowsDecays:
     """What policies share that act on a decay of the learning rate.
@@ -70,17 +80,19 @@ class FollowsDecays:
 
     def decays(self, history: Sequence[PastEpoch]) -> list[tuple[int, float, float]]:
         """The decays so far: the first epoch at the lower rate, the rate it fell from, and that."""
-        found = []
-        peak = top = 0.0  # of the run, and since the last decay
-        for epoch, past in enumerate(history, start=1):
+        return list(as_history(history).accumulate(self._fallen, _Rates, self._fallen).decays)
+
+    def _fallen(self, rates: _Rates, epochs: Sequence[PastEpoch]) -> _Rates:
+        for past in epochs:
             old, new = past.lr, past.next_lr
-            peak, top = max(peak, old), max(top, old)
+            rates.epochs += 1
+            rates.peak, rates.top = max(rates.peak, old), max(rates.top, old)
             step = new < old and at_most(new * self.step_decay, old)
-            slow = at_most(new * self.slow_decay, top) and at_most(peak, new * FLOOR)
+            slow = at_most(new * self.slow_decay, rates.top) and at_most(rates.peak, new * FLOOR)
             if step or (slow and new < old):
-                found.append((epoch, old if step else top, new))
-                top = new
-        return found
+                rates.decays.append((rates.epochs, old if step else rates.top, new))
+                rates.top = new
+        return rates
 
     def just_decayed(self, history: Sequence[PastEpoch]) -> dict[str, Any] | None:
         """The reason to record when the epoch to come is the first after a decay, else None."""

@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 from regimes.config import DENSE
 from regimes.policies.base import Decision, Policy
-from regimes.policies.history import Costs, PastEpoch, history, whole_history
+from regimes.policies.history import Costs, PastEpoch, Reader, past_epoch, whole_epoch
 
-Rows = Sequence[dict[str, Any]]
+Row = dict[str, Any]
+Rows = Sequence[Row]
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Controller:
         compressed: the indices of those that the policy decides.
         signal: which norm the policy reads as "norm".
         costs: what a step sends at each level.
+        reader: of the rows, which grow from decision to decision.
     """
 
     policy: Policy
@@ -48,10 +50,14 @@ class Controller:
     compressed: Sequence[int]
     signal: str
     costs: Costs = field(default_factory=dict)
+    reader: Reader = field(default_factory=Reader, init=False, repr=False, compare=False)
 
     def decide(self, rows: Rows) -> Levels:
         """The levels of epoch ``len(rows)``, from the record's rows."""
-        return self.decide_after(history(rows, self.compressed, self.signal, self.costs))
+        return self.decide_after(self.reader.history(rows, self._read))
+
+    def _read(self, row: Row) -> PastEpoch:
+        return past_epoch(row, self.compressed, self.signal, self.costs)
 
     def decide_after(self, past: Sequence[PastEpoch]) -> Levels:
         """The same from epochs as a policy sees them."""
@@ -61,9 +67,25 @@ class Controller:
         return Levels([d.level for d in every], [d.why for d in every], decisions)
 
 
-def decide_whole(
-    policy: Policy, rows: Rows, signal: str, table: Literal["batch", "sync"]
-) -> Decision:
-    """The level of the batch, or of the period between synchronisations, in epoch ``len(rows)``:
-    the whole model is the policy's only layer."""
-    return policy.decide(whole_history(rows, signal, table), [table])[0]
+@dataclass(frozen=True)
+class WholeController:
+    """A policy whose only layer is the whole model.
+
+    Attributes:
+        signal: which norm it reads as "norm".
+        table: of what its levels are: of the batch, or of the period between synchronisations.
+        reader: of the rows, which grow from decision to decision.
+    """
+
+    policy: Policy
+    signal: str
+    table: Literal["batch", "sync"]
+    reader: Reader = field(default_factory=Reader, init=False, repr=False, compare=False)
+
+    def decide(self, rows: Rows) -> Decision:
+        """The level in epoch ``len(rows)``, from the record's rows."""
+        past = self.reader.history(rows, self._read)
+        return self.policy.decide(past, [self.table])[0]
+
+    def _read(self, row: Row) -> PastEpoch:
+        return whole_epoch(row, self.signal, self.table)

@@ -8,14 +8,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from regimes.detectors import Detector, NormChange, Verdict, detector
 from regimes.detectors.statistics import Statistic
 from regimes.errors import unexpected
 from regimes.policies.base import Decision, FollowsDecays
-from regimes.policies.history import PastEpoch, signal_values
+from regimes.policies.history import PastEpoch, as_history
+from regimes.policies.signals import verdict
 
 
 class FollowsDetector(FollowsDecays):
@@ -37,21 +38,28 @@ class FollowsDetector(FollowsDecays):
         return self.names[0] if critical else self.names[-1]
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
+        history = as_history(history)
         if self.decay_rule and (why := self.just_decayed(history)):
             return [Decision(self.names[0], why)] * len(layers)
         rule, count = self.rule, len(layers) if self.rule.per_layer else 1
-        found = [rule(signal_values(history, rule, i)) for i in range(count)]
+        found = [verdict(history, rule, i) for i in range(count)]
         verdicts = found if rule.per_layer else found * len(layers)
-        return [self._decision(history, i, verdict) for i, verdict in enumerate(verdicts)]
+        return [self._decision(history, i, one) for i, one in enumerate(verdicts)]
 
-    def _decision(self, history: Sequence[PastEpoch], layer: int, verdict: Verdict) -> Decision:
+    def _decision(self, history: Sequence[PastEpoch], layer: int, said: Verdict) -> Decision:
         if not history:
-            return Decision(self.names[-(verdict.critical is False)], {"rule": "start"})
+            return Decision(self.names[-(said.critical is False)], {"rule": "start"})
         before = history[-1].levels[layer]
-        if verdict.critical is None:
+        if said.critical is None:
             return Decision(before)
-        words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(self.rule).__name__).lower()
-        return Decision(self.level_for(verdict.critical, before), verdict.why(words))
+        why = said.why(in_words(type(self.rule).__name__))
+        return Decision(self.level_for(said.critical, before), why)
+
+
+@lru_cache
+def in_words(name: str) -> str:
+    """``NormChange`` as "norm change"."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,16 @@ from typing import Literal
 from regimes.config import DENSE
 from regimes.errors import require
 from regimes.policies.base import Decision
-from regimes.policies.history import PastEpoch, cost
+from regimes.policies.history import PastEpoch, as_history, cost
 from regimes.policies.ladders import Rungs
+
+
+@dataclass
+class Gains:
+    """Of one level: the latest, smoothed, and what it was after each epoch."""
+
+    smooth: float | None = None
+    after: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -71,6 +79,7 @@ class GraVAC(Rungs):
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         if not history:
             return [Decision(self.levels[-1], {"rule": "start"})] * len(layers)
+        history = as_history(history)
         gains = {level: self._gains(history, level) for level in self.levels}
         sought = self._sought(history, gains)
         level = next((x for x in (sought, self.levels[-1]) if gains[x][-1] >= self.gain), DENSE)
@@ -79,15 +88,16 @@ class GraVAC(Rungs):
 
     def _gains(self, history: Sequence[PastEpoch], level: str) -> list[float]:
         """Smoothed, after each epoch; 0 until there was a measurement."""
-        smooth: float | None = None
-        found = []
-        for past in history:
-            now = _gain(past, f"error:{level}")
-            if now is not None:
-                share = self.smoothing
-                smooth = now if smooth is None else (1 - share) * smooth + share * now
-            found.append(smooth or 0.0)
-        return found
+
+        def extend(gains: Gains, epochs: Sequence[PastEpoch]) -> Gains:
+            for past in epochs:
+                now, share, before = _gain(past, f"error:{level}"), self.smoothing, gains.smooth
+                if now is not None:
+                    gains.smooth = now if before is None else (1 - share) * before + share * now
+                gains.after.append(gains.smooth or 0.0)
+            return gains
+
+        return as_history(history).accumulate((self._gains, level), Gains, extend).after
 
     def _sought(self, history: Sequence[PastEpoch], gains: dict[str, list[float]]) -> str:
         """The level that the search tries in the epoch to come, or has ended at."""

@@ -15,7 +15,8 @@ from regimes.detectors import MsdrFall, NormChange
 from regimes.errors import require
 from regimes.policies.base import Decision, at_most
 from regimes.policies.detected import FollowsDetector
-from regimes.policies.history import PastEpoch, signal_values
+from regimes.policies.history import PastEpoch, as_history
+from regimes.policies.signals import said
 
 
 @dataclass(frozen=True)
@@ -52,15 +53,17 @@ class AdaQS(Rungs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        MsdrFall(self.fall)
+        self.rule  # noqa: B018  (checks fall)
+
+    @cached_property
+    def rule(self) -> MsdrFall:
+        return MsdrFall(self.fall, latch=False)
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         if not history:
             return [Decision(self.levels[0], {"rule": "start"})] * len(layers)
-        rule = MsdrFall(self.fall, latch=False)
-        verdicts = list(rule.verdicts(signal_values(history, rule, 0)))
-        falls = sum(verdict.critical is True for verdict in verdicts)
-        why = None if verdicts[-1].critical is None else verdicts[-1].why("msdr fall")
+        _, last, falls = said(history, self.rule, 0)
+        why = None if last.critical is None else last.why("msdr fall")
         return [Decision(self.levels[min(falls, len(self.levels) - 1)], why)] * len(layers)
 
 
@@ -161,7 +164,11 @@ class RateLadder(Rungs):
         if not history:
             return [Decision(self.levels[-1], {"rule": "start"})] * len(layers)
         last = history[-1]
-        peak = max(rate for past in history for rate in (past.lr, past.next_lr))
+        peak = as_history(history).accumulate("highest rate", lambda: -math.inf, _highest)
         level = self.levels[sum(at_most(share * peak, last.next_lr) for share in self.shares)]
         why = {"rule": "rate", "old": peak, "new": last.next_lr}
         return [Decision(level, why if before != level else None) for before in last.levels]
+
+
+def _highest(peak: float, epochs: Sequence[PastEpoch]) -> float:
+    return max(peak, *(rate for past in epochs for rate in (past.lr, past.next_lr)))

@@ -15,7 +15,7 @@ from typing import Any
 
 from regimes.errors import require
 from regimes.policies.base import Decision, FollowsDecays
-from regimes.policies.history import PastEpoch
+from regimes.policies.history import PastEpoch, as_history
 
 LONGEST = 10**9  # steps; a rate of zero asks for no end
 
@@ -144,8 +144,8 @@ class AdaComm(Periods):
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         if not history:
             return [Decision(str(self.base), {"rule": "start"})] * len(layers)
-        before, losses = history[-1].levels[0], [past.model.get("train_loss") for past in history]
-        first, last = next((x for x in losses if x), None), losses[-1]
+        before, last = history[-1].levels[0], history[-1].model.get("train_loss")
+        first = as_history(history).accumulate("first loss", lambda: None, _first_loss)
         if first is None or last is None:  # a record without losses
             return [Decision(before)] * len(layers)
         share = max(last / first, 0.0)
@@ -158,3 +158,8 @@ class AdaComm(Periods):
 
 def _ratio(above: float, below: float) -> float:
     return above / below if below > 0 else float(LONGEST)
+
+
+def _first_loss(found: float | None, epochs: Sequence[PastEpoch]) -> float | None:
+    """Of the first epoch that has one."""
+    return found or next((x for past in epochs if (x := past.model.get("train_loss"))), None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +19,8 @@ from regimes.detectors.statistics import Statistic
 from regimes.errors import RecordError
 from regimes.policies import Detected, Policy
 from regimes.policies.controller import Controller
-from regimes.policies.history import PastEpoch, history, level_costs, signal_values, whole_history
+from regimes.policies.history import History, PastEpoch, history, level_costs, whole_history
+from regimes.policies.signals import signal_values
 from regimes.records import Record
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def per_layer(policy: Policy) -> bool:
     return bool(policy.needs)  # those that read nothing treat all layers alike
 
 
-def past_epochs(record: Record) -> list[PastEpoch]:
+def past_epochs(record: Record) -> History:
     """The record as a policy sees it; RecordError if the run has no complete epoch."""
     compressed = [i for i, layer in enumerate(record.header["layers"]) if layer["compressed"]]
     if not record.rows:
@@ -83,7 +84,7 @@ def _decisions(
     import pandas as pd
 
     controller = Controller(policy, layers, range(len(layers)), signal="")  # all is in ``recorded``
-    past: list[PastEpoch] = []
+    past = History()
     rows = []
     for epoch, measured in enumerate(recorded):
         decisions = controller.decide_after(past).decisions.values()
@@ -105,7 +106,7 @@ def measured(record: Record, rule: Rule) -> bool:
     return True
 
 
-def _check_measured(record: Record, policy: Policy, past: list[PastEpoch]) -> None:
+def _check_measured(record: Record, policy: Policy, past: History) -> None:
     for name in policy.needs:
         where = "per layer" if per_layer(policy) else "for the whole model"
         if isinstance(policy, Detected):
@@ -136,14 +137,16 @@ def traffic(record: Record, levels: pd.DataFrame) -> float:
     header, index = record.header, {x["name"]: i for i, x in enumerate(record.header["layers"])}
     steps = dict(zip(record.epochs["epoch"], record.epochs["steps"], strict=True))
     costs, total = _costs(record), 0.0
-    for epoch, rows in levels.groupby("epoch"):
-        names = set(rows["level"])
+    asked: dict[int, dict[Any, str]] = {}  # the level of each layer, by epoch
+    columns = (levels[name].tolist() for name in ("epoch", "layer", "level"))
+    for epoch, layer, level in zip(*columns, strict=True):
+        asked.setdefault(epoch, {})[index.get(layer, layer)] = level
+    for epoch, own in sorted(asked.items()):
+        names = set(own.values())
         if len(names) == 1 and (level := names.pop()) in header["per_step"]:
             total += steps[epoch] * header["per_step"][level]["floats"]
             continue
-        chosen = dict.fromkeys(index.values(), DENSE)
-        chosen.update(zip(rows["layer"].map(index), rows["level"], strict=True))
-        for layer, level in chosen.items():
+        for layer, level in (dict.fromkeys(index.values(), DENSE) | own).items():
             if (layer, level) not in costs:
                 raise RecordError(
                     f"{record.folder} is an older record that knows the traffic of level "

@@ -25,7 +25,7 @@ from regimes.instruments.gradient_norm import PER_WORKER
 from regimes.instruments.panel import Panel, choose
 from regimes.models.loss import Batch
 from regimes.policies import Policy, check_levels, policy
-from regimes.policies.controller import Controller
+from regimes.policies.controller import Controller, WholeController
 from regimes.policies.history import level_costs
 from regimes.records import provenance
 from regimes.training.checks import (
@@ -68,8 +68,8 @@ class Run:
     optimizer: Optimizers
     units: Units
     learning_rate: LearningRate
-    batch_policy: Policy | None
-    sync_policy: Policy | None
+    batch_controller: WholeController | None
+    sync_controller: WholeController | None
     local: Rounds | None
     deficit: Deficit
     pruning: Pruning | None
@@ -80,8 +80,9 @@ class Run:
     @property
     def needs(self) -> list[str]:
         """The statistics that the policies read."""
-        rules = self.controller.policy, self.batch_policy, self.sync_policy
-        return [need for rule in rules if rule is not None for need in rule.needs]
+        whole = [self.batch_controller, self.sync_controller]
+        rules = [one.policy for one in (self.controller, *whole) if one is not None]
+        return [need for rule in rules for need in rule.needs]
 
     def batch_size(self, level: str | None) -> int:
         """Samples per worker and step at a level of the batch policy."""
@@ -152,6 +153,8 @@ def _build(
     names = [layer.name for layer in layers]
     pruning = Pruning.of(config.pruning, layers, gradients.parameters)
     controller = Controller(rules[0], names, compressed, config.signal, costs)
+    batch = None if rules[1] is None else WholeController(rules[1], config.signal, "batch")
+    sync = None if rules[2] is None else WholeController(rules[2], config.signal, "sync")
     units = Units.of(config, len(batches))
     check_windows_fit(config, len(units))
     rate = LearningRate(config.optimizer, units.per_epoch, units.total)
@@ -167,7 +170,7 @@ def _build(
     return Run(
         config, world, device, numerics, task, batches, model, layers, controller, chosen,
         gradients, reducer, TrainingStep(gradients, reducer), context, panel, optimizer, units,
-        rate, rules[1], rules[2], local, worse, pruning,
+        rate, batch, sync, local, worse, pruning,
     )  # fmt: skip
 
 

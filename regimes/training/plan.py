@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from regimes.policies.controller import Levels, decide_whole
+from regimes.policies.controller import Levels
 from regimes.policies.periods import period_of
 from regimes.training.build import Run
 
@@ -86,17 +86,17 @@ def minibatches(run: Run, plan: Plan) -> tuple[int, Iterator[Minibatch]]:
 def _batch(run: Run) -> dict[str, Any]:
     """The unit's batch size, as the record has it: its level, why, and the multiple that it is of
     the configuration's ``batch_size``."""
-    if run.batch_policy is None:
+    if run.batch_controller is None:
         return {"level": None, "why": None, "multiple": 1}
-    decision = decide_whole(run.batch_policy, run.rows, run.config.signal, "batch")
+    decision = run.batch_controller.decide(run.rows)
     multiple = run.batch_size(decision.level) // run.config.batch_size
     return {"level": decision.level, "why": decision.why, "multiple": multiple}
 
 
 def _sync(run: Run) -> dict[str, Any]:
     """The period that is taken up at the next synchronisation: its level, and why."""
-    if run.sync_policy is None:
+    if run.sync_controller is None:
         return {"level": None, "why": None, "period": 1}
-    decision = decide_whole(run.sync_policy, run.rows, run.config.signal, "sync")
+    decision = run.sync_controller.decide(run.rows)
     period = period_of(decision.level, run.config.sync_levels)
     return {"level": decision.level, "why": decision.why, "period": period}

@@ -70,11 +70,15 @@ class TrainingStep:
             losses = g.compute(x, y, epoch, step)
         waited = world.seconds
         with clock("compress"):
-            self.loss = rows = loss_with_flag(losses, g.stack)
+            self.loss = rows = self.reducer.travelling(losses, g.stack)
             self._rest()
+            found, self.updates = self.updates, {}
+            updates = [found[i] for i in range(len(levels))]
+            mean = self.reducer.judged(found[NO_LAYER], updates, levels)
+            if mean is not found[NO_LAYER]:
+                rows = loss_with_flag(losses, g.stack)
         clock.move(world.seconds - waited, "compress", "communicate")
-        found, self.updates = self.updates, {}
-        return [found[i] for i in range(len(levels))], found[NO_LAYER], rows
+        return updates, mean, rows
 
     def _rest(self) -> None:
         """What has not left during backward: everything, or the last bucket and layers that were

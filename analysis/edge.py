@@ -30,7 +30,6 @@ from regimes.records import Record, load_all
 from regimes.replay.agreement import interval
 
 from .command import Files
-from .panels import DOTTED
 from .verdicts import ends_text
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
         panels = fig.subplots(1, len(rates), sharey=True, squeeze=False)[0]
         for ax, rate in zip(panels, rates, strict=True):
             _panel(ax, each[each["rate"] == rate])
-            ax.axhline(limit, color="black", linewidth=0.8, linestyle=DOTTED)
+            ax.axhline(limit, color="black", linewidth=0.8, linestyle=style.DOTTED)
             ax.set_title(f"rate {rate:g}", loc="left")
             ax.set(xlabel="epoch", yscale="log")
         panels[0].set_ylabel("top eigenvalue x rate")

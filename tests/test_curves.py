@@ -349,12 +349,6 @@ def test_decays_in_one_epoch_are_one(runs: list[Record]) -> None:
         assert decays(run) == expected
     optimizer["decay_factor"] = None  # as a stranger's record may have it
     assert decays(run) == [(1, 1.0)]
-    fig, ax = plt.subplots()
-    optimizer["decay_epochs"] = [1, 2, 23]
-    ax.set_xlim(0, 10)
-    style.mark_decays(ax, run)
-    assert len(ax.lines) == 2
-    plt.close(fig)
 
 
 def test_a_number_that_no_axis_has_room_for_is_left_to_the_axis() -> None:

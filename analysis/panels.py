@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-
 def over_rates(runs: pd.DataFrame, column: str) -> pd.DataFrame:
     """One row per value of ``rate``: n, mean and 95 % t interval of a column over its seeds; nan
     where a seed's value is not finite."""

@@ -497,6 +497,18 @@ def test_a_round_is_so_many_steps_and_one_exchange(work: Work, network: Network,
     assert work.every(1) == work
 
 
+@given(works(), networks, st.integers(2, 64), st.permutations([True, False, True]))
+def test_a_mean_over_local_and_shared_steps_overlaps_nothing(
+    work: Work, network: Network, h: int, local: list[bool]
+) -> None:
+    steps = [(1.0, work.every(h) if apart else work) for apart in local]
+    both = mean(steps)
+    serial = both.compute + both.compress + float(both.communicate(network, 4))
+    assert float(both.seconds(network, 4, buckets=3)) == pytest.approx(serial, rel=1e-9)
+    assert not both.overlaps
+    assert mean([(1.0, work), (2.0, work)]).overlaps == work.overlaps
+
+
 def test_the_plan_of_local_steps_follows_the_rate() -> None:
     """A period of 2 until the rate has fallen to a quarter, then 16 times as long."""
     config = override(get_preset("smoke"), [

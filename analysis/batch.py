@@ -77,7 +77,7 @@ def figure(
             panels.fill(ax, against, numbers, last, shown)
             panels.format_axis(ax, against, last, lines.decaying(found).config)
             panels.limits(ax, numbers, shown, last)
-        grid[0, 0].set_ylabel(shown.label)
+            ax.set_ylabel(shown.label)
         for ax, (column, label) in zip(grid[1], DECIDED.items(), strict=True):
             _step(ax, steps, column)
             ax.set(xlabel=grid[0, 0].get_xlabel(), ylabel=label)

@@ -114,7 +114,7 @@ def figure_cost(
         for name in shown:
             _draw(left, numbers, "bandwidth", name, "speed_up")
             _draw(right, numbers, "workers", name, "seconds")
-        _mark(left, table)
+        marked = _mark(left, table)
         left.axhline(1, color="#555555", linewidth=0.8, zorder=1)
         left.set(xscale="log", xlabel=f"bandwidth of a link (bit/s), W = {workers}",
                  ylabel="speed-up over dense")  # fmt: skip
@@ -126,7 +126,7 @@ def figure_cost(
         handles, labels = right.get_legend_handles_labels()
         fig.legend(handles, labels, loc="outside upper center", ncols=4, handlelength=3.4)
         style.caption(fig, _caption(found, chosen, network, algorithm, buckets))
-    return fig, numbers.drop(columns="dense")
+    return fig, pd.concat([numbers.drop(columns="dense"), marked], ignore_index=True)
 
 
 def _draw(ax: Axes, numbers: pd.DataFrame, panel: str, name: str, y: str) -> None:
@@ -139,12 +139,14 @@ def _draw(ax: Axes, numbers: pd.DataFrame, panel: str, name: str, y: str) -> Non
                         linewidth=0)  # fmt: skip
 
 
-def _mark(ax: Axes, table: pd.DataFrame) -> None:
-    """A tick on the line of no gain at each policy's break-even bandwidth."""
-    policies = table[table["kind"] == "policy"]
-    for row in policies[policies["break_even"].between(BANDWIDTHS[0], BANDWIDTHS[-1])].itertuples():
-        ax.plot([float(str(row.break_even))], [1], marker="|", markersize=11, markeredgewidth=1.6,
-                color=style.style_of(str(row.case)).colour, zorder=5)  # fmt: skip
+def _mark(ax: Axes, table: pd.DataFrame) -> pd.DataFrame:
+    """A tick on the line of no gain at each policy's break-even bandwidth; and where they are."""
+    within = table["break_even"].between(BANDWIDTHS[0], BANDWIDTHS[-1])
+    found = table.loc[within & (table["kind"] == "policy"), ["case", "break_even"]]
+    for case, at in found.itertuples(index=False):
+        ax.plot([at], [1], marker="|", markersize=11, markeredgewidth=1.6,
+                color=style.style_of(case).colour, zorder=5)  # fmt: skip
+    return found.rename(columns={"break_even": "x"}).assign(panel="break-even", speed_up=1.0)
 
 
 def _caption(

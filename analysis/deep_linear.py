@@ -181,6 +181,7 @@ def figure(
     with style.theme():
         fig = style.figure(3.5)
         left, middle, right = fig.subplots(1, 3)
+        middle.sharey(left)
         early = harm[harm["first"] == 0]
         _harm(left, early["stop"], early, "length of the deficit (steps)")
         for (length, moved), dashes in zip(by_length(harm).items(), DASHES, strict=False):

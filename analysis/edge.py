@@ -31,7 +31,6 @@ from regimes.replay.agreement import interval
 
 from .command import Files
 from .mechanism import arm_of
-from .panels import DOTTED
 from .verdicts import ends_text
 
 if TYPE_CHECKING:
@@ -117,7 +116,7 @@ def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
         panels = fig.subplots(1, len(rates), sharey=True, squeeze=False)[0]
         for ax, rate in zip(panels, rates, strict=True):
             _panel(ax, each[each["rate"] == rate])
-            ax.axhline(limit, color="black", linewidth=0.8, linestyle=DOTTED)
+            ax.axhline(limit, color="black", linewidth=0.8, linestyle=style.DOTTED)
             ax.set_title(f"rate {rate:g}", loc="left")
             ax.set(xlabel="epoch", yscale="log")
         panels[0].set_ylabel("top eigenvalue x rate")

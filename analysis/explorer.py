@@ -26,7 +26,6 @@ from matplotlib.patches import Patch
 from regimes.cost.network import Network, spell
 from regimes.plotting import style
 from regimes.plotting.bands import draw_bands
-from regimes.plotting.decays import decay_epochs
 from regimes.plotting.levels import draw_levels, layer_name, palette
 from regimes.records import Record, load_all
 
@@ -206,9 +205,7 @@ def figure(study: PricedRuns, settings: Settings, answer: Answer) -> Figure:
                    for level, colour in colours.items()]  # fmt: skip
         bottom.legend(handles=entries, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
         for ax in (top, bottom):
-            for first in decay_epochs(run):
-                ax.axvline(first - 0.5, color="white", linewidth=2.2, zorder=1)  # behind the dots
-            style.mark_decays(ax, run, labelled=ax is top)
+            style.mark_decays(ax, run, labelled=ax is top, behind="white")
         style.caption(fig, f"Replayed over one run (n\xa0=\xa01): {run.name}, seed {run.seed}. "
                            f"{style.setting(run)}.")  # fmt: skip
     return fig

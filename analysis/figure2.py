@@ -134,7 +134,9 @@ def figure2b(runs: Iterable[Record]) -> tuple[Figure, pd.DataFrame]:
             "critical windows. Right: the same curves; a large marker is the end of training. "
             f"{early}{_rates(found)}{style.setting(one)}.",
         )
-    return fig, numbers
+    parts = {"curve": numbers, "end": last}
+    tables = [rows.assign(part=part) for part, rows in parts.items()]
+    return fig, pd.concat(tables, ignore_index=True)
 
 
 def _rates(found: Groups) -> str:

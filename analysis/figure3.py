@@ -131,8 +131,10 @@ def figure3(
             style.mark_decays(ax, chosen[0], labelled=ax is top)
         top.set_ylabel("top eigenvalue\nof the Hessian")
         middle.set_ylabel("gradient norm,\nwhole model")
-        top.legend(loc="upper right", handlelength=4)
+        fig.legend(*top.get_legend_handles_labels(), loc="outside upper right", ncols=2,
+                   handlelength=4)  # fmt: skip
         _bands(bottom, numbers)
+        style.mark_decays(bottom, chosen[0], labelled=False, behind="white")
         bottom.set_xlabel(style.unit_of(chosen[0].config))
         style.caption(fig, _words(chosen, alone, pairs, interval_, eta))
     return fig, numbers

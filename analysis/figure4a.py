@@ -137,13 +137,10 @@ def figure4a(runs: Iterable[Record], schedule: str = "dense") -> tuple[Figure, p
             rows = numbers[numbers["epoch"] == epoch]
             _draw(right, rows, "batch", f"{word} ({epoch})", i)
         _size_axis(right, sorted(numbers["batch"].unique().tolist()))
-        left.set(
-            xlabel=style.unit_of(one.config),
-            ylabel=f"overlap of the top {numbers['percent'].iloc[0]:g} %",
-        )
+        left.set_xlabel(style.unit_of(one.config))
         titles = ("batch size (images)", "measured after epoch")
         for half, ax, title in zip(halves, (left, right), titles, strict=True):
-            ax.set_ylim(0, 1)
+            ax.set(ylim=(0, 1), ylabel=f"overlap of the top {numbers['percent'].iloc[0]:g} %")
             _references(ax, float(numbers["chance"].iloc[0]))
             half.legend(*ax.get_legend_handles_labels(), loc="outside upper center", ncols=3,
                         title=title, handlelength=3)  # fmt: skip

@@ -162,7 +162,7 @@ def figure(each: pd.DataFrame, run: Record) -> tuple[Figure, pd.DataFrame]:
                 draw_over_rates(ax, points, looks[name])
             lowest = float(part.groupby("rate")["dense"].mean().min())
             for limit in LOSSES:
-                ax.axhline(lowest + limit, color="black", linewidth=0.8, linestyle=(0, (1, 1.6)))
+                ax.axhline(lowest + limit, color="black", linewidth=0.8, linestyle=style.DOTTED)
             ax.set_title(window, loc="left")
             ax.set(yscale="log", xlabel="learning rate")
             rates_axis(ax)

@@ -10,13 +10,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import LogLocator, NullLocator
 
+from regimes.plotting import style
 from regimes.plotting.looks import Look
 from regimes.replay.agreement import interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-DOTTED = (0, (1, 1.6))
 
 
 def over_rates(runs: pd.DataFrame, column: str) -> pd.DataFrame:
@@ -53,7 +52,7 @@ def draw_forest(ax: Axes, ends: pd.DataFrame, filled: Sequence[bool]) -> None:
         ends: columns value, low and high; without an interval, nan.
         filled: which markers are.
     """
-    ax.axvline(0, color="black", linewidth=0.8, linestyle=DOTTED)
+    ax.axvline(0, color="black", linewidth=0.8, linestyle=style.DOTTED)
     for place, (row, full) in enumerate(zip(ends.to_numpy(), filled, strict=True)):
         value, low, high = row
         ax.errorbar(value, place, xerr=np.nan_to_num([[value - low], [high - value]]), marker="o",

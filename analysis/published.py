@@ -175,6 +175,7 @@ def figure() -> tuple[Figure, pd.DataFrame]:
             panels.limits(ax, logs[logs["epoch"] > 20], shown)
             if shown.name != "accuracy":
                 ax.set_ylabel(shown.label, fontsize=6.5)
+            ax.set_xlabel("epoch", fontsize=6.5, labelpad=1)
             ax.tick_params(labelsize=6)
             ax.legend(fontsize=5.5, loc="best" if shown.log else "lower right", handlelength=3)
         for ax in axes[len(settings) :]:

@@ -225,6 +225,17 @@ def test_batch_sizes_are_those_of_all_workers(batches: list[Record]) -> None:
     assert "Smith et al. (2017): batch per worker (x1\xa0=\xa010), no compression" in text
 
 
+def test_the_thick_line_of_a_batch_is_the_median_of_its_seeds() -> None:
+    """In the committed records all seeds decide alike."""
+    sizes = {0: (8, 8, 8), 1: (8, 32, 128)}  # of an epoch, by seed
+    rows = [("smith", seed, epoch, size) for epoch, each in sizes.items()
+            for seed, size in enumerate(each)]  # fmt: skip
+    ax = style.figure(2).add_subplot()
+    batch._step(ax, pd.DataFrame(rows, columns=["schedule", "seed", "epoch", "batch"]), "batch")
+    *thin, thick = [list(line.get_ydata()) for line in ax.lines]
+    assert (thin, thick) == ([[8, 8], [8, 32], [8, 128]], [8, 32])
+
+
 def test_fixed_batches_without_levels_must_be_equal(tmp_path: Path) -> None:
     make(tmp_path, "low", 0)
     make(tmp_path, "high", 0, batch_size=16)
@@ -358,12 +369,6 @@ def test_decays_in_one_epoch_are_one(runs: list[Record]) -> None:
         assert decays(run) == expected
     optimizer["decay_factor"] = None  # as a stranger's record may have it
     assert decays(run) == [(1, 1.0)]
-    fig, ax = plt.subplots()
-    optimizer["decay_epochs"] = [1, 2, 23]
-    ax.set_xlim(0, 10)
-    style.mark_decays(ax, run)
-    assert len(ax.lines) == 2
-    plt.close(fig)
 
 
 def test_a_number_that_no_axis_has_room_for_is_left_to_the_axis() -> None:

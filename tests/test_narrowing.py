@@ -63,6 +63,15 @@ def test_the_range_ends_where_the_line_leaves_what_dense_allows() -> None:
         assert found.loc[(0.3, window, 0), "dense"] == pytest.approx(0.4 * 2 ** (0.2 / 3.9))
 
 
+def test_the_range_with_rank_1_begins_at_its_own_best_rate() -> None:
+    """Dense's, 0.4, is too high for rank 1, which is best at 0.1; no seed is left out for it."""
+    early = _made().query("first == 2 and seed == 0").drop(columns=["loss", "dense"])
+    each = early.assign(loss=[0.0, 0.1, 0.6, 5.0], dense=[0.2, 0.1, 0.0, 4.0])
+    row = largest(each).set_index("limit").loc[0.3]
+    assert row["loss"] == pytest.approx(0.2 * 2**0.4)
+    assert row["dense"] == pytest.approx(0.4 * 2 ** (0.3 / 4))
+
+
 def test_a_seed_without_an_end_is_left_out() -> None:
     each = _made()
     early = (each["first"] == 2) & (each["seed"] == 0)

@@ -417,7 +417,8 @@ def test_the_figure_and_its_curves(tmp_path: Path) -> None:
     from regimes.plotting.style import save
 
     fig, numbers = figure_cost(reference(), Network.parse("1Gbit/s,50us"))
-    assert numbers.notna().all(axis=None)
+    marks = numbers["panel"] == "break-even"
+    assert numbers[~marks].notna().all(axis=None)
     lines = numbers[numbers["panel"] == "bandwidth"].pivot(
         index="x", columns="case", values="speed_up"
     )
@@ -495,6 +496,18 @@ def test_a_round_is_so_many_steps_and_one_exchange(work: Work, network: Network,
     whole = h * float(work.every(h).seconds(network, 4, buckets=3))
     assert whole == pytest.approx(h * work.compute + once, rel=1e-9)
     assert work.every(1) == work
+
+
+@given(works(), networks, st.integers(2, 64), st.permutations([True, False, True]))
+def test_a_mean_over_local_and_shared_steps_overlaps_nothing(
+    work: Work, network: Network, h: int, local: list[bool]
+) -> None:
+    steps = [(1.0, work.every(h) if apart else work) for apart in local]
+    both = mean(steps)
+    serial = both.compute + both.compress + float(both.communicate(network, 4))
+    assert float(both.seconds(network, 4, buckets=3)) == pytest.approx(serial, rel=1e-9)
+    assert not both.overlaps
+    assert mean([(1.0, work), (2.0, work)]).overlaps == work.overlaps
 
 
 def test_the_plan_of_local_steps_follows_the_rate() -> None:

@@ -9,7 +9,6 @@ import pandas as pd
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from regimes.plotting import style
-from regimes.plotting.decays import decay_epochs
 from regimes.plotting.looks import order, style_of
 from regimes.plotting.panels import draw_heatmap
 from regimes.records import Record
@@ -46,9 +45,7 @@ def bands(
             image = draw_bands(ax, table)
             _totals(ax, costs[costs["schedule"] == schedule].set_index("detector").loc[names])
             one = next(run for run in runs if run.name == schedule)
-            for first in decay_epochs(one):  # behind the dots
-                ax.axvline(first - 0.5, color="white", linewidth=2.2, zorder=1)
-            style.mark_decays(ax, one)
+            style.mark_decays(ax, one, behind="white")
             ax.set_title(style_of(schedule).label, loc="left", pad=13)
         panels[-1].set_xlabel(style.unit_of(runs[0].config))
         bar = fig.colorbar(image, ax=list(panels), shrink=0.6, aspect=20, pad=0.02)

@@ -7,7 +7,7 @@ from collections import Counter
 
 from regimes.policies import history
 from regimes.policies.base import FollowsDecays
-from regimes.records import Record
+from regimes.records import Record, length
 
 
 def decays(run: Record) -> list[tuple[int, float]]:
@@ -36,9 +36,13 @@ def _power(factor: float, times: int) -> float:
 
 
 def _configured(run: Record) -> list[int]:
-    optimizer, size = run.config["optimizer"], run.config.get("unit_steps")
+    """Of a step schedule, the first unit that begins at or behind each decay: one within which the
+    rate falls began at the old rate."""
+    optimizer, per_epoch = run.config["optimizer"], run.header.get("steps_per_epoch") or 1
     if optimizer.get("schedule", "step") != "step":
         return []
-    if size:
-        return [-(-first // size) for first in optimizer.get("decay_steps", ())]
-    return [e for e in optimizer.get("decay_epochs", ()) if e < run.config["epochs"]]
+    steps = [*(optimizer.get("decay_steps") or ())]
+    steps += [first * per_epoch for first in optimizer.get("decay_epochs") or ()]
+    size = run.config.get("unit_steps") or per_epoch
+    units = [-(-step // size) for step in sorted(steps)]
+    return [first for first in units if first < length(run.header, run.rows)]

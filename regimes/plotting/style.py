@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 import seaborn as sns
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
 
 from regimes.plotting.decays import decays
@@ -31,6 +32,7 @@ from regimes.replay.agreement import LEAST
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+    from matplotlib.text import Text
 
     from regimes.records import Record
 
@@ -38,6 +40,7 @@ WIDTH = 7.2  # inches: two columns of a paper
 DPI = 200
 MANY = 6  # curves in a panel, from which on they are thinned (`panels.fill`)
 CAPTION_LETTERS = 132  # of size 7 that fit into WIDTH
+DOTTED = (0, (1, 1.6))
 
 
 def theme() -> AbstractContextManager[None]:
@@ -180,19 +183,44 @@ def unit_of(config: dict[str, Any]) -> str:
     return unit_name({"config": config})
 
 
-def mark_decays(ax: Axes, run: Record, labelled: bool = True) -> None:
+def mark_decays(ax: Axes, run: Record, labelled: bool = True, behind: str | None = None) -> None:
     """A dotted vertical line before each epoch that is the first at a lower learning rate, its
-    factor written above where the one before leaves room."""
-    (low, high), last = ax.get_xlim(), -math.inf
+    factor written above where the one before leaves room. Before or after the curves are drawn: the
+    x axis always shows a decay that has happened, and never grows for one that is still to come.
+
+    Args:
+        behind: colour of a solid line behind the dotted one, which is lost on a dark picture.
+    """
+    words: dict[float, Text] = {}
     for first, factor in decays(run):
-        if not low <= first - 0.5 <= high:
-            continue
-        ax.axvline(first - 0.5, color="black", linewidth=1, linestyle=(0, (1, 1.6)), zorder=1.5)
-        if labelled and first - last > 0.15 * (high - low):
-            last = first
-            words = f"lr ÷ {factor:.3g}" if math.isfinite(factor) else "lr 0"
-            ax.text(first - 0.5, 1.01, words, fontsize=7,
-                    ha="center", va="bottom", transform=ax.get_xaxis_transform())  # fmt: skip
+        x = first - 0.5
+        if behind:
+            ax.add_artist(_upright(ax, x, color=behind, linewidth=2.2, zorder=1))
+        ax.add_artist(_upright(ax, x, color="black", linewidth=1, linestyle=DOTTED, zorder=1.5))
+        if first < len(run.rows):
+            ax.update_datalim([(x, 0)], updatey=False)
+        if labelled:
+            spelt = f"lr ÷ {factor:.3g}" if math.isfinite(factor) else "lr 0"
+            words[x] = ax.text(x, 1.01, spelt, fontsize=7, ha="center", va="bottom",
+                               transform=ax.get_xaxis_transform())  # fmt: skip
+    ax.autoscale_view(scaley=False)
+    _show_where_room(ax, words)
+    # Curves that are drawn later, and whoever draws them, move the limits.
+    ax.callbacks.connect("xlim_changed", lambda changed: _show_where_room(changed, words))
+
+
+def _upright(ax: Axes, x: float, **look: Any) -> Line2D:
+    """A line over the whole height that leaves the limits as they are."""
+    return Line2D([x, x], [0, 1], transform=ax.get_xaxis_transform(), **look)
+
+
+def _show_where_room(ax: Axes, words: dict[float, Text]) -> None:
+    """Show each text within the x limits that stands far enough from the one shown before it."""
+    (low, high), last = ax.get_xlim(), -math.inf
+    for x, text in words.items():
+        shown = low <= x <= high and x - last > 0.15 * (high - low)
+        text.set_visible(shown)
+        last = x if shown else last
 
 
 def shade(ax: Axes, windows: Iterable[Sequence[int]]) -> None:

@@ -5,10 +5,11 @@
 puts bugs into the core, one at a time, in a copy of the tree, and runs the tests that call the
 function concerned, quick ones first, until one fails. The log is continued; ``--again`` tries once
 more what lived without a reason. ``--untouched`` draws lines at random, each with the same chance,
-from those that no bug of the log outside this draw has changed, and one bug of each. ``benchmarks/mutants.md`` counts everything in the log that still
-is in the code, and lists those alive; a reason written there behind one ("equivalent: ..." or
-"accepted: ...") is kept. Which tests call what is measured first, for 20 minutes, and kept in
-``runs``; again for files of tests that have changed. Needs ``os.fork``.
+from those that no bug of the log outside this draw has changed, and one bug of each.
+``benchmarks/mutants.md`` counts everything in the log that still is in the code, and lists those
+alive; a reason written there behind one ("equivalent: ..." or "accepted: ...") is kept. Which tests
+call what is measured first, for 20 minutes, and kept in ``runs``; again for files of tests that
+have changed. Needs ``os.fork``.
 """
 
 from __future__ import annotations

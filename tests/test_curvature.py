@@ -6,6 +6,7 @@ Oracles: closed forms, scipy on the explicit Hessian, PyHessian, one process ove
 from __future__ import annotations
 
 import os
+import warnings
 
 import pytest
 import scipy.linalg
@@ -124,6 +125,14 @@ def test_pyhessian_agrees_on_the_largest_magnitude(batches, mode):
 def test_pyhessian_trace(hessian, exact):
     found = trace(hessian, products=100, backend="pyhessian")
     assert abs(found.value - float(exact.trace())) < 5 * found.error + 0.05 * float(exact.trace())
+
+
+def test_pyhessian_leaves_no_trace(hessian):
+    before, stream = list(warnings.filters), torch.random.get_rng_state()
+    trace(hessian, products=2, backend="pyhessian")
+    assert warnings.filters == before
+    assert torch.equal(torch.random.get_rng_state(), stream)
+    assert all(p.grad is None for p in hessian.model.parameters())
 
 
 def test_pyhessian_says_what_it_cannot_do(hessian):

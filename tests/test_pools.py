@@ -36,6 +36,16 @@ def test_blocks_of_one_code_are_one() -> None:
 
 
 @pytest.mark.slow
+def test_codes_are_equal_within_one_declaration(monkeypatch: pytest.MonkeyPatch) -> None:
+    declared = (frozenset(("a" * 12, "b" * 12)), frozenset(("c" * 12, "d" * 12)))
+    monkeypatch.setattr(pools, "BIT_EQUAL", declared)
+    assert pools.same_code(["a" * 64, "b" * 64])
+    assert pools.same_code(["d" * 64, "c" * 64])
+    assert pools.same_code(["e" * 64, "e" * 64])
+    assert not pools.same_code(["a" * 64, "c" * 64])
+    assert not pools.same_code(["a" * 64, "e" * 64])
+
+
 def test_a_block_of_unknown_code_is_refused() -> None:
     blocks = {name: records(name) for name in ("small", "small-controls")}
     why = r"low of seed \d+ was run by code a93ccb7d595b and e8150785b942, which are not known"

@@ -125,6 +125,18 @@ def last_three(run: list[dict[str, Any]]) -> float:
     return 100 * statistics.mean(r["metric"] for r in run[-3:])
 
 
+def test_each_row_of_panels_marks_the_decay(folder: Path) -> None:
+    """Before epoch 4, the first at a lower rate."""
+    fig, _ = figure2.figure2b(load_all(folder))
+    for half in fig.subfigs:
+        upright = {
+            float(line.get_xdata()[0])
+            for line in half.axes[0].lines
+            if list(line.get_ydata()) == [0, 1]
+        }
+        assert upright == {3.5}
+
+
 def test_table_is_arithmetic_over_the_last_three_epochs(folder: Path) -> None:
     table, pairs = compare.table(load_all(folder))
     table = table.set_index("schedule")

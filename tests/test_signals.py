@@ -37,7 +37,7 @@ class Case(NamedTuple):
 CASES = [
     Case(optimizer, period, unit)
     for i, optimizer in enumerate(OPTIMIZERS)
-    for j, period in enumerate((None, 1, 3, 7))
+    for j, period in enumerate((None, 1, 3))
     for unit in [(None, 4)[(i + j) % 2]]
 ]
 

@@ -17,6 +17,7 @@ from scipy import stats
 from analysis import compare, figure2
 from regimes.errors import RecordError
 from regimes.plotting import style
+from regimes.plotting.metrics import named
 from regimes.presets.tournament import PAPER
 from regimes.records import Writer, load_all, read_lines
 
@@ -155,6 +156,14 @@ def test_table_is_arithmetic_over_the_last_three_epochs(folder: Path) -> None:
     assert [first["ci_low"], first["ci_high"]] == pytest.approx([oracle.low, oracle.high])
     assert first["traffic_ratio"] == pytest.approx(sent["low"] / sent["high"])
     assert len(pairs) == 5  # low-early was not run
+
+
+def test_a_tie_is_not_above() -> None:
+    each = pd.DataFrame({"name": ["a", "b"] * 3, "seed": [0, 0, 1, 1, 2, 2], "floats": [2, 4] * 3,
+                         "accuracy": [90, 90, 91, 90, 80, 90]})  # fmt: skip
+    row = compare.pair(each, "a", "b", named("accuracy"))
+    assert (row["positive"], row["n"], row["traffic_ratio"]) == (1, 3, 0.5)
+    assert row["difference"] == pytest.approx(-3)
 
 
 def test_interval_against_scipy() -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import re
 import shutil
 import subprocess
 import sys
@@ -28,11 +27,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.calls import Calls, forked, import_what_is_heavy, who_calls_what
+from benchmarks.mutants_page import reasons, report
 from benchmarks.mutators import Mutant, mutants
 
 ROOT = Path(__file__).parents[1]
 REPORT = ROOT / "benchmarks" / "mutants.md"
-CALLS = ROOT / "runs" / "mutants.calls.json"
+CALLS = ROOT / "runs" / "mutants.called.json"
 CORE = ("regimes", "analysis")  # all that computes or decides, so without
 LEFT_OUT = {
     "regimes/__init__.py": "lists of names",
@@ -96,7 +96,7 @@ def copy_tree(place: Path) -> Path:
 def chosen(mutant: Mutant, calls: Calls, budget: float) -> list[str]:
     """The tests for a mutant: those that call its function, then others of their files (whose
     fixtures may), the quickest first, as many as the budget has room for."""
-    wanted = mutant.file.removeprefix("regimes/") + ":"
+    wanted = f"{mutant.file}:"
     whole = wanted + mutant.function
     direct = {t for t, (_, names) in calls.items() if whole in names}
     if not direct or not mutant.function:
@@ -172,35 +172,6 @@ def tried(mutant: Mutant, tree: Path, calls: Calls, budget: float) -> dict[str, 
             "tests": len(tests), "seconds": round(time.monotonic() - began, 1)}  # fmt: skip
 
 
-def reasons(text: str) -> dict[str, str]:
-    """What a report says of those alive, by key."""
-    return dict(re.findall(r"^- `{3} (.+) `{3}: ((?:equivalent|accepted): .+)$", text, re.M))
-
-
-def report(rows: list[dict[str, Any]], known: dict[str, str]) -> str:
-    """The page: how many were found, who lives, and why."""
-    alive = {row["mutant"]: row for row in rows if not row["found"]}
-    parts = {
-        "Not found": [f"- ``` {key} ```: not found by {row['tests']} tests"
-                      for key, row in sorted(alive.items()) if key not in known],
-        "Not found, with a reason": [f"- ``` {key} ```: {known[key]}"
-                                     for key in sorted(alive) if key in known],
-    }  # fmt: skip
-    unexplained, explained = map(len, parts.values())
-    found = len(rows) - len(alive)
-    lines = [
-        "# Which single-line bugs do the tests not see?",
-        "",
-        f"Made by `python -m benchmarks.mutants`: {len(rows)} bugs, spread over the core by seed,",
-        f"put in one at a time. The tests find {found}; {explained} live with a reason, most of",
-        f"them because nothing changes, and {unexplained} without one: of those that should be",
-        f"found, {found / max(found + unexplained, 1):.1%} are.",
-    ]
-    for title, bugs in parts.items():
-        lines += ["", f"## {title}", "", *(bugs or ["None."])]
-    return "\n".join(lines) + "\n"
-
-
 def logged(log: Path) -> dict[str, dict[str, Any]]:
     """The last row of each mutant."""
     lines = log.read_text().splitlines() if log.exists() else []
@@ -255,7 +226,7 @@ def main() -> None:
                 print(f"{row['seconds']:6.1f} s  {mutant.key}: {word}", flush=True)
     done = logged(asked.log)
     rows = [done[mutant.key] for mutant in every if mutant.key in done]
-    REPORT.write_text(report(rows, known))
+    REPORT.write_text(report(rows, known, asked.log, LEFT_OUT))
     sys.exit(any(not row["found"] and row["mutant"] not in known for row in rows))
 
 

@@ -1,7 +1,8 @@
 """Which tests call which functions, and pytest in forks of a process that has imported torch.
 
 A test file is run once with Python's tracer; what is kept per test is its seconds and the functions
-of `regimes` that it enters in this process. Real processes that a test starts are not seen.
+of `regimes` and `analysis` that it enters in this process. Real processes that a test starts are
+not seen.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Watch:
     """A pytest plugin: the first failure; the tests that pass and, if wanted, what they call."""
 
     def __init__(self, root: Path, tracing: bool) -> None:
-        self.root, self.tracing = f"{root}/regimes/", tracing
+        self.root, self.tracing = f"{root}/", tracing
         self.failed, self.calls = "", Calls()
         self._names: dict[Any, str | None] = {}  # of code objects
 
@@ -61,7 +62,8 @@ class Watch:
         if code not in self._names:
             file, _, inside = code.co_filename.partition(self.root)
             function = code.co_qualname.partition(".<locals>")[0]
-            self._names[code] = f"{inside}:{function}" if inside and not file else None
+            ours = inside.startswith(("regimes/", "analysis/")) and not file
+            self._names[code] = f"{inside}:{function}" if ours else None
         if (name := self._names[code]) is not None:
             self._seen.add(name)
 

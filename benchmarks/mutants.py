@@ -1,13 +1,15 @@
 """Which single-line bugs do the tests not see?
 
-``python -m benchmarks.mutants [--number N] [--seed S] [--only PATH] [--part I N]
+``python -m benchmarks.mutants [--number N] [--seed S] [--untouched] [--only PATH] [--part I N]
 [--budget SECONDS] [--again]``
 puts bugs into the core, one at a time, in a copy of the tree, and runs the tests that call the
 function concerned, quick ones first, until one fails. The log is continued; ``--again`` tries once
-more what lived without a reason. ``benchmarks/mutants.md`` counts everything in the log that still
-is in the code, and lists those alive; a reason written there behind one ("equivalent: ..." or
-"accepted: ...") is kept. Which tests call what is measured first, for 20 minutes, and kept in
-``runs``; again for files of tests that have changed. Needs ``os.fork``.
+more what lived without a reason. ``--untouched`` draws lines at random, each with the same chance,
+from those that no bug of the log outside this draw has changed, and one bug of each.
+``benchmarks/mutants.md`` counts everything in the log that still is in the code, and lists those
+alive; a reason written there behind one ("equivalent: ..." or "accepted: ...") is kept. Which tests
+call what is measured first, for 20 minutes, and kept in ``runs``; again for files of tests that
+have changed. Needs ``os.fork``.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import re
 import shutil
 import subprocess
 import sys
@@ -26,18 +27,44 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.calls import Calls, forked, import_what_is_heavy, who_calls_what
+from benchmarks.mutants_page import reasons, report
 from benchmarks.mutators import Mutant, mutants
 
 ROOT = Path(__file__).parents[1]
 REPORT = ROOT / "benchmarks" / "mutants.md"
-CALLS = ROOT / "runs" / "mutants.calls.json"
-CORE = ("collectives", "compression", "cost", "curvature", "data/deficits.py", "detectors",
-        "instruments", "policies", "records", "replay", "training")  # fmt: skip
-OTHERS = {  # of tests/test_NAME.py: pages, figures and packages, which look at the core from afar
-    "claims", "cluster_examples", "collapse", "curves", "docs", "doctests", "explorer", "figure2",
-    "figure3", "findings", "fuzz", "house", "integrations", "lasso", "mechanism", "notebooks",
-    "pools", "provenance", "published", "quadratic", "readme", "report", "tables", "texts",
-    "tournament", "wheel",
+CALLS = ROOT / "runs" / "mutants.called.json"
+CORE = ("regimes", "analysis")  # all that computes or decides, so without
+LEFT_OUT = {
+    "regimes/__init__.py": "lists of names",
+    "regimes/__main__.py": "the words of commands; what they call is in",
+    "regimes/cli": "the words of commands; what they call is in",
+    "regimes/console": "how text is laid out",
+    "regimes/integrations": "their tests need packages that `make test` lacks",
+    "regimes/monitor/tensorboard.py": "display; the numbers, `scalars`, are in",
+    "regimes/monitor/terminal.py": "display; the numbers, `text`, are in",
+    "regimes/monitor/wandb.py": "display; the numbers, `scalars`, are in",
+    "regimes/plotting/looks.py": "colours and names",
+    "regimes/plotting/style.py": "fonts, margins and captions",
+    **{
+        f"regimes/presets/{name}.py": "values that were chosen; what makes grids of them is in"
+        for name in (
+            "cpu", "detection", "events", "falling", "language", "local", "matrix", "mechanism",
+            "paper", "paper_text", "questions", "tournament",
+        )
+    },
+    "regimes/report/origin.py": "words of a page",
+    "regimes/report/pictures.py": "how a page's pictures are laid out",
+    "analysis/__main__.py": "the words of commands; what they call is in",
+    "analysis/command.py": "the words of commands; what they call is in",
+    "analysis/explorer.py": "a notebook's widgets",
+    "analysis/figures.py": "lists of names",
+    "analysis/mechanism_figure.py": "how a figure is laid out",
+    "analysis/notebook.py": "how a notebook's output is laid out",
+    "analysis/sentences.py": "sentences and what each is read from",
+    "analysis/tournament_figure.py": "how a figure is laid out",
+}  # fmt: skip
+OTHERS = {  # of tests/test_NAME.py: pages and packages, which look at the core from afar
+    "docs", "doctests", "fuzz", "house", "integrations", "notebooks", "readme", "wheel",
 }  # fmt: skip
 REAL = {  # start processes, whose calls are not seen
     "regimes/collectives/": ("exchange", "world", "launchers", "fingerprint", "own_loop"),
@@ -69,7 +96,7 @@ def copy_tree(place: Path) -> Path:
 def chosen(mutant: Mutant, calls: Calls, budget: float) -> list[str]:
     """The tests for a mutant: those that call its function, then others of their files (whose
     fixtures may), the quickest first, as many as the budget has room for."""
-    wanted = mutant.file.removeprefix("regimes/") + ":"
+    wanted = f"{mutant.file}:"
     whole = wanted + mutant.function
     direct = {t for t, (_, names) in calls.items() if whole in names}
     if not direct or not mutant.function:
@@ -93,20 +120,40 @@ def chosen(mutant: Mutant, calls: Calls, budget: float) -> list[str]:
 # -- mutants, one at a time ----------------------------------------------------------------------
 
 
+def core() -> list[tuple[str, list[Mutant]]]:
+    """The files of the core, and all mutants of each."""
+    paths = sorted(path for place in CORE for path in (ROOT / place).rglob("*.py"))
+    files = [path.relative_to(ROOT).as_posix() for path in paths]
+    return [
+        (file, mutants(file, path.read_text()))
+        for file, path in zip(files, paths, strict=True)
+        if not any(file == place or file.startswith(f"{place}/") for place in LEFT_OUT)
+    ]
+
+
 def spread(seed: int) -> list[Mutant]:
     """All mutants of the core, in an order that spreads the first so many over its files, in
     proportion."""
     placed = []
-    inside = [(ROOT / "regimes" / place) for place in CORE]
-    for path in sorted(p for at in inside for p in ([at] if at.is_file() else at.glob("*.py"))):
-        file = path.relative_to(ROOT).as_posix()
+    for file, all_of_it in core():
         draw = random.Random(f"{seed} {file}")
-        all_of_it = mutants(file, path.read_text())
         draw.shuffle(all_of_it)
         offset = draw.random()
         placed += [((i + offset) / len(all_of_it), m) for i, m in enumerate(all_of_it)]
     placed.sort(key=lambda pair: pair[0])
     return [mutant for _, mutant in placed]
+
+
+def untouched(seed: int, touched: set[str]) -> list[Mutant]:
+    """One mutant of each line that no mutant has ``touched``, in the order of a draw by seed."""
+    lines = defaultdict[str, list[Mutant]](list)
+    for _, all_of_it in core():
+        for mutant in all_of_it:
+            lines[mutant.place].append(mutant)
+    draw = random.Random(f"{seed} untouched")
+    order = sorted(lines.keys() - touched)
+    draw.shuffle(order)
+    return [draw.choice(lines[place]) for place in order]
 
 
 def tried(mutant: Mutant, tree: Path, calls: Calls, budget: float) -> dict[str, Any]:
@@ -125,35 +172,6 @@ def tried(mutant: Mutant, tree: Path, calls: Calls, budget: float) -> dict[str, 
             "tests": len(tests), "seconds": round(time.monotonic() - began, 1)}  # fmt: skip
 
 
-def reasons(text: str) -> dict[str, str]:
-    """What a report says of those alive, by key."""
-    return dict(re.findall(r"^- `{3} (.+) `{3}: ((?:equivalent|accepted): .+)$", text, re.M))
-
-
-def report(rows: list[dict[str, Any]], known: dict[str, str]) -> str:
-    """The page: how many were found, who lives, and why."""
-    alive = {row["mutant"]: row for row in rows if not row["found"]}
-    parts = {
-        "Not found": [f"- ``` {key} ```: not found by {row['tests']} tests"
-                      for key, row in sorted(alive.items()) if key not in known],
-        "Not found, with a reason": [f"- ``` {key} ```: {known[key]}"
-                                     for key in sorted(alive) if key in known],
-    }  # fmt: skip
-    unexplained, explained = map(len, parts.values())
-    found = len(rows) - len(alive)
-    lines = [
-        "# Which single-line bugs do the tests not see?",
-        "",
-        f"Made by `python -m benchmarks.mutants`: {len(rows)} bugs, spread over the core by seed,",
-        f"put in one at a time. The tests find {found}; {explained} live with a reason, most of",
-        f"them because nothing changes, and {unexplained} without one: of those that should be",
-        f"found, {found / max(found + unexplained, 1):.1%} are.",
-    ]
-    for title, bugs in parts.items():
-        lines += ["", f"## {title}", "", *(bugs or ["None."])]
-    return "\n".join(lines) + "\n"
-
-
 def logged(log: Path) -> dict[str, dict[str, Any]]:
     """The last row of each mutant."""
     lines = log.read_text().splitlines() if log.exists() else []
@@ -165,6 +183,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--number", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--untouched", action="store_true", help="draw lines that no bug of the log has changed"
+    )
     parser.add_argument("--only", default="", metavar="PATH", help="regimes/ROOM or a file of it")
     parser.add_argument(
         "--part",
@@ -183,8 +204,12 @@ def main() -> None:
     done = logged(asked.log)
     known = reasons(REPORT.read_text() if REPORT.exists() else "")
     import_what_is_heavy()
-    every = spread(asked.seed)
-    todo = [m for m in every if m.file.startswith(asked.only)][: asked.number]
+    every, drawn = spread(asked.seed), f"untouched {asked.seed}" if asked.untouched else ""
+    order = every
+    if drawn:
+        earlier = {row["mutant"] for row in done.values() if row.get("drawn") != drawn}
+        order = untouched(asked.seed, {m.place for m in every if m.key in earlier})
+    todo = [m for m in order if m.file.startswith(asked.only)][: asked.number]
     part, parts = asked.part
     todo = todo[part - 1 :: parts]
     with tempfile.TemporaryDirectory(prefix="regimes-") as scratch:
@@ -194,13 +219,14 @@ def main() -> None:
             old = done.get(mutant.key)
             if old is None or (asked.again and not old["found"] and mutant.key not in known):
                 row = tried(mutant, tree, calls, asked.budget)
+                row |= {"drawn": drawn} if drawn else {}
                 with asked.log.open("a") as log:
                     log.write(json.dumps(row) + "\n")
                 word = f"found by {row['by']}" if row["found"] else f"ALIVE, {row['tests']} tests"
                 print(f"{row['seconds']:6.1f} s  {mutant.key}: {word}", flush=True)
     done = logged(asked.log)
     rows = [done[mutant.key] for mutant in every if mutant.key in done]
-    REPORT.write_text(report(rows, known))
+    REPORT.write_text(report(rows, known, asked.log, LEFT_OUT))
     sys.exit(any(not row["found"] and row["mutant"] not in known for row in rows))
 
 

@@ -51,10 +51,15 @@ class Mutant:
     new: str
 
     @property
+    def place(self) -> str:
+        """Its line, wherever that moves to."""
+        return f"{self.file}: {self.text.strip()}"
+
+    @property
     def key(self) -> str:
         """What it is, wherever the line moves to."""
         old = self.text[self.begin : self.end]
-        return f"{self.file}: {self.text.strip()} [{old} -> {self.new}]"
+        return f"{self.place} [{old} -> {self.new}]"
 
     def applied(self, source: str) -> str:
         lines = source.splitlines(keepends=True)

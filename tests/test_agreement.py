@@ -120,6 +120,19 @@ def test_over_seeds_with_the_t_interval(runs: list[Record]) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [(Change(1, False), "most since the epoch before, relatively. Right"),
+     (Change(1, True), "most since the epoch before. Right"),
+     (Change(3, False), "most since 3 epochs before, relatively. Right")],
+)  # fmt: skip
+def test_the_caption_says_how_far_a_score_looks_back(
+    runs: list[Record], change: Change, words: str
+) -> None:
+    fig, _ = agreement.figure(runs, change=change)
+    assert words in " ".join(fig.get_supxlabel().split())
+
+
 def test_the_command_draws_and_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = agreement.main(REFERENCE / "small-signals.tar.xz", "low", out=tmp_path)
     assert {path.name for path in paths} == {

@@ -219,6 +219,27 @@ def test_gravac_by_seconds_and_smoothed() -> None:
     assert found == pytest.approx([0.5, 0.75 * 0.5 + 0.25])
 
 
+def test_gravacs_search_has_ended_though_gains_fall_later() -> None:
+    """Products 0.9, 1.6 and 1.2 when each was tried: r2 has won, and no later gain counts. Judged
+    anew, r4 would have 0.9 and r2 0.4, and r1 with 1.2 would win."""
+    trial = {"r4": 1 - 0.9**2, "r2": 1 - 0.8**2, "r1": 1 - 0.3**2}
+    later = trial | {"r2": 1 - 0.2**2}
+    rule = GraVAC(LEVELS, smoothing=1.0, gain=0.15, tolerance=0.0)
+    assert trace(rule, [trial] * 3 + [later] * 3) == ["r4", "r2", "r1", "r2", "r2", "r2"]
+
+
+def test_gravacs_gain_is_of_what_was_measured() -> None:
+    """A layer without an error counts in neither sum: norms 3 and 1, of which the second's error is
+    known. A unit without any keeps the gain, whatever its norms."""
+    rule = GraVAC(LEVELS, smoothing=0.5)
+    past = [
+        epoch([3.0, 1.0], {}, r1=[None, 1 - 0.8**2]),
+        epoch([5.0, 7.0], {}, r1=[None, None]),
+        epoch([3.0, 1.0], {}, r1=[1 - 0.4**2, 1 - 0.8**2]),
+    ]
+    assert rule._gains(past, "r1") == pytest.approx([0.8, 0.8, 0.4 + 0.25])
+
+
 # -- in a run --------------------------------------------------------------------------------
 
 

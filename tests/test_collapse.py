@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -54,6 +55,23 @@ def test_nearer_to_guessing_than_to_the_best_median_is_collapsed() -> None:
     for row in found.to_dict("records"):
         assert row["collapsed"] == (abs(row["accuracy"] - 10) < abs(row["accuracy"] - best))
     assert found["collapsed"].any()
+
+
+def test_as_near_to_guessing_as_to_the_best_is_not_collapsed() -> None:
+    """Ten classes, best median 90: the middle is 50."""
+    run = load_all(REFERENCE / "smoke-quirks-topk.tar.xz")[0]
+    found = collapse.entries(
+        [
+            replace(
+                run,
+                header=run.header | {"config": run.config | {"name": str(metric)}},
+                epochs=run.epochs.assign(metric=metric),
+            )
+            for metric in (0.9, 0.5, 0.4375)
+        ]
+    )
+    assert dict(zip(found["accuracy"], found["collapsed"], strict=True)) == {
+        90.0: False, 50.0: False, 43.75: True}  # fmt: skip
 
 
 def test_other_metrics_are_refused() -> None:

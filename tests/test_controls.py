@@ -3,11 +3,13 @@ itself)."""
 
 from __future__ import annotations
 
+import copy
 import random
 import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -70,6 +72,23 @@ def test_layers_of_equal_windows_are_moved_apart() -> None:
     assert len({str(places) for places in moved}) == len(windows)
     assert moved[0] != controls._moved("random", "a", windows, 100, 1)
     assert moved[0] == controls._moved("random", "a", windows, 100, 0)
+
+
+def test_layers_that_were_never_low_stay_so(accordion: Record) -> None:
+    """One layer was low in two epochs, the others never: that is moved; where none was, refused."""
+    run = copy.deepcopy(accordion)
+    for epoch, row in enumerate(run.rows):
+        count = len(row["layers"]["level"])
+        row["layers"]["level"] = ["high"] * count
+        if epoch in (3, 9):
+            row["layers"]["level"][0] = "low"
+    one, *others = controls.yoked(run, "first").policy["layers"].values()
+    assert one == [(0, 2)]
+    assert not any(others)
+    for row in run.rows:
+        row["layers"]["level"] = ["high"] * count
+    with pytest.raises(RecordError, match="was never at low compression"):
+        controls.yoked(run, "first")
 
 
 def test_exchanged_layers_have_each_others_schedules(accordion: Record) -> None:
@@ -150,6 +169,41 @@ def test_a_step_runs_its_controls_and_then_has_nothing_left(tmp_path: Path) -> N
     assert again() == []
     assert len(said) == 1
     assert "6 runs, 0 missing" in said[0]
+
+
+def test_what_is_left_is_counted_down_and_failures_are_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Two steps of 4 minutes a run, 2 seeds of 2 schedules each, in a time that is twice as long:
+    (8 - n) runs of 8 minutes are left after n. A third step's folder cannot be read."""
+    now = [0.0]
+    monkeypatch.setattr(campaign.time, "monotonic", lambda: now[0])
+    steps = tuple(
+        Step("smoke", 2, 7, 4.0, ("low", "high"), name=name) for name in ("a", "b", "broken")
+    )
+
+    def done(folder: Path, config: RunConfig) -> bool:
+        if "broken" in str(folder):
+            raise RecordError(f"{folder} holds another run")
+        return False
+
+    def ablate(todo: Any, jobs: int, progress: Any) -> list[str]:
+        for folder, _ in todo:
+            now[0] += 8 * 60
+            progress(folder, None)
+        return []
+
+    monkeypatch.setattr(campaign.sweep, "done", done)
+    monkeypatch.setattr(campaign.sweep, "ablate", ablate)
+    said: list[str] = []
+    failures = campaign.run(steps, tmp_path, 1, lambda config: config, said.append)
+    assert failures == said[:1]
+    assert failures[0].startswith("broken left out: ")
+    assert said[1] == "8 runs, 8 missing: 32 minutes left"
+    assert [words.rpartition(", ")[2] for words in said[2:]] == [
+        f"{8 * (8 - n)} minutes left" for n in range(1, 9)
+    ]
+    assert [words.split()[1] for words in said[2:]] == [f"[{n}/4]" for n in (1, 2, 3, 4)] * 2
 
 
 @pytest.mark.parametrize("step", [*CPU, *GPU], ids=lambda step: step.folder)

@@ -5,13 +5,13 @@ Oracles: closed forms, scipy on the explicit Hessian, PyHessian, one process ove
 
 from __future__ import annotations
 
-import os
+import warnings
 
 import pytest
 import scipy.linalg
 import torch
 import torch.distributed
-import torch.multiprocessing
+from ddp_scripts import group
 from probes import data, explicit_gauss_newton, explicit_hessian, net, seeded, split
 from torch import nn
 
@@ -124,6 +124,14 @@ def test_pyhessian_agrees_on_the_largest_magnitude(batches, mode):
 def test_pyhessian_trace(hessian, exact):
     found = trace(hessian, products=100, backend="pyhessian")
     assert abs(found.value - float(exact.trace())) < 5 * found.error + 0.05 * float(exact.trace())
+
+
+def test_pyhessian_leaves_no_trace(hessian):
+    before, stream = list(warnings.filters), torch.random.get_rng_state()
+    trace(hessian, products=2, backend="pyhessian")
+    assert warnings.filters == before
+    assert torch.equal(torch.random.get_rng_state(), stream)
+    assert all(p.grad is None for p in hessian.model.parameters())
 
 
 def test_pyhessian_says_what_it_cannot_do(hessian):
@@ -254,7 +262,7 @@ def test_bad_input_is_one_sentence(hessian, call, sentence):
 def measure(batches, mean=None, first_sample=0):
     """A tour of the instruments over this process's part of the probe set."""
     product = HessianProduct(net(), cross_entropy, batches, mean=mean)
-    ends = eigenvalues(product, largest=3, smallest=2, tolerance=1e-8, max_seconds=600.0)
+    ends = eigenvalues(product, largest=1, smallest=1, tolerance=1e-4, max_seconds=600.0)
     fisher = fisher_trace(net(), batches, mean=mean, first_sample=first_sample)
     return torch.tensor(
         [
@@ -262,34 +270,24 @@ def measure(batches, mean=None, first_sample=0):
             float(product.gradient.norm()),
             *ends.largest,
             *ends.smallest,
-            trace(product, products=5).value,
-            *(e.value for e in layer_traces(product, probes=3).values()),
+            trace(product, products=3).value,
+            *(e.value for e in layer_traces(product, probes=2).values()),
             fisher.total.value,
         ],
         dtype=torch.float64,
     )
 
 
-def process(rank, folder):
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
-    )
-
+def process(rank):
     def mean(flat):
         out = flat.clone()
         torch.distributed.all_reduce(out)
         return out / 2
 
-    found = measure([split(data(), 6, 6)[rank]], mean, first_sample=6 * rank)
-    torch.save(found, f"{folder}/{rank}.pt")
-    torch.distributed.destroy_process_group()
+    return measure([split(data(), 6, 6)[rank]], mean, first_sample=6 * rank)
 
 
-@pytest.mark.slow
-def test_two_processes_measure_the_union(tmp_path):
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    torch.multiprocessing.spawn(process, args=(str(tmp_path),), nprocs=2)
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
+def test_two_processes_measure_the_union():
+    first, second = group.run(process, 2)
     assert torch.equal(first, second)
     assert torch.allclose(first, measure([data()]), rtol=1e-9, atol=1e-12)

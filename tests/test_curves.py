@@ -217,6 +217,7 @@ def test_batch_sizes_are_those_of_all_workers(batches: list[Record]) -> None:
     smith = steps[(steps["schedule"] == "smith") & (steps["seed"] == 1)]
     assert smith["batch"].tolist() == [40] * 4 + [200] * 2
     assert set(steps[steps["schedule"] == "small-batch"]["batch"]) == {32}
+    assert list(steps.index) == list(range(len(steps)))
     assert [ax.get_ylabel() for ax in fig.axes][2:] == ["samples per step", "learning rate"]
     labels = [label.get_text() for label in fig.axes[2].get_yticklabels()]
     assert labels == ["32", "200"]  # 40 has no room

@@ -314,3 +314,12 @@ def test_the_command(runs: list[Record], tmp_path: Path, capsys: pytest.CaptureF
     said = capsys.readouterr().out
     assert "norm-change" in said
     assert "sharpness-change" not in said  # not recorded here
+
+
+def test_lengths_that_begin_several_times_are_compared_the_longest_first() -> None:
+    spans = [(0, 10), (5, 15), (7, 17), (0, 30), (0, 20), (20, 40), (0, 5), (1, 6)]
+    harm = pd.DataFrame(spans, columns=["first", "stop"])
+    found = deep_linear.by_length(harm)
+    assert [(length, len(rows)) for length, rows in found.items()] == [(20, 2), (10, 3), (5, 2)]
+    for length, rows in found.items():
+        assert set(rows["stop"] - rows["first"]) == {length}

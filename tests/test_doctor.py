@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 from regimes.console.tables import Table
@@ -63,6 +64,14 @@ def test_its_failure_leaves_the_exit_code_alone(
     assert row.split()[2] == "no"
     assert all(len(line) <= 80 for line in lines)
     assert not any("…" in line for line in lines)
+
+
+def test_gloo_is_tried_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a group of one that needs no address, and that is left afterwards."""
+    for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert doctor._backend("gloo") == "one all-reduce done"
+    assert not torch.distributed.is_initialized()
 
 
 def test_what_is_needed_is_what_an_install_brings() -> None:

@@ -38,6 +38,16 @@ def test_a_product_is_of_the_same_epoch(runs: list[Record]) -> None:
         assert product == pytest.approx(row["model"]["eigenvalue:batch"] * row["lr"])
 
 
+@pytest.mark.parametrize(("table", "words"), [({}, ""), ({"every": 1}, ""),
+                                              ({"every": 3}, ", every 3 epochs")])  # fmt: skip
+def test_the_caption_says_how_often_it_was_measured(
+    runs: list[Record], table: dict[str, int], words: str
+) -> None:
+    config = runs[0].config | {"instruments": {"curvature": table}}
+    run = replace(runs[0], header=runs[0].header | {"config": config})
+    assert edge._how_often(run) == words
+
+
 def test_the_mean_is_over_seeds_behind_the_warm_up(runs: list[Record]) -> None:
     each = edge.products(runs)
     rows = edge.table(each, 2).set_index(["rate", "arm"])

@@ -17,6 +17,7 @@ from scipy import stats
 from analysis import compare, figure2
 from regimes.errors import RecordError
 from regimes.plotting import style
+from regimes.plotting.metrics import named
 from regimes.presets.tournament import PAPER
 from regimes.records import Writer, load_all, read_lines
 from regimes.replay.agreement import interval
@@ -127,6 +128,18 @@ def last_three(run: list[dict[str, Any]]) -> float:
     return 100 * statistics.mean(r["metric"] for r in run[-3:])
 
 
+def test_each_row_of_panels_marks_the_decay(folder: Path) -> None:
+    """Before epoch 4, the first at a lower rate."""
+    fig, _ = figure2.figure2b(load_all(folder))
+    for half in fig.subfigs:
+        upright = {
+            float(line.get_xdata()[0])
+            for line in half.axes[0].lines
+            if list(line.get_ydata()) == [0, 1]
+        }
+        assert upright == {3.5}
+
+
 def test_table_is_arithmetic_over_the_last_three_epochs(folder: Path) -> None:
     table, pairs = compare.table(load_all(folder))
     table = table.set_index("schedule")
@@ -145,6 +158,14 @@ def test_table_is_arithmetic_over_the_last_three_epochs(folder: Path) -> None:
     assert [first["ci_low"], first["ci_high"]] == pytest.approx([oracle.low, oracle.high])
     assert first["traffic_ratio"] == pytest.approx(sent["low"] / sent["high"])
     assert len(pairs) == 5  # low-early was not run
+
+
+def test_a_tie_is_not_above() -> None:
+    each = pd.DataFrame({"name": ["a", "b"] * 3, "seed": [0, 0, 1, 1, 2, 2], "floats": [2, 4] * 3,
+                         "accuracy": [90, 90, 91, 90, 80, 90]})  # fmt: skip
+    row = compare.pair(each, "a", "b", named("accuracy"))
+    assert (row["positive"], row["n"], row["traffic_ratio"]) == (1, 3, 0.5)
+    assert row["difference"] == pytest.approx(-3)
 
 
 def test_interval_against_scipy() -> None:

@@ -55,9 +55,16 @@ def test_agreement_by_the_rules_written_out(runs: list[Record]) -> None:
     assert pairs.iloc[0]["n"] == len(runs)
 
 
+def test_every_rule_has_the_threshold_and_interval_asked_for() -> None:
+    for rule in figure3.rules(4, 0.125).values():
+        assert (rule.interval, rule.eta) == (4, 0.125)  # type: ignore[attr-defined]
+
+
 def test_the_command_writes_its_figure(tmp_path: Path) -> None:
     paths = figure3.main(REFERENCE / "small-signals.tar.xz", tmp_path)
-    assert {p.suffix for p in paths} == {".png", ".svg", ".csv"}
+    assert {p.name for p in paths} == {
+        "figure3-low.png", "figure3-low.svg", "figure3-low.csv", "figure3-low-detectors.csv",
+        "figure3-low-pairs.csv"}  # fmt: skip
     assert all(p.stat().st_size > 100 for p in paths)
 
 

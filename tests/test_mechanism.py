@@ -13,18 +13,31 @@ import pytest
 from torch import Tensor
 
 import regimes
-from analysis import mechanism
+from analysis import mechanism, panels
 from analysis.mechanism import end, ends, entries, rules, table
 from regimes.compression.base import Sending, State
 from regimes.compression.powersgd import PowerSGD
 from regimes.config import DENSE, Level
 from regimes.errors import RecordError
+from regimes.plotting import style
 from regimes.plotting.metrics import named
 from regimes.presets import get_grid
 from regimes.presets.mechanism import AT, LATE, MOMENTUM, RATES
 from regimes.records import load_all
 
 ACCURACY = named("accuracy")
+
+
+def test_rates_are_drawn_over_their_logarithm() -> None:
+    fig = style.figure(2)
+    ax = fig.subplots()
+    ax.plot([0.01, 0.1, 1.0], [1, 2, 3])
+    panels.rates_axis(ax)
+    assert ax.get_xscale() == "log"
+    fig.canvas.draw()
+    written = [text.get_text() for text in ax.get_xticklabels()]
+    assert {"0.01", "0.03", "0.1", "0.3", "1"} <= set(written)
+
 
 # -- the grids -------------------------------------------------------------------------------
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
+import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 
@@ -94,6 +96,18 @@ def test_modules_say_the_same_by_their_own_names(
         start(curves.main)
     said = capsys.readouterr().err
     assert said.startswith("error: python -m analysis.curves needs records: `regimes ablate")
+
+
+@pytest.mark.parametrize("name", sorted(commands()))
+def test_every_command_of_the_study_begins_as_a_module(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", [name, "--help"])
+    monkeypatch.delitem(sys.modules, f"analysis.{name}", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(f"analysis.{name}", run_name="__main__", alter_sys=True)
+    assert not ended.value.code
+    assert f"-m analysis.{name}" in " ".join(capsys.readouterr().out.split())
 
 
 def test_figure_is_among_the_commands(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import statistics
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -11,12 +12,15 @@ from typing import Any
 
 import plain
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from regimes.config import RunConfig
 from regimes.console import units
 from regimes.errors import ConfigError, RecordError
 from regimes.monitor import terminal, watch
+from regimes.monitor.text import straggler
 from regimes.records import Writer
 
 EPOCHS, STEPS, LOW = 12, 10, 2_400_000
@@ -218,6 +222,19 @@ def test_watch_names_the_process_that_the_others_wait_for(record: Recorder, tmp_
         assert (sentence in text) == (slow == 6.0)
 
 
+@given(st.lists(st.integers(0, 40), min_size=2, max_size=6))
+def test_the_others_are_all_but_the_slowest(spent: list[int]) -> None:
+    """Their median is what it is held against."""
+    slowest = spent.index(max(spent))
+    others = statistics.median(value for i, value in enumerate(spent) if i != slowest)
+    said = straggler({"compute": [float(value) for value in spent]})
+    if said:
+        assert f"process {slowest} has computed for {spent[slowest]:.1f} s" in said
+        assert f"the others for {others:.1f} s" in said
+    else:
+        assert spent[slowest] < 1.3 * others or spent[slowest] - others < 1
+
+
 def test_watch_a_folder_of_runs(record: Recorder, tmp_path: Path) -> None:
     record(tmp_path / "low/seed-0", EPOCHS).close()
     record(tmp_path / "low/seed-1", 4).close()
@@ -233,6 +250,8 @@ def test_watch_a_folder_of_runs(record: Recorder, tmp_path: Path) -> None:
     assert line["low/seed-1"][-2:] == ["broken", "off"]
     assert line["high/seed-0"][-5:] == ["0/12", "-", "-", "-", "starting"]
     assert line["high/seed-1"][-2:] == ["stopped:", "diverged"]
+    (heads, low) = (words for words in text.splitlines() if "of low" in words or "144 M" in words)
+    assert low.index("0.50") + len("0.50") == heads.index("of low") + len("of low")  # a number's
     assert "damaged" in text
     assert "5 runs: " in text
     assert max(map(len, text.splitlines())) <= 80
@@ -289,9 +308,9 @@ def test_watch_waits_for_the_first_run(
 
     def sleep(seconds: float) -> None:
         naps.append(seconds)
-        if len(naps) == 2:
+        if len(naps) == 3:
             record(tmp_path / "later/run", EPOCHS).close()
-        if len(naps) == 4:
+        if len(naps) == 5:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(watch.time, "sleep", sleep)
@@ -301,7 +320,7 @@ def test_watch_waits_for_the_first_run(
     assert said.count("waiting for the first run in") == 1
     assert "which does not exist yet; Ctrl-C ends" in said
     assert "1 runs: " in said
-    naps[:] = [1.0] * 3
+    naps[:] = [1.0] * 4
     watch.watch(tmp_path / "never", console=screen)
 
 

@@ -131,6 +131,23 @@ def test_shares_and_limits_of_dense() -> None:
     assert math.isnan(at_share(rows, "a", 0.0, 0.1))
 
 
+def test_a_panel_has_the_limits_of_its_momentum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quadratic, "simulated", lambda level, momentum, feedback: (
+        (2.0, 1.0) if level == "dense" else (1 - momentum, 0.25 + feedback / 4)))  # fmt: skip
+    rows = quadratic.table()
+    fig, numbers = quadratic.figure(rows)
+    assert numbers is rows
+    for ax, momentum in zip(fig.axes, dict.fromkeys(rows["momentum"]), strict=True):
+        assert ax.get_title() == f"momentum {momentum:g}"
+        here = rows[rows["momentum"] == momentum]
+        for line in ax.lines:
+            name = str(line.get_label()).rpartition(", ")[0]
+            part = here[here["how"] == name]
+            assert list(line.get_xdata()) == list(part["share"])
+            assert list(line.get_ydata()) == list(part["of_dense"])
+            assert len(part)
+
+
 def test_the_command_leaves_its_files(monkeypatch: pytest.MonkeyPatch, tmp_path, capsys) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(quadratic, "simulated", lambda level, momentum, feedback: (
         (2.0, 1.0) if level == "dense" else (0.5, 0.25)))  # fmt: skip

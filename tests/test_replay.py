@@ -420,3 +420,17 @@ def test_the_figure_has_one_band_per_detector(folder: Path) -> None:
         assert ax.images[0].get_array().shape == (result.detectors["detector"].nunique(), EPOCHS)
     shown = numbers.query("schedule == 'low' and detector == 'trace-cusum'")["critical"]
     assert panels[0].images[0].get_array()[4].tolist() == shown.tolist()
+
+
+def test_what_no_run_could_compute_is_said_once_for_each(tmp_path: Path) -> None:
+    """Two older records without costs per layer, by two detectors: a sentence per record."""
+    runs = [make(tmp_path / str(seed), seed, old=True) for seed in (0, 1)]
+    result = detect.bench(runs, ["norm-change:interval=2", "norm-change:interval=3"])
+    assert len(result.notes) == 2
+    for older, said in zip(runs, result.notes, strict=True):
+        assert said.startswith(
+            f"{older.folder} is an older record that knows the traffic of level "
+        )
+    assert result.detectors["floats"].isna().all()
+    new = [make(tmp_path / "new")]
+    assert detect.bench(new, ["norm-change:interval=2"]).notes == ()

@@ -24,6 +24,7 @@ from analysis.tournament_figure import front, kinds
 from regimes.compression import compressor
 from regimes.compression.reducer import costs_per_step
 from regimes.config import Budget, RunConfig, in_windows
+from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting.metrics import named
 from regimes.policies import REGISTRY, check_levels, policy
@@ -288,6 +289,20 @@ def test_the_command_leaves_its_files(tmp_path: Path, capsys: pytest.CaptureFixt
     said = capsys.readouterr().out
     assert "minus, at its floats" in said
     assert "accordion 4-1" in said
+
+
+def test_the_same_arms_at_one_rate_are_set_beside_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A table of its own, of what `beside` says of them."""
+    frame = runs(rank_1=[(100, 95), (100, 96)])
+    monkeypatch.setattr(tournament, "beside", lambda each, others, metric: frame)
+    monkeypatch.setattr(tournament, "beside_as_text", lambda rows, shown: Table(("here",), []))
+    archive = REFERENCE / "small-ladder.tar.xz"
+    paths = tournament.main(archive, shared=archive, out=tmp_path)
+    assert tmp_path / "shared.csv" in paths
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "shared.csv"), frame)
+    assert "here" in capsys.readouterr().out
 
 
 def test_a_slow_network_takes_longer_by_what_is_sent() -> None:

@@ -338,6 +338,7 @@ def test_an_old_record_gets_its_chain_with_the_resume(tmp_path: Path) -> None:
     assert verdict(folder)[0] == "no chain"
     writer = Writer.resume(folder, 2)
     writer.epoch(plain.row(2), {"compute": 1.0})
+    writer.event("end")
     writer.close()
     assert verdict(folder) == ("whole", "")
     path = folder / "epochs.jsonl"
@@ -348,6 +349,9 @@ def test_an_old_record_gets_its_chain_with_the_resume(tmp_path: Path) -> None:
 def test_doctor_says_one_line_of_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = {name: make(tmp_path / name, epochs=2 + (name == "whole")) for name in
             ("whole", "broken", "running", "odd", "changed")}  # fmt: skip
+    whole = Writer.resume(runs["whole"], 3)
+    whole.event("end")
+    whole.close()
     (runs["odd"] / "run.json").write_text("{")
     edit_row(runs["changed"], put("metric", value=0.99))
     with (runs["running"] / ".lock").open("a") as lock:

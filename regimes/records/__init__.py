@@ -27,6 +27,7 @@ from regimes.records.chain import edited
 from regimes.records.extent import (
     complete,
     count_units,
+    ended,
     length,
     progress,
     share_of_low,
@@ -50,7 +51,8 @@ from regimes.records.writer import Writer
 
 __all__ = [
     "FREE_ON_RESUME", "OWN", "SCHEMA", "Record", "Writer", "check_reporters", "check_same",
-    "check_together", "complete", "count_units", "edited", "find", "length", "load", "load_all",
-    "opened", "pack", "progress", "read_header", "read_lines", "reporters", "share_of_low",
-    "summary", "unit_name", "units", "write_atomically", "write_output", "write_table",
+    "check_together", "complete", "count_units", "edited", "ended", "find", "length", "load",
+    "load_all", "opened", "pack", "progress", "read_header", "read_lines", "reporters",
+    "share_of_low", "summary", "unit_name", "units", "write_atomically", "write_output",
+    "write_table",
 ]  # fmt: skip

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from regimes.console import stdout
 from regimes.errors import ConfigError, RegimesError
+from regimes.inputs import noted
 from regimes.records import write_output
 
 if TYPE_CHECKING:
@@ -107,7 +108,8 @@ def call(main: Callable[..., Any], words: Sequence[str], program: str) -> None:
         lines = BLOCK.findall(main.__globals__["__doc__"] or "")
         how = ", then ".join(f"`{line}`" for line in lines[:2])
         raise ConfigError(f"{program} needs records: {how}")
-    tyro.cli(main, prog=program, args=words, config=(tyro.conf.PositionalRequiredArgs,))
+    with noted():
+        tyro.cli(main, prog=program, args=words, config=(tyro.conf.PositionalRequiredArgs,))
 
 
 def _needs(main: Callable[..., Any]) -> bool:

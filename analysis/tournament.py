@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from regimes import inputs
 from regimes.config import DENSE
 from regimes.console import stdout
 from regimes.console.tables import Table
@@ -130,6 +131,7 @@ def edges(trials: Path, rates: pd.Series) -> list[str]:
         RecordError: no such file, or not of ``regimes tune``.
     """
     try:
+        inputs.note(trials)
         rows = json.loads(trials.read_text(encoding="utf-8"))["trials"]
         tried: dict[str, list[float]] = {}
         for row in rows:

@@ -64,7 +64,7 @@ def begin(name: str, words: Sequence[str]) -> None:
     """
     known = _all()
     if name not in known:
-        raise ConfigError(f"no figure {name!r}: {nearest(name, known)}")
+        raise ConfigError(f"no figure {name!r}: {nearest(name, known, 'regimes figure')}")
     known[name].start(words)
 
 

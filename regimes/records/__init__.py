@@ -34,7 +34,7 @@ from regimes.records.extent import (
     unit_name,
     units,
 )
-from regimes.records.files import write_atomically, write_output, write_table
+from regimes.records.files import check_output, write_atomically, write_output, write_table
 from regimes.records.lines import check_together, read_header, read_lines
 from regimes.records.reader import (
     FREE_ON_RESUME,
@@ -50,9 +50,9 @@ from regimes.records.schema import SCHEMA
 from regimes.records.writer import Writer
 
 __all__ = [
-    "FREE_ON_RESUME", "OWN", "SCHEMA", "Record", "Writer", "check_reporters", "check_same",
-    "check_together", "complete", "count_units", "edited", "ended", "find", "length", "load",
-    "load_all", "opened", "pack", "progress", "read_header", "read_lines", "reporters",
+    "FREE_ON_RESUME", "OWN", "SCHEMA", "Record", "Writer", "check_output", "check_reporters",
+    "check_same", "check_together", "complete", "count_units", "edited", "ended", "find", "length",
+    "load", "load_all", "opened", "pack", "progress", "read_header", "read_lines", "reporters",
     "share_of_low", "summary", "unit_name", "units", "write_atomically", "write_output",
     "write_table",
 ]  # fmt: skip

@@ -6,14 +6,16 @@ import contextlib
 import io
 import lzma
 import tarfile
-import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from regimes.errors import RecordError
+from regimes import inputs
+from regimes.errors import RecordError, RegimesError
 from regimes.records.files import check_output, check_regular, write_atomically
 from regimes.records.lines import content
 from regimes.records.reader import Record, find, load
+from regimes.records.scratch import scratch_folder
 
 LARGEST_ARCHIVE, LARGEST_ABOUT = 2**33, 2**20  # bytes, unpacked
 ABOUT = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME,
@@ -38,14 +40,18 @@ def opened(place: str | Path) -> Iterator[Path]:
     if not place.is_file():
         yield place
         return
-    with tempfile.TemporaryDirectory(prefix="regimes-") as scratch:
+    inputs.note(place)
+    with scratch_folder() as scratch:
         try:
             with tarfile.open(place, tarinfo=Member) as archive:
                 archive.extractall(scratch, filter=_Sparing(place))
         except (OSError, tarfile.TarError, EOFError, lzma.LZMAError) as error:
             why = str(error).partition("\n")[0].rstrip(":")
             raise RecordError(f"{place} is no archive of records: {why}") from None
-        yield Path(scratch)
+        try:
+            yield scratch
+        except RegimesError as error:  # by the name that the user knows
+            raise type(error)(str(error).replace(str(scratch), str(place))) from None
 
 
 class _Sparing:
@@ -62,9 +68,11 @@ class _Sparing:
 
 
 def load_all(folder: str | Path) -> list[Record]:
-    """Every run in or under a folder, or in an archive that ``pack`` has made."""
+    """Every run in or under a folder, or in an archive that ``pack`` has made; there a record's
+    folder is the archive's name and its own within."""
+    folder = Path(folder)
     with opened(folder) as root:
-        runs = [load(path) for path in find(root)]
+        runs = [replace(load(path), folder=folder / path.relative_to(root)) for path in find(root)]
     if not runs:
         raise RecordError(f"no run in or under {folder}")
     return runs

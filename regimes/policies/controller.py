@@ -13,6 +13,7 @@ from typing import Any, Literal
 from regimes.config import DENSE
 from regimes.policies.base import Decision, Policy
 from regimes.policies.history import Costs, PastEpoch, history, whole_history
+from regimes.policies.returns import checked
 
 Rows = Sequence[dict[str, Any]]
 
@@ -55,7 +56,8 @@ class Controller:
 
     def decide_after(self, past: Sequence[PastEpoch]) -> Levels:
         """The same from epochs as a policy sees them."""
-        found = self.policy.decide(past, [self.layers[i] for i in self.compressed])
+        names = [self.layers[i] for i in self.compressed]
+        found = checked(self.policy, self.policy.decide(past, names), names)
         decisions = dict(zip(self.compressed, found, strict=True))
         every = [decisions.get(i, Decision(DENSE)) for i in range(len(self.layers))]
         return Levels([d.level for d in every], [d.why for d in every], decisions)
@@ -66,4 +68,5 @@ def decide_whole(
 ) -> Decision:
     """The level of the batch, or of the period between synchronisations, in epoch ``len(rows)``:
     the whole model is the policy's only layer."""
-    return policy.decide(whole_history(rows, signal, table), [table])[0]
+    found = policy.decide(whole_history(rows, signal, table), [table])
+    return checked(policy, found, [table], periods=table == "sync")[0]

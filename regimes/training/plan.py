@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regimes.policies.controller import Levels, decide_whole
 from regimes.policies.periods import period_of
+from regimes.policies.returns import check_reasons
 from regimes.training.build import Run
 
 
@@ -35,7 +36,12 @@ def decide(run: Run, unit: int) -> Plan:
     """The plan of unit ``len(rows)``."""
     batch = _batch(run)
     scale = batch["multiple"] if run.config.optimizer.scale_with_batch else 1
-    return Plan(unit, batch, scale, run.controller.decide(run.rows), _sync(run))
+    levels, sync = run.controller.decide(run.rows), _sync(run)
+    for rule, reasons in ((run.controller.policy, levels.why), (run.batch_policy, [batch["why"]]),
+                          (run.sync_policy, [sync["why"]])):  # fmt: skip
+        if rule is not None:
+            check_reasons(rule, reasons)
+    return Plan(unit, batch, scale, levels, sync)
 
 
 @dataclass(frozen=True)

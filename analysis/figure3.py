@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 
 from regimes.detectors import Detector, NormChange, RelativeChange
+from regimes.detectors.statistics import setting
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.records import Record, load_all
@@ -66,8 +67,9 @@ def signals(runs: list[Record]) -> pd.DataFrame:
         missing = [c for c, *_ in LINES.values() if c != "norm" and c not in run.epochs]
         if missing:
             raise RecordError(
-                f"{run.folder} recorded no {missing[0]!r}: run a grid with the curvature "
-                "instrument, e.g. regimes ablate smoke-signals"
+                f"{run.folder} recorded no {' and no '.join(map(repr, missing))}: train it with "
+                f"{setting('eigenvalue', 'eigenvalue:batch')}, or a grid that has it, e.g. regimes "
+                "ablate smoke-signals"
             )
         names = [layer["name"] for layer in compressed(run)]
         layers = run.layers[run.layers["layer"].isin(names)]

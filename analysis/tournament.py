@@ -56,7 +56,7 @@ def entries(runs: Iterable[Record], networks: Sequence[str] = NETWORKS) -> pd.Da
     found = groups(runs)
     every = [run for group in found.values() for run in group]
     shown, each = compare.reached(every)
-    each["rate"] = [run.config["optimizer"]["lr"] for run in every]
+    each["rate"] = [run.rate for run in every]
     spent = {case.name: case for case in cases(every) if case.runs}
     for text in networks:
         network, workers = Network.parse(text), int(every[0].config["workers"])

@@ -12,9 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regimes.config import Signal
-from regimes.detectors.statistics import Statistic
+from regimes.detectors.statistics import FIELDS, Statistic, setting
 from regimes.errors import ConfigError
-from regimes.instruments import DEFAULTS_FOR_NEED, instruments
+from regimes.instruments import instruments
 from regimes.instruments.base import EndOfEpochGauge, Gauge, MeasurementContext, Reading
 from regimes.instruments.gradient_norm import Norms
 
@@ -133,7 +133,7 @@ def choose(
     for need in needs:
         instrument = Statistic.parse(need).instrument
         if instrument != "norms":
-            wanted.setdefault(instrument, DEFAULTS_FOR_NEED.get(need, {}))
+            wanted.setdefault(instrument, FIELDS.get(need, {}))
     tools = instruments(wanted)
     if signal is not None:
         norms = tools.get("norms", Norms(()))
@@ -173,8 +173,8 @@ def check_measured(needs: Iterable[str], readings: Readings) -> None:
         if need != "norm" and need not in {*readings.layers, *readings.model}:
             raise ConfigError(
                 f"the policy needs the statistic {need!r}, which the instrument "
-                f"{Statistic.parse(need).instrument!r} as configured does not measure: see its "
-                "fields in [instruments]"
+                f"{Statistic.parse(need).instrument!r} as configured does not measure: "
+                f"{setting(need)}"
             )
 
 

@@ -41,9 +41,8 @@ def test_the_option_is_one_that_a_configuration_takes(name: str) -> None:
 
 
 def test_a_policy_without_its_statistic_is_told_the_option(tmp_path: Path) -> None:
-    table = (
-        "policy={name='detected', detector={name='relative-change', statistic='eigenvalue:batch'}}"
-    )
+    rule = "{name='change', per_layer=false, statistic='eigenvalue:batch'}"
+    table = f"policy={{name='detected', detector={rule}}}"
     small = "instruments.curvature={images=8, batch=4}"
     with pytest.raises(ConfigError, match=r"modes=\[\"batch-statistics\"\]"):
         regimes.run(config(*SHORT, table, small), tmp_path)

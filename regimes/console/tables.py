@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from rich.table import Table as Drawn
 
 
+WORD = 24  # letters; a longer word is broken where a column is narrow
+
+
 @dataclass(frozen=True)
 class Table:
     """Rounded text in rows and columns; or why there is none.
@@ -37,6 +40,12 @@ class Table:
         last = len(self.heads) - self.ends
         return [i < self.texts or i >= last for i in range(len(self.heads))]
 
+    def _longest_word(self, column: int) -> int:
+        """Letters of the longest word that a column should not break."""
+        texts = (row[column] for row in self.rows if isinstance(row[column], str))
+        words = (len(word) for text in texts for word in text.split())
+        return max((length for length in words if length <= WORD), default=0)
+
     def drawn(self, least: int | None = None, **options: Any) -> Drawn:
         """For a terminal: words wrap, numbers do not. No text is read as markup.
 
@@ -54,10 +63,10 @@ class Table:
             caption=Text(spelt(self.note)) if self.note else None,
             **{**plain, **options},
         )
-        for head, words in zip(self.heads, self._words(), strict=True):
+        for i, (head, words) in enumerate(zip(self.heads, self._words(), strict=True)):
             shown.add_column(
                 Text(spelt(head)), justify="left" if words else "right", no_wrap=not words,
-                overflow="fold", min_width=least,
+                overflow="fold", min_width=max(least or 0, self._longest_word(i) * words) or None,
             )  # fmt: skip
         for row in self.rows:
             shown.add_row(*(Text(spelt(cell)) if isinstance(cell, str) else cell for cell in row))

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from regimes.console import stdout
 from regimes.errors import ConfigError, RegimesError
+from regimes.inputs import noted
 from regimes.plotting.offered import conditions
 from regimes.records import reading, write_output
 
@@ -111,8 +112,9 @@ def call(main: Callable[..., Any], words: Sequence[str], program: str) -> None:
         how = ", then ".join(f"`{line}`" for line in lines[:2])
         raise ConfigError(f"{program} needs records: {how}")
     about = (inspect.getdoc(main) or "").partition("Args:")[0] + SELECT
-    tyro.cli(main, prog=program, args=words, config=(tyro.conf.PositionalRequiredArgs,),
-             description=about)  # fmt: skip
+    with noted():
+        tyro.cli(main, prog=program, args=words, config=(tyro.conf.PositionalRequiredArgs,),
+                 description=about)  # fmt: skip
 
 
 def _needs(main: Callable[..., Any]) -> bool:

@@ -13,12 +13,14 @@ same setting. `analysis.figures` says which figure of the paper is which grid.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pandas as pd
 
+from regimes.errors import require
 from regimes.plotting import panels, style
 from regimes.plotting.curves import CLOCK as CLOCK
 from regimes.plotting.curves import curves, ends, has
@@ -116,8 +118,8 @@ def _differences(runs: Sequence[Record], one: Record) -> list[str]:
     decays = decay_epochs(runs[0])
     if decays != decay_epochs(one):
         said.append(f"decays at epoch {', '.join(map(str, decays)) or 'none'}")
-    rate, common = (run.config["optimizer"]["lr"] for run in (runs[0], one))
-    if rate != common:
+    rate, common = runs[0].rate, one.rate
+    if rate != common and math.isfinite(rate) and math.isfinite(common):
         said.append(f"learning rate {rate:g}, in place of {common:g}")
     meant, usual = style.levels(runs[0].config), style.levels(one.config)
     if meant != usual:
@@ -156,6 +158,7 @@ def main(
         published: draw the authors' logs of the same setting beside the runs.
         name: of the files.
     """
+    require(bool(x), "--x", (), "epoch, floats or seconds, one or several")
     files, runs = Files(records, out), load_all(records)
     files.figure(name, figure(runs, schedules=schedules, x=x, column=metric, overlay=published))
     runs = [run for run in runs if not schedules or run.name in schedules]

@@ -55,7 +55,7 @@ def edge_of(runs: Sequence[Record]) -> float:
     Raises:
         RecordError: they differ in it, or are not all of SGD with Nesterov's momentum, or none.
     """
-    found = {(o["name"], o["momentum"], o["nesterov"] or not o["momentum"])
+    found = {(o.get("name"), o.get("momentum"), o.get("nesterov") or not o.get("momentum"))
              for o in (run.config["optimizer"] for run in runs)}  # fmt: skip
     name, momentum, good = found.pop()
     if found or name != "sgd" or not good:
@@ -78,7 +78,7 @@ def products(runs: Sequence[Record]) -> pd.DataFrame:
             raise RecordError(f"{run.folder}: {lacks}: see `regimes presets rates-edge`")
         kept = run.epochs[["epoch", "lr", COLUMN]].dropna()
         rows.append(pd.DataFrame({
-            "arm": arm, "rate": float(run.config["optimizer"]["lr"]), "seed": run.seed,
+            "arm": arm, "rate": run.rate, "seed": run.seed,
             "epoch": kept["epoch"], "product": kept[COLUMN] * kept["lr"],
         }))  # fmt: skip
     return pd.concat(rows, ignore_index=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from regimes.errors import RecordError
+from regimes.plotting.decays import decay_epochs
 from regimes.records import Record, summary
 
 from . import compare
@@ -34,7 +35,9 @@ def fall_at_decay(schedule: str) -> Effect:
     def values(runs: Sequence[Record]) -> list[float]:
         found = []
         for run in (run for run in runs if run.name == schedule):
-            decay = run.config["optimizer"]["decay_epochs"][0]
+            decay, *_ = decay_epochs(run) or (None,)
+            if decay is None:
+                raise RecordError(f"{run.folder} does not say when its learning rate decays")
             names = [layer["name"] for layer in compare.compressed(run)]
             rows = run.layers[run.layers["layer"].isin(names)]
             after = rows["epoch"].between(decay, decay + 2)

@@ -143,7 +143,7 @@ def _rates(found: Groups) -> str:
     """Which schedule has which learning rate, where they differ."""
     by_rate: dict[float, list[str]] = {}
     for name, runs in found.items():
-        by_rate.setdefault(runs[0].config["optimizer"]["lr"], []).append(style_of(name).label)
+        by_rate.setdefault(runs[0].rate, []).append(style_of(name).label)
     said = (f"{rate:g} ({'; '.join(labels)})" for rate, labels in sorted(by_rate.items()))
     return f"Learning rates: {', '.join(said)}. " if len(by_rate) > 1 else ""
 

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from regimes.detectors import Detector, NormChange, RelativeChange
+from regimes.detectors import Detector, FixedWindows, NormChange, RelativeChange
+from regimes.detectors.statistics import setting
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.records import Record, load_all
@@ -38,6 +39,7 @@ NORM, EVAL, BATCH = (
     "eigenvalue, running statistics",
     "eigenvalue, batch statistics",
 )
+CONTROL = "the first epochs, as many as the norm flags"
 LINES = {  # what is drawn: (column, colour, dash)
     EVAL: ("eigenvalue", "#0173b2", "-"),
     BATCH: ("eigenvalue:batch", "#de8f05", (0, (4, 1.5))),
@@ -66,8 +68,9 @@ def signals(runs: list[Record]) -> pd.DataFrame:
         missing = [c for c, *_ in LINES.values() if c != "norm" and c not in run.epochs]
         if missing:
             raise RecordError(
-                f"{run.folder} recorded no {missing[0]!r}: run a grid with the curvature "
-                "instrument, e.g. regimes ablate smoke-signals"
+                f"{run.folder} recorded no {' and no '.join(map(repr, missing))}: train it with "
+                f"{setting('eigenvalue', 'eigenvalue:batch')}, or a grid that has it, e.g. regimes "
+                "ablate smoke-signals"
             )
         names = [layer["name"] for layer in compressed(run)]
         layers = run.layers[run.layers["layer"].isin(names)]
@@ -77,12 +80,20 @@ def signals(runs: list[Record]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
+def with_control(run: Record, interval_: int, eta: float) -> dict[str, Detector]:
+    """The rules, and one that reads nothing: the first epochs, as many as the norm's rule flags."""
+    known = rules(interval_, eta)
+    norm = compare(run, {NORM: known[NORM]}).epochs
+    flagged = int((norm["critical"] >= 0.5).sum())
+    return known | {CONTROL: FixedWindows(((0, flagged),) if flagged else ())}
+
+
 def agreement(runs: list[Record], interval_: int, eta: float) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """(one row per detector, one per pair): means over seeds with 95 % t intervals.
+    """(one row per detector and the control, one per pair): means over seeds with 95 % t intervals.
 
     The share of training time of both eigenvalues is that of the whole curvature instrument.
     """
-    found = [compare(run, rules(interval_, eta)) for run in runs]
+    found = [compare(run, with_control(run, interval_, eta)) for run in runs]
     alone = pd.concat([f.detectors for f in found], ignore_index=True)
     pairs = pd.concat([f.pairs for f in found], ignore_index=True)
     one = ["critical", "of_low", "seconds_per_epoch", "share_of_training"]
@@ -173,10 +184,14 @@ def _words(
     runs: list[Record], alone: pd.DataFrame, pairs: pd.DataFrame, interval_: int, eta: float
 ) -> str:
     cost = alone.set_index("detector")["share_of_training"]
-    rows = pairs[pairs["a"] == NORM]
+
+    def of(a: str, b: str, column: str) -> str:
+        return _spread(pairs[(pairs["a"] == a) & (pairs["b"] == b)].iloc[0], column)
+
     agree = "; ".join(
-        f"{row['b']}: Jaccard {_spread(row, 'jaccard')}, kappa {_spread(row, 'kappa')}"
-        for _, row in rows.iterrows()
+        f"{name}: Jaccard {of(NORM, name, 'jaccard')}, kappa {of(NORM, name, 'kappa')}, with "
+        f"{CONTROL}, which read nothing, kappa {of(name, CONTROL, 'kappa')}"
+        for name in (EVAL, BATCH)
     )
     return (
         f"Mean over {style.seeds_in_words([len(runs)])}; bands: 95 % t interval of the mean. "
@@ -189,6 +204,8 @@ def _words(
 
 def _spread(row: pd.Series, column: str) -> str:
     mean, high = float(row[column]), float(row[f"{column}_high"])
+    if np.isfinite(high) and high - mean < 0.005:
+        return f"{mean:.2f} in every seed"
     return f"{mean:.2f} ± {high - mean:.2f}" if np.isfinite(high) else f"{mean:.2f}"
 
 

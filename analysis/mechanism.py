@@ -77,10 +77,11 @@ def entries(runs: Sequence[Record], shown: Metric) -> pd.DataFrame:
         if tested_by(run) != shown:
             raise RecordError(f"{run.folder} has no {shown.name}: draw it in a figure of its own")
         optimizer = run.config["optimizer"]
+        momentum = optimizer.get("momentum") if optimizer.get("name") == "sgd" else None
         last = run.epochs[["metric", "train_loss"]].astype(float).tail(LAST).mean(skipna=False)
         rows.append({
-            "arm": arm, "rate": float(optimizer["lr"]), "seed": run.seed,
-            "momentum": optimizer["momentum"] if optimizer["name"] == "sgd" else math.nan,
+            "arm": arm, "rate": run.rate, "seed": run.seed,
+            "momentum": math.nan if momentum is None else momentum,
             shown.name: shown.factor * last["metric"], "train_loss": last["train_loss"],
         })  # fmt: skip
     each = pd.DataFrame(rows)

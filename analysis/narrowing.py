@@ -59,7 +59,7 @@ def losses(runs: Sequence[Record]) -> pd.DataFrame:
         if not at or not (arm == REFERENCE or WINDOW.fullmatch(arm)):
             raise RecordError(f"{run.folder}: {run.name!r} is no window at a rate: see the grid "
                               "rates-when")  # fmt: skip
-        known[arm, run.seed, float(run.config["optimizer"]["lr"])] = run
+        known[arm, run.seed, run.rate] = run
     rows = []
     for (arm, seed, rate), run in known.items():
         if (match := WINDOW.fullmatch(arm)) is None:

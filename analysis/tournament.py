@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from regimes import inputs
 from regimes.config import DENSE
 from regimes.console import stdout
 from regimes.console.tables import Table
@@ -55,7 +56,7 @@ def entries(runs: Iterable[Record], networks: Sequence[str] = NETWORKS) -> pd.Da
     found = groups(runs)
     every = [run for group in found.values() for run in group]
     shown, each = compare.reached(every)
-    each["rate"] = [run.config["optimizer"]["lr"] for run in every]
+    each["rate"] = [run.rate for run in every]
     spent = {case.name: case for case in cases(every) if case.runs}
     for text in networks:
         network, workers = Network.parse(text), int(every[0].config["workers"])
@@ -130,6 +131,7 @@ def edges(trials: Path, rates: pd.Series) -> list[str]:
         RecordError: no such file, or not of ``regimes tune``.
     """
     try:
+        inputs.note(trials)
         rows = json.loads(trials.read_text(encoding="utf-8"))["trials"]
         tried: dict[str, list[float]] = {}
         for row in rows:

@@ -42,6 +42,7 @@ def _command() -> int:
     """The exit code."""
     from regimes.console.stdout import spelt
     from regimes.errors import RegimesError
+    from regimes.inputs import noted
 
     try:
         from regimes.cli import app
@@ -53,8 +54,10 @@ def _command() -> int:
             file=sys.stderr,
         )
         return 1
+    about = "Train under a communication schedule; see README.md."
     try:
-        app.cli(prog="regimes", description="Train under a communication schedule; see README.md.")
+        with noted():
+            app.cli(prog="regimes", description=about)
     except RegimesError as error:
         print(f"error: {spelt(str(error))}", file=sys.stderr)
         return error.exit_code

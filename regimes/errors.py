@@ -30,11 +30,20 @@ class TrainingError(RegimesError):
     exit_code = 3
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint for a misspelt name: the nearest known one and the whole list."""
+MANY = 24  # names; of more, an error does not list all
+
+
+def nearest(word: str, known: Iterable[str], listed: str = "") -> str:
+    """A hint for a misspelt name: the nearest known one, and all of them where they are few.
+
+    Args:
+        listed: the command that lists them where they are many.
+    """
     known = sorted(known)
     match = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     hint = f"did you mean {match[0]!r}? " if match else ""
+    if listed and len(known) > MANY:
+        return f"{hint}{listed} lists all {len(known)}."
     return f"{hint}Known: {', '.join(known)}."
 
 

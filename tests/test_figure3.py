@@ -60,6 +60,22 @@ def test_every_rule_has_the_threshold_and_interval_asked_for() -> None:
         assert (rule.interval, rule.eta) == (4, 0.125)  # type: ignore[attr-defined]
 
 
+def test_the_caption_says_what_a_control_reaches(runs: list[Record]) -> None:
+    """The eigenvalue agrees with the first ten epochs as well as with the norm's ten."""
+    _, pairs = figure3.agreement(runs, 3, 0.5)
+    found = pairs.set_index(["a", "b"])["kappa"]
+    assert found[figure3.NORM, figure3.EVAL] == found[figure3.EVAL, figure3.CONTROL]
+    assert found[figure3.NORM, figure3.CONTROL] == pytest.approx(cohen_kappa_score(
+        [True] * 10 + [False] * 14, [e in (*range(7), 13, 14, 15) for e in range(24)]
+    ))  # fmt: skip
+    figure, numbers = figure3.figure3(runs)
+    said = " ".join(figure._supxlabel.get_text().split())  # type: ignore[attr-defined]
+    control = f"with {figure3.CONTROL}, which read nothing,"
+    assert f"kappa 0.73 in every seed, {control} kappa 0.73 in every seed" in said
+    assert "± 0.00" not in said
+    assert figure3.CONTROL not in {*numbers["signal"]}
+
+
 def test_the_command_writes_its_figure(tmp_path: Path) -> None:
     paths = figure3.main(REFERENCE / "small-signals.tar.xz", tmp_path)
     assert {p.name for p in paths} == {

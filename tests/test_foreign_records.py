@@ -341,6 +341,7 @@ def test_an_old_record_gets_its_chain_with_the_resume(tmp_path: Path) -> None:
     assert verdict(folder)[0] == "no chain"
     writer = Writer.resume(folder, 2)
     writer.epoch(plain.row(2), {"compute": 1.0})
+    writer.event("end")
     writer.close()
     assert verdict(folder) == ("whole", "")
     path = folder / "epochs.jsonl"
@@ -351,6 +352,9 @@ def test_an_old_record_gets_its_chain_with_the_resume(tmp_path: Path) -> None:
 def test_doctor_says_one_line_of_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = {name: make(tmp_path / name, epochs=2 + (name == "whole")) for name in
             ("whole", "broken", "running", "odd", "changed")}  # fmt: skip
+    whole = Writer.resume(runs["whole"], 3)
+    whole.event("end")
+    whole.close()
     (runs["odd"] / "run.json").write_text("{")
     edit_row(runs["changed"], put("metric", value=0.99))
     with (runs["running"] / ".lock").open("a") as lock:
@@ -407,3 +411,50 @@ def test_no_workers_are_no_default(tmp_path: Path) -> None:
     for given in ({"workers": 10**30}, {"workers": 4, "buckets": 10**30}):
         with pytest.raises(ConfigError, match=r"--(workers|buckets) = 10*: expected at least 1"):
             cost([str(tmp_path / "run")], None, Network.parse("1Gbit/s,50us"), **given)
+
+
+# -- what every command makes of a record that says less, or other things --------------------
+
+LESS = {
+    "no number of samples": put("data", "train", value=None),
+    "a metric that looks like a formula": put("metric", value="$\\frac{$"),
+    "an optimizer without fields": put("config", "optimizer", value={}),
+}
+
+
+def model_epoch(row: Any) -> None:
+    row["model"] = {"epoch": 7.0, "sharp": 1.0}
+
+
+@pytest.mark.parametrize("kind", [*LESS, "no samples at all", "a statistic called epoch"])
+def test_figures_and_report_of_a_record_that_says_less(
+    kind: str, tmp_path: Path, command: Any
+) -> None:
+    for seed in (3, 4):
+        for name in ("low", "high"):
+            folder = make(tmp_path / f"runs/{name}/{seed}")
+            edit_header(folder, put("config", "seed", value=seed))
+            edit_header(folder, put("config", "name", value=name))
+            if kind in LESS:
+                edit_header(folder, LESS[kind])
+            elif kind == "no samples at all":
+                edit_header(folder, put("data", value={"digest": "d"}))
+            else:
+                edit_row(folder, model_epoch)
+    for words in ("figure curves runs --out figures", "report runs --out page.html",
+                  "figure tournament runs --out figures", "detect runs"):  # fmt: skip
+        done = command(*words.split())
+        assert done.returncode == 0 or done.stderr.count("\n") == 1, done.stderr
+        if words.startswith(("figure curves", "report")):
+            assert done.returncode == 0, done.stderr
+    if kind == "a statistic called epoch":
+        found = load(tmp_path / "runs/low/3").epochs
+        assert found["epoch"].tolist() == [0, 1, 2]
+        assert "model_epoch" in found
+
+
+def test_curves_over_nothing_are_one_sentence(tmp_path: Path, command: Any) -> None:
+    make(tmp_path / "run")
+    done = command("figure", "curves", "run", "--x")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "--x = (): expected epoch, floats or seconds, one or several" in done.stderr

@@ -127,6 +127,8 @@ def test_watch_follows_until_the_job_ends(
     def end(seconds: float) -> None:
         header = json.loads((folder / "run.json").read_text())
         (folder / "run.json").write_text(json.dumps(header | {"units": EPOCHS}))
+        with (folder / "events.jsonl").open("a") as diary:
+            diary.write('{"time": "now", "event": "end"}\n')
 
     monkeypatch.setattr(watching.time, "sleep", end)
     out = io.StringIO()

@@ -64,6 +64,8 @@ def record() -> Iterator[Recorder]:
         writers.append(writer)
         for epoch in range(epochs):
             writer.epoch(row(epoch), {"compute": 1.0, "evaluate": 0.25})
+        if epochs == EPOCHS:
+            writer.event("end")
         return writer
 
     yield write
@@ -292,12 +294,56 @@ def test_live_watch_ends_with_the_run(
     record: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = record(tmp_path, EPOCHS - 1)
-    monkeypatch.setattr(
-        watch.time, "sleep", lambda _: writer.epoch(row(EPOCHS - 1), {"compute": 1.0})
-    )
+
+    def sleep(seconds: float) -> None:
+        writer.epoch(row(EPOCHS - 1), {"compute": 1.0})
+        writer.event("end")
+
+    monkeypatch.setattr(watch.time, "sleep", sleep)
     screen = console()
     watch.watch(tmp_path, console=screen)
     assert "12/12 epochs, finished" in screen.export_text()
+
+
+def test_watch_ends_with_the_last_run_of_a_folder(
+    record: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once where no run goes on; else when none has begun for a while."""
+    naps: list[float] = []
+    monkeypatch.setattr(watch.time, "sleep", naps.append)
+    record(tmp_path / "low/seed-0", EPOCHS).close()
+    watch.watch(tmp_path, console=console())
+    assert not naps
+    going = record(tmp_path / "low/seed-1", 2)
+
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 5:
+            going.close()
+        assert len(naps) < 200
+
+    monkeypatch.setattr(watch.time, "sleep", sleep)
+    watch.watch(tmp_path, console=console())
+    assert len(naps) == 4 + watch.BETWEEN
+
+
+def test_watch_prints_text_into_a_pipe(
+    record: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As often as something has changed, and not in place."""
+    writer, naps = record(tmp_path, EPOCHS - 1), iter(range(10))
+
+    def sleep(seconds: float) -> None:
+        if next(naps) == 4:
+            writer.epoch(row(EPOCHS - 1), {"compute": 1.0})
+            writer.event("end")
+
+    monkeypatch.setattr(watch.time, "sleep", sleep)
+    pipe = io.StringIO()
+    watch.watch(tmp_path, console=Console(width=80, file=pipe))
+    said = pipe.getvalue()
+    assert "\x1b" not in said
+    assert (said.count("11/12 epochs, running"), said.count("12/12 epochs, finished")) == (1, 1)
 
 
 def test_watch_waits_for_the_first_run(

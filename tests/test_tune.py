@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from test_train import config as short
 
 import regimes
+from regimes import presets
 from regimes.config import RunConfig, load_toml, override
 from regimes.errors import ConfigError
 from regimes.launch import sweep, trials, tune
@@ -159,3 +160,54 @@ def test_the_real_thing(tmp_path: Path) -> None:
     assert found.chosen["low"].label == "optimizer.lr=0.2"
     again = tune.tune(cell, values, (5,), tmp_path, progress=lambda *_: pytest.fail("trained"))
     assert again == found
+
+
+# -- what it takes, and what it refuses before it trains -------------------------------------
+
+
+def test_the_documented_commands_tune_every_arm(
+    command: Any, untrained: list[Any], tmp_path: Path
+) -> None:
+    """Those of README and of the page; `smoke` is a grid and a preset."""
+    done = command("tune", "smoke", "--values", "optimizer.lr=0.1,0.2,0.4", "--set",
+                   "data.validation_size=100", "--seeds", "1", "--budget", "1")  # fmt: skip
+    epochs = [cell.epochs for cell in get_grid("smoke").values()]
+    assert len(epochs) == 9
+    assert f"the trials need {3 * sum(epochs)} epochs" in done.stderr  # at 3 rates
+    assert "smoke: the grid with the schedules " in done.stdout
+    assert get_grid("smoke").keys() == presets.arms("smoke").keys()
+    assert presets.arms("smoke", ["low"]).keys() == {"low"}
+    assert presets.arms("lm-smoke").keys() == {"lm-smoke"}  # no grid has this name
+    assert presets.arms("smoke/low").keys() == {"smoke/low"}
+
+
+def test_the_price_is_that_of_the_longest_trials(untrained: list[Any], tmp_path: Path) -> None:
+    values = {"epochs": ["1", "100"]}
+    with pytest.raises(ConfigError, match="need 202 epochs of training, the budget is 50"):
+        tune.tune({"low": cells()["low"]}, values, SEEDS, tmp_path, budget=50)
+    assert not untrained
+    # halved: both for half of their epochs, then the longer one for all of them
+    with pytest.raises(ConfigError, match="need 301 epochs"):
+        tune.tune({"low": cells()["low"]}, values, SEEDS, tmp_path, halving=2, budget=300)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--budget", "nan"], "--budget = nan: expected a number of epochs above 0"),
+        (["--budget", "inf"], "--budget = inf: expected a number of epochs above 0"),
+        (["--budget", "-1"], "--budget = -1.0: expected a number of epochs above 0"),
+        (["--halving", "1"], "--halving = 1: expected a whole number from 2 up"),
+        (["--halving", "0"], "--halving = 0: expected a whole number from 2 up"),
+        (["--halving", "-3"], "--halving = -3: expected a whole number from 2 up"),
+        (["--seeds", "0"], "--seeds = 0: expected 1 to 10000"),
+        (["--seeds", "1000000000"], "--seeds = 1000000000: expected 1 to 10000"),
+        (["--jobs", "0"], "--jobs = 0: expected at least 1"),
+    ],
+)
+def test_odd_numbers_are_one_sentence(
+    words: list[str], says: str, command: Any, untrained: list[Any]
+) -> None:
+    done = command("tune", "smoke", "--set", "data.validation_size=40", *words)
+    assert (done.returncode, done.stderr) == (2, f"error: {says}\n")
+    assert not untrained

@@ -19,11 +19,16 @@ from regimes.errors import ConfigError
 
 
 class _App(SubcommandApp):
-    """`regimes figure NAME WORDS` leaves the words to the figure, options among them. A field of
-    the configuration that is given as an option is answered with the `--set` to write."""
+    """`regimes --version` prints the version. `regimes figure NAME WORDS` leaves the words to the
+    figure, options among them. A field of the configuration that is given as an option is answered
+    with the `--set` to write."""
 
     def cli(self, **kwargs: Any) -> Any:
         match sys.argv[1:]:
+            case ["--version"]:
+                from regimes import __version__
+
+                return print(f"regimes {__version__}")
             case ["figure", name, *words] if not name.startswith("-"):
                 from regimes.plotting import offered
 

@@ -90,12 +90,14 @@ def ablate(
     from regimes.launch import ablation
 
     welcome_plug_ins()
-    require(seeds is None or seeds >= 1, "--seeds", seeds, "at least 1")
     require(jobs >= 1, "--jobs", jobs, "at least 1")
+    require(executor is not None or not option, "--option", option[:1], "--executor beside it")
+    for text in option:
+        require("=" in text, "--option", text, "the form key=value")
+    named = _presets.seeds_of(grid) if seeds is None else None
+    numbers = named or _presets.numbers(3 if seeds is None else seeds, first_seed)
     cells = _presets.select(grid, schedules, set)
     options = {key: read_value(text) for key, _, text in (o.partition("=") for o in option)}
-    named = _presets.seeds_of(grid) if seeds is None else None
-    numbers = named or list(range(first_seed, first_seed + (seeds or 3)))
     ablation.main(cells, numbers, out or Path("runs", _stem(grid)), jobs, executor, options)
 
 
@@ -116,7 +118,8 @@ def tune(
     what is best as configurations: `regimes ablate OUT/chosen` runs them with other seeds.
 
     Args:
-        grid: a grid or a preset; see `regimes presets`.
+        grid: a grid, see `regimes presets`, or one preset or GRID/SCHEDULE. Of a name that is both,
+            the grid.
         values: of a field, e.g. --values optimizer.lr=0.1,0.2,0.4; all combinations are tried.
         set: change a field in all runs; data.validation_size is needed.
         seeds: how many seeds choose.
@@ -130,12 +133,12 @@ def tune(
     from regimes.launch import tune as tuning
 
     welcome_plug_ins()
-    cells = (
-        {grid: configuration(grid, set)}
-        if grid in _presets.PRESETS and not schedules
-        else (_presets.select(grid, schedules, set))
-    )
-    numbers = list(range(first_seed, first_seed + seeds))
+    require(jobs >= 1, "--jobs", jobs, "at least 1")
+    numbers = _presets.numbers(seeds, first_seed)
+    cells = _presets.arms(grid, schedules, set)
+    if grid in _presets.PRESETS and len(cells) > 1:
+        stdout.say(f"{grid}: the grid with the schedules {', '.join(cells)}, and not the preset of "
+                   "that name; --schedules NAME tunes one")  # fmt: skip
     folder = out or Path("runs", "tune", _stem(grid))
     tuning.main(cells, values, numbers, folder, jobs, halving, budget)
 

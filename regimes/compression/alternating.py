@@ -47,6 +47,7 @@ class ACPSGD(Compressor):
 
     iterations: int = 1
     linear: ClassVar[bool] = True
+    phases: ClassVar[int] = 2
     usual: ClassVar[Mapping[str, Level]] = {"low": 4, "high": 1}
 
     def __post_init__(self) -> None:
@@ -89,6 +90,10 @@ class ACPSGD(Compressor):
         n, m = layer.matrix
         twice = self.iterations * (n + m) * min(int(level), n, m)
         return Traffic(twice / 2, twice * itemsize // 2)
+
+    def phase(self, state: State) -> int:
+        """Was P sent last, or Q?"""
+        return int(cast(AlternatingState, state).is_left)
 
 
 def _last(state: AlternatingState, rank: int, like: Float[Tensor, "hosted n m"]) -> Tensor:

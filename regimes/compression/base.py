@@ -23,6 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regimes.collectives.requests import Layer, Mean, Program, Request, Together, Traffic
+from regimes.compression import returns
 from regimes.compression.batched import added, copied, subtracted
 from regimes.config import DENSE, Level
 from regimes.errors import require
@@ -37,8 +38,14 @@ class Workspace:
         early: what ``owe`` has made already, for the ``send`` that follows.
     """
 
-    __slots__ = ("_update", "early")
+    __slots__ = ("_checked", "_update", "early")
     early: Tensor | None
+
+    def is_first(self, level: Level) -> bool:
+        """Is this the first call with that level?"""
+        known: frozenset[Level] = getattr(self, "_checked", frozenset())
+        self._checked = known | {level}
+        return level not in known
 
     def take_early(self) -> Tensor | None:
         """Once; then None."""
@@ -95,6 +102,7 @@ class Compressor(ABC):
     Attributes:
         error_feedback: add to each gradient what earlier steps left unsent; a number below 1 is the
             share of it that is kept from step to step, the rest is forgotten.
+        phases: over how many kinds of steps ``traffic`` is the mean; see ``phase``.
         linear: the update depends on the workers' gradients through their mean alone, residuals
             included; such a compressor may be handed that mean in place of the workers.
         tells: where the gradient of any worker is not finite, ``evidence`` is not finite either.
@@ -103,6 +111,7 @@ class Compressor(ABC):
     error_feedback: bool | float = True
     linear: ClassVar[bool] = False
     tells: ClassVar[bool] = False
+    phases: ClassVar[int] = 1
     usual: ClassVar[Mapping[str, Level]] = {}  # low and high, where a hook's user names none
 
     def __post_init__(self) -> None:
@@ -125,7 +134,12 @@ class Compressor(ABC):
 
     @abstractmethod
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
-        """What ``send`` will hand to the collectives for one step of one layer."""
+        """What ``send`` will hand to the collectives for one step of one layer. A run checks it
+        against what was sent, at each level once."""
+
+    def phase(self, state: State) -> int:
+        """Which of its ``phases`` kinds of steps a layer has just taken."""
+        return 0
 
     def init(self, layer: Layer, seed: int, first_worker: int = 0) -> State:
         """An empty memory."""
@@ -159,7 +173,7 @@ class Compressor(ABC):
             update = yield Mean(delta)
             state.residual = None  # all sent
         else:
-            update, sent = yield from self.send(delta, state, level)
+            update, sent = yield from self._sending(delta, state, level)
             if self.error_feedback and sent is not None:
                 yield Together(subtracted, delta, sent)  # what was not sent stays owed
         return update.view(grad.shape[1:])
@@ -168,6 +182,17 @@ class Compressor(ABC):
         """After ``reduce``: a tensor that is the same on all workers, and, if the compressor
         ``tells``, not finite where a gradient was not. The update, or something smaller."""
         return update
+
+    def _sending(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
+        """``send``; the first time at a level, what it does is checked."""
+        if not state.is_first(level):
+            return (yield from self.send(delta, state, level))
+        name, layer, before = type(self).__name__, state.key[1], returns.sample(delta)
+        program = self.send(delta, state, level)
+        returns.check_send(name, program, layer)
+        answer = yield from program
+        returns.check_sent(name, layer, answer, delta, before, bool(self.error_feedback))
+        return answer
 
     def cost(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         """Traffic of one step of one layer, 1-D layers and the level "dense" included."""

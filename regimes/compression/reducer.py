@@ -15,11 +15,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.collectives.requests import NO_LAYER, Layer, Mean, Program
+from regimes.collectives.requests import NO_LAYER, Layer, Mean, Program, Traffic
 from regimes.collectives.world import World
 from regimes.compression.base import Compressor, State
 from regimes.compression.batched import launches
 from regimes.compression.dense import Dense
+from regimes.compression.returns import check_traffic
 from regimes.config import DENSE, Level
 from regimes.errors import ConfigError
 
@@ -64,6 +65,8 @@ class Reducer:
         self.layers, self.world = list(layers), world
         self.buckets = buckets or [range(NO_LAYER, len(self.layers))]
         self.compressors = [compressor if layer.compressed else Dense() for layer in layers]
+        # by layer and level: the traffic of a step of each phase; None once it was compared
+        self._counted: dict[tuple[int, Level], dict[int, Traffic] | None] = {}
         first = world.hosted.start
         self.states = [
             c.init(layer, seed, first) for c, layer in zip(self.compressors, layers, strict=True)
@@ -129,9 +132,38 @@ class Reducer:
             else self.compressors[i].reduce(gradients[i], memories[i], levels[i])
             for i in bucket
         ]
+        before = {i: self.world.meter.layers[i] for i in self._unchecked(bucket, gradients, levels)}
         abreast = any(launches(gradients[i]) for i in bucket if i != NO_LAYER)
         found = self.world.drive(programs, bucket, abreast=abreast)
+        for i, counted in before.items():
+            self._check_traffic(i, levels[i], counted, memories[i], gradients[i].element_size())
         return dict(zip(bucket, found, strict=True))
+
+    def _unchecked(
+        self, bucket: Sequence[int], gradients: Stacks, levels: Sequence[Level]
+    ) -> list[int]:
+        """Layers whose traffic at their level was not compared with the formula yet."""
+        fresh = [i for i in bucket if i != NO_LAYER and (i, levels[i]) not in self._counted]
+        dtype = self.world.meter.dtype
+        for i in fresh:
+            floats = dtype in (torch.float32, torch.float64) and gradients[i].dtype == dtype
+            sends = floats and levels[i] != DENSE and self.layers[i].compressed
+            self._counted[i, levels[i]] = {} if sends else None
+        return [i for i in bucket if i != NO_LAYER and self._counted[i, levels[i]] is not None]
+
+    def _check_traffic(
+        self, i: int, level: Level, before: Traffic, state: State, itemsize: int
+    ) -> None:
+        """Does the compressor's formula give what the meter has counted?"""
+        now, compressor = self.world.meter.layers[i], self.compressors[i]
+        steps = self._counted[i, level] or {}
+        counted = Traffic(now.floats - before.floats, now.bytes - before.bytes)
+        steps[compressor.phase(state)] = counted
+        self._counted[i, level] = steps
+        if len(steps) == compressor.phases:
+            self._counted[i, level] = None
+            said = compressor.traffic(self.layers[i], level, self.world.workers, itemsize)
+            check_traffic(type(compressor).__name__, self.layers[i], level, said, steps.values())
 
     def residuals(self) -> list[Tensor | None]:
         """What each hosted worker still owes, per layer."""

@@ -20,16 +20,18 @@ class Registry(dict[str, Any]):
 
     Attributes:
         has: what each plug-in has, by its contract; one that a user has named may be another thing.
+        listed: the command that lists the names, if there is one.
 
     >>> Registry("shape", {"date": "datetime:date"}).find("date")
     <class 'datetime.date'>
     """
 
     def __init__(
-        self, kind: str, known: Mapping[str, Any] | None = None, has: tuple[str, ...] = ()
-    ) -> None:
+        self, kind: str, known: Mapping[str, Any] | None = None, has: tuple[str, ...] = (),
+        listed: str = "",
+    ) -> None:  # fmt: skip
         super().__init__(known or {})
-        self.kind, self.has = kind, has
+        self.kind, self.has, self.listed = kind, has, listed
 
     def register(self, name: str) -> Callable[[T], T]:
         """A decorator: what follows is known by this name."""
@@ -42,7 +44,7 @@ class Registry(dict[str, Any]):
 
     def unknown(self, name: str) -> ConfigError:
         """The error for a name that is none, with the nearest one."""
-        return ConfigError(f"unknown {self.kind} {name!r}: {nearest(name, self)}")
+        return ConfigError(f"unknown {self.kind} {name!r}: {nearest(name, self, self.listed)}")
 
     def find(self, name: str) -> Any:
         """What a known name stands for; ConfigError for any other."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from regimes import inputs
 from regimes.config.convert import from_dict, to_dict, today, without_none
 from regimes.config.run import RunConfig
 from regimes.errors import ConfigError, nearest
@@ -140,6 +141,7 @@ def read_tables(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     if path.exists() and not path.is_file():
         raise OSError("it is no regular file")
+    inputs.note(path)
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
@@ -156,6 +158,8 @@ def load_toml(path: str | Path) -> RunConfig:
         for key in table:
             _present_name(key)  # says so
         return from_dict(RunConfig, table)
+    except FileNotFoundError:
+        raise ConfigError(f"cannot read the configuration {path}: no such file") from None
     except (OSError, ValueError, RecursionError) as error:  # of TOML, of UTF-8, of long numbers
         raise ConfigError(f"cannot read the configuration {path}: {error}") from None
 

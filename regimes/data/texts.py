@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regimes import inputs
 from regimes.data.cache import given
 from regimes.data.markov import Chain
 from regimes.errors import DataError
@@ -121,6 +122,7 @@ def _files(root: Path) -> Iterator[Path]:
 
 def _content(path: Path) -> bytes:
     try:
+        inputs.note(path)
         return path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error

@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from regimes import inputs
 from regimes.records.archive import Member
 
 SPLITS = ("train", "test")
@@ -147,6 +148,7 @@ def _content(file: Path) -> bytes:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(f"{file} is no regular file, nor a link to one")
     _check_size(str(file), status.st_size)
+    inputs.note(file)
     return file.read_bytes()
 
 

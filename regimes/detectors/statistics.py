@@ -7,7 +7,10 @@ family ("eigenvalue"); a variant is how ("eigenvalue:batch"); ``*lr`` times the 
 
 from __future__ import annotations
 
+import json
+import shlex
 from dataclasses import dataclass
+from typing import Any
 
 from regimes.errors import ConfigError, nearest
 
@@ -26,6 +29,49 @@ INSTRUMENT = {  # family -> the instrument that measures it
     "moments": "moments",
     "moments-frozen": "moments-frozen",
 }
+
+
+FIELDS: dict[str, dict[str, Any]] = {  # of the instrument, that have a statistic measured
+    "eigenvalue:batch": {"modes": ["batch-statistics"]},
+    "hessian_trace": {"probes": 10},
+    "hessian_trace:batch": {"modes": ["batch-statistics"], "probes": 10},
+}
+
+
+def setting(*names: str) -> str:
+    """The options of `regimes run` and `ablate` that have statistics measured.
+
+    >>> print(setting("eigenvalue", "eigenvalue:batch"))
+    --set 'instruments.curvature.modes=["eval","batch-statistics"]'
+    >>> print(setting("diversity"))
+    --set instruments.noise={}
+    """
+    tables: dict[str, dict[str, Any]] = {}
+    for name in names:
+        statistic = Statistic.parse(name)
+        fields = tables.setdefault(statistic.instrument, {})
+        if statistic.is_norm:
+            reading = name.removesuffix("*lr").partition(":")[2] or "update"
+            fields["readings"] = [*fields.get("readings", []), reading]
+            continue
+        wanted = FIELDS.get(statistic.name, {})
+        if statistic.instrument == "curvature":  # what stands first is what it has by default
+            wanted = {"modes": ["eval"], **wanted}
+        for field, value in wanted.items():
+            known = fields.get(field, [])
+            more = isinstance(value, list)
+            fields[field] = [*known, *(x for x in value if x not in known)] if more else value
+    for fields in tables.values():
+        if fields.get("modes") == ["eval"]:
+            fields.pop("modes")
+    options = []
+    for instrument, fields in tables.items():
+        for field, value in fields.items():
+            text = json.dumps(value, separators=(",", ":"))
+            options.append(shlex.quote(f"instruments.{instrument}.{field}={text}"))
+        if not fields:
+            options.append(f"instruments.{instrument}={{}}")
+    return " ".join(f"--set {option}" for option in options)
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,6 @@ REGISTRY = Registry("instrument", {
     "moments": "regimes.instruments.moments:Moments",
     "moments-frozen": "regimes.instruments.moments:FrozenMoments",
 }, has=("every", "start"))  # fmt: skip
-# fields of an instrument that a policy's need switches on
-DEFAULTS_FOR_NEED: dict[str, dict[str, Any]] = {
-    "eigenvalue:batch": {"modes": ["batch-statistics"]},
-    "hessian_trace": {"probes": 10},
-    "hessian_trace:batch": {"modes": ["batch-statistics"], "probes": 10},
-}
 
 
 def instruments(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Instrument]:

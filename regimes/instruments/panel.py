@@ -12,9 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regimes.config import Signal
-from regimes.detectors.statistics import Statistic
+from regimes.detectors.statistics import FIELDS, Statistic, setting
 from regimes.errors import ConfigError
-from regimes.instruments import DEFAULTS_FOR_NEED, instruments
+from regimes.instruments import instruments
 from regimes.instruments.base import EndOfEpochGauge, Gauge, MeasurementContext, Reading
 from regimes.instruments.gradient_norm import Norms
 
@@ -48,8 +48,13 @@ class Panel:
         steps: how many were shown since the last reading.
     """
 
-    def __init__(self, gauges: Mapping[str, tuple[int, Gauge]]) -> None:
-        self._gauges = dict(gauges)
+    def __init__(self, gauges: Mapping[str, tuple[int, Gauge]], layers: int | None = None) -> None:
+        """The gauges, each with the units between its readings.
+
+        Args:
+            layers: of the model; every statistic of layers has as many values.
+        """
+        self._gauges, self.layers = dict(gauges), layers
         self.steps = 0
 
     def __iter__(self) -> Iterator[Gauge]:
@@ -79,12 +84,15 @@ class Panel:
         Args:
             timer: as for ``step``.
             seen: whether there were any steps; if not, gauges that live on them have no reading.
+
+        Raises:
+            ConfigError: a gauge gives something else than a reading of this model.
         """
         self.steps, found = 0, dict[str, Reading]()
         for name, (every, gauge) in self._gauges.items():
             if epoch % every == 0 and (seen or isinstance(gauge, EndOfEpochGauge)):
                 with timer(_clocked(name)):
-                    found[name] = gauge.read(epoch)
+                    found[name] = _checked(name, gauge.read(epoch), self.layers)
         return Readings(
             {k: [finite(x) for x in v] for r in found.values() for k, v in r.layers.items()},
             {k: finite(v) for r in found.values() for k, v in r.model.items()},
@@ -125,13 +133,38 @@ def choose(
     for need in needs:
         instrument = Statistic.parse(need).instrument
         if instrument != "norms":
-            wanted.setdefault(instrument, DEFAULTS_FOR_NEED.get(need, {}))
+            wanted.setdefault(instrument, FIELDS.get(need, {}))
     tools = instruments(wanted)
     if signal is not None:
         norms = tools.get("norms", Norms(()))
         readings = dict.fromkeys([signal, *getattr(norms, "readings", ())])
         tools["norms"] = Norms(tuple(readings))
-    return Panel({name: (tool.every, tool.start(context)) for name, tool in tools.items()})
+    gauges = {name: (tool.every, tool.start(context)) for name, tool in tools.items()}
+    return Panel(gauges, len(context.layers))
+
+
+def _checked(name: str, reading: Any, layers: int | None) -> Reading:
+    """The reading itself; ConfigError, with the instrument's name, if it is none."""
+
+    def require_reading(good: bool, got: object, expected: str) -> None:
+        if not good:
+            raise ConfigError(f"the instrument {name}: got {got!r:.60}, expected {expected}")
+
+    require_reading(isinstance(reading, Reading), reading, "a Reading")
+    for statistic, values in reading.layers.items():
+        listed = isinstance(values, list | tuple)
+        require_reading(listed and len(values) == (layers or len(values)), values,
+                        f"{layers} values, one for each layer, as {statistic!r}")  # fmt: skip
+        for value in values:
+            require_reading(_is_number(value), value, f"a number in {statistic!r}")
+    for statistic, value in reading.model.items():
+        require_reading(_is_number(value), value, f"a number as {statistic!r}")
+    require_reading(isinstance(reading.detail, dict), reading.detail, "a table as its detail")
+    return reading
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def check_measured(needs: Iterable[str], readings: Readings) -> None:
@@ -140,8 +173,8 @@ def check_measured(needs: Iterable[str], readings: Readings) -> None:
         if need != "norm" and need not in {*readings.layers, *readings.model}:
             raise ConfigError(
                 f"the policy needs the statistic {need!r}, which the instrument "
-                f"{Statistic.parse(need).instrument!r} as configured does not measure: see its "
-                "fields in [instruments]"
+                f"{Statistic.parse(need).instrument!r} as configured does not measure: "
+                f"{setting(need)}"
             )
 
 

@@ -7,18 +7,18 @@ stopped; J at a time on this machine. ``cluster`` makes each a job of its own.
 from __future__ import annotations
 
 import functools
+import itertools
 import multiprocessing
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from regimes.collectives.launcher import launched
 from regimes.config import RunConfig, to_dict
@@ -26,7 +26,7 @@ from regimes.errors import RegimesError, TrainingError, require
 from regimes.launch import gpus
 from regimes.launch.processes import die_with_parent
 from regimes.presets import Grid
-from regimes.records import check_same, complete, read_header, read_lines
+from regimes.records import check_same, complete, ended, read_header, read_lines
 from regimes.training import termination
 from regimes.training.quirks import resolve
 
@@ -41,7 +41,7 @@ def cells(grid: Grid, seeds: list[int], out: Path) -> list[tuple[Path, RunConfig
 
 
 def done(folder: Path, config: RunConfig) -> bool:
-    """Is there a finished run of this configuration in the folder?
+    """Is there a finished run of this configuration in the folder, with its last checkpoint?
 
     Raises:
         RecordError: there is a run of another configuration.
@@ -49,7 +49,8 @@ def done(folder: Path, config: RunConfig) -> bool:
     if not (folder / "run.json").exists():
         return False
     check_same(folder, to_dict(resolve(config)))
-    return complete(read_header(folder), read_lines(folder / "epochs.jsonl"))
+    whole = complete(read_header(folder), read_lines(folder / "epochs.jsonl"))
+    return whole and ended(read_lines(folder / "events.jsonl"))
 
 
 def ablate(
@@ -115,32 +116,60 @@ def ends_by_sigterm() -> Iterator[None]:
 def _ablate_abreast(
     todo: list[tuple[Path, RunConfig]], jobs: int, progress: Callable[[Path, str | None], None]
 ) -> list[str]:
-    with _pool(jobs, [config.device for _, config in todo]) as pool:
-        running = {pool.submit(run_cell, *cell): cell[0] for cell in todo}
-        outcomes = ((running[future], future.result()) for future in as_completed(running))
+    with ExitStack() as stack:
+        places = gpus.shared(jobs, [config.device for _, config in todo])
+        pools = [stack.enter_context(_pool(jobs, gpu)) for gpu in places]
         try:
-            return collected(outcomes, progress)
+            return collected(_outcomes(todo, pools), progress)
         except BrokenProcessPool:
+            _terminate()
             raise TrainingError(
                 "a process of the ablation was killed; finished runs are kept: start the same "
                 "command again to go on"
             ) from None
         except BaseException:  # Ctrl-C or SIGTERM: the runs under way end with their epoch
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in multiprocessing.active_children():
-                process.terminate()  # runs that the pool has handed out already do not begin
+            _terminate()
             raise
 
 
-def _pool(jobs: int, devices: list[str]) -> ProcessPoolExecutor:
-    """So many processes, each with its GPU and its share of the cores."""
+def _outcomes(
+    todo: list[tuple[Path, RunConfig]], pools: list[ProcessPoolExecutor]
+) -> Iterator[tuple[Path, str | None]]:
+    """Each run's folder and None or its error, as the runs end; a pool that is free takes the next.
+
+    Raises:
+        BrokenProcessPool: a process with a run was killed. One that has nothing left to do may be.
+    """
+    left, running = iter(todo), dict[Future[str | None], tuple[ProcessPoolExecutor, Path]]()
+
+    def begin(pool: ProcessPoolExecutor) -> None:
+        for cell in itertools.islice(left, 1):
+            running[pool.submit(run_cell, *cell)] = pool, cell[0]
+
+    for pool in pools:
+        begin(pool)
+    while running:
+        for future in wait(running, return_when=FIRST_COMPLETED).done:
+            pool, folder = running.pop(future)
+            error = future.result()
+            begin(pool)
+            yield folder, error
+
+
+def _terminate() -> None:
+    for process in multiprocessing.active_children():
+        process.terminate()
+
+
+def _pool(jobs: int, gpu: str | None) -> ProcessPoolExecutor:
+    """One process, with its GPU and its share of the cores of so many.
+
+    A pool for each process: the processes of one pool share a lock, and a process that is killed
+    while it waits for work takes the lock with it, so that the others would wait for ever.
+    """
     context = multiprocessing.get_context("spawn")
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    own: Any = context.SimpleQueue()  # a GPU for each process of the pool
-    for gpu in gpus.shared(jobs, devices):
-        own.put(gpu)
-    start = functools.partial(_start_worker, threads, own)
-    return ProcessPoolExecutor(jobs, context, initializer=start)
+    start = functools.partial(_start_worker, max(1, (os.cpu_count() or 1) // jobs), gpu)
+    return ProcessPoolExecutor(1, context, initializer=start)
 
 
 def collected(outcomes, progress: Callable[[Path, str | None], None]) -> list[str]:  # type: ignore[no-untyped-def]
@@ -152,12 +181,11 @@ def collected(outcomes, progress: Callable[[Path, str | None], None]) -> list[st
     return failures
 
 
-def _start_worker(threads: int, own: Any) -> None:
-    """In each process of the pool: its GPU, of which it takes one from the queue ``own``, and its
-    share of the cores; Ctrl-C is the parent's business, and its death the end. SIGTERM is for all
-    of its runs, also those that it has not begun."""
+def _start_worker(threads: int, gpu: str | None) -> None:
+    """In each process: its GPU and its share of the cores. Ctrl-C is the parent's business, and its
+    death the end. SIGTERM is for all runs of the process, also those that it has not begun."""
     termination.note()
-    gpus.take(own.get())
+    gpus.take(gpu)
     import torch
 
     die_with_parent()

@@ -112,7 +112,12 @@ def write(found: Tuned, out: Path) -> None:
             raise RecordError(f"every trial of {cell} failed: {trial.failed}")
         seed = max(found.seeds) + 1
         config = replace(trial.config, seed=seed, tuned_on=found.seeds)
-        write_output(out / "chosen" / f"{cell}.toml", to_toml(config))
+        write_output(chosen_file(out, cell), to_toml(config))
+
+
+def chosen_file(out: Path, cell: str) -> Path:
+    """Where the configuration that is chosen for a cell goes."""
+    return out / "chosen" / f"{cell}.toml"
 
 
 def _spell(scores: Sequence[float]) -> str:

@@ -24,10 +24,11 @@ from rich.markup import escape
 
 from regimes.config import RunConfig, override
 from regimes.console import stdout
-from regimes.errors import ConfigError
+from regimes.errors import ConfigError, is_whole, require
 from regimes.launch import sweep
-from regimes.launch.trials import Trial, Tuned, ranked, read_scores, write
+from regimes.launch.trials import Trial, Tuned, chosen_file, ranked, read_scores, write
 from regimes.presets.families import shortened
+from regimes.records import check_output
 
 Progress = Callable[[Path, str | None], None]
 Runner = Callable[[list[tuple[Path, RunConfig]], int, Progress], object]  # as `sweep.ablate`
@@ -53,6 +54,8 @@ def main(
         said = f"failed: {error}" if error else "done"
         stdout.tell(console, escape(f"{folder.relative_to(out)}: {said}"), soft_wrap=True)
 
+    for path in (out / "tune.json", *(chosen_file(out, cell) for cell in cells)):
+        check_output(path)  # now, not after the training
     found = tune(cells, read_values(values), seeds, out, jobs=jobs, halving=halving, budget=budget,
                  progress=progress)  # fmt: skip
     write(found, out)
@@ -100,8 +103,13 @@ def tune(
         run: runs the cells that are not done yet; by default `sweep.ablate`.
 
     Raises:
-        ConfigError: no validation data, a field that does not exist, a budget too small.
+        ConfigError: no validation data, a field that does not exist, a budget too small, or one
+            that is no number; a halving below 2.
     """
+    good = halving is None or is_whole(halving, 2)
+    require(good, "--halving", halving, "a whole number from 2 up")
+    good = budget is None or (budget > 0 and math.isfinite(budget))
+    require(good, "--budget", budget, "a number of epochs above 0")
     tried = {cell: _trials(config, values) for cell, config in cells.items()}
     most = max(map(len, tried.values()))
     shares = _shares(most, halving)
@@ -153,10 +161,11 @@ def _survivors(trials: list[Trial], number: int, halving: int | None, metric: st
 def _price(
     tried: Mapping[str, list[Trial]], shares: Sequence[float], halving: int | None, seeds: int
 ) -> float:
-    """Epochs of training, all rounds and runs together."""
+    """Epochs of training, all rounds and runs together, if in each round the longest go on."""
+    longest = [sorted((t.config.epochs for t in ts), reverse=True) for ts in tried.values()]
     return seeds * sum(
-        _left(len(trials), number, halving) * share * trials[0].config.epochs
-        for trials in tried.values()
+        share * sum(epochs[: _left(len(epochs), number, halving)])
+        for epochs in longest
         for number, share in enumerate(shares)
     )
 

@@ -6,10 +6,11 @@ is imported late.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ from regimes.monitor.text import (
 from regimes.records import (
     check_together,
     complete,
+    ended,
     find,
     opened,
     progress,
@@ -42,12 +44,16 @@ from regimes.training.idle_policy import silence
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    Show = Callable[[RenderableType], None]
+
 BUSY = ("running", "starting")
+BETWEEN = 60  # seconds in which the next run of a grid may begin
 
 
 def watch(folder: Path, once: bool = False, console: Console | None = None) -> None:
     """Show a run, or a folder of runs, and follow it every second until it ends or Ctrl-C; where
-    there is none yet, wait for the first.
+    there is none yet, wait for the first. A terminal shows it in place; elsewhere it is printed
+    again as often as it changes.
 
     Args:
         folder: or an archive of runs, which is shown once.
@@ -56,31 +62,55 @@ def watch(folder: Path, once: bool = False, console: Console | None = None) -> N
     Raises:
         RecordError: there is no run, and ``once`` is asked for.
     """
-    from rich.live import Live
-
     folder, console = Path(folder), console or new_console()
     if folder.is_file():
         with opened(folder) as root:
             console.print(_many(root, None, called=str(folder))[0])
         return
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         _await(folder, once, console)
-    except KeyboardInterrupt:
-        return
+        live = console.is_terminal and not once
+        with _in_place(console) if live else _as_text(console) as show:
+            for picture in _pictures(folder, once, console.height if live else None):
+                show(picture)
+
+
+def _pictures(folder: Path, once: bool, height: int | None) -> Iterator[RenderableType]:
+    """One a second until no run goes on; of a folder, also while the next run of a grid begins."""
     single = (folder / "run.json").exists()
-    draw = _one if single else functools.partial(_many, height=None if once else console.height)
+    draw = _one if single else functools.partial(_many, height=height)
+    patience = 1 if single else BETWEEN
     picture, going = draw(folder)
-    if once:
-        console.print(picture)
-        return
-    try:
-        with Live(picture, console=console, auto_refresh=False) as live:
-            while going or not single:
-                time.sleep(1)
-                picture, going = draw(folder)
-                live.update(picture, refresh=True)
-    except KeyboardInterrupt:
-        pass
+    yield picture
+    idle = 0 if going else patience
+    while not once and idle < patience:
+        time.sleep(1)
+        picture, going = draw(folder)
+        idle = 0 if going else idle + 1
+        yield picture
+
+
+@contextlib.contextmanager
+def _in_place(console: Console) -> Iterator[Show]:
+    from rich.live import Live
+
+    with Live(console=console, auto_refresh=False) as live:
+        yield functools.partial(live.update, refresh=True)
+
+
+@contextlib.contextmanager
+def _as_text(console: Console) -> Iterator[Show]:
+    last = ""
+
+    def show(picture: RenderableType) -> None:
+        nonlocal last
+        with console.capture() as captured:
+            console.print(picture)
+        if captured.get() != last:
+            console.print(picture)
+        last = captured.get()
+
+    yield show
 
 
 def _await(folder: Path, once: bool, console: Console) -> None:
@@ -101,7 +131,7 @@ def state(folder: Path, header: Row, rows: Sequence[Row]) -> tuple[str, str]:
     """(finished, running, starting, stopped or broken off; more about it)."""
     events = _lines(folder / "events.jsonl")
     last = events[-1] if events else {"event": "none"}
-    if complete(header, rows):
+    if complete(header, rows) and ended(events):
         return "finished", ""
     if last["event"] == "stopped":
         return "stopped", spelt(last.get("why", ""))

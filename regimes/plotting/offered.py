@@ -65,7 +65,7 @@ def begin(name: str, words: Sequence[str]) -> None:
     """
     known = _all()
     if name not in known:
-        raise ConfigError(f"no figure {name!r}: {nearest(name, known)}")
+        raise ConfigError(f"no figure {name!r}: {nearest(name, known, 'regimes figure')}")
     where, others = conditions(words)
     with reading(where, say=True):
         known[name].start(others)

@@ -17,6 +17,8 @@ import matplotlib as mpl
 import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.mathtext import MathTextParser
+from matplotlib.text import Text
 from matplotlib.ticker import LogLocator, NullLocator
 
 from regimes.plotting.decays import decays
@@ -97,7 +99,7 @@ def setting(run: Record) -> str:
 def _data(run: Record, unit: str) -> str:
     """What was trained on; of somebody's own training the name, if there is one."""
     data, known = run.config["data"], run.header["data"]
-    if known["train"] is None:
+    if known.get("train") is None or known.get("test") is None:
         return f"data {NOT_SAID}" if data["name"] == OWN else data["name"]
     path, size = data.get("path"), data.get("image_size")
     name = Path(path).name if data["name"] == "folder" and path else data["name"]
@@ -229,6 +231,18 @@ def shade(ax: Axes, windows: Iterable[Sequence[int]]) -> None:
         ax.axvspan(first - 0.5, stop - 0.5, color="#ececec", linewidth=0, zorder=0)
 
 
+def plain_where_no_formula(fig: Figure) -> None:
+    """What stands between two dollars is drawn as a formula; as it is where it is none, such as in
+    the name of a stranger's metric."""
+    parser = MathTextParser("path")
+    for text in fig.findobj(Text):
+        try:
+            if "$" in text.get_text():
+                parser.parse(text.get_text())
+        except ValueError:
+            text.set_parse_math(False)
+
+
 # -- to disk ---------------------------------------------------------------------------------
 
 
@@ -237,6 +251,7 @@ def save(fig: Figure, stem: Path, numbers: pd.DataFrame) -> list[Path]:
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg", "csv")]
     png, svg = io.BytesIO(), io.BytesIO()
     with theme():
+        plain_where_no_formula(fig)
         fig.savefig(png, format="png", dpi=DPI, metadata={"Software": None})
         fig.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
     write_output(paths[0], png.getvalue())

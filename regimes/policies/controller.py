@@ -13,6 +13,7 @@ from typing import Any, Literal
 from regimes.config import DENSE
 from regimes.policies.base import Decision, Policy
 from regimes.policies.history import Costs, PastEpoch, Reader, past_epoch, whole_epoch
+from regimes.policies.returns import checked
 
 Row = dict[str, Any]
 Rows = Sequence[Row]
@@ -61,7 +62,8 @@ class Controller:
 
     def decide_after(self, past: Sequence[PastEpoch]) -> Levels:
         """The same from epochs as a policy sees them."""
-        found = self.policy.decide(past, [self.layers[i] for i in self.compressed])
+        names = [self.layers[i] for i in self.compressed]
+        found = checked(self.policy, self.policy.decide(past, names), names)
         decisions = dict(zip(self.compressed, found, strict=True))
         every = [decisions.get(i, Decision(DENSE)) for i in range(len(self.layers))]
         return Levels([d.level for d in every], [d.why for d in every], decisions)
@@ -85,7 +87,8 @@ class WholeController:
     def decide(self, rows: Rows) -> Decision:
         """The level in epoch ``len(rows)``, from the record's rows."""
         past = self.reader.history(rows, self._read)
-        return self.policy.decide(past, [self.table])[0]
+        found = self.policy.decide(past, [self.table])
+        return checked(self.policy, found, [self.table], periods=self.table == "sync")[0]
 
     def _read(self, row: Row) -> PastEpoch:
         return whole_epoch(row, self.signal, self.table)

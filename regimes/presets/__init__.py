@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from regimes.config import RunConfig, load_toml, override, to_dict
-from regimes.errors import ConfigError, nearest
+from regimes.config import Registry, RunConfig, load_toml, override, to_dict
+from regimes.errors import ConfigError, nearest, require
 from regimes.policies import policy
 from regimes.presets import (
     cpu,
@@ -38,9 +38,33 @@ from regimes.presets.listing import groups
 from regimes.presets.registry import GRIDS, PRESETS, grid, preset
 
 __all__ = [
-    "GRIDS", "PRESETS", "Grid", "check_common", "cpu", "detection", "events", "falling",
-    "get_grid", "get_preset", "grid", "groups", "language", "local", "matrix", "mechanism", "own",
-    "paper", "paper_text", "preset", "questions", "schedules", "seeds_of", "select", "tournament",
+    "GRIDS",
+    "PRESETS",
+    "Grid",
+    "arms",
+    "check_common",
+    "cpu",
+    "detection",
+    "events",
+    "falling",
+    "get_grid",
+    "get_preset",
+    "grid",
+    "groups",
+    "language",
+    "local",
+    "matrix",
+    "mechanism",
+    "numbers",
+    "own",
+    "paper",
+    "paper_text",
+    "preset",
+    "questions",
+    "schedules",
+    "seeds_of",
+    "select",
+    "tournament",
 ]  # fmt: skip
 
 
@@ -48,6 +72,7 @@ def get_preset(name: str) -> RunConfig:
     """A preset, or ConfigError with the nearest name. ``GRID/SCHEDULE`` names a cell of a grid."""
     grid_name, slash, schedule = name.partition("/")
     if name in PRESETS or not slash or grid_name not in GRIDS:
+        _check_file(name, PRESETS)
         return PRESETS.find(name)()
     cells = get_grid(grid_name)
     if schedule not in cells:
@@ -67,7 +92,15 @@ def get_grid(name: str) -> Grid:
         if not files:
             raise ConfigError(f"{name} has no configuration: expected files *.toml in it")
         return {file.stem: load_toml(file) for file in files}
+    _check_file(name, GRIDS)
     return GRIDS.find(name)()
+
+
+def _check_file(name: str, known: Registry) -> None:
+    """Raise ConfigError if an unknown name looks like that of a file."""
+    if name not in known and (Path(name).suffix or Path(name).exists()):
+        why = "is no file *.toml" if Path(name).exists() else "does not exist"
+        raise ConfigError(f"no {known.kind} {name!r}, and a file of that name {why}")
 
 
 def seeds_of(name: str) -> list[int] | None:
@@ -94,6 +127,29 @@ def select(name: str, schedules: Sequence[str] = (), settings: Sequence[str] = (
             if getattr(cell, table) is not None:
                 policy(getattr(cell, table), table)
     return found
+
+
+def arms(name: str, schedules: Sequence[str] = (), settings: Sequence[str] = ()) -> Grid:
+    """What can be tuned under a name: `select` of a grid, or the one configuration of a preset or
+    of GRID/SCHEDULE. Where a grid and a preset share the name, the grid, as for `ablate`.
+
+    Raises:
+        ConfigError: as `select` and `get_preset` do.
+    """
+    one = name in PRESETS or "/" in name
+    if schedules or name in GRIDS or own.is_file(name) or Path(name).is_dir() or not one:
+        return select(name, schedules, settings)
+    return {name: override(get_preset(name), list(settings))}
+
+
+def numbers(count: int, first: int = 0) -> list[int]:
+    """So many seeds.
+
+    Raises:
+        ConfigError: none at all, or more than can be meant.
+    """
+    require(1 <= count <= own.MOST_SEEDS, "--seeds", count, f"1 to {own.MOST_SEEDS}")
+    return list(range(first, first + count))
 
 
 def check_common(grid: Grid, settings: Sequence[str]) -> None:

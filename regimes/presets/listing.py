@@ -36,7 +36,7 @@ def groups(words: Sequence[str] = ()) -> list[Group]:
     if not found:
         names = {*PRESETS, *GRIDS}
         raise ConfigError(f"no preset or grid is about {' '.join(words)!r}: "
-                          f"{nearest(words[0], names)}")  # fmt: skip
+                          f"{nearest(words[0], names, 'regimes presets')}")  # fmt: skip
     return found
 
 

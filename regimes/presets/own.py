@@ -27,6 +27,7 @@ from regimes.config.toml import read_tables
 from regimes.errors import ConfigError, is_whole, nearest, require, unexpected
 from regimes.presets.registry import Grid
 
+MOST_SEEDS = 10_000
 KEYS = ("base", "seeds", "set", "schedules")
 NAME = re.compile(r"[^/\\\x00-\x1f\x7f-\x9f]{1,100}")  # of a folder, wherever it is unpacked
 
@@ -64,16 +65,20 @@ def read_seeds(path: str) -> list[int] | None:
     given = _table(path).get("seeds")
     if given is None:
         return None
-    numbers = list(range(given)) if is_whole(given, 1) else given
+    few = is_whole(given, 1) and given <= MOST_SEEDS
+    numbers = list(range(given)) if few else given
     whole = isinstance(numbers, list) and all(is_whole(number, 0) for number in numbers)
     if not whole or not numbers or len({*numbers}) < len(numbers):
-        raise unexpected(f"{path}: seeds", given, "a number of seeds, or a list of different ones")
+        expected = f"a number of seeds up to {MOST_SEEDS}, or a list of different ones"
+        raise unexpected(f"{path}: seeds", given, expected)
     return numbers
 
 
 def _table(path: str) -> dict[str, Any]:
     try:
         table = read_tables(path)
+    except FileNotFoundError:
+        raise ConfigError(f"cannot read the grid {path}: no such file") from None
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read the grid {path}: {error}") from None
     if not isinstance(table.get("schedules"), Mapping) or not table["schedules"]:

@@ -5,5 +5,6 @@ from __future__ import annotations
 from regimes.config import Registry, RunConfig
 
 Grid = dict[str, RunConfig]
-PRESETS, GRIDS = Registry("preset"), Registry("grid")  # functions that make a RunConfig, a Grid
+PRESETS = Registry("preset", listed="regimes presets")  # functions that make a RunConfig
+GRIDS = Registry("grid", listed="regimes presets")  # functions that make a Grid
 preset, grid = PRESETS.register, GRIDS.register

@@ -39,13 +39,14 @@ from regimes.records.experiment import (
 from regimes.records.extent import (
     complete,
     count_units,
+    ended,
     length,
     progress,
     share_of_low,
     unit_name,
     units,
 )
-from regimes.records.files import write_atomically, write_output, write_table
+from regimes.records.files import check_output, write_atomically, write_output, write_table
 from regimes.records.lines import check_together, read_header, read_lines
 from regimes.records.reader import (
     FREE_ON_RESUME,
@@ -63,9 +64,9 @@ from regimes.records.writer import Writer
 
 __all__ = [
     "FREE_ON_RESUME", "NOT_SAID", "OWN", "SCHEMA", "Record", "Writer", "apart_from", "check_one",
-    "check_reporters", "check_same", "check_together", "complete", "count_units", "differing",
-    "edited", "find", "gathered", "identity", "length", "load", "load_all", "mixed", "not_said",
-    "notes", "opened", "pack", "progress", "read_header", "read_lines", "reading", "reporters",
-    "select", "separate", "share_of_low", "summary", "unit_name", "units", "variants",
-    "write_atomically", "write_output", "write_table",
+    "check_output", "check_reporters", "check_same", "check_together", "complete", "count_units",
+    "differing", "edited", "ended", "find", "gathered", "identity", "length", "load", "load_all",
+    "mixed", "not_said", "notes", "opened", "pack", "progress", "read_header", "read_lines",
+    "reading", "reporters", "select", "separate", "share_of_low", "summary", "unit_name", "units",
+    "variants", "write_atomically", "write_output", "write_table",
 ]  # fmt: skip

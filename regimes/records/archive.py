@@ -6,14 +6,16 @@ import contextlib
 import io
 import lzma
 import tarfile
-import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from regimes.errors import RecordError
+from regimes import inputs
+from regimes.errors import RecordError, RegimesError
 from regimes.records.files import check_output, check_regular, write_atomically
 from regimes.records.lines import content
 from regimes.records.reader import Record, find, load
+from regimes.records.scratch import scratch_folder
 from regimes.records.selection import gathered
 
 LARGEST_ARCHIVE, LARGEST_ABOUT = 2**33, 2**20  # bytes, unpacked
@@ -39,14 +41,18 @@ def opened(place: str | Path) -> Iterator[Path]:
     if not place.is_file():
         yield place
         return
-    with tempfile.TemporaryDirectory(prefix="regimes-") as scratch:
+    inputs.note(place)
+    with scratch_folder() as scratch:
         try:
             with tarfile.open(place, tarinfo=Member) as archive:
                 archive.extractall(scratch, filter=_Sparing(place))
         except (OSError, tarfile.TarError, EOFError, lzma.LZMAError) as error:
             why = str(error).partition("\n")[0].rstrip(":")
             raise RecordError(f"{place} is no archive of records: {why}") from None
-        yield Path(scratch)
+        try:
+            yield scratch
+        except RegimesError as error:  # by the name that the user knows
+            raise type(error)(str(error).replace(str(scratch), str(place))) from None
 
 
 class _Sparing:
@@ -76,9 +82,9 @@ def load_all(*folders: str | Path, where: Sequence[str] = ()) -> list[Record]:
             one experiment and seed.
     """
     runs: list[Record] = []
-    for folder in folders:
-        with opened(folder) as root:
-            found = [load(path) for path in find(root)]
+    for folder in map(Path, folders):
+        with opened(folder) as root:  # of an archive, a record's folder is its name in the archive
+            found = [replace(load(p), folder=folder / p.relative_to(root)) for p in find(root)]
         if not found:
             raise RecordError(f"no run in or under {folder}")
         runs += found

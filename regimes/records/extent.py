@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+MARKS = ("start", "resume", "end", "stopped")
+
 
 def complete(header: dict[str, Any], rows: Sequence[dict[str, Any]]) -> bool:
     """Has the run trained all its units, or spent its budget of floats?"""
     budget, wanted = header.get("budget"), units(header)
     spent = budget is not None and sum(row["floats"] for row in rows) >= budget
     return spent or (wanted is not None and len(rows) >= wanted)
+
+
+def ended(events: Sequence[dict[str, Any]]) -> bool:
+    """Did the run end by itself since it was last started or resumed? A trainer writes the event
+    "end" after its last checkpoint, so that a run with all rows and without it has no final
+    weights."""
+    marks = [event["event"] for event in events if event["event"] in MARKS]
+    return marks[-1:] == ["end"]
 
 
 def units(header: dict[str, Any]) -> int | None:

@@ -10,6 +10,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from regimes import inputs
 from regimes.errors import RecordError
 
 if TYPE_CHECKING:
@@ -132,10 +133,20 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def check_output(path: Path) -> None:
-    """Raise RecordError if a file that a user asked for would replace one of a record."""
-    part = path.name == "run.json" or path.suffix == ".jsonl"
-    if part and (path.parent / "run.json").is_file():
-        raise RecordError(f"cannot write {path}: it is a file of the record in {path.parent}")
+    """Every file that a user asks for goes through here before it is written.
+
+    Raises:
+        RecordError: it would replace a file of a record, its checkpoints among them, or one that
+            the command has read.
+    """
+    part = path.name in ("run.json", ".lock") or path.suffix == ".jsonl"
+    records = [path.parent] * part
+    records += [folder.parent for folder in path.parents if folder.name == "checkpoints"]
+    for folder in records:
+        if (folder / "run.json").is_file():
+            raise RecordError(f"cannot write {path}: it is a file of the record in {folder}")
+    if inputs.is_one(path):
+        raise RecordError(f"cannot write {path}: the command has read it; choose another name")
 
 
 def write_output(path: Path, content: str | bytes) -> None:

@@ -45,13 +45,15 @@ def logged(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def _scalars(row: Row) -> Row:
-    """What a row says of the model in single values."""
+    """What a row says of the model in single values; "model_" stands before a statistic whose name
+    is another value's."""
     plain = {k: v for k, v in row.items() if not isinstance(v, dict | list)}
     plain |= {f"lr_{i}": rate for i, rate in enumerate(row.get("group_lr") or ()) if i}
+    model = {f"model_{k}" if k in plain else k: v for k, v in row.get("model", {}).items()}
     held = {f"validation_{k}": v for k, v in row.get("validation", {}).items()}
     sync = row.get("sync", {})
     late = {k: sync.get(k) for k in ("period", "rounds")} if sync.get("level") else {}
-    return plain | row.get("model", {}) | held | late
+    return plain | model | held | late
 
 
 def layers(names: Sequence[str], rows: Sequence[Row]) -> pd.DataFrame:

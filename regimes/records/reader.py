@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,6 +81,12 @@ class Record:
     @property
     def seed(self) -> int:
         return self.config["seed"]
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of its configuration; nan where that does not say."""
+        known = (self.config["optimizer"] or {}).get("lr")
+        return math.nan if known is None else float(known)
 
     @property
     def finished(self) -> bool:

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from regimes.config import Registry
+from regimes.errors import ConfigError, RegimesError
 
+CALLS = ("start", "step", "epoch", "stop")
 GROUP = "regimes.reporters"
 OURS = {"tensorboard": "regimes.monitor.tensorboard:Scalars", "wandb": "regimes.monitor.wandb:Runs"}
 
@@ -39,7 +41,23 @@ def reporters(names: Sequence[str], folder: Path) -> list[Any]:
     """The reporters of these names, for the run in a folder.
 
     Raises:
-        ConfigError: an unknown name; a package that one of them needs is missing.
+        ConfigError: an unknown name; a package that one of them needs is missing; it raises while
+            it is made, or lacks one of the calls.
     """
     known = registry()
-    return [known.load(name)(Path(folder)) for name in names]
+    return [_made(name, known.load(name), Path(folder)) for name in names]
+
+
+def _made(name: str, kind: Any, folder: Path) -> Any:
+    """A reporter; what its package raises is one sentence."""
+    try:
+        made = kind(folder)
+    except RegimesError:
+        raise
+    except Exception as error:
+        why = f"{type(error).__name__} {error}".strip()
+        raise ConfigError(f"the reporter {name} cannot be made: {why}") from error
+    for call in CALLS:
+        if not callable(getattr(made, call, None)):
+            raise ConfigError(f"the reporter {name} has no {call}: it needs {', '.join(CALLS)}")
+    return made

@@ -148,12 +148,19 @@ def _contradiction(header: dict[str, Any]) -> str | None:
 
 def misfit(header: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str | None:
     """What in a run's rows does not go with its header, with the line; or None."""
-    count, by_steps = len(header["layers"]), header["config"].get("unit_steps")
-    for number, row in enumerate(rows, start=1):
-        for table in ("layers", "statistics"):
-            for name, values in row[table].items():
-                if type(values) is not list or len(values) != count:
-                    return f"line {number} is damaged: {table}.{name} has no {count} layers"
-        if by_steps and "unit" not in row:
-            return f"line {number} is damaged: unit is missing"
-    return None
+    found = ((number, row_misfit(header, row)) for number, row in enumerate(rows, start=1))
+    return next((f"line {number} is damaged: {why}" for number, why in found if why), None)
+
+
+def row_misfit(header: dict[str, Any], row: dict[str, Any]) -> str | None:
+    """What in a row does not go with the header, or None."""
+    count = len(header["layers"])
+    for table in ("layers", "statistics"):
+        for name, values in row[table].items():
+            if type(values) is not list or len(values) != count:
+                return f"{table}.{name} has no {count} layers"
+    ours = header["metric"] == "accuracy" and "written_by" not in header  # others log per cent
+    if ours and not 0 <= (row["metric"] or 0) <= 1:
+        return f"metric is {row['metric']!r:.40}, expected an accuracy from 0 to 1"
+    by_steps = header["config"].get("unit_steps")
+    return "unit is missing" if by_steps and "unit" not in row else None

@@ -12,7 +12,9 @@ from typing import Any
 from regimes.errors import RecordError
 from regimes.records import chain
 from regimes.records.files import append, check_regular, opened_to_append, write_atomically
+from regimes.records.kinds import fault
 from regimes.records.lines import (
+    LONGEST_LINE,
     ONE_PER_EPOCH,
     content,
     parse,
@@ -20,7 +22,7 @@ from regimes.records.lines import (
     read_lines,
     whole_lines,
 )
-from regimes.records.schema import SCHEMA, header_fault
+from regimes.records.schema import ROWS, SCHEMA, header_fault, row_misfit
 
 REWOUND = ("epochs.jsonl", "seconds.jsonl", "instruments.jsonl")  # by a resume
 
@@ -35,6 +37,7 @@ class Writer:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._header: dict[str, Any] = {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = opened_to_append(folder / ".lock")
@@ -62,6 +65,7 @@ class Writer:
                     "--out"
                 )
             content = _header({"schema": SCHEMA, **header}, folder)
+            writer._header = json.loads(content)
             writer._restate()
             writer._rewind(0)
             writer._replace({"run.json": content})
@@ -84,6 +88,7 @@ class Writer:
             raise RecordError(f"{folder} holds no run to resume: start one without --resume")
         writer = cls(folder)
         try:
+            writer._header = read_header(folder)
             for name in ONE_PER_EPOCH:
                 there = len(read_lines(folder / name))
                 if there < epochs:
@@ -122,7 +127,9 @@ class Writer:
 
     def amend(self, **fields: Any) -> None:
         """Change fields of the header."""
-        self._replace({"run.json": _header({**read_header(self.folder), **fields}, self.folder)})
+        text = _header({**read_header(self.folder), **fields}, self.folder)
+        self._replace({"run.json": text})
+        self._header = json.loads(text)
 
     def _replace(self, files: dict[str, bytes]) -> None:
         sums = {name: chain.Sum(chain.split(text)) for name, text in files.items()}
@@ -153,7 +160,7 @@ class Writer:
         """Lines to files, announced in the chain; all of them or none."""
         lines: dict[str, list[bytes]] = {}
         for name, row in rows:
-            lines.setdefault(name, []).append(_line(row))
+            lines.setdefault(name, []).append(self._checked(name, row))
         sums = {name: chain.Sum(new, self._sums[name]) for name, new in lines.items()}
         sizes = {path: _size(path) for path in (self.folder / n for n in (chain.CHAIN, *lines))}
         try:
@@ -166,6 +173,18 @@ class Writer:
                     os.truncate(path, size)
             raise
         self._sums |= sums
+
+    def _checked(self, name: str, row: dict[str, Any]) -> bytes:
+        """The line of a row, as readers would take it; RecordError if they would not."""
+        try:
+            line = _line(row)
+            why = _unreadable(name, line, parse(line), self._header)
+        except (TypeError, ValueError, RecursionError) as error:
+            line, why = b"", f"it is no JSON ({error})"
+        if why:
+            of = f" of the instrument {row['instrument']}" if "instrument" in row else ""
+            raise RecordError(f"cannot write a line{of} to {self.folder / name}: {why}")
+        return line
 
     def _announce(self, sums: dict[str, chain.Sum]) -> None:
         self._write(chain.CHAIN, _line(chain.announcement(sums)))
@@ -214,6 +233,18 @@ def _locked(file: int, tries: int = 5) -> bool:
     return False
 
 
+def _unreadable(
+    name: str, line: bytes, row: dict[str, Any] | None, header: dict[str, Any]
+) -> str | None:
+    """Why no reader would take a line, or None."""
+    if row is None:
+        return "it has half of a letter, or is nested too deep"
+    if len(line) > LONGEST_LINE:
+        return f"it is too long: {len(line)} bytes, at most {LONGEST_LINE}"
+    why = fault(row, ROWS[name]) if name in ROWS else None
+    return why or (row_misfit(header, row) if name == "epochs.jsonl" else None)
+
+
 def _line(row: dict[str, Any]) -> bytes:
     """As JSON, which knows no NaN and no infinity: null is what could not be formed."""
     try:
@@ -227,7 +258,8 @@ def _header(header: dict[str, Any], folder: Path) -> bytes:
     """``run.json``, which can be read again; RecordError if it could not."""
     try:
         text = json.dumps(header, indent=1, allow_nan=False).encode() + b"\n"
-        why = header_fault(json.loads(text))
+        found = parse(text)
+        why = header_fault(found) if found else "a text in it is not UTF-8"
     except ValueError as error:
         why = str(error)
     if why:

@@ -136,7 +136,7 @@ def main(places: Sequence[Path], texts: Sequence[str], out: Path | None) -> Comp
     runs = read(places)
     result, console = bench(runs, texts), new_console(highlight=False)
     for table in tables(result):
-        console.print(table.drawn(), "")
+        console.print(table.drawn(padding=(0, 1, 0, 0)), "")
     console.print(EXPLAINED, *result.notes[:1], sep="\n", style="dim", markup=False)
     if out:
         console.print(*map(str, write(result, out)), sep="\n")

@@ -15,8 +15,8 @@ import numpy as np
 
 from regimes.config import DENSE
 from regimes.detectors import Detector
-from regimes.detectors.statistics import Statistic
-from regimes.errors import RecordError
+from regimes.detectors.statistics import Statistic, setting
+from regimes.errors import ConfigError, RecordError
 from regimes.policies import Detected, Policy
 from regimes.policies.controller import Controller
 from regimes.policies.history import History, PastEpoch, history, level_costs, whole_history
@@ -117,9 +117,16 @@ def _check_measured(record: Record, policy: Policy, past: History) -> None:
             known = {n for epoch in past for n in (*epoch.statistics, *epoch.model)}
             raise RecordError(
                 f"{record.folder} recorded no {name!r} {where} (it has "
-                f"{', '.join(sorted(known)) or 'no statistic'}): train it again with the "
-                "instrument that measures it, see [instruments] in the configuration"
+                f"{', '.join(sorted(known)) or 'no statistic'}): train it again with {_how(name)}"
             )
+
+
+def _how(name: str) -> str:
+    """What has a statistic measured."""
+    try:
+        return setting(name)
+    except ConfigError:
+        return "an instrument that measures it"
 
 
 # -- what it would have cost -----------------------------------------------------------------

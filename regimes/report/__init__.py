@@ -12,10 +12,12 @@ from pathlib import Path
 
 from regimes.cost.network import Network
 from regimes.errors import RecordError
+from regimes.inputs import noted
 from regimes.records import opened, write_output
 from regimes.report import content, origin, pictures
 
 
+@noted()
 def write(place: Path, network: str, out: Path, baseline: str | None = None) -> None:
     """Write the page of the records in a folder or archive.
 

@@ -107,6 +107,7 @@ def build(config: OptimizerConfig, model: nn.Module, classes: int) -> Optimizers
         raise ConfigError(f"the optimizer {config.name!r} cannot be built: {why}") from None
     if not isinstance(made, torch.optim.Optimizer):
         raise ConfigError(f"the optimizer {config.name!r} is no torch.optim.Optimizer")
+    _check_steps(config, type(made))
     return Optimizers([made], config.lr)
 
 
@@ -183,6 +184,18 @@ def _groups(config: OptimizerConfig, parameters: Any, vectors: bool) -> Groups:
     parts = {config.weight_decay: [p for p in every if p.ndim > 1],
              0.0: [p for p in every if p.ndim <= 1]}  # fmt: skip
     return [{"params": ps, "weight_decay": decay} for decay, ps in parts.items() if ps]
+
+
+def _check_steps(config: OptimizerConfig, kind: type[torch.optim.Optimizer]) -> None:
+    """Raise ConfigError unless it takes a step along a dense gradient, without a closure."""
+    probe = nn.Parameter(torch.ones(2, 2))
+    probe.grad = torch.ones(2, 2)
+    try:
+        with torch.random.fork_rng([]):
+            kind([probe], lr=config.lr, **config.options).step()  # type: ignore[call-arg]
+    except Exception as error:  # what another package's class raises has no end
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"the optimizer {config.name!r} cannot be used: {why}") from None
 
 
 def _class(name: str) -> Any:

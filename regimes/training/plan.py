@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regimes.policies.controller import Levels
 from regimes.policies.periods import period_of
+from regimes.policies.returns import check_reasons
 from regimes.training.build import Run
 
 
@@ -35,7 +36,12 @@ def decide(run: Run, unit: int) -> Plan:
     """The plan of unit ``len(rows)``."""
     batch = _batch(run)
     scale = batch["multiple"] if run.config.optimizer.scale_with_batch else 1
-    return Plan(unit, batch, scale, run.controller.decide(run.rows), _sync(run))
+    levels, sync = run.controller.decide(run.rows), _sync(run)
+    for by, reasons in ((run.controller, levels.why), (run.batch_controller, [batch["why"]]),
+                        (run.sync_controller, [sync["why"]])):  # fmt: skip
+        if by is not None:
+            check_reasons(by.policy, reasons)
+    return Plan(unit, batch, scale, levels, sync)
 
 
 @dataclass(frozen=True)

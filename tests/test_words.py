@@ -1,0 +1,66 @@
+"""What is typed wrong, or asked of the command line itself: an answer, or one sentence."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import regimes
+from regimes import presets
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_the_version(command: Command) -> None:
+    done = command("--version")
+    assert (done.returncode, done.stdout) == (0, f"regimes {regimes.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("ablate mine.tom", "no grid 'mine.tom', and a file of that name does not exist"),
+        ("tune mine.tom", "no grid 'mine.tom', and a file of that name does not exist"),
+        ("run mine.tom", "no preset 'mine.tom', and a file of that name does not exist"),
+        ("ablate there.txt", "no grid 'there.txt', and a file of that name is no file *.toml"),
+        ("ablate mine.toml", "cannot read the grid mine.toml: no such file"),
+        ("run mine.toml", "cannot read the configuration mine.toml: no such file"),
+        ("ablate tournament-smok", "unknown grid 'tournament-smok': did you mean "
+         f"'tournament-smoke'? regimes presets lists all {len(presets.GRIDS)}."),
+        ("ablate smoke --seeds 1000000000", "--seeds = 1000000000: expected 1 to 10000"),
+        ("ablate smoke --option timeout_min=5",
+         "--option = ('timeout_min=5',): expected --executor beside it"),
+        ("ablate smoke --executor local --option timeout_min",
+         "--option = 'timeout_min': expected the form key=value"),
+        ("ablate many.toml", "many.toml: seeds = 1000000000: expected a number of seeds up to "
+         "10000, or a list of different ones"),
+    ],
+)  # fmt: skip
+def test_one_sentence(words: str, says: str, command: Command, tmp_path: Path) -> None:
+    (tmp_path / "there.txt").write_text("")
+    grid = 'base = "smoke"\nseeds = 1000000000\n[schedules.low]\nepochs = 3\n'
+    (tmp_path / "many.toml").write_text(grid)
+    done = command(*words.split())
+    assert (done.returncode, done.stderr) == (2, f"error: {says}\n")
+
+
+def test_a_table_breaks_no_name_within_a_word() -> None:
+    """As `regimes detect` has it at 80 columns: three names of detectors, and numbers."""
+    import io
+
+    from rich.console import Console
+
+    from regimes.console.tables import Table
+
+    name = "norm-change statistic=norm*lr"
+    heads = ("detector", "beside", "by", "Jaccard", "kappa", "lag")
+    numbers = ("layer", "0.64 ± 0.08", "-0.46 ± 0.20", "0.0 ± 0.0")
+    out = io.StringIO()
+    table = Table(heads, [(name, name, *numbers), ("random-windows", name, *numbers)], texts=2)
+    Console(file=out, width=80).print(table.drawn(padding=(0, 1, 0, 0)))
+    words = out.getvalue().split()
+    assert (words.count("norm-change"), words.count("statistic=norm*lr")) == (3, 3)
+    assert max(map(len, out.getvalue().splitlines())) <= 80

@@ -7,7 +7,7 @@ import threading
 import pytest
 from torch.distributed import HashStore
 
-from regimes.collectives import meeting
+from regimes.collectives import meeting, processes
 from regimes.collectives.meeting import Meeting
 from regimes.errors import TrainingError
 
@@ -32,3 +32,25 @@ def test_who_has_come_is_not_missing(absent: int, monkeypatch: pytest.MonkeyPatc
     for rank in there:
         assert said[rank].startswith(f"process {rank} has waited 1 s in attach() for process")
         assert f"for process {absent}: every process calls it" in said[rank]
+
+
+@pytest.mark.parametrize(("absent", "said"), [
+    (2, "no sign of process 2, which has died or hangs"),
+    (None, "all of them still answer: the network, or another collective"),
+])  # fmt: skip
+def test_a_roll_call_names_who_does_not_answer(
+    absent: int | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "ROLL_CALL", 0.5)
+    store, heard = HashStore(), dict[int, str]()
+
+    def ask(rank: int) -> None:
+        heard[rank] = processes._silent(store, rank, 3)
+
+    there = [rank for rank in range(3) if rank != absent]
+    threads = [threading.Thread(target=ask, args=(rank,)) for rank in there]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert heard == dict.fromkeys(there, said)

@@ -67,14 +67,22 @@ OTHERS = {  # of tests/test_NAME.py: pages and packages, which look at the core 
     "docs", "doctests", "fuzz", "house", "integrations", "notebooks", "readme", "wheel",
 }  # fmt: skip
 REAL = {  # start processes, whose calls are not seen
-    "regimes/collectives/": ("exchange", "world", "launchers", "fingerprint", "own_loop"),
+    "regimes/collectives/": (
+        "exchange", "world", "launchers", "fingerprint", "own_loop", "meeting", "ddp_faults",
+        "ddp_wrong",
+    ),
+    "regimes/compression/": ("compressor_options",),
+    "regimes/curvature/": ("curvature", "sharpness"),
+    "regimes/ddp/": ("ddp", "ddp_record", "ddp_state", "ddp_wrong", "parameter_groups"),
+    "regimes/local/": ("own_loop",),
+    "regimes/monitor/group.py": ("group_doctor",),
     "regimes/training/fingerprint.py": ("fingerprint",),
     "regimes/training/gradients.py": ("exchange",),
     "regimes/training/step.py": ("exchange",),
     "regimes/training/rounds.py": ("local_steps",),
     "regimes/training/loop.py": ("reporters", "hard"),
     "regimes/training/termination.py": ("hard",),
-}
+}  # fmt: skip
 
 
 def oracles() -> list[str]:

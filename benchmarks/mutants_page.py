@@ -67,5 +67,6 @@ def at_random(rows: list[dict[str, Any]], known: dict[str, str], log: Path) -> l
             f"{len(counted)} should be found. The tests found {before} of them at first, "
             f"{before / len(counted):.1%},",
             f"and find {now}, {now / len(counted):.1%}, since those alive have been given tests.",
+            "The first number, not the second, says what another draw would find.",
         ]
     return lines

@@ -10,6 +10,7 @@ import pytest
 from regimes.cli.app import app
 from regimes.config import PruningConfig, override
 from regimes.errors import ConfigError
+from regimes.launch import sweep
 from regimes.presets import get_grid, get_preset, seeds_of
 from regimes.records import load_all
 
@@ -186,3 +187,11 @@ def test_a_command_alone_says_what_it_needs(
 def test_other_options_are_left_alone(command: Callable) -> None:
     assert "Unrecognized" in command("run", "smoke", "--colour", "red").stderr
     assert command("run", "--help").returncode == 0
+
+
+def test_each_cell_that_ends_is_told_and_each_failure_is_kept() -> None:
+    ended: list[tuple[Path, str | None]] = []
+    outcomes = [(Path("a"), None), (Path("b"), "diverged"), (Path("c"), None)]
+    failures = sweep.collected(outcomes, lambda folder, error: ended.append((folder, error)))
+    assert ended == outcomes
+    assert failures == ["b: diverged"]

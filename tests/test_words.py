@@ -54,13 +54,14 @@ def test_a_table_breaks_no_name_within_a_word() -> None:
     from rich.console import Console
 
     from regimes.console.tables import Table
+    from regimes.replay import detect
 
     name = "norm-change statistic=norm*lr"
     heads = ("detector", "beside", "by", "Jaccard", "kappa", "lag")
     numbers = ("layer", "0.64 ± 0.08", "-0.46 ± 0.20", "0.0 ± 0.0")
     out = io.StringIO()
     table = Table(heads, [(name, name, *numbers), ("random-windows", name, *numbers)], texts=2)
-    Console(file=out, width=80).print(table.drawn(padding=(0, 1, 0, 0)))
+    Console(file=out, width=80).print(table.drawn(word=detect.WORD, padding=(0, 1, 0, 0)))
     words = out.getvalue().split()
     assert (words.count("norm-change"), words.count("statistic=norm*lr")) == (3, 3)
     assert max(map(len, out.getvalue().splitlines())) <= 80

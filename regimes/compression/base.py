@@ -44,8 +44,10 @@ class Workspace:
     def is_first(self, level: Level) -> bool:
         """Is this the first call with that level?"""
         known: frozenset[Level] = getattr(self, "_checked", frozenset())
+        if level in known:
+            return False
         self._checked = known | {level}
-        return level not in known
+        return True
 
     def take_early(self) -> Tensor | None:
         """Once; then None."""

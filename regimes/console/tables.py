@@ -12,10 +12,6 @@ if TYPE_CHECKING:
     from rich.table import Table as Drawn
 
 
-WORD = 24  # letters; a longer word is broken where a column is narrow
-GAP = 2  # letters between columns, at most
-
-
 @dataclass(frozen=True)
 class Table:
     """Rounded text in rows and columns; or why there is none.
@@ -41,48 +37,35 @@ class Table:
         last = len(self.heads) - self.ends
         return [i < self.texts or i >= last for i in range(len(self.heads))]
 
-    def _longest_word(self, column: int) -> int:
-        """Letters of the longest word that a column should not break."""
+    def _longest_word(self, column: int, most: int) -> int:
+        """Letters of the longest word of a column, of those that have at most so many."""
         texts = (row[column] for row in self.rows if isinstance(row[column], str))
         words = (len(word) for text in texts for word in text.split())
-        return max((length for length in words if length <= WORD), default=0)
+        return max((length for length in words if length <= most), default=0)
 
-    def drawn(self, least: int | None = None, **options: Any) -> Drawn:
+    def drawn(self, least: int | None = None, word: int = 0, **options: Any) -> Drawn:
         """For a terminal: words wrap, numbers do not. No text is read as markup.
 
         Args:
             least: letters that a column is wide.
+            word: letters of words that are not broken; a table may then be wider than the terminal.
             options: of ``rich.table.Table``.
         """
-        from rich.cells import cell_len
         from rich.table import Table as Drawn
         from rich.text import Text
 
-        longest = [self._longest_word(i) for i in range(len(self.heads))]
-        numbers = [max(map(cell_len, map(str, column))) for column in
-                   zip(self.heads, *self.rows, strict=True)]  # fmt: skip
-        needed = sum(longest[i] if words else numbers[i] for i, words in enumerate(self._words()))
-
-        class Fitting(Drawn):
-            """Where not all columns fit, words are broken before numbers are cut."""
-
-            def __rich_console__(self, console: Any, options: Any) -> Any:
-                if needed + GAP * len(self.columns) > options.max_width:
-                    for column in self.columns:
-                        column.min_width = least
-                yield from super().__rich_console__(console, options)
-
         plain = {"box": None, "header_style": "bold", "pad_edge": False, "title_justify": "left",
                  "caption_justify": "left"}  # fmt: skip
-        shown = Fitting(
+        shown = Drawn(
             title=Text(spelt(self.title)) if self.title else None,
             caption=Text(spelt(self.note)) if self.note else None,
             **{**plain, **options},
         )
         for i, (head, words) in enumerate(zip(self.heads, self._words(), strict=True)):
+            width = max(least or 0, self._longest_word(i, word) if words else 0)
             shown.add_column(
                 Text(spelt(head)), justify="left" if words else "right", no_wrap=not words,
-                overflow="fold", min_width=max(least or 0, longest[i] * words) or None,
+                overflow="fold", min_width=width or None,
             )  # fmt: skip
         for row in self.rows:
             shown.add_row(*(Text(spelt(cell)) if isinstance(cell, str) else cell for cell in row))

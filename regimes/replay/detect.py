@@ -27,6 +27,7 @@ NUMBERS = {
     "detectors": ("critical", "floats", "of_low", "seconds_per_epoch", "share_of_training"),
     "pairs": ("jaccard", "kappa", "lag", "best"),
 }
+WORD = 18  # letters: two columns of such words and the numbers fit in 80
 KEYS = {"detectors": ["schedule", "detector"], "pairs": ["schedule", "a", "b", "granularity"]}
 
 
@@ -136,7 +137,7 @@ def main(places: Sequence[Path], texts: Sequence[str], out: Path | None) -> Comp
     runs = read(places)
     result, console = bench(runs, texts), new_console(highlight=False)
     for table in tables(result):
-        console.print(table.drawn(padding=(0, 1, 0, 0)), "")
+        console.print(table.drawn(word=WORD, padding=(0, 1, 0, 0)), "")
     console.print(EXPLAINED, *result.notes[:1], sep="\n", style="dim", markup=False)
     if out:
         console.print(*map(str, write(result, out)), sep="\n")

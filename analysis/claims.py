@@ -33,6 +33,7 @@ from .verdicts import alike, ends_text, holm, least_p, outcome, p_ranks, p_text,
 
 COLUMNS = ("item", "claim", "effect", "n", "mean [95 % interval]", "margin", "p", "p by ranks",
            "p (Holm)", "verdict", "the claim is", "records")  # fmt: skip
+TASK = ("workers", "data.name", "data.digest", "model", "metric")  # what schedules of a claim share
 WIDTH = 200  # letters that twelve columns need
 DECIDE = ("expect", "ci_low", "ci_high", "margin", "p_holm")  # arguments of `outcome`
 ABOUT = (
@@ -90,7 +91,7 @@ def judge(folder: Path, claims: Sequence[Claim] = (*PAPER, *QUESTIONS)) -> pd.Da
 def _row(claim: Claim, runs: Sequence[Record]) -> dict[str, Any]:
     chosen = [run for run in runs if run.name in claim.schedules]
     check_there(runs, claim.schedules)
-    check_setting(chosen)
+    check_setting(chosen, TASK)
     values = claim.effect(chosen)
     mean, low, high = interval(values)
     if alike(values):

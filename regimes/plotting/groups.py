@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from regimes.errors import RecordError
@@ -61,12 +61,12 @@ def check_there(runs: Sequence[Record], needed: Iterable[str]) -> None:
         )
 
 
-def check_setting(runs: Sequence[Record]) -> None:
-    """Raise RecordError unless schedules that are compared share their `SETTING`."""
+def check_setting(runs: Sequence[Record], shared: Collection[str] = SETTING) -> None:
+    """Raise RecordError unless schedules that are compared share these fields or tables."""
     ones = list({run.name: run for run in reversed(runs)}.values())[::-1]
     ones.sort(key=_decided)  # stable: one whose batch is fixed stands for all
     for other in ones[1:]:
-        differ = differing([_setting(ones[0]), _setting(other)])
+        differ = differing([_some(ones[0], shared), _some(other, shared)])
         if _decided(other):
             differ.pop("batch_size", None)
         if differ:
@@ -78,8 +78,8 @@ def check_setting(runs: Sequence[Record]) -> None:
             )
 
 
-def _setting(run: Record) -> dict[str, Any]:
-    return {k: v for k, v in identity(run).items() if k.partition(".")[0] in SETTING}
+def _some(run: Record, shared: Collection[str]) -> dict[str, Any]:
+    return {k: v for k, v in identity(run).items() if {k, k.partition(".")[0]} & {*shared}}
 
 
 def _decided(run: Record) -> bool:

@@ -235,7 +235,7 @@ def stop_after(epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kill_at", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 5))])
 def test_kill_9_and_resume(kill_at: int, tmp_path: Path) -> None:
-    c = config("dtype=float32", epochs=8)
+    c = config("dtype=float32", epochs=8 + 4 * kill_at)
     regimes.run(c, tmp_path / "whole")
     run = Training([c], tmp_path / "broken")
     run.reached(kill_at)

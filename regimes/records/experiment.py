@@ -59,7 +59,8 @@ def _filled(said: Mapping[str, Any], usual: Mapping[str, Any]) -> Fields:
 def fields(run: Record) -> Fields:
     """All that a header says but name and `STORAGE`, by dotted path: ``{"optimizer.lr": 0.4,
     "data.digest": "e12f..."}``. Fields without a value are left out."""
-    header = {key: value for key, value in run.header.items() if key != "config"}
+    header = {"units": run.config.get("epochs")}  # as of a version that did not write them
+    header |= {key: value for key, value in run.header.items() if key != "config"}
     config = run.config if run.hooked else resolved(run.config)  # a hook's says what is known
     return {k: v for k, v in (_flat(config) | _flat(header)).items()
             if k not in ("name", *STORAGE)}  # fmt: skip

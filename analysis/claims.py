@@ -96,7 +96,7 @@ def _row(claim: Claim, runs: Sequence[Record]) -> dict[str, Any]:
     mean, low, high = interval(values)
     if alike(values):
         low = high = math.nan
-    codes = [run.header["code"]["digest"] for run in chosen]
+    codes = [str(run.header.get("code", {}).get("digest")) for run in chosen]
     return {
         "item": claim.item, "claim": claim.says, "records": " + ".join(claim.sources),
         "effect": claim.name, "n": len(values), "mean": mean - claim.base,

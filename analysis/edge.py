@@ -30,7 +30,7 @@ from regimes.records import Record, load_all
 from regimes.replay.agreement import interval
 
 from .command import Files
-from .mechanism import arm_of
+from .mechanism import arm_of, check_arms
 from .verdicts import ends_text
 
 if TYPE_CHECKING:
@@ -109,7 +109,8 @@ def as_text(rows: pd.DataFrame) -> Table:
 
 def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
     """A panel per rate: the product over the epochs, by arm, and the edge."""
-    each, limit = products(runs), edge_of(runs)
+    limit, each = edge_of(runs), products(runs)
+    check_arms(runs)
     rates = sorted(each["rate"].unique())
     with style.theme():
         fig = style.figure(3.2)

@@ -35,7 +35,7 @@ from regimes.plotting import style
 from regimes.plotting.groups import tested_by
 from regimes.plotting.metrics import Metric
 from regimes.presets.mechanism import ARMS, AT, LATE
-from regimes.records import Record, load_all
+from regimes.records import Record, check_one, load_all
 from regimes.replay.agreement import interval
 
 from . import mechanism_figure
@@ -51,6 +51,16 @@ LOSSES = (0.3, 1.0)  # nats above dense's lowest
 REFERENCE = "dense"
 
 # -- records to numbers ----------------------------------------------------------------------
+
+
+def check_arms(runs: Sequence[Record]) -> None:
+    """Raise RecordError unless the runs of an arm at a rate are of one experiment, however the rate
+    is spelt in their names."""
+    found: dict[tuple[str, float], list[Record]] = {}
+    for run in runs:
+        found.setdefault((arm_of(run)[0], run.rate), []).append(run)
+    for alike in found.values():
+        check_one(alike)
 
 
 def arm_of(run: Record) -> tuple[str, bool]:
@@ -84,6 +94,7 @@ def entries(runs: Sequence[Record], shown: Metric) -> pd.DataFrame:
             "momentum": math.nan if momentum is None else momentum,
             shown.name: shown.factor * last["metric"], "train_loss": last["train_loss"],
         })  # fmt: skip
+    check_arms(runs)
     each = pd.DataFrame(rows)
     if (twice := each.duplicated(["arm", "rate", "seed"])).any():
         arm, rate, seed = each.loc[twice, ["arm", "rate", "seed"]].iloc[0]

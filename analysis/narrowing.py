@@ -33,7 +33,7 @@ from regimes.records import Record, load_all
 from regimes.replay.agreement import interval
 
 from .command import Files
-from .mechanism import LOSSES, REFERENCE, arm_of, end
+from .mechanism import LOSSES, REFERENCE, arm_of, check_arms, end
 from .panels import draw_over_rates, over_rates, rates_axis
 from .verdicts import ends_text, p_text, p_value
 
@@ -71,6 +71,7 @@ def losses(runs: Sequence[Record]) -> pd.DataFrame:
         own, without = (float(one.epochs["train_loss"].astype(float)[last]) for one in (run, twin))
         rows.append({"window": f"epochs {match[1]}-{last}", "first": int(match[1]), "seed": seed,
                      "rate": rate, "loss": own, "dense": without})  # fmt: skip
+    check_arms(runs)
     order = ["first", "seed", "rate"]
     return pd.DataFrame(rows).sort_values(order, ignore_index=True)
 

@@ -45,7 +45,7 @@ def difference(a: Record, b: Record) -> str:
     """Why two runs are not of the same experiment, in words; empty if they are."""
     if differ := differing([identity(a), identity(b)]):
         return f"has another {', '.join(differ)}"
-    codes = [str(run.header["code"]["digest"])[:DIGITS] for run in (a, b)]
+    codes = [str(run.header.get("code", {}).get("digest"))[:DIGITS] for run in (a, b)]
     if not same_code(codes):
         return f"was run by code {codes[0]} and {codes[1]}, which are not known to train the same"
     return ""

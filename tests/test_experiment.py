@@ -33,6 +33,7 @@ from regimes.records import (
     reading,
     select,
     separate,
+    summary,
 )
 from regimes.records.experiment import STORAGE, apart_from, fields, identity, is_circumstance
 
@@ -151,6 +152,33 @@ def test_a_name_says_what_is_not_as_in_most_runs(pair: list[Record]) -> None:
     assert [r.name for r in separate(runs)] == [r.name for r in runs]  # once is enough
     with pytest.raises(RecordError, match=r"low \(optimizer.lr=9.0\).*choose one with --where"):
         groups(runs, ["low"])
+
+
+def test_a_text_is_no_number_and_a_name_is_made_once(pair: list[Record]) -> None:
+    def run(seed: int, name: str, eta: Any) -> Record:
+        policy = {"name": "accordion", "eta": eta}
+        config = pair[0].config | {"seed": seed, "name": name, "policy": policy}
+        return replace(pair[0], header={**pair[0].header, "config": config})
+
+    for a, b in ((4, "4"), (True, "true"), ("none", None)):
+        runs = separate([run(0, "low", a), run(1, "low", b)])
+        assert runs[0].name != runs[1].name, (a, b)
+    runs = separate([run(0, "a", 1), run(1, "a", 1), run(2, "a", 2), run(3, "a (policy.eta=2)", 3)])
+    assert len({r.name for r in runs}) == 3
+    assert select(runs, [f"name={runs[0].name}"]) == runs[:2]
+    assert len(summary(pair)) == 2
+    with pytest.raises(RecordError, match="would count twice"):
+        summary([pair[0], pair[0]])
+    changed = replace(pair[1], header={**pair[1].header, "metric": "loss"})
+    assert summary([pair[0], changed])["name"].nunique() == 2
+
+
+def test_rates_of_a_hooks_record_are_those_of_its_rows(pair: list[Record]) -> None:
+    runs = [replace(run, header={**run.header, "written_by": "hook"}) for run in pair]
+    assert not any(run.variant for run in separate(runs))
+    rows = [{**row, "lr": 50 * row["lr"]} for row in runs[1].rows]
+    apart = separate([runs[0], replace(runs[1], rows=rows)])
+    assert "rates." in apart[0].variant
 
 
 def test_a_doubled_seed_is_refused(pair: list[Record]) -> None:

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regimes.config import RunConfig, from_dict, to_dict
+from regimes.config import RunConfig, from_dict, read_value, to_dict
 from regimes.config.convert import today
 from regimes.errors import ConfigError, RecordError
 from regimes.records.lines import read_header
@@ -61,6 +61,9 @@ def fields(run: Record) -> Fields:
     "data.digest": "e12f..."}``. Fields without a value are left out."""
     header = {"units": run.config.get("epochs")}  # as of a version that did not write them
     header |= {key: value for key, value in run.header.items() if key != "config"}
+    if run.hooked and run.rows:  # whose rates stand in its rows alone
+        rates = [row["lr"] for row in run.rows]
+        header["rates"] = {"first": rates[0], "highest": max(rates)}
     config = run.config if run.hooked else resolved(run.config)  # a hook's says what is known
     return {k: v for k, v in (_flat(config) | _flat(header)).items()
             if k not in ("name", *STORAGE)}  # fmt: skip
@@ -83,13 +86,18 @@ def is_circumstance(field: str) -> bool:
 
 def identity(run: Record) -> Fields:
     """The `fields` in which all runs of an experiment agree."""
-    per_seed = run.config.get("drawn_per_seed") or ()
-    if not per_seed and run.config["name"].startswith(YOKED):
-        per_seed = ("policy.layers",)
+    free = run.config.get("drawn_per_seed") or ()
+    if "drawn_per_seed" not in run.config and run.config["name"].startswith(YOKED):
+        free = ("policy.layers",)
+    return _without(fields(run), free)
+
+
+def _without(found: Fields, per_seed: Iterable[str]) -> Fields:
+    """Without the seed, circumstances, and the fields or tables that each seed has of its own."""
     free = ("seed", *per_seed)
     return {
         field: value
-        for field, value in fields(run).items()
+        for field, value in found.items()
         if not is_circumstance(field)
         and not any(field == one or field.startswith(f"{one}.") for one in free)
     }
@@ -122,14 +130,15 @@ def spelt(field: str, value: Any) -> str:
 def _whole(value: Any) -> str:
     if value is None:
         return "none"
-    return value if isinstance(value, str) else json.dumps(value)
+    is_text = isinstance(value, str) and read_value(value) == value  # "4" is no 4
+    return value if is_text else json.dumps(value)
 
 
 def _telling(differ: dict[str, list[str]]) -> list[str]:
     """Few of the fields in which runs differ, but enough to tell all of them apart."""
     kinds = len({*zip(*differ.values(), strict=True)})
-    chosen: list[str] = []
-    while len({*zip(*(differ[n] for n in chosen), strict=True)} if chosen else {()}) < kinds:
+    chosen = list(differ)[:1]
+    while len({*zip(*(differ[n] for n in chosen), strict=True)}) < kinds:
         chosen.append(max(
             (name for name in differ if name not in chosen),
             key=lambda name: len({*zip(*(differ[n] for n in (*chosen, name)), strict=True)}),
@@ -156,21 +165,30 @@ def separate(runs: Iterable[Record]) -> list[Record]:
         RecordError: two runs of one experiment have the same seed.
     """
     runs = list(runs)
+    for _ in range(3):  # a name that was made may be another run's own
+        if not _separate(runs):
+            break
+    _check_seeds(runs)
+    return runs
+
+
+def _separate(runs: list[Record]) -> bool:
+    """Give runs of one name that differ names of their own; was there one?"""
     by_name: dict[str, list[int]] = {}
+    found = False
     for place, run in enumerate(runs):
         by_name.setdefault(run.name, []).append(place)
     for places in by_name.values():
         tables = [identity(runs[place]) for place in places]
         if not (differ := differing(tables)):
             continue
-        names = _telling(differ)
+        found, names = True, _telling(differ)
         for place, words in zip(
             places, _labels([differ[name] for name in names], names), strict=True
         ):
             older = runs[place].variant
             runs[place] = replace(runs[place], variant=f"{older}, {words}" if older else words)
-    _check_seeds(runs)
-    return runs
+    return found
 
 
 def _check_seeds(runs: Sequence[Record]) -> None:
@@ -219,7 +237,8 @@ def _apart(groups: Mapping[str, Sequence[Record]]) -> list[str]:
             by_name.setdefault(runs[0].config["name"], []).append(runs[0])
     said = []
     for name, ones in by_name.items():
-        differ = differing([identity(run) for run in ones])
+        if not (differ := differing([identity(run) for run in ones])):
+            continue  # the others of the name were left out
         said.append(
             f"{name}: runs of {len(ones)} experiments, which differ in {_listed(differ)}, are "
             "shown apart; select with --where FIELD=VALUE"
@@ -288,6 +307,5 @@ def apart_from(config: Mapping[str, Any], folder: Path) -> str:
 
 
 def _comparable(config: Mapping[str, Any]) -> Fields:
-    free = ("seed", *STORAGE, *(config.get("drawn_per_seed") or ()))
-    return {k: v for k, v in _flat(resolved(config)).items()
-            if k not in free and not is_circumstance(k)}  # fmt: skip
+    found = {k: v for k, v in _flat(resolved(config)).items() if k not in STORAGE}
+    return _without(found, config.get("drawn_per_seed") or ())

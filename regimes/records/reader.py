@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from regimes.errors import RecordError
 from regimes.records import frames
-from regimes.records.experiment import resolved
+from regimes.records.experiment import resolved, separate
 from regimes.records.extent import complete, progress
 from regimes.records.lines import check_together, read_header, read_lines
 from regimes.records.said import hooked
@@ -148,7 +148,7 @@ def summary(runs: Iterable[Record], last: int = 3) -> pd.DataFrame:
     import pandas as pd
 
     rows = []
-    for run in runs:
+    for run in separate(runs):
         run.check_finished()
         rows.append(
             {

@@ -73,12 +73,14 @@ def select(runs: Iterable[Record], where: Sequence[str]) -> list[Record]:
     left = list(runs)
     for text in where:
         field, value = _parsed(text)
+        raw = text.partition("=")[2]
         tables = [{"name": run.config["name"], **fields(run)} for run in left]
         if left and not any(field in table for table in tables):
             known = dict.fromkeys(name for table in tables for name in table)
             raise RecordError(f"--where {text}: no run says {field!r}; {nearest(field, known)}")
         chosen = [run for run, table in zip(left, tables, strict=True)
-                  if _equal(field, table.get(field), value)]  # fmt: skip
+                  if _equal(field, table.get(field), value, raw)
+                  or (field == "name" and run.name == raw)]  # fmt: skip
         if left and not chosen:
             there = ", ".join(dict.fromkeys(_shown(field, table) for table in tables))
             raise RecordError(f"--where {text}: no run has it; {field} is {there}")
@@ -93,10 +95,10 @@ def _parsed(text: str) -> tuple[str, Any]:
     return field, read_value(value)
 
 
-def _equal(field: str, found: Any, wanted: Any) -> bool:
+def _equal(field: str, found: Any, wanted: Any, raw: str) -> bool:
     if field.endswith("digest") and found is not None:
-        return str(found).startswith(str(wanted))
-    return found == wanted or (isinstance(found, str) and found == str(wanted))
+        return str(found).startswith(raw)
+    return found in (wanted, raw)
 
 
 def _shown(field: str, table: Fields) -> str:

@@ -92,7 +92,7 @@ def _compress(run: Record) -> list[float]:
 
 
 def _batches(run: Record) -> list[float]:
-    """Samples per worker and step, by epoch; one throughout where somebody's own training has not
+    """Samples per worker and step, by epoch; one throughout where a user's own training has not
     said it, so that a step stands for a sample."""
     usual = run.config.get("batch_size")
     if usual is None:

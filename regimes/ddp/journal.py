@@ -1,4 +1,4 @@
-"""The record of somebody's own training job, as the trainer writes its own (``regimes.records``).
+"""The record of a user's own training job, as the trainer writes its own (``regimes.records``).
 
 Process 0 writes it, a unit at a time. A unit's row waits until the next unit's first step, so that
 what a script measures between the two still goes into it. A row that cannot be written (a full
@@ -145,7 +145,7 @@ class Journal:
         while begun and self.waiting and self.writer is not None:
             try:
                 self.writer.epoch(*self.waiting[0])
-            except Exception as error:  # of the disk, or of a row that somebody's policy has spoilt
+            except Exception as error:  # of the disk, or of a row that a user's policy has spoilt
                 if not self.warned:
                     why = "" if isinstance(error, RecordError) else "a row cannot be written: "
                     warnings.warn(f"{why}{error}; training goes on, and rows wait", stacklevel=2)

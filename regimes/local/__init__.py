@@ -1,4 +1,4 @@
-"""Local steps in somebody's own training loop: see ``regimes.local.steps``."""
+"""Local steps in a user's own training loop: see ``regimes.local.steps``."""
 
 from regimes.local.steps import LocalSteps, local_steps
 

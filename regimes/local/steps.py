@@ -1,4 +1,4 @@
-"""Local steps in somebody's own training loop, of a bare model on each process.
+"""Local steps in a user's own training loop, of a bare model on each process.
 
 The same rounds, outer step, compressors and policies as the trainer's (``training.rounds``), and
 the same rows of past units. There is no DistributedDataParallel, so nothing is shared at a step: a

@@ -67,7 +67,7 @@ def headline(header: Row) -> str:
 
 
 def not_said_text(header: Row) -> str:
-    """What the record of somebody's own training does not say, in one line; empty if nothing."""
+    """What the record of a user's own training does not say, in one line; empty if nothing."""
     missing = not_said(header)
     return f"{NOT_SAID}: {', '.join(missing)}" if missing else ""
 
@@ -120,7 +120,7 @@ def _rounds(row: Row, beside_low: bool) -> dict[str, str]:
 
 
 def logged_text(row: Row) -> str:
-    """What else somebody's own training has logged, in one line; empty if nothing."""
+    """What else a user's own training has logged, in one line; empty if nothing."""
     return ", ".join(f"{name} {spelt(v, '.4g')}" for name, v in row.get("logged", {}).items())
 
 

@@ -71,7 +71,7 @@ def curves(found: Groups, shown: Metric | None = None) -> pd.DataFrame:
 
 def ends(found: Groups, shown: Metric | None = None) -> pd.DataFrame:
     """One row per schedule: the columns of `curves` at the seeds' own ends (the epoch is the mean
-    of their last; the last in which the metric was logged, of somebody's own training), with the
+    of their last; the last in which the metric was logged, of a user's own training), with the
     95 % t intervals of floats and seconds too."""
     shown = shown or tested_by(next(iter(found.values()))[0])
     rows = []

@@ -97,7 +97,7 @@ def setting(run: Record) -> str:
 
 
 def _data(run: Record, unit: str) -> str:
-    """What was trained on; of somebody's own training the name, if there is one."""
+    """What was trained on; of a user's own training the name, if there is one."""
     data, known = run.config["data"], run.header["data"]
     if known.get("train") is None or known.get("test") is None:
         return f"data {NOT_SAID}" if data["name"] == OWN else data["name"]

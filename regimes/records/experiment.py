@@ -89,7 +89,7 @@ def identity(run: Record) -> Fields:
     free = run.config.get("drawn_per_seed") or ()
     if "drawn_per_seed" not in run.config and run.config["name"].startswith(YOKED):
         free = ("policy.layers",)
-    return _without(fields(run), free)
+    return _without(run.said, free)
 
 
 def _without(found: Fields, per_seed: Iterable[str]) -> Fields:
@@ -250,7 +250,7 @@ def mixed(groups: Mapping[str, Sequence[Record]]) -> list[str]:
     """Which of the groups, each averaged as one, are of other code or another machine."""
     by_words: dict[str, list[str]] = {}
     for name, runs in groups.items():
-        tables = [{k: v for k, v in fields(run).items() if is_circumstance(k)} for run in runs]
+        tables = [{k: v for k, v in run.said.items() if is_circumstance(k)} for run in runs]
         differ = differing(tables)
         if "code.digest" not in differ:  # another commit with the same code
             differ = {k: v for k, v in differ.items() if k not in ("code.commit", "code.version")}
@@ -284,8 +284,8 @@ def _chosen(groups: Mapping[str, Sequence[Record]]) -> list[str]:
 
 
 def apart_from(config: Mapping[str, Any], folder: Path) -> str:
-    """What sets a run that is about to start in ``folder`` apart from those of its name in the
-    folders beside it, in a sentence; empty if they are of the same experiment, or there are none.
+    """What sets a run that is about to start in ``folder`` apart from runs of its name in sibling
+    folders, in a sentence; empty if they are of the same experiment, or there are none.
 
     Args:
         config: plain and resolved.

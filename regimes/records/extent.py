@@ -25,7 +25,7 @@ def ended(events: Sequence[dict[str, Any]]) -> bool:
 
 def units(header: dict[str, Any]) -> int | None:
     """How many units (epochs, or of ``unit_steps`` steps) a run has; None while nobody has said how
-    long somebody's own training, which the hook records, will be."""
+    long a user's own training, which the hook records, will be."""
     return header["units"] if "units" in header else header["config"]["epochs"]
 
 

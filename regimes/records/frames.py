@@ -36,7 +36,7 @@ def epochs(rows: Sequence[Row], seconds: dict[int, Row]) -> pd.DataFrame:
 
 
 def logged(rows: Sequence[Row]) -> dict[str, str]:
-    """What somebody's own training has logged besides losses and metric: its name, and its column
+    """What a user's own training has logged besides losses and metric: its name, and its column
     among the epochs', which begins with "logged_" where the name is another column's."""
     taken = {name for row in rows for name in _scalars(row)}
     names = dict.fromkeys(name for row in rows for name in row.get("logged", {}))

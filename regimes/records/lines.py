@@ -102,7 +102,7 @@ def _check_order(path: Path, rows: list[Row]) -> None:
 
 
 def read_header(folder: Path) -> Row:
-    """``run.json``, checked; of somebody's own training what is known (`said`).
+    """``run.json``, checked; of a user's own training what is known (`said`).
 
     Raises:
         RecordError: missing, damaged, or written by a later version.

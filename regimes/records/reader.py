@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regimes.errors import RecordError
 from regimes.records import frames
-from regimes.records.experiment import resolved, separate
+from regimes.records.experiment import fields, resolved, separate
 from regimes.records.extent import complete, progress
 from regimes.records.lines import check_together, read_header, read_lines
 from regimes.records.said import hooked
@@ -78,6 +79,11 @@ class Record:
         own = self.config["name"]
         return f"{own} ({self.variant})" if self.variant else own
 
+    @cached_property
+    def said(self) -> dict[str, Any]:
+        """What the header says, by dotted path; see `experiment.fields`."""
+        return fields(self)
+
     @property
     def seed(self) -> int:
         return self.config["seed"]
@@ -94,7 +100,7 @@ class Record:
 
     @property
     def hooked(self) -> bool:
-        """Has the DDP hook written it, of somebody's own training?"""
+        """Has the DDP hook written it, of a user's own training?"""
         return hooked(self.header)
 
     def check_finished(self) -> None:

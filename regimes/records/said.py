@@ -1,4 +1,4 @@
-"""What the record of somebody's own training says, and what it does not. No torch.
+"""What the record of a user's own training says, and what it does not. No torch.
 
 A hook, a callback and local steps know their own arguments, the optimiser and what is sent; they do
 not know the data, the schedule or the precision. What is not known is missing or null. Earlier

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from regimes.config import read_value
 from regimes.console.stdout import spelt as spelt_out
 from regimes.errors import ConfigError, RecordError, nearest
-from regimes.records.experiment import Fields, fields, notes, separate, spelt
+from regimes.records.experiment import Fields, notes, separate, spelt
 
 if TYPE_CHECKING:
     from regimes.records.reader import Record
@@ -74,7 +74,7 @@ def select(runs: Iterable[Record], where: Sequence[str]) -> list[Record]:
     for text in where:
         field, value = _parsed(text)
         raw = text.partition("=")[2]
-        tables = [{"name": run.config["name"], **fields(run)} for run in left]
+        tables = [{"name": run.config["name"], **run.said} for run in left]
         if left and not any(field in table for table in tables):
             known = dict.fromkeys(name for table in tables for name in table)
             raise RecordError(f"--where {text}: no run says {field!r}; {nearest(field, known)}")

@@ -30,7 +30,7 @@ def configuration(study: Study) -> list[tuple[str, str]]:
 
 
 def _said(run: Record) -> str:
-    """Of somebody's own training, as comments: the rates that it had, and what is not said."""
+    """Of a user's own training, as comments: the rates that it had, and what is not said."""
     if not run.hooked:
         return ""
     lines = [f"# {not_said_text(run.header)}"]

@@ -114,7 +114,7 @@ def _drawn(study: Study, found: Groups, against: str, shown: Metric) -> Figure:
 
 
 def _logged(study: Study) -> list[Picture]:
-    """What somebody's own training has logged besides that by which it was tested."""
+    """What a user's own training has logged besides that by which it was tested."""
     runs = [run for run in study.runs if run.hooked]
     losses = ("train_loss", *(("test_loss",) if study.shown.name != "loss" else ()))
     names = dict.fromkeys(name for run in runs for name in (*losses, *logged(run.rows).values()))

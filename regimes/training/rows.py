@@ -31,7 +31,7 @@ def of_a_job(
     unit: int, steps: int, stop: int, rates: tuple[float, float], batch_size: int | None,
     readings: Readings, groups: Sequence[float | None] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """A unit of somebody's own training, apart from ``sent``: what it does not say is None.
+    """A unit of a user's own training, apart from ``sent``: what it does not say is None.
 
     Args:
         stop: steps of the job so far, ``steps`` of the unit among them.

@@ -10,10 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import pytest
 
+from regimes.collectives.processes import ProcessWorld
+from regimes.errors import TrainingError
 from regimes.records import read_lines
 
 TESTS = Path(__file__).parent
@@ -88,6 +91,28 @@ def test_a_run_that_loses_a_process_leaves_no_thread(buckets: str, tmp_path: Pat
     _, errors = run.communicate(timeout=60)
     assert "process 1 of 2 was killed by SIGKILL" in errors
     assert left(tmp_path / "end") == {"launcher": [], "0": []}
+
+
+def test_an_error_of_a_lost_process_does_not_hold_the_collective() -> None:
+    """A failed work holds the group, and the error may live until Python ends."""
+
+    class Work:
+        def wait(self) -> None:
+            raise RuntimeError("Connection closed by peer")
+
+    made: list[weakref.ref[Work]] = []
+
+    def all_reduce(**_: object) -> Work:
+        work = Work()
+        made.append(weakref.ref(work))
+        return work
+
+    world = ProcessWorld.__new__(ProcessWorld)
+    world.rank, world.processes, world._clock = 0, 2, (0.0, None)
+    with pytest.raises(TrainingError, match="lost contact") as held:
+        world._wait(all_reduce)
+    assert held.value.__traceback__ is not None
+    assert made[0]() is None
 
 
 # -- the hook --------------------------------------------------------------------------------

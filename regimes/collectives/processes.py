@@ -134,6 +134,7 @@ class ProcessWorld(World):
     def _wait(self, collective: Any, *args: Any, **options: Any) -> None:
         spent, start = self._clock[0], time.perf_counter()
         self._clock = spent, start
+        work = None
         try:
             work = collective(*args, group=self.group, **options)
             if work is not None:
@@ -141,6 +142,9 @@ class ProcessWorld(World):
         except torch.OutOfMemoryError:
             raise  # a RuntimeError, too, but of this process alone
         except RuntimeError as error:
+            # The error's traceback holds this frame, and a failed work holds the group: gloo's
+            # threads would still be there when Python ends.
+            del work
             raise TrainingError(
                 f"process {self.rank} of {self.processes} lost contact with the others in "
                 f"{collective.__name__} ({_silent(self.store, self.rank, self.processes)}): "

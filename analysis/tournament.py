@@ -104,6 +104,10 @@ def beside(each: pd.DataFrame, shared: pd.DataFrame, column: str) -> pd.DataFram
     Raises:
         RecordError: they have no arm with a seed in common, or the other one not one rate.
     """
+    if column not in shared:
+        raise RecordError(
+            f"the runs at the shared rate have no {column}: they were tested otherwise"
+        )
     rates = {f"{rate:g}" for rate in shared["rate"]}
     both = each.merge(shared, on=["name", "seed"], suffixes=("", "_shared"))
     if both.empty or len(rates) > 1:

@@ -233,6 +233,37 @@ def test_where_selects_by_what_the_header_says() -> None:
             select(runs, [text])
 
 
+def test_one_condition_is_a_text_and_true_is_no_number(pair: list[Record]) -> None:
+    assert select(pair, "name=" + pair[0].name)
+    pretrained = [replace(pair[0], header={**pair[0].header, "config":
+                  {**pair[0].config, "data": {**pair[0].config["data"], "augment": value}}})
+                  for value in (True, 1)]  # fmt: skip
+    assert [r.config["data"]["augment"] for r in select(pretrained, ["data.augment=1"])] == [1]
+    assert [r.config["data"]["augment"] for r in select(pretrained, ["data.augment=true"])] == [
+        True
+    ]
+
+
+@pytest.mark.parametrize("given", [5, ["runs"], None])
+def test_what_is_no_folder_is_named(given: object) -> None:
+    with pytest.raises(RecordError, match="is neither a folder of runs nor an archive"):
+        load_all(given)  # type: ignore[arg-type]
+    if not isinstance(given, list):
+        with pytest.raises(RecordError, match="is neither a folder of runs nor an archive"):
+            regimes.compare(given)  # type: ignore[arg-type]
+
+
+def test_runs_without_a_metric_do_not_count_in_n(pair: list[Record]) -> None:
+    runs = []
+    for seed in range(3):
+        config = {**pair[0].config, "seed": seed}
+        epochs = pair[0].epochs.assign(metric=None if seed == 1 else 0.5)
+        rows = [{**row, "metric": None if seed == 1 else 0.5} for row in pair[0].rows]
+        runs.append(replace(pair[0], header={**pair[0].header, "config": config}, epochs=epochs,
+                            rows=rows))  # fmt: skip
+    assert schedules(runs).cells(pair[0].name)["n"] == "2 of 3"
+
+
 # -- differences -----------------------------------------------------------------------------
 
 

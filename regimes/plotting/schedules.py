@@ -26,8 +26,9 @@ class Schedules:
     """Finished runs by schedule.
 
     Attributes:
-        frame: one row per schedule, in the order of the runs: n, metric (in the shown unit, mean),
-            sd (over seeds; nan for one), floats, bytes, seconds (means over runs), of_base.
+        frame: one row per schedule, in the order of the runs: n, logged (runs with a metric),
+            metric (in the shown unit, mean), sd (over seeds; nan for one), floats, bytes, seconds
+            (means over runs), of_base.
         base: the schedule that ``of_base`` is the share of floats of; None if no baseline is there.
         shown: the metric.
     """
@@ -53,8 +54,9 @@ class Schedules:
         digits = self.shown.digits
         spread = "" if math.isnan(row["sd"]) else f" ± {row['sd']:.{digits}f}"
         share = row["of_base"]
+        some = 0 < row["logged"] < row["n"]
         return {
-            "n": f"{row['n']:.0f}",
+            "n": f"{row['logged']:.0f} of {row['n']:.0f}" if some else f"{row['n']:.0f}",
             "metric": DASH if math.isnan(row["metric"]) else f"{row['metric']:.{digits}f}{spread}",
             "floats": human(row["floats"]),
             "of_base": DASH if math.isnan(share) else f"{share:.2f}",
@@ -82,7 +84,8 @@ def schedules(runs: Iterable[Record]) -> Schedules:
     each = summary(runs, LAST)
     each["metric"] *= shown.factor
     frame = each.groupby("name", sort=False).agg(
-        n=("seed", "count"), metric=("metric", "mean"), sd=("metric", "std"),
+        n=("seed", "count"), logged=("metric", "count"),
+        metric=("metric", "mean"), sd=("metric", "std"),
         floats=("floats", "mean"), bytes=("bytes", "mean"), seconds=("seconds", "mean"),
     )  # fmt: skip
     base = next((name for name in BASELINES if name in frame.index), None)

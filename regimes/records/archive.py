@@ -82,13 +82,20 @@ def load_all(*folders: str | Path, where: Sequence[str] = ()) -> list[Record]:
             one experiment and seed.
     """
     runs: list[Record] = []
-    for folder in map(Path, folders):
+    for folder in map(_path, folders):
         with opened(folder) as root:  # of an archive, a record's folder is its name in the archive
             found = [replace(load(p), folder=folder / p.relative_to(root)) for p in find(root)]
         if not found:
             raise RecordError(f"no run in or under {folder}")
         runs += found
     return gathered(runs, where)
+
+
+def _path(place: object) -> Path:
+    """A RecordError names what is no path."""
+    if not isinstance(place, str | Path):
+        raise RecordError(f"{place!r} is neither a folder of runs nor an archive")
+    return Path(place)
 
 
 def _own_content(path: Path) -> bytes:

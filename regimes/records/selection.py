@@ -57,7 +57,8 @@ def gathered(runs: Iterable[Record], where: Sequence[str] = ()) -> list[Record]:
         RecordError: no run is left, an unknown field, or two runs of one experiment and seed.
     """
     asked, said = _reading.get() or ((), {})
-    found = separate(select(runs, (*asked, *where)))
+    here = (where,) if isinstance(where, str) else where
+    found = separate(select(runs, (*asked, *here)))
     said |= dict.fromkeys(notes(found))
     return found
 
@@ -71,7 +72,7 @@ def select(runs: Iterable[Record], where: Sequence[str]) -> list[Record]:
         RecordError: a field that no run has, or no run with the value.
     """
     left = list(runs)
-    for text in where:
+    for text in [where] if isinstance(where, str) else where:
         field, value = _parsed(text)
         raw = text.partition("=")[2]
         tables = [{"name": run.config["name"], **run.said} for run in left]
@@ -98,7 +99,8 @@ def _parsed(text: str) -> tuple[str, Any]:
 def _equal(field: str, found: Any, wanted: Any, raw: str) -> bool:
     if field.endswith("digest") and found is not None:
         return str(found).startswith(raw)
-    return found in (wanted, raw)
+    same_kind = isinstance(found, bool) == isinstance(wanted, bool)  # 1 == True in Python
+    return found == raw or (same_kind and found == wanted)
 
 
 def _shown(field: str, table: Fields) -> str:

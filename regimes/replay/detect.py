@@ -32,10 +32,10 @@ KEYS = {"detectors": ["schedule", "detector"], "pairs": ["schedule", "a", "b", "
 
 
 def read(places: Iterable[str | Path]) -> list[Record]:
-    """The runs in or under several folders or archives, each once.
+    """The runs in or under several folders or archives; a folder named twice is read once.
 
     Raises:
-        RecordError: a folder without a run, or two runs of one experiment and seed.
+        RecordError: a folder without a run, or a run that two of the folders hold.
     """
     places = list(dict.fromkeys(Path(place).resolve() for place in places))
     if not places:

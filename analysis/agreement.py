@@ -128,8 +128,10 @@ def main(
     rows = unforced.over_seeds(unforced.pairs(tables))
     others = unforced.other_runs(tables, reference)
     stdout.console(highlight=False).print(as_text(rows, others, spent, reference).drawn())
-    print(f"with {reference}; other runs are of other seeds; cost: of training time, its whole "
-          "instrument")  # fmt: skip
+    print(
+        f"with {reference}; other runs are of other seeds; cost: of training time, its whole "
+        "instrument"
+    )
     each = {"cost": spent, "threshold": unforced.thresholds(tables)}
     files.figure("agreement", figure(runs, reference, change))
     files.table("agreement-pairs", rows)

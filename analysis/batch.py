@@ -85,8 +85,12 @@ def figure(
         for ax in (grid[0, 0], *grid[1]):
             style.shade(ax, compare.windows(found))
             style.mark_decays(ax, lines.decaying(found), labelled=ax is grid[0, 0])
-        fig.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3,
-                   handlelength=4)  # fmt: skip
+        fig.legend(
+            *grid[0, 0].get_legend_handles_labels(),
+            loc="outside upper center",
+            ncols=3,
+            handlelength=4,
+        )
         below = "Below, thin: each seed; thick: the median. "
         style.caption(fig, below + lines.words(found, ("epoch", "floats")))
     return fig, pd.concat([numbers.assign(part="curve"), last.assign(part="end")]), steps
@@ -97,11 +101,18 @@ def _step(ax: Axes, steps: pd.DataFrame, column: str) -> None:
     for name, look in style.styles_of(steps["schedule"]).items():
         rows = steps[steps["schedule"] == name]
         for _, one in rows.groupby("seed"):
-            ax.step(one["epoch"], one[column], where="mid", color=look.colour, linewidth=0.5,
-                    alpha=0.6)  # fmt: skip
+            ax.step(
+                one["epoch"], one[column], where="mid", color=look.colour, linewidth=0.5, alpha=0.6
+            )
         middle = rows.groupby("epoch")[column].median()
-        ax.step(middle.index, middle, where="mid", color=look.colour, linestyle=look.dash,
-                linewidth=look.width)  # fmt: skip
+        ax.step(
+            middle.index,
+            middle,
+            where="mid",
+            color=look.colour,
+            linestyle=look.dash,
+            linewidth=look.width,
+        )
     ax.set_yscale("log")
     if column == "batch":
         sizes = _apart(sorted(steps["batch"].unique()))

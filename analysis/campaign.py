@@ -158,8 +158,10 @@ def run(
             failures.append(f"{step.folder} left out: {error}")
             say(failures[-1])
     later = sum(n * step.minutes for step, n in missing.items())
-    say(f"{sum(s.count for s in missing)} runs, {sum(missing.values())} missing: "
-        f"{clock.left(later)} left")  # fmt: skip
+    say(
+        f"{sum(s.count for s in missing)} runs, {sum(missing.values())} missing: "
+        f"{clock.left(later)} left"
+    )
     for step, count in missing.items():
         later -= count * step.minutes
         for _ in range(1 + step.yoked):  # the controls are known when their originals are done
@@ -181,8 +183,10 @@ def _run(
         clock.taken = before[1] + (time.monotonic() - start) / 60
         rest = clock.left(later + (len(todo) - ended) * step.minutes)
         said = f"failed: {error}" if error else "done"
-        say(f"{step.folder} [{ended}/{len(todo)}] {folder.parent.name}/{folder.name}: {said}, "
-            f"{rest} left")  # fmt: skip
+        say(
+            f"{step.folder} [{ended}/{len(todo)}] {folder.parent.name}/{folder.name}: {said}, "
+            f"{rest} left"
+        )
 
     return sweep.ablate(todo, jobs, progress)
 
@@ -230,8 +234,13 @@ def main(
         unpack(start, out)
     campaign_start.write_down(out, line | {"scale": scale, "only": list(only), "share": share})
     steps = tuple(step for step in SCALES[scale] if not only or step.folder in only)
-    failures = run(steps, out, jobs, lambda config: changed(config, images, share),
-                   lambda words: print(words, flush=True))  # fmt: skip
+    failures = run(
+        steps,
+        out,
+        jobs,
+        lambda config: changed(config, images, share),
+        lambda words: print(words, flush=True),
+    )
     if failures:
         raise TrainingError(f"{len(failures)} runs or steps failed; first: {failures[0]}")
 

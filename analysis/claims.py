@@ -31,8 +31,20 @@ from .pools import pool, same_code
 from .sentences import PAPER, QUESTIONS, Claim
 from .verdicts import alike, ends_text, holm, least_p, outcome, p_ranks, p_text, p_value, verdict
 
-COLUMNS = ("item", "claim", "effect", "n", "mean [95 % interval]", "margin", "p", "p by ranks",
-           "p (Holm)", "verdict", "the claim is", "records")  # fmt: skip
+COLUMNS = (
+    "item",
+    "claim",
+    "effect",
+    "n",
+    "mean [95 % interval]",
+    "margin",
+    "p",
+    "p by ranks",
+    "p (Holm)",
+    "verdict",
+    "the claim is",
+    "records",
+)
 TASK = ("workers", "data.name", "data.digest", "model", "metric")  # what schedules of a claim share
 WIDTH = 200  # letters that twelve columns need
 DECIDE = ("expect", "ci_low", "ci_high", "margin", "p_holm")  # arguments of `outcome`
@@ -98,13 +110,21 @@ def _row(claim: Claim, runs: Sequence[Record]) -> dict[str, Any]:
         low = high = math.nan
     codes = [str(run.header.get("code", {}).get("digest")) for run in chosen]
     return {
-        "item": claim.item, "claim": claim.says, "records": " + ".join(claim.sources),
-        "effect": claim.name, "n": len(values), "mean": mean - claim.base,
-        "ci_low": low - claim.base, "ci_high": high - claim.base, "margin": claim.margin,
-        "p": p_value(values, claim.base), "p_ranks": p_ranks(values, claim.base),
+        "item": claim.item,
+        "claim": claim.says,
+        "records": " + ".join(claim.sources),
+        "effect": claim.name,
+        "n": len(values),
+        "mean": mean - claim.base,
+        "ci_low": low - claim.base,
+        "ci_high": high - claim.base,
+        "margin": claim.margin,
+        "p": p_value(values, claim.base),
+        "p_ranks": p_ranks(values, claim.base),
         "verdict": verdict(low - claim.base, high - claim.base, claim.margin),
-        "expect": claim.expect, "mixed": not same_code(codes),
-    }  # fmt: skip
+        "expect": claim.expect,
+        "mixed": not same_code(codes),
+    }
 
 
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
@@ -125,18 +145,30 @@ def line(row: dict[str, Any]) -> list[str]:
     ends = ends_text(row["ci_low"], row["ci_high"], "+.2f") or none
     reach = least_p(row["n"])
     ranks = p_text(row["p_ranks"]) if reach < 0.05 else f"≥ {reach:.3g}"
-    return [row["item"], row["claim"], row["effect"], str(row["n"]), f"{row['mean']:+.2f} {ends}",
-            f"{row['margin']:g}", p_text(row["p"]), "" if math.isnan(row["p"]) else ranks,
-            p_text(row["p_holm"]), row["verdict"], row["outcome"],
-            row["records"] + " †" * row["mixed"]]  # fmt: skip
+    return [
+        row["item"],
+        row["claim"],
+        row["effect"],
+        str(row["n"]),
+        f"{row['mean']:+.2f} {ends}",
+        f"{row['margin']:g}",
+        p_text(row["p"]),
+        "" if math.isnan(row["p"]) else ranks,
+        p_text(row["p_holm"]),
+        row["verdict"],
+        row["outcome"],
+        row["records"] + " †" * row["mixed"],
+    ]
 
 
 def as_text(rows: pd.DataFrame) -> Table:
     """All rows of `judge` as text, the paper's first; an item is named once."""
     found = [line({str(key): cell for key, cell in row.items()}) for row in rows.to_dict("records")]
     before = ["", *(cells[0] for cells in found)]
-    once = [["" if item == cells[0] else cells[0], *cells[1:]]
-            for item, cells in zip(before, found, strict=False)]  # fmt: skip
+    once = [
+        ["" if item == cells[0] else cells[0], *cells[1:]]
+        for item, cells in zip(before, found, strict=False)
+    ]
     return Table(COLUMNS, once, texts=3, ends=3)
 
 

@@ -42,8 +42,10 @@ def entries(runs: Sequence[Record]) -> pd.DataFrame:
     """
     classes = {len(run.header["data"].get("classes") or ()) for run in runs}
     if {tested_by(run).name for run in runs} != {"accuracy"} or len(classes) != 1:
-        raise RecordError("collapse is counted of accuracies on the same classes, which these runs "
-                          "do not all have")  # fmt: skip
+        raise RecordError(
+            "collapse is counted of accuracies on the same classes, which these runs "
+            "do not all have"
+        )
     rows = []
     for run in runs:
         run.check_finished()
@@ -69,10 +71,20 @@ def table(each: pd.DataFrame) -> pd.DataFrame:
         rest = runs.loc[~runs["collapsed"], "accuracy"].to_list()
         mean, ci_low, ci_high = interval(rest) if rest else (math.nan,) * 3
         both = wide[[best, name]].dropna().astype(bool)
-        rows.append({"schedule": name, "n": n, "collapsed": count, "share": count / n,
-                     "share_low": low, "share_high": high,
-                     "p": math.nan if name == best else paired(both[name], both[best]),
-                     "accuracy": mean, "ci_low": ci_low, "ci_high": ci_high})  # fmt: skip
+        rows.append(
+            {
+                "schedule": name,
+                "n": n,
+                "collapsed": count,
+                "share": count / n,
+                "share_low": low,
+                "share_high": high,
+                "p": math.nan if name == best else paired(both[name], both[best]),
+                "accuracy": mean,
+                "ci_low": ci_low,
+                "ci_high": ci_high,
+            }
+        )
     found = pd.DataFrame(rows)
     found.insert(7, "p_holm", holm(found["p"].to_list()))
     return found
@@ -109,13 +121,21 @@ def paired(ours: Sequence[bool], theirs: Sequence[bool]) -> float:
 def as_text(rows: pd.DataFrame) -> Table:
     """The table, rounded."""
     heads = ("schedule", "n", "collapsed", "share [95 %]", "p", "p (Holm)", "the rest's accuracy")
-    return Table(heads, [
-        (row["schedule"], str(row["n"]), str(row["collapsed"]),
-         f"{row['share']:.2f} {ends_text(row['share_low'], row['share_high'], '.2f')}",
-         p_text(row["p"]), p_text(row["p_holm"]),
-         _mean(row["accuracy"], row["ci_low"], row["ci_high"]))
-        for row in rows.to_dict("records")
-    ])  # fmt: skip
+    return Table(
+        heads,
+        [
+            (
+                row["schedule"],
+                str(row["n"]),
+                str(row["collapsed"]),
+                f"{row['share']:.2f} {ends_text(row['share_low'], row['share_high'], '.2f')}",
+                p_text(row["p"]),
+                p_text(row["p_holm"]),
+                _mean(row["accuracy"], row["ci_low"], row["ci_high"]),
+            )
+            for row in rows.to_dict("records")
+        ],
+    )
 
 
 def _mean(mean: float, low: float, high: float) -> str:

@@ -113,8 +113,13 @@ def call(main: Callable[..., Any], words: Sequence[str], program: str) -> None:
         raise ConfigError(f"{program} needs records: {how}")
     about = (inspect.getdoc(main) or "").partition("Args:")[0] + SELECT
     with noted():
-        tyro.cli(main, prog=program, args=words, config=(tyro.conf.PositionalRequiredArgs,),
-                 description=about)  # fmt: skip
+        tyro.cli(
+            main,
+            prog=program,
+            args=words,
+            config=(tyro.conf.PositionalRequiredArgs,),
+            description=about,
+        )
 
 
 def _needs(main: Callable[..., Any]) -> bool:

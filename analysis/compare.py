@@ -137,8 +137,15 @@ def as_text(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[Table, Table]:
     first = []
     for row in rows.to_dict("records"):
         sd = "" if math.isnan(row["sd"]) else f" ± {row['sd']:.{digits}f}"
-        first.append([row["schedule"], str(row["n"]), f"{row[shown.name]:.{digits}f}{sd}",
-                      f"{row['floats_M']:.4g}", f"{row['of_low']:.2f}"])  # fmt: skip
+        first.append(
+            [
+                row["schedule"],
+                str(row["n"]),
+                f"{row[shown.name]:.{digits}f}{sd}",
+                f"{row['floats_M']:.4g}",
+                f"{row['of_low']:.2f}",
+            ]
+        )
     return (
         Table(("schedule", "n", shown.heading, "floats (M)", f"of {base}"), first),
         as_table(pairs, shown),

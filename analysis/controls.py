@@ -76,8 +76,9 @@ def low_windows(run: Record) -> dict[str, Windows]:
     for i, layer in enumerate(run.header["layers"]):
         if layer["compressed"]:
             low = [row["layers"]["level"][i] == "low" for row in run.rows]
-            runs = [list(epochs) for here, epochs in groupby(range(len(low)), low.__getitem__)
-                    if here]  # fmt: skip
+            runs = [
+                list(epochs) for here, epochs in groupby(range(len(low)), low.__getitem__) if here
+            ]
             found[layer["name"]] = [(epochs[0], epochs[-1] + 1) for epochs in runs]
     return found
 

@@ -66,12 +66,22 @@ def curves(
                 continue
             each = np.array([_per_step(run, net, w, algorithm, buckets) for run in _runs(case)])
             spread = [interval(column.tolist()) for column in (base / each).T]
-            frames.append(pd.DataFrame({
-                "panel": panel, "case": case.name, "x": x, "n": case.runs,
-                "seconds": each.mean(0), "dense": base,
-                **{name: [s[i] for s in spread]
-                   for i, name in enumerate(("speed_up", "ci_low", "ci_high"))},
-            }))  # fmt: skip
+            frames.append(
+                pd.DataFrame(
+                    {
+                        "panel": panel,
+                        "case": case.name,
+                        "x": x,
+                        "n": case.runs,
+                        "seconds": each.mean(0),
+                        "dense": base,
+                        **{
+                            name: [s[i] for s in spread]
+                            for i, name in enumerate(("speed_up", "ci_low", "ci_high"))
+                        },
+                    }
+                )
+            )
     return pd.concat(frames, ignore_index=True)
 
 
@@ -82,9 +92,12 @@ def _runs(case: Case) -> list[list[tuple[float, Work]]]:
 
 
 def _per_step(
-    epochs: list[tuple[float, Work]], net: Network, workers: Values,
-    algorithm: str, buckets: int,
-) -> np.ndarray:  # fmt: skip
+    epochs: list[tuple[float, Work]],
+    net: Network,
+    workers: Values,
+    algorithm: str,
+    buckets: int,
+) -> np.ndarray:
     total = sum(n * np.asarray(w.seconds(net, workers, algorithm, buckets)) for n, w in epochs)
     return np.asarray(total / sum(n for n, _ in epochs))
 
@@ -93,9 +106,14 @@ def _per_step(
 
 
 def figure_cost(
-    runs: Iterable[Record], network: Network, workers: int | None = None, *,
-    algorithm: str = "ring", buckets: int = 1, shown: Sequence[str] = SHOWN,
-) -> tuple[Figure, pd.DataFrame]:  # fmt: skip
+    runs: Iterable[Record],
+    network: Network,
+    workers: int | None = None,
+    *,
+    algorithm: str = "ring",
+    buckets: int = 1,
+    shown: Sequence[str] = SHOWN,
+) -> tuple[Figure, pd.DataFrame]:
     """The two panels; the break-even bandwidths are marked on the left.
 
     Raises:
@@ -116,8 +134,11 @@ def figure_cost(
             _draw(right, numbers, "workers", name, "seconds")
         marked = _mark(left, table)
         left.axhline(1, color="#555555", linewidth=0.8, zorder=1)
-        left.set(xscale="log", xlabel=f"bandwidth of a link (bit/s), W = {workers}",
-                 ylabel="speed-up over dense")  # fmt: skip
+        left.set(
+            xscale="log",
+            xlabel=f"bandwidth of a link (bit/s), W = {workers}",
+            ylabel="speed-up over dense",
+        )
         left.set_xticks(ticks := [10**k for k in range(6, 12)], [spell(t)[:-5] for t in ticks])
         style.log_axis(left)
         right.set_xscale("log", base=2)
@@ -135,8 +156,9 @@ def _draw(ax: Axes, numbers: pd.DataFrame, panel: str, name: str, y: str) -> Non
     every = 20 if panel == "bandwidth" else 2
     ax.plot(rows["x"], rows[y], label=look.label, markevery=every, **look.line)
     if y == "speed_up":
-        ax.fill_between(rows["x"], rows["ci_low"], rows["ci_high"], color=look.colour, alpha=0.15,
-                        linewidth=0)  # fmt: skip
+        ax.fill_between(
+            rows["x"], rows["ci_low"], rows["ci_high"], color=look.colour, alpha=0.15, linewidth=0
+        )
 
 
 def _mark(ax: Axes, table: pd.DataFrame) -> pd.DataFrame:
@@ -144,8 +166,15 @@ def _mark(ax: Axes, table: pd.DataFrame) -> pd.DataFrame:
     within = table["break_even"].between(BANDWIDTHS[0], BANDWIDTHS[-1])
     found = table.loc[within & (table["kind"] == "policy"), ["case", "break_even"]]
     for case, at in found.itertuples(index=False):
-        ax.plot([at], [1], marker="|", markersize=11, markeredgewidth=1.6,
-                color=style.style_of(case).colour, zorder=5)  # fmt: skip
+        ax.plot(
+            [at],
+            [1],
+            marker="|",
+            markersize=11,
+            markeredgewidth=1.6,
+            color=style.style_of(case).colour,
+            zorder=5,
+        )
     return found.rename(columns={"break_even": "x"}).assign(panel="break-even", speed_up=1.0)
 
 
@@ -155,8 +184,11 @@ def _caption(
     """What is measured, what is predicted, and from what."""
     dense = next(case for case in found if case.name == DENSE and not case.runs).work
     seeds = [case.runs for case in found if case.runs]
-    overlap = ("no overlap of backward and communication" if buckets == 1
-               else f"{buckets} buckets reduced during the backward pass")  # fmt: skip
+    overlap = (
+        "no overlap of backward and communication"
+        if buckets == 1
+        else f"{buckets} buckets reduced during the backward pass"
+    )
     header, size = runs[0].header, runs[0].config.get("batch_size")
     batch = f" of {size}" if size else ""
     return (
@@ -175,9 +207,13 @@ def _caption(
 
 
 def main(
-    folder: Path, network: str = "1Gbit/s,50us", workers: int | None = None,
-    algorithm: str = "ring", buckets: int = 1, out: Path | None = None,
-) -> list[Path]:  # fmt: skip
+    folder: Path,
+    network: str = "1Gbit/s,50us",
+    workers: int | None = None,
+    algorithm: str = "ring",
+    buckets: int = 1,
+    out: Path | None = None,
+) -> list[Path]:
     """Draw the predicted cost of the runs under FOLDER on a network, and print the table.
 
     Args:

@@ -81,8 +81,13 @@ def figure(
         panels.limits(axes[0], numbers, shown, last)
         shown_in = axes[list(x).index("epoch") if "epoch" in x else 0]
         handles, labels = shown_in.get_legend_handles_labels()
-        fig.legend(handles, labels, loc="outside upper center", handlelength=4,
-                   ncols=style.legend_columns(labels, style.WIDTH, 3))  # fmt: skip
+        fig.legend(
+            handles,
+            labels,
+            loc="outside upper center",
+            handlelength=4,
+            ncols=style.legend_columns(labels, style.WIDTH, 3),
+        )
         style.caption(fig, words(found, x, authors is not None))
     parts = {"curve": numbers, "end": last, "authors": authors}
     drawn = [frame.assign(part=part) for part, frame in parts.items() if frame is not None]
@@ -92,9 +97,11 @@ def figure(
 def words(found: Groups, x: Sequence[str], overlay: bool = False) -> str:
     """The caption."""
     one, counts = decaying(found), [len(runs) for runs in found.values()]
-    parts = [f"Mean over {style.seeds_in_words(counts)}; "
-             f"{style.intervals_in_words(counts, len(counts))}; a large marker is the "
-             f"{'last value' if one.hooked else 'end of training'}"]  # fmt: skip
+    parts = [
+        f"Mean over {style.seeds_in_words(counts)}; "
+        f"{style.intervals_in_words(counts, len(counts))}; a large marker is the "
+        f"{'last value' if one.hooked else 'end of training'}"
+    ]
     if compare.windows(found) and "epoch" in x:
         parts.append("Shaded: the hand-made critical windows")
     notes: dict[str, list[str]] = {}
@@ -105,8 +112,10 @@ def words(found: Groups, x: Sequence[str], overlay: bool = False) -> str:
     if "seconds" in x:
         world = one.header["world"]
         plural = "es" if world["processes"] > 1 else ""
-        parts.append(f"Seconds: compute, compression and communication of {world['processes']} "
-                     f"process{plural} on {world.get('device', 'cpu')}")  # fmt: skip
+        parts.append(
+            f"Seconds: compute, compression and communication of {world['processes']} "
+            f"process{plural} on {world.get('device', 'cpu')}"
+        )
     if overlay:
         parts.append("Thin: the authors' logs, one seed")
     return ". ".join([*parts, f"{style.setting(one)}."])

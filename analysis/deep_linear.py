@@ -43,9 +43,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DETECTORS = (
-    "norm-change:interval=4", "accordion:interval=4", "eigenvalue-change:interval=4",
-    "sharpness-change:interval=4", "first-share:share=0.25", "random-windows:share=0.25",
-)  # fmt: skip
+    "norm-change:interval=4",
+    "accordion:interval=4",
+    "eigenvalue-change:interval=4",
+    "sharpness-change:interval=4",
+    "first-share:share=0.25",
+    "random-windows:share=0.25",
+)
 NONE = "none"
 RANK = 10  # of the other matrix, where a configuration does not say (`OtherMatrix`)
 HEADS = ("from", "to", "n", "final error, of none's", "of the earliest's", "p (Holm)")
@@ -89,8 +93,10 @@ def _harm_of(run: Record, plain: Record) -> float:
     ((first, stop),) = run.config["deficit"]["windows"]
     right = len(run.epochs) - math.ceil((stop - first) / unit)
     if len(plain.epochs) < right:
-        raise RecordError(f"{plain.folder} has {len(plain.epochs)} units, {run.folder} {right} on "
-                          "the right matrix: train the first for as many")  # fmt: skip
+        raise RecordError(
+            f"{plain.folder} has {len(plain.epochs)} units, {run.folder} {right} on "
+            "the right matrix: train the first for as many"
+        )
     ends = (run.epochs["metric"].tail(LAST), plain.epochs["metric"].head(right).tail(LAST))
     return math.log(ends[0].mean() / ends[1].mean())
 
@@ -152,16 +158,26 @@ def by_length(harm: pd.DataFrame) -> dict[int, pd.DataFrame]:
 def as_text(harm: pd.DataFrame, found: pd.DataFrame) -> tuple[Table, Table]:
     """Both, rounded."""
     first = [
-        (f"{row['first']:,}", f"{row['stop']:,}", str(row["n"]),
-         _rounded(row["harm"], row["ci_low"], row["ci_high"]),
-         _rounded(row["later"], row["later_low"], row["later_high"]), p_text(row["p_holm"]))
+        (
+            f"{row['first']:,}",
+            f"{row['stop']:,}",
+            str(row["n"]),
+            _rounded(row["harm"], row["ci_low"], row["ci_high"]),
+            _rounded(row["later"], row["later_low"], row["later_high"]),
+            p_text(row["p_holm"]),
+        )
         for row in harm.to_dict("records")
-    ]  # fmt: skip
+    ]
     second = [
-        (row["detector"], *("" if math.isnan(row[key]) else f"{row[key]:.2f}"
-                            for key in ("harmful", "harmless", "finds")))
+        (
+            row["detector"],
+            *(
+                "" if math.isnan(row[key]) else f"{row[key]:.2f}"
+                for key in ("harmful", "harmless", "finds")
+            ),
+        )
         for row in found.to_dict("records")
-    ]  # fmt: skip
+    ]
     return (
         Table(HEADS, first, texts=0),
         Table(("detector", "critical in harmful", "in harmless", "finds"), second),
@@ -185,8 +201,14 @@ def figure(
         early = harm[harm["first"] == 0]
         _harm(left, early["stop"], early, "length of the deficit (steps)")
         for (length, moved), dashes in zip(by_length(harm).items(), DASHES, strict=False):
-            _harm(middle, moved["first"], moved, "onset of the deficit (step)",
-                  linestyle=dashes, label=f"{length:,} steps")  # fmt: skip
+            _harm(
+                middle,
+                moved["first"],
+                moved,
+                "onset of the deficit (step)",
+                linestyle=dashes,
+                label=f"{length:,} steps",
+            )
         middle.legend()
         left.set_ylabel("final error, of none's")
         unit = int(runs[0].config["unit_steps"])
@@ -194,8 +216,13 @@ def figure(
             steps = unit * np.arange(len(share))
             right.step(steps, share, color=colour, linestyle=dash, where="post", label=name)
         right.set(xlabel="step, without a deficit", ylabel="share called critical")
-        fig.legend(*right.get_legend_handles_labels(), loc="outside upper right", ncols=3,
-                   title="right", handlelength=4)  # fmt: skip
+        fig.legend(
+            *right.get_legend_handles_labels(),
+            loc="outside upper right",
+            ncols=3,
+            title="right",
+            handlelength=4,
+        )
         style.caption(
             fig,
             f"{style.seeds_in_words(harm['n'].to_list())}, bars: 95 % t interval of the mean "

@@ -55,8 +55,10 @@ def edge_of(runs: Sequence[Record]) -> float:
     Raises:
         RecordError: they differ in it, or are not all of SGD with Nesterov's momentum, or none.
     """
-    found = {(o.get("name"), o.get("momentum"), o.get("nesterov") or not o.get("momentum"))
-             for o in (run.config["optimizer"] for run in runs)}  # fmt: skip
+    found = {
+        (o.get("name"), o.get("momentum"), o.get("nesterov") or not o.get("momentum"))
+        for o in (run.config["optimizer"] for run in runs)
+    }
     name, momentum, good = found.pop()
     if found or name != "sgd" or not good:
         raise RecordError("the edge is drawn for runs of SGD with one Nesterov momentum alone")
@@ -77,10 +79,17 @@ def products(runs: Sequence[Record]) -> pd.DataFrame:
             lacks = f"no {COLUMN} was recorded" if at else f"{run.name!r} is no arm at a rate"
             raise RecordError(f"{run.folder}: {lacks}: see `regimes presets rates-edge`")
         kept = run.epochs[["epoch", "lr", COLUMN]].dropna()
-        rows.append(pd.DataFrame({
-            "arm": arm, "rate": run.rate, "seed": run.seed,
-            "epoch": kept["epoch"], "product": kept[COLUMN] * kept["lr"],
-        }))  # fmt: skip
+        rows.append(
+            pd.DataFrame(
+                {
+                    "arm": arm,
+                    "rate": run.rate,
+                    "seed": run.seed,
+                    "epoch": kept["epoch"],
+                    "product": kept[COLUMN] * kept["lr"],
+                }
+            )
+        )
     return pd.concat(rows, ignore_index=True)
 
 
@@ -92,18 +101,31 @@ def table(each: pd.DataFrame, warm: int) -> pd.DataFrame:
     for key, runs in behind.groupby(["rate", "arm"], sort=False):
         rate, arm = key
         mean, low, high = interval(runs.groupby("seed")["product"].mean().to_list())
-        rows.append({"rate": rate, "arm": arm, "n": runs["seed"].nunique(), "product": mean,
-                     "low": low, "high": high, "largest": runs["product"].max()})  # fmt: skip
+        rows.append(
+            {
+                "rate": rate,
+                "arm": arm,
+                "n": runs["seed"].nunique(),
+                "product": mean,
+                "low": low,
+                "high": high,
+                "largest": runs["product"].max(),
+            }
+        )
     return pd.DataFrame(rows).sort_values(["rate", "arm"], ignore_index=True)
 
 
 def as_text(rows: pd.DataFrame) -> Table:
     lines = [
-        (f"{row['rate']:g}", row["arm"], str(row["n"]),
-         f"{row['product']:.2f} {ends_text(row['low'], row['high'], '.2f')}".strip(),
-         f"{row['largest']:.2f}")
+        (
+            f"{row['rate']:g}",
+            row["arm"],
+            str(row["n"]),
+            f"{row['product']:.2f} {ends_text(row['low'], row['high'], '.2f')}".strip(),
+            f"{row['largest']:.2f}",
+        )
         for row in rows.to_dict("records")
-    ]  # fmt: skip
+    ]
     return Table(("rate", "arm", "n", "eigenvalue x rate [95 %]", "largest"), lines, texts=2)
 
 

@@ -65,10 +65,17 @@ def moments(each: pd.DataFrame, shown: Metric) -> pd.DataFrame:
     """The same of controls: does it matter *when* rank 4 is taken? Each against the kinds before
     its own (`LADDERS`), at its floats. Holm's correction is over these rows."""
     blind = [kind for kind in kinds({*each["name"]}) if {*LADDERS[kind]} <= CONTROLS]
-    return _against(each, shown, [
-        (arm, other) for i, kind in enumerate(blind) for arm in LADDERS[kind]
-        if (each["name"] == arm).any() for other in blind[:i]
-    ])  # fmt: skip
+    return _against(
+        each,
+        shown,
+        [
+            (arm, other)
+            for i, kind in enumerate(blind)
+            for arm in LADDERS[kind]
+            if (each["name"] == arm).any()
+            for other in blind[:i]
+        ],
+    )
 
 
 def _against(each: pd.DataFrame, shown: Metric, pairs: Iterable[tuple[str, str]]) -> pd.DataFrame:
@@ -80,8 +87,17 @@ def _against(each: pd.DataFrame, shown: Metric, pairs: Iterable[tuple[str, str]]
         mean, low, high = interval(values) if values else (math.nan,) * 3
         if values and alike(values):  # says nothing about sampling
             low = high = math.nan
-        rows.append({"arm": arm, "control": kind, "n": len(values), "difference": mean,
-                     "ci_low": low, "ci_high": high, "p": p_value(values)})  # fmt: skip
+        rows.append(
+            {
+                "arm": arm,
+                "control": kind,
+                "n": len(values),
+                "difference": mean,
+                "ci_low": low,
+                "ci_high": high,
+                "p": p_value(values),
+            }
+        )
     columns = ["arm", "control", "n", "difference", "ci_low", "ci_high", "p", "p_holm"]
     found = pd.DataFrame(rows, columns=columns)
     return found.assign(p_holm=holm(found["p"].to_list()))

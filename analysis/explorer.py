@@ -119,21 +119,28 @@ def _knobs(start: Settings, schedules: list[str]) -> dict[str, widgets.Widget]:
     bandwidths = {**{spell(b): b for b in BANDWIDTHS}, spell(start.bandwidth): start.bandwidth}
     latencies = {f"{1e6 * s:g} µs": s for s in sorted({*LATENCIES, start.latency})}
     return {
-        "schedule": widgets.Dropdown(options=schedules, value=start.schedule,
-                                     description="schedule", **same),
+        "schedule": widgets.Dropdown(
+            options=schedules, value=start.schedule, description="schedule", **same
+        ),
         "seed": widgets.Dropdown(options=[start.seed], description="seed", **same),
         "detector": widgets.Dropdown(options=[start.detector], description="detector", **same),
         "eta": widgets.FloatSlider(start.eta, max=1.5, description="eta", **slider),
-        "interval": widgets.IntSlider(start.interval, min=1, max=12,
-                                      description="interval (epochs)", **same),
-        "share": widgets.FloatSlider(start.share, max=1.0, description="share (controls)",
-                                     **slider),
-        "bandwidth": widgets.SelectionSlider(options=sorted(bandwidths.items(), key=_value),
-                                             value=start.bandwidth, description="bandwidth",
-                                             **same),
-        "latency": widgets.SelectionSlider(options=list(latencies.items()), value=start.latency,
-                                           description="latency", **same),
-    }  # fmt: skip
+        "interval": widgets.IntSlider(
+            start.interval, min=1, max=12, description="interval (epochs)", **same
+        ),
+        "share": widgets.FloatSlider(
+            start.share, max=1.0, description="share (controls)", **slider
+        ),
+        "bandwidth": widgets.SelectionSlider(
+            options=sorted(bandwidths.items(), key=_value),
+            value=start.bandwidth,
+            description="bandwidth",
+            **same,
+        ),
+        "latency": widgets.SelectionSlider(
+            options=list(latencies.items()), value=start.latency, description="latency", **same
+        ),
+    }
 
 
 def _value(option: tuple[str, float]) -> float:
@@ -154,11 +161,17 @@ def _choices(knob: widgets.Dropdown, known: list[Any]) -> None:
 def as_html(answer: Answer, settings: Settings) -> str:
     """The numbers as a table."""
     rows = [
-        (name, f"{row['low']:.0%}", f"{row['floats']:,.0f}", f"{row['of_low']:.3f}",
-         f"{row['seconds']:.2f}", f"{row['speed_up']:.2f}",
-         "" if math.isnan(row["signal"]) else f"{row['signal']:.1%}")
+        (
+            name,
+            f"{row['low']:.0%}",
+            f"{row['floats']:,.0f}",
+            f"{row['of_low']:.3f}",
+            f"{row['seconds']:.2f}",
+            f"{row['speed_up']:.2f}",
+            "" if math.isnan(row["signal"]) else f"{row['signal']:.1%}",
+        )
         for name, row in answer.numbers.iterrows()
-    ]  # fmt: skip
+    ]
     lines = [_line(HEADS, "th"), _line(rows[0], "td", " class='regimes-chosen'")]
     lines += [_line(row, "td") for row in rows[1:]]
     network = Network(settings.bandwidth, settings.latency)
@@ -176,8 +189,11 @@ def as_html(answer: Answer, settings: Settings) -> str:
 
 def _line(cells: Sequence[Any], kind: str, attributes: str = "") -> str:
     """A row of an HTML table; all but its first cell to the right."""
-    shown = [f"<{kind} style='text-align:{'right' if i else 'left'};padding-left:16px'>"
-             f"{html.escape(str(cell))}</{kind}>" for i, cell in enumerate(cells)]  # fmt: skip
+    shown = [
+        f"<{kind} style='text-align:{'right' if i else 'left'};padding-left:16px'>"
+        f"{html.escape(str(cell))}</{kind}>"
+        for i, cell in enumerate(cells)
+    ]
     return f"<tr{attributes}>{''.join(shown)}</tr>"
 
 
@@ -201,11 +217,16 @@ def figure(study: PricedRuns, settings: Settings, answer: Answer) -> Figure:
         bottom.set_yticks(range(len(levels)), [names[name] for name in levels.index], fontsize=size)
         bottom.set(xlabel=style.unit_of(run.config))
         bottom.set_title(f"level of each layer by {bands.index[0]}", loc="left")
-        entries = [Patch(facecolor=colour, edgecolor="#888888", label=f"{level} compression")
-                   for level, colour in colours.items()]  # fmt: skip
+        entries = [
+            Patch(facecolor=colour, edgecolor="#888888", label=f"{level} compression")
+            for level, colour in colours.items()
+        ]
         bottom.legend(handles=entries, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
         for ax in (top, bottom):
             style.mark_decays(ax, run, labelled=ax is top, behind="white")
-        style.caption(fig, f"Replayed over one run (n\xa0=\xa01): {run.name}, seed {run.seed}. "
-                           f"{style.setting(run)}.")  # fmt: skip
+        style.caption(
+            fig,
+            f"Replayed over one run (n\xa0=\xa01): {run.name}, seed {run.seed}. "
+            f"{style.setting(run)}.",
+        )
     return fig

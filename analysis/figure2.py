@@ -121,8 +121,13 @@ def figure2b(runs: Iterable[Record]) -> tuple[Figure, pd.DataFrame]:
                 panels.format_axis(ax, against, last, one.config)
             panels.limits(left, numbers, shown, last)
             left.set_ylabel(shown.label)
-            half.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=3,
-                        title=title, handlelength=4)  # fmt: skip
+            half.legend(
+                *left.get_legend_handles_labels(),
+                loc="outside upper center",
+                ncols=3,
+                title=title,
+                handlelength=4,
+            )
         counts = [len(group) for group in found.values()]
         sooner = found.get("dense-deleted", [one])[0].config["epochs"] - one.config["epochs"]
         early = f"The last control decays {-sooner} epochs earlier. " if sooner else ""

@@ -142,8 +142,9 @@ def figure3(
             style.mark_decays(ax, chosen[0], labelled=ax is top)
         top.set_ylabel("top eigenvalue\nof the Hessian")
         middle.set_ylabel("gradient norm,\nwhole model")
-        fig.legend(*top.get_legend_handles_labels(), loc="outside upper right", ncols=2,
-                   handlelength=4)  # fmt: skip
+        fig.legend(
+            *top.get_legend_handles_labels(), loc="outside upper right", ncols=2, handlelength=4
+        )
         _bands(bottom, numbers)
         style.mark_decays(bottom, chosen[0], labelled=False, behind="white")
         bottom.set_xlabel(style.unit_of(chosen[0].config))
@@ -171,8 +172,9 @@ def _draw(ax: Axes, rows: pd.DataFrame, name: str) -> None:
 def _bands(ax: Axes, numbers: pd.DataFrame) -> None:
     """One row per detector; the darker, the more layers and seeds it calls critical."""
     table = numbers.pivot(index="signal", columns="epoch", values="critical").loc[list(LINES)]
-    ax.imshow(table.to_numpy(), cmap="Greys", vmin=0, vmax=1.2, aspect="auto",
-              interpolation="nearest")  # fmt: skip
+    ax.imshow(
+        table.to_numpy(), cmap="Greys", vmin=0, vmax=1.2, aspect="auto", interpolation="nearest"
+    )
     ax.set_yticks(range(len(table)), [name.removesuffix(" statistics") for name in table.index])
     ax.tick_params(axis="y", length=0, labelsize=7)
     ax.grid(False)

@@ -61,10 +61,18 @@ def overlaps(runs: Sequence[Record]) -> pd.DataFrame:
             )
         for line in lines:
             for batch, found in line["sizes"].items():
-                rows.append({"epoch": line["epoch"], "batch": int(batch), "seed": run.seed,
-                             "pairs": found["pairs"], "overlap": found["mean"],
-                             "chance": line["chance"], "percent": line["percent"],
-                             "layers": _layer_mean(run, line["epoch"], batch)})  # fmt: skip
+                rows.append(
+                    {
+                        "epoch": line["epoch"],
+                        "batch": int(batch),
+                        "seed": run.seed,
+                        "pairs": found["pairs"],
+                        "overlap": found["mean"],
+                        "chance": line["chance"],
+                        "percent": line["percent"],
+                        "layers": _layer_mean(run, line["epoch"], batch),
+                    }
+                )
     frame = pd.DataFrame(rows)
     if frame["percent"].nunique() > 1:
         raise RecordError("runs of different overlap.percent: draw them apart")
@@ -81,10 +89,17 @@ def _layer_mean(run: Record, epoch: int, batch: str) -> float:
 def _pooled(key: Any, rows: pd.DataFrame) -> dict[str, Any]:
     mean, low, high = interval(rows["overlap"].to_list())
     return {
-        "epoch": key[0], "batch": key[1], "n": len(rows), "pairs": rows["pairs"].iloc[0],
-        "overlap": mean, "ci_low": low, "ci_high": high, "chance": rows["chance"].iloc[0],
-        "layers": rows["layers"].mean(), "percent": rows["percent"].iloc[0],
-    }  # fmt: skip
+        "epoch": key[0],
+        "batch": key[1],
+        "n": len(rows),
+        "pairs": rows["pairs"].iloc[0],
+        "overlap": mean,
+        "ci_low": low,
+        "ci_high": high,
+        "chance": rows["chance"].iloc[0],
+        "layers": rows["layers"].mean(),
+        "percent": rows["percent"].iloc[0],
+    }
 
 
 def moments(numbers: pd.DataFrame, config: dict[str, Any]) -> dict[str, int]:
@@ -142,16 +157,30 @@ def figure4a(runs: Iterable[Record], schedule: str = "dense") -> tuple[Figure, p
         for half, ax, title in zip(halves, (left, right), titles, strict=True):
             ax.set(ylim=(0, 1), ylabel=f"overlap of the top {numbers['percent'].iloc[0]:g} %")
             _references(ax, float(numbers["chance"].iloc[0]))
-            half.legend(*ax.get_legend_handles_labels(), loc="outside upper center", ncols=3,
-                        title=title, handlelength=3)  # fmt: skip
+            half.legend(
+                *ax.get_legend_handles_labels(),
+                loc="outside upper center",
+                ncols=3,
+                title=title,
+                handlelength=3,
+            )
         style.caption(fig, _caption(numbers, one, schedule, len(chosen)))
     return fig, numbers
 
 
 def _draw(ax: Axes, rows: pd.DataFrame, x: str, label: str, i: int) -> None:
     """Mean and 95 % interval; the i-th of three looks."""
-    ax.plot(rows[x], rows["overlap"], label=label, color=COLOURS[i], linestyle=DASHES[i],
-            marker=MARKERS[i], markersize=4, markeredgecolor="white", linewidth=1.5)  # fmt: skip
+    ax.plot(
+        rows[x],
+        rows["overlap"],
+        label=label,
+        color=COLOURS[i],
+        linestyle=DASHES[i],
+        marker=MARKERS[i],
+        markersize=4,
+        markeredgecolor="white",
+        linewidth=1.5,
+    )
     band = rows[x], rows["ci_low"], rows["ci_high"]
     ax.fill_between(*band, color=COLOURS[i], alpha=0.15, linewidth=0)
 
@@ -171,8 +200,16 @@ def _references(ax: Axes, chance: float) -> None:
     """The paper's claim and what chance gives."""
     for height, words in ((CLAIM, "paper: > 90 %"), (chance, f"by chance: {chance:.2f}")):
         ax.axhline(height, color="#555555", linewidth=1, linestyle=(0, (6, 2, 1, 2)), zorder=1)
-        ax.text(0.01, height + 0.012, words, fontsize=7, ha="left", va="bottom", color="#333333",
-                transform=ax.get_yaxis_transform())  # fmt: skip
+        ax.text(
+            0.01,
+            height + 0.012,
+            words,
+            fontsize=7,
+            ha="left",
+            va="bottom",
+            color="#333333",
+            transform=ax.get_yaxis_transform(),
+        )
 
 
 def _caption(numbers: pd.DataFrame, one: Record, schedule: str, seeds: int) -> str:
@@ -208,8 +245,10 @@ def main(folder: Path, out: Path | None = None) -> list[Path]:
         when = moments(numbers, runs[0].config)
         for word, epoch in when.items():
             rows = numbers[numbers["epoch"] == epoch]
-            found = [f"{r.batch}: {r.overlap:.2f} [{r.ci_low:.2f}, {r.ci_high:.2f}]"
-                     for r in rows.itertuples()]  # fmt: skip
+            found = [
+                f"{r.batch}: {r.overlap:.2f} [{r.ci_low:.2f}, {r.ci_high:.2f}]"
+                for r in rows.itertuples()
+            ]
             print(f"  {word} (epoch {epoch}, n = {rows['n'].iloc[0]}): {'; '.join(found)}")
     return files.said()
 

@@ -60,68 +60,166 @@ def _rows(table: int, *networks: str) -> tuple[str, ...]:
     return tuple(f"paper-table{table}-{network}" for network in networks)
 
 
-def _curves(shows: str, small: str, paper: tuple[str, ...], schedules: tuple[str, ...], *,
-            also: tuple[str, ...] = (), **options: Any) -> Drawn:  # fmt: skip
+def _curves(
+    shows: str,
+    small: str,
+    paper: tuple[str, ...],
+    schedules: tuple[str, ...],
+    *,
+    also: tuple[str, ...] = (),
+    **options: Any,
+) -> Drawn:
     return Drawn(shows, "curves", (small,), paper, schedules, also, options)
 
 
-def _batch(shows: str, paper: tuple[str, ...], *schedules: str,
-           also: tuple[str, ...] = ()) -> Drawn:  # fmt: skip
+def _batch(
+    shows: str, paper: tuple[str, ...], *schedules: str, also: tuple[str, ...] = ()
+) -> Drawn:
     return Drawn(shows, "batch", ("small-batch",), paper, schedules, also)
 
 
 FIGURES = {
-    "1": _curves("Low compression in the critical windows alone is enough.", "small",
-                 ("paper-figure2",), ("low", "high", "low-in-critical")),
-    "2": Drawn("The gradient norm per layer; low compression in critical windows is enough, high "
-               "compression in them is not made up for.", "figure2", ("small", "smoke"),
-               ("paper-figure2",)),
-    "3": Drawn("Top Hessian eigenvalue beside the gradient norm, and the regimes each flags.",
-               "figure3", ("small-signals", "smoke-signals"), ("paper-figure3",)),
-    "4a": Drawn("How many of their largest coordinates two stochastic gradients share.",
-                "figure4a", ("small-overlap", "smoke-overlap"),
-                ("paper-figure4a",)),
-    "4b": _batch("Small batches in the critical windows alone are enough.",
-                 ("paper-batch-cifar10",), "small-batch", "large-batch", "small-in-critical",
-                 also=("large-in-critical",)),
-    "5": _batch("Batch-size ACCORDION against Smith et al. (2017).",
-                ("paper-batch-cifar10", "paper-batch-cifar100"),
-                "small-batch", "accordion-batch", "smith"),
-    "6": _curves("ACCORDION bridges the gap that rank 1 leaves without skip connections.", "small",
-                 ("paper-table1-vgg19bn",), THREE),
-    "7": _curves("ACCORDION against AdaQS (Guo et al., 2020).", "small-adaqs", ("paper-adaqs",),
-                 (*THREE, "adaqs"), also=("adaqs-0.2",)),
-    "8": _curves("High compression trained until it has sent as many floats as low.",
-                 "small-budget", ("paper-budget",), ("low", "high", "high-longer", "accordion"),
-                 also=("high-stretched",)),
-    "9": _curves("The limit: how good ACCORDION gets depends on the two levels it is given.",
-                 "small-ladder", ("paper-ladder",),
-                 ("rank 4", "rank 2", "rank 1", "accordion 4-1", "accordion 4-2"),
-                 also=("error-ladder", "accordion-ladder")),
-    "10": _batch("Extremely large batches.", ("paper-batch-16384",), *BATCHES,
-                 also=("large-batch-8x", "accordion-batch-8x")),
-    "11": _curves("LSTM on WikiText-2 with TopK: perplexity.", "lstm-small", ("paper-lstm",), THREE,
-                  **TIMED),
-    "12": _curves("Table 1 as curves: PowerSGD, CIFAR-10.", "small",
-                  _rows(1, "resnet18", "vgg19bn", "senet"), THREE, **TIMED),
-    "13": _curves("Table 2 as curves: PowerSGD, CIFAR-100.", "small",
-                  _rows(2, "resnet18", "densenet", "senet"), THREE, **TIMED),
-    "14": _curves("Table 3 as curves: TopK, CIFAR-10.", "small-topk",
-                  _rows(3, "resnet18", "googlenet", "senet"), THREE, **TIMED),
-    "15": _curves("Table 4 as curves: TopK, CIFAR-100.", "small-topk",
-                  _rows(4, "resnet18", "googlenet", "senet"), THREE, **TIMED),
-    "16": _curves("Table 5 as curves: batch size, CIFAR-10.", "small-batch",
-                  ("paper-batch-cifar10", *_rows(5, "googlenet", "densenet")), BATCHES, **TIMED),
-    "17": _curves("Table 6 as curves: batch size, CIFAR-100.", "small-batch",
-                  ("paper-batch-cifar100", *_rows(6, "googlenet", "densenet")), BATCHES, **TIMED),
-    **{number: Drawn("The rank that ACCORDION chose, per layer and epoch (18-20 are one map here).",
-                     "levels", ("small",), ("paper-figure2",))
-       for number in ("18", "19", "20")},
-    "deficit": _curves("Not in the paper: deficits in the data, early against late (Achille et "
-                       "al., 2019).", "small-deficit", (), (), x=("epoch",)),
-    "joint": _curves("Not in the paper (its future work): compression and batch size together.",
-                     "small-joint", (), ()),
-}  # fmt: skip
+    "1": _curves(
+        "Low compression in the critical windows alone is enough.",
+        "small",
+        ("paper-figure2",),
+        ("low", "high", "low-in-critical"),
+    ),
+    "2": Drawn(
+        "The gradient norm per layer; low compression in critical windows is enough, high "
+        "compression in them is not made up for.",
+        "figure2",
+        ("small", "smoke"),
+        ("paper-figure2",),
+    ),
+    "3": Drawn(
+        "Top Hessian eigenvalue beside the gradient norm, and the regimes each flags.",
+        "figure3",
+        ("small-signals", "smoke-signals"),
+        ("paper-figure3",),
+    ),
+    "4a": Drawn(
+        "How many of their largest coordinates two stochastic gradients share.",
+        "figure4a",
+        ("small-overlap", "smoke-overlap"),
+        ("paper-figure4a",),
+    ),
+    "4b": _batch(
+        "Small batches in the critical windows alone are enough.",
+        ("paper-batch-cifar10",),
+        "small-batch",
+        "large-batch",
+        "small-in-critical",
+        also=("large-in-critical",),
+    ),
+    "5": _batch(
+        "Batch-size ACCORDION against Smith et al. (2017).",
+        ("paper-batch-cifar10", "paper-batch-cifar100"),
+        "small-batch",
+        "accordion-batch",
+        "smith",
+    ),
+    "6": _curves(
+        "ACCORDION bridges the gap that rank 1 leaves without skip connections.",
+        "small",
+        ("paper-table1-vgg19bn",),
+        THREE,
+    ),
+    "7": _curves(
+        "ACCORDION against AdaQS (Guo et al., 2020).",
+        "small-adaqs",
+        ("paper-adaqs",),
+        (*THREE, "adaqs"),
+        also=("adaqs-0.2",),
+    ),
+    "8": _curves(
+        "High compression trained until it has sent as many floats as low.",
+        "small-budget",
+        ("paper-budget",),
+        ("low", "high", "high-longer", "accordion"),
+        also=("high-stretched",),
+    ),
+    "9": _curves(
+        "The limit: how good ACCORDION gets depends on the two levels it is given.",
+        "small-ladder",
+        ("paper-ladder",),
+        ("rank 4", "rank 2", "rank 1", "accordion 4-1", "accordion 4-2"),
+        also=("error-ladder", "accordion-ladder"),
+    ),
+    "10": _batch(
+        "Extremely large batches.",
+        ("paper-batch-16384",),
+        *BATCHES,
+        also=("large-batch-8x", "accordion-batch-8x"),
+    ),
+    "11": _curves(
+        "LSTM on WikiText-2 with TopK: perplexity.", "lstm-small", ("paper-lstm",), THREE, **TIMED
+    ),
+    "12": _curves(
+        "Table 1 as curves: PowerSGD, CIFAR-10.",
+        "small",
+        _rows(1, "resnet18", "vgg19bn", "senet"),
+        THREE,
+        **TIMED,
+    ),
+    "13": _curves(
+        "Table 2 as curves: PowerSGD, CIFAR-100.",
+        "small",
+        _rows(2, "resnet18", "densenet", "senet"),
+        THREE,
+        **TIMED,
+    ),
+    "14": _curves(
+        "Table 3 as curves: TopK, CIFAR-10.",
+        "small-topk",
+        _rows(3, "resnet18", "googlenet", "senet"),
+        THREE,
+        **TIMED,
+    ),
+    "15": _curves(
+        "Table 4 as curves: TopK, CIFAR-100.",
+        "small-topk",
+        _rows(4, "resnet18", "googlenet", "senet"),
+        THREE,
+        **TIMED,
+    ),
+    "16": _curves(
+        "Table 5 as curves: batch size, CIFAR-10.",
+        "small-batch",
+        ("paper-batch-cifar10", *_rows(5, "googlenet", "densenet")),
+        BATCHES,
+        **TIMED,
+    ),
+    "17": _curves(
+        "Table 6 as curves: batch size, CIFAR-100.",
+        "small-batch",
+        ("paper-batch-cifar100", *_rows(6, "googlenet", "densenet")),
+        BATCHES,
+        **TIMED,
+    ),
+    **{
+        number: Drawn(
+            "The rank that ACCORDION chose, per layer and epoch (18-20 are one map here).",
+            "levels",
+            ("small",),
+            ("paper-figure2",),
+        )
+        for number in ("18", "19", "20")
+    },
+    "deficit": _curves(
+        "Not in the paper: deficits in the data, early against late (Achille et al., 2019).",
+        "small-deficit",
+        (),
+        (),
+        x=("epoch",),
+    ),
+    "joint": _curves(
+        "Not in the paper (its future work): compression and batch size together.",
+        "small-joint",
+        (),
+        (),
+    ),
+}
 
 
 def draw(number: str, records: Path, out: Path) -> list[Path]:

@@ -85,19 +85,42 @@ def lasso(s: Setting, runs: list[Record]) -> tuple[Figure, pd.DataFrame]:
 def _draw(ax: Axes, numbers: pd.DataFrame, lines: Lines) -> None:
     for series, (words, colour, dash, marker) in lines.items():
         rows = numbers[numbers["series"] == series]
-        ax.plot(rows["x"], rows["mean"], color=colour, linestyle=dash, marker=marker, label=words,
-                markersize=3.5, markeredgecolor="white", markeredgewidth=0.4)  # fmt: skip
-        ax.fill_between(rows["x"], rows["ci_low"], rows["ci_high"], color=colour, alpha=0.15,
-                        linewidth=0)  # fmt: skip
-    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, handlelength=2.5,
-              columnspacing=1, fontsize=6.5)  # fmt: skip
+        ax.plot(
+            rows["x"],
+            rows["mean"],
+            color=colour,
+            linestyle=dash,
+            marker=marker,
+            label=words,
+            markersize=3.5,
+            markeredgecolor="white",
+            markeredgewidth=0.4,
+        )
+        ax.fill_between(
+            rows["x"], rows["ci_low"], rows["ci_high"], color=colour, alpha=0.15, linewidth=0
+        )
+    ax.legend(
+        loc="lower center",
+        bbox_to_anchor=(0.5, 1),
+        ncols=2,
+        handlelength=2.5,
+        columnspacing=1,
+        fontsize=6.5,
+    )
 
 
 def _sparsity(ax: Axes, numbers: pd.DataFrame, s: Setting) -> None:
     _draw(ax, numbers, SPARSITY)
     ax.axhline(s.nonzero, color=GREY, linewidth=0.8, zorder=1)
-    ax.text(0.02, s.nonzero, "|supp μ|", fontsize=7, va="bottom", color="#444444",
-            transform=ax.get_yaxis_transform())  # fmt: skip
+    ax.text(
+        0.02,
+        s.nonzero,
+        "|supp μ|",
+        fontsize=7,
+        va="bottom",
+        color="#444444",
+        transform=ax.get_yaxis_transform(),
+    )
     ax.set(xscale="log", xlabel=f"λ (at the solution, σ = {s.sigma:g})")
     ax.set_ylabel(f"nonzero coordinates of {s.dimension}")
     style.log_axis(ax)
@@ -120,8 +143,15 @@ def _network(left: Axes, right: Axes, numbers: pd.DataFrame, one: Record) -> Non
     ):
         _draw(ax, numbers[numbers["panel"] == _family(numbers)], lines)
         ax.axhline(height, color=GREY, linewidth=0.8, zorder=1)
-        ax.text(0.01, height + 0.01, words, fontsize=7, va="bottom", color="#444444",
-                transform=ax.get_yaxis_transform())  # fmt: skip
+        ax.text(
+            0.01,
+            height + 0.01,
+            words,
+            fontsize=7,
+            va="bottom",
+            color="#444444",
+            transform=ax.get_yaxis_transform(),
+        )
         style.mark_decays(ax, one, labelled=False)
         ax.set_xlabel("epoch (dotted: learning-rate decay)")
     left.set(ylim=(0, 1.02), ylabel="network: energy in the\ntop 10 % coordinates")

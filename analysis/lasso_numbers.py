@@ -38,9 +38,16 @@ COLUMNS = ["panel", "series", "x", "n", "mean", "ci_low", "ci_high"]
 SIGMAS = tuple(np.geomspace(1e-4, 1, 25))
 LAMBDAS = tuple(np.geomspace(3e-4, 0.9, 16))
 SHAPES = (
-    "mean-top10", "single-top10", "null-top10", "mean-density", "single-density", "null-density",
-    "noise-density", "noise-in-top10", "resolved",
-)  # fmt: skip
+    "mean-top10",
+    "single-top10",
+    "null-top10",
+    "mean-density",
+    "single-density",
+    "null-density",
+    "noise-density",
+    "noise-in-top10",
+    "resolved",
+)
 
 
 @dataclass(frozen=True)

@@ -82,18 +82,25 @@ def entries(runs: Sequence[Record], shown: Metric) -> pd.DataFrame:
         run.check_finished()
         arm, at = arm_of(run)
         if not at:
-            raise RecordError(f"{run.folder}: {run.name!r} is no arm at a rate: see `regimes "
-                              "presets mechanism` for grids of them")  # fmt: skip
+            raise RecordError(
+                f"{run.folder}: {run.name!r} is no arm at a rate: see `regimes "
+                "presets mechanism` for grids of them"
+            )
         if tested_by(run) != shown:
             raise RecordError(f"{run.folder} has no {shown.name}: draw it in a figure of its own")
         optimizer = run.config["optimizer"]
         momentum = optimizer.get("momentum") if optimizer.get("name") == "sgd" else None
         last = run.epochs[["metric", "train_loss"]].astype(float).tail(LAST).mean(skipna=False)
-        rows.append({
-            "arm": arm, "rate": run.rate, "seed": run.seed,
-            "momentum": math.nan if momentum is None else momentum,
-            shown.name: shown.factor * last["metric"], "train_loss": last["train_loss"],
-        })  # fmt: skip
+        rows.append(
+            {
+                "arm": arm,
+                "rate": run.rate,
+                "seed": run.seed,
+                "momentum": math.nan if momentum is None else momentum,
+                shown.name: shown.factor * last["metric"],
+                "train_loss": last["train_loss"],
+            }
+        )
     check_arms(runs)
     each = pd.DataFrame(rows)
     if (twice := each.duplicated(["arm", "rate", "seed"])).any():
@@ -162,14 +169,25 @@ def ends(each: pd.DataFrame, shown: Metric) -> pd.DataFrame:
             arm, seed = str(key[0]), key[1]
             rates, losses = runs["rate"].to_list(), (sign * runs[column]).to_list()
             if (rate := means[arm].idxmin()) not in rates:
-                raise RecordError(f"{arm!r} has no run at {rate:g} with seed {seed}: run all rates "
-                                  "with the same seeds")  # fmt: skip
+                raise RecordError(
+                    f"{arm!r} has no run at {rate:g} with seed {seed}: run all rates "
+                    "with the same seeds"
+                )
             best = rates.index(rate)
-            back = end([1 / rate for rate in rates[::-1]], losses[::-1],
-                       len(rates) - 1 - best, limits[arm])  # fmt: skip
-            rows.append({"rule": rule, "arm": arm, "seed": seed, "smallest": 1 / back,
-                         "largest": end(rates, losses, best, limits[arm]),
-                         "least": rates[0], "most": rates[-1]})  # fmt: skip
+            back = end(
+                [1 / rate for rate in rates[::-1]], losses[::-1], len(rates) - 1 - best, limits[arm]
+            )
+            rows.append(
+                {
+                    "rule": rule,
+                    "arm": arm,
+                    "seed": seed,
+                    "smallest": 1 / back,
+                    "largest": end(rates, losses, best, limits[arm]),
+                    "least": rates[0],
+                    "most": rates[-1],
+                }
+            )
     return pd.DataFrame(rows)
 
 
@@ -183,8 +201,13 @@ def table(each: pd.DataFrame, shown: Metric) -> pd.DataFrame:
     for key, seeds in found.groupby(["rule", "arm"], sort=False):
         rule, arm = map(str, key)
         kept = seeds.dropna(subset="largest")
-        row = {"rule": rule, "arm": arm, "momentum": momentum[arm], "best": best[arm].idxmin(),
-               "n": len(kept)}  # fmt: skip
+        row = {
+            "rule": rule,
+            "arm": arm,
+            "momentum": momentum[arm],
+            "best": best[arm].idxmin(),
+            "n": len(kept),
+        }
         for side, edge in (("smallest", "least"), ("largest", "most")):
             beyond = kept[side].isin([0.0, math.inf])
             values = kept[side].where(~beyond, kept[edge]).to_numpy()
@@ -197,8 +220,12 @@ def table(each: pd.DataFrame, shown: Metric) -> pd.DataFrame:
 def _of_dense(found: pd.DataFrame, rule: str, arm: str, momentum: pd.Series) -> dict[str, float]:
     """The largest usable rate over that of the dense arm of the same optimiser, by seed; nan where
     no seed has both inside what was tried."""
-    dense = [name for name in momentum.index if name.partition(",")[0] == REFERENCE
-             and (momentum[name] == momentum[arm] or math.isnan(momentum[arm]))]  # fmt: skip
+    dense = [
+        name
+        for name in momentum.index
+        if name.partition(",")[0] == REFERENCE
+        and (momentum[name] == momentum[arm] or math.isnan(momentum[arm]))
+    ]
     wide = found[found["rule"] == rule].pivot(index="seed", columns="arm", values="largest")
     ratios = (wide[arm] / wide[dense[0]] if dense else pd.Series(dtype=float)).to_numpy()
     kept = ratios[np.isfinite(ratios) & (ratios > 0)]

@@ -29,10 +29,16 @@ def as_text(rows: pd.DataFrame) -> dict[str, Table]:
     found = {}
     for rule, part in rows.groupby("rule", sort=False):
         texts = [
-            (row["arm"], f"{row['best']:g}", str(row["n"]), _smallest(row), _largest(row),
-             _span(row, "of_dense"))
+            (
+                row["arm"],
+                f"{row['best']:g}",
+                str(row["n"]),
+                _smallest(row),
+                _largest(row),
+                _span(row, "of_dense"),
+            )
             for row in part.to_dict("records")
-        ]  # fmt: skip
+        ]
         found[str(rule)] = Table(heads, texts)
     return found
 
@@ -116,8 +122,16 @@ def _ranges(ax: Axes, rows: pd.DataFrame, looks: dict[str, Any]) -> None:
         for side, arrow in (("smallest", "<"), ("largest", ">")):
             bars = [[row[side] - row[f"{side}_low"]], [row[f"{side}_high"] - row[side]]]
             marker = arrow if row[f"{side}_beyond"] else "|"
-            ax.errorbar(row[side], y, xerr=np.nan_to_num(bars), color="black", marker=marker,
-                        markersize=5, elinewidth=0.8, capsize=2)  # fmt: skip
+            ax.errorbar(
+                row[side],
+                y,
+                xerr=np.nan_to_num(bars),
+                color="black",
+                marker=marker,
+                markersize=5,
+                elinewidth=0.8,
+                capsize=2,
+            )
     names = [looks[arm].label for arm in kept["arm"]]
     ax.set_yticks(range(len(kept)), names, fontsize=6)
     ax.set(xlabel="usable learning rates")

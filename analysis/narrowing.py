@@ -57,20 +57,31 @@ def losses(runs: Sequence[Record]) -> pd.DataFrame:
         run.check_finished()
         arm, at = arm_of(run)
         if not at or not (arm == REFERENCE or WINDOW.fullmatch(arm)):
-            raise RecordError(f"{run.folder}: {run.name!r} is no window at a rate: see the grid "
-                              "rates-when")  # fmt: skip
+            raise RecordError(
+                f"{run.folder}: {run.name!r} is no window at a rate: see the grid rates-when"
+            )
         known[arm, run.seed, run.rate] = run
     rows = []
     for (arm, seed, rate), run in known.items():
         if (match := WINDOW.fullmatch(arm)) is None:
             continue
         if (twin := known.get((REFERENCE, seed, rate))) is None:
-            raise RecordError(f"{run.folder} has no run without compression at {rate:g} with seed "
-                              f"{seed} beside it")  # fmt: skip
+            raise RecordError(
+                f"{run.folder} has no run without compression at {rate:g} with seed "
+                f"{seed} beside it"
+            )
         last = int(match[2])
         own, without = (float(one.epochs["train_loss"].astype(float)[last]) for one in (run, twin))
-        rows.append({"window": f"epochs {match[1]}-{last}", "first": int(match[1]), "seed": seed,
-                     "rate": rate, "loss": own, "dense": without})  # fmt: skip
+        rows.append(
+            {
+                "window": f"epochs {match[1]}-{last}",
+                "first": int(match[1]),
+                "seed": seed,
+                "rate": rate,
+                "loss": own,
+                "dense": without,
+            }
+        )
     check_arms(runs)
     order = ["first", "seed", "rate"]
     return pd.DataFrame(rows).sort_values(order, ignore_index=True)
@@ -129,11 +140,15 @@ def _means(key: str, values: list[float]) -> dict[str, float]:
 
 def as_text(rows: pd.DataFrame) -> Table:
     lines = [
-        (f"{row['limit']:g}", row["window"].removeprefix("epochs "), str(row["n"]),
-         *(_ends(row, key) for key in ("loss", "dense", "ratio")),
-         "" if math.isnan(row["p"]) else p_text(row["p"]))
+        (
+            f"{row['limit']:g}",
+            row["window"].removeprefix("epochs "),
+            str(row["n"]),
+            *(_ends(row, key) for key in ("loss", "dense", "ratio")),
+            "" if math.isnan(row["p"]) else p_text(row["p"]),
+        )
         for row in rows.to_dict("records")
-    ]  # fmt: skip
+    ]
     heads = ("nats", "at", "n", "rank 1, up to", "dense, up to", "of dense's", "p")
     return Table(heads, lines, texts=2)
 

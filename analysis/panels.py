@@ -33,8 +33,14 @@ def over_rates(runs: pd.DataFrame, column: str) -> pd.DataFrame:
 def draw_over_rates(ax: Axes, points: pd.DataFrame, look: Look) -> None:
     """A curve of ``over_rates`` with its intervals."""
     bars = [points["mean"] - points["ci_low"], points["ci_high"] - points["mean"]]
-    ax.errorbar(points["rate"], points["mean"], np.nan_to_num(bars), label=look.label,
-                elinewidth=0.6, **look.line)  # fmt: skip
+    ax.errorbar(
+        points["rate"],
+        points["mean"],
+        np.nan_to_num(bars),
+        label=look.label,
+        elinewidth=0.6,
+        **look.line,
+    )
 
 
 def rates_axis(ax: Axes) -> None:
@@ -55,7 +61,15 @@ def draw_forest(ax: Axes, ends: pd.DataFrame, filled: Sequence[bool]) -> None:
     ax.axvline(0, color="black", linewidth=0.8, linestyle=style.DOTTED)
     for place, (row, full) in enumerate(zip(ends.to_numpy(), filled, strict=True)):
         value, low, high = row
-        ax.errorbar(value, place, xerr=np.nan_to_num([[value - low], [high - value]]), marker="o",
-                    color="black", markersize=4, markerfacecolor="black" if full else "white",
-                    capsize=2, elinewidth=0.9)  # fmt: skip
+        ax.errorbar(
+            value,
+            place,
+            xerr=np.nan_to_num([[value - low], [high - value]]),
+            marker="o",
+            color="black",
+            markersize=4,
+            markerfacecolor="black" if full else "white",
+            capsize=2,
+            elinewidth=0.9,
+        )
     ax.set_ylim(len(ends) - 0.5, -0.5)

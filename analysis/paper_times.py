@@ -35,8 +35,16 @@ from . import published
 NODES, NETWORK = 4, Network.parse("10Gbit/s")
 UNITS = {"M": 1e6, "G": 1e9}
 KEYS = ["table", "data", "model", "compressor"]
-HEADS = ("table", "setting", "speed-up over low, printed", "predicted", "of low - high explained",
-         "implied Gbit/s", "ACCORDION between high and low, floats", "seconds")  # fmt: skip
+HEADS = (
+    "table",
+    "setting",
+    "speed-up over low, printed",
+    "predicted",
+    "of low - high explained",
+    "implied Gbit/s",
+    "ACCORDION between high and low, floats",
+    "seconds",
+)
 
 
 def communication(compressor: str, floats: float, bandwidth: float) -> float:
@@ -70,24 +78,36 @@ def _row(compressor: str, low: pd.Series, high: pd.Series, ours: pd.Series) -> d
     printed, model = low["seconds"] / ours["seconds"], predicted(low) / predicted(ours)
     return {
         "compute": high["seconds"] - unit * high["floats"],
-        "low_seconds": low["seconds"], "high_seconds": high["seconds"],
+        "low_seconds": low["seconds"],
+        "high_seconds": high["seconds"],
         "accordion_seconds": ours["seconds"],
-        "printed": printed, "predicted": model, "error": model / printed - 1,
+        "printed": printed,
+        "predicted": model,
+        "error": model / printed - 1,
         "explained": gap / (low["seconds"] - high["seconds"]),
         "implied": bandwidth * gap / (low["seconds"] - high["seconds"]),
-        **{name: (ours[name] - high[name]) / (low[name] - high[name])
-           for name in ("floats", "seconds")},
-    }  # fmt: skip
+        **{
+            name: (ours[name] - high[name]) / (low[name] - high[name])
+            for name in ("floats", "seconds")
+        },
+    }
 
 
 def markdown(frame: pd.DataFrame) -> str:
     """The comparison as a Markdown table, with its medians."""
     lines = [
-        (f"{row['table']}", f"{row['model']}, {row['data']}, {row['compressor']}",
-         f"{row['printed']:.2f}", f"{row['predicted']:.2f}", f"{100 * row['explained']:.0f} %",
-         f"{row['implied'] / 1e9:.2f}", f"{row['floats']:.2f}", f"{row['seconds']:.2f}")
+        (
+            f"{row['table']}",
+            f"{row['model']}, {row['data']}, {row['compressor']}",
+            f"{row['printed']:.2f}",
+            f"{row['predicted']:.2f}",
+            f"{100 * row['explained']:.0f} %",
+            f"{row['implied'] / 1e9:.2f}",
+            f"{row['floats']:.2f}",
+            f"{row['seconds']:.2f}",
+        )
         for row in frame.to_dict("records")
-    ]  # fmt: skip
+    ]
     text = [Table(HEADS, lines, texts=2).markdown()]
     for kind, part in frame.groupby("compressor", sort=False):
         off = (part["floats"] - part["seconds"]).abs()

@@ -36,8 +36,10 @@ def pool(blocks: Mapping[str, Sequence[Record]], schedules: Sequence[str]) -> li
         if why := difference(first.setdefault(run.name, run), run):
             raise RecordError(f"{names} cannot be pooled: {run.name} of seed {run.seed} {why}")
         if found.setdefault((run.name, run.seed), run) is not run:
-            raise RecordError(f"{names} cannot be pooled: more than one has {run.name} of seed "
-                              f"{run.seed}, which would count twice")  # fmt: skip
+            raise RecordError(
+                f"{names} cannot be pooled: more than one has {run.name} of seed "
+                f"{run.seed}, which would count twice"
+            )
     return list(found.values())
 
 

@@ -45,8 +45,20 @@ def commits(repository: Path = ROOT) -> dict[str, str]:
     Raises:
         RecordError: no git there, or no checkout with this package.
     """
-    history = _git(repository, "rev-list", "--full-history", "--topo-order", "--reverse", "HEAD",
-                   "--", PACKAGE).decode().split()  # fmt: skip
+    history = (
+        _git(
+            repository,
+            "rev-list",
+            "--full-history",
+            "--topo-order",
+            "--reverse",
+            "HEAD",
+            "--",
+            PACKAGE,
+        )
+        .decode()
+        .split()
+    )
     asked = "".join(f"{commit}:{PACKAGE}\n" for commit in history)
     answers = _git(repository, "cat-file", "--batch-check", asked=asked).decode().splitlines()
     first: dict[str, str] = {}
@@ -111,8 +123,15 @@ def table(records: Sequence[Path], known: dict[str, str]) -> pd.DataFrame:
             digests = Counter(str(read_header(run)["code"]["digest"]) for run in find(root))
         if not digests:
             raise RecordError(f"no run in or under {place}")
-        rows += [{"archive": name_of(place), "runs": runs, "digest": digest,
-                  "commit": known.get(digest, "")} for digest, runs in digests.items()]  # fmt: skip
+        rows += [
+            {
+                "archive": name_of(place),
+                "runs": runs,
+                "digest": digest,
+                "commit": known.get(digest, ""),
+            }
+            for digest, runs in digests.items()
+        ]
     if not rows:
         raise RecordError("no records are named: expected folders or archives of runs")
     return pd.DataFrame(rows)
@@ -120,8 +139,10 @@ def table(records: Sequence[Path], known: dict[str, str]) -> pd.DataFrame:
 
 def as_text(rows: pd.DataFrame) -> Table:
     """The table, digests and commits by their first 12 digits."""
-    lines = [(row["archive"], str(row["runs"]), row["digest"][:12], row["commit"][:12] or NONE)
-             for row in rows.to_dict("records")]  # fmt: skip
+    lines = [
+        (row["archive"], str(row["runs"]), row["digest"][:12], row["commit"][:12] or NONE)
+        for row in rows.to_dict("records")
+    ]
     return Table(("archive", "runs", "digest", "commit"), lines, texts=1, ends=2)
 
 

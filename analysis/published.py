@@ -65,8 +65,13 @@ def _schedules(compressor: str, levels: list[str]) -> dict[str, str]:
     """What a grid of ours calls the run at each level; the level that sends more is low."""
     static = sorted((x for x in levels if x != "accordion"), key=number)
     low, high = static if compressor == "batch" else reversed(static)
-    return dict(zip((low, high, "accordion"),
-                    WORDS.get(compressor, ("low", "high", "accordion")), strict=True))  # fmt: skip
+    return dict(
+        zip(
+            (low, high, "accordion"),
+            WORDS.get(compressor, ("low", "high", "accordion")),
+            strict=True,
+        )
+    )
 
 
 def number(level: str) -> float:
@@ -169,8 +174,14 @@ def figure() -> tuple[Figure, pd.DataFrame]:
             for name, look in style.styles_of(logs["schedule"]).items():
                 log = logs[logs["schedule"] == name]
                 word = "ACCORDION" if name.startswith("accordion") else log["level"].iloc[0]
-                ax.plot(log["epoch"], log[shown.name], label=word, color=look.colour,
-                        linestyle=look.dash, linewidth=0.9)  # fmt: skip
+                ax.plot(
+                    log["epoch"],
+                    log[shown.name],
+                    label=word,
+                    color=look.colour,
+                    linestyle=look.dash,
+                    linewidth=0.9,
+                )
             ax.set_title(f"{model}, {data}, {compressor}", fontsize=7)
             panels.limits(ax, logs[logs["epoch"] > 20], shown)
             if shown.name != "accuracy":

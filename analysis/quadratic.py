@@ -50,11 +50,20 @@ def energy(name: str, period: int) -> float:
 def lines(momenta: Sequence[float] = MOMENTA, periods: Sequence[int] = PERIODS) -> pd.DataFrame:
     """One row per filter, period and momentum: the share of the energy sent, and the largest
     stable rate times the curvature."""
-    return pd.DataFrame([
-        {"how": name, "level": f"p = {period}", "momentum": momentum,
-         "share": energy(name, period), "limit": computed(name, period, momentum)}
-        for momentum in momenta for name in FILTERS for period in periods
-    ])  # fmt: skip
+    return pd.DataFrame(
+        [
+            {
+                "how": name,
+                "level": f"p = {period}",
+                "momentum": momentum,
+                "share": energy(name, period),
+                "limit": computed(name, period, momentum),
+            }
+            for momentum in momenta
+            for name in FILTERS
+            for period in periods
+        ]
+    )
 
 
 def points(momenta: Sequence[float] = MOMENTA, levels: Sequence[Level] = LEVELS) -> pd.DataFrame:
@@ -66,8 +75,15 @@ def points(momenta: Sequence[float] = MOMENTA, levels: Sequence[Level] = LEVELS)
             for level in levels:
                 most, share = simulated(level, momentum, feedback)
                 word = DENSE if level == DENSE else f"rank {level}"
-                rows.append({"how": name, "level": word, "momentum": momentum, "share": share,
-                             "limit": most})  # fmt: skip
+                rows.append(
+                    {
+                        "how": name,
+                        "level": word,
+                        "momentum": momentum,
+                        "share": share,
+                        "limit": most,
+                    }
+                )
     return pd.DataFrame(rows)
 
 
@@ -85,11 +101,17 @@ def as_text(rows: pd.DataFrame) -> Table:
     """The simulated limits beside those that filters have at the same share, rounded."""
     kept = rows[rows["how"].isin([WITH, WITHOUT])].to_dict("records")
     texts = [
-        (row["how"], f"{row['momentum']:g}", row["level"], f"{row['share']:.2f}",
-         f"{row['limit']:.2f}", f"{row['of_dense']:.2f}",
-         *(_limit(at_share(rows, name, row["momentum"], row["share"])) for name in BESIDE))
+        (
+            row["how"],
+            f"{row['momentum']:g}",
+            row["level"],
+            f"{row['share']:.2f}",
+            f"{row['limit']:.2f}",
+            f"{row['of_dense']:.2f}",
+            *(_limit(at_share(rows, name, row["momentum"], row["share"])) for name in BESIDE),
+        )
         for row in kept
-    ]  # fmt: skip
+    ]
     heads = ("", "momentum", "level", "sent", "limit", "of dense's", *BESIDE)
     return Table(heads, texts)
 
@@ -120,12 +142,24 @@ def figure(rows: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
             part = rows[rows["momentum"] == momentum]
             for (colour, dash, _), name in zip(SPARE, FILTERS, strict=False):
                 line = part[part["how"] == name]
-                ax.plot(line["share"], line["of_dense"], color=colour, linestyle=dash,
-                        label=f"{name}, computed")  # fmt: skip
+                ax.plot(
+                    line["share"],
+                    line["of_dense"],
+                    color=colour,
+                    linestyle=dash,
+                    label=f"{name}, computed",
+                )
             for name, fill in ((WITH, "black"), (WITHOUT, "white")):
                 dots = part[part["how"] == name]
-                ax.plot(dots["share"], dots["of_dense"], color="black", marker="o", linestyle="",
-                        markerfacecolor=fill, label=f"{name}, simulated")  # fmt: skip
+                ax.plot(
+                    dots["share"],
+                    dots["of_dense"],
+                    color="black",
+                    marker="o",
+                    linestyle="",
+                    markerfacecolor=fill,
+                    label=f"{name}, simulated",
+                )
             ax.set(xscale="log", xlabel="share of the energy sent", title=f"momentum {momentum:g}")
             style.log_axis(ax)
             ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")

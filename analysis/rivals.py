@@ -57,8 +57,13 @@ def errors(runs: Sequence[Record]) -> pd.DataFrame:
     found = [row for each in groups(runs).values() for run in each for row in _of(run)]
     rows = []
     for (name, level), each in pd.DataFrame(found).groupby(KEY, sort=False):
-        row = {"compressor": name, "level": level, "n": len(each),
-               "floats": each["floats"].iloc[0], "bytes": each["bytes"].iloc[0]}  # fmt: skip
+        row = {
+            "compressor": name,
+            "level": level,
+            "n": len(each),
+            "floats": each["floats"].iloc[0],
+            "bytes": each["bytes"].iloc[0],
+        }
         for error in ERRORS:
             ends = _geometric(each[error].to_list())
             row |= dict(zip((error, f"{error}_low", f"{error}_high"), ends, strict=True))
@@ -76,11 +81,16 @@ def _of(run: Record) -> list[dict[str, Any]]:
     whole = run.header["per_step"][DENSE]
     steps = pd.DataFrame([[rival["once"] for rival in line] for line in lines], dtype=float)
     return [
-        {"compressor": name_of(last["compressor"]), "level": str(last["level"]),
-         "floats": last["floats"] / whole["floats"], "bytes": last["bytes"] / whole["bytes"],
-         "once": once, "summed": last["summed"]}
+        {
+            "compressor": name_of(last["compressor"]),
+            "level": str(last["level"]),
+            "floats": last["floats"] / whole["floats"],
+            "bytes": last["bytes"] / whole["bytes"],
+            "once": once,
+            "summed": last["summed"],
+        }
         for last, once in zip(lines[-1], steps.mean(), strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _geometric(values: Sequence[float]) -> tuple[float, ...]:
@@ -107,11 +117,17 @@ def spelt(name: str, level: str) -> str:
 def as_text(rows: pd.DataFrame) -> Table:
     """Rounded, from few bytes to many."""
     shown = [
-        (row["compressor"], spelt(row["compressor"], row["level"]), str(row["n"]),
-         f"{row['floats']:.1%}", f"{row['bytes']:.1%}", f"{row['once']:.3f}",
-         f"{row['summed']:.2%}")
+        (
+            row["compressor"],
+            spelt(row["compressor"], row["level"]),
+            str(row["n"]),
+            f"{row['floats']:.1%}",
+            f"{row['bytes']:.1%}",
+            f"{row['once']:.3f}",
+            f"{row['summed']:.2%}",
+        )
         for row in rows.sort_values("bytes", kind="stable").to_dict("records")
-    ]  # fmt: skip
+    ]
     heads = ("compressor", "level", "n", "floats", "bytes", "error of a step", "of the sum")
     return Table(heads, shown, texts=2)
 
@@ -127,8 +143,12 @@ def figure(rows: pd.DataFrame, run: Record) -> tuple[Figure, pd.DataFrame]:
             line[0].set_ylabel(label)
         for ax, label in zip(panels[1], COSTS.values(), strict=True):
             ax.set_xlabel(label)
-        fig.legend(*panels[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=3,
-                   handlelength=3.4)  # fmt: skip
+        fig.legend(
+            *panels[0][0].get_legend_handles_labels(),
+            loc="outside upper center",
+            ncols=3,
+            handlelength=3.4,
+        )
         style.caption(
             fig,
             "What each compressor makes of the gradients of one dense training, "
@@ -145,8 +165,18 @@ def _draw(ax: Axes, rows: pd.DataFrame, cost: str, error: str) -> None:
         colour, dash, marker = LINES[place % len(LINES)]
         points = each.sort_values(cost)
         half = [points[error] - points[f"{error}_low"], points[f"{error}_high"] - points[error]]
-        ax.errorbar(points[cost], points[error], half, color=colour, linestyle=dash, marker=marker,
-                    markersize=5, linewidth=1.2, elinewidth=0.8, label=str(name))  # fmt: skip
+        ax.errorbar(
+            points[cost],
+            points[error],
+            half,
+            color=colour,
+            linestyle=dash,
+            marker=marker,
+            markersize=5,
+            linewidth=1.2,
+            elinewidth=0.8,
+            label=str(name),
+        )
     if error == "summed":
         style.log_axis(ax)
     ax.set_xscale("log")

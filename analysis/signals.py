@@ -36,12 +36,14 @@ PANELS = {  # title: columns of ``record.epochs``, and their words
     "gradient norm": {"norm": "accumulated update"},
     "Fisher trace": {"fisher_trace": "running statistics"},
     "Hessian trace": {
-        "hessian_trace": "running statistics", "hessian_trace:batch": "batch statistics",
+        "hessian_trace": "running statistics",
+        "hessian_trace:batch": "batch statistics",
     },
     "top Hessian eigenvalue": {
-        "eigenvalue": "running statistics", "eigenvalue:batch": "batch statistics",
+        "eigenvalue": "running statistics",
+        "eigenvalue:batch": "batch statistics",
     },
-}  # fmt: skip
+}
 WORDS = ("running statistics", "batch statistics")
 LINES = (("#0173b2", "-"), ("#de8f05", (0, (4, 1.5))))
 
@@ -87,8 +89,14 @@ def signals(record: Record) -> tuple[Figure, pd.DataFrame]:
             style.mark_decays(ax, record, labelled=title == "gradient norm")
         ax.set_xlabel(style.unit_of(record.config))
         handles = {line.get_label(): line for line in ax.lines if line.get_label() in WORDS}
-        fig.legend(handles.values(), handles.keys(), loc="outside upper right", ncols=2,
-                   title="BatchNorm in the curvature", handlelength=4)  # fmt: skip
+        fig.legend(
+            handles.values(),
+            handles.keys(),
+            loc="outside upper right",
+            ncols=2,
+            title="BatchNorm in the curvature",
+            handlelength=4,
+        )
         probe = record.config["instruments"].get("curvature", {}).get("images", 200)
         style.caption(
             fig,

@@ -70,20 +70,33 @@ def _per_step(network: str, compressor: str, level: Level) -> float:
 _LARGER = "the SE-ResNet-18 of 11,389,726 parameters, not Table 8's"
 _SHORT = {"short": False}
 EXPLAINED: dict[tuple[int, str, str], dict[str, Any]] = {  # (table, network, level): the change
-    **{(1, "senet", rank): {"network": "se-resnet18-cifar10", "epochs": 249,
-                            "why": f"{_LARGER}, for 249 epochs; the authors' logs of "
-                                   "these runs have 300"} for rank in ("rank 4", "rank 1")},
-    **{(3, "senet", k): {"network": "se-resnet18-cifar10", "why": _LARGER}
-       for k in ("99%", "10%")},
-    **{(table, "resnet18", "99%"): {"level": 100, "why": "K = 100 %, not 99 %"}
-       for table in (3, 4)},
-    (5, "resnet18", "512"): {"network": "resnet18-cifar100", **_SHORT,
-                             "why": "the number of Table 6 (CIFAR-100, 97 steps per epoch)"},
-    **{(6, network, "512"): {**_SHORT, "why": "97 steps per epoch, the last batch left out"}
-       for network in ("resnet18", "googlenet", "densenet")},
-    **{(table, network, "4096"): {**_SHORT, "why": "12 steps per epoch, the last batch left out"}
-       for table in (5, 6) for network in ("resnet18", "googlenet", "densenet")},
-}  # fmt: skip
+    **{
+        (1, "senet", rank): {
+            "network": "se-resnet18-cifar10",
+            "epochs": 249,
+            "why": f"{_LARGER}, for 249 epochs; the authors' logs of these runs have 300",
+        }
+        for rank in ("rank 4", "rank 1")
+    },
+    **{(3, "senet", k): {"network": "se-resnet18-cifar10", "why": _LARGER} for k in ("99%", "10%")},
+    **{
+        (table, "resnet18", "99%"): {"level": 100, "why": "K = 100 %, not 99 %"} for table in (3, 4)
+    },
+    (5, "resnet18", "512"): {
+        "network": "resnet18-cifar100",
+        **_SHORT,
+        "why": "the number of Table 6 (CIFAR-100, 97 steps per epoch)",
+    },
+    **{
+        (6, network, "512"): {**_SHORT, "why": "97 steps per epoch, the last batch left out"}
+        for network in ("resnet18", "googlenet", "densenet")
+    },
+    **{
+        (table, network, "4096"): {**_SHORT, "why": "12 steps per epoch, the last batch left out"}
+        for table in (5, 6)
+        for network in ("resnet18", "googlenet", "densenet")
+    },
+}
 
 
 def rule(row: dict[str, Any]) -> Rule:

@@ -35,11 +35,26 @@ from .table_rules import BATCH, EPOCHS, UNITS, WORKERS, agrees, explained, rule,
 
 Key = tuple[str, str, str, str]  # data, network, compressor, level
 TITLES = {
-    1: "PowerSGD, CIFAR-10", 2: "PowerSGD, CIFAR-100", 3: "TopK, CIFAR-10", 4: "TopK, CIFAR-100",
-    5: "batch size, CIFAR-10", 6: "batch size, CIFAR-100",
-}  # fmt: skip
-HEADINGS = ["network", "level", "accuracy %", "authors' log", "ours", "sent", "by the rule",
-            "ours", "s", "ours", "the rule"]  # fmt: skip
+    1: "PowerSGD, CIFAR-10",
+    2: "PowerSGD, CIFAR-100",
+    3: "TopK, CIFAR-10",
+    4: "TopK, CIFAR-100",
+    5: "batch size, CIFAR-10",
+    6: "batch size, CIFAR-100",
+}
+HEADINGS = [
+    "network",
+    "level",
+    "accuracy %",
+    "authors' log",
+    "ours",
+    "sent",
+    "by the rule",
+    "ours",
+    "s",
+    "ours",
+    "the rule",
+]
 WIDTH = 120  # letters that eleven columns need
 ABOUT = (
     "Accuracy: the paper's (3 seeds), the authors' log at its end (1 seed), ours (mean of the last "
@@ -157,13 +172,21 @@ def as_text(rows: pd.DataFrame) -> Table:
 
         spread = "" if math.isnan(row["sd"]) else f" ± {row['sd']:.1f}"
         verdict = {True: "agrees", False: "DIFFERS", None: ""}[row["agrees"]]
-        lines.append([
-            row["model"], row["level"], f"{row['accuracy']:.1f}", f"{row['log']:.2f}",
-            f"{row['ours']:.1f}{spread} (n = {row['n']})" if row["n"] else "",
-            f"{row['printed']} {unit}", sent(row["floats"]), sent(row["ours_floats"]),
-            f"{row['seconds']:,}", f"{row['ours_seconds']:,.0f}" if row["n"] else "",
-            f"{verdict}: {row['why']}" if row["why"] else verdict,
-        ])  # fmt: skip
+        lines.append(
+            [
+                row["model"],
+                row["level"],
+                f"{row['accuracy']:.1f}",
+                f"{row['log']:.2f}",
+                f"{row['ours']:.1f}{spread} (n = {row['n']})" if row["n"] else "",
+                f"{row['printed']} {unit}",
+                sent(row["floats"]),
+                sent(row["ours_floats"]),
+                f"{row['seconds']:,}",
+                f"{row['ours_seconds']:,.0f}" if row["n"] else "",
+                f"{verdict}: {row['why']}" if row["why"] else verdict,
+            ]
+        )
     return Table(HEADINGS, lines, title=f"Table {number}: {TITLES[number]}", texts=2, ends=1)
 
 

@@ -86,8 +86,17 @@ def table(each: pd.DataFrame, shown: Metric, networks: Sequence[str] = NETWORKS)
     for name, runs in each.groupby("name", sort=False):
         mean, low, high = interval(runs[shown.name].to_list())
         spent = runs[["floats", "bytes", *networks]].mean().to_dict()
-        rows.append({"arm": name, "rate": runs["rate"].iloc[0], "n": len(runs), shown.name: mean,
-                     "ci_low": low, "ci_high": high, **spent})  # fmt: skip
+        rows.append(
+            {
+                "arm": name,
+                "rate": runs["rate"].iloc[0],
+                "n": len(runs),
+                shown.name: mean,
+                "ci_low": low,
+                "ci_high": high,
+                **spent,
+            }
+        )
     found = pd.DataFrame(rows).sort_values("floats", kind="stable", ignore_index=True)
     dense = found[found["arm"].isin(WHOLE)]
     for column in ("floats", "bytes"):
@@ -111,16 +120,27 @@ def beside(each: pd.DataFrame, shared: pd.DataFrame, column: str) -> pd.DataFram
     rates = {f"{rate:g}" for rate in shared["rate"]}
     both = each.merge(shared, on=["name", "seed"], suffixes=("", "_shared"))
     if both.empty or len(rates) > 1:
-        raise RecordError(f"expected the same arms and seeds, all at one rate: {len(both)} runs "
-                          f"are common, at {', '.join(sorted(rates))}")  # fmt: skip
+        raise RecordError(
+            f"expected the same arms and seeds, all at one rate: {len(both)} runs "
+            f"are common, at {', '.join(sorted(rates))}"
+        )
     rows = []
     for name, runs in both.groupby("name", sort=False):
         found = (runs[column] - runs[f"{column}_shared"]).to_list()
         mean, low, high = interval(found)
-        rows.append({"arm": name, "n": len(runs), "rate": runs["rate"].iloc[0],
-                     "shared": runs["rate_shared"].iloc[0], column: runs[column].mean(),
-                     f"{column}_shared": runs[f"{column}_shared"].mean(),
-                     "difference": mean, "ci_low": low, "ci_high": high})  # fmt: skip
+        rows.append(
+            {
+                "arm": name,
+                "n": len(runs),
+                "rate": runs["rate"].iloc[0],
+                "shared": runs["rate_shared"].iloc[0],
+                column: runs[column].mean(),
+                f"{column}_shared": runs[f"{column}_shared"].mean(),
+                "difference": mean,
+                "ci_low": low,
+                "ci_high": high,
+            }
+        )
     return pd.DataFrame(rows)
 
 
@@ -143,8 +163,11 @@ def edges(trials: Path, rates: pd.Series) -> list[str]:
             tried.setdefault(row["schedule"], []).append(float(settings["optimizer.lr"]))
     except (OSError, ValueError, KeyError, TypeError):
         raise RecordError(f"{trials} is no tune.json with trials of optimizer.lr") from None
-    return [str(arm) for arm, rate in rates.items()
-            if arm in tried and rate in (min(tried[str(arm)]), max(tried[str(arm)]))]  # fmt: skip
+    return [
+        str(arm)
+        for arm, rate in rates.items()
+        if arm in tried and rate in (min(tried[str(arm)]), max(tried[str(arm)]))
+    ]
 
 
 # -- numbers to text -------------------------------------------------------------------------
@@ -154,11 +177,16 @@ def arms_as_text(rows: pd.DataFrame, shown: Metric) -> Table:
     """What `table` found, rounded."""
     digits = shown.digits
     lines = [
-        (row["arm"], f"{row['rate']:g}", str(row["n"]),
-         f"{row[shown.name]:.{digits}f} {_ends(row, digits, '')}",
-         _share(row["floats_of_dense"]), _share(row["bytes_of_dense"]))
+        (
+            row["arm"],
+            f"{row['rate']:g}",
+            str(row["n"]),
+            f"{row[shown.name]:.{digits}f} {_ends(row, digits, '')}",
+            _share(row["floats_of_dense"]),
+            _share(row["bytes_of_dense"]),
+        )
         for row in rows.to_dict("records")
-    ]  # fmt: skip
+    ]
     heads = ("arm", "rate", "n", f"{shown.heading} [95 %]", "floats, of dense", "bytes")
     return Table(heads, lines)
 
@@ -167,12 +195,18 @@ def differences_as_text(pairs: pd.DataFrame, shown: Metric) -> Table:
     """What `comparisons` or `moments` found, rounded."""
     digits = shown.digits
     lines = [
-        (row["arm"], row["control"], str(row["n"]),
-         f"{row['difference']:+.{digits}f} {_ends(row, digits, '+')}", p_text(row["p"]),
-         p_text(row["p_holm"]))
-        if row["n"] else (row["arm"], row["control"], "0", "other floats", "", "")
+        (
+            row["arm"],
+            row["control"],
+            str(row["n"]),
+            f"{row['difference']:+.{digits}f} {_ends(row, digits, '+')}",
+            p_text(row["p"]),
+            p_text(row["p_holm"]),
+        )
+        if row["n"]
+        else (row["arm"], row["control"], "0", "other floats", "", "")
         for row in pairs.to_dict("records")
-    ]  # fmt: skip
+    ]
     heads = ("arm", "minus, at its floats", "n", f"{shown.unit} [95 %]", "p", "p (Holm)")
     return Table(heads, lines, texts=2)
 
@@ -181,13 +215,24 @@ def beside_as_text(rows: pd.DataFrame, shown: Metric) -> Table:
     """What `beside` found, rounded."""
     digits = shown.digits
     lines = [
-        (row["arm"], str(row["n"]), f"{row['rate']:g}", f"{row[shown.name]:.{digits}f}",
-         f"{row[f'{shown.name}_shared']:.{digits}f}",
-         f"{row['difference']:+.{digits}f} {_ends(row, digits, '+')}")
+        (
+            row["arm"],
+            str(row["n"]),
+            f"{row['rate']:g}",
+            f"{row[shown.name]:.{digits}f}",
+            f"{row[f'{shown.name}_shared']:.{digits}f}",
+            f"{row['difference']:+.{digits}f} {_ends(row, digits, '+')}",
+        )
         for row in rows.to_dict("records")
-    ]  # fmt: skip
-    heads = ("arm", "n", "own rate", shown.heading, f"at {rows['shared'].iloc[0]:g}",
-             f"own - shared, {shown.unit} [95 %]")  # fmt: skip
+    ]
+    heads = (
+        "arm",
+        "n",
+        "own rate",
+        shown.heading,
+        f"at {rows['shared'].iloc[0]:g}",
+        f"own - shared, {shown.unit} [95 %]",
+    )
     return Table(heads, lines)
 
 

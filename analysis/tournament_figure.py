@@ -44,10 +44,13 @@ def kinds(arms: set[str]) -> list[str]:
     """Kinds of control of which more than one was run, one of them of that kind alone: ranks 1 and
     4 throughout are ends of other ladders, too."""
     static = {*LADDERS["static"]}
-    own = {kind: {*ladder} - (static if kind != "static" else set())
-           for kind, ladder in LADDERS.items()}  # fmt: skip
-    return [kind for kind, ladder in LADDERS.items()
-            if len(arms & {*ladder}) > 1 and arms & own[kind]]  # fmt: skip
+    own = {
+        kind: {*ladder} - (static if kind != "static" else set())
+        for kind, ladder in LADDERS.items()
+    }
+    return [
+        kind for kind, ladder in LADDERS.items() if len(arms & {*ladder}) > 1 and arms & own[kind]
+    ]
 
 
 def front(cost: Sequence[float], reached: Sequence[float], lower: bool) -> list[bool]:
@@ -114,14 +117,31 @@ def _contestants(
         if row["arm"] in letters:
             ends = [[row[metric] - row["ci_low"]], [row["ci_high"] - row[metric]]]
             look: dict[str, Any] = {"marker": _letter(letters[row["arm"]]), "markersize": 7}
-            ax.errorbar(row[column], row[metric], ends, color=INK, elinewidth=0.7, zorder=4,
-                        linestyle="", **look)  # fmt: skip
+            ax.errorbar(
+                row[column],
+                row[metric],
+                ends,
+                color=INK,
+                elinewidth=0.7,
+                zorder=4,
+                linestyle="",
+                **look,
+            )
 
 
 def _front(ax: Axes, best: pd.DataFrame, column: str, metric: str) -> None:
     points = best.sort_values(column)
-    ax.plot(points[column], points[metric], drawstyle="steps-post", color="black", linewidth=0.6,
-            marker="o", markersize=11, markerfacecolor="none", markeredgewidth=0.6)  # fmt: skip
+    ax.plot(
+        points[column],
+        points[metric],
+        drawstyle="steps-post",
+        color="black",
+        linewidth=0.6,
+        marker="o",
+        markersize=11,
+        markerfacecolor="none",
+        markeredgewidth=0.6,
+    )
 
 
 def _ticks(ratio: float) -> Locator:
@@ -142,12 +162,25 @@ def _letter(letter: str) -> str:
 
 def _legend(ax: Axes, letters: dict[str, str], arms: set[str]) -> None:
     ax.set_axis_off()
-    handles = [Line2D([], [], color=GREY, linewidth=1, markersize=4, **LINES[kind])
-               for kind in kinds(arms)]  # fmt: skip
-    handles += [Line2D([], [], color=INK, linestyle="", marker=_letter(letter), markersize=6,
-                       label=arm) for arm, letter in letters.items()]  # fmt: skip
-    handles.append(Line2D([], [], color="black", linewidth=0.6, marker="o", markersize=8,
-                          markerfacecolor="none", label="Pareto front"))  # fmt: skip
+    handles = [
+        Line2D([], [], color=GREY, linewidth=1, markersize=4, **LINES[kind]) for kind in kinds(arms)
+    ]
+    handles += [
+        Line2D([], [], color=INK, linestyle="", marker=_letter(letter), markersize=6, label=arm)
+        for arm, letter in letters.items()
+    ]
+    handles.append(
+        Line2D(
+            [],
+            [],
+            color="black",
+            linewidth=0.6,
+            marker="o",
+            markersize=8,
+            markerfacecolor="none",
+            label="Pareto front",
+        )
+    )
     ax.legend(handles=handles, loc="center", handlelength=2.6, labelspacing=0.35)
 
 

@@ -62,19 +62,25 @@ def scores(run: Record, change: Change = RELATIVE) -> pd.DataFrame:
     """
     known = {name: rule(text) for name, text in STATISTICS.items() if measured(run, rule(text))}
     if not known:
-        raise RecordError(f"{run.folder} recorded none of the statistics: see `regimes presets "
-                          "detection` for grids that do")  # fmt: skip
+        raise RecordError(
+            f"{run.folder} recorded none of the statistics: see `regimes presets "
+            "detection` for grids that do"
+        )
     warm = int(run.epochs["lr"].to_numpy().argmax())  # the first epoch at the full rate
     past, epochs = past_epochs(run), range(warm + change.back, len(run.rows))
     if len(epochs) < 1 / SHARE:
-        raise RecordError(f"{run.folder} has {len(epochs)} epochs behind its warm-up that can be "
-                          "scored, too few to call a quarter of them")  # fmt: skip
+        raise RecordError(
+            f"{run.folder} has {len(epochs)} epochs behind its warm-up that can be "
+            "scored, too few to call a quarter of them"
+        )
     found = {}
     for name, made in known.items():
         values = signal_values(past, made, 0)
         both = [made((values[epoch - change.back], values[epoch])) for epoch in epochs]
-        found[name] = [v.score if v.score is None or not change.absolute
-                       else v.score * abs(v.old or 0.0) for v in both]  # fmt: skip
+        found[name] = [
+            v.score if v.score is None or not change.absolute else v.score * abs(v.old or 0.0)
+            for v in both
+        ]
     return pd.DataFrame(found, index=pd.Index(epochs, name="epoch"), dtype=float)
 
 
@@ -116,10 +122,14 @@ def other_runs(tables: Scores, reference: str = REFERENCE) -> pd.DataFrame:
     with its own (``itself``) in a run of another seed, means over all pairs of runs."""
     called = [calls(table) for table in tables.values()]
     rows = [
-        {"detector": name, "with": kappa(a[name].to_numpy(), b[reference].to_numpy()),
-         "itself": kappa(a[name].to_numpy(), b[name].to_numpy())}
-        for a, b in permutations(called, 2) for name in a
-    ]  # fmt: skip
+        {
+            "detector": name,
+            "with": kappa(a[name].to_numpy(), b[reference].to_numpy()),
+            "itself": kappa(a[name].to_numpy(), b[name].to_numpy()),
+        }
+        for a, b in permutations(called, 2)
+        for name in a
+    ]
     columns = ["detector", "with", "itself"]
     means = pd.DataFrame(rows, columns=columns).groupby("detector", sort=False).mean()
     return means.reindex(called[0].columns)

@@ -26,8 +26,9 @@ import numpy as np
 
 from regimes.console.units import ends_text as ends_text
 
-Verdict = Literal["better", "better, within the margin", "equivalent", "worse, within the margin",
-                  "worse", "open"]  # fmt: skip
+Verdict = Literal[
+    "better", "better, within the margin", "equivalent", "worse, within the margin", "worse", "open"
+]
 Expect = Literal["more", "no less"]
 Outcome = Literal["supported", "contradicted", "open"]
 LEVEL = 0.05
@@ -94,9 +95,13 @@ def p_ranks(values: Sequence[float], base: float = 0.0) -> float:
         return float(stats.wilcoxon(lost).pvalue)
     ranks = np.sign(lost) * stats.rankdata(np.abs(lost))
     found = stats.permutation_test(
-        (ranks,), lambda signed, axis: signed.sum(axis), permutation_type="samples",
-        vectorized=True, n_resamples=np.inf, batch=4096,
-    )  # fmt: skip
+        (ranks,),
+        lambda signed, axis: signed.sum(axis),
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=np.inf,
+        batch=4096,
+    )
     return float(found.pvalue)
 
 

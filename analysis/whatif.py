@@ -30,9 +30,15 @@ from regimes.replay import spelling
 from regimes.replay.replay import Rule, measured, replay, signal_cost
 
 DETECTORS = (
-    "accordion", "norm-change", "eigenvalue-change", "fisher-change", "trace-cusum", "msdr-fall",
-    "first-share", "random-windows",
-)  # fmt: skip
+    "accordion",
+    "norm-change",
+    "eigenvalue-change",
+    "fisher-change",
+    "trace-cusum",
+    "msdr-fall",
+    "first-share",
+    "random-windows",
+)
 KNOBS = ("eta", "interval", "share")  # of the settings, the fields of detectors
 RECORDED = "as trained"
 
@@ -175,8 +181,11 @@ class PricedRuns:
             work = self.work(levels)
             floats += row["steps"] * sum(self._price(*pair)[0] for pair in levels.items())
             seconds += row["steps"] * float(work.seconds(network, workers))
-        return {"low": float((table == "low").to_numpy().mean()), "floats": floats,
-                "seconds": seconds}  # fmt: skip
+        return {
+            "low": float((table == "low").to_numpy().mean()),
+            "floats": floats,
+            "seconds": seconds,
+        }
 
     def _price(self, layer: int, level: str) -> tuple[float, float]:
         if (layer, level) not in self.prices:

@@ -22,9 +22,19 @@ from benchmarks.harness import Row, limits, machine
 from benchmarks.report import Report
 
 CASES = (
-    "powersgd", "topk", "simulated", "instruments", "throughput", "startup", "records", "memory",
-    "growth", "language", "local", "policies",
-)  # fmt: skip
+    "powersgd",
+    "topk",
+    "simulated",
+    "instruments",
+    "throughput",
+    "startup",
+    "records",
+    "memory",
+    "growth",
+    "language",
+    "local",
+    "policies",
+)
 
 
 def main() -> None:

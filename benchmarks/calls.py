@@ -115,7 +115,10 @@ def who_calls_what(tree: Path, names: Sequence[str], kept: Path) -> Calls:
             known[path.name] = {"digest": digest if got["code"] >= 0 else "", "calls": got["calls"]}
             kept.parent.mkdir(exist_ok=True)
             kept.write_text(json.dumps(known))
-            print(f"{path.name}: {len(got['calls'])} tests, {time.monotonic() - began:.0f} s, "
-                  f"{got['failed'] or 'all passed'}", flush=True)  # fmt: skip
+            print(
+                f"{path.name}: {len(got['calls'])} tests, {time.monotonic() - began:.0f} s, "
+                f"{got['failed'] or 'all passed'}",
+                flush=True,
+            )
         found[path.name] = known[path.name]["calls"]
     return {test: calls for file in found.values() for test, calls in file.items()}

@@ -17,10 +17,31 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-TRAINER = [sys.executable, "-m", "regimes", "run", "smoke", "--seed", "3", "--set", "epochs=2",
-           "--set", "dtype=float64", "--processes", "2", "--quiet", "--out"]  # fmt: skip
-HOOK = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", "2",
-        str(ROOT / "tests" / "ddp_scripts" / "ending.py"), "left in a function"]  # fmt: skip
+TRAINER = [
+    sys.executable,
+    "-m",
+    "regimes",
+    "run",
+    "smoke",
+    "--seed",
+    "3",
+    "--set",
+    "epochs=2",
+    "--set",
+    "dtype=float64",
+    "--processes",
+    "2",
+    "--quiet",
+    "--out",
+]
+HOOK = [
+    str(Path(sys.executable).with_name("torchrun")),
+    "--standalone",
+    "--nproc-per-node",
+    "2",
+    str(ROOT / "tests" / "ddp_scripts" / "ending.py"),
+    "left in a function",
+]
 
 
 def run(kind: str, folder: Path) -> str:

@@ -41,7 +41,7 @@ from benchmarks.trainers import (
     damage,
     epochs_of,
     same,
-)  # fmt: skip
+)
 from regimes.config import RunConfig, override
 from regimes.records import write_output
 
@@ -103,8 +103,9 @@ def stands_still(bench: Bench) -> Outcome:
 
 def is_slow(bench: Bench) -> Outcome:
     out = bench.folder()
-    delay = Delay(bench.draw.randrange(4), bench.draw.randrange(EPOCHS * STEPS),
-                  bench.draw.uniform(0.5, 3))  # fmt: skip
+    delay = Delay(
+        bench.draw.randrange(4), bench.draw.randrange(EPOCHS * STEPS), bench.draw.uniform(0.5, 3)
+    )
     ends = Training([CONFIG] * 4, out, spoil=delay).ends()
     equal = all(end.code == 0 for end in ends) and same(out, bench.whole[4])
     return ("went on to the same bytes" if equal else "OTHER BYTES"), 0
@@ -117,8 +118,11 @@ def not_a_number(bench: Bench) -> Outcome:
     epoch, place = divmod(step, STEPS)
     sentence = f"of worker {poison.rank} is not finite in epoch {epoch}, step {place}"
     named = all(end.code == 3 and sentence in end.said for end in ends)
-    return bench.continued(out, 4, "stopped, " + ("naming worker, epoch and step" if named
-                                                  else f"saying {ends[0].said!r}"))  # fmt: skip
+    return bench.continued(
+        out,
+        4,
+        "stopped, " + ("naming worker, epoch and step" if named else f"saying {ends[0].said!r}"),
+    )
 
 
 def disk_full(bench: Bench, count: int = 1) -> Outcome:
@@ -175,8 +179,9 @@ def two_in_one(bench: Bench) -> Outcome:
     ends = [*first.ends(), *second.ends()]
     refused = sum(end.code == 2 and bool(end.said) for end in ends)
     equal = any(end.code == 0 for end in ends) and same(out, bench.whole[1])
-    return (f"{refused} of 2 refused, the other went on" if refused == 1 and equal
-            else f"BOTH: {ends}"), 0  # fmt: skip
+    return (
+        f"{refused} of 2 refused, the other went on" if refused == 1 and equal else f"BOTH: {ends}"
+    ), 0
 
 
 def another_configuration(bench: Bench) -> Outcome:
@@ -237,15 +242,22 @@ def inject(bench: Bench, fault: Callable[[Bench], Outcome], times: int) -> dict[
             continue
         outcomes[outcome[0]] += 1
         lost += outcome[1]
-    return {"injected": times, "outcomes": dict(outcomes.most_common()), "epochs_lost": lost,
-            "missed": missed, "seconds": time.monotonic() - start}  # fmt: skip
+    return {
+        "injected": times,
+        "outcomes": dict(outcomes.most_common()),
+        "epochs_lost": lost,
+        "missed": missed,
+        "seconds": time.monotonic() - start,
+    }
 
 
 def markdown(result: dict[str, Any]) -> str:
     text = [
-        "The output of `python -m benchmarks.faults`, whose docstring says what is done.", "",
-        "| fault | injected | outcome | recorded epochs lost |", "|---|---:|---|---:|",
-    ]  # fmt: skip
+        "The output of `python -m benchmarks.faults`, whose docstring says what is done.",
+        "",
+        "| fault | injected | outcome | recorded epochs lost |",
+        "|---|---:|---|---:|",
+    ]
     for name, row in result["faults"].items():
         found = "; ".join(f"{n} {what}" for what, n in row["outcomes"].items())
         text.append(f"| {name} | {row['injected']} | {found} | {row['epochs_lost']} |")
@@ -282,8 +294,9 @@ def report(rows: dict[str, Any], bench: Bench, seed: int, file: Path) -> None:
     result = {
         "seed": seed,
         "machine": {"cores": os.cpu_count(), "system": platform.platform(), "minutes": minutes},
-        "undisturbed_seconds": bench.seconds, "faults": rows,
-    }  # fmt: skip
+        "undisturbed_seconds": bench.seconds,
+        "faults": rows,
+    }
     write_output(file, json.dumps(result, indent=1) + "\n")
     write_output(file.with_suffix(".md"), markdown(result))
 

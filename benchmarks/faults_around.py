@@ -29,9 +29,12 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
 def command(*words: str, **options: Any) -> subprocess.Popen[Any]:
     return subprocess.Popen(
-        [sys.executable, "-m", "regimes", *words], env=ENVIRONMENT, text=True,
-        stderr=subprocess.PIPE, **options,
-    )  # fmt: skip
+        [sys.executable, "-m", "regimes", *words],
+        env=ENVIRONMENT,
+        text=True,
+        stderr=subprocess.PIPE,
+        **options,
+    )
 
 
 # -- standard output, the clock --------------------------------------------------------------
@@ -49,8 +52,11 @@ def pipe_closed(bench: Bench) -> Outcome:
     code, said = run.wait(90), run.stderr.read() if run.stderr else ""
     told = "standard output" in said or any("output" in str(e) for e in _events(out))
     equal = code == 0 and same(out, bench.whole[1])
-    return ("went on to the same bytes" + (", saying so" if told else "") if equal
-            else f"code {code}: {said[-200:]!r}"), 0  # fmt: skip
+    return (
+        "went on to the same bytes" + (", saying so" if told else "")
+        if equal
+        else f"code {code}: {said[-200:]!r}"
+    ), 0
 
 
 def _events(out: Path) -> list[dict[str, Any]]:
@@ -96,8 +102,11 @@ def clock_jumps(bench: Bench) -> Outcome:
     ends = Training([bench.config] * 2, out, spoil=jump).ends()
     equal = all(end.code == 0 for end in ends) and same(out, bench.whole[2])
     sound = verdict(out)[0] == "whole"
-    return ("went on to the same bytes, its record whole" if equal and sound
-            else f"OTHERWISE: {ends}, {verdict(out)}"), 0  # fmt: skip
+    return (
+        "went on to the same bytes, its record whole"
+        if equal and sound
+        else f"OTHERWISE: {ends}, {verdict(out)}"
+    ), 0
 
 
 # -- checkpoints -----------------------------------------------------------------------------
@@ -147,8 +156,16 @@ ARMS = ("--schedules", "low", "--schedules", "high", "--seeds", "2")
 
 def ablation_ended(bench: Bench) -> Outcome:
     """SIGTERM to an ablation of four runs on two processes; the same command continues it."""
-    sets = [w for s in ("epochs=6", "data.train_size=120", "data.test_size=100",
-                        "optimizer.decay_epochs=[4]") for w in ("--set", s)]  # fmt: skip
+    sets = [
+        w
+        for s in (
+            "epochs=6",
+            "data.train_size=120",
+            "data.test_size=100",
+            "optimizer.decay_epochs=[4]",
+        )
+        for w in ("--set", s)
+    ]
     out = bench.folder()
     words = ["ablate", "smoke", *ARMS, "--jobs", "2", *sets, "--out", str(out)]
     run = command(*words, stdout=subprocess.PIPE)
@@ -162,8 +179,10 @@ def ablation_ended(bench: Bench) -> Outcome:
     before = {file: file.read_bytes() for file in out.rglob("epochs.jsonl")}
     again = command(*words, stdout=subprocess.DEVNULL)
     ended = again.wait(180)
-    lost = sum(not file.exists() or not file.read_bytes().startswith(lines)
-               for file, lines in before.items())  # fmt: skip
+    lost = sum(
+        not file.exists() or not file.read_bytes().startswith(lines)
+        for file, lines in before.items()
+    )
     whole = len(list(out.rglob("epochs.jsonl"))) == 4 and ended == 0
     told = "with its sentence" if re.search(r"SIGTERM|start the same", said) else f"{said[-99:]!r}"
     told = "while starting" if code == -SIGTERM and not before else told
@@ -231,16 +250,33 @@ def two_hooks(bench: Bench) -> Outcome:
     first = bench.folder()
     second = first if together else bench.folder()
     when = bench.draw.randrange(0, 7)
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script),
-             str(first), str(second), str(when)]  # fmt: skip
-    run = subprocess.run([sys.executable, *words], env=ENVIRONMENT, capture_output=True, text=True,
-                         timeout=120, check=False)  # fmt: skip
+    words = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(script),
+        str(first),
+        str(second),
+        str(when),
+    ]
+    run = subprocess.run(
+        [sys.executable, *words],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     if not together:
         whole = [verdict(place)[0] for place in (first, second)]
         good = run.returncode == 0 and whole == ["whole", "whole"]
         return ("two records, both whole" if good else f"code {run.returncode}, {whole}"), 0
     told = re.search(r"already holds a run|another run is writing", run.stderr)
-    what = "refused in a sentence" if told and run.returncode else (
-        f"code {run.returncode}, {run.stderr[-200:]!r}"
-    )  # fmt: skip
+    what = (
+        "refused in a sentence"
+        if told and run.returncode
+        else (f"code {run.returncode}, {run.stderr[-200:]!r}")
+    )
     return f"one folder for both: {what}", max(0, when // 2 - len(epochs_of(first)))

@@ -15,10 +15,18 @@ from regimes.presets import get_preset
 EPOCHS = 6
 STEPS = 3  # per epoch
 Outcome = tuple[str, int] | None  # what came of it, epochs lost; None: the fault missed
-CONFIG = override(get_preset("smoke"), [
-    f"epochs={EPOCHS}", "data.train_size=120", "data.test_size=100", "optimizer.decay_epochs=[4]",
-    "policy.interval=1", "timeout=15", "bucket_mb=0.02",
-])  # fmt: skip
+CONFIG = override(
+    get_preset("smoke"),
+    [
+        f"epochs={EPOCHS}",
+        "data.train_size=120",
+        "data.test_size=100",
+        "optimizer.decay_epochs=[4]",
+        "policy.interval=1",
+        "timeout=15",
+        "bucket_mb=0.02",
+    ],
+)
 
 
 class Bench:
@@ -51,8 +59,9 @@ class Bench:
         """Continue the run that a fault has ended; ``before`` is what was seen so far."""
         lines = lines_of(out)
         ends = Training([CONFIG] * count, out).ends()
-        lost = sum(1 for ours, now in zip(lines, lines_of(self.whole[count]), strict=False)
-                   if ours != now)  # fmt: skip
+        lost = sum(
+            1 for ours, now in zip(lines, lines_of(self.whole[count]), strict=False) if ours != now
+        )
         if any(end.code != 0 for end in ends):
             return f"{before}, NOT resumed: {ends[0].said or ends[0].code}", lost
         equal = same(out, self.whole[count])

@@ -102,18 +102,29 @@ def interleaved(
 
 
 def compare(
-    setting: str, seconds: Seconds, us: str, them: str, target: float | None = None,
-    *, against: str | None = None, **rest: Any,
-) -> Row:  # fmt: skip
+    setting: str,
+    seconds: Seconds,
+    us: str,
+    them: str,
+    target: float | None = None,
+    *,
+    against: str | None = None,
+    **rest: Any,
+) -> Row:
     """The row of two entries of the same rounds, in milliseconds."""
     pairs = list(zip(seconds[us], seconds[them], strict=True))
     ratios = sorted(a / b for a, b in pairs)
     low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
     return Row(
-        setting, against or them, 1e3 * statistics.median(seconds[us]),
-        1e3 * statistics.median(seconds[them]), target,
-        spread=(low, high), rounds=len(pairs), **rest,
-    )  # fmt: skip
+        setting,
+        against or them,
+        1e3 * statistics.median(seconds[us]),
+        1e3 * statistics.median(seconds[them]),
+        target,
+        spread=(low, high),
+        rounds=len(pairs),
+        **rest,
+    )
 
 
 # -- what is measured ------------------------------------------------------------------------
@@ -157,8 +168,9 @@ class Net:
 
     def build(self) -> nn.Module:
         torch.manual_seed(0)
-        return build(self.model, classes=10, channels=self.channels, image_size=self.size,
-                     width=self.width)  # fmt: skip
+        return build(
+            self.model, classes=10, channels=self.channels, image_size=self.size, width=self.width
+        )
 
     def images(self, workers: int) -> tuple[Tensor, Tensor]:
         """Noise ``[W, b, ...]`` in union order, as batches come, and labels."""
@@ -271,8 +283,10 @@ def child(module: str, *words: str) -> str:
     """
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", module, *words],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
     return done.stdout

@@ -48,8 +48,18 @@ LEFT_OUT = {
     **{
         f"regimes/presets/{name}.py": "values that were chosen; what makes grids of them is in"
         for name in (
-            "cpu", "detection", "events", "falling", "language", "local", "matrix", "mechanism",
-            "paper", "paper_text", "questions", "tournament",
+            "cpu",
+            "detection",
+            "events",
+            "falling",
+            "language",
+            "local",
+            "matrix",
+            "mechanism",
+            "paper",
+            "paper_text",
+            "questions",
+            "tournament",
         )
     },
     "regimes/report/origin.py": "words of a page",
@@ -62,13 +72,26 @@ LEFT_OUT = {
     "analysis/notebook.py": "how a notebook's output is laid out",
     "analysis/sentences.py": "sentences and what each is read from",
     "analysis/tournament_figure.py": "how a figure is laid out",
-}  # fmt: skip
+}
 OTHERS = {  # of tests/test_NAME.py: pages and packages, which look at the core from afar
-    "docs", "doctests", "fuzz", "house", "integrations", "notebooks", "readme", "wheel",
-}  # fmt: skip
+    "docs",
+    "doctests",
+    "fuzz",
+    "house",
+    "integrations",
+    "notebooks",
+    "readme",
+    "wheel",
+}
 REAL = {  # start processes, whose calls are not seen
     "regimes/collectives/": (
-        "exchange", "world", "launchers", "fingerprint", "own_loop", "meeting", "ddp_faults",
+        "exchange",
+        "world",
+        "launchers",
+        "fingerprint",
+        "own_loop",
+        "meeting",
+        "ddp_faults",
         "ddp_wrong",
     ),
     "regimes/compression/": ("compressor_options",),
@@ -82,7 +105,7 @@ REAL = {  # start processes, whose calls are not seen
     "regimes/training/rounds.py": ("local_steps",),
     "regimes/training/loop.py": ("reporters", "hard"),
     "regimes/training/termination.py": ("hard",),
-}  # fmt: skip
+}
 
 
 def oracles() -> list[str]:
@@ -110,8 +133,12 @@ def chosen(mutant: Mutant, calls: Calls, budget: float) -> list[str]:
     if not direct or not mutant.function:
         direct = {t for t, (_, names) in calls.items() if any(n.startswith(wanted) for n in names)}
     files = {test.partition("::")[0] for test in direct}
-    real = {f"tests/test_{name}.py" for place, names in REAL.items()
-            if mutant.file.startswith(place) for name in names}  # fmt: skip
+    real = {
+        f"tests/test_{name}.py"
+        for place, names in REAL.items()
+        if mutant.file.startswith(place)
+        for name in names
+    }
     direct |= {test for test in calls if test.partition("::")[0] in real}
     near = [test for test in calls if test.partition("::")[0] in files | real]
     near.sort(key=lambda test: (test not in direct, calls[test][0]))
@@ -176,8 +203,14 @@ def tried(mutant: Mutant, tree: Path, calls: Calls, budget: float) -> dict[str, 
     finally:
         path.write_text(before)
     by = got["failed"] or ("(import)" if got["code"] else "")
-    return {"mutant": mutant.key, "line": mutant.line, "found": got["code"] != 0, "by": by,
-            "tests": len(tests), "seconds": round(time.monotonic() - began, 1)}  # fmt: skip
+    return {
+        "mutant": mutant.key,
+        "line": mutant.line,
+        "found": got["code"] != 0,
+        "by": by,
+        "tests": len(tests),
+        "seconds": round(time.monotonic() - began, 1),
+    }
 
 
 def logged(log: Path) -> dict[str, dict[str, Any]]:

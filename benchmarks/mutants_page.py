@@ -27,11 +27,15 @@ def report(
     """The page: how many were found, those alive and why, and what is left out."""
     alive = {row["mutant"]: row for row in rows if not row["found"]}
     parts = {
-        "Not found": [f"- ``` {key} ```: not found by {row['tests']} tests"
-                      for key, row in sorted(alive.items()) if key not in known],
-        "Not found, with a reason": [f"- ``` {key} ```: {known[key]}"
-                                     for key in sorted(alive) if key in known],
-    }  # fmt: skip
+        "Not found": [
+            f"- ``` {key} ```: not found by {row['tests']} tests"
+            for key, row in sorted(alive.items())
+            if key not in known
+        ],
+        "Not found, with a reason": [
+            f"- ``` {key} ```: {known[key]}" for key in sorted(alive) if key in known
+        ],
+    }
     unexplained, explained = map(len, parts.values())
     found = len(rows) - len(alive)
     lines = [

@@ -14,19 +14,42 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 COMPARISONS = {
-    ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
-    ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"),
-    ast.IsNot: (r"is\s+not", "is"), ast.In: ("in", "not in"), ast.NotIn: (r"not\s+in", "in"),
-}  # fmt: skip
+    ast.Lt: ("<", "<="),
+    ast.LtE: ("<=", "<"),
+    ast.Gt: (">", ">="),
+    ast.GtE: (">=", ">"),
+    ast.Eq: ("==", "!="),
+    ast.NotEq: ("!=", "=="),
+    ast.Is: ("is", "is not"),
+    ast.IsNot: (r"is\s+not", "is"),
+    ast.In: ("in", "not in"),
+    ast.NotIn: (r"not\s+in", "in"),
+}
 OPERATORS = {
-    ast.Add: (r"\+", "-"), ast.Sub: ("-", "+"), ast.Mult: (r"\*", "/"), ast.Div: ("/", "*"),
-    ast.FloorDiv: ("//", "%"), ast.Mod: ("%", "//"), ast.Pow: (r"\*\*", "*"),
-    ast.MatMult: ("@", "*"), ast.And: ("and", "or"), ast.Or: ("or", "and"),
-}  # fmt: skip
+    ast.Add: (r"\+", "-"),
+    ast.Sub: ("-", "+"),
+    ast.Mult: (r"\*", "/"),
+    ast.Div: ("/", "*"),
+    ast.FloorDiv: ("//", "%"),
+    ast.Mod: ("%", "//"),
+    ast.Pow: (r"\*\*", "*"),
+    ast.MatMult: ("@", "*"),
+    ast.And: ("and", "or"),
+    ast.Or: ("or", "and"),
+}
 NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}  # functions and methods
-METHODS = {**NAMES, "amax": "amin", "amin": "amax", "argmax": "argmin", "floor": "ceil",
-           "ceil": "floor", "clamp_min": "clamp_max", "clamp_max": "clamp_min", "mean": "sum",
-           "sum": "mean"}  # fmt: skip
+METHODS = {
+    **NAMES,
+    "amax": "amin",
+    "amin": "amax",
+    "argmax": "argmin",
+    "floor": "ceil",
+    "ceil": "floor",
+    "clamp_min": "clamp_max",
+    "clamp_max": "clamp_min",
+    "mean": "sum",
+    "sum": "mean",
+}
 SPEAK = ("log", "warnings", "print")  # what is called to tell somebody
 KEPT = ("annotation", "returns", "decorator_list", "bases", "exc", "cause", "msg")  # fields
 Change = tuple[ast.expr | ast.stmt, str]  # what is replaced, by what

@@ -48,17 +48,32 @@ Row = dict[str, Any]
 
 def methods(epochs: int, images: int) -> dict[str, RunConfig]:
     """Digits, VGG-7 of 290 k parameters, steps of 4 workers x 8 images."""
-    base = override(get_preset("smoke"), [
-        "model.width=32", f"data.train_size={images}", "data.test_size=300",
-        "optimizer.lr=0.1", "optimizer.warmup_from=0.05", f"epochs={epochs}",
-        f"checkpoint_every={epochs}", f"optimizer.decay_epochs=[{2 * epochs // 3}]",
-    ])  # fmt: skip
-    static = {level: replace(base, policy={"name": "static", "level": level})
-              for level in ("dense", "low", "high")}  # fmt: skip
+    base = override(
+        get_preset("smoke"),
+        [
+            "model.width=32",
+            f"data.train_size={images}",
+            "data.test_size=300",
+            "optimizer.lr=0.1",
+            "optimizer.warmup_from=0.05",
+            f"epochs={epochs}",
+            f"checkpoint_every={epochs}",
+            f"optimizer.decay_epochs=[{2 * epochs // 3}]",
+        ],
+    )
+    static = {
+        level: replace(base, policy={"name": "static", "level": level})
+        for level in ("dense", "low", "high")
+    }
     topk = replace(static["high"], compressor={"name": "topk"}, levels={"low": 10, "high": 1})
     accordion = replace(base, policy={"name": "accordion", "interval": 2})
-    return {"dense": static["dense"], "rank 4": static["low"], "rank 1": static["high"],
-            "TopK 1 %": topk, "ACCORDION": accordion}  # fmt: skip
+    return {
+        "dense": static["dense"],
+        "rank 4": static["low"],
+        "rank 1": static["high"],
+        "TopK 1 %": topk,
+        "ACCORDION": accordion,
+    }
 
 
 # -- measurements ----------------------------------------------------------------------------
@@ -87,8 +102,10 @@ def compare(rate: int, name: str, run: Record, free: Network, limited: Network) 
     seconds, works = steps(run), [work for _, work in recorded(run)]
     clocks = run.epochs[["seconds_compute", "seconds_compress"]].sum(axis=1) / run.epochs["steps"]
     own = clocks.tolist()
-    rest = [max(o, s - float(work.communicate(free, NODES, "gloo")))
-            for o, s, work in zip(own, seconds, works, strict=True)]  # fmt: skip
+    rest = [
+        max(o, s - float(work.communicate(free, NODES, "gloo")))
+        for o, s, work in zip(own, seconds, works, strict=True)
+    ]
     measured, predicted, bare = [], [], []
     for now in range(3, len(works) - 1, 2):  # the first epochs warm up
         collectives = float(works[now].communicate(limited, NODES, "gloo"))
@@ -97,16 +114,24 @@ def compare(rate: int, name: str, run: Record, free: Network, limited: Network) 
         bare.append(collectives + (own[now - 1] + own[now + 1]) / 2)
     low, centre, high = statistics.quantiles(measured, n=4)
     return {
-        "mbit_per_s": rate, "method": name, "epochs": len(measured),
-        "measured": centre, "quartiles": [low, high], "predicted": statistics.median(predicted),
+        "mbit_per_s": rate,
+        "method": name,
+        "epochs": len(measured),
+        "measured": centre,
+        "quartiles": [low, high],
+        "predicted": statistics.median(predicted),
         "error": statistics.median(p / m - 1 for p, m in zip(predicted, measured, strict=True)),
         "error_without_waiting": statistics.median(
-            b / m - 1 for b, m in zip(bare, measured, strict=True)),
+            b / m - 1 for b, m in zip(bare, measured, strict=True)
+        ),
         "communicate": statistics.median(
-            float(work.communicate(limited, NODES, "gloo")) for work in works[3::2]),
+            float(work.communicate(limited, NODES, "gloo")) for work in works[3::2]
+        ),
         "bytes_per_step": statistics.fmean(sum(work.bytes.values()) for work in works[3::2]),
-        "unlimited": vars(free), "limited": vars(limited), "load": os.getloadavg()[0],
-    }  # fmt: skip
+        "unlimited": vars(free),
+        "limited": vars(limited),
+        "load": os.getloadavg()[0],
+    }
 
 
 def measure(rates: Sequence[int], epochs: int) -> dict[str, Any]:
@@ -141,12 +166,25 @@ def measure(rates: Sequence[int], epochs: int) -> dict[str, Any]:
                 accuracy[name] = float(run.epochs["metric"].iloc[-1])
     errors = [abs(row["error"]) for row in rows]
     return {
-        "machine": {"cores": os.cpu_count(), "system": platform.platform(),
-                    "minutes": (time.monotonic() - began) / 60},
-        "nodes": NODES, "median_error": statistics.median(errors), "largest_error": max(errors),
-        "rows": rows, "whole": [{"method": name, "seconds": statistics.median(each), "each": each,
-                                 "accuracy": accuracy[name]} for name, each in times.items()],
-    }  # fmt: skip
+        "machine": {
+            "cores": os.cpu_count(),
+            "system": platform.platform(),
+            "minutes": (time.monotonic() - began) / 60,
+        },
+        "nodes": NODES,
+        "median_error": statistics.median(errors),
+        "largest_error": max(errors),
+        "rows": rows,
+        "whole": [
+            {
+                "method": name,
+                "seconds": statistics.median(each),
+                "each": each,
+                "accuracy": accuracy[name],
+            }
+            for name, each in times.items()
+        ],
+    }
 
 
 # -- the report ------------------------------------------------------------------------------
@@ -175,17 +213,22 @@ def markdown(result: dict[str, Any]) -> str:
     slowest = min(row["mbit_per_s"] for row in rows)
     ours = next(row["seconds"] for row in whole if row["method"] == "ACCORDION")
     text = [
-        "The output of `python -m benchmarks.network`, whose docstring says what is measured.", "",
-        *HEAD, *map(line, rows), "",
+        "The output of `python -m benchmarks.network`, whose docstring says what is measured.",
+        "",
+        *HEAD,
+        *map(line, rows),
+        "",
         f"Epochs per row: {rows[0]['epochs']}. Median error "
         f"{100 * result['median_error']:.0f} %, largest {100 * result['largest_error']:.0f} %; "
         f"median {100 * bare:.0f} % if waiting for the slowest worker is left out. Load average "
         f"{min(loads):.1f} to {max(loads):.1f} (4 of it the nodes') on "
-        f"{result['machine']['cores']} cores.", "",
-        f"Training from start to end at {slowest} Mbit/s (120 steps; the same seed, in turn):", "",
+        f"{result['machine']['cores']} cores.",
+        "",
+        f"Training from start to end at {slowest} Mbit/s (120 steps; the same seed, in turn):",
+        "",
         "| method | runs | median seconds | range | ACCORDION is faster by | accuracy |",
         "|---|---:|---:|---|---:|---:|",
-    ]  # fmt: skip
+    ]
     text += [
         f"| {row['method']} | {len(row['each'])} | {row['seconds']:.1f} | {min(row['each']):.1f} "
         f"to {max(row['each']):.1f} | {row['seconds'] / ours:.2f} | {100 * row['accuracy']:.0f} % |"

@@ -67,8 +67,18 @@ def star() -> Iterator[list[str]]:
             sh("ip", "-n", hub, "link", "set", f"port{i}", "master", "bridge", "up")
             sh("ip", "-n", name, "address", "add", f"{SUBNET}.{i + 1}/24", "dev", "eth0")
             sh("ip", "-n", name, "link", "set", "eth0", "up")
-            sh("ip", "-n", name, "route", "change", f"{SUBNET}.0/24", "dev", "eth0",
-               "congctl", "cubic")  # fmt: skip
+            sh(
+                "ip",
+                "-n",
+                name,
+                "route",
+                "change",
+                f"{SUBNET}.0/24",
+                "dev",
+                "eth0",
+                "congctl",
+                "cubic",
+            )
         yield names
     finally:
         sweep(os.getpid())
@@ -102,14 +112,33 @@ class Nodes:
         self.port = 29600
         self.group = []
         for rank, name in enumerate(names):
-            env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(NODES), "LOCAL_RANK": "0",
-                   "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": f"{SUBNET}.1", "OMP_NUM_THREADS": "1",
-                   "GLOO_SOCKET_IFNAME": "eth0", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # fmt: skip
-            words = ["ip", "netns", "exec", name, sys.executable, "-W", "ignore", "-m",
-                     "benchmarks.nodes"]  # fmt: skip
-            self.group.append(subprocess.Popen(
-                words, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            ))  # fmt: skip
+            env = {
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(NODES),
+                "LOCAL_RANK": "0",
+                "LOCAL_WORLD_SIZE": "1",
+                "MASTER_ADDR": f"{SUBNET}.1",
+                "OMP_NUM_THREADS": "1",
+                "GLOO_SOCKET_IFNAME": "eth0",
+                "TORCH_CPP_LOG_LEVEL": "ERROR",
+            }
+            words = [
+                "ip",
+                "netns",
+                "exec",
+                name,
+                sys.executable,
+                "-W",
+                "ignore",
+                "-m",
+                "benchmarks.nodes",
+            ]
+            self.group.append(
+                subprocess.Popen(
+                    words, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                )
+            )
 
     def __enter__(self) -> Nodes:
         return self
@@ -123,8 +152,9 @@ class Nodes:
         """Let all nodes do the same; their answers."""
         self.port += 1
         for process in self.group:
-            print(json.dumps({"do": do, "port": self.port, **details}), file=process.stdin,
-                  flush=True)  # fmt: skip
+            print(
+                json.dumps({"do": do, "port": self.port, **details}), file=process.stdin, flush=True
+            )
         deadline = time.monotonic() + DEADLINE
         return [self._answer(process.stdout, deadline) for process in self.group]
 

@@ -27,9 +27,18 @@ from regimes.presets import get_preset
 from regimes.records import load, write_output
 
 AFTER = 1e6  # megabytes: a bucket larger than any model
-BASE = ["workers=2", "epochs=3", "data.train_size=160", "data.test_size=100",
-        "optimizer.decay_epochs=[]", "optimizer.warmup_from=none", "optimizer.lr=0.01",
-        "checkpoint_every=3", "batch_size=16", "policy=static"]  # fmt: skip
+BASE = [
+    "workers=2",
+    "epochs=3",
+    "data.train_size=160",
+    "data.test_size=100",
+    "optimizer.decay_epochs=[]",
+    "optimizer.warmup_from=none",
+    "optimizer.lr=0.01",
+    "checkpoint_every=3",
+    "batch_size=16",
+    "policy=static",
+]
 MODELS = {  # settings, megabytes of a bucket
     "resnet18 (45 MB)": (["model.name=resnet18-cifar10", "model.width=none"], (25.0,)),
     "vgg7 (0.3 MB)": (["model.name=vgg7", "model.width=16"], (0.05,)),
@@ -51,8 +60,10 @@ def seconds(config: RunConfig, out: Path) -> dict[str, float]:
     ends = Training([config] * 2, out).ends()
     assert all(end.code == 0 for end in ends), ends
     epochs = load(out).epochs.iloc[1:]
-    phases = {name: epochs[f"seconds_{name}"] / epochs["steps"]
-              for name in ("compute", "compress", "communicate")}  # fmt: skip
+    phases = {
+        name: epochs[f"seconds_{name}"] / epochs["steps"]
+        for name in ("compute", "compress", "communicate")
+    }
     total = sum(phases.values())
     return {"step": float(total.median())} | {k: float(v.median()) for k, v in phases.items()}
 
@@ -68,32 +79,44 @@ def compare(model: str, level: str, rate: int | None, times: int, scratch: Path)
             out = scratch / f"{model[:4]}-{level}-{rate}-{size}-{again}"
             found[size].append(seconds(override(get_preset("smoke"), words), out))
     return [
-        {"model": model, "level": level, "mbit_per_s": rate, "bucket_mb": size, "runs": times,
-         **{name: statistics.median(run[name] for run in runs) for name in runs[0]},
-         "ratios": sorted(run["step"] / plain["step"]
-                          for run, plain in zip(runs, found[AFTER], strict=True))}
+        {
+            "model": model,
+            "level": level,
+            "mbit_per_s": rate,
+            "bucket_mb": size,
+            "runs": times,
+            **{name: statistics.median(run[name] for run in runs) for name in runs[0]},
+            "ratios": sorted(
+                run["step"] / plain["step"] for run, plain in zip(runs, found[AFTER], strict=True)
+            ),
+        }
         for size, runs in found.items()
-    ]  # fmt: skip
+    ]
 
 
 def markdown(rows: list[Row]) -> str:
     text = [
-        "The output of `python -m benchmarks.overlap`, whose docstring says what is measured.", "",
+        "The output of `python -m benchmarks.overlap`, whose docstring says what is measured.",
+        "",
         "| model | sends | Mbit/s | buckets | ms / step | compute | compress | communicate "
         "| ratio to after backward (range) |",
         "|---|---|---:|---|---:|---:|---:|---:|---|",
-    ]  # fmt: skip
+    ]
     for row in rows:
         after = row["bucket_mb"] == AFTER
         ratios = row["ratios"]
         text.append(
             f"| {row['model']} | {row['level']} | {row['mbit_per_s'] or 'unlimited'} | "
             f"{'after backward' if after else '{:g} MB'.format(row['bucket_mb'])} | "
-            + " | ".join(f"{1e3 * row[k]:.0f}" for k in ("step", "compute", "compress",
-                                                         "communicate"))
-            + (" | |" if after else f" | {statistics.median(ratios):.2f} "
-               f"({ratios[0]:.2f} to {ratios[-1]:.2f}) |")
-        )  # fmt: skip
+            + " | ".join(
+                f"{1e3 * row[k]:.0f}" for k in ("step", "compute", "compress", "communicate")
+            )
+            + (
+                " | |"
+                if after
+                else f" | {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) |"
+            )
+        )
     return "\n".join(text) + "\n"
 
 

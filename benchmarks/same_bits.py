@@ -29,16 +29,35 @@ ON_PURPOSE: dict[str, str] = {}  # field of a row, dotted -> why it differs from
 FILES = ("epochs.jsonl", "instruments.jsonl")
 
 TOPK = ("compressor=topk", "levels.low=50", "levels.high=2")
-TEXT = ("data.name=wikitext-2", "data.path=TEXT", "data.sequence=10", "data.train_size=none",
-        "data.drop_last=false", "model.width=8", "batch_size=3", "optimizer.lr=1.0")  # fmt: skip
-ALL = ("union_pass=false", 'instruments.norms.readings=["update","global","local-mean","worker0"]',
-       "instruments.curvature.probes=2", "instruments.curvature.images=40",
-       "instruments.curvature.batch=20", 'instruments.curvature.modes=["eval","batch-statistics"]',
-       "instruments.sharpness.images=40", "instruments.sharpness.batch=20",
-       "instruments.fisher.images=40", "instruments.fisher.batch=20", "instruments.overlap.count=2",
-       "instruments.overlap.batches=[16,32]", "instruments.noise.stride=1", "instruments.msdr={}",
-       "instruments.error.stride=8", "instruments.moments.stride=4",
-       "instruments.moments-frozen.count=6")  # fmt: skip
+TEXT = (
+    "data.name=wikitext-2",
+    "data.path=TEXT",
+    "data.sequence=10",
+    "data.train_size=none",
+    "data.drop_last=false",
+    "model.width=8",
+    "batch_size=3",
+    "optimizer.lr=1.0",
+)
+ALL = (
+    "union_pass=false",
+    'instruments.norms.readings=["update","global","local-mean","worker0"]',
+    "instruments.curvature.probes=2",
+    "instruments.curvature.images=40",
+    "instruments.curvature.batch=20",
+    'instruments.curvature.modes=["eval","batch-statistics"]',
+    "instruments.sharpness.images=40",
+    "instruments.sharpness.batch=20",
+    "instruments.fisher.images=40",
+    "instruments.fisher.batch=20",
+    "instruments.overlap.count=2",
+    "instruments.overlap.batches=[16,32]",
+    "instruments.noise.stride=1",
+    "instruments.msdr={}",
+    "instruments.error.stride=8",
+    "instruments.moments.stride=4",
+    "instruments.moments-frozen.count=6",
+)
 
 
 @dataclass(frozen=True)
@@ -57,8 +76,12 @@ class Case:
 
 
 def _batch(policy: str, *more: str) -> tuple[str, ...]:
-    return ("batch_levels={low=8,high=16,x1=8,x5=16,x25=24}", f"batch_policy={policy}",
-            "policy=static", *more)  # fmt: skip
+    return (
+        "batch_levels={low=8,high=16,x1=8,x5=16,x25=24}",
+        f"batch_policy={policy}",
+        "policy=static",
+        *more,
+    )
 
 
 CASES = [
@@ -66,11 +89,28 @@ CASES = [
     Case("powersgd"),
     Case("powersgd-forgets", ("compressor.reset_on_change=true",)),
     Case("topk", TOPK),
-    Case("topk-sum", (*TOPK, "compressor.reduction=sum", "compressor.error_feedback=false",
-                      "signal=worker0", "data.reshuffle=false", "optimizer.lr=0.1")),
+    Case(
+        "topk-sum",
+        (
+            *TOPK,
+            "compressor.reduction=sum",
+            "compressor.error_feedback=false",
+            "signal=worker0",
+            "data.reshuffle=false",
+            "optimizer.lr=0.1",
+        ),
+    ),
     Case("randomk", ("compressor=randomk", "levels.low=50", "levels.high=10")),
-    Case("sign", ("compressor=sign", "levels={only=1}", "policy=static", "policy.level=only",
-                  "optimizer.lr=0.02")),
+    Case(
+        "sign",
+        (
+            "compressor=sign",
+            "levels={only=1}",
+            "policy=static",
+            "policy.level=only",
+            "optimizer.lr=0.02",
+        ),
+    ),
     Case("quantise", ("compressor=quantise", "levels.low=8", "levels.high=4")),
     Case("cast", ("compressor=cast", 'levels.low="fp16"', 'levels.high="bf16"')),
     Case("dense", ("compressor=dense", "levels={}", "policy=static", "policy.level=dense")),
@@ -81,13 +121,19 @@ CASES = [
     Case("fading", (*TOPK, "compressor.error_feedback=0.9")),
     # policies
     Case("windows", ("policy=windows", "policy.windows=[[0,1]]", "policy.outside=dense")),
-    Case("detected", ("policy=detected", 'policy.detector={name="eigenvalue-change",interval=1}',
-                      "instruments.curvature.images=40", "instruments.curvature.batch=20")),
+    Case(
+        "detected",
+        (
+            "policy=detected",
+            'policy.detector={name="eigenvalue-change",interval=1}',
+            "instruments.curvature.images=40",
+            "instruments.curvature.batch=20",
+        ),
+    ),
     Case("adaqs", ("policy=adaqs", "policy.fall=0.1", "levels.mid=2")),
     Case("error-ladder", ("policy=error-ladder", "policy.error=0.3", "levels.mid=2")),
     Case("accordion-ladder", ("policy=accordion-ladder", "policy.interval=1", "levels.mid=2")),
-    Case("l-greco", ("policy=l-greco", 'policy.base={name="static",level="mid"}',
-                     "levels.mid=2")),
+    Case("l-greco", ("policy=l-greco", 'policy.base={name="static",level="mid"}', "levels.mid=2")),
     Case("gravac", ("policy=gravac", "policy.gain=0.5", "levels.mid=2")),
     Case("accordion-batch", _batch('{name="accordion-batch",interval=1}')),
     Case("smith", _batch('{name="smith"}', "optimizer.decay_epochs=[1,2]")),
@@ -104,12 +150,14 @@ CASES = [
     Case("bfloat16", ("autocast=bfloat16",)),
     Case("float64", ("dtype=float64",)),
     # deficits
-    *(Case(f"deficit-{d}", (f'deficit={{name="{d}",windows=[[0,2]]}}',))
-      for d in ("blur", "flip", "noise", "labels", "gradient-noise")),
+    *(
+        Case(f"deficit-{d}", (f'deficit={{name="{d}",windows=[[0,2]]}}',))
+        for d in ("blur", "flip", "noise", "labels", "gradient-noise")
+    ),
     # models and texts
-    Case("resnet8", ("model={name=\"resnet8\",width=4}", "epochs=2")),
-    Case("lstm", (*TEXT, "model={name=\"lstm\",width=8,depth=2,dropout=0.2}")),
-    Case("transformer", (*TEXT, "model={name=\"transformer\",width=8,depth=1}", *TOPK)),
+    Case("resnet8", ('model={name="resnet8",width=4}', "epochs=2")),
+    Case("lstm", (*TEXT, 'model={name="lstm",width=8,depth=2,dropout=0.2}')),
+    Case("transformer", (*TEXT, 'model={name="transformer",width=8,depth=1}', *TOPK)),
     # resumed, and on several processes
     Case("resumed", (), resumed=True),
     Case("resumed-topk", TOPK, resumed=True),
@@ -118,7 +166,7 @@ CASES = [
     Case("two-processes-topk-float64", (*TOPK, "dtype=float64", "parcel_mb=0.02"), 2),
     Case("two-processes-instruments", (*ALL, "dtype=float64"), 2),
     Case("two-processes-resumed", ("parcel_mb=0.02",), 2, resumed=True),
-]  # fmt: skip
+]
 
 
 # -- in a process of its own, with the code of one tree -----------------------------------------
@@ -134,8 +182,14 @@ def train(cases: list[str], out: Path, text: Path) -> None:
     for case in CASES:
         if case.name not in cases:
             continue
-        short = ["epochs=3", "data.train_size=120", "data.test_size=100", "policy.interval=1",
-                 "optimizer.decay_epochs=[2]", "device=cpu"]  # fmt: skip
+        short = [
+            "epochs=3",
+            "data.train_size=120",
+            "data.test_size=100",
+            "policy.interval=1",
+            "optimizer.decay_epochs=[2]",
+            "device=cpu",
+        ]
         given = [setting.replace("TEXT", str(text)) for setting in case.settings]
         config = regimes.override(regimes.get_preset("smoke"), [*short, *given])
         folder = out / case.name
@@ -154,8 +208,19 @@ def _run(config: Any, folder: Path, processes: int, resume: bool) -> None:
         return
     toml = folder.with_suffix(".toml")
     toml.write_text(regimes.to_toml(config))
-    command = [sys.executable, "-m", "regimes", "run", str(toml), "--processes", str(processes),
-               "--out", str(folder), "--quiet", *(["--resume"] if resume else [])]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "regimes",
+        "run",
+        str(toml),
+        "--processes",
+        str(processes),
+        "--out",
+        str(folder),
+        "--quiet",
+        *(["--resume"] if resume else []),
+    ]
     subprocess.run(command, check=True)
 
 
@@ -176,8 +241,10 @@ def write_text(place: Path) -> Path:
     place.mkdir()
     words = ["cat", "dog", "bird", "the", "a", "saw", "heard", ".", ",", "and"]
     for name, count in (("train", 100), ("valid", 25), ("test", 25)):
-        lines = [" ".join(words[(7 * i + i * i * j + 3 * j) % 10] for j in range(7))
-                 for i in range(count)]  # fmt: skip
+        lines = [
+            " ".join(words[(7 * i + i * i * j + 3 * j) % 10] for j in range(7))
+            for i in range(count)
+        ]
         (place / f"wiki.{name}.tokens").write_text("\n".join(f" {x} " for x in lines) + "\n")
     return place
 
@@ -246,8 +313,10 @@ def main() -> None:
         for out in outs:
             out.mkdir()
         with ThreadPoolExecutor(2) as pool:
-            jobs = [pool.submit(run_tree, tree, chosen.only, out, text)
-                    for tree, out in zip((place / "tree", ROOT), outs, strict=True)]  # fmt: skip
+            jobs = [
+                pool.submit(run_tree, tree, chosen.only, out, text)
+                for tree, out in zip((place / "tree", ROOT), outs, strict=True)
+            ]
             for job in jobs:
                 job.result()
         good = True

@@ -55,10 +55,22 @@ def run(name: str, way: str, seed: int, folder: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "script.py").write_text(source(name, way == "hook"))
     torchrun = Path(sys.executable).with_name("torchrun")
-    command = [str(torchrun), "--standalone", "--nproc-per-node", "2", "script.py",
-               "--seed", str(seed)]  # fmt: skip
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo",
-           "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # fmt: skip
+    command = [
+        str(torchrun),
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "script.py",
+        "--seed",
+        str(seed),
+    ]
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
     with (folder / "part.txt").open("w") as out:
         subprocess.run(command, stdout=out, env=env, cwd=folder, check=True)
     (folder / "part.txt").rename(folder / "printed.txt")
@@ -86,12 +98,14 @@ def read_all(folder: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """Per script and way, each seed's run that has ended."""
     return {
         name: {
-            way: [read(name, file.parent) for file in
-                  sorted((folder / name / way).glob("seed-*/printed.txt"))]
+            way: [
+                read(name, file.parent)
+                for file in sorted((folder / name / way).glob("seed-*/printed.txt"))
+            ]
             for way in WAYS
         }
         for name in WHAT
-    }  # fmt: skip
+    }
 
 
 # -- to show ---------------------------------------------------------------------------------
@@ -99,9 +113,12 @@ def read_all(folder: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:
 
 def markdown(found: dict[str, Any]) -> str:
     """One row per script and way: means over seeds, and their range."""
-    lines = ["The output of `python -m benchmarks.stock`, whose docstring says what is measured.",
-             "", "| script | way | seeds | training loss at the end | tested | bytes sent |",
-             "|---|---|---:|---:|---:|---:|"]  # fmt: skip
+    lines = [
+        "The output of `python -m benchmarks.stock`, whose docstring says what is measured.",
+        "",
+        "| script | way | seeds | training loss at the end | tested | bytes sent |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
     for name, ways in found.items():
         for way, runs in ways.items():
             trained, tested = ([r[k] for r in runs] for k in ("trained", "tested"))
@@ -130,22 +147,42 @@ def figure(found: dict[str, Any]) -> Figure:
             for way, runs in ways.items():
                 losses = list(zip(*(run["train"] for run in runs), strict=True))
                 epochs, look = range(1, len(losses) + 1), looks[way]
-                ax.fill_between(epochs, *zip(*((min(x), max(x)) for x in losses), strict=True),
-                                color=look.colour, alpha=0.2, linewidth=0)  # fmt: skip
-                ax.plot(epochs, [statistics.fmean(x) for x in losses], color=look.colour,
-                        linewidth=1.2, linestyle="-" if way == "plain" else (0, (4, 1.5)),
-                        label=WAYS[way])  # fmt: skip
+                ax.fill_between(
+                    epochs,
+                    *zip(*((min(x), max(x)) for x in losses), strict=True),
+                    color=look.colour,
+                    alpha=0.2,
+                    linewidth=0,
+                )
+                ax.plot(
+                    epochs,
+                    [statistics.fmean(x) for x in losses],
+                    color=look.colour,
+                    linewidth=1.2,
+                    linestyle="-" if way == "plain" else (0, (4, 1.5)),
+                    label=WAYS[way],
+                )
             style.log_axis(ax)
             share = statistics.fmean(run["share"] for run in ways["hook"])
             ax.set(title=f"{name}.py: {WHAT[name]}", xlabel="epoch")
-            ax.text(0.97, 0.95, f"with the hook: {share:.0%} of the bytes", ha="right", va="top",
-                    fontsize=8, transform=ax.transAxes)  # fmt: skip
+            ax.text(
+                0.97,
+                0.95,
+                f"with the hook: {share:.0%} of the bytes",
+                ha="right",
+                va="top",
+                fontsize=8,
+                transform=ax.transAxes,
+            )
         fig.axes[0].set_ylabel("training loss (nats)")
         handles = fig.axes[0].get_legend_handles_labels()
         fig.legend(*handles, loc="outside upper center", ncols=2, handlelength=4)
         counts = [len(runs) for ways in found.values() for runs in ways.values()]
-        style.caption(fig, f"{DATA} Mean over {style.seeds_in_words(counts)}, band: their range. "
-                      "Two processes; ACCORDION, PowerSGD ranks 4 and 1; untuned.")  # fmt: skip
+        style.caption(
+            fig,
+            f"{DATA} Mean over {style.seeds_in_words(counts)}, band: their range. "
+            "Two processes; ACCORDION, PowerSGD ranks 4 and 1; untuned.",
+        )
     return fig
 
 

@@ -113,18 +113,28 @@ def _stopped(pid: int | None) -> bool:
 
 
 def _train(
-    config: RunConfig, out: Path, resume: bool, rank: int, count: int, talk: Path,
+    config: RunConfig,
+    out: Path,
+    resume: bool,
+    rank: int,
+    count: int,
+    talk: Path,
     spoil: Spoil | None,
-) -> None:  # fmt: skip
+) -> None:
     import torch
 
     import regimes
     from regimes.errors import RegimesError
 
     torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count),
-                      LOCAL_WORLD_SIZE=str(count), GLOO_SOCKET_IFNAME="lo",
-                      REGIMES_RENDEZVOUS=(talk / "meet").as_uri())  # fmt: skip
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(count),
+        LOCAL_WORLD_SIZE=str(count),
+        GLOO_SOCKET_IFNAME="lo",
+        REGIMES_RENDEZVOUS=(talk / "meet").as_uri(),
+    )
     os.dup2(os.open(talk / f"stderr-{rank}", os.O_CREAT | os.O_WRONLY), 2)
     try:
         if spoil is not None:

@@ -130,9 +130,14 @@ def configuration() -> str:
     from regimes import config
 
     lines = ["| key | default | meaning |", "|---|---|---|"]
-    tables = {"": config.RunConfig, "data.": config.DataConfig, "model.": config.ModelConfig,
-              "optimizer.": config.OptimizerConfig, "budget.": config.Budget,
-              "pruning.": config.PruningConfig}  # fmt: skip
+    tables = {
+        "": config.RunConfig,
+        "data.": config.DataConfig,
+        "model.": config.ModelConfig,
+        "optimizer.": config.OptimizerConfig,
+        "budget.": config.Budget,
+        "pruning.": config.PruningConfig,
+    }
     for prefix, cls in tables.items():
         said = comments(cls) | attributes(cls)
         for name, value in defaults(cls):

@@ -36,14 +36,20 @@ def main(words: list[str] | None = None) -> None:
     y = torch.tensor(digits.target)
     order = DataLoaderConfiguration(use_seedable_sampler=True)  # that of an epoch, resumed or not
     accelerator = Accelerator(
-        gradient_accumulation_steps=ACCUMULATED, cpu=not torch.cuda.is_available(),
+        gradient_accumulation_steps=ACCUMULATED,
+        cpu=not torch.cuda.is_available(),
         dataloader_config=order,
-    )  # fmt: skip
+    )
     torch.manual_seed(0)
     net = nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 16, 10),
-    )  # fmt: skip
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * 16, 10),
+    )
     optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [args.epochs // 2])
     loader = DataLoader(TensorDataset(x[:1536], y[:1536]), BATCH, shuffle=True)
@@ -52,9 +58,13 @@ def main(words: list[str] | None = None) -> None:
 
     about = regimes.Recording(args.out / "record", data="digits", metric="accuracy")
     hook = attach(  # Regimes: ranks 4 and 1, decided per layer at the end of each epoch
-        accelerator, model, optimizer, every=len(loader) // ACCUMULATED, record=about,
+        accelerator,
+        model,
+        optimizer,
+        every=len(loader) // ACCUMULATED,
+        record=about,
         policy={"name": "accordion", "interval": 1},
-    )  # fmt: skip
+    )
 
     saved = sorted(args.out.glob("epoch-*"))
     if saved:

@@ -108,9 +108,13 @@ def main(words: list[str] | None = None) -> None:
 
     about = regimes.Recording(args.out / "record", data="digits", metric="accuracy")
     hook = regimes.attach(  # ACCORDION: ranks 4 and 1, decided per layer every two epochs
-        model, policy={"name": "accordion", "interval": 2}, compressor="powersgd",
-        levels={"low": 4, "high": 1}, optimizer=optimizer, record=about,
-    )  # fmt: skip
+        model,
+        policy={"name": "accordion", "interval": 2},
+        compressor="powersgd",
+        levels={"low": 4, "high": 1},
+        optimizer=optimizer,
+        record=about,
+    )
 
     start = newest(args.out, processes)
     if start:
@@ -132,10 +136,17 @@ def main(words: list[str] | None = None) -> None:
             hook.log(train_loss=loss, accuracy=share)  # ACCORDION
             low = sum(level == "low" for level in hook.levels.values())
             sent = hook.traffic.bytes / 1e6
-            print(f"epoch {epoch + 1:2d}  loss {loss:.3f}  accuracy {share:.1%}  sent {sent:.2f} MB"
-                  f"  layers at low compression next: {low}", flush=True)  # fmt: skip
-        state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(),
-                 "scheduler": scheduler.state_dict(), "hook": hook.state_dict()}  # fmt: skip
+            print(
+                f"epoch {epoch + 1:2d}  loss {loss:.3f}  accuracy {share:.1%}  sent {sent:.2f} MB"
+                f"  layers at low compression next: {low}",
+                flush=True,
+            )
+        state = {
+            "model": model.module.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "scheduler": scheduler.state_dict(),
+            "hook": hook.state_dict(),
+        }
         save(args.out / f"{epoch + 1:03d}" / f"process-{rank}.pt", state)
     hook.close()  # ACCORDION
     dist.destroy_process_group()

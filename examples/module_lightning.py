@@ -30,9 +30,14 @@ class Digits(LightningModule):
         super().__init__()
         self.epochs = epochs
         self.net = nn.Sequential(
-            nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 16, 10),
-        )  # fmt: skip
+            nn.Conv2d(1, 16, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(32 * 16, 10),
+        )
 
     def training_step(self, batch: list[Tensor], _: int) -> Tensor:
         x, y = batch
@@ -66,11 +71,16 @@ def main(words: list[str] | None = None) -> None:
     )
     keep = ModelCheckpoint(args.out, filename="{epoch:03d}", save_top_k=-1)
     trainer = Trainer(
-        accelerator="auto" if torch.cuda.is_available() else "cpu", strategy="ddp",
-        devices=int(os.environ.get("LOCAL_WORLD_SIZE", 2)), max_epochs=args.epochs,
-        callbacks=[callback, keep], logger=False, enable_progress_bar=False,
-        enable_model_summary=False, default_root_dir=args.out,
-    )  # fmt: skip
+        accelerator="auto" if torch.cuda.is_available() else "cpu",
+        strategy="ddp",
+        devices=int(os.environ.get("LOCAL_WORLD_SIZE", 2)),
+        max_epochs=args.epochs,
+        callbacks=[callback, keep],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=args.out,
+    )
     saved = sorted(args.out.glob("*.ckpt"))
     trainer.fit(
         Digits(args.epochs),

@@ -18,8 +18,12 @@ import regimes
 from regimes.integrations.transformers import RegimesCallback  # Regimes: before transformers
 
 from transformers import (  # isort: skip
-    GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, trainer_utils
-)  # fmt: skip
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainingArguments,
+    trainer_utils,
+)
 
 LENGTH = 32
 
@@ -40,15 +44,31 @@ def main(words: list[str] | None = None) -> None:
     data = windows()
     torch.manual_seed(0)
     model = GPT2LMHeadModel(
-        GPT2Config(vocab_size=256, n_positions=LENGTH, n_embd=48, n_layer=2, n_head=2,
-                   bos_token_id=0, eos_token_id=0)
-    )  # fmt: skip
+        GPT2Config(
+            vocab_size=256,
+            n_positions=LENGTH,
+            n_embd=48,
+            n_layer=2,
+            n_head=2,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+    )
     arguments = TrainingArguments(  # the learning rate falls linearly to zero, as by default
-        output_dir=str(args.out), max_steps=args.steps, learning_rate=3e-3, report_to=[],
-        per_device_train_batch_size=4, gradient_accumulation_steps=2, logging_steps=4,
-        eval_strategy="steps", eval_steps=12, save_steps=args.save, disable_tqdm=True,
-        use_cpu=not torch.cuda.is_available(), dataloader_pin_memory=torch.cuda.is_available(),
-    )  # fmt: skip
+        output_dir=str(args.out),
+        max_steps=args.steps,
+        learning_rate=3e-3,
+        report_to=[],
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        logging_steps=4,
+        eval_strategy="steps",
+        eval_steps=12,
+        save_steps=args.save,
+        disable_tqdm=True,
+        use_cpu=not torch.cuda.is_available(),
+        dataloader_pin_memory=torch.cuda.is_available(),
+    )
     trainer = Trainer(model, arguments, train_dataset=data[64:], eval_dataset=data[:64])
     trainer.add_callback(
         RegimesCallback(  # Regimes: ranks 4 and 1, decided per layer every 8 steps

@@ -60,8 +60,11 @@ def blocks(page: Path) -> list[Block]:
     for match in BLOCK.finditer(text):
         file = re.search(r'title="([^"]+)"', match["title"])
         line = text.count("\n", 0, match.start("code")) + 1
-        found.append(Block(match["language"], match["code"], line, match["mark"] or "",
-                           file[1] if file else ""))  # fmt: skip
+        found.append(
+            Block(
+                match["language"], match["code"], line, match["mark"] or "", file[1] if file else ""
+            )
+        )
     return found
 
 

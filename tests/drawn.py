@@ -192,10 +192,17 @@ class Parts:
         caps = {id(cap) for each in errors for cap in each.lines[1]}
         bars = [_bars(part) for each in errors for part in each.lines[2]]
         bands = [_band(part) for part in ax.collections if isinstance(part, PolyCollection)]
-        lines = [Part(line, seen_of(line), points(line)) for line in ax.lines
-                 if id(line) not in caps and line.get_transform() == ax.transData]  # fmt: skip
-        return cls(*([part for part in parts if part.artist.get_visible() and len(part.points)]
-                     for parts in (lines, bars, bands)))  # fmt: skip
+        lines = [
+            Part(line, seen_of(line), points(line))
+            for line in ax.lines
+            if id(line) not in caps and line.get_transform() == ax.transData
+        ]
+        return cls(
+            *(
+                [part for part in parts if part.artist.get_visible() and len(part.points)]
+                for parts in (lines, bars, bands)
+            )
+        )
 
 
 def points(line: Line2D) -> np.ndarray:
@@ -219,8 +226,13 @@ def _band(part: PolyCollection) -> Part:
 
 def uprights(ax: Axes, colour: str = "#000000") -> list[Line2D]:
     """Lines from the bottom of the axes to its top."""
-    return [line for line in ax.lines if line.get_visible() and to_hex(line.get_color()) == colour
-            and line.get_transform() == ax.get_xaxis_transform()]  # fmt: skip
+    return [
+        line
+        for line in ax.lines
+        if line.get_visible()
+        and to_hex(line.get_color()) == colour
+        and line.get_transform() == ax.get_xaxis_transform()
+    ]
 
 
 def legends(figure: Figure) -> list[Legend]:
@@ -245,8 +257,7 @@ def entries(shown: Shown) -> list[dict[str, Seen]]:
         own[legend.axes] = own.get(legend.axes, {}) | told
         shared |= told
     owners = {panel.at for panel in shown.panels if isinstance(panel, Panel) and panel.own}
-    return [own.get(ax, {} if at in owners else shared)
-            for at, ax in enumerate(shown.figure.axes)]  # fmt: skip
+    return [own.get(ax, {} if at in owners else shared) for at, ax in enumerate(shown.figure.axes)]
 
 
 def _written(axis: Axis) -> dict[float, str]:
@@ -292,9 +303,16 @@ def _panel(shown: Shown, panel: Panel) -> Iterator[str]:
             continue
         look = known.get(text)
         wanted = _sorted(group[[panel.x, panel.y]].to_numpy(float))
-        hit = next((part for part in shown.parts[panel.at].lines
-                    if id(part.artist) not in shown.explained and _close(part.points, wanted)
-                    and (look is None or look.fits(part.seen, panel.thin))), None)  # fmt: skip
+        hit = next(
+            (
+                part
+                for part in shown.parts[panel.at].lines
+                if id(part.artist) not in shown.explained
+                and _close(part.points, wanted)
+                and (look is None or look.fits(part.seen, panel.thin))
+            ),
+            None,
+        )
         if hit is None:
             yield f"{len(group)} rows of {text or key} are not a line of theirs"
             continue
@@ -307,11 +325,13 @@ def _panel(shown: Shown, panel: Panel) -> Iterator[str]:
     yield from _ticks(ax, panel, rows)
 
 
-def _ends(shown: Shown, panel: Panel, group: Frame, ends: tuple[str, str], upright: bool,
-          colour: str) -> Iterator[str]:  # fmt: skip
+def _ends(
+    shown: Shown, panel: Panel, group: Frame, ends: tuple[str, str], upright: bool, colour: str
+) -> Iterator[str]:
     parts = shown.parts[panel.at]
-    drawn = [part for part in (parts.bands if panel.bands else parts.bars)
-             if part.seen.colour == colour]  # fmt: skip
+    drawn = [
+        part for part in (parts.bands if panel.bands else parts.bars) if part.seen.colour == colour
+    ]
     logarithmic = shown.figure.axes[panel.at].get_yscale() == "log"
     for row in group.to_dict("records"):
         low, high = (float(row[end]) for end in ends)
@@ -322,16 +342,20 @@ def _ends(shown: Shown, panel: Panel, group: Frame, ends: tuple[str, str], uprig
             hits = [part for part in drawn if _in_band(part, at, low, high, logarithmic)]
         else:
             wanted = [(at[0], e) if upright else (e, at[1]) for e in (low, high)]
-            hits = [part for part in drawn
-                    if np.isclose(part.points, wanted, rtol=1e-7).all((1, 2)).any()]  # fmt: skip
+            hits = [
+                part
+                for part in drawn
+                if np.isclose(part.points, wanted, rtol=1e-7).all((1, 2)).any()
+            ]
         shown.explained |= {id(part.artist) for part in hits}
         if not hits:
             value = panel.y if upright else panel.x
             yield f"nothing from {low:.6g} to {high:.6g} around {value} {row[value]:.6g}"
 
 
-def _in_band(part: Part, at: tuple[float, float], low: float, high: float, logarithmic: bool
-             ) -> bool:  # fmt: skip
+def _in_band(
+    part: Part, at: tuple[float, float], low: float, high: float, logarithmic: bool
+) -> bool:
     """A logarithmic axis has no room for all of an interval's lower end."""
     for _, bottom, top in part.points[np.isclose(part.points[:, 0], at[0], rtol=1e-9)]:
         least = _close(bottom, low) or (logarithmic and low < bottom <= at[1])
@@ -377,8 +401,9 @@ def _unexplained(shown: Shown, at: int) -> Iterator[str]:
     parts = shown.parts[at]
     if shown.figure.axes[at].get_label() != "<colorbar>":
         for kind in ("lines", "bars", "bands"):
-            strange = [part for part in getattr(parts, kind)
-                       if id(part.artist) not in shown.explained]  # fmt: skip
+            strange = [
+                part for part in getattr(parts, kind) if id(part.artist) not in shown.explained
+            ]
             if strange:
                 yield f"no row has {len(strange)} {kind}, e.g. {strange[0]}"
 
@@ -406,13 +431,21 @@ def _marks(shown: Shown, ax: Axes) -> Iterator[str]:
     there = [x for x in there if low <= x <= high]
     if there != [first - 0.5 for first in shown.decays]:
         yield f"the decays {[*shown.decays]} are marked at {there}"
-    words = [text.get_position()[0] for text in ax.texts
-             if text.get_visible() and text.get_text().startswith("lr ")]  # fmt: skip
+    words = [
+        text.get_position()[0]
+        for text in ax.texts
+        if text.get_visible() and text.get_text().startswith("lr ")
+    ]
     if {*words} - {*there}:
         yield f"what is said of decays stands at {words}"
-    shaded = [p.get_extents().intervalx for p in (patch.get_path().transformed(
-        patch.get_patch_transform()) for patch in ax.patches
-        if patch.get_visible() and to_hex(patch.get_facecolor()) == SHADE)]  # fmt: skip
+    shaded = [
+        p.get_extents().intervalx
+        for p in (
+            patch.get_path().transformed(patch.get_patch_transform())
+            for patch in ax.patches
+            if patch.get_visible() and to_hex(patch.get_facecolor()) == SHADE
+        )
+    ]
     if not _close(shaded, [[a - 0.5, b - 0.5] for a, b in shown.windows]):
         yield f"the windows {[*shown.windows]} are shaded at {shaded}"
 
@@ -440,8 +473,11 @@ def _label(ax: Axes, axis: str) -> str:
     group = ax.get_shared_x_axes() if axis == "x" else ax.get_shared_y_axes()
     alike = [ax, *group.get_siblings(ax)]
     if axis == "x":
-        alike += [one for one in ax.figure.axes if one.get_xlim() == ax.get_xlim()
-                  and _columns(one) == _columns(ax)]  # fmt: skip
+        alike += [
+            one
+            for one in ax.figure.axes
+            if one.get_xlim() == ax.get_xlim() and _columns(one) == _columns(ax)
+        ]
     found = [getattr(one, f"get_{axis}label")() for one in alike]
     return " ".join(next(filter(None, found), "").split())
 
@@ -467,8 +503,12 @@ def _named(ax: Axes, axis: str) -> bool:
 
 def _legends(shown: Shown) -> Iterator[str]:
     drawn = [line.seen for parts in shown.parts for line in parts.lines]
-    colours = {to_hex(c) for ax in shown.figure.axes for image in ax.images
-               for c in image.cmap(np.arange(image.cmap.N))}  # fmt: skip
+    colours = {
+        to_hex(c)
+        for ax in shown.figure.axes
+        for image in ax.images
+        for c in image.cmap(np.arange(image.cmap.N))
+    }
     known = {text: seen for each in shown.known for text, seen in each.items()}
     for legend in legends(shown.figure):
         texts = [text.get_text() for text in legend.get_texts()]

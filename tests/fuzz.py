@@ -43,12 +43,45 @@ from regimes.training.quirks import resolve
 
 BASE = ["epochs=2", "data.train_size=100", "data.test_size=100", "optimizer.decay_epochs=[]"]
 ODD = [
-    "-1", "0", "1", "2", "3", "0.5", "-0.5", "1e-300", "1e300", "inf", "nan", "none", "true",
-    "false", "''", "'x'", "'dense'", "'low'", "[]", "[0]", "[-1]", "[1, 1]", "[[0, 1]]", "[[1, 0]]",
-    "{}", "{name = 'x'}", "{name = 3}", "'os:path'", "'no.such:Thing'", "regimes:Static",
-    "regimes:PowerSGD", "torch.nn:Linear", "1979-05-27", "\u2603", "9223372036854775807",
-    "9223372036854775808", "-9223372036854775809", "[" * 50,
-]  # fmt: skip
+    "-1",
+    "0",
+    "1",
+    "2",
+    "3",
+    "0.5",
+    "-0.5",
+    "1e-300",
+    "1e300",
+    "inf",
+    "nan",
+    "none",
+    "true",
+    "false",
+    "''",
+    "'x'",
+    "'dense'",
+    "'low'",
+    "[]",
+    "[0]",
+    "[-1]",
+    "[1, 1]",
+    "[[0, 1]]",
+    "[[1, 0]]",
+    "{}",
+    "{name = 'x'}",
+    "{name = 3}",
+    "'os:path'",
+    "'no.such:Thing'",
+    "regimes:Static",
+    "regimes:PowerSGD",
+    "torch.nn:Linear",
+    "1979-05-27",
+    "\u2603",
+    "9223372036854775807",
+    "9223372036854775808",
+    "-9223372036854775809",
+    "[" * 50,
+]
 NAMES = {
     "model.name": ["vgg7", "resnet18", "gpt", "lstm"],
     "optimizer.name": ["sgd", "adamw", "muon", "torch.optim:Adam"],
@@ -65,8 +98,29 @@ SLOW = {
     "model.depth",
     "data.path",
 }  # minutes, or a network
-VALUES = [-1, 0, 1, 3, 2**63, 10**30, 0.5, -0.5, 1e308, None, True, "", "x", "\x1b[2J", "[/b]", [],
-          [1], ["low"], {}, {"name": "x"}, {"a": [[[]]]}]  # fmt: skip
+VALUES = [
+    -1,
+    0,
+    1,
+    3,
+    2**63,
+    10**30,
+    0.5,
+    -0.5,
+    1e308,
+    None,
+    True,
+    "",
+    "x",
+    "\x1b[2J",
+    "[/b]",
+    [],
+    [1],
+    ["low"],
+    {},
+    {"name": "x"},
+    {"a": [[[]]]},
+]
 
 
 def fields(cls: Any = RunConfig, prefix: str = "") -> list[str]:
@@ -83,10 +137,24 @@ def _is_table(value: Any) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
-PATHS = sorted({*fields(), "levels.low", "levels.high", "policy.eta", "policy.interval",
-                "policy.windows", "batch_levels.low", "budget.epochs", "instruments.fisher.batch",
-                "instruments.curvature.probes", "deficit.windows", "nothing", "epochs.x"}
-               - SLOW)  # fmt: skip
+PATHS = sorted(
+    {
+        *fields(),
+        "levels.low",
+        "levels.high",
+        "policy.eta",
+        "policy.interval",
+        "policy.windows",
+        "batch_levels.low",
+        "budget.epochs",
+        "instruments.fisher.batch",
+        "instruments.curvature.probes",
+        "deficit.windows",
+        "nothing",
+        "epochs.x",
+    }
+    - SLOW
+)
 
 
 @st.composite
@@ -193,25 +261,34 @@ def _whole() -> Path:
 
 PROPERTIES: dict[str, tuple[Callable[..., None], list[Any], list[Any]]] = {
     # what is tried, with which arguments, and some that are always tried
-    "configurations": (configurations, [st.lists(setting(), min_size=1, max_size=2)], [
-        ["optimizer.lr=1e200"], ["policy.name=regimes:PowerSGD"],
-        ["instruments.curvature.probes=1979-05-27"], ["epochs=9223372036854775807"],
-        ["optimizer.decay_epochs=[1]", "optimizer.decay_factor=1e-300"],
-    ]),
+    "configurations": (
+        configurations,
+        [st.lists(setting(), min_size=1, max_size=2)],
+        [
+            ["optimizer.lr=1e200"],
+            ["policy.name=regimes:PowerSGD"],
+            ["instruments.curvature.probes=1979-05-27"],
+            ["epochs=9223372036854775807"],
+            ["optimizer.decay_epochs=[1]", "optimizer.decay_factor=1e-300"],
+        ],
+    ),
     "records": (records, [st.lists(edit(), min_size=1, max_size=3)], []),
     "folders": (fuzz_images.folders, [fuzz_images.tree()], []),
     "hook": (fuzz_hook.hook, [fuzz_hook.arguments, fuzz_hook.calls], []),
-}  # fmt: skip
+}
 
 
 def tried(name: str, examples: int, number: int) -> None:
     """So many examples of one property; the first that fails is raised, shrunk."""
     work, strategies, always = PROPERTIES[name]
     few = settings(
-        max_examples=examples, deadline=None, database=None, print_blob=True,
-        suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate,
-                                                         Phase.shrink],
-    )  # fmt: skip
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        print_blob=True,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.explicit, Phase.generate, Phase.shrink],
+    )
 
     def fresh(what: tuple[Any, ...]) -> None:  # one property cannot be given settings twice
         work(*what)

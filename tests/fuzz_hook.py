@@ -19,12 +19,52 @@ from torch.nn.parallel import DistributedDataParallel
 
 import regimes
 
-ODD = [-1, 0, 1, 2, 10**30, 0.5, -0.5, 1e308, float("inf"), float("nan"), None, True, "", "x",
-       "dense", "topk", "static", "regimes:PowerSGD", "os:path", [], [1], {}, {"name": "x"},
-       {"name": "topk"}, {"low": 4, "high": 1}, {"low": "4"}, {1: 2}, {"name": "accordion",
-       "interval": 1}, object(), torch.ones(2), Path("\0")]  # fmt: skip
-ARGUMENTS = ("policy", "compressor", "levels", "signal", "seed", "start_compressing_after",
-             "optimizer", "every", "scaler", "timeout", "record")  # fmt: skip
+ODD = [
+    -1,
+    0,
+    1,
+    2,
+    10**30,
+    0.5,
+    -0.5,
+    1e308,
+    float("inf"),
+    float("nan"),
+    None,
+    True,
+    "",
+    "x",
+    "dense",
+    "topk",
+    "static",
+    "regimes:PowerSGD",
+    "os:path",
+    [],
+    [1],
+    {},
+    {"name": "x"},
+    {"name": "topk"},
+    {"low": 4, "high": 1},
+    {"low": "4"},
+    {1: 2},
+    {"name": "accordion", "interval": 1},
+    object(),
+    torch.ones(2),
+    Path("\0"),
+]
+ARGUMENTS = (
+    "policy",
+    "compressor",
+    "levels",
+    "signal",
+    "seed",
+    "start_compressing_after",
+    "optimizer",
+    "every",
+    "scaler",
+    "timeout",
+    "record",
+)
 CALLS = (
     "step",
     "step",

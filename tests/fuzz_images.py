@@ -18,8 +18,22 @@ from PIL import Image
 from regimes.config import DataConfig
 from regimes.data import images
 
-PLACES = ("cat", "dog", "emu", "train/cat", "train/dog", "test/cat", "test/dog", "val/cat", "",
-          "Train/cat", ".hidden", "__MACOSX", "a b/\u00fc", "cat/deep/er")  # fmt: skip
+PLACES = (
+    "cat",
+    "dog",
+    "emu",
+    "train/cat",
+    "train/dog",
+    "test/cat",
+    "test/dog",
+    "val/cat",
+    "",
+    "Train/cat",
+    ".hidden",
+    "__MACOSX",
+    "a b/\u00fc",
+    "cat/deep/er",
+)
 NAMES = ("1.png", "2.png", "3.JPG", "4.jpeg", "5.gif", "6.txt", "7", ".8.png", "9.png.png")
 MODES = ("L", "RGB", "RGBA", "P", "1", "I;16", "CMYK", "LA")
 ARCHIVES = ("", "", "zip", "tar", "gztar", "xztar")  # "": the folder itself
@@ -31,20 +45,30 @@ def tree(draw: Any) -> tuple[list[tuple[str, Any]], str, float, int | None]:
     the size that is asked for."""
     path = st.tuples(st.sampled_from(PLACES), st.sampled_from(NAMES)).map("/".join)
     picture = st.tuples(st.sampled_from(MODES), st.integers(1, 9), st.integers(1, 9))
-    content = st.one_of(picture, picture, picture, st.binary(max_size=8), st.sampled_from(
-        ("cut", "link", "dangling", "loop", "folder")))  # fmt: skip
+    content = st.one_of(
+        picture,
+        picture,
+        picture,
+        st.binary(max_size=8),
+        st.sampled_from(("cut", "link", "dangling", "loop", "folder")),
+    )
     file = st.tuples(path, content)
     files = st.lists(file, max_size=14)
-    ordinary = st.just([(f"{label}/{i}.png", ("L", 8, 8)) for label in ("cat", "dog")
-                        for i in range(3)])  # fmt: skip
+    ordinary = st.just(
+        [(f"{label}/{i}.png", ("L", 8, 8)) for label in ("cat", "dog") for i in range(3)]
+    )
     found = draw(
         st.one_of(
             files,
             st.tuples(ordinary, st.lists(file, max_size=2)).map(lambda both: [*both[0], *both[1]]),
         )
     )
-    return (found, draw(st.sampled_from(ARCHIVES)), draw(st.sampled_from((1.0, 1.0, 1.0, 0.7))),
-            draw(st.sampled_from((8, 8, None))))  # fmt: skip
+    return (
+        found,
+        draw(st.sampled_from(ARCHIVES)),
+        draw(st.sampled_from((1.0, 1.0, 1.0, 0.7))),
+        draw(st.sampled_from((8, 8, None))),
+    )
 
 
 def make(root: Path, path: str, content: Any) -> None:

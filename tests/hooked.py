@@ -76,8 +76,11 @@ def hooked(
     events = [{"time": "2026-01-02T03:04:05+00:00", "event": e} for e in ("start", "end")]
     out.mkdir(parents=True)
     (out / "run.json").write_text(json.dumps(header))
-    for name, lines in {"epochs": rows, "seconds": clocks,
-                        "events": events if ended else events[:1]}.items():  # fmt: skip
+    for name, lines in {
+        "epochs": rows,
+        "seconds": clocks,
+        "events": events if ended else events[:1],
+    }.items():
         (out / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return out
 
@@ -87,9 +90,14 @@ def _unit(unit: int, steps: int) -> dict[str, Any]:
 
 
 def _config(
-    config: dict[str, Any], rows: list[dict[str, Any]], batch: int | None,
-    unit_steps: int | None, policy: dict[str, Any] | None, seed: int | None, made_up: bool,
-) -> dict[str, Any]:  # fmt: skip
+    config: dict[str, Any],
+    rows: list[dict[str, Any]],
+    batch: int | None,
+    unit_steps: int | None,
+    policy: dict[str, Any] | None,
+    seed: int | None,
+    made_up: bool,
+) -> dict[str, Any]:
     optimizer = OptimizerConfig(name="SGD", lr=rows[0]["lr"], schedule="constant")
     found = config | {
         "seed": config["seed"] if seed is None else seed,
@@ -105,8 +113,11 @@ def _config(
         return found
     known = {"name": "SGD", "options": {"momentum": 0.5}, "lr": None, "schedule": None}
     return {key: found[key] for key in KNOWN if key in found} | {
-        "epochs": None, "data": {"name": "own"}, "model": {"name": "Net"}, "optimizer": known,
-    }  # fmt: skip
+        "epochs": None,
+        "data": {"name": "own"},
+        "model": {"name": "Net"},
+        "optimizer": known,
+    }
 
 
 @contextmanager

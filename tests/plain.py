@@ -10,11 +10,19 @@ NOTHING = {"mean": 0, "gather": 0}
 def header(config: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     """``run.json``; a single layer unless ``layers`` says otherwise."""
     plain = {
-        "name": "low", "seed": 3, "epochs": 3, "workers": 4, "batch_size": 8, "signal": "update",
-        "levels": {"low": 2, "high": 1}, "compressor": {"name": "powersgd"},
-        "policy": {"name": "static"}, "data": {"name": "digits"}, "model": {"name": "vgg7"},
+        "name": "low",
+        "seed": 3,
+        "epochs": 3,
+        "workers": 4,
+        "batch_size": 8,
+        "signal": "update",
+        "levels": {"low": 2, "high": 1},
+        "compressor": {"name": "powersgd"},
+        "policy": {"name": "static"},
+        "data": {"name": "digits"},
+        "model": {"name": "vgg7"},
         "optimizer": {"lr": 0.4},
-    }  # fmt: skip
+    }
     return {
         "config": plain | (config or {}),
         "layers": [{"name": "a", "shape": [2, 2], "compressed": True}],
@@ -30,10 +38,18 @@ def header(config: dict[str, Any] | None = None, **changes: Any) -> dict[str, An
 def row(epoch: int, **changes: Any) -> dict[str, Any]:
     """A line of ``epochs.jsonl``."""
     return {
-        "epoch": epoch, "lr": 0.1, "next_lr": 0.1, "batch_size": 8, "steps": 2, "train_loss": 1.0,
-        "test_loss": 1.1, "metric": 0.5, "floats": 10.0, "bytes": 40,
+        "epoch": epoch,
+        "lr": 0.1,
+        "next_lr": 0.1,
+        "batch_size": 8,
+        "steps": 2,
+        "train_loss": 1.0,
+        "test_loss": 1.1,
+        "metric": 0.5,
+        "floats": 10.0,
+        "bytes": 40,
         "collectives": {"calls": NOTHING, "bytes": NOTHING},
         "layers": {"level": ["low"], "floats": [10.0], "bytes": [40], "why": [{"rule": "start"}]},
         "statistics": {"norm:update": [1.5 + epoch]},
         **changes,
-    }  # fmt: skip
+    }

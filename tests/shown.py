@@ -92,8 +92,10 @@ def curve_panels(
     band = CI if len({*table["schedule"]} & names) <= style.MANY else None
     found = []
     for at, x in enumerate(against, first):
-        for part, of_y, of_x in (("curve", band if x == "epoch" else None, None),
-                                  ("end", CI, (f"{x}_ci_low", f"{x}_ci_high"))):  # fmt: skip
+        for part, of_y, of_x in (
+            ("curve", band if x == "epoch" else None, None),
+            ("end", CI, (f"{x}_ci_low", f"{x}_ci_high")),
+        ):
             rows = lambda t, p=part: t[(t["part"] == p) & t["schedule"].isin(names)]  # noqa: E731
             found.append(
                 Panel(
@@ -106,9 +108,15 @@ def curve_panels(
 def windows(made: Made) -> list[list[int]]:
     """The hand-made ones of the schedules that are drawn."""
     shown = {*made.table["schedule"]}
-    asked = (made.configs[name][table] for name, table in (
-        ("low-in-critical", "policy"), ("high-in-critical", "policy"),
-        ("small-in-critical", "batch_policy")) if name in shown)  # fmt: skip
+    asked = (
+        made.configs[name][table]
+        for name, table in (
+            ("low-in-critical", "policy"),
+            ("high-in-critical", "policy"),
+            ("small-in-critical", "batch_policy"),
+        )
+        if name in shown
+    )
     return next((table["windows"] for table in asked if table), [])
 
 
@@ -119,9 +127,11 @@ def norms(made: Made) -> Shown:
 
 
 def layers_of(run: Record) -> list[tuple[dict[str, Any], str]]:
-    return [(layer, f"{layer['name'].removesuffix('.weight')}  "
-                    f"{'×'.join(map(str, layer['shape']))}")
-            for layer in run.header["layers"] if layer["compressed"]]  # fmt: skip
+    return [
+        (layer, f"{layer['name'].removesuffix('.weight')}  {'×'.join(map(str, layer['shape']))}")
+        for layer in run.header["layers"]
+        if layer["compressed"]
+    ]
 
 
 def halves(made: Made) -> Shown:
@@ -140,41 +150,83 @@ def level_map(made: Made, **more: Any) -> Shown:
         for level in sorted({*ranks, *table["level"]}, key=lambda k: sent[k]["floats"])
     }
     words |= {level: f"{words[level]} (rank {rank})" for level, rank in ranks.items()}
-    cells = lambda t: t[t["seed"] == seed].pivot(  # noqa: E731
-        index="layer", columns="epoch", values="level").loc[[*names]]  # fmt: skip
-    shares = pd.concat([
-        table.assign(of=level, share=100.0 * (table["level"] == level))
-        .groupby(["of", "seed", "epoch"], as_index=False)["share"].mean()
-        for level in [*words][1:]
-    ])  # fmt: skip
+
+    def cells(t: pd.DataFrame) -> pd.DataFrame:
+        of_seed = t[t["seed"] == seed]
+        return of_seed.pivot(index="layer", columns="epoch", values="level").loc[[*names]]
+
+    shares = pd.concat(
+        [
+            table.assign(of=level, share=100.0 * (table["level"] == level))
+            .groupby(["of", "seed", "epoch"], as_index=False)["share"]
+            .mean()
+            for level in [*words][1:]
+        ]
+    )
     mean = shares.groupby(["of", "epoch"], as_index=False)["share"].mean()
-    return made.shown([
-        Image(0, cells, names.__getitem__, words.__getitem__),
-        Panel(1, "epoch", "share", lambda _: mean, ("of",), words.__getitem__, steps="mid"),
-        Panel(1, "epoch", "share", lambda _: shares, ("of", "seed"), None, steps="mid"),
-    ], **more)  # fmt: skip
+    return made.shown(
+        [
+            Image(0, cells, names.__getitem__, words.__getitem__),
+            Panel(1, "epoch", "share", lambda _: mean, ("of",), words.__getitem__, steps="mid"),
+            Panel(1, "epoch", "share", lambda _: shares, ("of", "seed"), None, steps="mid"),
+        ],
+        **more,
+    )
 
 
 def eigenvalues(made: Made) -> Shown:
-    return made.shown([
-        Panel(0, "epoch", "mean", lambda t: t[t["signal"] != NORM], ("signal",), str, CI,
-              bands=True),
-        Panel(1, "epoch", "mean", where(signal=NORM), ("signal",), None, CI, bands=True),
-        Image(2, lambda t: t.pivot(index="signal", columns="epoch", values="critical")
-              .loc[[EVAL, BATCH, NORM]], lambda name: name.removesuffix(" statistics")),
-    ])  # fmt: skip
+    return made.shown(
+        [
+            Panel(
+                0,
+                "epoch",
+                "mean",
+                lambda t: t[t["signal"] != NORM],
+                ("signal",),
+                str,
+                CI,
+                bands=True,
+            ),
+            Panel(1, "epoch", "mean", where(signal=NORM), ("signal",), None, CI, bands=True),
+            Image(
+                2,
+                lambda t: t.pivot(index="signal", columns="epoch", values="critical").loc[
+                    [EVAL, BATCH, NORM]
+                ],
+                lambda name: name.removesuffix(" statistics"),
+            ),
+        ]
+    )
 
 
 def overlaps(made: Made) -> Shown:
     epochs = sorted({*made.table["epoch"]})
     middle = min(epochs, key=lambda e: (abs(e - made.one.config["epochs"] // 2), e))
     when = dict(zip((epochs[0], middle, epochs[-1]), ("early", "middle", "late"), strict=True))
-    return made.shown([
-        Panel(0, "epoch", "overlap", lambda t: t[t["batch"].isin([32, 128, 512])], ("batch",),
-              str, CI, bands=True),
-        Panel(1, "batch", "overlap", lambda t: t[t["epoch"].isin(when)], ("epoch",),
-              lambda epoch: f"{when[epoch]} ({epoch})", CI, bands=True),
-    ])  # fmt: skip
+    return made.shown(
+        [
+            Panel(
+                0,
+                "epoch",
+                "overlap",
+                lambda t: t[t["batch"].isin([32, 128, 512])],
+                ("batch",),
+                str,
+                CI,
+                bands=True,
+            ),
+            Panel(
+                1,
+                "batch",
+                "overlap",
+                lambda t: t[t["epoch"].isin(when)],
+                ("epoch",),
+                lambda epoch: f"{when[epoch]} ({epoch})",
+                CI,
+                bands=True,
+            ),
+        ]
+    )
 
 
 def batches(made: Made) -> Shown:
@@ -195,38 +247,69 @@ def batches(made: Made) -> Shown:
 
 def calls_and_kappa(made: Made) -> Shown:
     order = [*made.table["detector"].unique()]
-    forest = made.table.assign(place=made.table["detector"].map(order.index)).dropna(
-        subset="kappa")  # fmt: skip
-    share = made.table.dropna(subset="called").pivot(
-        index="detector", columns="epoch", values="called").loc[order]  # fmt: skip
+    forest = made.table.assign(place=made.table["detector"].map(order.index)).dropna(subset="kappa")
+    share = (
+        made.table.dropna(subset="called")
+        .pivot(index="detector", columns="epoch", values="called")
+        .loc[order]
+    )
     share.columns = share.columns.astype(int)
-    return made.shown([
-        Image(0, lambda _: share.reindex(columns=range(int(share.columns.max()) + 1)),
-              lambda name: name.replace(" ", "\n", 1)),
-        Panel(1, "kappa", "place", lambda _: forest, ("detector",), None,
-              xends=("kappa_low", "kappa_high")),
-    ])  # fmt: skip
+    return made.shown(
+        [
+            Image(
+                0,
+                lambda _: share.reindex(columns=range(int(share.columns.max()) + 1)),
+                lambda name: name.replace(" ", "\n", 1),
+            ),
+            Panel(
+                1,
+                "kappa",
+                "place",
+                lambda _: forest,
+                ("detector",),
+                None,
+                xends=("kappa_low", "kappa_high"),
+            ),
+        ]
+    )
 
 
 def yoked(made: Made) -> Shown:
     metric, name = str(made.table.columns[1]), controls.LABELS.__getitem__
-    others = made.table[made.table["schedule"] != "accordion"].iloc[::-1].assign(
-        place=lambda t: range(len(t)))  # fmt: skip
+    others = (
+        made.table[made.table["schedule"] != "accordion"]
+        .iloc[::-1]
+        .assign(place=lambda t: range(len(t)))
+    )
     bar = (f"{metric}_low", f"{metric}_high")
-    return made.shown([
-        Panel(0, "traffic_ratio", metric, where(schedule="accordion"), ("schedule",), None, bar),
-        Panel(0, "traffic_ratio", metric, lambda _: others, ("schedule",), name, bar),
-        Panel(1, "difference", "place", lambda _: others, ("schedule",), name, xends=CI,
-              ticks=lambda row: name(row["schedule"])),
-    ])  # fmt: skip
+    return made.shown(
+        [
+            Panel(
+                0, "traffic_ratio", metric, where(schedule="accordion"), ("schedule",), None, bar
+            ),
+            Panel(0, "traffic_ratio", metric, lambda _: others, ("schedule",), name, bar),
+            Panel(
+                1,
+                "difference",
+                "place",
+                lambda _: others,
+                ("schedule",),
+                name,
+                xends=CI,
+                ticks=lambda row: name(row["schedule"]),
+            ),
+        ]
+    )
 
 
 def speed_up(made: Made) -> Shown:
-    return made.shown([
-        Panel(0, "x", "speed_up", where(panel="bandwidth"), ("case",), ends=CI, bands=True),
-        Panel(0, "x", "speed_up", where(panel="break-even"), ("case",), thin=True),
-        Panel(1, "x", "seconds", where(panel="workers"), ("case",)),
-    ])  # fmt: skip
+    return made.shown(
+        [
+            Panel(0, "x", "speed_up", where(panel="bandwidth"), ("case",), ends=CI, bands=True),
+            Panel(0, "x", "speed_up", where(panel="break-even"), ("case",), thin=True),
+            Panel(1, "x", "seconds", where(panel="workers"), ("case",)),
+        ]
+    )
 
 
 def deficits(made: Made) -> Shown:
@@ -235,23 +318,43 @@ def deficits(made: Made) -> Shown:
     names = [*made.table.columns[made.table.columns.get_loc("unit") + 1 :]]
     called = made.table.dropna(subset="unit").melt("unit", names, "detector", "share")
     unit = made.one.config["unit_steps"]
-    return made.shown([
-        Panel(0, "stop", "harm", lambda _: harm[harm["first"] == 0], ends=CI),
-        Panel(1, "first", "harm", lambda _: several, ("length",), lambda n: f"{n:,.0f} steps", CI),
-        Panel(2, "step", "share", lambda _: called.assign(step=unit * called["unit"]),
-              ("detector",), str, steps="post"),
-    ])  # fmt: skip
+    return made.shown(
+        [
+            Panel(0, "stop", "harm", lambda _: harm[harm["first"] == 0], ends=CI),
+            Panel(
+                1, "first", "harm", lambda _: several, ("length",), lambda n: f"{n:,.0f} steps", CI
+            ),
+            Panel(
+                2,
+                "step",
+                "share",
+                lambda _: called.assign(step=unit * called["unit"]),
+                ("detector",),
+                str,
+                steps="post",
+            ),
+        ]
+    )
 
 
 def detector_bands(made: Made, **more: Any) -> Shown:
     schedules = [*dict.fromkeys(made.table["schedule"])]
     order = [*dict.fromkeys(made.table["detector"])]
-    return made.shown([
-        Image(at, lambda t, name=name: t[t["schedule"] == name].pivot(
-            index="detector", columns="epoch", values="critical").loc[order],
-            lambda name: name.replace(" ", "\n", 1))
-        for at, name in enumerate(schedules)
-    ], **more)  # fmt: skip
+    return made.shown(
+        [
+            Image(
+                at,
+                lambda t, name=name: (
+                    t[t["schedule"] == name]
+                    .pivot(index="detector", columns="epoch", values="critical")
+                    .loc[order]
+                ),
+                lambda name: name.replace(" ", "\n", 1),
+            )
+            for at, name in enumerate(schedules)
+        ],
+        **more,
+    )
 
 
 def products(made: Made) -> Shown:
@@ -300,49 +403,90 @@ def usable(made: Made) -> Shown:
     first = first.assign(place=range(len(first)))
     wide = first.melt(["arm", "place"], ["smallest", "best", "largest"], value_name="rate")
     metric, loss = dict.fromkeys(made.table["panel"])
-    return made.shown([
-        Panel(0, "rate", "mean", where(panel=metric), ("arm",), name, CI),
-        Panel(1, "rate", "mean", where(panel=loss), ("arm",), name, CI),
-        Panel(2, "rate", "place", lambda _: wide, ("arm",), name,
-              ticks=lambda row: name(row["arm"])),
-        *(Panel(2, side, "place", lambda _: first, ("arm",), None,
-                xends=(f"{side}_low", f"{side}_high")) for side in ("smallest", "largest")),
-    ])  # fmt: skip
+    return made.shown(
+        [
+            Panel(0, "rate", "mean", where(panel=metric), ("arm",), name, CI),
+            Panel(1, "rate", "mean", where(panel=loss), ("arm",), name, CI),
+            Panel(
+                2,
+                "rate",
+                "place",
+                lambda _: wide,
+                ("arm",),
+                name,
+                ticks=lambda row: name(row["arm"]),
+            ),
+            *(
+                Panel(
+                    2,
+                    side,
+                    "place",
+                    lambda _: first,
+                    ("arm",),
+                    None,
+                    xends=(f"{side}_low", f"{side}_high"),
+                )
+                for side in ("smallest", "largest")
+            ),
+        ]
+    )
 
 
 def by_window(made: Made) -> Shown:
     places = dict.fromkeys(made.table["window"])
-    return made.shown([Panel(at, "rate", "mean", where(window=name), ("run",), ends=CI)
-                       for at, name in enumerate(places)])  # fmt: skip
+    return made.shown(
+        [
+            Panel(at, "rate", "mean", where(window=name), ("run",), ends=CI)
+            for at, name in enumerate(places)
+        ]
+    )
 
 
 def stable(made: Made) -> Shown:
     simulated = (quadratic.WITH, quadratic.WITHOUT)
     name = lambda how: f"{how}, {'simulated' if how in simulated else 'computed'}"  # noqa: E731
     momenta = dict.fromkeys(made.table["momentum"])
-    return made.shown([Panel(at, "share", "of_dense", where(momentum=m), ("how",), name)
-                       for at, m in enumerate(momenta)], says=["one worker"])  # fmt: skip
+    return made.shown(
+        [
+            Panel(at, "share", "of_dense", where(momentum=m), ("how",), name)
+            for at, m in enumerate(momenta)
+        ],
+        says=["one worker"],
+    )
 
 
 def logs(made: Made) -> Shown:
     keys = ["data", "model", "compressor"]
-    table = made.table.assign(shown=made.table["value"] * np.where(
-        made.table["metric"] == "accuracy", 100.0, 1.0))  # fmt: skip
+    table = made.table.assign(
+        shown=made.table["value"] * np.where(made.table["metric"] == "accuracy", 100.0, 1.0)
+    )
     logs = [rows for _, rows in table.groupby(keys)]
     name = lambda level: "ACCORDION" if level == "accordion" else level  # noqa: E731
-    return made.shown([
-        Panel(at, "epoch", "shown", lambda _, rows=rows: rows, ("level",), name, own=True)
-        for at, rows in enumerate(logs)
-    ], says=["57 published logs", "n = 1"], cut=range(len(logs)))  # fmt: skip
+    return made.shown(
+        [
+            Panel(at, "epoch", "shown", lambda _, rows=rows: rows, ("level",), name, own=True)
+            for at, rows in enumerate(logs)
+        ],
+        says=["57 published logs", "n = 1"],
+        cut=range(len(logs)),
+    )
 
 
 def errors(made: Made) -> Shown:
     places = itertools.product(rivals.ERRORS, rivals.COSTS)
-    return made.shown([
-        Panel(at, cost, error, by=("compressor",), label=str,
-              ends=(f"{error}_low", f"{error}_high"))
-        for at, (error, cost) in enumerate(places)
-    ])  # fmt: skip
+    return made.shown(
+        [
+            Panel(
+                at,
+                cost,
+                error,
+                by=("compressor",),
+                label=str,
+                ends=(f"{error}_low", f"{error}_high"),
+            )
+            for at, (error, cost) in enumerate(places)
+        ]
+    )
 
 
 def fronts(made: Made) -> Shown:
@@ -355,10 +499,27 @@ def fronts(made: Made) -> Shown:
         for kind in tournament_figure.kinds({*rows["arm"]}):
             ladder = rows.loc[[n for n in tournament_figure.LADDERS[kind] if n in rows.index]]
             label = tournament_figure.LINES[kind]["label"]
-            panels.append(Panel(at, "cost", metric, lambda _, r=ladder, k=label: r.assign(kind=k),
-                                ("kind",), str))  # fmt: skip
-        panels.append(Panel(at, "cost", metric, lambda _, r=rows: r[r["front"]].assign(
-            kind="Pareto front"), ("kind",), str, steps="post"))  # fmt: skip
+            panels.append(
+                Panel(
+                    at,
+                    "cost",
+                    metric,
+                    lambda _, r=ladder, k=label: r.assign(kind=k),
+                    ("kind",),
+                    str,
+                )
+            )
+        panels.append(
+            Panel(
+                at,
+                "cost",
+                metric,
+                lambda _, r=rows: r[r["front"]].assign(kind="Pareto front"),
+                ("kind",),
+                str,
+                steps="post",
+            )
+        )
     return made.shown(panels)
 
 
@@ -367,8 +528,18 @@ def forests(made: Made) -> Shown:
     for at, name in enumerate(dict.fromkeys(made.table["setting"])):
         rows = where(setting=name)(made.table).assign(place=range(len(events.PAIRS)))
         ticks = None if at else lambda row: f"{row['arm']} - {row['control']}"
-        panels.append(Panel(at, "difference", "place", lambda _, r=rows: r, ("arm", "control"),
-                            None, xends=CI, ticks=ticks))  # fmt: skip
+        panels.append(
+            Panel(
+                at,
+                "difference",
+                "place",
+                lambda _, r=rows: r,
+                ("arm", "control"),
+                None,
+                xends=CI,
+                ticks=ticks,
+            )
+        )
     return made.shown(panels)
 
 
@@ -376,9 +547,18 @@ def of_one_run(made: Made) -> Shown:
     panels = []
     titles = {t: c for t, c in signals.PANELS.items() if {*c} & {*made.table}}
     for at, columns in enumerate(titles.values()):
-        panels += [Panel(at, "epoch", column, lambda t, w=words: t.assign(words=w), ("words",),
-                         str if words in signals.WORDS else None)
-                   for column, words in columns.items() if column in made.table]  # fmt: skip
+        panels += [
+            Panel(
+                at,
+                "epoch",
+                column,
+                lambda t, w=words: t.assign(words=w),
+                ("words",),
+                str if words in signals.WORDS else None,
+            )
+            for column, words in columns.items()
+            if column in made.table
+        ]
     return made.shown(panels, says=[rf"One run \(low, seed {made.one.seed}\)"])
 
 
@@ -391,8 +571,12 @@ CASES: dict[str, Case] = {  # name of the figure: command, records, other words,
     "figure4a-dense": ("4a", "small-overlap", (), overlaps),
     "figure5": ("5", "small-batch", (), batches),
     "figure8": ("8", "small-budget", (), lambda m: of_curves(m, "epoch", "floats")),
-    "figure11": ("11", "lstm-small", (),
-                 lambda m: of_curves(m, "epoch", "floats", "seconds", cut=(0, 1, 2))),
+    "figure11": (
+        "11",
+        "lstm-small",
+        (),
+        lambda m: of_curves(m, "epoch", "floats", "seconds", cut=(0, 1, 2)),
+    ),
     "agreement": ("agreement", "detection-signals-smoke", (), calls_and_kappa),
     "controls": ("controls", "smoke-controls", (), yoked),
     "cost": ("cost", "small", (), speed_up),
@@ -409,4 +593,4 @@ CASES: dict[str, Case] = {  # name of the figure: command, records, other words,
     "tournament": ("tournament", "falling-lm", (), fronts),
     "events": ("events", "shift-smoke", (), forests),
     "signals": ("signals", "small-signals/low/seed-1000", (), of_one_run),
-}  # fmt: skip
+}

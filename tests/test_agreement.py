@@ -39,8 +39,12 @@ def test_a_score_is_the_change_since_the_epoch_before(runs: list[Record]) -> Non
     run, table = runs[0], scores(runs[0])
     top = run.epochs["eigenvalue"].to_numpy()
     weights = [i for i, layer in enumerate(run.header["layers"]) if layer["compressed"]]
-    norm = np.array([np.hypot.reduce([row["statistics"]["norm:update"][i] for i in weights])
-                     for row in run.rows])  # fmt: skip
+    norm = np.array(
+        [
+            np.hypot.reduce([row["statistics"]["norm:update"][i] for i in weights])
+            for row in run.rows
+        ]
+    )
     for name, values in (("eigenvalue", top), ("norm", norm)):
         by_hand = np.abs(np.diff(values)) / values[:-1]  # of epochs 0 and 1, 1 and 2, ...
         assert table[name].to_numpy() == pytest.approx(by_hand[table.index - 1])
@@ -122,10 +126,12 @@ def test_over_seeds_with_the_t_interval(runs: list[Record]) -> None:
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [(Change(1, False), "most since the epoch before, relatively. Right"),
-     (Change(1, True), "most since the epoch before. Right"),
-     (Change(3, False), "most since 3 epochs before, relatively. Right")],
-)  # fmt: skip
+    [
+        (Change(1, False), "most since the epoch before, relatively. Right"),
+        (Change(1, True), "most since the epoch before. Right"),
+        (Change(3, False), "most since 3 epochs before, relatively. Right"),
+    ],
+)
 def test_the_caption_says_how_far_a_score_looks_back(
     runs: list[Record], change: Change, words: str
 ) -> None:
@@ -136,9 +142,12 @@ def test_the_caption_says_how_far_a_score_looks_back(
 def test_the_command_draws_and_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = agreement.main(REFERENCE / "small-signals.tar.xz", "low", out=tmp_path)
     assert {path.name for path in paths} == {
-        "agreement.png", "agreement.svg", "agreement.csv", "agreement-pairs.csv",
+        "agreement.png",
+        "agreement.svg",
+        "agreement.csv",
+        "agreement-pairs.csv",
         "agreement-detectors.csv",
-    }  # fmt: skip
+    }
     printed = capsys.readouterr().out
     assert "with eigenvalue; other runs are of other seeds" in printed
     assert "first epochs" in printed

@@ -89,9 +89,11 @@ def test_it_gives_to_the_layer_where_a_float_buys_more() -> None:
     # r2 and r1 would lose 0.5 + 0.4 = 0.9 > 0.8
     assert [d.level for d in decisions] == ["r4", "r1"]
     assert decisions[0].why == {
-        "rule": "allocation", "base": "r2",
-        "new": pytest.approx(0.5), "threshold": pytest.approx(0.8),
-    }  # fmt: skip
+        "rule": "allocation",
+        "base": "r2",
+        "new": pytest.approx(0.5),
+        "threshold": pytest.approx(0.8),
+    }
 
 
 def test_the_norms_weigh_the_errors() -> None:
@@ -152,8 +154,10 @@ def test_bad_input_is_one_sentence(changes: dict[str, object], sentence: str) ->
 
 
 def trace(rule: GraVAC, errors: list[dict[str, float]]) -> list[str]:
-    costs = {name: LevelCost([1.0], bytes_) for name, bytes_ in
-             (("r1", 100.0), ("r2", 200.0), ("r4", 400.0))}  # fmt: skip
+    costs = {
+        name: LevelCost([1.0], bytes_)
+        for name, bytes_ in (("r1", 100.0), ("r2", 200.0), ("r4", 400.0))
+    }
     past: list[PastEpoch] = []
     levels = []
     for found in errors:
@@ -191,8 +195,15 @@ def test_gravac_stops_by_our_rule_or_its_authors(second: float, ours: str, their
     """The products of r4 and r2 are 1 and ``second``, that of r1 is 2."""
     errors = {"r4": 0.0, "r2": 1 - (second / 2) ** 2, "r1": 1 - 0.5**2}
     for stopping, expected in (("best", ours), ("authors", theirs)):
-        rule = policy({"name": "gravac", "levels": [*LEVELS], "smoothing": 1.0, "gain": 0.1,
-                       "stopping": stopping})  # fmt: skip
+        rule = policy(
+            {
+                "name": "gravac",
+                "levels": [*LEVELS],
+                "smoothing": 1.0,
+                "gain": 0.1,
+                "stopping": stopping,
+            }
+        )
         assert trace(rule, [errors] * 6)[3:] == [expected] * 3
 
 

@@ -24,7 +24,7 @@ from regimes.policies import (
     PastEpoch,
     RateLadder,
     Smith,
-)  # fmt: skip
+)
 from regimes.records import read_lines
 from regimes.replay.replay import replay_batch
 from regimes.training import build, checkpoint, gradients
@@ -37,8 +37,14 @@ SIZES = "batch_levels={low=8, high=24}"
 
 def config(*settings: str) -> RunConfig:
     """The smoke preset, cut short, in float64."""
-    short = ["epochs=3", "dtype=float64", "data.train_size=200", "data.test_size=100",
-             "policy=static", "optimizer.decay_epochs=[]"]  # fmt: skip
+    short = [
+        "epochs=3",
+        "dtype=float64",
+        "data.train_size=200",
+        "data.test_size=100",
+        "policy=static",
+        "optimizer.decay_epochs=[]",
+    ]
     return override(regimes.get_preset("smoke"), [*short, *settings])
 
 
@@ -108,8 +114,11 @@ def test_rounds_traffic_and_rate_follow_the_batch(tmp_path: Path) -> None:
     assert small["floats"] == 3 * large["floats"]
     plain = regimes.run(config(), tmp_path / "plain").epochs
     assert large["lr"] == pytest.approx(3 * plain["lr"][2])
-    assert record.rows[2]["batch"] == {"level": "high", "why": {"rule": "outside windows"},
-                                       "multiple": 3}  # fmt: skip
+    assert record.rows[2]["batch"] == {
+        "level": "high",
+        "why": {"rule": "outside windows"},
+        "multiple": 3,
+    }
 
 
 def test_one_level_is_the_run_without_levels(tmp_path: Path) -> None:
@@ -155,8 +164,11 @@ def test_resumed_across_the_change(tmp_path: Path) -> None:
 
 def test_smith_keeps_the_rate_until_the_last_level(tmp_path: Path) -> None:
     """lr / 3 at epochs 1 and 2, and the batch times 3 at the first: the rate falls once."""
-    c = config("batch_levels={x1=8, x3=24}", "batch_policy={name='smith', levels=['x1', 'x3']}",
-               "optimizer={lr=0.2, decay_epochs=[1, 2], decay_factor=3}")  # fmt: skip
+    c = config(
+        "batch_levels={x1=8, x3=24}",
+        "batch_policy={name='smith', levels=['x1', 'x3']}",
+        "optimizer={lr=0.2, decay_epochs=[1, 2], decay_factor=3}",
+    )
     epochs = regimes.run(c, tmp_path / "run").epochs
     assert epochs["batch_size"].tolist() == [8, 24, 24]
     assert epochs["lr"].tolist() == pytest.approx([0.2, 0.2, 0.2 / 3])
@@ -165,8 +177,13 @@ def test_smith_keeps_the_rate_until_the_last_level(tmp_path: Path) -> None:
 # -- policies in closed form -----------------------------------------------------------------
 
 
-def past(values: list[float], levels: list[str], name: str = "norm", lr: float = 0.1,
-         next_lr: float | None = None) -> PastEpoch:  # fmt: skip
+def past(
+    values: list[float],
+    levels: list[str],
+    name: str = "norm",
+    lr: float = 0.1,
+    next_lr: float | None = None,
+) -> PastEpoch:
     return PastEpoch(lr, lr if next_lr is None else next_lr, {name: list(values)}, levels)
 
 
@@ -281,10 +298,14 @@ def test_shares_that_do_not_fit_are_refused(shares: tuple[float, ...]) -> None:
 
 def test_joint_mode_decides_both_and_says_why(tmp_path: Path) -> None:
     record = regimes.run(
-        config("epochs=5", SIZES, "policy={name='accordion', interval=1}",
-               "batch_policy={name='accordion-batch', interval=2, eta=3}"),
+        config(
+            "epochs=5",
+            SIZES,
+            "policy={name='accordion', interval=1}",
+            "batch_policy={name='accordion-batch', interval=2, eta=3}",
+        ),
         tmp_path / "run",
-    )  # fmt: skip
+    )
     last = record.rows[-1]
     assert last["batch"]["level"] == "high"
     rule = BatchAccordion(interval=2, eta=3)
@@ -303,8 +324,9 @@ def test_joint_mode_decides_both_and_says_why(tmp_path: Path) -> None:
 
 def test_a_budget_ends_the_run_when_it_is_spent(tmp_path: Path) -> None:
     """Rank 1 until it has sent what two epochs of rank 4 send: the first multiple beyond."""
-    c = config("epochs=50", "policy={name='static', level='high'}",
-               "budget={level='low', epochs=2}")  # fmt: skip
+    c = config(
+        "epochs=50", "policy={name='static', level='high'}", "budget={level='low', epochs=2}"
+    )
     record = regimes.run(c, tmp_path / "run")
     steps = record.header["per_step"]
     ratio = steps["low"]["floats"] / steps["high"]["floats"]
@@ -333,10 +355,12 @@ def test_the_error_instrument_leaves_no_trace(tmp_path: Path) -> None:
 
 def test_an_error_ladder_has_what_it_reads_measured(tmp_path: Path) -> None:
     record = regimes.run(
-        config("levels={r1=1, r2=2, r4=4}",
-               "policy={name='error-ladder', levels=['r1', 'r2', 'r4'], error=0.5}"),
+        config(
+            "levels={r1=1, r2=2, r4=4}",
+            "policy={name='error-ladder', levels=['r1', 'r2', 'r4'], error=0.5}",
+        ),
         tmp_path / "run",
-    )  # fmt: skip
+    )
     used = set(record.layers["level"])
     assert used <= {"r1", "r2", "r4", "dense"}
     assert len(used) > 2
@@ -364,7 +388,7 @@ def test_an_error_ladder_has_what_it_reads_measured(tmp_path: Path) -> None:
         (["optimizer.clip=-1.0"], "optimizer.clip = -1.0: expected a positive number"),
         (["instruments={error={levels=['lwo']}}"], "levels = ('lwo',): expected some of"),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_one_sentence(settings: list[str], sentence: str, tmp_path: Path) -> None:
     with pytest.raises((ConfigError, DataError)) as error:
         regimes.run(config(*settings), tmp_path / "run")

@@ -26,11 +26,15 @@ from regimes.training.termination import GracefulShutdown
 
 @pytest.mark.parametrize(
     ("settings", "saved"),
-    [([], [1, 2, 3, 4, 5, 6, 7]), (["checkpoint_seconds=20"], [2, 4, 6, 7]),
-     (["checkpoint_seconds=25"], [3, 6, 7]), (["checkpoint_seconds=1e9"], [7]),
-     (["checkpoint_every=2", "checkpoint_seconds=25"], [4, 7]),
-     (["checkpoint_every=3", "checkpoint_seconds=0"], [3, 6, 7])],
-)  # fmt: skip
+    [
+        ([], [1, 2, 3, 4, 5, 6, 7]),
+        (["checkpoint_seconds=20"], [2, 4, 6, 7]),
+        (["checkpoint_seconds=25"], [3, 6, 7]),
+        (["checkpoint_seconds=1e9"], [7]),
+        (["checkpoint_every=2", "checkpoint_seconds=25"], [4, 7]),
+        (["checkpoint_every=3", "checkpoint_seconds=0"], [3, 6, 7]),
+    ],
+)
 def test_checkpoints_by_units_and_by_time(
     settings: list[str], saved: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,8 +120,10 @@ def test_five_seeds_cannot_reach_a_level_by_signs_and_ranks() -> None:
     """Of values of one sign, by counting all 2^n signs: the least that there is."""
     for n in range(2, 9):
         values = [*range(1, n + 1)]
-        sums = [sum(s * v for s, v in zip(signs, values, strict=True))
-                for signs in itertools.product((-1, 1), repeat=n)]  # fmt: skip
+        sums = [
+            sum(s * v for s, v in zip(signs, values, strict=True))
+            for signs in itertools.product((-1, 1), repeat=n)
+        ]
         extreme = sum(abs(s) >= sum(values) for s in sums) / len(sums)
         assert verdicts.least_p(n) == extreme == pytest.approx(verdicts.p_ranks(values))
     assert verdicts.least_p(5) > 0.05 > verdicts.least_p(6)
@@ -136,8 +138,9 @@ def test_ranks_with_ties_and_rounding_by_counting_all_signs(n: int) -> None:
     kept = steps[steps != 0]
     ranks = stats.rankdata(np.abs(kept))
     seen = abs(float((np.sign(kept) * ranks).sum()))
-    sums = [abs(float(np.dot(signs, ranks)))
-            for signs in itertools.product((-1, 1), repeat=len(kept))]  # fmt: skip
+    sums = [
+        abs(float(np.dot(signs, ranks))) for signs in itertools.product((-1, 1), repeat=len(kept))
+    ]
     expected = sum(s >= seen - 1e-9 for s in sums) / len(sums)
     assert verdicts.p_ranks(values) == pytest.approx(expected)
     assert verdicts.p_ranks([v + 1 for v in values], 1) == pytest.approx(expected)
@@ -186,8 +189,16 @@ def test_a_row_by_hand() -> None:
     assert row["p_holm"] == pytest.approx(3 * row["p"])
     assert rows["p_holm"].to_list() == verdicts.holm(rows["p"].to_list())
     first, second, _ = claims.as_text(rows).rows
-    assert first[3:-1] == ["5", "+2.91 [+1.99, +3.84]", "1", "< 0.001", "≥ 0.0625",
-                                           "0.0028", "better", "supported"]  # fmt: skip
+    assert first[3:-1] == [
+        "5",
+        "+2.91 [+1.99, +3.84]",
+        "1",
+        "< 0.001",
+        "≥ 0.0625",
+        "0.0028",
+        "better",
+        "supported",
+    ]
     assert second[0] == ""
 
 

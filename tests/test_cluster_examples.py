@@ -28,23 +28,37 @@ SHELL = {path.name: path.read_text() for path in sorted(CLUSTER.glob("*.sh"))}
 SKY = yaml.safe_load((CLUSTER / "sky.yaml").read_text())
 SCRIPTS = {**SHELL, "sky setup": SKY["setup"], "sky run": SKY["run"]}
 SBATCH = {  # options of sbatch that these files use, and what their values are
-    "job-name": r"[\w-]+", "nodes": r"\d+", "ntasks-per-node": r"\d+", "gpus-per-task": r"\d+",
-    "gpus-per-node": r"\d+", "cpus-per-task": r"\d+", "time": r"\d\d:\d\d:\d\d", "requeue": "",
-    "open-mode": "append|truncate", "output": r"[\w%-]+\.out",
-}  # fmt: skip
+    "job-name": r"[\w-]+",
+    "nodes": r"\d+",
+    "ntasks-per-node": r"\d+",
+    "gpus-per-task": r"\d+",
+    "gpus-per-node": r"\d+",
+    "cpus-per-task": r"\d+",
+    "time": r"\d\d:\d\d:\d\d",
+    "requeue": "",
+    "open-mode": "append|truncate",
+    "output": r"[\w%-]+\.out",
+}
 SKY_KEYS = {"name", "workdir", "num_nodes", "resources", "file_mounts", "envs", "setup", "run"}
 VARIABLES = {  # what a launcher, or the file itself, sets
-    "SLURM_CPUS_PER_TASK": "8", "SLURM_RESTART_COUNT": "1", "SLURM_JOB_ID": "7",
-    "SLURM_JOB_NODELIST": "a[1-2]", "SLURM_JOB_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "1.2.3.4",
-    "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_GPUS_PER_NODE": "4",
+    "SLURM_CPUS_PER_TASK": "8",
+    "SLURM_RESTART_COUNT": "1",
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NODELIST": "a[1-2]",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SKYPILOT_NODE_IPS": "1.2.3.4",
+    "SKYPILOT_NUM_NODES": "2",
+    "SKYPILOT_NODE_RANK": "0",
+    "SKYPILOT_NUM_GPUS_PER_NODE": "4",
     **SKY["envs"],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_bash_parses_them(name: str) -> None:
-    done = subprocess.run(["bash", "-n"], input=SCRIPTS[name], capture_output=True, text=True,
-                          check=False)  # fmt: skip
+    done = subprocess.run(
+        ["bash", "-n"], input=SCRIPTS[name], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -71,8 +85,14 @@ def started(script: str, tmp_path: Path) -> list[list[str]]:
     (tmp_path / ".venv/bin").mkdir(parents=True)
     (tmp_path / ".venv/bin/activate").write_text("")
     env = {**VARIABLES, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
-    done = subprocess.run(["bash", "-eu", "-c", script], cwd=tmp_path, env=env, text=True,
-                          capture_output=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        ["bash", "-eu", "-c", script],
+        cwd=tmp_path,
+        env=env,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return [shlex.split(line) for line in (tmp_path / "said").read_text().splitlines()]
 
@@ -85,8 +105,12 @@ def test_what_they_start_is_a_command(name: str, tmp_path: Path) -> None:
     if words[0] == "torchrun":
         parsed = get_args_parser().parse_args(words[1:])
         assert parsed.nnodes == "2"
-        words = ["python", *(["-m"] if parsed.module else []), parsed.training_script,
-                 *parsed.training_script_args]  # fmt: skip
+        words = [
+            "python",
+            *(["-m"] if parsed.module else []),
+            parsed.training_script,
+            *parsed.training_script_args,
+        ]
     if words[:3] != ["python", "-m", "regimes"]:
         assert (ROOT / words[1]).is_file(), words
         return

@@ -18,10 +18,13 @@ REFERENCE = Path(__file__).parents[1] / "data" / "reference"
 
 def each(**schedules: list[float]) -> pd.DataFrame:
     """Accuracies by seed; below 50 is collapsed."""
-    return pd.DataFrame([
-        {"name": name, "seed": seed, "accuracy": value, "collapsed": not value >= 50}
-        for name, values in schedules.items() for seed, value in enumerate(values)
-    ])  # fmt: skip
+    return pd.DataFrame(
+        [
+            {"name": name, "seed": seed, "accuracy": value, "collapsed": not value >= 50}
+            for name, values in schedules.items()
+            for seed, value in enumerate(values)
+        ]
+    )
 
 
 def test_shares_have_their_exact_interval() -> None:
@@ -71,7 +74,10 @@ def test_as_near_to_guessing_as_to_the_best_is_not_collapsed() -> None:
         ]
     )
     assert dict(zip(found["accuracy"], found["collapsed"], strict=True)) == {
-        90.0: False, 50.0: False, 43.75: True}  # fmt: skip
+        90.0: False,
+        50.0: False,
+        43.75: True,
+    }
 
 
 def test_other_metrics_are_refused() -> None:

@@ -40,8 +40,9 @@ def test_a_compiled_run_is_the_run(passes: str, tmp_path: Path) -> None:
 
 def test_what_cannot_be_compiled_is_said_before_any_record(tmp_path: Path) -> None:
     cache = str(tmp_path / "cache")
-    done = run(tmp_path / "run", "compile=true", CXX="/no-such-compiler",
-               TORCHINDUCTOR_CACHE_DIR=cache)  # fmt: skip
+    done = run(
+        tmp_path / "run", "compile=true", CXX="/no-such-compiler", TORCHINDUCTOR_CACHE_DIR=cache
+    )
     assert done.returncode == 2, done.stderr
     (said,) = done.stderr.strip().splitlines()
     assert "compile = True: expected a model that torch can compile" in said

@@ -145,8 +145,14 @@ def test_gradients_are_left_as_they_are(chosen: Compressor, low: object, high: o
 
 # -- reductions to the dense mean ------------------------------------------------------------
 
-FULL = [(PowerSGD(), 100), (TopK(), 100), (RandomK(), 100), (TopK(error_feedback=False), 100),
-        (ACPSGD(iterations=2), 100), (DCTTopK(), 100)]  # fmt: skip
+FULL = [
+    (PowerSGD(), 100),
+    (TopK(), 100),
+    (RandomK(), 100),
+    (TopK(error_feedback=False), 100),
+    (ACPSGD(iterations=2), 100),
+    (DCTTopK(), 100),
+]
 
 
 @pytest.mark.parametrize(("chosen", "level"), FULL)
@@ -222,9 +228,20 @@ def test_orthonormal_spans_the_rows(rank: int, n: int, seed: int) -> None:
     torch.testing.assert_close(rows @ basis.mT @ basis, rows)
 
 
-@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 12), st.sampled_from(
-    ["normal", "zero", "equal rows", "tiny", "huge", "units", "nearly dependent"])),
-    min_size=1, max_size=5), st.integers(0, 10**6))  # fmt: skip
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 5),
+            st.integers(1, 12),
+            st.sampled_from(
+                ["normal", "zero", "equal rows", "tiny", "huge", "units", "nearly dependent"]
+            ),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    st.integers(0, 10**6),
+)
 @settings(max_examples=150)
 def test_orthonormal_in_one_batch(cases: list[tuple[int, int, str]], seed: int) -> None:
     """What a GPU does, here on a CPU."""
@@ -278,16 +295,18 @@ def test_layers_abreast_are_layers_one_by_one(
     for gpu in (False, True):
         for module in ("alternating", "batched", "orthonormal", "powersgd", "reducer"):
             monkeypatch.setattr(f"regimes.compression.{module}.launches", lambda _, x=gpu: x)
-        reducer = Reducer(chosen, [Layer(str(i), s) for i, s in enumerate(shapes)],
-                          world(workers), seed=1)  # fmt: skip
+        reducer = Reducer(
+            chosen, [Layer(str(i), s) for i, s in enumerate(shapes)], world(workers), seed=1
+        )
         updates = []
         for t, level in enumerate([low, high, low, DENSE, high, low]):
             generator = torch.Generator().manual_seed(t)
             grads = [torch.randn(workers, *s, generator=generator, dtype=F64) for s in shapes]
             updates += [update.clone() for update in step(reducer, grads, level)]
             reducer.load_state_dict(*copy.deepcopy(reducer.state_dict()))
-        found.append((updates, [r for r in reducer.residuals() if r is not None],
-                      reducer.world.meter.take()))  # fmt: skip
+        found.append(
+            (updates, [r for r in reducer.residuals() if r is not None], reducer.world.meter.take())
+        )
     torch.testing.assert_close(found[0][:2], found[1][:2], rtol=1e-7, atol=1e-7)
     assert found[0][2] == found[1][2]  # the same traffic
 
@@ -511,8 +530,9 @@ def test_updates_live_until_the_next_step(chosen: Compressor, low: object, high:
         for state in fresh.states:
             if hasattr(state, "_update"):
                 del state._update
-        for a, b in zip(step(fresh, gradients(2, t), level),
-                        step(used, gradients(2, t), level), strict=True):  # fmt: skip
+        for a, b in zip(
+            step(fresh, gradients(2, t), level), step(used, gradients(2, t), level), strict=True
+        ):
             assert torch.equal(a, b)
 
 
@@ -573,8 +593,10 @@ def test_each_compressor_is_the_same_between_processes(count: int) -> None:
 def test_levels_may_differ_between_layers() -> None:
     two = [Layer("a", (6, 10)), Layer("b", (6, 10))]
     g = gradients(2, 0)[0]
-    apart = [step(Reducer(PowerSGD(), [x], world(2), seed=0), [g], r)[0]
-             for x, r in zip(two, (1, 3), strict=True)]  # fmt: skip
+    apart = [
+        step(Reducer(PowerSGD(), [x], world(2), seed=0), [g], r)[0]
+        for x, r in zip(two, (1, 3), strict=True)
+    ]
     reducer = Reducer(PowerSGD(), two, world(2), seed=0)
     stack = torch.cat([g.flatten(1)] * 2, dim=1)
     together, _ = reducer.step([g, g], [1, 3], torch.zeros(2, dtype=F64), stack)
@@ -595,8 +617,12 @@ def test_the_loss_tells_of_a_gradient_that_is_not_finite() -> None:
 
 @pytest.mark.parametrize(("chosen", "low", "high"), [*EVERY, FADING])
 @settings(max_examples=20)
-@given(st.sampled_from([math.nan, math.inf, -math.inf]), st.integers(0, 10**6), st.integers(0, 2),
-       st.integers(0, 2))  # fmt: skip
+@given(
+    st.sampled_from([math.nan, math.inf, -math.inf]),
+    st.integers(0, 10**6),
+    st.integers(0, 2),
+    st.integers(0, 2),
+)
 def test_one_number_that_is_not_finite_is_told_at_every_level(
     chosen: Compressor, low: object, high: object, bad: float, place: int, worker: int, at: int
 ) -> None:
@@ -635,9 +661,13 @@ def test_updates_tell_so_that_gradients_are_not_read_again(chosen: Compressor) -
 # -- the simulated short cut -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("chosen", "low", "high"), [
-    *(c for c in EVERY if c.values[0].linear), FADING  # type: ignore[attr-defined]
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("chosen", "low", "high"),
+    [
+        *(c for c in EVERY if c.values[0].linear),
+        FADING,  # type: ignore[attr-defined]
+    ],
+)
 def test_linear_compressors_need_only_the_mean(
     chosen: Compressor, low: object, high: object
 ) -> None:

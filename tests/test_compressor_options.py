@@ -180,8 +180,9 @@ def tour(world: World) -> list[torch.Tensor]:
     for table in TABLES:
         to, parts = reducer(table, world), []
         for t, level in enumerate(levels(table)[:5]):
-            parts += [update.flatten() for update in step(to, [g[hosted] for g in gradients(t)],
-                                                          level)]  # fmt: skip
+            parts += [
+                update.flatten() for update in step(to, [g[hosted] for g in gradients(t)], level)
+            ]
             to.load_state_dict(*copy.deepcopy(to.state_dict()))
         rows = [x.flatten(1) for x in to.residuals() if x is not None]
         found.append(torch.cat(parts))

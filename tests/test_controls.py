@@ -42,8 +42,9 @@ def low_epochs(config: RunConfig, epochs: int) -> dict[str, list[int]]:
     names = list(config.policy["layers"])
     past = PastEpoch(0.1, 0.1, {}, ["none"] * len(names))
     levels = [rule.decide([past] * epoch, names) for epoch in range(epochs)]
-    return {n: [e for e in range(epochs) if levels[e][i].level == "low"]
-            for i, n in enumerate(names)}  # fmt: skip
+    return {
+        n: [e for e in range(epochs) if levels[e][i].level == "low"] for i, n in enumerate(names)
+    }
 
 
 # -- controls --------------------------------------------------------------------------------
@@ -54,8 +55,11 @@ def test_a_control_sends_as_much_in_every_layer(accordion: Record, order: str) -
     config = controls.yoked(accordion, order)
     moved = low_epochs(config, len(accordion.rows))
     layers, rows = accordion.header["layers"], accordion.rows
-    sent = {layer["name"]: [e for e, row in enumerate(rows) if row["layers"]["level"][i] == "low"]
-            for i, layer in enumerate(layers) if layer["compressed"]}  # fmt: skip
+    sent = {
+        layer["name"]: [e for e, row in enumerate(rows) if row["layers"]["level"][i] == "low"]
+        for i, layer in enumerate(layers)
+        if layer["compressed"]
+    }
     assert {n: len(e) for n, e in moved.items()} == {n: len(e) for n, e in sent.items()}
     assert moved != sent
     for epochs in moved.values():
@@ -134,10 +138,13 @@ def test_windows_of_single_layers() -> None:
         Windows(layers={"b": ((2, 2),)})
 
 
-@pytest.mark.parametrize(("unit", "message"), [
-    ((), "a window starts in epoch 99, but the run ends after 2 epochs"),
-    (("unit_steps=2",), r"= 99: expected a window that starts within the run's 12 units"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("unit", "message"),
+    [
+        ((), "a window starts in epoch 99, but the run ends after 2 epochs"),
+        (("unit_steps=2",), r"= 99: expected a window that starts within the run's 12 units"),
+    ],
+)
 def test_a_layers_window_beyond_the_run_is_refused(
     unit: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:

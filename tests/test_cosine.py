@@ -17,9 +17,12 @@ F64 = torch.float64
 CPU = torch.device("cpu")
 WORKERS, STEPS = 3, 4
 CASES = [  # shape, chunk, rows and columns of a block, by hand
-    ((12, 20), 8, 6, 5), ((12, 20), 64, 12, 20), ((7, 22), 6, 1, 2), ((8, 4, 3, 3), 9, 8, 9),
+    ((12, 20), 8, 6, 5),
+    ((12, 20), 64, 12, 20),
+    ((7, 22), 6, 1, 2),
+    ((8, 4, 3, 3), 9, 8, 9),
     ((5, 1), 4, 1, 1),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 64])

@@ -17,8 +17,20 @@ from regimes.records import read_header
 ROOT = Path(__file__).parents[1]
 ARCHIVE = ROOT / "data/reference/smoke-overlap.tar.xz"
 # what a command imports; what Python has before; what others try to import and do without
-TRAPS = ("rich", "jinja2", "json", "pandas", "tyro", "typing", "__future__", "dataclasses",
-         "tomllib", "numexpr", "bottleneck", "IPython")  # fmt: skip
+TRAPS = (
+    "rich",
+    "jinja2",
+    "json",
+    "pandas",
+    "tyro",
+    "typing",
+    "__future__",
+    "dataclasses",
+    "tomllib",
+    "numexpr",
+    "bottleneck",
+    "IPython",
+)
 SCRIPT = shutil.which("regimes", path=str(Path(sys.executable).parent))
 STARTS = {"module": [sys.executable, "-m", "regimes"], "script": [str(SCRIPT)]}
 SOME = ["module", pytest.param("script", marks=pytest.mark.slow)]

@@ -201,8 +201,15 @@ def batches(tmp_path: Path) -> list[Record]:
         for seed in (0, 1):
             rule = {"name": "smith" if name == "smith" else "static"}
             dense = {"name": "static", "level": "dense"}
-            folder = make(tmp_path, name, seed, batch_size=first, batch_levels={"x1": first},
-                          batch_policy=rule, policy=dense)  # fmt: skip
+            folder = make(
+                tmp_path,
+                name,
+                seed,
+                batch_size=first,
+                batch_levels={"x1": first},
+                batch_policy=rule,
+                policy=dense,
+            )
             lines = read_lines(folder / "epochs.jsonl")
             for row in lines:
                 row["batch_size"] = first * (5 if name == "smith" and row["epoch"] >= 4 else 1)
@@ -229,8 +236,11 @@ def test_batch_sizes_are_those_of_all_workers(batches: list[Record]) -> None:
 def test_the_thick_line_of_a_batch_is_the_median_of_its_seeds() -> None:
     """In the committed records all seeds decide alike."""
     sizes = {0: (8, 8, 8), 1: (8, 32, 128)}  # of an epoch, by seed
-    rows = [("smith", seed, epoch, size) for epoch, each in sizes.items()
-            for seed, size in enumerate(each)]  # fmt: skip
+    rows = [
+        ("smith", seed, epoch, size)
+        for epoch, each in sizes.items()
+        for seed, size in enumerate(each)
+    ]
     ax = style.figure(2).add_subplot()
     batch._step(ax, pd.DataFrame(rows, columns=["schedule", "seed", "epoch", "batch"]), "batch")
     *thin, thick = [list(line.get_ydata()) for line in ax.lines]
@@ -364,8 +374,10 @@ def test_the_caption_names_the_schedules_trained_at_another_rate() -> None:
 def test_decays_in_one_epoch_are_one(runs: list[Record]) -> None:
     run = copy.deepcopy(runs[0])
     optimizer = run.header["config"]["optimizer"]
-    for epochs, expected in (([12, 12, 20], [(12, 100.0), (20, 10.0)]),
-                             ([1] * 1000, [(1, math.inf)])):  # fmt: skip
+    for epochs, expected in (
+        ([12, 12, 20], [(12, 100.0), (20, 10.0)]),
+        ([1] * 1000, [(1, math.inf)]),
+    ):
         optimizer["decay_epochs"] = epochs
         assert decays(run) == expected
     optimizer["decay_factor"] = None  # as a stranger's record may have it

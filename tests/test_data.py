@@ -435,7 +435,7 @@ def diamonds(tree: Path, depth: int) -> None:
         (lambda t: (t / "train/bird").symlink_to(".."), "bird is a link to a folder that it lies"),
         (lambda t: os.truncate(t / "train/cat/1.png", 2**40), "1.png is too large for an image"),
     ],
-)  # fmt: skip
+)
 def test_odd_files_are_one_sentence_and_no_hang(tree, cache, spoil, message):
     spoil(tree)
     with pytest.raises(DataError, match=message):

@@ -54,10 +54,13 @@ CASES = {
     ),
 }
 SLOW = {  # mixtures of two that are tested alone
-    "grad inside the bucket and kept", "accumulation inside the bucket",
-    "unused at times, in the bucket", "unused, .grad kept", "unused, kept in the bucket",
+    "grad inside the bucket and kept",
+    "accumulation inside the bucket",
+    "unused at times, in the bucket",
+    "unused, .grad kept",
+    "unused, kept in the bucket",
     "static graph, never used",
-}  # fmt: skip
+}
 
 
 def close(mine: Any, theirs: Any, tolerance: float) -> None:
@@ -108,9 +111,16 @@ def test_a_bucket_is_read_in_the_parameters_own_memory_order(
 
 def smoke(*settings: str, epochs: int = 4, workers: int = 4) -> RunConfig:
     """The smoke preset, cut short, in float64."""
-    short = [f"epochs={epochs}", f"workers={workers}", "dtype=float64", "data.train_size=120",
-             "data.test_size=100", "policy.interval=1", "optimizer.decay_epochs=[3]",
-             "device=cpu"]  # fmt: skip
+    short = [
+        f"epochs={epochs}",
+        f"workers={workers}",
+        "dtype=float64",
+        "data.train_size=120",
+        "data.test_size=100",
+        "policy.interval=1",
+        "optimizer.decay_epochs=[3]",
+        "device=cpu",
+    ]
     return override(regimes.get_preset("smoke"), [*short, *settings])
 
 
@@ -171,13 +181,17 @@ def test_statistics_other_than_the_norm(policy: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("compressor", "levels", "names", "rounds"),
     [
-        ("powersgd", (("one", 1), ("four", 4), ("two", 2)), ("one", "four", "dense", "two"),
-         (2, 2, 1, 2)),
+        (
+            "powersgd",
+            (("one", 1), ("four", 4), ("two", 2)),
+            ("one", "four", "dense", "two"),
+            (2, 2, 1, 2),
+        ),
         ("topk", (("some", 10), ("most", 90)), ("some", "dense", "most"), (2, 1, 2)),
         ("sign", (("bit", 1),), ("bit", "dense"), (2, 1)),
     ],
     ids=["powersgd", "topk", "sign"],
-)  # fmt: skip
+)
 def test_bytes_at_the_collective_are_the_bytes_reported(
     compressor: str, levels: Any, names: Any, rounds: Any, find_unused: bool
 ) -> None:
@@ -198,8 +212,9 @@ def _most_calls(compressor: str, rounds: int) -> int:
     return rounds if compressor == "powersgd" or rounds == 1 else rounds + 1
 
 
-@pytest.mark.parametrize("name", ["buckets, rebuilt after the first step", "unused at times",
-                                  "TopK"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name", ["buckets, rebuilt after the first step", "unused at times", "TopK"]
+)
 def test_collectives_are_issued_in_one_order(name: str) -> None:
     orders = group.run(jobs.order, 3, CASES[name])
     assert orders[0] == orders[1] == orders[2]
@@ -216,12 +231,15 @@ def test_reduction_goes_on_during_backward() -> None:
 @pytest.mark.parametrize("poison", [math.inf, math.nan])
 @pytest.mark.parametrize(
     "case",
-    [Case(ddp={**SMALL, **VIEW}), Case(ddp=SMALL, **TOPK),
-     Case(ddp=SMALL, compressor="randomk", levels=(("low", 50), ("high", 10))),
-     Case(ddp=SMALL, compressor="acp-sgd"),  # which side is next is part of the state
-     Case(ddp=SMALL, compressor=jobs.Counting())],
+    [
+        Case(ddp={**SMALL, **VIEW}),
+        Case(ddp=SMALL, **TOPK),
+        Case(ddp=SMALL, compressor="randomk", levels=(("low", 50), ("high", 10))),
+        Case(ddp=SMALL, compressor="acp-sgd"),  # which side is next is part of the state
+        Case(ddp=SMALL, compressor=jobs.Counting()),
+    ],
     ids=["powersgd", "topk", "randomk", "acp-sgd", "a user's"],
-)  # fmt: skip
+)
 def test_a_skipped_step_leaves_no_trace(case: Case, poison: float) -> None:
     """As if the step had not been there: scales are powers of two, so bit for bit."""
     spoilt = group.run(jobs.scaled, 2, case, poison, True, True, False)

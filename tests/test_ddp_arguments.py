@@ -44,20 +44,28 @@ def wrapped(width: int = 6) -> DistributedDataParallel:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        *[({"timeout": value}, f"timeout = {value!r}: expected a positive number of seconds")
-          for value in (-1, 0, float("nan"), float("inf"), 1e300, "600", True, None)],
-        *[({"seed": value}, f"seed = {value!r}: expected a whole number of at most 63 bits")
-          for value in ("x", 0.5, True, None, 10**30)],
-        *[({"levels": value}, "levels = .*: expected a table of levels by name")
-          for value in (["low", "high"], "low", 4, {1: 2})],
+        *[
+            ({"timeout": value}, f"timeout = {value!r}: expected a positive number of seconds")
+            for value in (-1, 0, float("nan"), float("inf"), 1e300, "600", True, None)
+        ],
+        *[
+            ({"seed": value}, f"seed = {value!r}: expected a whole number of at most 63 bits")
+            for value in ("x", 0.5, True, None, 10**30)
+        ],
+        *[
+            ({"levels": value}, "levels = .*: expected a table of levels by name")
+            for value in (["low", "high"], "low", 4, {1: 2})
+        ],
         ({"levels": {"low": "4", "high": 1}}, "level of PowerSGD = '4': expected a rank"),
-        *[({"scaler": value}, "scaler = .*: expected a GradScaler of torch")
-          for value in (1.0, "dynamic", {"get_scale": 1})],
+        *[
+            ({"scaler": value}, "scaler = .*: expected a GradScaler of torch")
+            for value in (1.0, "dynamic", {"get_scale": 1})
+        ],
         ({"policy": 7}, "policy = 7: expected"),
         ({"policy": "regimes:PowerSGD"}, "is no policy: it has no"),
         ({"compressor": "regimes:Static"}, "is no compressor: it has no"),
     ],
-)  # fmt: skip
+)
 def test_attach_refuses_in_a_sentence(given: dict[str, Any], sentence: str) -> None:
     model = wrapped()
     with pytest.raises(ConfigError, match=sentence.replace("+", r"\+")):
@@ -140,9 +148,10 @@ def test_no_folder_has_a_nul_in_its_name(folder: str | Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [torch.ones(1, device="meta"), torch.ones(2), torch.ones(1, dtype=torch.complex64)],
+    "value",
+    [torch.ones(1, device="meta"), torch.ones(2), torch.ones(1, dtype=torch.complex64)],
     ids=["meta", "two", "complex"],
-)  # fmt: skip
+)
 def test_what_is_no_number_is_not_logged(value: torch.Tensor, tmp_path: Path) -> None:
     hook = regimes.attach(wrapped(), record=tmp_path / "run")
     with pytest.raises(ConfigError, match=r"log: loss = .*: expected a number"):
@@ -213,9 +222,14 @@ def job(make: Any, folder: Path, units: int = 4, **options: Any) -> Any:
     optimizer = make(model)
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, units)
     hook = regimes.attach(
-        model, policy="static", levels={"low": 2, "high": 1}, optimizer=optimizer, every=2,
-        record=folder, **options,
-    )  # fmt: skip
+        model,
+        policy="static",
+        levels={"low": 2, "high": 1},
+        optimizer=optimizer,
+        every=2,
+        record=folder,
+        **options,
+    )
     for _ in range(units):
         for _ in range(2):
             model(torch.ones(4, 5)).square().sum().backward()
@@ -242,20 +256,36 @@ def test_the_optimizer_is_recorded_as_it_is(tmp_path: Path) -> None:
     assert (optimizer["lr"], optimizer["schedule"]) == (None, None)
     assert optimizer.keys() == {"name", "options", "lr", "schedule"}
     assert record.epochs["lr"].tolist() == pytest.approx(cosine_rates(0.1))
-    known = {"name", "seed", "epochs", "unit_steps", "workers", "batch_size", "data", "model",
-             "optimizer", "compressor", "levels", "policy", "signal", "start_compressing_after",
-             "dtype"}  # fmt: skip
+    known = {
+        "name",
+        "seed",
+        "epochs",
+        "unit_steps",
+        "workers",
+        "batch_size",
+        "data",
+        "model",
+        "optimizer",
+        "compressor",
+        "levels",
+        "policy",
+        "signal",
+        "start_compressing_after",
+        "dtype",
+    }
     assert json.loads((tmp_path / "run/run.json").read_text())["config"].keys() == known
 
 
 def groups_of(model: nn.Module) -> torch.optim.Optimizer:
     """Matrices at the first rate with decay, vectors at another without."""
-    matrices, vectors = ([p for p in model.parameters() if (p.ndim > 1) == big]
-                         for big in (True, False))  # fmt: skip
+    matrices, vectors = (
+        [p for p in model.parameters() if (p.ndim > 1) == big] for big in (True, False)
+    )
     return torch.optim.SGD(
         [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "lr": 0.02}],
-        lr=0.1, momentum=0.9,
-    )  # fmt: skip
+        lr=0.1,
+        momentum=0.9,
+    )
 
 
 def test_groups_are_recorded_with_what_differs(tmp_path: Path) -> None:
@@ -321,8 +351,9 @@ class Spoils:
 def test_a_row_that_cannot_be_written_does_not_end_the_job(tmp_path: Path) -> None:
     model = wrapped()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    hook = regimes.attach(model, policy=Spoils(), optimizer=optimizer, every=1,
-                          record=tmp_path / "run")  # fmt: skip
+    hook = regimes.attach(
+        model, policy=Spoils(), optimizer=optimizer, every=1, record=tmp_path / "run"
+    )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(4):

@@ -92,10 +92,22 @@ def test_another_number_of_processes_is_refused(undisturbed: tuple[Path, str]) -
 def test_torchrun_restarts_a_killed_worker(undisturbed: tuple[Path, str], tmp_path: Path) -> None:
     """The same script under torchrun's elastic agent: nobody starts it again by hand."""
     torchrun = Path(sys.executable).with_name("torchrun")
-    command = [torchrun, "--standalone", "--nproc-per-node", "4", "--max-restarts", "1",
-               jobs.EXAMPLE, *words(tmp_path)]  # fmt: skip
-    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
-           "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # fmt: skip
+    command = [
+        torchrun,
+        "--standalone",
+        "--nproc-per-node",
+        "4",
+        "--max-restarts",
+        "1",
+        jobs.EXAMPLE,
+        *words(tmp_path),
+    ]
+    env = {
+        **os.environ,
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
     agent = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     while not (tmp_path / "002").exists() and agent.poll() is None:
         time.sleep(0.01)

@@ -81,18 +81,26 @@ def test_logged_values_are_those_of_their_unit(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     found = rows(folder)
     assert [row["unit"] for row in found] == [
-        {"first": 0, "stop": 3}, {"first": 3, "stop": 6}, {"first": 6, "stop": 8}]  # fmt: skip
+        {"first": 0, "stop": 3},
+        {"first": 3, "stop": 6},
+        {"first": 6, "stop": 8},
+    ]
     assert [row["train_loss"] for row in found] == [1.0, 4.0, 6.5]
     assert [row["test_loss"] for row in found] == [0.5, 0.5, None]
     assert [row["metric"] for row in found] == [0.0, 0.25, None]
     assert [row["logged"] for row in found] == [
-        {"norm": 2.0, "bad": None}, {"norm": 2.0, "bad": None}, {"norm": 2.0}]  # fmt: skip
+        {"norm": 2.0, "bad": None},
+        {"norm": 2.0, "bad": None},
+        {"norm": 2.0},
+    ]
     header = read_header(folder)
     assert header["units"] == 3
     assert (header["metric"], header["config"]["batch_size"]) == ("accuracy", 6)
     assert (header["config"]["name"], header["config"]["data"]["name"]) == ("mine", "noise")
     assert (header["config"]["model"]["name"], header["config"]["optimizer"]["name"]) == (
-        "Net", "SGD")  # fmt: skip
+        "Net",
+        "SGD",
+    )
     for seconds in read_lines(folder / "seconds.jsonl"):
         parts = [seconds[name] for name in ("compute", "compress", "communicate")]
         assert all(part > 0 for part in parts)

@@ -172,8 +172,9 @@ def test_what_process_0_does_wrong_all_hear_in_one_sentence() -> None:
         assert first[name] == f"ConfigError: cannot load the hook's state: {words}", name
         assert second[name] == first[name], name
     for heard in (first, second):
-        assert heard["full for one"].endswith("that of all processes, for "
-                                              "hook.load_full_state_dict()")  # fmt: skip
+        assert heard["full for one"].endswith(
+            "that of all processes, for hook.load_full_state_dict()"
+        )
         assert (
             "another model, no layer of which is here: it has 'old." in heard["nothing in common"]
         )
@@ -210,10 +211,12 @@ LADDER = {"name": "error-ladder", "levels": ["high", "low"], "error": 0.9}
 def test_unfrozen_layers_are_new_and_the_old_ones_go_on(policy: Any, within: bool) -> None:
     results = group.run(state_jobs.unfrozen, 2, policy, within)
     assert results[0]["said"] == [
-        ["hook: the state has no layer 'inner.weight', 'inner.bias', 'side.weight' and 1 other: "
-         "no residual at first"],
+        [
+            "hook: the state has no layer 'inner.weight', 'inner.bias', 'side.weight' and 1 other: "
+            "no residual at first"
+        ],
         ["hook: the model does not train 'head.weight', 'head.bias' of the state: left out"],
-    ]  # fmt: skip
+    ]
     assert results[1]["said"] == [[], []]
     for result in results:
         old, more, less = result["names"][:3]

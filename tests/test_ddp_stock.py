@@ -99,9 +99,14 @@ def test_its_record_is_what_the_script_prints(name: str, tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("name", "behind", "share"), [
-    ("mnist", 0.03, 0.08), ("words", 0.15, 0.05), ("vit", 0.01, 0.18),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "behind", "share"),
+    [
+        ("mnist", 0.03, 0.08),
+        ("words", 0.15, 0.05),
+        ("vit", 0.01, 0.18),
+    ],
+)
 def test_whole_runs_under_torchrun(name: str, behind: float, share: float, tmp_path: Path) -> None:
     """As a user starts them, nothing set: how far the training loss ends behind plain DDP (the
     LSTM's by a twentieth, it does suffer from rank 1), at which share of the bytes."""

@@ -14,31 +14,47 @@ APART = {  # these leave processes in different places, so each has a group of i
     "one rank": (
         "ConfigError: process 0 is in the first step of an epoch after 4 steps, but process 1 is "
         "in step 5 without it",
-    ) * 2,
+    )
+    * 2,
     "one rank that talks": (
         "ConfigError: process 1 is in the end of an epoch after 4 steps, but process 0 is in step "
         "5 without it",
-    ) * 2,
+    )
+    * 2,
     "uneven": (
         "ConfigError: process 0 is in the first step of an epoch after 4 steps, but process 1 is "
         "in step 5 without it",
-    ) * 2,
+    )
+    * 2,
     "loaded alone": (
         "ConfigError: process 0 is in load_state_dict() after 4 steps, but process 1 is in step 5",
-    ) * 2,
+    )
+    * 2,
     "joined": ("ConfigError: the hook works inside backward() only: uneven inputs",) * 2,
-    "attached alone": (
-        "TrainingError: process 0 has waited 2 s in attach() for process 1", ""),
-}  # fmt: skip
+    "attached alone": ("TrainingError: process 0 has waited 2 s in attach() for process 1", ""),
+}
 TOGETHER = {
-    "forgotten": (("UserWarning: 5 steps, and epoch_end() was not called: all levels are as they "
-                  "began (dense, low)", "regimes: 7 steps, and epoch_end() was not called"), ()),
+    "forgotten": (
+        (
+            "UserWarning: 5 steps, and epoch_end() was not called: all levels are as they "
+            "began (dense, low)",
+            "regimes: 7 steps, and epoch_end() was not called",
+        ),
+        (),
+    ),
     "other units": (("ConfigError: process 1 has every = 3, process 0 has every = 2",),) * 2,
-    "long interval": (("regimes: policy: accordion compares every 10 units, and the run has 2",
-                       "regimes: policy: accordion chose 'low' for everything"), ()),
+    "long interval": (
+        (
+            "regimes: policy: accordion compares every 10 units, and the run has 2",
+            "regimes: policy: accordion chose 'low' for everything",
+        ),
+        (),
+    ),
     "never changes": (("regimes: policy: accordion chose 'low' for everything",), ()),
-    "silent sampler": (("UserWarning: 5 steps, and set_epoch() of the sampler has named no other",),
-                       ()),
+    "silent sampler": (
+        ("UserWarning: 5 steps, and set_epoch() of the sampler has named no other",),
+        (),
+    ),
     "epoch_end beside every": (("ConfigError: epoch_end: this hook ends its units by itself",),)
     * 2,
     "no rate": (("ConfigError: epoch_end: give the learning rate, epoch_end(lr=...), or",),) * 2,
@@ -55,13 +71,28 @@ TOGETHER = {
     "in another job": (("RecordError: FOLDER/other holds a run with another policy: continue it",),)
     * 2,
     "full disk": (("UserWarning: cannot write FOLDER/full/epochs.jsonl: ",), ()),
-    "FSDP2": (("ConfigError: attach needs a DistributedDataParallel model, got a model of "
-               "fully_shard (FSDP2): it keeps a part of the parameters on each process",),) * 2,
-    "DataParallel": (("ConfigError: attach needs a DistributedDataParallel model, got DataParallel"
-                      ": it is one process with several devices",),) * 2,
-    "compiled": (("ConfigError: attach needs a DistributedDataParallel model, got a compiled "
-                  "DistributedDataParallel: attach before compiling",),) * 2,
-}  # fmt: skip
+    "FSDP2": (
+        (
+            "ConfigError: attach needs a DistributedDataParallel model, got a model of "
+            "fully_shard (FSDP2): it keeps a part of the parameters on each process",
+        ),
+    )
+    * 2,
+    "DataParallel": (
+        (
+            "ConfigError: attach needs a DistributedDataParallel model, got DataParallel"
+            ": it is one process with several devices",
+        ),
+    )
+    * 2,
+    "compiled": (
+        (
+            "ConfigError: attach needs a DistributedDataParallel model, got a compiled "
+            "DistributedDataParallel: attach before compiling",
+        ),
+    )
+    * 2,
+}
 
 
 @pytest.mark.parametrize("way", APART)

@@ -37,8 +37,10 @@ from regimes.replay.compare import compare
 Row = dict[str, Any]
 LEVELS = ("high", "mid", "low")
 LAYERS, COMPRESSED = ("a", "bias", "b", "c"), (0, 2, 3)
-COSTS = {name: LevelCost([n, 2.0 * n, 3.0 * n], 6.0 * n)
-         for n, name in enumerate((*LEVELS, "dense"), start=1)}  # fmt: skip
+COSTS = {
+    name: LevelCost([n, 2.0 * n, 3.0 * n], 6.0 * n)
+    for n, name in enumerate((*LEVELS, "dense"), start=1)
+}
 
 
 @dataclass(frozen=True)
@@ -58,27 +60,45 @@ TABLES: list[Row] = [
     {"name": "static"},
     {"name": "windows", "windows": [[0, 2], [5, 6]]},
     *({"name": "accordion", "interval": n, "decay_rule": n != 2} for n in (1, 2, 3)),
-    *({"name": "detected", "detector": {"name": name, **more}, "decay_rule": len(name) > 10}
-      for name, more in {
-          "norm-change": {"interval": 2, "statistic": "norm*lr"},
-          "change": {"interval": 1, "statistic": "msdr", "per_layer": False},
-          "eigenvalue-change": {"interval": 2}, "first-share": {"epochs": 9},
-          "fixed-windows": {"windows": [[1, 3]]}, "random-windows": {"epochs": 9},
-          "trace-cusum": {"statistic": "norm", "warmup": 2, "h": 1.0},
-          "msdr-fall": {"per_layer": True, "statistic": "error:high"}}.items()),
+    *(
+        {"name": "detected", "detector": {"name": name, **more}, "decay_rule": len(name) > 10}
+        for name, more in {
+            "norm-change": {"interval": 2, "statistic": "norm*lr"},
+            "change": {"interval": 1, "statistic": "msdr", "per_layer": False},
+            "eigenvalue-change": {"interval": 2},
+            "first-share": {"epochs": 9},
+            "fixed-windows": {"windows": [[1, 3]]},
+            "random-windows": {"epochs": 9},
+            "trace-cusum": {"statistic": "norm", "warmup": 2, "h": 1.0},
+            "msdr-fall": {"per_layer": True, "statistic": "error:high"},
+        }.items()
+    ),
     {"name": "detected", "detector": {"name": "msdr-fall", "latch": False, "fall": 0.2}},
     {"name": "detected", "detector": {"name": "norm-change", "interval": 1, "per_layer": False}},
-    {"name": "detected", "detector": {"name": "trace-cusum", "statistic": "eigenvalue*lr",
-                                      "per_layer": False, "warmup": 3, "h": 0.5}},
+    {
+        "name": "detected",
+        "detector": {
+            "name": "trace-cusum",
+            "statistic": "eigenvalue*lr",
+            "per_layer": False,
+            "warmup": 3,
+            "h": 0.5,
+        },
+    },
     *({"name": "accordion-batch", "interval": 1, "grow_only": grow} for grow in (True, False)),
     {"name": "smith"},
-    {"name": "adaqs", "fall": 0.2}, {"name": "error-ladder"}, {"name": "rate-ladder"},
+    {"name": "adaqs", "fall": 0.2},
+    {"name": "error-ladder"},
+    {"name": "rate-ladder"},
     {"name": "accordion-ladder", "interval": 1},
     {"name": "l-greco", "base": {"name": "accordion-ladder", "interval": 1}, "interval": 2},
     {"name": "l-greco", "base": {"name": "adaqs"}},
-    {"name": "gravac", "gain": 0.5}, {"name": "gravac", "interval": 3, "smoothing": 0.3},
-    {"name": "post-local"}, {"name": "qsr", "alpha": 0.2}, {"name": "adacomm"},
-]  # fmt: skip
+    {"name": "gravac", "gain": 0.5},
+    {"name": "gravac", "interval": 3, "smoothing": 0.3},
+    {"name": "post-local"},
+    {"name": "qsr", "alpha": 0.2},
+    {"name": "adacomm"},
+]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -201,8 +221,7 @@ def decays(past: Sequence[PastEpoch]) -> list[int]:
     for epoch, one in enumerate(past, start=1):
         peak, top = max(peak, one.lr), max(top, one.lr)
         step = one.next_lr < one.lr and 2 * one.next_lr <= one.lr * (1 + 1e-9)
-        slow = (10 * one.next_lr <= top * (1 + 1e-9)
-                and peak <= 100 * one.next_lr * (1 + 1e-9))  # fmt: skip
+        slow = 10 * one.next_lr <= top * (1 + 1e-9) and peak <= 100 * one.next_lr * (1 + 1e-9)
         if step or (slow and one.next_lr < one.lr):
             found.append(epoch)
             top = one.next_lr
@@ -212,9 +231,15 @@ def decays(past: Sequence[PastEpoch]) -> list[int]:
 def gains(rule: Any, past: Sequence[PastEpoch], level: str) -> list[float]:
     smooth, found = None, []
     for one in past:
-        pairs = [(n, e) for n, e in zip(one.statistics.get("norm", []),
-                                        one.statistics.get(f"error:{level}", []), strict=False)
-                 if n is not None and e is not None]  # fmt: skip
+        pairs = [
+            (n, e)
+            for n, e in zip(
+                one.statistics.get("norm", []),
+                one.statistics.get(f"error:{level}", []),
+                strict=False,
+            )
+            if n is not None and e is not None
+        ]
         whole = sum(n for n, _ in pairs)
         if whole:
             now = sum(n * math.sqrt(max(1 - e, 0.0)) for n, e in pairs) / whole
@@ -245,13 +270,21 @@ def runs(draw: st.DrawFn) -> list[Row]:
         }
         model = {name: draw(NUMBERS) for name in ("eigenvalue", "msdr") if draw(st.booleans())}
         levels = [draw(st.sampled_from(LEVELS)) if i in COMPRESSED else "dense" for i in range(4)]
-        rows.append({
-            "lr": rates[unit], "next_lr": rates[unit + 1], "statistics": values, "model": model,
-            "layers": {"level": levels}, "train_loss": draw(NUMBERS),
-            "batch": {"level": draw(st.sampled_from(["low", "high"])),
-                      "multiple": draw(st.sampled_from([1, 1, 3]))},
-            "sync": {"level": draw(st.sampled_from(["4", "16"]))},
-        })  # fmt: skip
+        rows.append(
+            {
+                "lr": rates[unit],
+                "next_lr": rates[unit + 1],
+                "statistics": values,
+                "model": model,
+                "layers": {"level": levels},
+                "train_loss": draw(NUMBERS),
+                "batch": {
+                    "level": draw(st.sampled_from(["low", "high"])),
+                    "multiple": draw(st.sampled_from([1, 1, 3])),
+                },
+                "sync": {"level": draw(st.sampled_from(["4", "16"]))},
+            }
+        )
     return rows
 
 
@@ -303,8 +336,12 @@ def test_policies_follow_detectors_as_the_rules_say(rows: list[Row]) -> None:
 
 @given(st.lists(NUMBERS | st.sampled_from([math.nan, math.inf, -1.0])), st.integers(1, 4))
 def test_detectors_answer_as_over_the_whole_list(values: list[float | None], few: int) -> None:
-    for rule in (TraceCusum(warmup=few + 1, h=0.5), MsdrFall(0.3), MsdrFall(0.1, latch=False),
-                 NormChange(0.3, few)):  # fmt: skip
+    for rule in (
+        TraceCusum(warmup=few + 1, h=0.5),
+        MsdrFall(0.3),
+        MsdrFall(0.1, latch=False),
+        NormChange(0.3, few),
+    ):
         assert repr(rule(values)) == repr(verdict_of(rule, values))
     each = MsdrFall(0.3).verdicts(values)
     assert list(map(repr, each)) == list(map(repr, falls(MsdrFall(0.3), values)[1:]))
@@ -345,12 +382,16 @@ def reads(controller: Controller, rows: list[Row]) -> None:
 def filled(count: int, norm: Callable[[int], float] = lambda unit: 1.0 + unit % 3) -> list[Row]:
     errors = {f"error:{level}": [0.1, 0.2, 0.3, 0.4] for level in LEVELS}
     return [
-        {"lr": 0.1, "next_lr": 0.1, "train_loss": 2.0,
-         "statistics": {"norm:update": [norm(unit)] * 4, "msdr": [1.0 + unit % 2] * 4, **errors},
-         "model": {"eigenvalue": 1.0 + unit % 5, "msdr": 1.0 + unit % 2},
-         "layers": {"level": ["high", "dense", "high", "high"]}}
+        {
+            "lr": 0.1,
+            "next_lr": 0.1,
+            "train_loss": 2.0,
+            "statistics": {"norm:update": [norm(unit)] * 4, "msdr": [1.0 + unit % 2] * 4, **errors},
+            "model": {"eigenvalue": 1.0 + unit % 5, "msdr": 1.0 + unit % 2},
+            "layers": {"level": ["high", "dense", "high", "high"]},
+        }
         for unit in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def test_another_list_of_rows_is_another_history() -> None:
@@ -457,10 +498,14 @@ def test_a_comparison_costs_as_much_for_each_unit() -> None:
     """Detectors replayed over a record, what they would have sent, and how they agree."""
 
     def record(count: int) -> Record:
-        rows = [{**row, "epoch": unit, "steps": 10, "floats": 1.0, "bytes": 4}
-                for unit, row in enumerate(filled(count))]  # fmt: skip
-        each = {name: {"floats": 6.0, "bytes": 24, "layers": [1.0, 2.0, 3.0, 4.0]}
-                for name in ("low", "high", "dense")}  # fmt: skip
+        rows = [
+            {**row, "epoch": unit, "steps": 10, "floats": 1.0, "bytes": 4}
+            for unit, row in enumerate(filled(count))
+        ]
+        each = {
+            name: {"floats": 6.0, "bytes": 24, "layers": [1.0, 2.0, 3.0, 4.0]}
+            for name in ("low", "high", "dense")
+        }
         for row in rows:
             row["layers"]["floats"] = [1.0] * 4
         layers = [{"name": x, "compressed": i in COMPRESSED} for i, x in enumerate(LAYERS)]
@@ -468,9 +513,14 @@ def test_a_comparison_costs_as_much_for_each_unit() -> None:
         epochs = frames.epochs(rows, {})
         return Record(Path("record"), header, epochs, frames.layers(LAYERS, rows), rows, [])
 
-    chosen = {name: detector({"name": name, **more}) for name, more in {
-        "norm-change": {"interval": 1}, "trace-cusum": {"statistic": "norm"}, "msdr-fall": {},
-    }.items()}  # fmt: skip
+    chosen = {
+        name: detector({"name": name, **more})
+        for name, more in {
+            "norm-change": {"interval": 1},
+            "trace-cusum": {"statistic": "norm"},
+            "msdr-fall": {},
+        }.items()
+    }
     compare(record(10), chosen)  # what is imported late
     records = [record(count) for count in (60, 240)]
     short, long = (instructions(lambda one=one: compare(one, chosen)) for one in records)

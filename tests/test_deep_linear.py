@@ -32,9 +32,18 @@ OTHER: dict[str, Any] = {"name": "other-matrix", "rank": 4}
 def small(*settings: str, **changes: Any) -> RunConfig:
     made = override(
         get_preset("deep-linear"),
-        ["data.rows=12", "data.rank=2", "data.train_size=60", "batch_size=60", "dtype=float64",
-         "epochs=40", "unit_steps=10", "checkpoint_every=1", *settings],
-    )  # fmt: skip
+        [
+            "data.rows=12",
+            "data.rank=2",
+            "data.train_size=60",
+            "batch_size=60",
+            "dtype=float64",
+            "epochs=40",
+            "unit_steps=10",
+            "checkpoint_every=1",
+            *settings,
+        ],
+    )
     return replace(made, **changes)
 
 
@@ -175,13 +184,23 @@ def saxe(time: float, start: float, end: float, depth: int) -> float:
 def test_singular_values_follow_the_closed_form(depth: int) -> None:
     """All entries observed: the loss is |P - M|^2 / (2 n^2), so time runs n^2 times slower."""
     rows, rank, start, rate, steps = 10, 3, 0.05, 0.02, 3000
-    run = small("data.rows=10", "data.rank=3", "data.train_size=100",
-                model=ModelConfig(name="deep-linear", depth=depth))  # fmt: skip
+    run = small(
+        "data.rows=10",
+        "data.rank=3",
+        "data.train_size=100",
+        model=ModelConfig(name="deep-linear", depth=depth),
+    )
     task = MatrixTask(run)
     u, ends, v = np.linalg.svd(task.matrix.numpy())
     each = start ** (1 / depth)
-    bases = [v.T, *(np.linalg.qr(np.random.default_rng(i).normal(size=(rows, rows)))[0]
-                    for i in range(depth - 1)), u]  # fmt: skip
+    bases = [
+        v.T,
+        *(
+            np.linalg.qr(np.random.default_rng(i).normal(size=(rows, rows)))[0]
+            for i in range(depth - 1)
+        ),
+        u,
+    ]
     model = task.build(run).double()
     with torch.no_grad():
         for p, below, above in zip(model.parameters(), bases, bases[1:], strict=False):
@@ -310,7 +329,11 @@ def test_a_deficit_without_a_rank_has_the_default(runs: list[Record]) -> None:
 def test_the_command(runs: list[Record], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     paths = deep_linear.main(runs[0].folder.parents[1], tmp_path)
     assert {p.name for p in paths} == {
-        "deep-linear.png", "deep-linear.svg", "deep-linear.csv", "deep-linear.md"}  # fmt: skip
+        "deep-linear.png",
+        "deep-linear.svg",
+        "deep-linear.csv",
+        "deep-linear.md",
+    }
     said = capsys.readouterr().out
     assert "norm-change" in said
     assert "sharpness-change" not in said  # not recorded here

@@ -18,8 +18,14 @@ from regimes.training import build
 def test_windows_hold_their_first_epoch_and_not_their_last() -> None:
     chosen = Deficit(windows=((1, 3), (5, 6)))
     assert [chosen.active(epoch) for epoch in range(7)] == [
-        False, True, True, False, False, True, False,
-    ]  # fmt: skip
+        False,
+        True,
+        True,
+        False,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_flipped_images_are_upside_down_and_not_mirrored() -> None:
@@ -131,13 +137,23 @@ def test_a_run_has_noisy_updates_in_the_windows_only(
         return [torch.zeros_like(update) for update in updates]
 
     monkeypatch.setattr(GradientNoise, "updates", nothing)
-    settings = ["epochs=3", "data.train_size=60", "data.test_size=20", "optimizer.momentum=0",
-                "optimizer.weight_decay=0", 'deficit={name="gradient-noise",windows=[[1,2]]}',
-                "batch_size=5", "seed=7", "optimizer.nesterov=false"]  # fmt: skip
+    settings = [
+        "epochs=3",
+        "data.train_size=60",
+        "data.test_size=20",
+        "optimizer.momentum=0",
+        "optimizer.weight_decay=0",
+        'deficit={name="gradient-noise",windows=[[1,2]]}',
+        "batch_size=5",
+        "seed=7",
+        "optimizer.nesterov=false",
+    ]
     record = regimes.run(override(regimes.get_preset("smoke"), settings), tmp_path)
     assert asked == [(7, 1, 0), (7, 1, 1), (7, 1, 2)]
     loss = record.epochs["test_loss"].tolist()
     assert loss[1] == pytest.approx(loss[0], rel=1e-2)  # batch norm's statistics have moved
     assert [sum(row["statistics"]["norm:update"]) > 0 for row in record.rows] == [
-        True, False, True,
-    ]  # fmt: skip
+        True,
+        False,
+        True,
+    ]

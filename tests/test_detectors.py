@@ -83,12 +83,15 @@ def test_direction_and_scope() -> None:
     assert EigenvalueChange(interval=1)(rising).critical is False
     assert EigenvalueChange(interval=1, direction="either")(rising).critical is True
     assert FisherChange(interval=1)(rising).critical is True
-    assert [r.statistic for r in (NormChange(), EigenvalueChange(), FisherChange(), TraceCusum(),
-            MsdrFall())] == ["norm", "eigenvalue", "fisher_trace", "hessian_trace",
-                             "msdr"]  # fmt: skip
+    assert [
+        r.statistic
+        for r in (NormChange(), EigenvalueChange(), FisherChange(), TraceCusum(), MsdrFall())
+    ] == ["norm", "eigenvalue", "fisher_trace", "hessian_trace", "msdr"]
     assert [r.per_layer for r in (NormChange(), EigenvalueChange(), TraceCusum())] == [
-        True, False, True,
-    ]  # fmt: skip
+        True,
+        False,
+        True,
+    ]
     assert RelativeChange(interval=1)([-2.0, -5.0]).score == 1.5  # signed statistics, too
 
 
@@ -96,8 +99,11 @@ def test_a_change_of_exactly_eta_is_critical() -> None:
     """The paper's rule is "at least"; halves and quarters are exact in binary."""
     rule = NormChange(eta=0.5, interval=1)
     assert [rule([4.0, new]).critical for new in (2.0, 2.0625, 5.9375, 6.0)] == [
-        True, False, False, True,
-    ]  # fmt: skip
+        True,
+        False,
+        False,
+        True,
+    ]
     falls = NormChange(eta=0.5, interval=1, direction="decay")
     assert [falls([4.0, new]).critical for new in (2.0, 2.0625, 6.0)] == [True, False, False]
 
@@ -243,7 +249,7 @@ def test_every_registered_detector_keeps_the_contract() -> None:
         ({"name": "random-windows", "epochs": 9, "count": 0}, "count = 0: expected at least 1"),
         ({"name": "fixed-windows", "windows": [[3, 3]]}, "is no window"),
     ],
-)  # fmt: skip
+)
 def test_bad_fields_are_one_sentence(table: dict, message: str) -> None:  # type: ignore[type-arg]
     with pytest.raises(ConfigError, match=message):
         detector(table)
@@ -254,10 +260,15 @@ def test_bad_fields_are_one_sentence(table: dict, message: str) -> None:  # type
 
 def past(model: list[float | None], rates: list[float], levels: list[str]) -> list[PastEpoch]:
     return [
-        PastEpoch(rates[e], rates[e + 1], {"norm": [3.0, 4.0]}, levels,
-                  {} if value is None else {"eigenvalue": value})
+        PastEpoch(
+            rates[e],
+            rates[e + 1],
+            {"norm": [3.0, 4.0]},
+            levels,
+            {} if value is None else {"eigenvalue": value},
+        )
         for e, value in enumerate(model)
-    ]  # fmt: skip
+    ]
 
 
 def test_a_detector_of_the_model_decides_for_all_layers() -> None:
@@ -272,8 +283,12 @@ def test_a_detector_of_the_model_decides_for_all_layers() -> None:
     flat = policy.decide(past([2.0, 2.0], [1.0] * 3, ["low", "low"]), ["a", "b"])
     assert [d.level for d in flat] == ["high", "high"]
     assert flat[0].why == {
-        "rule": "eigenvalue change", "old": 2.0, "new": 2.0, "ratio": 0.0, "threshold": 0.5,
-    }  # fmt: skip
+        "rule": "eigenvalue change",
+        "old": 2.0,
+        "new": 2.0,
+        "ratio": 0.0,
+        "threshold": 0.5,
+    }
     kept = policy.decide(past([2.0, None], [1.0] * 3, ["low", "high"]), ["a", "b"])
     assert [(d.level, d.why) for d in kept] == [("low", None), ("high", None)]
 
@@ -304,11 +319,17 @@ def test_what_a_detector_reads() -> None:
 
 
 def test_the_signal_is_there_under_both_its_names() -> None:
-    row = {"lr": 1.0, "next_lr": 1.0, "layers": {"level": ["low", "dense"]},
-           "statistics": {"norm:update": [1.0, 2.0], "norm:global": [3.0, 4.0]}}  # fmt: skip
+    row = {
+        "lr": 1.0,
+        "next_lr": 1.0,
+        "layers": {"level": ["low", "dense"]},
+        "statistics": {"norm:update": [1.0, 2.0], "norm:global": [3.0, 4.0]},
+    }
     assert history([row], [0], "update")[0].statistics == {
-        "norm:update": [1.0], "norm": [1.0], "norm:global": [3.0],
-    }  # fmt: skip
+        "norm:update": [1.0],
+        "norm": [1.0],
+        "norm:global": [3.0],
+    }
 
 
 def test_a_policy_without_a_detector_is_refused() -> None:

@@ -196,8 +196,11 @@ def test_every_option_has_its_row(kind: str) -> None:
     page = text(DOCS / "reference" / "options.md")
     part = re.search(rf"^## {kind.title()}\n(.*?)^<!-- options", page, re.MULTILINE | re.DOTALL)
     assert part
-    named = {name for cell in re.findall(r"^\| (`.*?) \|", part[1], re.MULTILINE)
-             for name in re.findall(r"`([^`]+)`", cell)}  # fmt: skip
+    named = {
+        name
+        for cell in re.findall(r"^\| (`.*?) \|", part[1], re.MULTILINE)
+        for name in re.findall(r"`([^`]+)`", cell)
+    }
     registry = importlib.import_module(generate().REGISTRIES[kind]).REGISTRY
     assert named == set(registry)
 

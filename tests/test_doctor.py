@@ -32,11 +32,14 @@ def test_a_torchvision_that_can_be_imported_is_ok(torchvision: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        (TWO_LINES, r"^RuntimeError: operator torchvision::nms does not exist\. Regimes reads "
-                    ".* from one index, e.g. pip install"),
+        (
+            TWO_LINES,
+            r"^RuntimeError: operator torchvision::nms does not exist\. Regimes reads "
+            ".* from one index, e.g. pip install",
+        ),
         (IN_A_CHAIN, "^ModuleNotFoundError: No module named 'nowhere'$"),
     ],
-)  # fmt: skip
+)
 def test_one_that_fails_is_said_with_what_to_do(torchvision: Path, source: str, said: str) -> None:
     torchvision.write_text(source)
     with pytest.raises(RuntimeError, match=said):

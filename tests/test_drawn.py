@@ -66,10 +66,14 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         if not (root / name).exists():
             with tarfile.open(REFERENCE / f"{name}.tar.xz") as archive:
                 members = archive.getmembers()
-                seeds = sorted({int(found[1]) for m in members
-                                if (found := re.search(r"seed-(\d+)/", m.name))})  # fmt: skip
-                kept = [m for m in members if int(m.name.split("seed-")[1].split("/")[0])
-                        in seeds[:SEEDS]]  # fmt: skip
+                seeds = sorted(
+                    {int(found[1]) for m in members if (found := re.search(r"seed-(\d+)/", m.name))}
+                )
+                kept = [
+                    m
+                    for m in members
+                    if int(m.name.split("seed-")[1].split("/")[0]) in seeds[:SEEDS]
+                ]
                 archive.extractall(root / name, members=kept, filter="data")
         return root / name
 
@@ -104,8 +108,9 @@ def make(
 
         monkeypatch.setattr(style, "save", save)
         monkeypatch.setattr(quadratic, "table", fewer_limits)
-        monkeypatch.setattr(command.Files, "table",
-                            lambda _, name, rows: tables.__setitem__(name, rows))  # fmt: skip
+        monkeypatch.setattr(
+            command.Files, "table", lambda _, name, rows: tables.__setitem__(name, rows)
+        )
         offers()[name].start([*([str(place)] if place else []), *words, "--out", str(tmp_path)])
         return made
 
@@ -153,8 +158,10 @@ def damages(shown: Shown) -> Iterator[Damage]:
     """What makes a figure lie, one at a time, and how it is undone."""
     axes = [ax for ax in shown.figure.axes if ax.get_label() != "<colorbar>"]
     parts = [part for part, ax in zip(shown.parts, shown.figure.axes, strict=True) if ax in axes]
-    kinds = {kind.rstrip("s"): [part.artist for each in parts for part in getattr(each, kind)]
-             for kind in ("lines", "bars", "bands")}  # fmt: skip
+    kinds = {
+        kind.rstrip("s"): [part.artist for each in parts for part in getattr(each, kind)]
+        for kind in ("lines", "bars", "bands")
+    }
     kinds["image"] = [image for ax in axes for image in ax.images]
     along = [ax for ax in axes if shown.decays and drawn.along(ax, shown.unit)]
     kinds["decay"] = [line for ax in along for line in drawn.uprights(ax)]
@@ -192,8 +199,10 @@ def moved(line: Any) -> tuple[Callable[[], object], Callable[[], object]]:
 
 def swapped(a: Any, b: Any) -> tuple[Callable[[], object], Callable[[], object]]:
     first, second = a.get_text(), b.get_text()
-    return (lambda: (a.set_text(second), b.set_text(first)),
-            lambda: (a.set_text(first), b.set_text(second)))  # fmt: skip
+    return (
+        lambda: (a.set_text(second), b.set_text(first)),
+        lambda: (a.set_text(first), b.set_text(second)),
+    )
 
 
 # -- reports and the explorer ----------------------------------------------------------------
@@ -214,9 +223,11 @@ def test_the_pictures_of_a_report_are_the_curves(
     pictures.draw(study)
     maps = [title for title in kept if title.startswith("Levels of")]
     assert {*kept} - {*maps} == {
-        "Test accuracy against epoch", "Test accuracy against floats", "Traffic per epoch",
+        "Test accuracy against epoch",
+        "Test accuracy against floats",
+        "Traffic per epoch",
         "What detectors say",
-    }  # fmt: skip
+    }
     one, metric = study.one, study.shown
     for title, against, shown in (
         ("Test accuracy against epoch", "epoch", metric),
@@ -226,8 +237,16 @@ def test_the_pictures_of_a_report_are_the_curves(
         figure, words = kept[title]
         parts = {"curve": curves(study.found, shown), "end": ends(study.found, shown)}
         table = pd.concat([rows.assign(part=part) for part, rows in parts.items()])
-        check(Shown(figure, table, curve_panels(table, (against,)), words, ["n = 3 seeds"],
-                    decays=fallen(one)))  # fmt: skip
+        check(
+            Shown(
+                figure,
+                table,
+                curve_panels(table, (against,)),
+                words,
+                ["n = 3 seeds"],
+                decays=fallen(one),
+            )
+        )
     for title in maps:
         figure, words = kept[title]
         name = next(n for n in study.found if style_of(n).label == title.removeprefix("Levels of "))
@@ -249,10 +268,15 @@ def test_the_picture_of_the_explorer_is_its_answer(few: Callable[[str], Path]) -
     run = study.runs["accordion", seed]
     names = {layer["name"]: words for layer, words in layers_of(run)}
     made = Made("explorer", explorer.figure(study, chosen, answer), answer.levels, one=run)
-    check(made.shown([
-        Image(0, lambda _: answer.bands),
-        Image(1, lambda table: table, names.__getitem__, "{} compression".format),
-    ], says=["n = 1", f"accordion, seed {seed}"]))  # fmt: skip
+    check(
+        made.shown(
+            [
+                Image(0, lambda _: answer.bands),
+                Image(1, lambda table: table, names.__getitem__, "{} compression".format),
+            ],
+            says=["n = 1", f"accordion, seed {seed}"],
+        )
+    )
 
 
 # -- a network, and a reading ----------------------------------------------------------------

@@ -12,9 +12,12 @@ from regimes.seeding import BLOCK, begin_stream, derive, uniform
 
 CPU = torch.device("cpu")
 PUBLISHED = [  # SplitMix64 from 1234567 (rosettacode.org, "Pseudo-random numbers/Splitmix64")
-    6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431,
+    6457827717110365317,
+    3203168211198807973,
+    9817491932198370423,
+    4593380528125082431,
     16408922859458223821,
-]  # fmt: skip
+]
 N = 1 << 20
 
 
@@ -80,8 +83,13 @@ def test_neighbours_and_streams_are_independent() -> None:
     keys = [derive(0, "layer", "quantise", step, worker) for step in (1, 2) for worker in (0, 1)]
     rows = [(x * 64).long() for x in uniform([(key, N) for key in (*keys, 1, 2)], CPU)]
     a = rows[0]
-    pairs = [(a[:-1], a[1:]), (a[0::2], a[1::2]), (a[:-2], a[2:]), (rows[4], rows[5]),
-             *((a, other) for other in rows[1:4])]  # fmt: skip
+    pairs = [
+        (a[:-1], a[1:]),
+        (a[0::2], a[1::2]),
+        (a[:-2], a[2:]),
+        (rows[4], rows[5]),
+        *((a, other) for other in rows[1:4]),
+    ]
     for one, other in pairs:
         assert passes(stats.chisquare((64 * one + other).bincount(minlength=4096)).pvalue)
 

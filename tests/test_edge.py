@@ -38,8 +38,9 @@ def test_a_product_is_of_the_same_epoch(runs: list[Record]) -> None:
         assert product == pytest.approx(row["model"]["eigenvalue:batch"] * row["lr"])
 
 
-@pytest.mark.parametrize(("table", "words"), [({}, ""), ({"every": 1}, ""),
-                                              ({"every": 3}, ", every 3 epochs")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("table", "words"), [({}, ""), ({"every": 1}, ""), ({"every": 3}, ", every 3 epochs")]
+)
 def test_the_caption_says_how_often_it_was_measured(
     runs: list[Record], table: dict[str, int], words: str
 ) -> None:

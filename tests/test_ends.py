@@ -23,8 +23,13 @@ from regimes.monitor.watch import state as state_of
 from regimes.records import load, read_lines
 from regimes.training import checkpoint, loop
 
-SHORT = ["epochs=2", "data.train_size=80", "data.test_size=20", "data.validation_size=20",
-         "optimizer.warmup_from=0"]  # fmt: skip
+SHORT = [
+    "epochs=2",
+    "data.train_size=80",
+    "data.test_size=20",
+    "data.validation_size=20",
+    "optimizer.warmup_from=0",
+]
 
 
 class Killed(BaseException):

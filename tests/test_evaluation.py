@@ -23,8 +23,13 @@ from regimes.data.classification import ImageTask
 from regimes.data.language import NextWord
 
 CPU = torch.device("cpu")
-TEXT = ["data.name=stdlib", "data.train_size=2000", "data.test_size=4000", "data.sequence=16",
-        'model={name="gpt",width=16,depth=1,heads=2}']  # fmt: skip
+TEXT = [
+    "data.name=stdlib",
+    "data.train_size=2000",
+    "data.test_size=4000",
+    "data.sequence=16",
+    'model={name="gpt",width=16,depth=1,heads=2}',
+]
 CASES = {
     "images": ["data.test_size=400", "data.validation_size=100"],
     "windows": [*TEXT, "data.windows=contiguous"],
@@ -111,8 +116,11 @@ def test_what_is_tested_on_is_moved_and_stays(name: str) -> None:
     data = "images" if name == "images" else "corpus"
     before = getattr(made, data)
     there = before.tested_on(torch.device("meta"))
-    parts = [there.test_x, there.test_y, *there.validation] if name == "images" else [
-        there.test, there.lengths]  # fmt: skip
+    parts = (
+        [there.test_x, there.test_y, *there.validation]
+        if name == "images"
+        else [there.test, there.lengths]
+    )
     assert {part.device.type for part in parts} == {"meta"}
     assert (there.train_x if name == "images" else there.train).device == CPU
     made.evaluate(model, CPU, torch.float32)

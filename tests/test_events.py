@@ -39,8 +39,10 @@ def test_who_knows_the_event_spends_as_many_units_as_who_spends_first(name: str)
     starts = (0, 8, 16) if name == "restarts-smoke" else (12,)
     for share in (share for share in events.SHARES if f"event {share}" in grid):
         spans = {kind: grid[f"{kind} {share}"].policy["windows"] for kind in ("event", "first")}
-        units = {kind: {unit for unit in range(24) if in_windows(each, unit)}
-                 for kind, each in spans.items()}  # fmt: skip
+        units = {
+            kind: {unit for unit in range(24) if in_windows(each, unit)}
+            for kind, each in spans.items()
+        }
         assert units["first"] == set(range(share))
         assert len(units["event"]) == share
         assert units["event"] >= set(starts)
@@ -75,15 +77,26 @@ def test_forced_follows_nothing_that_was_measured(tmp_path: Path) -> None:
 
 
 def test_the_event_is_held_against_controls_and_policies_against_it() -> None:
-    rows = [{"name": name, "seed": seed, "floats": floats, "accuracy": reached + seed}
-            for seed in range(3)
-            for name, floats, reached in (
-                ("event 6", 2.0, 90.0), ("event 12", 4.0, 92.0), ("first 6", 2.0, 80.0),
-                ("first 12", 4.0, 84.0), ("accordion 1", 8**0.5, 93.0))]  # fmt: skip
+    rows = [
+        {"name": name, "seed": seed, "floats": floats, "accuracy": reached + seed}
+        for seed in range(3)
+        for name, floats, reached in (
+            ("event 6", 2.0, 90.0),
+            ("event 12", 4.0, 92.0),
+            ("first 6", 2.0, 80.0),
+            ("first 12", 4.0, 84.0),
+            ("accordion 1", 8**0.5, 93.0),
+        )
+    ]
     found = tournament.comparisons(pd.DataFrame(rows), ACCURACY).set_index(["arm", "control"])
-    assert found["difference"].to_dict() == pytest.approx({
-        ("event 6", "first"): 10.0, ("event 12", "first"): 8.0, ("accordion 1", "first"): 11.0,
-        ("accordion 1", "event"): 2.0})  # fmt: skip
+    assert found["difference"].to_dict() == pytest.approx(
+        {
+            ("event 6", "first"): 10.0,
+            ("event 12", "first"): 8.0,
+            ("accordion 1", "first"): 11.0,
+            ("accordion 1", "event"): 2.0,
+        }
+    )
     assert not {*events.LADDER} & tournament_figure.CONTROLS
 
 

@@ -68,9 +68,14 @@ def training_step(case: Case, world: World, bucket_mb: float) -> TrainingStep:
     torch.manual_seed(0)
     model = Net(case.dropout, case.seldom).double()
     gradients = Gradients(
-        model, classification_loss, world, union=case.union, seed=0,
-        micro_batch=case.micro_batch, clip=case.clip,
-    )  # fmt: skip
+        model,
+        classification_loss,
+        world,
+        union=case.union,
+        seed=0,
+        micro_batch=case.micro_batch,
+        clip=case.clip,
+    )
     compressor = TopK() if case.topk else PowerSGD()
     buckets = buckets_of(gradients.parameters, bucket_mb, case.clip is not None)
     return TrainingStep(gradients, Reducer(compressor, layer_table(model), world, 0, buckets))
@@ -99,10 +104,14 @@ def steps(case: Case, world: World, bucket_mb: float) -> dict[str, Any]:
     meter = world.meter.take()
     assert set(time.seconds) == {"compute", "compress", "communicate"}
     assert min(time.seconds.values()) >= 0
-    return {"results": torch.stack(found), "losses": torch.stack(losses),
-             "overlaps": e.pipeline is not None,
-            "bytes": [meter.layers[i].bytes for i in range(-1, len(levels))],
-            "calls": meter.calls["mean"], "threads": threading.active_count()}  # fmt: skip
+    return {
+        "results": torch.stack(found),
+        "losses": torch.stack(losses),
+        "overlaps": e.pipeline is not None,
+        "bytes": [meter.layers[i].bytes for i in range(-1, len(levels))],
+        "calls": meter.calls["mean"],
+        "threads": threading.active_count(),
+    }
 
 
 def both(rank: int, case: Case) -> list[dict[str, Any]]:

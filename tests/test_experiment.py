@@ -133,7 +133,9 @@ def test_what_is_drawn_for_each_seed_is_no_other_experiment(pair: list[Record]) 
         config = {**run.config, "policy": policy}
         runs.append(replace(run, header={**run.header, "config": config}))
     assert [run.variant for run in separate(runs)] == [
-        "policy.layers.head.weight=[[0, 3]]", "policy.layers.head.weight=[[0, 5]]"]  # fmt: skip
+        "policy.layers.head.weight=[[0, 3]]",
+        "policy.layers.head.weight=[[0, 5]]",
+    ]
     for key, value in (("drawn_per_seed", ["policy.layers"]), ("name", "yoked first")):
         same = [replace(r, header={**r.header, "config": {**r.config, key: value}}) for r in runs]
         assert not any(run.variant for run in separate(same))
@@ -148,7 +150,11 @@ def test_a_name_says_what_is_not_as_in_most_runs(pair: list[Record]) -> None:
     runs = separate([run(0), run(1), run(2, lr=9.0), run(3, lr=9.0), run(4, momentum=0.5)])
     usual = f"low (optimizer.lr={pair[0].config['optimizer']['lr']}, optimizer.momentum=0.9)"
     assert [r.name for r in runs] == [
-        usual, usual, *["low (optimizer.lr=9.0)"] * 2, "low (optimizer.momentum=0.5)"]  # fmt: skip
+        usual,
+        usual,
+        *["low (optimizer.lr=9.0)"] * 2,
+        "low (optimizer.momentum=0.5)",
+    ]
     assert [r.name for r in separate(runs)] == [r.name for r in runs]  # once is enough
     with pytest.raises(RecordError, match=r"low \(optimizer.lr=9.0\).*choose one with --where"):
         groups(runs, ["low"])
@@ -188,8 +194,9 @@ def test_a_doubled_seed_is_refused(pair: list[Record]) -> None:
 
 def test_a_seed_that_chose_the_rate_is_marked(pair: list[Record]) -> None:
     seeds = [run.seed for run in pair]
-    runs = [replace(r, header={**r.header, "config": {**r.config, "tuned_on": seeds[:1]}})
-            for r in pair]  # fmt: skip
+    runs = [
+        replace(r, header={**r.header, "config": {**r.config, "tuned_on": seeds[:1]}}) for r in pair
+    ]
     assert any(f"seed {seeds[0]} chose this configuration" in said for said in notes(runs))
     assert not any("chose" in said for said in notes(pair))
 
@@ -235,9 +242,16 @@ def test_where_selects_by_what_the_header_says() -> None:
 
 def test_one_condition_is_a_text_and_true_is_no_number(pair: list[Record]) -> None:
     assert select(pair, "name=" + pair[0].name)
-    pretrained = [replace(pair[0], header={**pair[0].header, "config":
-                  {**pair[0].config, "data": {**pair[0].config["data"], "augment": value}}})
-                  for value in (True, 1)]  # fmt: skip
+    pretrained = [
+        replace(
+            pair[0],
+            header={
+                **pair[0].header,
+                "config": {**pair[0].config, "data": {**pair[0].config["data"], "augment": value}},
+            },
+        )
+        for value in (True, 1)
+    ]
     assert [r.config["data"]["augment"] for r in select(pretrained, ["data.augment=1"])] == [1]
     assert [r.config["data"]["augment"] for r in select(pretrained, ["data.augment=true"])] == [
         True
@@ -259,8 +273,9 @@ def test_runs_without_a_metric_do_not_count_in_n(pair: list[Record]) -> None:
         config = {**pair[0].config, "seed": seed}
         epochs = pair[0].epochs.assign(metric=None if seed == 1 else 0.5)
         rows = [{**row, "metric": None if seed == 1 else 0.5} for row in pair[0].rows]
-        runs.append(replace(pair[0], header={**pair[0].header, "config": config}, epochs=epochs,
-                            rows=rows))  # fmt: skip
+        runs.append(
+            replace(pair[0], header={**pair[0].header, "config": config}, epochs=epochs, rows=rows)
+        )
     assert schedules(runs).cells(pair[0].name)["n"] == "2 of 3"
 
 
@@ -273,8 +288,9 @@ def test_differences_of_schedules_of_any_name(pair: list[Record]) -> None:
         for seed, value in enumerate(reached):
             config = {**pair[0].config, "name": name, "seed": seed}
             epochs = pair[0].epochs.assign(metric=value)
-            runs.append(replace(pair[0], header={**pair[0].header, "config": config},
-                                epochs=epochs))  # fmt: skip
+            runs.append(
+                replace(pair[0], header={**pair[0].header, "config": config}, epochs=epochs)
+            )
     rows = regimes.compare(runs).set_index("comparison")
     assert list(rows.index) == ["mine - theirs", "mine - third", "theirs - third"]
     row = rows.loc["mine - theirs"]
@@ -333,20 +349,39 @@ def test_the_table_of_an_ablation_has_a_row_for_each_experiment(pair: list[Recor
 # -- every command that averages -------------------------------------------------------------
 
 ARCHIVE = {  # records that each command without grids of its own can draw
-    "agreement": "detection-signals-smoke", "batch": "small-batch", "claims": "small",
-    "collapse": "smoke-quirks-topk", "controls": "smoke-controls", "cost": "small",
-    "curves": "small-joint", "deep_linear": "deep-linear", "deficit": "smoke-deficit",
-    "detectors": "lstm-small", "edge": "rates-edge", "events": "restarts-smoke",
-    "figure2": "small", "figure3": "small-signals", "figure4a": "small-overlap",
-    "levels": "lstm-small", "mechanism": "rates-lm", "narrowing": "rates-when",
-    "rivals": "smoke-rivals", "tournament": "tournament-lm",
-}  # fmt: skip
+    "agreement": "detection-signals-smoke",
+    "batch": "small-batch",
+    "claims": "small",
+    "collapse": "smoke-quirks-topk",
+    "controls": "smoke-controls",
+    "cost": "small",
+    "curves": "small-joint",
+    "deep_linear": "deep-linear",
+    "deficit": "smoke-deficit",
+    "detectors": "lstm-small",
+    "edge": "rates-edge",
+    "events": "restarts-smoke",
+    "figure2": "small",
+    "figure3": "small-signals",
+    "figure4a": "small-overlap",
+    "levels": "lstm-small",
+    "mechanism": "rates-lm",
+    "narrowing": "rates-when",
+    "rivals": "smoke-rivals",
+    "tournament": "tournament-lm",
+}
 NO_MEAN = {  # read no records of ours, or draw one run
-    "campaign", "paper_times", "provenance", "published", "quadratic", "signals",
+    "campaign",
+    "paper_times",
+    "provenance",
+    "published",
+    "quadratic",
+    "signals",
     "lasso",  # of a network: `analysis.lasso_numbers.network`, through `groups`
     "tables",  # of runs at the paper's scale: `test_tables`
-    "14", "15",  # of a grid without committed records; as 12 and 13
-}  # fmt: skip
+    "14",
+    "15",  # of a grid without committed records; as 12 and 13
+}
 QUICK = ("controls", "curves", "detectors", "figure3", "figure4a", "levels", "rivals")
 Begin = Callable[[Path, Path], object]
 
@@ -360,9 +395,17 @@ def commands() -> dict[str, tuple[str, Begin]]:
         if name in NO_MEAN:
             continue
         assert archive, f"{name}: which records can it draw?"
-        found[name] = archive, lambda records, out, name=name: offered.begin(
-            name, [str(records.parent if name == "claims" else records), "--out",
-                   str(out / "claims.md" if name == "claims" else out)])  # fmt: skip
+        found[name] = (
+            archive,
+            lambda records, out, name=name: offered.begin(
+                name,
+                [
+                    str(records.parent if name == "claims" else records),
+                    "--out",
+                    str(out / "claims.md" if name == "claims" else out),
+                ],
+            ),
+        )
     found["regimes report"] = "lstm-small", _command("report", "report.html")
     found["regimes detect"] = "lstm-small", _command("detect")
     found["regimes cost"] = "lstm-small", _command("cost")
@@ -440,7 +483,12 @@ def wanted(path: tuple[str, ...], kind: str) -> bool:
     if kind == "said":
         return path in (("code", "digest"), ("machine", "processor"), ("machine", "torch"))
     return path[:2] == ("config", "optimizer") and path[-1] in (
-        "momentum", "weight_decay", "nesterov", "warmup_from", "scale_with_batch")  # fmt: skip
+        "momentum",
+        "weight_decay",
+        "nesterov",
+        "warmup_from",
+        "scale_with_batch",
+    )
 
 
 def test_every_offered_command_is_tried_or_averages_nothing() -> None:

@@ -42,8 +42,14 @@ def powersgd(preset: str, rank: int, *settings: str) -> RunConfig:
 
 def after_20_steps(folder: Path, wire: str, processes: int = 1) -> torch.Tensor:
     """The weights, one after the other."""
-    c = powersgd("smoke", 1, "steps=20", "unit_steps=20", "dtype=float64",
-                 f"compressor={{name='powersgd', wire='{wire}'}}")  # fmt: skip
+    c = powersgd(
+        "smoke",
+        1,
+        "steps=20",
+        "unit_steps=20",
+        "dtype=float64",
+        f"compressor={{name='powersgd', wire='{wire}'}}",
+    )
     if processes == 1:
         regimes.run(c, folder)
     else:
@@ -58,8 +64,9 @@ def test_half_precision_on_the_wire_ends_equality(wire: str, tmp_path: Path) -> 
     full = after_20_steps(tmp_path / "full", "full")
     simulated = after_20_steps(tmp_path / "simulated", wire)
     real = after_20_steps(tmp_path / "real", wire, processes=4)
-    apart, effect = (float((a - b).norm() / full.norm()) for a, b in
-                     ((real, simulated), (simulated, full)))  # fmt: skip
+    apart, effect = (
+        float((a - b).norm() / full.norm()) for a, b in ((real, simulated), (simulated, full))
+    )
     said_apart, said_effect = numbers("workers.md", f"`{wire}`")
     if wire == "full":
         assert effect == said_effect == 0.0
@@ -84,8 +91,9 @@ def steps_in_the_residual(preset: str, rank: int, steps: int, folder: Path) -> f
     assert found is not None
     residuals = found[1][0]["own"]["residuals"].values()
     sums = record.rows[0]["statistics"]["norm:global"]  # of the gradients' sum over the unit
-    pairs = [(r.mean(0).norm(), s / steps) for r, s in zip(residuals, sums, strict=True)
-             if r is not None]  # fmt: skip
+    pairs = [
+        (r.mean(0).norm(), s / steps) for r, s in zip(residuals, sums, strict=True) if r is not None
+    ]
     residual, mean = np.linalg.norm(np.array(pairs), axis=0)
     return float(residual / mean)
 

@@ -113,8 +113,10 @@ def test_a_higher_threshold_never_sends_more(one: float, other: float, interval:
 
 
 def test_each_run_offers_the_detectors_whose_signal_it_has() -> None:
-    offered = {archive: study(archive).detectors(next(iter(study(archive).runs.values())))
-               for archive in ("small", "small-signals")}  # fmt: skip
+    offered = {
+        archive: study(archive).detectors(next(iter(study(archive).runs.values())))
+        for archive in ("small", "small-signals")
+    }
     assert "eigenvalue-change" not in offered["small"]
     assert {"eigenvalue-change", "fisher-change", "trace-cusum"} <= {*offered["small-signals"]}
 
@@ -187,19 +189,34 @@ def jupyterlab(folder: Path) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     token = secrets.token_hex(16)
-    options = ["--no-browser", "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}",
-               "--ServerApp.port_retries=0", f"--IdentityProvider.token={token}", "--allow-root",
-               f"--ServerApp.root_dir={folder}"]  # fmt: skip
-    names = ("JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_WORKSPACES_DIR",
-             "JUPYTERLAB_SETTINGS_DIR", "IPYTHONDIR")  # fmt: skip
+    options = [
+        "--no-browser",
+        "--ServerApp.ip=127.0.0.1",
+        f"--ServerApp.port={port}",
+        "--ServerApp.port_retries=0",
+        f"--IdentityProvider.token={token}",
+        "--allow-root",
+        f"--ServerApp.root_dir={folder}",
+    ]
+    names = (
+        "JUPYTER_CONFIG_DIR",
+        "JUPYTER_RUNTIME_DIR",
+        "JUPYTERLAB_WORKSPACES_DIR",
+        "JUPYTERLAB_SETTINGS_DIR",
+        "IPYTHONDIR",
+    )
     own = {name: str(folder / ".jupyter" / name.lower()) for name in names}
     asked = Path(own["JUPYTERLAB_SETTINGS_DIR"], "@jupyterlab", "apputils-extension")
     asked.mkdir(parents=True)
     answers = {"fetchNews": "false", "checkForUpdates": False}  # nothing leaves this machine
     (asked / "notification.jupyterlab-settings").write_text(json.dumps(answers))
     with (folder / "jupyterlab.log").open("wb") as log:
-        server = subprocess.Popen([sys.executable, "-m", "jupyterlab", *options], stdout=log,
-                                  stderr=log, env={**os.environ, **own})  # fmt: skip
+        server = subprocess.Popen(
+            [sys.executable, "-m", "jupyterlab", *options],
+            stdout=log,
+            stderr=log,
+            env={**os.environ, **own},
+        )
         try:
             _answering(port, server, folder / "jupyterlab.log")
             yield f"http://127.0.0.1:{port}/lab/tree/notebooks/3-detectors.ipynb?token={token}"
@@ -271,14 +288,20 @@ def test_it_says_that_it_is_busy_while_it_is() -> None:
     one.picture.observe(lambda change: shown.append("answer"), "value")
     one.knobs["eta"].value = 0.9
     assert [("regimes-busy" in text, text == "answer") for text in shown] == [
-        (True, False), (False, True), (False, False)]  # fmt: skip
+        (True, False),
+        (False, True),
+        (False, False),
+    ]
     assert one.busy in one.view.children
 
     def fails(*_: Any) -> None:
         raise RecordError("no")
 
-    one.study = replace_answer = type("Study", (), {"__getattr__": lambda self, name: getattr(
-        study("smoke-quantise"), name), "answer": fails})()  # fmt: skip
+    one.study = replace_answer = type(
+        "Study",
+        (),
+        {"__getattr__": lambda self, name: getattr(study("smoke-quantise"), name), "answer": fails},
+    )()
     assert replace_answer.answer is not None
     with pytest.raises(RecordError):
         one.knobs["eta"].value = 0.1

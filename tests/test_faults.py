@@ -160,10 +160,28 @@ def test_torchrun_restarts_a_killed_worker(tmp_path: Path) -> None:
     _, stderr = whole.communicate(timeout=120)
     assert whole.returncode == 0, stderr
     (tmp_path / "c.toml").write_text(to_toml(c))
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
-               "--max-restarts", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0",
-               "--local-addr", "127.0.0.1", "-m", "regimes", "run", str(tmp_path / "c.toml"),
-               "--out", str(out), "--quiet"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "2",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "127.0.0.1:0",
+        "--local-addr",
+        "127.0.0.1",
+        "-m",
+        "regimes",
+        "run",
+        str(tmp_path / "c.toml"),
+        "--out",
+        str(out),
+        "--quiet",
+    ]
     env = {**ONE, "GLOO_SOCKET_IFNAME": "lo"}
     process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
     wait(lambda: len(rows(out)) >= 3, 90)
@@ -397,9 +415,26 @@ def test_no_pickle_of_a_users_folder_is_run(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_ablation_through_submitit(tmp_path: Path) -> None:
     pytest.importorskip("submitit", reason="needs the extra cluster")
-    words = ["ablate", "smoke", "--seeds", "1", "--schedules", "low", "--schedules", "high",
-             "--executor", "local", "--option", "timeout_min=5", "--out", str(tmp_path / "runs"),
-             "--set", "epochs=2", "--set", "data.train_size=100"]  # fmt: skip
+    words = [
+        "ablate",
+        "smoke",
+        "--seeds",
+        "1",
+        "--schedules",
+        "low",
+        "--schedules",
+        "high",
+        "--executor",
+        "local",
+        "--option",
+        "timeout_min=5",
+        "--out",
+        str(tmp_path / "runs"),
+        "--set",
+        "epochs=2",
+        "--set",
+        "data.train_size=100",
+    ]
     command = [sys.executable, "-m", "regimes", *words]
     done = subprocess.run(command, env=ONE, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -416,8 +451,19 @@ def test_an_ablation_through_submitit(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_sigterm_ends_a_whole_ablation(tmp_path: Path) -> None:
     """Not only the cell that is being trained."""
-    command = [sys.executable, "-m", "regimes", "ablate", "smoke", "--seeds", "2", "--schedules",
-               "low", "--out", str(tmp_path / "runs")]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "regimes",
+        "ablate",
+        "smoke",
+        "--seeds",
+        "2",
+        "--schedules",
+        "low",
+        "--out",
+        str(tmp_path / "runs"),
+    ]
     process = subprocess.Popen(command, env=ONE, stderr=subprocess.PIPE, text=True)
     wait(lambda: rows(tmp_path / "runs/low/seed-0"))
     process.terminate()
@@ -430,23 +476,56 @@ def test_sigterm_ends_a_whole_ablation(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["ablate", "smoke", "--seeds", "3", "--schedules", "low", "--schedules", "high",
-         "--jobs", "2"],
-        ["tune", "smoke", "--seeds", "2", "--schedules", "low", "--values",
-         "optimizer.lr=0.1,0.2", "--set", "data.validation_size=50", "--jobs", "2"],
-        ["ablate", "smoke", "--seeds", "2", "--schedules", "low", "--executor", "local",
-         "--option", "timeout_min=5"],
+        [
+            "ablate",
+            "smoke",
+            "--seeds",
+            "3",
+            "--schedules",
+            "low",
+            "--schedules",
+            "high",
+            "--jobs",
+            "2",
+        ],
+        [
+            "tune",
+            "smoke",
+            "--seeds",
+            "2",
+            "--schedules",
+            "low",
+            "--values",
+            "optimizer.lr=0.1,0.2",
+            "--set",
+            "data.validation_size=50",
+            "--jobs",
+            "2",
+        ],
+        [
+            "ablate",
+            "smoke",
+            "--seeds",
+            "2",
+            "--schedules",
+            "low",
+            "--executor",
+            "local",
+            "--option",
+            "timeout_min=5",
+        ],
     ],
     ids=["ablate", "tune", "executor"],
-)  # fmt: skip
+)
 def test_sigterm_lets_runs_under_way_finish_their_epochs(words: list[str], tmp_path: Path) -> None:
     """No other run begins, no process is left, and the same command goes on."""
     if "--executor" in words:
         pytest.importorskip("submitit", reason="needs the extra cluster")
     sizes = ["--set", "data.train_size=100", "--set", "data.test_size=50"]
     command = [sys.executable, "-m", "regimes", *words, *sizes, "--out", str(tmp_path)]
-    process = subprocess.Popen([*command, "--set", "epochs=2000"], env=ONE, stderr=subprocess.PIPE,
-                               text=True)  # fmt: skip
+    process = subprocess.Popen(
+        [*command, "--set", "epochs=2000"], env=ONE, stderr=subprocess.PIPE, text=True
+    )
     wait(lambda: len([f for f in tmp_path.rglob("epochs.jsonl") if rows(f.parent)]) == 2)
     ours = _family(process.pid)
     process.terminate()
@@ -461,8 +540,9 @@ def test_sigterm_lets_runs_under_way_finish_their_epochs(words: list[str], tmp_p
         assert found is not None
         assert found[0] == len(rows(folder))
     wait(lambda: not any(map(_alive, ours)), 20)
-    again = subprocess.Popen([*command, "--set", "epochs=2000"], env=ONE, stderr=subprocess.PIPE,
-                             text=True)  # fmt: skip
+    again = subprocess.Popen(
+        [*command, "--set", "epochs=2000"], env=ONE, stderr=subprocess.PIPE, text=True
+    )
     done = {folder: len(rows(folder)) for folder in begun}
     wait(lambda: all(len(rows(folder)) > done[folder] for folder in begun))
     again.terminate()

@@ -42,12 +42,20 @@ def make(root: Path, name: str, seed: int, epochs: int = EPOCHS, **changes: Any)
     """A synthetic run; every number is a draw that name and seed decide."""
     draw = np.random.default_rng([seed, *name.encode()])
     config = {
-        "name": name, "seed": seed, "epochs": EPOCHS, "workers": 4, "batch_size": 8,
-        "data": {"name": "digits"}, "model": {"name": "vgg7"}, "compressor": {"name": "powersgd"},
-        "levels": {"low": 4, "high": 1}, "policy": POLICIES.get(name, {"name": "static"}),
-        "optimizer": {"lr": 0.4, "decay_epochs": [4], "decay_factor": 10.0}, "signal": "update",
+        "name": name,
+        "seed": seed,
+        "epochs": EPOCHS,
+        "workers": 4,
+        "batch_size": 8,
+        "data": {"name": "digits"},
+        "model": {"name": "vgg7"},
+        "compressor": {"name": "powersgd"},
+        "levels": {"low": 4, "high": 1},
+        "policy": POLICIES.get(name, {"name": "static"}),
+        "optimizer": {"lr": 0.4, "decay_epochs": [4], "decay_factor": 10.0},
+        "signal": "update",
         **changes,
-    }  # fmt: skip
+    }
     header = plain.header(
         config,
         steps_per_epoch=STEPS,
@@ -59,13 +67,22 @@ def make(root: Path, name: str, seed: int, epochs: int = EPOCHS, **changes: Any)
     for epoch in range(epochs):
         chosen = [str(draw.choice(["low", "high"])) for _ in LAYERS]
         row = plain.row(epoch) | {
-            "lr": 0.4, "next_lr": 0.4, "steps": STEPS, "train_loss": 1.0,
-            "test_loss": 1.1, "metric": float(draw.uniform(0.5, 0.9)),
-            "floats": float(draw.integers(100, 900)), "bytes": 7,
-            "layers": {"level": [chosen[0], "dense", chosen[2]], "floats": [1, 2, 3],
-                       "bytes": [4, 5, 6], "why": [None, None, None]},
+            "lr": 0.4,
+            "next_lr": 0.4,
+            "steps": STEPS,
+            "train_loss": 1.0,
+            "test_loss": 1.1,
+            "metric": float(draw.uniform(0.5, 0.9)),
+            "floats": float(draw.integers(100, 900)),
+            "bytes": 7,
+            "layers": {
+                "level": [chosen[0], "dense", chosen[2]],
+                "floats": [1, 2, 3],
+                "bytes": [4, 5, 6],
+                "why": [None, None, None],
+            },
             "statistics": {"norm:update": draw.uniform(0.1, 2, 3).tolist()},
-        }  # fmt: skip
+        }
         writer.epoch(row, {"compute": 0.1})
     writer.close()
     return folder
@@ -161,8 +178,14 @@ def test_table_is_arithmetic_over_the_last_three_epochs(folder: Path) -> None:
 
 
 def test_a_tie_is_not_above() -> None:
-    each = pd.DataFrame({"name": ["a", "b"] * 3, "seed": [0, 0, 1, 1, 2, 2], "floats": [2, 4] * 3,
-                         "accuracy": [90, 90, 91, 90, 80, 90]})  # fmt: skip
+    each = pd.DataFrame(
+        {
+            "name": ["a", "b"] * 3,
+            "seed": [0, 0, 1, 1, 2, 2],
+            "floats": [2, 4] * 3,
+            "accuracy": [90, 90, 91, 90, 80, 90],
+        }
+    )
     row = compare.pair(each, "a", "b", named("accuracy"))
     assert (row["positive"], row["n"], row["traffic_ratio"]) == (1, 3, 0.5)
     assert row["difference"] == pytest.approx(-3)
@@ -180,9 +203,11 @@ def test_command_writes_figures_and_numbers(
 ) -> None:
     paths = figure2.main(folder, tmp_path / "a")
     assert {p.name for p in paths} == {
-        "table.csv", "table.md", "differences.csv",
+        "table.csv",
+        "table.md",
+        "differences.csv",
         *(f"{n}.{k}" for n in ("figure2a", "figure2b", "levels") for k in ("png", "svg", "csv")),
-    }  # fmt: skip
+    }
     for path in paths:
         if path.suffix == ".png":
             assert path.read_bytes().startswith(b"\x89PNG")

@@ -65,9 +65,11 @@ def test_the_caption_says_what_a_control_reaches(runs: list[Record]) -> None:
     _, pairs = figure3.agreement(runs, 3, 0.5)
     found = pairs.set_index(["a", "b"])["kappa"]
     assert found[figure3.NORM, figure3.EVAL] == found[figure3.EVAL, figure3.CONTROL]
-    assert found[figure3.NORM, figure3.CONTROL] == pytest.approx(cohen_kappa_score(
-        [True] * 10 + [False] * 14, [e in (*range(7), 13, 14, 15) for e in range(24)]
-    ))  # fmt: skip
+    assert found[figure3.NORM, figure3.CONTROL] == pytest.approx(
+        cohen_kappa_score(
+            [True] * 10 + [False] * 14, [e in (*range(7), 13, 14, 15) for e in range(24)]
+        )
+    )
     figure, numbers = figure3.figure3(runs)
     said = " ".join(figure._supxlabel.get_text().split())  # type: ignore[attr-defined]
     control = f"with {figure3.CONTROL}, which read nothing,"
@@ -79,8 +81,12 @@ def test_the_caption_says_what_a_control_reaches(runs: list[Record]) -> None:
 def test_the_command_writes_its_figure(tmp_path: Path) -> None:
     paths = figure3.main(REFERENCE / "small-signals.tar.xz", tmp_path)
     assert {p.name for p in paths} == {
-        "figure3-low.png", "figure3-low.svg", "figure3-low.csv", "figure3-low-detectors.csv",
-        "figure3-low-pairs.csv"}  # fmt: skip
+        "figure3-low.png",
+        "figure3-low.svg",
+        "figure3-low.csv",
+        "figure3-low-detectors.csv",
+        "figure3-low-pairs.csv",
+    }
     assert all(p.stat().st_size > 100 for p in paths)
 
 

@@ -61,10 +61,12 @@ def test_the_same_runs_made_again() -> None:
         assert (before, again) == (signed(old), signed(new))
         assert old[1] <= new[0] <= old[2]
     ends = {
-        source: {(run.name, run.seed): 100 * run.epochs["metric"].tail(3).mean()
-                 for run in records(source)}
+        source: {
+            (run.name, run.seed): 100 * run.epochs["metric"].tail(3).mean()
+            for run in records(source)
+        }
         for source in ("small-before", "small")
-    }  # fmt: skip
+    }
     old, new = ends.values()
     assert sum(old[key] == new[key] for key in old) == 1
     for name in {name for name, _ in old}:
@@ -82,9 +84,12 @@ def test_the_same_runs_made_again() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "setting"),
-    [("smoke-controls", "digits, 24 epochs | 8"), ("smoke-long-controls", "digits, 48 epochs | 8"),
-     ("small-controls", "CIFAR-10, 24 epochs | 5")],
-)  # fmt: skip
+    [
+        ("smoke-controls", "digits, 24 epochs | 8"),
+        ("smoke-long-controls", "digits, 48 epochs | 8"),
+        ("small-controls", "CIFAR-10, 24 epochs | 5"),
+    ],
+)
 def test_the_controls(source: str, setting: str) -> None:
     orders = ("first", "last", "random", "layers")
     cells = [signed(effect(source, "accordion", f"yoked {order}")) for order in orders]
@@ -94,15 +99,19 @@ def test_the_controls(source: str, setting: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "source"),
-    [("digits, 24 epochs | `smoke-rules` | 8", "smoke-rules"),
-     ("| `smoke-controls` | 8", "smoke-controls"),
-     ("| both | 16", "smoke-rules + smoke-controls"),
-     ("digits, 48 epochs | `smoke-long` | 8", "smoke-long"),
-     ("| `smoke-long-controls` | 8", "smoke-long-controls"),
-     ("| both | 16", "smoke-long + smoke-long-controls"),
-     ("CIFAR-10, 24 epochs | `small-budget` and `small-controls` | 10",
-      "small-budget + small-controls")],
-)  # fmt: skip
+    [
+        ("digits, 24 epochs | `smoke-rules` | 8", "smoke-rules"),
+        ("| `smoke-controls` | 8", "smoke-controls"),
+        ("| both | 16", "smoke-rules + smoke-controls"),
+        ("digits, 48 epochs | `smoke-long` | 8", "smoke-long"),
+        ("| `smoke-long-controls` | 8", "smoke-long-controls"),
+        ("| both | 16", "smoke-long + smoke-long-controls"),
+        (
+            "CIFAR-10, 24 epochs | `small-budget` and `small-controls` | 10",
+            "small-budget + small-controls",
+        ),
+    ],
+)
 def test_the_blocks_of_seeds(row: str, source: str) -> None:
     found = effect(source, "accordion", "low")
     assert says(f"{row} | {signed(found)} | {verdict(*found[1:], 1.0)} |")
@@ -112,29 +121,38 @@ def test_the_blocks_of_seeds(row: str, source: str) -> None:
 
 RULES, LONG = "smoke-rules", "smoke-long"
 SENTENCES: dict[str, Callable[[], str]] = {
-    "no decay rule": lambda: f"({signed(effect(RULES, 'no decay rule', 'accordion'), 2)} in 24 "
+    "no decay rule": lambda: (
+        f"({signed(effect(RULES, 'no decay rule', 'accordion'), 2)} in 24 "
         f"epochs, {signed(effect(LONG, 'no decay rule', 'accordion'), 2)} in 48) with less: "
         f"{floats(RULES, 'no decay rule')} and {floats(LONG, 'no decay rule')} of low's floats in "
-        f"place of {floats(RULES, 'accordion')} and {floats(LONG, 'accordion')}",
-    "interval 1": lambda: f"in place of 3 loses {plain(effect(RULES, 'accordion', 'interval 1'))} "
-        "points in 24 epochs",
-    "high": lambda: f"loses {plain(effect(RULES, 'low', 'high'))} points in 24 epochs and "
-        f"{plain(effect(LONG, 'low', 'high'))} in 48",
+        f"place of {floats(RULES, 'accordion')} and {floats(LONG, 'accordion')}"
+    ),
+    "interval 1": lambda: (
+        f"in place of 3 loses {plain(effect(RULES, 'accordion', 'interval 1'))} points in 24 epochs"
+    ),
+    "high": lambda: (
+        f"loses {plain(effect(RULES, 'low', 'high'))} points in 24 epochs and "
+        f"{plain(effect(LONG, 'low', 'high'))} in 48"
+    ),
     "early": lambda: f"alone loses {plain(effect(RULES, 'low', 'low-early'))} points",
-    "early, long": lambda: f"it is open: {signed(effect(LONG, 'low-early', 'low'))} against low, "
-        f"at {floats(LONG, 'low-early')} of the floats",
+    "early, long": lambda: (
+        f"it is open: {signed(effect(LONG, 'low-early', 'low'))} against low, "
+        f"at {floats(LONG, 'low-early')} of the floats"
+    ),
     "resnet8": lambda: f"high loses {plain(effect('smoke-resnet8', 'low', 'high'))} points",
     "full": lambda: f"it is open: {plain(effect('smoke-full', 'low', 'high'))} (`smoke-full`",
     "lstm": lambda: "costs 0.10 [-0.11, +0.31] of perplexity",
     "blur 0": lambda: deficits("blur"),
     "labels 0": lambda: deficits("labels"),
-}  # fmt: skip
+}
 
 
 def deficits(kind: str) -> str:
     names = {"blur": "blurred images", "labels": "wrong labels"}
-    cells = [plain(effect("smoke-deficit", "none", f"{kind} {window}"))
-             for window in ("0-5", "6-11", "12-17")]  # fmt: skip
+    cells = [
+        plain(effect("smoke-deficit", "none", f"{kind} {window}"))
+        for window in ("0-5", "6-11", "12-17")
+    ]
     return f"| {names[kind]} | {' | '.join(cells)} |"
 
 
@@ -155,10 +173,14 @@ def test_how_many_runs_collapsed() -> None:
     high = rows.loc["high"]
     ends = f"[{high['share_low']:.2f}, {high['share_high']:.2f}]"
     count, n = int(high["collapsed"]), int(high["n"])
-    assert says(f"the mean of {effect('smoke-quirks-topk', 'low', 'high')[0]:.0f} points is made "
-                f"of {count} runs of {n} that collapsed")  # fmt: skip
-    assert says(f"(a share of {high['share']:.2f} {ends}); the other {n - count} reach "
-                f"{high['accuracy']:.1f} %")  # fmt: skip
+    assert says(
+        f"the mean of {effect('smoke-quirks-topk', 'low', 'high')[0]:.0f} points is made "
+        f"of {count} runs of {n} that collapsed"
+    )
+    assert says(
+        f"(a share of {high['share']:.2f} {ends}); the other {n - count} reach "
+        f"{high['accuracy']:.1f} %"
+    )
 
 
 def test_what_the_quirks_do_to_topk() -> None:
@@ -171,16 +193,19 @@ def test_what_the_quirks_do_to_topk() -> None:
     assert (rows.loc["high, authors", "collapsed"], rows.loc["high", "collapsed"]) == (0, 5)
     each = collapse.entries(records("smoke-quirks-topk")).groupby("name")["accuracy"]
     for name in ("low", "accordion", "high"):
-        ours, theirs = (f"{each.get_group(n).mean():.1f} ± {each.get_group(n).std():.1f}"
-                        for n in (f"{name}, authors", name))  # fmt: skip
+        ours, theirs = (
+            f"{each.get_group(n).mean():.1f} ± {each.get_group(n).std():.1f}"
+            for n in (f"{name}, authors", name)
+        )
         assert says(f"reaches {ours} % in place of {theirs}", page)
 
 
 @pytest.mark.slow
 def test_the_quirks_of_the_published_code() -> None:
     page = "explanation/differences.md"
-    low, high, own = (effect("small-quirks", f"{n}, authors", n)
-                      for n in ("low", "high", "accordion"))  # fmt: skip
+    low, high, own = (
+        effect("small-quirks", f"{n}, authors", n) for n in ("low", "high", "accordion")
+    )
     for name, effect_ in (("low", low), ("ACCORDION", own), ("high", high)):
         assert says(f"{name} | loses {plain(turned(effect_))} points", page)
     theirs, ours = (floats("small-quirks", f"accordion{end}") for end in (", authors", ""))

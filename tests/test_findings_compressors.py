@@ -97,11 +97,16 @@ def test_the_quadratic_is_computed_again() -> None:
 # -- what to start with ----------------------------------------------------------------------
 
 START = {
-    "PowerSGD, rank 4": "powersgd-4", "PowerSGD, rank 1": "powersgd-1",
-    "PowerSGD, rank 1 after a dense tenth": "powersgd-1-after-10", "TopK, 10 %": "topk-10",
-    "TopK, 1 %": "topk-1", "TopK, 1 % after a dense tenth": "topk-1-after-10",
-    "quantise, 8 bits": "quantise-8", "quantise, 4 bits": "quantise-4", "sign": "sign",
-}  # fmt: skip
+    "PowerSGD, rank 4": "powersgd-4",
+    "PowerSGD, rank 1": "powersgd-1",
+    "PowerSGD, rank 1 after a dense tenth": "powersgd-1-after-10",
+    "TopK, 10 %": "topk-10",
+    "TopK, 1 %": "topk-1",
+    "TopK, 1 % after a dense tenth": "topk-1-after-10",
+    "quantise, 8 bits": "quantise-8",
+    "quantise, 4 bits": "quantise-4",
+    "sign": "sign",
+}
 
 
 @pytest.mark.parametrize("row", START)
@@ -123,15 +128,21 @@ def test_the_compressors_to_start_a_language_model_with(row: str) -> None:
 
 
 def test_what_is_said_of_the_language_models_compressors() -> None:
-    for a, b in (("topk-10", "powersgd-4"), ("topk-1-after-10", "topk-1"),
-                 ("powersgd-1-after-10", "powersgd-1"),
-                 ("powersgd-4", "powersgd-1-after-10")):  # fmt: skip
+    for a, b in (
+        ("topk-10", "powersgd-4"),
+        ("topk-1-after-10", "topk-1"),
+        ("powersgd-1-after-10", "powersgd-1"),
+        ("powersgd-4", "powersgd-1-after-10"),
+    ):
         words = f"({signed(effect('lm-start', a, b), 2)}"
         assert says(words, "how-to/start.md"), words
     better = plain(effect("lm-start", "topk-10", "powersgd-4"), 2)
     assert says(f"rank 4 ends better, by {better} bits with three seeds")
-    dense = [fmean(row["metric"] for row in run.rows[-3:])
-             for run in records("lm-start") if run.name == "dense"]  # fmt: skip
+    dense = [
+        fmean(row["metric"] for row in run.rows[-3:])
+        for run in records("lm-start")
+        if run.name == "dense"
+    ]
     assert says(f"which has {fmean(dense):.2f} ± {stdev(dense):.2f} at", "how-to/start.md")
 
 
@@ -141,9 +152,11 @@ def test_which_compressors_to_start_with_beat_which() -> None:
     values = dict(zip(pairs, holm([p_value(minus(*pair)(runs)) for pair in pairs]), strict=True))
     ((first, second),) = (pair for pair, p in values.items() if p < 0.05)
     assert (first, second) == ("powersgd-1", "quantise-8")
-    assert says(f"Of the {len(pairs)} pairs of compressed rows one holds after Holm's correction: "
-                f"8 bits beat rank 1 by {plain(effect('smoke-start', second, first))} points.",
-                "how-to/start.md")  # fmt: skip
+    assert says(
+        f"Of the {len(pairs)} pairs of compressed rows one holds after Holm's correction: "
+        f"8 bits beat rank 1 by {plain(effect('smoke-start', second, first))} points.",
+        "how-to/start.md",
+    )
     won = plain(effect("smoke-start", "powersgd-1-after-10", "powersgd-1"))
     assert says(f"in place of 1.5 ({won}, not after that correction)", "how-to/start.md")
     lost = plain(effect("detection-smoke", "dense", "rank 1"))
@@ -184,8 +197,11 @@ def test_the_rate_matters_as_much_as_the_level() -> None:
 def test_the_usual_scripts_with_the_defaults() -> None:
     found = json.loads((ROOT / "benchmarks" / "stock.json").read_text())
     words = []
-    said = {"mnist": "A CNN ends at a training loss of", "vit": "a vision transformer at",
-            "words": "an LSTM at"}  # fmt: skip
+    said = {
+        "mnist": "A CNN ends at a training loss of",
+        "vit": "a vision transformer at",
+        "words": "an LSTM at",
+    }
     for name, what in said.items():
         hook, plain = (fmean(r["trained"] for r in found[name][w]) for w in ("hook", "plain"))
         share = fmean(run["share"] for run in found[name]["hook"])

@@ -66,15 +66,18 @@ def test_what_is_said_of_detectors() -> None:
     norm = signed(agreed("norm", TOP), 2)
     assert says(f"they agree by {norm}, in different runs by {apart['norm']:+.2f}")
     norm, first = (signed(agreed(a, b, change=whole), 2) for a, b in (("norm", TOP), (TOP, FIRST)))
-    assert says(f"kappa is {norm}, and {far['norm']:+.2f} in different runs, where the first "
-                f"epochs, which read nothing, reach {first}")  # fmt: skip
+    assert says(
+        f"kappa is {norm}, and {far['norm']:+.2f} in different runs, where the first "
+        f"epochs, which read nothing, reach {first}"
+    )
     sharp, longer, changes = (
         signed(agreed(TOP, "sharpness", change=change), 2).replace("+", "")
         for change in (RELATIVE, Change(back=3), whole)
     )
-    assert says(f"{sharp} in the same run, {apart['sharpness']:.2f} in different ones. Over three "
-                f"epochs in place of one it is {longer}; by absolute changes {changes}"
-                )  # fmt: skip
+    assert says(
+        f"{sharp} in the same run, {apart['sharpness']:.2f} in different ones. Over three "
+        f"epochs in place of one it is {longer}; by absolute changes {changes}"
+    )
     spent, own = unforced.costs(runs), unforced.other_runs(tables, TOP)["itself"]
     assert spent["sharpness"] / spent[TOP] == pytest.approx(1 / 5, abs=0.02)
     calls = [f"{own[name]:.2f}" for name in (TOP, "norm", "norm x rate")]
@@ -87,15 +90,21 @@ def test_what_is_said_of_detectors() -> None:
     pairs_ = [("norm", TOP), (TOP, "sharpness"), (TOP, FIRST)]
     norm, sharp, first = (signed(agreed(a, b, text_), 2) for a, b in pairs_)
     apart = unforced.other_runs(unforced.scored(records(text_)), TOP)["with"]
-    assert says(f"agrees with it by {norm}, {apart['norm']:+.2f} in different runs, critical "
-                f"sharpness by {sharp} and {apart['sharpness']:+.2f}, and best the first units, by "
-                f"{first}")  # fmt: skip
-    images = [signed(agreed(a, b, source, "low"), 2)
-              for source in ("small-signals", "small-signals-own")
-              for a, b in (("norm", TOP), (TOP, FIRST))]  # fmt: skip
-    assert says(f"agree by {images[0]}, the first epochs and the eigenvalue by {images[1]}; at the "
-                f"rate chosen for rank 4 (`small-signals-own`, 0.05, n = 5) by {images[2]} and "
-                f"{images[3]}.")  # fmt: skip
+    assert says(
+        f"agrees with it by {norm}, {apart['norm']:+.2f} in different runs, critical "
+        f"sharpness by {sharp} and {apart['sharpness']:+.2f}, and best the first units, by "
+        f"{first}"
+    )
+    images = [
+        signed(agreed(a, b, source, "low"), 2)
+        for source in ("small-signals", "small-signals-own")
+        for a, b in (("norm", TOP), (TOP, FIRST))
+    ]
+    assert says(
+        f"agree by {images[0]}, the first epochs and the eigenvalue by {images[1]}; at the "
+        f"rate chosen for rank 4 (`small-signals-own`, 0.05, n = 5) by {images[2]} and "
+        f"{images[3]}."
+    )
 
 
 def test_detectors_live() -> None:
@@ -124,8 +133,9 @@ def test_what_is_said_of_the_papers_rules() -> None:
     for other, granularity in (("fisher-change", "epoch"), ("trace-cusum", "epoch x layer")):
         mean, low, _ = interval(kappas.get_group((other, granularity)).to_list())
         words.append(f"{mean:.2f} ± {mean - low:.2f}")
-    assert says(f"Fisher trace: kappa {words[0]} with the norm. CUSUM on the layer-wise trace: "
-                f"{words[1]}.")  # fmt: skip
+    assert says(
+        f"Fisher trace: kappa {words[0]} with the norm. CUSUM on the layer-wise trace: {words[1]}."
+    )
     same = kappas.get_group(("eigenvalue-change", "epoch"))
     assert {f"{kappa:.2f}" for kappa in same} == {"0.73"}
     spent = 100 * found.detectors.groupby("detector")["share_of_training"].mean()

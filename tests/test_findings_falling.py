@@ -72,11 +72,14 @@ def test_a_rank_that_follows_the_rate_beats_one_throughout() -> None:
     found = comparisons(*tournament_of(STEP))
     assert found["p_holm"].max() < 0.003
     sent = tournament_of(STEP)[0].groupby("name")["floats"].mean()
-    lost = [plain(effect(STEP, a, b), 3) for a, b in (("rate 2-1", "rank 2"),
-                                                     ("rate 3-1", "rank 3"))]  # fmt: skip
+    lost = [
+        plain(effect(STEP, a, b), 3) for a, b in (("rate 2-1", "rank 2"), ("rate 3-1", "rank 3"))
+    ]
     two, three = sent["rate 2-1"] / sent["rank 2"], sent["rate 3-1"] / sent["rank 3"]
-    assert says(f"sends {two:.2f} of rank 2's floats and loses {lost[0]} bits to it; *rate 3-1* "
-                f"sends {three:.2f} of rank 3's and loses {lost[1]}.")  # fmt: skip
+    assert says(
+        f"sends {two:.2f} of rank 2's floats and loses {lost[0]} bits to it; *rate 3-1* "
+        f"sends {three:.2f} of rank 3's and loses {lost[1]}."
+    )
     assert says(f"floats and loses {lost[0]} bits to it, {BEST} less than", "how-to/start.md")
     assert says(f"rank 2 itself is {bits(turned(of_a_line()))} below the one through ranks 1 and 3")
     words = [bits(turned(of_a_parabola(STEP, arm))) for arm in LADDERS]
@@ -95,8 +98,9 @@ BEST = "0.05 [0.04, 0.06]"  # rate 2-1, beside a parabola
 def wide(source: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Bits and the logarithm of floats, a row per seed and a column per arm."""
     each, shown = tournament_of(source)
-    values, floats = (each.pivot(index="seed", columns="name", values=x)
-                      for x in (shown.name, "floats"))  # fmt: skip
+    values, floats = (
+        each.pivot(index="seed", columns="name", values=x) for x in (shown.name, "floats")
+    )
     return values, np.log(floats)
 
 
@@ -104,13 +108,16 @@ def of_a_parabola(source: str, arm: str) -> Numbers:
     """Minus what a parabola through ranks 1, 2 and 3 has at the arm's floats."""
     values, logs = wide(source)
     ranks = ["rank 1", "rank 2", "rank 3"]
-    return interval([
-        values.loc[seed, arm] - np.polyval(
-            np.polyfit(logs.loc[seed, ranks].to_numpy(), values.loc[seed, ranks].to_numpy(), 2),
-            logs.loc[seed, arm],
-        )
-        for seed in values.index
-    ])  # fmt: skip
+    return interval(
+        [
+            values.loc[seed, arm]
+            - np.polyval(
+                np.polyfit(logs.loc[seed, ranks].to_numpy(), values.loc[seed, ranks].to_numpy(), 2),
+                logs.loc[seed, arm],
+            )
+            for seed in values.index
+        ]
+    )
 
 
 def of_a_line() -> Numbers:
@@ -150,8 +157,10 @@ def test_what_is_said_of_accordion() -> None:
     each, shown = tournament_of(STEP)
     at = each.set_index(["name", "seed"])[shown.name]
     far = [at[arm, 7008] for arm in ("accordion", "rank 4")]
-    assert says(f"One seed (7008) is far off, ACCORDION at {far[0]:.2f} and rank 4 at {far[1]:.2f}"
-                f"; without it it is {bits(held(STEP, 'accordion', without=7008))}")  # fmt: skip
+    assert says(
+        f"One seed (7008) is far off, ACCORDION at {far[0]:.2f} and rank 4 at {far[1]:.2f}"
+        f"; without it it is {bits(held(STEP, 'accordion', without=7008))}"
+    )
     assert far[0] == at["accordion"].max() > at["accordion"].drop(7008).max() + 0.2
     ranks = levels(STEP, "accordion")
     before, after = fmean(ranks[:15]), fmean(ranks[15:])
@@ -162,8 +171,10 @@ def test_what_is_said_of_accordion() -> None:
 def test_under_a_cosine() -> None:
     two, three = (bits(turned(held(COSINE, arm))) for arm in LADDERS[:2])
     parabola = bits(turned(of_a_parabola(COSINE, "rate 2-1")))
-    assert says(f"*rate 2-1* is {two} bits below the line and {parabola} below the parabola; *rate "
-                f"3-1*, {three} below the line, is open")  # fmt: skip
+    assert says(
+        f"*rate 2-1* is {two} bits below the line and {parabola} below the parabola; *rate "
+        f"3-1*, {three} below the line, is open"
+    )
     assert held(COSINE, "rate 3-1")[2] > 0
     assert says(f"by {BEST} bits at the same floats, and by {parabola} under a cosine")
 

@@ -56,10 +56,14 @@ def test_what_is_said_of_local_steps() -> None:
         name: signed(effect("lm-local", f"{name} quarter", "first quarter"), 2)
         for name in ("second", "third", "last")
     }
-    assert says(f"beats the second by {won['second']}, the third by {won['third']} and the last by "
-                f"{won['last']} bits")  # fmt: skip
-    worst = max(p_value(minus(f"{name} quarter", "first quarter")(records("lm-local")))
-                for name in ("second", "third", "last"))  # fmt: skip
+    assert says(
+        f"beats the second by {won['second']}, the third by {won['third']} and the last by "
+        f"{won['last']} bits"
+    )
+    worst = max(
+        p_value(minus(f"{name} quarter", "first quarter")(records("lm-local")))
+        for name in ("second", "third", "last")
+    )
     assert says(f"bits (p at most {worst:.3f})")
     _, low, high = effect("lm-local", "last quarter", "every 32")
     assert max(abs(low), abs(high)) <= 0.01
@@ -81,12 +85,17 @@ def test_what_is_said_of_local_steps() -> None:
             "%", " %"
         )
     )
-    (steps,) = {sum(row["sync"]["rounds"] for row in run.rows)
-                for run in records("lm-local") if run.name == "diloco 32"}  # fmt: skip
+    (steps,) = {
+        sum(row["sync"]["rounds"] for row in run.rows)
+        for run in records("lm-local")
+        if run.name == "diloco 32"
+    }
     assert says(f"Its {steps} outer steps")
     times = [at.loc["every 1", n] / at.loc["every 4", n] for n in tournament.NETWORKS]
-    assert says(f"takes {times[2]:.1f} times as long as a period of 4 on 20 Mbit/s with 50 ms, and "
-                f"{times[0]:.1f} times as long on 10 Gbit/s")  # fmt: skip
+    assert says(
+        f"takes {times[2]:.1f} times as long as a period of 4 on 20 Mbit/s with 50 ms, and "
+        f"{times[0]:.1f} times as long on 10 Gbit/s"
+    )
 
 
 def test_what_is_said_of_local_steps_with_sgd() -> None:
@@ -96,8 +105,10 @@ def test_what_is_said_of_local_steps_with_sgd() -> None:
     last = signed(effect(source, "last quarter", "first quarter"), 2)
     even = signed(effect(source, "first quarter", "every 4"), 2)
     p = p_value(minus("last quarter", "first quarter")(records(source)))
-    assert says(f"first quarter beats the last by {last} bits (p {p:.3f}) and loses to the "
-                f"constant period of 4 by {even}")  # fmt: skip
+    assert says(
+        f"first quarter beats the last by {last} bits (p {p:.3f}) and loses to the "
+        f"constant period of 4 by {even}"
+    )
     assert says(f"beats a period of 32 by {signed(effect(source, 'every 32', 'last quarter'), 2)}")
 
 
@@ -115,8 +126,9 @@ def test_what_is_said_of_local_steps_on_images() -> None:
     assert round(spent["first quarter"] / spent["every 32"]) == 9
     assert says(f"differ by {plain(effect(source, 'first quarter', 'last quarter'))}")
     trials = json.loads((REFERENCE / f"{source}-tune.json").read_text())["trials"]
-    at = {(t["schedule"], float(t["values"].split("=")[1])): 100 * fmean(t["scores"])
-          for t in trials}  # fmt: skip
+    at = {
+        (t["schedule"], float(t["values"].split("=")[1])): 100 * fmean(t["scores"]) for t in trials
+    }
     flat = [score for (_, rate), score in at.items() if rate <= 0.05]
     assert says(f"all arms have {min(flat):.1f} to {max(flat):.1f} % of the validation images")
     rare = [f"{at['every 32', rate]:.1f} %" for rate in (0.2, 0.4)]

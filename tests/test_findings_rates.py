@@ -68,8 +68,10 @@ def test_the_usable_rates_of_adamw() -> None:
         mean, low, high = (f"{rows.loc[arm, column]:.2g}" for column in columns)
         return f"{mean} [{low}, {high}]"
 
-    assert says(f"rank 4's ends at {share(own, 'rank 4')} of dense's, rank 1's at "
-                f"{share(own, 'rank 1')}, which")  # fmt: skip
+    assert says(
+        f"rank 4's ends at {share(own, 'rank 4')} of dense's, rank 1's at "
+        f"{share(own, 'rank 1')}, which"
+    )
     assert says(f"rank 4's ends at {share(loss, 'rank 4')} of dense's, because")
     assert loss.loc["rank 1", "n"] == 0
     means = each.groupby(["arm", "rate"])[[bits.name, "train_loss"]].mean()
@@ -83,8 +85,9 @@ def test_the_usable_rates_of_adamw() -> None:
         f"rank 1 is {one[0.006] - dense[0.006]:.2f} bits behind dense, each at its best "
         f"{one.min() - dense.min():.2f}. Its best, {one.min():.2f}, is at the smallest"
     )
-    assert says(f"three seeds of four, it has {one[0.003]:.2f}. Without feedback it has "
-                f"{bare.min():.2f}.")  # fmt: skip
+    assert says(
+        f"three seeds of four, it has {one[0.003]:.2f}. Without feedback it has {bare.min():.2f}."
+    )
     seeds = each[each["arm"] == "rank 1"].pivot(index="seed", columns="rate", values=bits.name)
     assert (seeds[0.003] < seeds[0.0015]).sum() == 3
     ranges = mechanism.ends(each, bits)
@@ -98,14 +101,17 @@ def test_the_usable_rates_early_and_late() -> None:
     assert between("when") == narrowing.as_text(rows).markdown() + "\n"
     cells = [[row.strip() for row in line.split("|")] for line in between("when").splitlines()[2:]]
     ratios = {(cell[1], cell[2]): cell[6] for cell in cells}
-    assert says(f"ends at {ratios['0.3', '2-7']} of dense's there, and at {ratios['0.3', '14-19']} "
-                f"late; with a whole nat at {ratios['1', '2-7']} and {ratios['1', '14-19']}"
-                )  # fmt: skip
+    assert says(
+        f"ends at {ratios['0.3', '2-7']} of dense's there, and at {ratios['0.3', '14-19']} "
+        f"late; with a whole nat at {ratios['1', '2-7']} and {ratios['1', '14-19']}"
+    )
     slow = each[each["rate"] <= 0.1]
     logs = np.log(slow["loss"] / slow["dense"]).groupby([slow["window"], slow["seed"]]).mean()
     early, late = (logs[f"epochs {name}"] for name in ("2-7", "14-19"))
-    words = [[f"{math.exp(x):.{digits}f}" for x in interval(each_log.to_list())]
-             for each_log, digits in ((early, 1), (late, 1), (early - late, 2))]  # fmt: skip
+    words = [
+        [f"{math.exp(x):.{digits}f}" for x in interval(each_log.to_list())]
+        for each_log, digits in ((early, 1), (late, 1), (early - late, 2))
+    ]
     ours, theirs, ratio = (f"{mean} [{low}, {high}]" for mean, low, high in words)
     assert says(f"rank 1 has {ours} times dense's early and {theirs} times late, {ratio} of that")
     at = each[each["window"] == "epochs 2-7"]
@@ -113,8 +119,9 @@ def test_the_usable_rates_early_and_late() -> None:
     means = gaps.mean(axis=1)
     assert (means[means.index <= 0.2] > 0.1).all()
     rises = p_value((gaps.loc[0.2] - gaps.loc[0.00625]).to_list())
-    assert says(f"by {means[0.00625]:.2f} nats at the smallest and {means[0.2]:.2f} at 0.2 (p "
-                f"{rises:.3f})")  # fmt: skip
+    assert says(
+        f"by {means[0.00625]:.2f} nats at the smallest and {means[0.2]:.2f} at 0.2 (p {rises:.3f})"
+    )
 
 
 @functools.cache
@@ -157,17 +164,22 @@ def test_the_losses_of_ranks_and_low_passes() -> None:
     late, ranks = (
         [best[f"{prefix}rank {rank}"] for rank in (4, 2, 1)] for prefix in ("low-pass as ", "")
     )
-    assert says(f"have {late[0]}, {late[1]} and {late[2]} nats, the ranks {ranks[0]}, {ranks[1]} "
-                f"and {ranks[2]}, dense {best['dense']}.")  # fmt: skip
+    assert says(
+        f"have {late[0]}, {late[1]} and {late[2]} nats, the ranks {ranks[0]}, {ranks[1]} "
+        f"and {ranks[2]}, dense {best['dense']}."
+    )
     at = each.set_index(["arm", "rate", "seed"])["train_loss"]
     lost = []
     for rank in (4, 2, 1):
-        ours, theirs = (at[arm][means[arm].idxmin()] for arm in (
-            f"low-pass as rank {rank}", f"rank {rank}"))  # fmt: skip
+        ours, theirs = (
+            at[arm][means[arm].idxmin()] for arm in (f"low-pass as rank {rank}", f"rank {rank}")
+        )
         lost.append(interval((ours - theirs).to_list()))
     words = ["{:.2g} [{:.2g}, {:.2g}]".format(*x) for x in lost[:2]]
-    assert says(f"differences are {words[0]}, {words[1]} and, open, "
-                + "{:.3f} [{:.3f}, {:.3f}]".format(*lost[2]))  # fmt: skip
+    assert says(
+        f"differences are {words[0]}, {words[1]} and, open, "
+        + "{:.3f} [{:.3f}, {:.3f}]".format(*lost[2])
+    )
     three = [best[f"{arm}, momentum 0"] for arm in ("rank 1", "low-pass as rank 1", "dense")]
     assert says(f"{three[0]} of rank 1 against {three[1]} of its low-pass and {three[2]} of dense")
     firsts = [means[f"{arm}, momentum 0"].idxmin() for arm in ("rank 1", "dense")]
@@ -186,10 +198,13 @@ def test_the_edge_of_stability() -> None:
     assert says(f"is below {edge.edge(0.9):.2f}, the *edge*")
     bare, late = "rank 1, no feedback", "low-pass as rank 1"
     assert says(f"{cells[0.1, bare]} at a rate of 0.1, where dense has {cells[0.1, 'dense']}")
-    assert says(f"At its best rate, 0.025, it has {cells[0.025, bare]} and dense "
-                f"{cells[0.025, 'dense']}")  # fmt: skip
-    assert says(f"range, {cells[0.4, 'rank 1']} and {cells[0.4, late]} against dense's "
-                f"{cells[0.4, 'dense']}")  # fmt: skip
+    assert says(
+        f"At its best rate, 0.025, it has {cells[0.025, bare]} and dense {cells[0.025, 'dense']}"
+    )
+    assert says(
+        f"range, {cells[0.4, 'rank 1']} and {cells[0.4, late]} against dense's "
+        f"{cells[0.4, 'dense']}"
+    )
     at = rows.set_index(["rate", "arm"])
     for rate in (0.2, 0.4):
         assert at.loc[(0.1, bare), "low"] < at.loc[(rate, bare), "product"]
@@ -215,17 +230,19 @@ def test_deficits_of_a_deep_linear_network() -> None:
     assert short["harm"].is_monotonic_increasing
     late = [rows.loc[window] for window in ((10_000, 30_000), (20_000, 40_000))]
     cells = [row[4] for row in first.rows if row[1] in ("30,000", "40,000")]
-    assert says(f"on leave {cells[0]} and {cells[1]} times what they leave at the start (p "
-                f"{late[0]['p_holm']:.3f} and {late[1]['p_holm']:.3f} after correction over eight)"
-                )  # fmt: skip
+    assert says(
+        f"on leave {cells[0]} and {cells[1]} times what they leave at the start (p "
+        f"{late[0]['p_holm']:.3f} and {late[1]['p_holm']:.3f} after correction over eight)"
+    )
     assert (harm["p_holm"] < 0.05).sum() == 2
     assert harm["p_holm"].notna().sum() == 8
 
 
 def test_late_deficits_against_the_steps_that_follow_them() -> None:
     runs = records("deep-linear")
-    plain = {run.seed: run.epochs["metric"].head(60).tail(3).mean() for run in runs
-             if run.name == "none"}  # fmt: skip
+    plain = {
+        run.seed: run.epochs["metric"].head(60).tail(3).mean() for run in runs if run.name == "none"
+    }
     logs: dict[tuple[int, int], dict[int, float]] = {}
     for run in runs:
         if run.name != "none":
@@ -237,8 +254,10 @@ def test_late_deficits_against_the_steps_that_follow_them() -> None:
         for (length, first), each in logs.items()
         if first
     }
-    cells = ["{:.2g} [{:.2g}, {:.2g}]".format(*map(math.exp, interval(later[20_000, at])))
-             for at in (10_000, 20_000)]  # fmt: skip
+    cells = [
+        "{:.2g} [{:.2g}, {:.2g}]".format(*map(math.exp, interval(later[20_000, at])))
+        for at in (10_000, 20_000)
+    ]
     assert says(f"the factors are {cells[0]} and {cells[1]}, not shown after correction")
     assert min(holm([p_value(each) for each in later.values()])) >= 0.05
     assert not any(interval(each)[2] < 0 for each in later.values())  # logarithms

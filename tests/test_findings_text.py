@@ -52,9 +52,18 @@ def test_the_tuned_language_model_at_its_best_rates(pair: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "pair", ["high - low", "low-first - high", "low-last - high", "low-last - low-first",
-             "low-first - mid", "accordion - low", "accordion - low-first", "accordion - mid"],
-)  # fmt: skip
+    "pair",
+    [
+        "high - low",
+        "low-first - high",
+        "low-last - high",
+        "low-last - low-first",
+        "low-first - mid",
+        "accordion - low",
+        "accordion - low-first",
+        "accordion - mid",
+    ],
+)
 def test_when_low_compression_is_sent_in_the_tuned_demo(pair: str) -> None:
     a, b = pair.split(" - ")
     sent = " and ".join(floats("lm-demo", name) for name in (a, b))
@@ -67,8 +76,10 @@ def test_the_demos_p_values() -> None:
     values = [p_value(minus(*pair.split(" - "))(records("lm-demo"))) for pair in pairs]
     corrected = dict(zip(pairs, holm(values), strict=True))
     assert len(corrected) == 8
-    assert says(f"(p {' and '.join(f'{corrected.pop(pair):.2f}' for pair in mid)}), the others "
-                f"hold (p at most {max(corrected.values()):.3f})")  # fmt: skip
+    assert says(
+        f"(p {' and '.join(f'{corrected.pop(pair):.2f}' for pair in mid)}), the others "
+        f"hold (p at most {max(corrected.values()):.3f})"
+    )
 
 
 def test_what_is_said_of_the_demos_baseline() -> None:
@@ -84,8 +95,9 @@ def test_what_is_said_of_the_demos_baseline() -> None:
     early, late = (turned(effect("lm-demo", a, "high")) for a in ("low-first", "low-last"))
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert f"it wins back {plain(early, 2)} of that, in the last {late[0]:.2f}." in readme
-    digits = [effect(source, "rank 4", "rank 1")[0]
-              for source in ("tournament-smoke", "detection-smoke")]  # fmt: skip
+    digits = [
+        effect(source, "rank 4", "rank 1")[0] for source in ("tournament-smoke", "detection-smoke")
+    ]
     assert f"{digits[0]:.1f} to {digits[1]:.1f} points of the loss are left on digits" in readme
     images = plain(effect("tournament-small", "rank 4", "rank 1"))
     assert f"on CIFAR-10 it is not shown ([{images} points]" in readme
@@ -130,9 +142,11 @@ def bits(row: pd.Series) -> str:
 def test_what_is_said_of_blind_schedules_on_a_text() -> None:
     found = moments(*tournament_of(LM))
     first, coin, last = (against(found, f"{n} 6", "static") for n in ("first", "coin", "last"))
-    assert says(f"first quarter has {bits(first)} bits more, in epochs drawn by chance "
-                f"{bits(coin)}, in the last quarter {bits(last)}, all after correction (p at most "
-                "0.005)")  # fmt: skip
+    assert says(
+        f"first quarter has {bits(first)} bits more, in epochs drawn by chance "
+        f"{bits(coin)}, in the last quarter {bits(last)}, all after correction (p at most "
+        "0.005)"
+    )
     assert max(row["p_holm"] for row in (first, coin, last)) < 0.005
     assert says(f"First beats last by {bits(against(found, 'last 6', 'first'))}.")
 
@@ -140,14 +154,18 @@ def test_what_is_said_of_blind_schedules_on_a_text() -> None:
 def test_what_is_said_of_policies_on_a_text() -> None:
     found = comparisons(*tournament_of(LM))
     behind = [against(found, arm, "static") for arm in ("accordion", "forced", "gravac")]
-    assert says(f"lose to it**, by {bits(behind[0])}, {bits(behind[1])} and {bits(behind[2])} "
-                f"bits, all three after correction over {len(found)} comparisons")  # fmt: skip
+    assert says(
+        f"lose to it**, by {bits(behind[0])}, {bits(behind[1])} and {bits(behind[2])} "
+        f"bits, all three after correction over {len(found)} comparisons"
+    )
     firsts = [against(found, arm, "first") for arm in ("accordion", "forced", "gravac")]
     assert all(row["p_holm"] < 0.05 and row["difference"] > 0 for row in (*behind, *firsts))
     assert says(f"Against a coin ACCORDION has {bits(against(found, 'accordion', 'coin'))}:")
     assert says(f"AdaQS is open, {bits(against(found, 'adaqs', 'static'))}.")
     level, first = (against(found, "l-greco", name) for name in ("static", "first"))
     words = [plain(turned(ends(row)), 2) for row in (level, first)]
-    assert says(f"is better**: {words[0]} bits below one rank throughout (p {level['p']:.3f}; "
-                f"{level['p_holm']:.2f} after correction), {words[1]} below rank 4 first "
-                f"({first['p_holm']:.4f} after it)")  # fmt: skip
+    assert says(
+        f"is better**: {words[0]} bits below one rank throughout (p {level['p']:.3f}; "
+        f"{level['p_holm']:.2f} after correction), {words[1]} below rank 4 first "
+        f"({first['p_holm']:.4f} after it)"
+    )

@@ -75,8 +75,10 @@ def ranks_and_accordions_signal() -> None:
     mean, low, high = effect("tournament-smoke", "accordion", "forced")
     spent = tournament.table(*tournament_of("tournament-smoke")).set_index("arm")["floats"]
     more = 100 * (spent["accordion"] / spent["forced"] - 1)
-    assert says(f"Its signal adds {mean:.1f} [{low:.1f}, {high:+.1f}] to its forced parts, for "
-                f"{more:.0f} % more floats")  # fmt: skip
+    assert says(
+        f"Its signal adds {mean:.1f} [{low:.1f}, {high:+.1f}] to its forced parts, for "
+        f"{more:.0f} % more floats"
+    )
 
 
 def no_policy_beats_floats_spent_without_looking() -> None:
@@ -159,26 +161,34 @@ def test_the_tournament_of_images() -> None:
 
 
 SHARED = {
-    ("low", "high"), ("low-in-critical", "high"), ("dense", "high-in-critical"), ("dense", "low"),
-    ("accordion", "low"), ("accordion", "high"),
-}  # fmt: skip
+    ("low", "high"),
+    ("low-in-critical", "high"),
+    ("dense", "high-in-critical"),
+    ("dense", "low"),
+    ("accordion", "low"),
+    ("accordion", "high"),
+}
 
 
 def test_what_is_said_of_the_tournament_of_images() -> None:
     to_rank_4, to_dense = (plain(effect(SMALL, arm, "rank 1")) for arm in ("rank 4", "dense"))
     shared = plain(effect("small", "low", "high"))
-    assert says(f"loses {to_rank_4} points to rank 4 and {to_dense} to dense, where the shared "
-                f"rate says {shared}")  # fmt: skip
+    assert says(
+        f"loses {to_rank_4} points to rank 4 and {to_dense} to dense, where the shared "
+        f"rate says {shared}"
+    )
     longer = [plain(effect(SMALL, arm, "rank 1 longer")) for arm in ("rank 4", "rank 1")]
     found = comparisons(*tournament_of(SMALL))
     row = against(found, "rank 1 longer", "static")
     tested = int((found["n"] > 0).sum())
-    assert says(f"ends {longer[0]} below it (p {row['p']:.2g}; {row['p_holm']:.2g} after "
-                f"correction over all {tested} comparisons) and {longer[1]} below itself"
-                )  # fmt: skip
+    assert says(
+        f"ends {longer[0]} below it (p {row['p']:.2g}; {row['p_holm']:.2g} after "
+        f"correction over all {tested} comparisons) and {longer[1]} below itself"
+    )
     assert says(f"ACCORDION has {plain(ends(against(found, 'accordion', 'static')))} against one")
-    assert says(f"its training loss falls from {final_loss('rank 1')} to "
-                f"{final_loss('rank 1 longer')}")  # fmt: skip
+    assert says(
+        f"its training loss falls from {final_loss('rank 1')} to {final_loss('rank 1 longer')}"
+    )
     assert found["p_holm"].min() > 0.05
     assert says(f"epochs have {plain(effect(SMALL, 'first 6', 'last 6'))} points more than the la")
     assert says(f"there are {plain(effect(SMALL, 'first 6', 'critical 8'))} fewer")
@@ -202,10 +212,13 @@ def test_the_rates_of_the_tournament_of_images() -> None:
 
 
 BATCHES = (
-    ("small-batch", "large-batch"), ("small-in-critical", "large-batch"),
-    ("small-in-critical", "small-batch"), ("small-batch", "large-in-critical"),
-    ("accordion-batch", "small-batch"), ("accordion-batch", "smith"),
-)  # fmt: skip
+    ("small-batch", "large-batch"),
+    ("small-in-critical", "large-batch"),
+    ("small-in-critical", "small-batch"),
+    ("small-batch", "large-in-critical"),
+    ("accordion-batch", "small-batch"),
+    ("accordion-batch", "smith"),
+)
 
 
 def test_batch_sizes_at_one_rate_and_at_own_rates() -> None:
@@ -306,8 +319,10 @@ def what_is_said_of_who_knows_the_event() -> None:
     ranks = [plain(effect(name, "rank 4", "rank 1")) for name in SETTINGS]
     assert says(f"differ by {ranks[1]} points ({ranks[0]} in the shift, {ranks[2]} in the ramp, ")
     least = held("pruned-smoke")["p_holm"].min()
-    assert says(f"ranks 4 and 1 differ by {ranks[3]} points, and no policy, nor an arm that knows "
-                f"the event, differs from a control (p at least {least:.2f} after")  # fmt: skip
+    assert says(
+        f"ranks 4 and 1 differ by {ranks[3]} points, and no policy, nor an arm that knows "
+        f"the event, differs from a control (p at least {least:.2f} after"
+    )
     same = plain(ends(against(held("shift-smoke"), "event 12", "static")))
     assert says(f"and one rank throughout is not shown to lose ({same}); nor with")
     dense = [run.epochs["metric"] for run in records("pruned-smoke") if run.name == "dense"]
@@ -317,8 +332,9 @@ def what_is_said_of_who_knows_the_event() -> None:
 
 def what_is_said_of_accordion_at_events() -> None:
     every = pd.concat([held(name) for name in SETTINGS])
-    assert not ((every["control"] == "static") & (every["difference"] > 0)
-                & (every["p_holm"] < 0.05)).any()  # fmt: skip
+    assert not (
+        (every["control"] == "static") & (every["difference"] > 0) & (every["p_holm"] < 0.05)
+    ).any()
     rows = every[(every["control"] == "event") & every["arm"].isin(["accordion 1", "accordion 3"])]
     low, high = (f"{x:+.1f}" for x in (rows["difference"].min(), rows["difference"].max()))
     assert says(f"ACCORDION has between {low} and {high} points over")
@@ -329,8 +345,10 @@ def what_is_said_of_accordion_at_events() -> None:
     assert says(f"it has {more} more there than its forced parts (p 0.02, before correction)")
     tables = {name: tournament.table(*tournament_of(name)).set_index("arm") for name in SETTINGS}
     spent = {name: rows["floats"] for name, rows in tables.items()}
-    assert says(f"for {spent['shift-smoke']['accordion 3'] / spent['shift-smoke']['forced 3']:.1f} "
-                "times their floats")  # fmt: skip
+    assert says(
+        f"for {spent['shift-smoke']['accordion 3'] / spent['shift-smoke']['forced 3']:.1f} "
+        "times their floats"
+    )
     ramp = held("ramp-smoke")
     assert says(f'beats "first" by {plain(ends(against(ramp, "accordion 1", "first")))}')
     assert says(f"has {signed(ends(against(ramp, 'accordion 1', 'static')))} against one rank")
@@ -353,5 +371,9 @@ def the_rates_of_events() -> None:
         far[name] = tournament.edges(REFERENCE / f"{name}-tune.json", rates)
         trials = json.loads((REFERENCE / f"{name}-tune.json").read_text())["trials"]
         assert len({trial["values"] for trial in trials}) == 8
-    assert far == {"shift-smoke": ["random 6"], "restarts-smoke": [], "ramp-smoke": ["forced 3"],
-                   "pruned-smoke": []}  # fmt: skip
+    assert far == {
+        "shift-smoke": ["random 6"],
+        "restarts-smoke": [],
+        "ramp-smoke": ["forced 3"],
+        "pruned-smoke": [],
+    }

@@ -47,8 +47,17 @@ def test_one_bit_anywhere_shows(dtype: torch.dtype) -> None:
 
 def test_places_count() -> None:
     a, b = tensors(torch.float32)[:2]
-    assert len({fingerprint([a, b]), fingerprint([a.flip(0), b]), fingerprint([a, b.flip(0)]),
-                fingerprint([b, a])}) == 4  # fmt: skip
+    assert (
+        len(
+            {
+                fingerprint([a, b]),
+                fingerprint([a.flip(0), b]),
+                fingerprint([a, b.flip(0)]),
+                fingerprint([b, a]),
+            }
+        )
+        == 4
+    )
 
 
 def test_who_differs_is_named() -> None:

@@ -56,10 +56,33 @@ def without(*path: str) -> Change:
 
 
 HEADERS = [
-    *[(without("config", key), f"config.{key} is missing") for key in
-      ("name", "seed", "epochs", "workers", "levels", "policy", "data", "signal", "compressor")],
-    *[(without(key), f"{key} is missing") for key in
-      ("schema", "config", "world", "data", "metric", "per_step", "layers", "steps_per_epoch")],
+    *[
+        (without("config", key), f"config.{key} is missing")
+        for key in (
+            "name",
+            "seed",
+            "epochs",
+            "workers",
+            "levels",
+            "policy",
+            "data",
+            "signal",
+            "compressor",
+        )
+    ],
+    *[
+        (without(key), f"{key} is missing")
+        for key in (
+            "schema",
+            "config",
+            "world",
+            "data",
+            "metric",
+            "per_step",
+            "layers",
+            "steps_per_epoch",
+        )
+    ],
     (put("config", "epochs", value="24"), "config.epochs is '24', expected a whole number from 0"),
     (put("config", "epochs", value=10**9), "config.epochs is 1000000000, expected a whole number"),
     (put("config", "epochs", value=True), "config.epochs is True"),
@@ -84,12 +107,26 @@ HEADERS = [
     (put("per_step", "low", "layers", value=[1, 2]), "per_step has no cost for each of 1 layers"),
     (put("machine", value={"gpus": "many"}), "machine.gpus is 'many', expected a list of texts"),
     (put("data", "digest", value=7), "data.digest is 7"),
-]  # fmt: skip
+]
 
 ROWS = [
-    *[(without(key), f"{key} is missing") for key in
-      ("lr", "next_lr", "steps", "metric", "train_loss", "test_loss", "floats", "bytes", "layers",
-       "statistics", "batch_size", "collectives")],
+    *[
+        (without(key), f"{key} is missing")
+        for key in (
+            "lr",
+            "next_lr",
+            "steps",
+            "metric",
+            "train_loss",
+            "test_loss",
+            "floats",
+            "bytes",
+            "layers",
+            "statistics",
+            "batch_size",
+            "collectives",
+        )
+    ],
     (put("metric", value="good"), "metric is 'good', expected a finite number"),
     (put("floats", value=-1), "floats is -1, expected a number from 0 to 1e.100"),
     (put("floats", value=1.7e308), "floats is 1.7e.308, expected a number from 0 to 1e.100"),
@@ -111,7 +148,7 @@ ROWS = [
     (put("collectives", "bytes", value={"mean": 0}), "collectives.bytes.gather is missing"),
     (put("collectives", "calls", "x", value=[]), "collectives.calls.x is .., expected a number"),
     (put("further", value=deep(20)), "further is .*, expected at most 16 tables deep"),
-]  # fmt: skip
+]
 
 
 def edit_header(folder: Path, change: Change) -> None:
@@ -213,11 +250,14 @@ def test_a_pipe_in_the_place_of_a_lock_is_not_waited_for(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("plant", "sentence"),
-    [(os.mkfifo, "it is a pipe"), (os.mkdir, "it is a folder"),
-     (lambda path: path.symlink_to("/nowhere"), "it is a symbolic link"),
-     (lambda path: path.symlink_to(__file__), "it is a symbolic link")],
+    [
+        (os.mkfifo, "it is a pipe"),
+        (os.mkdir, "it is a folder"),
+        (lambda path: path.symlink_to("/nowhere"), "it is a symbolic link"),
+        (lambda path: path.symlink_to(__file__), "it is a symbolic link"),
+    ],
     ids=["pipe", "folder", "dangling link", "link to a file of somebody's"],
-)  # fmt: skip
+)
 def test_only_regular_files_of_the_record_are_packed(
     plant: Callable[[Path], object], sentence: str, tmp_path: Path
 ) -> None:
@@ -255,8 +295,13 @@ def test_no_text_of_a_stranger_moves_the_cursor(tmp_path: Path, command: Callabl
         file.write(json.dumps({"time": "now", "event": "stopped", "why": f"so{evil}"}) + "\n")
     broken = make(tmp_path / "runs" / f"b{evil}")
     (broken / "run.json").write_text("{}")
-    for words in (["watch", "--once", "runs"], ["watch", "--once", str(folder)], ["doctor", "runs"],
-                  ["watch", "--once", str(broken)], ["detect", str(broken)]):  # fmt: skip
+    for words in (
+        ["watch", "--once", "runs"],
+        ["watch", "--once", str(folder)],
+        ["doctor", "runs"],
+        ["watch", "--once", str(broken)],
+        ["detect", str(broken)],
+    ):
         done = command(*words)
         said = done.stdout + done.stderr
         assert not set(said) & {"\x1b", "\x07", "\x9b"}, words
@@ -308,7 +353,7 @@ EDITS: dict[str, tuple[str, Callable[[str], str], str]] = {
     "a torn one": ("events.jsonl", lambda x: x + '{"ev', "has a line 4 that was not written by"),
     "the header": ("run.json", lambda x: x.replace('"seed": 3', '"seed": 4'), "is not as it was"),
     "a space": ("run.json", lambda x: x + " ", "is not as it was written"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("edit", EDITS)
@@ -350,8 +395,10 @@ def test_an_old_record_gets_its_chain_with_the_resume(tmp_path: Path) -> None:
 
 
 def test_doctor_says_one_line_of_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = {name: make(tmp_path / name, epochs=2 + (name == "whole")) for name in
-            ("whole", "broken", "running", "odd", "changed")}  # fmt: skip
+    runs = {
+        name: make(tmp_path / name, epochs=2 + (name == "whole"))
+        for name in ("whole", "broken", "running", "odd", "changed")
+    }
     whole = Writer.resume(runs["whole"], 3)
     whole.event("end")
     whole.close()
@@ -362,7 +409,12 @@ def test_doctor_says_one_line_of_each(tmp_path: Path, capsys: pytest.CaptureFixt
         assert not check([tmp_path])
     said = capsys.readouterr().out.splitlines()
     assert [line.split(": ")[1].partition(";")[0] for line in said] == [
-        "broken off", "edited", "unreadable", "running", "whole"]  # fmt: skip
+        "broken off",
+        "edited",
+        "unreadable",
+        "running",
+        "whole",
+    ]
     assert said[1].startswith(f"{tmp_path}/changed: edited; epochs.jsonl line")
     packed = tmp_path / "packed.tar.xz"
     pack(runs["whole"].parent / "whole", packed)
@@ -441,8 +493,12 @@ def test_figures_and_report_of_a_record_that_says_less(
                 edit_header(folder, put("data", value={"digest": "d"}))
             else:
                 edit_row(folder, model_epoch)
-    for words in ("figure curves runs --out figures", "report runs --out page.html",
-                  "figure tournament runs --out figures", "detect runs"):  # fmt: skip
+    for words in (
+        "figure curves runs --out figures",
+        "report runs --out page.html",
+        "figure tournament runs --out figures",
+        "detect runs",
+    ):
         done = command(*words.split())
         assert done.returncode == 0 or done.stderr.count("\n") == 1, done.stderr
         if words.startswith(("figure curves", "report")):

@@ -148,19 +148,35 @@ def test_dropout_of_embedding_attention_and_both_halves(dropout: float) -> None:
 
 def config(*settings: str) -> RunConfig:
     """17 steps of 4 x 2 windows of 16 letters."""
-    base = from_dict(RunConfig, {
-        "epochs": 2, "workers": 4, "batch_size": 2,
-        "data": {"name": "synthetic-text", "sequence": 16, "train_size": 2100, "test_size": 300},
-        "model": {"name": "gpt", "width": 16, "depth": 1, "heads": 2},
-        "optimizer": {"lr": 0.5, "clip": 1.0}, "levels": {"low": 2, "high": 1},
-    })  # fmt: skip
+    base = from_dict(
+        RunConfig,
+        {
+            "epochs": 2,
+            "workers": 4,
+            "batch_size": 2,
+            "data": {
+                "name": "synthetic-text",
+                "sequence": 16,
+                "train_size": 2100,
+                "test_size": 300,
+            },
+            "model": {"name": "gpt", "width": 16, "depth": 1, "heads": 2},
+            "optimizer": {"lr": 0.5, "clip": 1.0},
+            "levels": {"low": 2, "high": 1},
+        },
+    )
     return override(base, list(settings))
 
 
 @pytest.mark.slow
 def test_instruments_measure_it_and_leave_no_trace(tmp_path: Path) -> None:
-    tables = ["curvature={images=8,batch=4,probes=2,max_products=20}", "noise={}", "error={}",
-              "overlap={batches=[3],count=2}", "moments={}"]  # fmt: skip
+    tables = [
+        "curvature={images=8,batch=4,probes=2,max_products=20}",
+        "noise={}",
+        "error={}",
+        "overlap={batches=[3],count=2}",
+        "moments={}",
+    ]
     plain = regimes.run(config(), tmp_path / "none")
     record = regimes.run(config(*(f"instruments.{t}" for t in tables)), tmp_path / "all")
     for name, tensor in weights(tmp_path / "none").items():

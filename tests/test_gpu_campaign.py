@@ -48,8 +48,11 @@ def campaign(out: Path, *words: str) -> list[dict[str, Any]]:
     """The rows of one call that has ended well."""
     done = subprocess.run(
         [sys.executable, "-c", LACKING, "--out", str(out), *words],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(x) for x in (out / "lines.jsonl").read_text().splitlines()]
 
@@ -84,8 +87,12 @@ def forked(what: str, *words: str, processes: int = 1, config: RunConfig | None 
 
 
 def part(rank: int, what: str, words: Any, processes: int, port: int, settings: str) -> str:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), REGIMES_CONFIG=settings,
-                      LOCAL_WORLD_SIZE=str(processes))  # fmt: skip
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        REGIMES_CONFIG=settings,
+        LOCAL_WORLD_SIZE=str(processes),
+    )
     if what == "train" and processes == 1:
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
             del os.environ[name]
@@ -161,9 +168,16 @@ def test_each_row_of_speed_has_a_configuration(
     assert len({json.dumps(to_dict(config)) for config in ours}) == len(ours)
 
 
-KINDS = ["plain loop, strict", "plain loop, compiled, tf32", "DDP, torch's PowerSGD 2, bfloat16",
-         "dense, strict", "powersgd 2, tf32", "topk 10 %, bfloat16", "eigenvalue, lanczos",
-         "eigenvalue, pyhessian"]  # fmt: skip
+KINDS = [
+    "plain loop, strict",
+    "plain loop, compiled, tf32",
+    "DDP, torch's PowerSGD 2, bfloat16",
+    "dense, strict",
+    "powersgd 2, tf32",
+    "topk 10 %, bfloat16",
+    "eigenvalue, lanczos",
+    "eigenvalue, pyhessian",
+]
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -47,12 +47,19 @@ class Steps:
 
 def config(*settings: str) -> RunConfig:
     """Five steps of ResNet-18, narrow, on images of 8 x 8."""
-    base = from_dict(RunConfig, {
-        "epochs": 1, "workers": 4, "batch_size": 2, "device": "cuda",
-        "data": {"name": "digits", "train_size": 40, "test_size": 10},
-        "model": {"name": "resnet18-cifar10", "width": 4}, "levels": {"low": 4, "high": 2},
-        "policy": {"name": "static", "level": "high"},
-    })  # fmt: skip
+    base = from_dict(
+        RunConfig,
+        {
+            "epochs": 1,
+            "workers": 4,
+            "batch_size": 2,
+            "device": "cuda",
+            "data": {"name": "digits", "train_size": 40, "test_size": 10},
+            "model": {"name": "resnet18-cifar10", "width": 4},
+            "levels": {"low": 4, "high": 2},
+            "policy": {"name": "static", "level": "high"},
+        },
+    )
     return override(base, list(settings))
 
 
@@ -77,8 +84,14 @@ def test_a_step_of_lanczos_does_not_grow_with_the_network(monkeypatch: pytest.Mo
 
         def found(most: int) -> tuple[int, int]:
             diary.clear()
-            lanczos(lambda v: scale * v, d, max_products=most, generator=stream(1), tolerance=1e-9,
-                    device="cuda")  # fmt: skip
+            lanczos(
+                lambda v: scale * v,
+                d,
+                max_products=most,
+                generator=stream(1),
+                tolerance=1e-9,
+                device="cuda",
+            )
             return diary.ops.total(), diary.waits.total()
 
         (few, waits), (many, more) = found(2), found(2 + products)

@@ -21,9 +21,15 @@ from regimes.config import RunConfig, from_dict, override
 from regimes.records import read_lines
 
 TEXT = ["data={name='synthetic-text', sequence=8, train_size=150, test_size=60}", "batch_size=2"]
-TABLES = ["norms={readings=['global', 'worker0', 'local-mean']}", "noise={}", "msdr={}",
-          "overlap={batches=[16], count=2}", "error={}", "moments={}",
-          "moments-frozen={batch=8, count=2}"]  # fmt: skip
+TABLES = [
+    "norms={readings=['global', 'worker0', 'local-mean']}",
+    "noise={}",
+    "msdr={}",
+    "overlap={batches=[16], count=2}",
+    "error={}",
+    "moments={}",
+    "moments-frozen={batch=8, count=2}",
+]
 EVERYTHING = [f"instruments.{table}" for table in TABLES]
 DEFICITS = ["blur", "flip", "noise", "labels", "gradient-noise"]
 CASES: dict[str, list[str]] = {
@@ -35,50 +41,84 @@ CASES: dict[str, list[str]] = {
     "quantise": ["compressor={name='quantise'}", "levels={low=8, high=2}", "signal='local-mean'"],
     "low-pass": ["compressor={name='low-pass'}", "levels={low=0.5, high=0.1}"],
     "cast": ["compressor={name='cast'}", "levels={low='bf16', high='fp16'}", "signal='worker0'"],
-    "clipped, the movement, adamw": ["optimizer={name='adamw', lr=0.01, clip=1.0}",
-                                     "signal='movement'"],
+    "clipped, the movement, adamw": [
+        "optimizer={name='adamw', lr=0.01, clip=1.0}",
+        "signal='movement'",
+    ],
     "muon, rate by step": ["optimizer={name='muon', lr=0.02, schedule='cosine', per='step'}"],
     "float64": ["dtype='float64'", "signal='movement/lr'"],
     "bfloat16": ["precision='bfloat16'", "model={name='resnet8', width=4}"],
-    "batch growth": ["policy={name='static', level='low'}", "batch_levels={low=8, high=16}",
-                     "batch_policy={name='windows', windows=[[0, 1]], inside='low', "
-                     "outside='high'}"],
+    "batch growth": [
+        "policy={name='static', level='low'}",
+        "batch_levels={low=8, high=16}",
+        "batch_policy={name='windows', windows=[[0, 1]], inside='low', outside='high'}",
+    ],
     "adaqs": ["policy={name='adaqs', levels=['low', 'high']}"],
     **{f"deficit {name}": [f"deficit={{name='{name}', windows=[[0, 1]]}}"] for name in DEFICITS},
-    "gpt": [*TEXT, "model={name='gpt', width=16, depth=1, heads=2}", "union_pass=false",
-            "instruments.noise={}"],
+    "gpt": [
+        *TEXT,
+        "model={name='gpt', width=16, depth=1, heads=2}",
+        "union_pass=false",
+        "instruments.noise={}",
+    ],
     "lstm": [*TEXT, "model={name='lstm', width=8, depth=2, dropout=0.4}"],
-}  # fmt: skip
+}
 
 
 POWERSGD = ["compressor={name='powersgd'}", "levels={low=2, high=1}"]
 APART: dict[str, tuple[float, list[str]]] = {  # how close, settings
     "powersgd, a union": (1e-5, POWERSGD),
     "acp-sgd, a union": (1e-5, ["compressor={name='acp-sgd'}", "levels={low=2, high=1}"]),
-    "acp-sgd twice, by worker, fading": (1e-5, [
-        "compressor={name='acp-sgd', iterations=2, error_feedback=0.9}", "levels={low=2, high=1}",
-        "union_pass=false"]),
+    "acp-sgd twice, by worker, fading": (
+        1e-5,
+        [
+            "compressor={name='acp-sgd', iterations=2, error_feedback=0.9}",
+            "levels={low=2, high=1}",
+            "union_pass=false",
+        ],
+    ),
     "dct-topk": (1e-5, ["compressor={name='dct-topk', chunk=16}"]),
     "powersgd by worker, every instrument": (1e-4, [*POWERSGD, "union_pass=false", *EVERYTHING]),
-    "curvature": (1e-6, ["instruments.fisher={images=16, batch=8}",
-                  "epochs=1",
-                  "instruments.curvature={images=16, batch=8, probes=2, max_products=12}"]),
-    "lstm, curvature": (1e-6, [*TEXT, "model={name='lstm', width=8, depth=1}", "epochs=1",
-                  "instruments.curvature={images=8, batch=4, max_products=6}"]),
-    "transformer, whose inference is the CPU's own":
-        (1e-6, [*TEXT, "model={name='transformer', width=64, depth=1, dropout=0.1}"]),
-}  # fmt: skip
+    "curvature": (
+        1e-6,
+        [
+            "instruments.fisher={images=16, batch=8}",
+            "epochs=1",
+            "instruments.curvature={images=16, batch=8, probes=2, max_products=12}",
+        ],
+    ),
+    "lstm, curvature": (
+        1e-6,
+        [
+            *TEXT,
+            "model={name='lstm', width=8, depth=1}",
+            "epochs=1",
+            "instruments.curvature={images=8, batch=4, max_products=6}",
+        ],
+    ),
+    "transformer, whose inference is the CPU's own": (
+        1e-6,
+        [*TEXT, "model={name='transformer', width=64, depth=1, dropout=0.1}"],
+    ),
+}
 
 
 def config(*settings: str) -> RunConfig:
     """Two epochs of two steps."""
-    base = from_dict(RunConfig, {
-        "epochs": 2, "workers": 4, "batch_size": 8,
-        "data": {"name": "digits", "train_size": 64, "test_size": 40},
-        "model": {"name": "vgg7", "width": 4}, "optimizer": {"lr": 0.1, "clip": None},
-        "compressor": {"name": "topk"}, "levels": {"low": 20, "high": 2},
-        "policy": {"name": "accordion", "interval": 1},
-    })  # fmt: skip
+    base = from_dict(
+        RunConfig,
+        {
+            "epochs": 2,
+            "workers": 4,
+            "batch_size": 8,
+            "data": {"name": "digits", "train_size": 64, "test_size": 40},
+            "model": {"name": "vgg7", "width": 4},
+            "optimizer": {"lr": 0.1, "clip": None},
+            "compressor": {"name": "topk"},
+            "levels": {"low": 20, "high": 2},
+            "policy": {"name": "accordion", "interval": 1},
+        },
+    )
     return override(base, list(settings))
 
 
@@ -128,8 +168,13 @@ def test_a_run_with_another_path_comes_close(
 def test_a_run_that_was_cut_off_goes_on_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    c = config(*TEXT, "model={name='lstm', width=8, depth=2, dropout=0.4}", "epochs=3",
-               "optimizer={name='adamw', lr=0.01}", "device=cuda")  # fmt: skip
+    c = config(
+        *TEXT,
+        "model={name='lstm', width=8, depth=2, dropout=0.4}",
+        "epochs=3",
+        "optimizer={name='adamw', lr=0.01}",
+        "device=cuda",
+    )
     with pretended.gpu():
         regimes.run(c, tmp_path / "whole")
         with monkeypatch.context() as patch:
@@ -155,8 +200,11 @@ def test_two_processes_have_the_numbers_of_two_on_the_cpu(buckets: float, tmp_pa
 def test_the_hook_has_the_numbers_of_the_cpu_and_nobody_overtakes_it(view: bool) -> None:
     """What follows the hook on the main stream may change the buckets, so it waits for the hook's
     gauges, which read them."""
-    case = Case(compressor="topk", levels=(("low", 20), ("high", 2)),
-                ddp={"bucket_cap_mb": 0.004, "gradient_as_bucket_view": view})  # fmt: skip
+    case = Case(
+        compressor="topk",
+        levels=(("low", 20), ("high", 2)),
+        ddp={"bucket_cap_mb": 0.004, "gradient_as_bucket_view": view},
+    )
     for rank, answer in enumerate(group.run(jobs.hook, 2, case)):
         assert answer["same"]
         assert answer["rows"]

@@ -23,11 +23,17 @@ from regimes.config import RunConfig, override
 from regimes.launch import gpus, sweep
 from regimes.records import read_lines
 
-INSTRUMENTS = ["curvature={probes=2, images=16, batch=8, max_products=10}",
-               "fisher={images=16, batch=8}",
-               "noise={}", "msdr={}", "overlap={batches=[16], count=4}", "error={}", "moments={}",
-               "moments-frozen={batch=8, count=4}",
-               "norms={readings=['global', 'worker0']}"]  # fmt: skip
+INSTRUMENTS = [
+    "curvature={probes=2, images=16, batch=8, max_products=10}",
+    "fisher={images=16, batch=8}",
+    "noise={}",
+    "msdr={}",
+    "overlap={batches=[16], count=4}",
+    "error={}",
+    "moments={}",
+    "moments-frozen={batch=8, count=4}",
+    "norms={readings=['global', 'worker0']}",
+]
 TOPK = ["compressor={name='topk'}", "levels={low=10, high=1}", "bucket_mb=0.02"]
 
 
@@ -102,7 +108,7 @@ def test_objects_of_the_hook_do_not_travel_over_the_users_nccl() -> None:
     ("gpus", "lacking"),
     [(("a", "b"), None), (("a", "a"), "0, 1"), ((None, None), None)],
     ids=["one each", "one for both", "none"],
-)  # fmt: skip
+)
 def test_nccl_if_and_only_if_every_process_has_a_gpu_of_its_own(
     gpus: tuple[str | None, ...], lacking: str | None, tmp_path: Path
 ) -> None:
@@ -133,8 +139,10 @@ def test_a_job_on_cpus_and_gpus_is_refused_on_every_process(call: str) -> None:
 
 def mixed(first: str) -> str:
     kinds = ["cuda", "cpu"] if first == "cuda" else ["cpu", "cuda"]
-    return (f"process 0 computes on {kinds[0]!r}, process 1 on {kinds[1]!r}: give every process a "
-            'GPU, or set the device "cpu" for all')  # fmt: skip
+    return (
+        f"process 0 computes on {kinds[0]!r}, process 1 on {kinds[1]!r}: give every process a "
+        'GPU, or set the device "cpu" for all'
+    )
 
 
 # -- TopK ------------------------------------------------------------------------------------

@@ -15,11 +15,13 @@ from regimes.policies.signals import signal_values
 def row(norms: list[float | None], multiple: int = 1, name: str = "norm:update") -> dict[str, Any]:
     """An epoch of as many layers as ``norms``, at ``multiple`` times the configuration's batch."""
     return {
-        "lr": 0.5, "next_lr": 0.25, "batch": {"level": "high", "multiple": multiple},
+        "lr": 0.5,
+        "next_lr": 0.25,
+        "batch": {"level": "high", "multiple": multiple},
         "statistics": {name: norms, "error:high": [0.25] * len(norms)},
         "layers": {"level": ["low", "dense", "high"][: len(norms)]},
         "model": {"eigenvalue": 9.0},
-    }  # fmt: skip
+    }
 
 
 def test_a_norm_counts_as_often_as_the_batch_has_grown() -> None:

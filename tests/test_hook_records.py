@@ -52,15 +52,22 @@ NET = "10Gbit/s,50us"
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trainer's record, in whose layers levels differ."""
     folder = tmp_path_factory.mktemp("trained") / "run"
-    settings = ("name=accordion", "policy.interval=2", "policy.eta=0.3",
-                "optimizer.decay_epochs=[4]")  # fmt: skip
+    settings = (
+        "name=accordion",
+        "policy.interval=2",
+        "policy.eta=0.3",
+        "optimizer.decay_epochs=[4]",
+    )
     regimes.run(config(*settings, epochs=EPOCHS), folder)
     return folder
 
 
 def grad_norm(epoch: int) -> dict[str, float | None]:
-    return {"grad_norm": 1.5 + epoch, "floats": float(epoch),
-            **({"validation_loss": None if epoch < 4 else 2.25} if epoch else {})}  # fmt: skip
+    return {
+        "grad_norm": 1.5 + epoch,
+        "floats": float(epoch),
+        **({"validation_loss": None if epoch < 4 else 2.25} if epoch else {}),
+    }
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -68,10 +75,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "everything": {"logged": grad_norm, "metric": "accuracy", "batch": 8},
     "named": {"metric": "BLEU", "ended": False, "units": 10, "unit_steps": 50},
     "broken off": {
-        "metric": "accuracy", "each": 4, "ended": False, "statistics": False,
+        "metric": "accuracy",
+        "each": 4,
+        "ended": False,
+        "statistics": False,
         "policy": {"name": "Weekly"},
     },
-}  # fmt: skip
+}
 
 
 @pytest.fixture(params=VARIANTS)
@@ -188,9 +198,20 @@ def test_tensorboard_leaves_out_what_was_not_logged(trained: Path, tmp_path: Pat
 
 # -- what is not said ------------------------------------------------------------------------
 
-MADE_UP = ("warmup", "nesterov", "weight_decay", "scale_with_batch", "deterministic =", "decay_",
-           "epochs =", "schedule =", "union_pass", "precision =", "sequence",
-           "checkpoint")  # fmt: skip
+MADE_UP = (
+    "warmup",
+    "nesterov",
+    "weight_decay",
+    "scale_with_batch",
+    "deterministic =",
+    "decay_",
+    "epochs =",
+    "schedule =",
+    "union_pass",
+    "precision =",
+    "sequence",
+    "checkpoint",
+)
 
 
 @pytest.mark.parametrize("made_up", [True, False], ids=["older", "this version"])
@@ -389,15 +410,28 @@ def test_the_caption_says_what_is_known(trained: Path, tmp_path: Path) -> None:
 
 PICTURES = {  # of each variant, what the page has drawings of, before those of levels
     "nothing": [],
-    "everything": ["Test accuracy against epoch", "Test accuracy against floats",
-                   "Training loss against epoch", "Test loss against epoch",
-                   "grad_norm against epoch", "logged_floats against epoch",
-                   "validation_loss against epoch"],
-    "named": ["BLEU against unit", "BLEU against floats", "Training loss against unit",
-              "Test loss against unit"],
-    "broken off": ["Test accuracy against epoch", "Test accuracy against floats",
-                   "Training loss against epoch", "Test loss against epoch"],
-}  # fmt: skip
+    "everything": [
+        "Test accuracy against epoch",
+        "Test accuracy against floats",
+        "Training loss against epoch",
+        "Test loss against epoch",
+        "grad_norm against epoch",
+        "logged_floats against epoch",
+        "validation_loss against epoch",
+    ],
+    "named": [
+        "BLEU against unit",
+        "BLEU against floats",
+        "Training loss against unit",
+        "Test loss against unit",
+    ],
+    "broken off": [
+        "Test accuracy against epoch",
+        "Test accuracy against floats",
+        "Training loss against epoch",
+        "Test loss against epoch",
+    ],
+}
 SAYS = {
     "nothing": "Test loss. Nothing to draw: it was not logged. Levels",
     "everything": "mean of the last three that a run has logged",
@@ -490,9 +524,19 @@ def test_a_loss_of_unknown_unit_is_drawn_without_one(
 def test_a_unit_of_ones_own_training_by_hand() -> None:
     row = of_a_job(3, 5, 20, (0.1, 0.05), None, Readings({"norm:update": [2.0]}, {"x": 1.0}, {}))
     assert row == {
-        "epoch": 3, "unit": {"first": 15, "stop": 20}, "lr": 0.1, "next_lr": 0.05,
-        "batch_size": None, "batch": {"level": None, "why": None, "multiple": 1},
-        "sync": {"level": None, "why": None, "period": 1}, "steps": 5, "train_loss": None,
-        "test_loss": None, "metric": None, "statistics": {"norm:update": [2.0]},
-        "model": {"x": 1.0}, "weights": None, "logged": {},
-    }  # fmt: skip
+        "epoch": 3,
+        "unit": {"first": 15, "stop": 20},
+        "lr": 0.1,
+        "next_lr": 0.05,
+        "batch_size": None,
+        "batch": {"level": None, "why": None, "multiple": 1},
+        "sync": {"level": None, "why": None, "period": 1},
+        "steps": 5,
+        "train_loss": None,
+        "test_loss": None,
+        "metric": None,
+        "statistics": {"norm:update": [2.0]},
+        "model": {"x": 1.0},
+        "weights": None,
+        "logged": {},
+    }

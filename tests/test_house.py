@@ -14,9 +14,21 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 WITHOUT_TORCH = (  # rooms that read, decide and draw, and what starts others
-    "config", "errors", "cli", "console", "records", "detectors", "policies", "replay", "cost",
-    "plotting", "monitor", "report", "launch", "presets",
-)  # fmt: skip
+    "config",
+    "errors",
+    "cli",
+    "console",
+    "records",
+    "detectors",
+    "policies",
+    "replay",
+    "cost",
+    "plotting",
+    "monitor",
+    "report",
+    "launch",
+    "presets",
+)
 WITH_TORCH = {"cost.measure"}  # times a few steps; imported when that is asked for
 
 
@@ -129,8 +141,17 @@ def test_run_resume_watch_and_ablate(command: Command, tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr
     seen = command("watch", "runs/smoke/seed-5", "--once")
     assert seen.returncode == 0, seen.stderr
-    ablate = ["ablate", "smoke", *short, "--seeds", "2", "--schedules", "low", "--schedules",
-              "high"]  # fmt: skip
+    ablate = [
+        "ablate",
+        "smoke",
+        *short,
+        "--seeds",
+        "2",
+        "--schedules",
+        "low",
+        "--schedules",
+        "high",
+    ]
     done = command(*ablate)
     assert done.returncode == 0, done.stderr
     assert "4 runs in runs/smoke, 0 already finished" in done.stdout
@@ -167,8 +188,20 @@ def test_unwritable_folder(command: Command, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_torchrun(tmp_path: Path) -> None:
     torchrun = Path(sys.executable).with_name("torchrun")
-    words = [torchrun, "--standalone", "--nproc-per-node", "2", "-m", "regimes", "run", "smoke",
-             "--set", "epochs=2", "--out", "run"]  # fmt: skip
+    words = [
+        torchrun,
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "regimes",
+        "run",
+        "smoke",
+        "--set",
+        "epochs=2",
+        "--out",
+        "run",
+    ]
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=env, check=False)
     assert done.returncode == 0, done.stderr

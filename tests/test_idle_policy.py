@@ -36,13 +36,19 @@ def test_an_interval_longer_than_the_run(
 def test_an_interval_that_is_nearly_the_run() -> None:
     """12 units and an interval of 10: one comparison, before the last unit. Of 11 units, none that
     decides anything."""
-    why, said = [None], {
-        12: "It compares every 10 units, here 1 time: set policy.interval lower",
-        11: "compares every 10 units, and the run has 11: it has compared nothing",
-    }  # fmt: skip
+    why, said = (
+        [None],
+        {
+            12: "It compares every 10 units, here 1 time: set policy.interval lower",
+            11: "compares every 10 units, and the run has 11: it has compared nothing",
+        },
+    )
     for units, words in said.items():
-        header = {"config": {"policy": {"name": "accordion"}}, "layers": [{"compressed": True}],
-                  "units": units}  # fmt: skip
+        header = {
+            "config": {"policy": {"name": "accordion"}},
+            "layers": [{"compressed": True}],
+            "units": units,
+        }
         rows = [{"layers": {"level": ["low"], "why": why}}] * units
         assert any(words in sentence for sentence in silence(header, rows))
 
@@ -69,7 +75,9 @@ def test_a_batch_policy_that_never_grew(tmp_path: Path) -> None:
 
 
 def test_a_policy_that_decides_is_not_mentioned(tmp_path: Path) -> None:
-    for name, settings in {"windows": ["policy=windows", "policy.windows=[[0,2]]"],
-                           "static": ["policy=static"]}.items():  # fmt: skip
+    for name, settings in {
+        "windows": ["policy=windows", "policy.windows=[[0,2]]"],
+        "static": ["policy=static"],
+    }.items():
         record = regimes.run(config(*settings), tmp_path / name)
         assert silence(record.header, record.rows) == []

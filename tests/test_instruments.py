@@ -27,13 +27,25 @@ from regimes.training import build
 
 EVERYTHING = {
     "norms": {},
-    "curvature": {"images": 40, "batch": 20, "modes": ["eval", "batch-statistics"], "probes": 2,
-                  "layers": True, "smallest": 1, "max_products": 30},
+    "curvature": {
+        "images": 40,
+        "batch": 20,
+        "modes": ["eval", "batch-statistics"],
+        "probes": 2,
+        "layers": True,
+        "smallest": 1,
+        "max_products": 30,
+    },
     "fisher": {"images": 40, "batch": 20},
     "sharpness": {"images": 40, "batch": 20},
-    "rivals": {"tables": [{"name": "topk", "level": 5}, {"name": "powersgd", "level": 1},
-                          {"name": "quantise", "level": 4}]},
-}  # fmt: skip
+    "rivals": {
+        "tables": [
+            {"name": "topk", "level": 5},
+            {"name": "powersgd", "level": 1},
+            {"name": "quantise", "level": 4},
+        ]
+    },
+}
 
 
 def small(**changes: object) -> RunConfig:
@@ -47,8 +59,13 @@ def test_every_instrument_on_ends_in_the_same_bits(tmp_path: Path) -> None:
     other = weights(tmp_path / "all")  # BatchNorm buffers are among them
     assert all(torch.equal(t, other[n]) for n, t in weights(tmp_path / "none").items())
     assert none.epochs["train_loss"].tolist() == every.epochs["train_loss"].tolist()
-    for name in ("eigenvalue", "eigenvalue:batch", "eigenvalue_min", "hessian_trace",
-                 "critical_sharpness"):  # fmt: skip
+    for name in (
+        "eigenvalue",
+        "eigenvalue:batch",
+        "eigenvalue_min",
+        "hessian_trace",
+        "critical_sharpness",
+    ):
         assert every.epochs[name].notna().all(), name
     assert {"eigenvalue", "hessian_trace", "fisher_trace"} <= set(every.layers)
     first = every.epochs.iloc[0]

@@ -36,11 +36,21 @@ NEWS = {"loop_accelerate": "accuracy", "module_lightning": "accuracy", "trainer_
 
 
 def start(example: str, out: Path) -> str:
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-             "2", ROOT / "examples" / f"{example}.py", "--out", out]  # fmt: skip
+    words = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        ROOT / "examples" / f"{example}.py",
+        "--out",
+        out,
+    ]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(words, capture_output=True, text=True, env=env, cwd=out.parent,
-                          check=False)  # fmt: skip
+    done = subprocess.run(
+        words, capture_output=True, text=True, env=env, cwd=out.parent, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout + done.stderr
 
@@ -77,9 +87,11 @@ def test_an_example_runs_to_the_end_and_resumes(example: str, tmp_path: Path) ->
     assert events == ["start", "end", "resume", "end"]
     for name in lost:
         for file, other in zip(weights(whole / name), weights(cut / name), strict=True):
-            assert file.read_bytes() == other.read_bytes() if file.suffix == ".safetensors" else (
-                same_weights(file, other)
-            )  # fmt: skip
+            assert (
+                file.read_bytes() == other.read_bytes()
+                if file.suffix == ".safetensors"
+                else (same_weights(file, other))
+            )
 
 
 def weights(saved: Path) -> list[Path]:
@@ -127,10 +139,19 @@ def test_an_epoch_without_a_length_is_refused(epoch: float | None) -> None:
 def test_what_a_trainer_logs_is_what_the_record_calls_it() -> None:
     about = regimes.Recording("somewhere", metric="accuracy")
     logged: dict[str, Any] = {
-        "train_loss": 1.0, "eval_loss": 2.0, "val/accuracy": torch.tensor(0.5), "eval_f1": 0.1,
-        "words": "no", "right": True, "many": torch.zeros(2),
-    }  # fmt: skip
+        "train_loss": 1.0,
+        "eval_loss": 2.0,
+        "val/accuracy": torch.tensor(0.5),
+        "eval_f1": 0.1,
+        "words": "no",
+        "right": True,
+        "many": torch.zeros(2),
+    }
     assert Wishes("epoch", about, {}).numbers(logged) == {
-        "train_loss": 1.0, "test_loss": 2.0, "accuracy": 0.5, "eval_f1": 0.1}  # fmt: skip
+        "train_loss": 1.0,
+        "test_loss": 2.0,
+        "accuracy": 0.5,
+        "eval_f1": 0.1,
+    }
     for record in (None, "somewhere"):  # the metric is then the test loss
         assert Wishes("epoch", record, {}).numbers({"val_loss": 3.0}) == {"test_loss": 3.0}

@@ -21,8 +21,13 @@ from regimes.records import load
 
 
 def config(**changes: Any) -> RunConfig:
-    short = ["data.train_size=64", "data.test_size=32", "epochs=2", "optimizer.decay_epochs=[]",
-             "optimizer.warmup_from=none"]  # fmt: skip
+    short = [
+        "data.train_size=64",
+        "data.test_size=32",
+        "epochs=2",
+        "optimizer.decay_epochs=[]",
+        "optimizer.warmup_from=none",
+    ]
     return replace(override(regimes.get_preset("smoke/low"), short), **changes)
 
 
@@ -43,9 +48,16 @@ def a_grid(rank: int, out: str) -> tuple[list[str], list[str], bool]:
     """Three cells, the second of which diverges: messages, meetings, is a group left?"""
     made = count_meetings()
     wild = config(optimizer=replace(config().optimizer, lr=1e30))
-    todo = [(Path(out, name), cell) for name, cell in
-            (("a", config(seed=1)), ("b", config(seed=2)), ("wild", wild), ("c", config(seed=3)),
-             ("d", config(seed=4)))]  # fmt: skip
+    todo = [
+        (Path(out, name), cell)
+        for name, cell in (
+            ("a", config(seed=1)),
+            ("b", config(seed=2)),
+            ("wild", wild),
+            ("c", config(seed=3)),
+            ("d", config(seed=4)),
+        )
+    ]
     failures = sweep.ablate(todo, 1, lambda *_: None)
     return failures, made, dist.is_initialized()
 

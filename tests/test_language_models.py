@@ -178,7 +178,9 @@ def test_dropout(name, depth):
     assert not torch.equal(*passes())
     assert torch.equal(*passes(dropout=0.0))
     assert {m.p for m in make(name).modules() if isinstance(m, nn.Dropout)} == {
-        "lstm": {0.4}, "transformer": {0.1}}[name]  # fmt: skip
+        "lstm": {0.4},
+        "transformer": {0.1},
+    }[name]
     assert {m.p for m in make(name, dropout=0.3).modules() if isinstance(m, nn.Dropout)} == {0.3}
 
 

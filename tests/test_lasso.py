@@ -195,8 +195,9 @@ def test_largest_sigma_divides_the_line(p: Problem, n: int, epsilon: float) -> N
     second = (p.w**2 + p.w @ p.w).sum()
     roots = []
     for c, d in zip(p.still[p.support], p.w[p.support], strict=True):
-        t = np.roots([n * second - epsilon * d**2, n * first - 2 * epsilon * c * d,
-                      -epsilon * c**2])  # fmt: skip
+        t = np.roots(
+            [n * second - epsilon * d**2, n * first - 2 * epsilon * c * d, -epsilon * c**2]
+        )
         roots.append(min(x.real for x in t if x.real > 0))
     assert found == pytest.approx(min(roots) ** 0.5, rel=1e-6)
     for factor in (1e-3, 0.3, 0.999):
@@ -246,8 +247,13 @@ def test_shapes_of_known_vectors() -> None:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
-    short = ["epochs=2", "data.train_size=120", "data.test_size=100", "optimizer.decay_epochs=[]",
-             "union_pass=false"]  # fmt: skip
+    short = [
+        "epochs=2",
+        "data.train_size=120",
+        "data.test_size=100",
+        "optimizer.decay_epochs=[]",
+        "union_pass=false",
+    ]
     c = override(regimes.get_preset("smoke/low"), short)
     c = replace(c, instruments={FROZEN: {"count": 12}, PATH: {}})
     for seed in (1, 2):

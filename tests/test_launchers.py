@@ -14,16 +14,28 @@ from regimes.collectives.launcher import Launched, first_host, launched
 from regimes.collectives.processes import connect
 from regimes.errors import ConfigError, TrainingError
 
-SRUN = {"SLURM_JOB_ID": "71", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "8",
-        "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_STEP_NODELIST": "gpu[07-08]"}  # fmt: skip
+SRUN = {
+    "SLURM_JOB_ID": "71",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_NODELIST": "gpu[07-08]",
+}
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "TORCHELASTIC_RESTART_COUNT": "2"}
 
 
 @pytest.mark.parametrize(
     ("nodes", "host"),
-    [("n1", "n1"), ("n1,n2", "n1"), ("gpu[07-09,12]", "gpu07"), ("a[3,5-6]-ib,b", "a3-ib"),
-     ("rack[2-3]node[10-11]", "rack2node10"), ("x[4],y[1-2]", "x4")],
-)  # fmt: skip
+    [
+        ("n1", "n1"),
+        ("n1,n2", "n1"),
+        ("gpu[07-09,12]", "gpu07"),
+        ("a[3,5-6]-ib,b", "a3-ib"),
+        ("rack[2-3]node[10-11]", "rack2node10"),
+        ("x[4],y[1-2]", "x4"),
+    ],
+)
 def test_the_first_host_of_slurms_lists(nodes: str, host: str) -> None:
     assert first_host(nodes) == host
 
@@ -83,9 +95,13 @@ def test_a_launcher_that_names_no_meeting_place_is_one_sentence(
 def tasks(rank: int, port: int) -> list[float]:
     """Two worlds one after the other in the tasks of a step."""
     os.environ.update(
-        SRUN, SLURM_STEP_NUM_TASKS="2", SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank),
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
-    )  # fmt: skip
+        SRUN,
+        SLURM_STEP_NUM_TASKS="2",
+        SLURM_PROCID=str(rank),
+        SLURM_LOCALID=str(rank),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
     found: list[Any] = []
     for _ in range(2):
         world = connect(2, torch.device("cpu"), timeout=30)

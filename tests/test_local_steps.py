@@ -57,13 +57,17 @@ def steps(c: RunConfig) -> tuple[nn.Module, Callable[..., Any], Iterator[Any], C
     def optimizer(model: nn.Module) -> torch.optim.Optimizer:
         o, groups = c.optimizer, [p for p in model.parameters() if p.requires_grad]
         if o.name == "sgd":
-            return torch.optim.SGD(groups, o.lr, o.momentum, nesterov=o.nesterov,
-                                   weight_decay=o.weight_decay)  # fmt: skip
+            return torch.optim.SGD(
+                groups, o.lr, o.momentum, nesterov=o.nesterov, weight_decay=o.weight_decay
+            )
         matrices, vectors = ([p for p in groups if (p.ndim > 1) is big] for big in (True, False))
-        return torch.optim.AdamW([
-            {"params": matrices, "weight_decay": o.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ], lr=o.lr)  # fmt: skip
+        return torch.optim.AdamW(
+            [
+                {"params": matrices, "weight_decay": o.weight_decay},
+                {"params": vectors, "weight_decay": 0.0},
+            ],
+            lr=o.lr,
+        )
 
     return parts.model, parts.task.loss, batches(), optimizer
 
@@ -105,8 +109,10 @@ def naive(c: RunConfig, period: int, *, states: str = "keep") -> dict[str, torch
             optimizers = [make(model) for model in models]
         if states == "average":
             for i in range(len(velocity)):
-                mine = [o.state[list(m.parameters())[i]] for o, m in
-                        zip(optimizers, models, strict=True)]  # fmt: skip
+                mine = [
+                    o.state[list(m.parameters())[i]]
+                    for o, m in zip(optimizers, models, strict=True)
+                ]
                 for key in ("exp_avg", "exp_avg_sq"):
                     mean = torch.stack([state[key] for state in mine]).mean(0)
                     for state in mine:
@@ -119,10 +125,15 @@ def close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], by:
         torch.testing.assert_close(found[name], tensor.detach(), rtol=by, atol=by)
 
 
-@pytest.mark.parametrize("outer", [
-    pytest.param((), marks=pytest.mark.slow), DILOCO,
-    pytest.param(("outer.lr=0.5",), marks=pytest.mark.slow),
-], ids=["mean", "diloco", "half"])  # fmt: skip
+@pytest.mark.parametrize(
+    "outer",
+    [
+        pytest.param((), marks=pytest.mark.slow),
+        DILOCO,
+        pytest.param(("outer.lr=0.5",), marks=pytest.mark.slow),
+    ],
+    ids=["mean", "diloco", "half"],
+)
 @pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
 def test_it_is_the_naive_loop(
     optimizer: tuple[str, ...], outer: tuple[str, ...], tmp_path: Path
@@ -165,9 +176,14 @@ def same_bits_of_weights(a: Path, b: Path) -> None:
     assert all(torch.equal(t, other[name]) for name, t in weights(a).items())
 
 
-@pytest.mark.parametrize("rule", [
-    every(5), "sync_policy={name='windows',windows=[[1,2],[3,4]],inside='1',outside='4'}",
-], ids=["static", "to and fro"])  # fmt: skip
+@pytest.mark.parametrize(
+    "rule",
+    [
+        every(5),
+        "sync_policy={name='windows',windows=[[1,2],[3,4]],inside='1',outside='4'}",
+    ],
+    ids=["static", "to and fro"],
+)
 @pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
 def test_a_worker_alone_is_a_plain_loop(
     rule: str, optimizer: tuple[str, ...], tmp_path: Path
@@ -228,11 +244,18 @@ SWITCH = "sync_policy={name='windows',windows=[[2,3]],inside='1',outside='4'}"
 KINDS = {
     "dense": (*ADAMW, every(4)),
     "powersgd": (*SGD, every(4), "policy.level=high"),
-    "topk": (*SGD, every(4), "compressor=topk", "levels.high=5", "levels.low=50",
-             "policy.level=high", *DILOCO),
+    "topk": (
+        *SGD,
+        every(4),
+        "compressor=topk",
+        "levels.high=5",
+        "levels.low=50",
+        "policy.level=high",
+        *DILOCO,
+    ),
     "to and fro": (*ADAMW, SWITCH),
     "averaged": (*ADAMW, every(4), "outer.states=average"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", [pytest.param("topk", marks=pytest.mark.slow), "to and fro"])
@@ -250,12 +273,14 @@ def test_batchnorm_is_the_same_among_processes(tmp_path: Path) -> None:
     same_run(tmp_path / "one", tmp_path / "two")
 
 
-@pytest.mark.parametrize("kind", [
-    pytest.param(kind, marks=[pytest.mark.slow] * (kind in ("dense", "powersgd"))) for kind in KINDS
-])  # fmt: skip
-def test_resumed_within_a_round(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[pytest.mark.slow] * (kind in ("dense", "powersgd")))
+        for kind in KINDS
+    ],
+)
+def test_resumed_within_a_round(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     c = text("unit_steps=3", *KINDS[kind], "dtype=float32")
     regimes.run(c, tmp_path / "whole")
     stop_after(2, monkeypatch)  # six steps: two into the second round
@@ -287,8 +312,16 @@ def test_killed_and_resumed(unit: int, tmp_path: Path) -> None:
     c = text(every(5), "unit_steps=2", "epochs=8", *ADAMW, "dtype=float32")
     regimes.run(c, tmp_path / "whole")
     (tmp_path / "c.toml").write_text(to_toml(c))
-    command = [sys.executable, "-m", "regimes", "run", str(tmp_path / "c.toml"), "--quiet",
-               "--out", str(tmp_path / "broken")]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "regimes",
+        "run",
+        str(tmp_path / "c.toml"),
+        "--quiet",
+        "--out",
+        str(tmp_path / "broken"),
+    ]
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     wait(lambda: len(read_lines(tmp_path / "broken/epochs.jsonl")) >= unit)
     child.send_signal(signal.SIGKILL)
@@ -300,8 +333,18 @@ def test_killed_and_resumed(unit: int, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_process_that_dies_is_named(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(to_toml(text(every(50), "unit_steps=5", "epochs=500")))
-    command = [sys.executable, "-m", "regimes", "run", str(tmp_path / "c.toml"), "--quiet",
-               "--out", str(tmp_path / "run"), "--processes", "2"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "regimes",
+        "run",
+        str(tmp_path / "c.toml"),
+        "--quiet",
+        "--out",
+        str(tmp_path / "run"),
+        "--processes",
+        "2",
+    ]
     parent = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     wait(lambda: len(read_lines(tmp_path / "run/epochs.jsonl")) >= 2)
     children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
@@ -312,8 +355,12 @@ def test_a_process_that_dies_is_named(tmp_path: Path) -> None:
 
 
 def test_instruments_see_what_is_exchanged_and_leave_no_trace(tmp_path: Path) -> None:
-    tables = ["noise={}", "error={}", "overlap={batches=[3],count=2}",
-              "curvature={images=8,batch=4,probes=2,max_products=20}"]  # fmt: skip
+    tables = [
+        "noise={}",
+        "error={}",
+        "overlap={batches=[3],count=2}",
+        "curvature={images=8,batch=4,probes=2,max_products=20}",
+    ]
     c = text(every(3), "unit_steps=5", *SGD)
     plain = regimes.run(c, tmp_path / "none")
     record = regimes.run(override(c, [f"instruments.{t}" for t in tables]), tmp_path / "all")
@@ -331,16 +378,25 @@ def naive_movement(c: RunConfig) -> torch.Tensor:
     (first, *_), short = list(steps(c)[2]), override(c, ["steps=3"])
     assert len(first)
     after = naive_steps(short, 3)
-    return torch.stack([torch.linalg.vector_norm(a - b) for a, b in
-                        zip(before, after, strict=True)]).float()  # fmt: skip
+    return torch.stack(
+        [torch.linalg.vector_norm(a - b) for a, b in zip(before, after, strict=True)]
+    ).float()
 
 
 def test_the_movement_of_adamw_is_that_of_its_own_rounds(tmp_path: Path) -> None:
     """Of two rounds a unit, without what weight decay has taken in each: the rate of a step times
     the decay times the parameters at the round's start, as often as it has steps."""
-    c = text(every(3), "optimizer.name=adamw", "optimizer.lr=0.01", "optimizer.weight_decay=0.5",
-             "optimizer.schedule=constant", "optimizer.warmup_from=none", "signal=movement",
-             "unit_steps=6", "steps=12")  # fmt: skip
+    c = text(
+        every(3),
+        "optimizer.name=adamw",
+        "optimizer.lr=0.01",
+        "optimizer.weight_decay=0.5",
+        "optimizer.schedule=constant",
+        "optimizer.warmup_from=none",
+        "signal=movement",
+        "unit_steps=6",
+        "steps=12",
+    )
     rows = regimes.run(c, tmp_path).rows
     common = naive_rounds(c, 3, 4)
     for unit, row in enumerate(rows):
@@ -390,8 +446,13 @@ def naive_steps(c: RunConfig, count: int) -> list[torch.Tensor]:
 
 
 def test_a_loss_that_is_not_finite_names_its_step(tmp_path: Path) -> None:
-    c = text(every(5), "optimizer.lr=1e25", "optimizer.momentum=0", "optimizer.nesterov=false",
-             "unit_steps=3")  # fmt: skip
+    c = text(
+        every(5),
+        "optimizer.lr=1e25",
+        "optimizer.momentum=0",
+        "optimizer.nesterov=false",
+        "unit_steps=3",
+    )
     with pytest.raises(regimes.errors.TrainingError, match=r"not finite in epoch 0, step [123]"):
         regimes.run(c, tmp_path)
     assert read_lines(tmp_path / "events.jsonl")[-1]["event"] == "stopped"
@@ -425,10 +486,13 @@ def test_what_makes_no_sense_is_refused(setting: str, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("settings", [
-    ("sync_levels={low=2,high=8}", "sync_policy={name='accordion'}"),  # movements throughout
-    ("sync_levels={low=1,high=8}", "sync_policy={name='accordion'}", "signal=movement"),
-    (SWITCH, "unit_steps=3"),  # no rule reads a norm
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("sync_levels={low=2,high=8}", "sync_policy={name='accordion'}"),  # movements throughout
+        ("sync_levels={low=1,high=8}", "sync_policy={name='accordion'}", "signal=movement"),
+        (SWITCH, "unit_steps=3"),  # no rule reads a norm
+    ],
+)
 def test_norms_of_one_thing_may_be_read(settings: tuple[str, ...], tmp_path: Path) -> None:
     assert regimes.run(text(*settings), tmp_path / "run").finished

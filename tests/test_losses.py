@@ -140,8 +140,13 @@ def test_who_looks_at_losses_has_the_clock_settled(monkeypatch: pytest.MonkeyPat
 
 def test_a_float64_run_has_its_losses_in_float64(tmp_path: Path) -> None:
     """One step, so that the unit's mean is the step's."""
-    words = ("data.train_size=40", "policy=static", "optimizer.decay_epochs=[]", "workers=2",
-             "batch_size=20")  # fmt: skip
+    words = (
+        "data.train_size=40",
+        "policy=static",
+        "optimizer.decay_epochs=[]",
+        "workers=2",
+        "batch_size=20",
+    )
     wide, narrow = (
         regimes.run(config(*words, f"dtype={dtype}", epochs=1), tmp_path / dtype).rows[0]
         for dtype in ("float64", "float32")

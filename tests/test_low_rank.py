@@ -182,9 +182,7 @@ class Products(TorchDispatchMode):
         super().__init__()
         self.shapes: list[torch.Size] = []
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:  # fmt: skip
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
         if func.__name__.partition(".")[0] in ("mm", "bmm", "addmm", "addmm_", "baddbmm"):
             self.shapes.append(found.shape)

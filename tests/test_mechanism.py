@@ -88,8 +88,11 @@ def test_a_low_pass_sends_the_energy_that_its_rank_sends(
         return found
 
     monkeypatch.setattr(PowerSGD, "send", measured)
-    settings = [f"levels={{level={rank}}}", "policy={name='static', level='level'}",
-                f"optimizer.lr={rate}"]  # fmt: skip
+    settings = [
+        f"levels={{level={rank}}}",
+        "policy={name='static', level='level'}",
+        f"optimizer.lr={rate}",
+    ]
     regimes.run(regimes.override(regimes.get_preset("smoke/high"), settings), tmp_path)
     share = LATE[f"low-pass as rank {rank}"][1]
     assert isinstance(share, float)
@@ -115,9 +118,16 @@ def _made() -> pd.DataFrame:
     for seed in range(3):
         for rate, dense, other in ((0.1, 90, 88), (0.2, 92, 90), (0.4, 91, 80 - 10 * seed)):
             for arm, reached in (("dense", dense), ("rank 1", other)):
-                rows.append({"arm": arm, "rate": rate, "seed": seed, "momentum": 0.9,
-                             "accuracy": float(reached),
-                             "train_loss": (100 - reached) / 10})  # fmt: skip
+                rows.append(
+                    {
+                        "arm": arm,
+                        "rate": rate,
+                        "seed": seed,
+                        "momentum": 0.9,
+                        "accuracy": float(reached),
+                        "train_loss": (100 - reached) / 10,
+                    }
+                )
     return pd.DataFrame(rows)
 
 
@@ -140,8 +150,11 @@ def test_the_table_of_made_up_runs() -> None:
 
 def test_rules_are_of_the_best_mean_and_of_dense() -> None:
     found = rules(_made(), ACCURACY)
-    assert [*found] == ["own best within 5 points", "training loss within 0.3 of dense",
-                        "training loss within 1 of dense"]  # fmt: skip
+    assert [*found] == [
+        "own best within 5 points",
+        "training loss within 0.3 of dense",
+        "training loss within 1 of dense",
+    ]
     assert found["own best within 5 points"][1].to_dict() == {"dense": -87.0, "rank 1": -85.0}
     assert found["training loss within 1 of dense"][1].to_dict() == pytest.approx(
         {"dense": 1.8, "rank 1": 1.8}
@@ -171,8 +184,13 @@ def test_the_command_from_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str
         short = replace(short, data=replace(short.data, train_size=64, test_size=32))
         regimes.run(short, tmp_path / "runs" / name)
     paths = mechanism.main((tmp_path / "runs",), tmp_path / "out")
-    assert {path.name for path in paths} == {"mechanism.png", "mechanism.svg", "mechanism.csv",
-                                             "ranges.csv", "ranges.md"}  # fmt: skip
+    assert {path.name for path in paths} == {
+        "mechanism.png",
+        "mechanism.svg",
+        "mechanism.csv",
+        "ranges.csv",
+        "ranges.md",
+    }
     assert "own best within 5 points" in capsys.readouterr().out
     each = entries(load_all(tmp_path / "runs"), ACCURACY)
     assert each["rate"].to_list() == [0.05, 0.4] * 2

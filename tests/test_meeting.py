@@ -34,10 +34,13 @@ def test_who_has_come_is_not_missing(absent: int, monkeypatch: pytest.MonkeyPatc
         assert f"for process {absent}: every process calls it" in said[rank]
 
 
-@pytest.mark.parametrize(("absent", "said"), [
-    (2, "no sign of process 2, which has died or hangs"),
-    (None, "all of them still answer: the network, or another collective"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("absent", "said"),
+    [
+        (2, "no sign of process 2, which has died or hangs"),
+        (None, "all of them still answer: the network, or another collective"),
+    ],
+)
 def test_a_roll_call_names_who_does_not_answer(
     absent: int | None, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,8 +73,13 @@ def test_every_parameter_learns_and_the_seed_decides_the_start(name):
     assert any(not torch.equal(v, other[k]) for k, v in same.items())
 
 
-DROPOUT = [("googlenet-cifar10", 0.0), ("googlenet-cifar100", 0.4), ("vgg19bn-cifar10", 0.5),
-           ("vgg19bn-cifar100", 0.5), ("wideresnet28-10-cifar10", 0.0)]  # fmt: skip
+DROPOUT = [
+    ("googlenet-cifar10", 0.0),
+    ("googlenet-cifar100", 0.4),
+    ("vgg19bn-cifar10", 0.5),
+    ("vgg19bn-cifar100", 0.5),
+    ("wideresnet28-10-cifar10", 0.0),
+]
 
 
 @pytest.mark.parametrize(("name", "default"), DROPOUT)

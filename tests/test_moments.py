@@ -35,8 +35,15 @@ Array = NDArray[np.float64]
 
 def config(*settings: str, instruments: dict[str, dict[str, Any]] = BOTH) -> RunConfig:
     """The smoke preset, cut short and narrow, in float64."""
-    short = ["epochs=2", "dtype=float64", "data.train_size=120", "data.test_size=100",
-             "policy=static", "optimizer.decay_epochs=[]", "model.width=4"]  # fmt: skip
+    short = [
+        "epochs=2",
+        "dtype=float64",
+        "data.train_size=120",
+        "data.test_size=100",
+        "policy=static",
+        "optimizer.decay_epochs=[]",
+        "model.width=4",
+    ]
     c = override(regimes.get_preset("smoke"), [*short, *settings])
     return replace(c, instruments=instruments)
 
@@ -158,10 +165,14 @@ def test_pure_sparse_noise_looks_like_noise_and_not_like_a_mean() -> None:
     """Variance in 5 % of the coordinates: the mean is as concentrated, and not resolved."""
     rng = np.random.default_rng(1)
     deviation = np.where(np.arange(2000) < 100, 1.0, 0.01)
-    draws = [path([deviation * rng.normal(size=(4, 2000)) for _ in range(10)], [2000]).model
-             for _ in range(20)]  # fmt: skip
-    found = {name: [one[f"moments:{name}"] for one in draws] for name in
-             ("mean-top10", "null-top10", "noise-density", "resolved")}  # fmt: skip
+    draws = [
+        path([deviation * rng.normal(size=(4, 2000)) for _ in range(10)], [2000]).model
+        for _ in range(20)
+    ]
+    found = {
+        name: [one[f"moments:{name}"] for one in draws]
+        for name in ("mean-top10", "null-top10", "noise-density", "resolved")
+    }
     assert min(found["mean-top10"]) > 0.99
     assert min(found["null-top10"]) > 0.99
     assert np.mean(found["noise-density"]) == pytest.approx(0.05 / (1 + 2 / 30), rel=0.02)

@@ -43,13 +43,21 @@ def _made() -> pd.DataFrame:
     0.1, 1.1 + seed, 5 there, late 0, 0, 0.2, 4."""
     dense = (0.0, 0.0, 0.1, 4.0)
     rows = [
-        {"window": window, "first": first, "seed": seed, "rate": rate, "dense": without,
-         "loss": loss + (seed if first == 2 and rate == 0.4 else 0)}
-        for window, first, losses in (("epochs 2-7", 2, (0.1, 0.1, 1.1, 5.0)),
-                                      ("epochs 8-13", 8, (0.0, 0.0, 0.2, 4.0)))
+        {
+            "window": window,
+            "first": first,
+            "seed": seed,
+            "rate": rate,
+            "dense": without,
+            "loss": loss + (seed if first == 2 and rate == 0.4 else 0),
+        }
+        for window, first, losses in (
+            ("epochs 2-7", 2, (0.1, 0.1, 1.1, 5.0)),
+            ("epochs 8-13", 8, (0.0, 0.0, 0.2, 4.0)),
+        )
         for seed in range(3)
         for rate, loss, without in zip((0.1, 0.2, 0.4, 0.8), losses, dense, strict=True)
-    ]  # fmt: skip
+    ]
     return pd.DataFrame(rows)
 
 
@@ -112,8 +120,13 @@ def test_the_command_from_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert each["loss"].to_list() == [loss[f"rank 1 in 2-7 at {rate}"] for rate in (0.05, 0.4)]
     assert each["dense"].to_list() == [loss[f"dense at {rate}"] for rate in (0.05, 0.4)]
     paths = narrowing.main(tmp_path / "runs", tmp_path / "out")
-    assert {path.name for path in paths} == {"narrowing.png", "narrowing.svg", "narrowing.csv",
-                                             "largest.csv", "largest.md"}  # fmt: skip
+    assert {path.name for path in paths} == {
+        "narrowing.png",
+        "narrowing.svg",
+        "narrowing.csv",
+        "largest.csv",
+        "largest.md",
+    }
     assert "| 0.3 | 2-7 | " in (tmp_path / "out" / "largest.md").read_text()
     assert "dense, up to" in capsys.readouterr().out
     with pytest.raises(RecordError, match=r"has no run without compression at 0\.4 with seed 7"):

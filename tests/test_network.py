@@ -231,9 +231,20 @@ def test_parse(text: str, bandwidth: float, latency: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "fast", "10GB/s,50us", "10Gbit/s,50", "-1Gbit/s", "0Gbit/s", "10Gbit/s,-1us",
-             "1.2.3Gbit/s", "10Gbit/s,50us,7", "1e999bit/s"],
-)  # fmt: skip
+    "text",
+    [
+        "",
+        "fast",
+        "10GB/s,50us",
+        "10Gbit/s,50",
+        "-1Gbit/s",
+        "0Gbit/s",
+        "10Gbit/s,-1us",
+        "1.2.3Gbit/s",
+        "10Gbit/s,50us,7",
+        "1e999bit/s",
+    ],
+)
 def test_no_network(text: str) -> None:
     with pytest.raises(ConfigError, match=r"expected the form 10Gbit/s,50us"):
         Network.parse(text)
@@ -253,7 +264,12 @@ def test_bad_arguments() -> None:
 
 def test_spelling() -> None:
     assert [spell(b) for b in (0.0, 950.0, 1e6, 9.375e9, math.inf)] == [
-        "none", "950 bit/s", "1 Mbit/s", "9.38 Gbit/s", "any"]  # fmt: skip
+        "none",
+        "950 bit/s",
+        "1 Mbit/s",
+        "9.38 Gbit/s",
+        "any",
+    ]
 
 
 # -- a record's own numbers ------------------------------------------------------------------
@@ -359,9 +375,16 @@ def test_records_that_cannot_be_costed() -> None:
 def test_a_timed_preset_sends_what_its_run_sends(tmp_path: Path, settings: list[str]) -> None:
     from regimes.training.loop import run
 
-    config = override(get_preset("smoke/low-in-critical"), [
-        *settings, "epochs=8", "data.train_size=64", "optimizer.decay_epochs=[]",
-        "policy.windows=[[0,6]]"])  # fmt: skip
+    config = override(
+        get_preset("smoke/low-in-critical"),
+        [
+            *settings,
+            "epochs=8",
+            "data.train_size=64",
+            "optimizer.decay_epochs=[]",
+            "policy.windows=[[0,6]]",
+        ],
+    )
     timed = {case.name: case for case in measured(config, 4, steps=2)}
     record = run(override(config, ["epochs=7"]), tmp_path / "run")
     real = {case.name: case for case in cases([record])}
@@ -482,8 +505,7 @@ def test_nothing_is_left_after_an_interrupt() -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert f"regimes-bench-{os.getpid()}" not in _namespaces()
-    assert subprocess.run(["ip", "-brief", "link"], capture_output=True,
-                          text=True).stdout == links  # fmt: skip
+    assert subprocess.run(["ip", "-brief", "link"], capture_output=True, text=True).stdout == links
 
 
 # -- local steps -----------------------------------------------------------------------------
@@ -512,11 +534,19 @@ def test_a_mean_over_local_and_shared_steps_overlaps_nothing(
 
 def test_the_plan_of_local_steps_follows_the_rate() -> None:
     """A period of 2 until the rate has fallen to a quarter, then 16 times as long."""
-    config = override(get_preset("smoke"), [
-        "policy={name='static',level='high'}", "sync_policy={name='qsr',alpha=0.4,base=1}",
-        "optimizer.schedule=step", "optimizer.decay_epochs=[2]", "optimizer.decay_factor=4",
-        "optimizer.lr=0.4", "epochs=4", "optimizer.warmup_from=0.4",
-    ])  # fmt: skip
+    config = override(
+        get_preset("smoke"),
+        [
+            "policy={name='static',level='high'}",
+            "sync_policy={name='qsr',alpha=0.4,base=1}",
+            "optimizer.schedule=step",
+            "optimizer.decay_epochs=[2]",
+            "optimizer.decay_factor=4",
+            "optimizer.lr=0.4",
+            "epochs=4",
+            "optimizer.warmup_from=0.4",
+        ],
+    )
     plan = cost_cases._planned(config, 10)
     assert plan == [(10, "high", 1), (10, "high", 1), (10, "high", 16), (10, "high", 16)]
     measured = override(config, ["sync_policy={name='accordion'}", "sync_levels={low=1,high=9}"])

@@ -29,8 +29,15 @@ BOTH = "instruments={noise={}, msdr={}}"
 
 def config(*settings: str) -> RunConfig:
     """The smoke preset, cut short, in float64."""
-    short = ["epochs=2", "dtype=float64", "data.train_size=120", "data.test_size=100",
-             "policy=static", "optimizer.decay_epochs=[]", "union_pass=false"]  # fmt: skip
+    short = [
+        "epochs=2",
+        "dtype=float64",
+        "data.train_size=120",
+        "data.test_size=100",
+        "policy=static",
+        "optimizer.decay_epochs=[]",
+        "union_pass=false",
+    ]
     return override(regimes.get_preset("smoke"), [*short, *settings])
 
 
@@ -160,9 +167,11 @@ def test_gaussian_gradients_of_known_covariance() -> None:
     mean, deviation = draw.normal(0, 2, size=40), draw.uniform(0.5, 4, size=40)
     steps = [mean + deviation * draw.normal(size=(4, 40)) for _ in range(4000)]
     reading = noise(steps, [10, 30])
-    for found, part in [(reading.layers["noise_scale"][0], slice(0, 10)),
-                        (reading.layers["noise_scale"][1], slice(10, 40)),
-                        (reading.model["noise_scale"], slice(0, 40))]:  # fmt: skip
+    for found, part in [
+        (reading.layers["noise_scale"][0], slice(0, 10)),
+        (reading.layers["noise_scale"][1], slice(10, 40)),
+        (reading.model["noise_scale"], slice(0, 40)),
+    ]:
         exact = (deviation[part] ** 2).sum() / (mean[part] ** 2).sum()
         assert found == pytest.approx(exact, rel=0.05)
     trace, signal = (deviation**2).sum(), (mean**2).sum()

@@ -41,13 +41,18 @@ def flags() -> dict[str, Any]:
     backends = torch.backends
     cudnn, matmul = backends.cudnn, backends.cuda.matmul
     tf32 = [place.fp32_precision for place in (cudnn.conv, cudnn.rnn, matmul)]
-    tf32 += asked(torch.get_float32_matmul_precision, lambda: matmul.allow_tf32,
-                  lambda: cudnn.allow_tf32)  # fmt: skip
+    tf32 += asked(
+        torch.get_float32_matmul_precision, lambda: matmul.allow_tf32, lambda: cudnn.allow_tf32
+    )
     others = [place.fp32_precision for place in (backends, cudnn, backends.mkldnn.matmul)]
-    return {"tf32": tf32, "others": others, "cudnn": [cudnn.deterministic, cudnn.benchmark],
-            "algorithms": torch.are_deterministic_algorithms_enabled(),
-            "only warned of": torch.is_deterministic_algorithms_warn_only_enabled(),
-            "workspace": os.environ.get(WORKSPACE)}  # fmt: skip
+    return {
+        "tf32": tf32,
+        "others": others,
+        "cudnn": [cudnn.deterministic, cudnn.benchmark],
+        "algorithms": torch.are_deterministic_algorithms_enabled(),
+        "only warned of": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "workspace": os.environ.get(WORKSPACE),
+    }
 
 
 def allowed() -> bool:
@@ -203,8 +208,13 @@ def test_instruments_and_evaluation_are_not_in_a_training_step(
     monkeypatch.setattr(Numerics, "training", training)
     monkeypatch.setattr(classification, "classification_loss", loss)
     monkeypatch.setattr(classification.ImageTask, "evaluate", outside)
-    short = ["epochs=1", "data.train_size=120", "data.test_size=100", "device=cpu",
-             "instruments.test_numerics:Looks.every=1"]  # fmt: skip
+    short = [
+        "epochs=1",
+        "data.train_size=120",
+        "data.test_size=100",
+        "device=cpu",
+        "instruments.test_numerics:Looks.every=1",
+    ]
     row = regimes.run(override(regimes.get_preset("smoke"), short), tmp_path / "run").rows[0]
     assert row["model"]["looked"] == 1.0
 
@@ -219,8 +229,10 @@ def test_float64_with_less_than_that_is_refused(precision: str) -> None:
 def test_an_operation_that_is_not_deterministic_is_one_sentence() -> None:
     torch.use_deterministic_algorithms(True)
     try:
-        with pytest.raises(ConfigError, match=r"^put_ does not .* set deterministic = false"), \
-             explained():  # fmt: skip
+        with (
+            pytest.raises(ConfigError, match=r"^put_ does not .* set deterministic = false"),
+            explained(),
+        ):
             torch.zeros(3).put_(torch.tensor([0]), torch.ones(1))
     finally:
         torch.use_deterministic_algorithms(False)
@@ -242,8 +254,13 @@ def test_a_record_names_the_gpu_that_is_in_use_and_its_libraries(
     monkeypatch.setattr(torch._C, "_nccl_version", lambda: None, raising=False)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 7))
     found = provenance.machine()["gpu"]
-    assert found == {"name": "pretended", "cuda": "13.0", "cudnn": "91002", "nccl": "2.27.7",
-                     "peers": [[1], [0, 2], [0, 1]]}  # fmt: skip
+    assert found == {
+        "name": "pretended",
+        "cuda": "13.0",
+        "cudnn": "91002",
+        "nccl": "2.27.7",
+        "peers": [[1], [0, 2], [0, 1]],
+    }
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     names = "pretended, pretended, pretended"
     assert doctor._cuda() == f"{names}; direct access in 5 of 6 ordered pairs"

@@ -35,8 +35,10 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
     """Packages with entry points ``name=function of this module`` (or any reference)."""
 
     def points(**references: str) -> None:
-        found = [EntryPoint(name, f"{__name__}:{what}" if ":" not in what else what, offered.GROUP)
-                 for name, what in references.items()]  # fmt: skip
+        found = [
+            EntryPoint(name, f"{__name__}:{what}" if ":" not in what else what, offered.GROUP)
+            for name, what in references.items()
+        ]
         monkeypatch.setattr(offered, "entry_points", lambda group: found)
 
     return points

@@ -30,17 +30,30 @@ from regimes.training.build import prepare
 from regimes.training.learning_rate import LearningRate
 
 torch.set_num_threads(1)
-ADAMW = ("optimizer.name=adamw", "optimizer.lr=0.003", "optimizer.warmup_from=none",
-         "optimizer.weight_decay=0.1", "optimizer.schedule=cosine",
-         "optimizer.per=step")  # fmt: skip
+ADAMW = (
+    "optimizer.name=adamw",
+    "optimizer.lr=0.003",
+    "optimizer.warmup_from=none",
+    "optimizer.weight_decay=0.1",
+    "optimizer.schedule=cosine",
+    "optimizer.per=step",
+)
 MUON = ("optimizer.name=muon", *ADAMW[1:])
-CUSTOM = ("optimizer.name=torch.optim:NAdam", "optimizer.options={decoupled_weight_decay=true}",
-          *ADAMW[1:])  # fmt: skip
+CUSTOM = (
+    "optimizer.name=torch.optim:NAdam",
+    "optimizer.options={decoupled_weight_decay=true}",
+    *ADAMW[1:],
+)
 
 
 def config(*settings: str) -> RunConfig:
-    short = ["epochs=3", "data.train_size=120", "data.test_size=100", "policy.interval=1",
-             "dtype=float64"]  # fmt: skip
+    short = [
+        "epochs=3",
+        "data.train_size=120",
+        "data.test_size=100",
+        "policy.interval=1",
+        "dtype=float64",
+    ]
     return override(regimes.get_preset("smoke"), [*short, *settings])
 
 
@@ -51,8 +64,10 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def adamw(parameters: list[nn.Parameter]) -> list[torch.optim.Optimizer]:
-    groups = [{"params": [p for p in parameters if p.ndim > 1]},
-              {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0}]  # fmt: skip
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1]},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
     return [torch.optim.AdamW(groups, weight_decay=0.1)]
 
 
@@ -62,13 +77,18 @@ def muon(parameters: list[nn.Parameter]) -> list[torch.optim.Optimizer]:
 
 
 def nadam(parameters: list[nn.Parameter]) -> list[torch.optim.Optimizer]:
-    groups = [{"params": [p for p in parameters if p.ndim > 1]},
-              {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0}]  # fmt: skip
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1]},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
     return [torch.optim.NAdam(groups, weight_decay=0.1, decoupled_weight_decay=True)]
 
 
-@pytest.mark.parametrize(("settings", "make"), [(ADAMW, adamw), (MUON, muon), (CUSTOM, nadam)],
-                         ids=["adamw", "muon", "custom"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "make"),
+    [(ADAMW, adamw), (MUON, muon), (CUSTOM, nadam)],
+    ids=["adamw", "muon", "custom"],
+)
 def test_one_worker_without_compression_is_a_plain_loop(
     settings: tuple[str, ...],
     make: Callable[[list[nn.Parameter]], list[torch.optim.Optimizer]],
@@ -115,8 +135,13 @@ def test_muon_takes_hidden_matrices_only() -> None:
     assert isinstance(adamw, torch.optim.AdamW)
     every = {id(p) for part in found.parts for g in part.param_groups for p in g["params"]}
     assert every == {id(p) for p in model.parameters()}
-    decays = dict(zip((n for n, _ in model.named_parameters()),
-                      found.decoupled_decay(list(model.parameters())), strict=True))  # fmt: skip
+    decays = dict(
+        zip(
+            (n for n, _ in model.named_parameters()),
+            found.decoupled_decay(list(model.parameters())),
+            strict=True,
+        )
+    )
     assert decays == {n: 0.0 if p.ndim < 2 else 0.1 for n, p in model.named_parameters()}
 
 
@@ -149,31 +174,45 @@ TEXT = {"classes": 256, "width": 64, "depth": 2}
 IMAGES = {"channels": 1, "image_size": 32}
 SPLIT: dict[str, tuple[Callable[[], nn.Module], int, str]] = {  # model, classes, Muon's
     "an MLP of 4 x 64 and 256 classes": (
-        lambda: models.build("gpt", sequence=8, heads=2, **TEXT), 256,
-        r"blocks\.\d\.(qkv|out|up|down)\.weight"),
+        lambda: models.build("gpt", sequence=8, heads=2, **TEXT),
+        256,
+        r"blocks\.\d\.(qkv|out|up|down)\.weight",
+    ),
     "the same, tied": (
-        lambda: models.build("gpt", sequence=8, heads=2, tied=True, **TEXT), 256,
-        r"blocks\.\d\.(qkv|out|up|down)\.weight"),
+        lambda: models.build("gpt", sequence=8, heads=2, tied=True, **TEXT),
+        256,
+        r"blocks\.\d\.(qkv|out|up|down)\.weight",
+    ),
     "a transformer": (
-        lambda: models.build("transformer", **TEXT | {"width": 32, "classes": 32}), 32,
-        r"blocks\.layers\.\d\.(self_attn\.(in_proj_weight|out_proj\.weight)|linear\d\.weight)"),
+        lambda: models.build("transformer", **TEXT | {"width": 32, "classes": 32}),
+        32,
+        r"blocks\.layers\.\d\.(self_attn\.(in_proj_weight|out_proj\.weight)|linear\d\.weight)",
+    ),
     "an LSTM as wide as its words": (
-        lambda: models.build("lstm", classes=12, width=12, depth=2), 12,
-        r"lstm\.weight_(ih|hh)_l\d"),
+        lambda: models.build("lstm", classes=12, width=12, depth=2),
+        12,
+        r"lstm\.weight_(ih|hh)_l\d",
+    ),
     "a VGG-19's classifier": (
-        lambda: models.build("vgg19bn-cifar10", classes=8, width=1, **IMAGES), 8,
-        r"head\.[14]\.weight"),
+        lambda: models.build("vgg19bn-cifar10", classes=8, width=1, **IMAGES),
+        8,
+        r"head\.[14]\.weight",
+    ),
     "squeeze and excitation": (
-        lambda: models.build("se-resnet18-cifar10", classes=16, width=16, **IMAGES), 16,
-        r".*\.(squeeze|excite)\.weight"),
+        lambda: models.build("se-resnet18-cifar10", classes=16, width=16, **IMAGES),
+        16,
+        r".*\.(squeeze|excite)\.weight",
+    ),
     "a matrix": (
-        lambda: models.build("deep-linear", classes=1, rows=1, width=4), 1,
-        r"factors\.\d\.weight"),
+        lambda: models.build("deep-linear", classes=1, rows=1, width=4),
+        1,
+        r"factors\.\d\.weight",
+    ),
     "a head that is made first": (HeadFirst, 7, r"hidden\.weight"),
     "no head": (Headless, 7, r"hidden\.weight"),
     "no word of a head": (perceptron, 7, r"[02]\.weight"),
     "more outputs than classes": (perceptron, 5, r"[024]\.weight"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("make", "classes", "muons"), SPLIT.values(), ids=SPLIT)
@@ -190,11 +229,15 @@ def test_muon_takes_matrices_by_what_they_are_and_steps_as_torchs_own(
     rest = [p for name, p in named.items() if not re.fullmatch(muons, name)]
     groups = [[p for p in rest if p.ndim > 1], [p for p in rest if p.ndim < 2]]
     parts = [
-        torch.optim.Muon(hidden, lr=0.02, weight_decay=0.1, momentum=0.95,
-                         adjust_lr_fn="match_rms_adamw"),
-        *[torch.optim.AdamW(group, lr=0.02, weight_decay=decay)
-          for group, decay in zip(groups, (0.1, 0.0), strict=True) if group],
-    ]  # fmt: skip
+        torch.optim.Muon(
+            hidden, lr=0.02, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+        ),
+        *[
+            torch.optim.AdamW(group, lr=0.02, weight_decay=decay)
+            for group, decay in zip(groups, (0.1, 0.0), strict=True)
+            if group
+        ],
+    ]
     for _ in range(3):
         for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
             a.grad = torch.randn_like(a)
@@ -218,9 +261,10 @@ def test_processes_equal_simulation(settings: tuple[str, ...], tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "settings", [ADAMW, MUON, pytest.param(CUSTOM, marks=pytest.mark.slow)],
+    "settings",
+    [ADAMW, MUON, pytest.param(CUSTOM, marks=pytest.mark.slow)],
     ids=["adamw", "muon", "custom"],
-)  # fmt: skip
+)
 def test_resumed_equals_uninterrupted(
     settings: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,14 +294,21 @@ def test_resumed_equals_uninterrupted(
 def test_movement_is_what_the_weights_did(tmp_path: Path) -> None:
     """SGD without momentum and decay moves by rate times update: movement/lr is the mean update's
     norm, which is that of the summed update over the steps."""
-    plain = ("optimizer.momentum=0.0", "optimizer.weight_decay=0.0", "optimizer.warmup_from=none",
-             "optimizer.decay_epochs=[]", "signal=movement/lr", "optimizer.lr=0.05",
-             'instruments.norms.readings=["update","movement"]')  # fmt: skip
+    plain = (
+        "optimizer.momentum=0.0",
+        "optimizer.weight_decay=0.0",
+        "optimizer.warmup_from=none",
+        "optimizer.decay_epochs=[]",
+        "signal=movement/lr",
+        "optimizer.lr=0.05",
+        'instruments.norms.readings=["update","movement"]',
+    )
     record = regimes.run(config(*plain), tmp_path / "run")
     for row in record.rows:
         found = row["statistics"]
-        for update, moved, rate in zip(found["norm:update"], found["norm:movement"],
-                                       found["norm:movement/lr"], strict=True):  # fmt: skip
+        for update, moved, rate in zip(
+            found["norm:update"], found["norm:movement"], found["norm:movement/lr"], strict=True
+        ):
             assert moved == pytest.approx(0.05 * update, rel=1e-9)
             assert rate == pytest.approx(update / row["steps"], rel=1e-9)
 

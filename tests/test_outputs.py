@@ -121,10 +121,19 @@ def test_commands_say_so_in_one_sentence(words: list[str], tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "words",
-    [["watch", "--once"], ["detect"], ["cost"], ["report"], ["doctor"], ["pack"], ["run"],
-     ["ablate", "smoke", "--out"], ["report", str(ARCHIVE), "--out"]],
+    [
+        ["watch", "--once"],
+        ["detect"],
+        ["cost"],
+        ["report"],
+        ["doctor"],
+        ["pack"],
+        ["run"],
+        ["ablate", "smoke", "--out"],
+        ["report", str(ARCHIVE), "--out"],
+    ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_a_place_that_there_cannot_be_is_one_sentence(words: list[str], command: Callable) -> None:
     """As one in a folder that nobody may look into, by who is not root."""
     name = "x" * 300 + ".toml" * (words[0] == "run")

@@ -40,8 +40,14 @@ INSTRUMENT = "instruments={overlap={batches=[8, 30, 60], every=2}}"
 
 def config(*settings: str) -> RunConfig:
     """The smoke preset, cut short, in float64."""
-    short = ["epochs=3", "dtype=float64", "data.train_size=120", "data.test_size=100",
-             "policy.interval=1", "optimizer.decay_epochs=[2]"]  # fmt: skip
+    short = [
+        "epochs=3",
+        "dtype=float64",
+        "data.train_size=120",
+        "data.test_size=100",
+        "policy.interval=1",
+        "optimizer.decay_epochs=[2]",
+    ]
     return override(regimes.get_preset("smoke"), [*short, *settings])
 
 
@@ -156,8 +162,9 @@ def test_chance_by_monte_carlo() -> None:
     """400 independent random gradients: the mean over pairs is K / N within 4 standard errors."""
     draw = np.random.default_rng(0)
     n, percent = 130, 10.0
-    masks = torch.stack([support(torch.from_numpy(draw.normal(size=n)), percent)
-                         for _ in range(400)])  # fmt: skip
+    masks = torch.stack(
+        [support(torch.from_numpy(draw.normal(size=n)), percent) for _ in range(400)]
+    )
     apart = pair_overlaps(masks, 13).reshape(-1)
     k = 13
     variance = (k / n) * (1 - k / n) * (n - k) / (n - 1) / k  # hypergeometric, over K^2
@@ -321,8 +328,9 @@ def test_figure_pools_over_seeds_and_says_where_90_percent_is(tmp_path: Path) ->
         values = [seed[row.epoch]["sizes"][str(row.batch)]["mean"] for seed in lines]
         half = 4.302652729911275 * np.std(values, ddof=1) / 3**0.5  # t of 2 degrees, 97.5 %
         assert row.overlap == pytest.approx(np.mean(values))
-        assert (row.ci_low, row.ci_high) == pytest.approx((np.mean(values) - half,
-                                                           np.mean(values) + half))  # fmt: skip
+        assert (row.ci_low, row.ci_high) == pytest.approx(
+            (np.mean(values) - half, np.mean(values) + half)
+        )
         assert row.chance == lines[0][0]["chance"]
         assert row.n == 3
     words = fig.get_supxlabel().replace("\n", " ")

@@ -45,9 +45,15 @@ def test_a_schedule_is_its_base_and_what_it_names(grid: str) -> None:
     )
     assert cells["eager"] == override(
         get_preset("smoke"),
-        [*short, "name=eager", "policy.eta=0.3", "optimizer.lr=0.2", "optimizer.warmup_from=none",
-         "instruments.msdr={}"],
-    )  # fmt: skip
+        [
+            *short,
+            "name=eager",
+            "policy.eta=0.3",
+            "optimizer.lr=0.2",
+            "optimizer.warmup_from=none",
+            "instruments.msdr={}",
+        ],
+    )
     assert cells["eager"].policy["interval"] == 3  # the base's
     assert seeds_of(grid) == [4, 9]
     assert seeds_of("smoke") is None
@@ -101,18 +107,22 @@ MISTAKES = [
     ("epochs = 3\n", "is no grid: it needs a table [schedules.NAME]"),
     ("schedules = []\n", "is no grid"),
     ("a = \n", "cannot read the grid"),
-    ('sedes = 3\n[schedules.a]\n', "unknown key 'sedes': did you mean 'seeds'"),
+    ("sedes = 3\n[schedules.a]\n", "unknown key 'sedes': did you mean 'seeds'"),
     ('base = "smok"\n[schedules.a]\n', "base: unknown preset 'smok': did you mean 'smoke'"),
     ("base = 3\n[schedules.a]\n", "base = 3: expected the name of a preset"),
     ('set = "epochs=3"\n[schedules.a]\n', "set = 'epochs=3': expected a list"),
     ("[schedules]\na = 3\n", "schedules.a = 3: expected a table"),
     ("[schedules.a]\noptimizer.rate = 1.0\n", "schedules.a: unknown key 'optimizer.rate'"),
     ("[schedules.a]\nepochs = 'many'\n", "schedules.a: epochs = 'many'"),
-    *[(f"[schedules.{name!r}]\n", f"schedules = {name!r}: expected a name for a folder")
-      for name in ("../../elsewhere", "/elsewhere", "..", ".", "", "x" * 101)],
-    *[(f'[schedules."a{letter}"]\n', "expected a name for a folder")
-      for letter in ("\\u001b", "\\\\")],
-]  # fmt: skip
+    *[
+        (f"[schedules.{name!r}]\n", f"schedules = {name!r}: expected a name for a folder")
+        for name in ("../../elsewhere", "/elsewhere", "..", ".", "", "x" * 101)
+    ],
+    *[
+        (f'[schedules."a{letter}"]\n', "expected a name for a folder")
+        for letter in ("\\u001b", "\\\\")
+    ],
+]
 
 
 @pytest.mark.parametrize(("text", "says"), MISTAKES, ids=[says for _, says in MISTAKES])

@@ -53,8 +53,18 @@ def pets(tmp_path: Path) -> Path:
 
 
 def test_a_strangers_folder_trains_with_one_command(pets: Path, command: Callable) -> None:
-    done = command("run", "smoke", "--set", "data.name=folder", "--set", f"data.path={pets}",
-                   "--set", "data.resize=16", "--out", "run")  # fmt: skip
+    done = command(
+        "run",
+        "smoke",
+        "--set",
+        "data.name=folder",
+        "--set",
+        f"data.path={pets}",
+        "--set",
+        "data.resize=16",
+        "--out",
+        "run",
+    )
     assert done.returncode == 0, done.stderr
     record = regimes.load(pets.parent / "run")
     assert record.header["data"]["train"] == 48 + 26 + 8
@@ -176,22 +186,36 @@ def test_a_class_may_be_called_train(tmp_path: Path) -> None:
 
 
 BAD = [
-    (lambda t: [f.unlink() for f in (t / "emu").glob("[1-9]*")] + [
-        f.unlink() for f in (t / "emu").glob("0[1-9]*")], "class 'emu' has one image, emu/00.jpg"),
+    (
+        lambda t: (
+            [f.unlink() for f in (t / "emu").glob("[1-9]*")]
+            + [f.unlink() for f in (t / "emu").glob("0[1-9]*")]
+        ),
+        "class 'emu' has one image, emu/00.jpg",
+    ),
     (lambda t: [shutil.rmtree(t / name) for name in ("cat", "dog")], "only one class, 'emu'"),
     (lambda t: (t / "cat/00.jpg").write_text("?"), "cat/00.jpg cannot be decoded"),
     (lambda t: shutil.copytree(t / "cat", t / "train/cat"), "has no images in test/<class>/"),
     (lambda t: (t / "cow/calves").mkdir(parents=True), "cow has no images .* needs two"),
     (lambda t: [f.rename(f.with_suffix(".heic")) for f in (t / "emu").glob("*")], "emu has no"),
-    (lambda t: [t.joinpath(a).rename(t / b) for a, b in (("cat", "Train"), ("dog", "val"))]
-     and shutil.rmtree(t / "emu"), "Train and val are no classes: name them"),
-    (lambda t: [f.rename(t / (f.parent.name + f.name)) for f in t.glob("[a-z]*/*")],
-     "has no images in folders, and 103 beside them"),
+    (
+        lambda t: (
+            [t.joinpath(a).rename(t / b) for a, b in (("cat", "Train"), ("dog", "val"))]
+            and shutil.rmtree(t / "emu")
+        ),
+        "Train and val are no classes: name them",
+    ),
+    (
+        lambda t: [f.rename(t / (f.parent.name + f.name)) for f in t.glob("[a-z]*/*")],
+        "has no images in folders, and 103 beside them",
+    ),
     (lambda t: [shutil.rmtree(t / name) for name in COUNTS], "has no images in folders, and 0"),
     (lambda t: shutil.copy(t / "cat/00.jpg", t / "stray.jpg"), "stray.jpg lies beside the classes"),
-    (lambda t: [shutil.copytree(t / "cat", t / split / "cat") for split in ("train", "Val")],
-     "or <class>/ alone, which is split. If Val/ is to test, name it test."),
-]  # fmt: skip
+    (
+        lambda t: [shutil.copytree(t / "cat", t / split / "cat") for split in ("train", "Val")],
+        "or <class>/ alone, which is split. If Val/ is to test, name it test.",
+    ),
+]
 
 
 @pytest.mark.parametrize(("spoil", "message"), BAD)

@@ -64,8 +64,12 @@ def test_continued(stop: int, tmp_path: Path) -> None:
 
 def test_the_record(tmp_path: Path) -> None:
     rule = {"name": "windows", "windows": [[0, 1]], "inside": "low", "outside": "high"}
-    options = {"policy": rule, "periods": {"low": 1, "high": 3}, "every": 4,
-               "record": str(tmp_path / "run")}  # fmt: skip
+    options = {
+        "policy": rule,
+        "periods": {"low": 1, "high": 3},
+        "every": 4,
+        "record": str(tmp_path / "run"),
+    }
     group.run(own_loop.trained, 2, 12, "sgd", options)
     record, header = regimes.load(tmp_path / "run"), read_header(tmp_path / "run")
     assert header["config"]["sync_policy"]["name"] == "windows"
@@ -79,9 +83,15 @@ def test_the_record(tmp_path: Path) -> None:
 LATE = {
     "every 4": ({"policy": 4}, "static", "every 4 steps", {}, [4, 4, 4], [1, 1, 1]),
     "diloco": ({"policy": 2, "outer": DILOCO}, "static", "every 2 steps", {}, [2, 2, 2], [2, 2, 2]),
-    "qsr": ({"policy": {"name": "qsr", "alpha": 0.2, "base": 2}}, "qsr", "by qsr", {},
-            [2, 4, 4], [2, 1, 1]),
-}  # fmt: skip
+    "qsr": (
+        {"policy": {"name": "qsr", "alpha": 0.2, "base": 2}},
+        "qsr",
+        "by qsr",
+        {},
+        [2, 4, 4],
+        [2, 1, 1],
+    ),
+}
 
 
 @pytest.mark.parametrize("kind", LATE)
@@ -89,8 +99,9 @@ def test_readers_show_periods_rounds_and_seconds(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options, name, words, levels, periods, rounds = LATE[kind]
-    group.run(own_loop.trained, 2, 12, "sgd",
-              {**options, "every": 4, "record": str(tmp_path / "run")})  # fmt: skip
+    group.run(
+        own_loop.trained, 2, 12, "sgd", {**options, "every": 4, "record": str(tmp_path / "run")}
+    )
     record = regimes.load(tmp_path / "run")
     assert record.name == name
     assert record.config["sync_levels"] == levels  # words that the rule does not use are not said

@@ -38,13 +38,15 @@ def loop(epochs: int, first: float, peak: float, decays: tuple[int, int]) -> lis
 
 @pytest.mark.parametrize(
     ("name", "oracle"),
-    [("paper-resnet18-cifar10", loop(300, 0.1, 0.4, (151, 251))),
-     ("paper-vgg19bn-cifar10", loop(300, 0.1, 0.4, (151, 251))),
-     ("paper-table1-resnet18/low", loop(300, 0.1, 0.4, (151, 251))),
-     ("paper-batch-cifar100/small-batch", loop(300, 0.1, 0.4, (151, 251))),
-     ("paper-lstm", loop(90, 2.5, 10.0, (61, 80)))],
+    [
+        ("paper-resnet18-cifar10", loop(300, 0.1, 0.4, (151, 251))),
+        ("paper-vgg19bn-cifar10", loop(300, 0.1, 0.4, (151, 251))),
+        ("paper-table1-resnet18/low", loop(300, 0.1, 0.4, (151, 251))),
+        ("paper-batch-cifar100/small-batch", loop(300, 0.1, 0.4, (151, 251))),
+        ("paper-lstm", loop(90, 2.5, 10.0, (61, 80))),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_the_papers_presets_have_the_rates_of_the_authors_loop(
     name: str, oracle: list[float]
 ) -> None:
@@ -71,9 +73,11 @@ def test_the_authors_curves_jump_where_the_rate_falls() -> None:
 
 @pytest.mark.parametrize(
     ("name", "windows", "late"),
-    [("paper-figure2", [(0, 20), (152, 162)], [(152, 172)]),
-     ("paper-text-figure2", [(0, 20), (151, 161)], [(151, 171)])],
-)  # fmt: skip
+    [
+        ("paper-figure2", [(0, 20), (152, 162)], [(152, 172)]),
+        ("paper-text-figure2", [(0, 20), (151, 161)], [(151, 171)]),
+    ],
+)
 def test_hand_made_windows_follow_the_decay(name: str, windows: Any, late: Any) -> None:
     cells = get_grid(name)
     assert cells["low-in-critical"].policy["windows"] == windows
@@ -96,9 +100,15 @@ def test_the_paper_by_its_text_differs_in_rates_and_the_lstms_interval_alone() -
 
 @pytest.mark.parametrize(
     ("low", "high", "ranks"),
-    [(4, 1, [1, 2, 4]), (8, 1, [1, 2, 4, 8]), (16, 1, [1, 2, 4, 8, 16]), (2, 1, [1, 2]),
-     (8, 2, [2, 4, 8]), (6, 1, [1, 3, 6])],
-)  # fmt: skip
+    [
+        (4, 1, [1, 2, 4]),
+        (8, 1, [1, 2, 4, 8]),
+        (16, 1, [1, 2, 4, 8, 16]),
+        (2, 1, [1, 2]),
+        (8, 2, [2, 4, 8]),
+        (6, 1, [1, 3, 6]),
+    ],
+)
 def test_adaqs_halves_the_compression_again_and_again(low: int, high: int, ranks: Any) -> None:
     base = replace(get_preset("small"), levels={"low": low, "high": high})
     cell = families.adaqs(base, interval=3)["adaqs"]

@@ -36,9 +36,12 @@ def hooked(rank: int, turn: int) -> dict[str, Any]:
     model = DistributedDataParallel(cases.build(CASE), **CASE.ddp)
     sgd, scheduler = optimizer(model.module, turn)
     hook = regimes.attach(
-        model, policy={"name": "rate-ladder", "levels": ["high", "low"], "shares": [0.6]},
-        levels={"low": "dense", "high": "dense"}, optimizer=sgd, every=UNIT,
-    )  # fmt: skip
+        model,
+        policy={"name": "rate-ladder", "levels": ["high", "low"], "shares": [0.6]},
+        levels={"low": "dense", "high": "dense"},
+        optimizer=sgd,
+        every=UNIT,
+    )
     for step in range(UNIT * UNITS):
         cases.step_of(model, sgd, CASE, step, rank)
         scheduler.step()

@@ -40,8 +40,9 @@ def test_post_local_sgd_changes_once() -> None:
     assert levels(PostLocal("2", "16"), [0.1] * 3) == ["2"] * 4
 
 
-@given(st.lists(st.floats(1e-6, 10), min_size=1, max_size=12), st.floats(1e-4, 10),
-       st.integers(1, 64))  # fmt: skip
+@given(
+    st.lists(st.floats(1e-6, 10), min_size=1, max_size=12), st.floats(1e-4, 10), st.integers(1, 64)
+)
 def test_qsr_is_its_formula(rates: list[float], alpha: float, base: int) -> None:
     found = levels(QSR(alpha, base), rates)
     expected = [base]
@@ -67,12 +68,18 @@ def test_adacomm_by_hand() -> None:
     assert levels(AdaComm(4), [0.1] * 2, [1.0, 0.0])[-1] == "1"
 
 
-@pytest.mark.parametrize("table", [
-    {"name": "qsr", "alpha": 0.0}, {"name": "qsr", "alpha": 1.0, "base": 0},
-    {"name": "adacomm", "base": 0}, {"name": "qsr"},
-    {"name": "qsr", "alpha": 1.0, "needs": []}, {"name": "adacomm", "needs": []},
-    {"name": "post-local", "needs": []},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"name": "qsr", "alpha": 0.0},
+        {"name": "qsr", "alpha": 1.0, "base": 0},
+        {"name": "adacomm", "base": 0},
+        {"name": "qsr"},
+        {"name": "qsr", "alpha": 1.0, "needs": []},
+        {"name": "adacomm", "needs": []},
+        {"name": "post-local", "needs": []},
+    ],
+)
 def test_what_makes_no_sense_is_refused(table: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         policy(table, "sync_policy")
@@ -90,9 +97,16 @@ def test_a_level_is_a_word_or_a_number_of_steps(level: str) -> None:
 def context(apart: bool | None) -> MeasurementContext:
     layers = [Layer("a", (2,)), Layer("b", (1, 1))]
     return MeasurementContext(
-        torch.nn.Linear(1, 1), no_data, World(4), layers, 0, False, no_data, no_data,
+        torch.nn.Linear(1, 1),
+        no_data,
+        World(4),
+        layers,
+        0,
+        False,
+        no_data,
+        no_data,
         apart=None if apart is None else lambda: apart,
-    )  # fmt: skip
+    )
 
 
 def test_the_spread_by_hand() -> None:

@@ -153,19 +153,29 @@ def test_steps_of_two_kinds_have_the_traffic_of_their_mean() -> None:
 Decide = Callable[[Sequence[str]], Any]
 POLICIES: dict[str, tuple[Decide, str]] = {
     "nothing": (lambda layers: None, "returned None, expected a list of decisions"),
-    "an odd level": (lambda layers: [decision("odd")] * len(layers),
-                     "returned the level 'odd' for .*, expected one of low, high"),
-    "a level that is no text": (lambda layers: [decision(2)] * len(layers),
-                                "returned the level 2 for .*, expected one of low, high"),
+    "an odd level": (
+        lambda layers: [decision("odd")] * len(layers),
+        "returned the level 'odd' for .*, expected one of low, high",
+    ),
+    "a level that is no text": (
+        lambda layers: [decision(2)] * len(layers),
+        "returned the level 2 for .*, expected one of low, high",
+    ),
     "too few": (lambda layers: [decision("low")], "returned 1 decisions, expected one for each of"),
     "texts": (lambda layers: ["low"] * len(layers), "returned 'low' for .*, expected a Decision"),
-    "why is a text": (lambda layers: [decision("low", "so")] * len(layers),
-                      "returned the reason 'so' for .*, expected a table or None"),
-    "why is no JSON": (lambda layers: [decision("low", {"x": {1}})] * len(layers),
-                       r"returned a reason that is no JSON \(.*set.*\), expected plain types"),
-    "why is large": (lambda layers: [decision("low", {"x": "y" * 2**23})] * len(layers),
-                     "returned reasons of .* bytes, expected at most 8388608 for all layers"),
-}  # fmt: skip
+    "why is a text": (
+        lambda layers: [decision("low", "so")] * len(layers),
+        "returned the reason 'so' for .*, expected a table or None",
+    ),
+    "why is no JSON": (
+        lambda layers: [decision("low", {"x": {1}})] * len(layers),
+        r"returned a reason that is no JSON \(.*set.*\), expected plain types",
+    ),
+    "why is large": (
+        lambda layers: [decision("low", {"x": "y" * 2**23})] * len(layers),
+        "returned reasons of .* bytes, expected at most 8388608 for all layers",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -193,8 +203,10 @@ def test_a_policys_wrong_return(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["nothing", "an odd level", "why is a text", "why is large"])
 def test_a_batch_policys_wrong_return(kind: str, tmp_path: Path) -> None:
-    tables = [f"batch_policy={{name='test_plug_ins:Odd', kind='{kind}'}}",
-              "batch_levels={low=8, high=16}"]  # fmt: skip
+    tables = [
+        f"batch_policy={{name='test_plug_ins:Odd', kind='{kind}'}}",
+        "batch_levels={low=8, high=16}",
+    ]
     with pytest.raises(ConfigError, match="the policy Odd returned"):
         regimes.run(config(*SHORT, *tables), tmp_path)
 
@@ -251,9 +263,11 @@ class Lacks:
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("Raises", "cannot be made: KeyError 'no key'"),
-     ("Lacks", "has no step: it needs start, step, epoch, stop")],
-)  # fmt: skip
+    [
+        ("Raises", "cannot be made: KeyError 'no key'"),
+        ("Lacks", "has no step: it needs start, step, epoch, stop"),
+    ],
+)
 def test_a_reporter_that_is_none(name: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"the reporter test_plug_ins:{name} {says}"):
         reporters([f"test_plug_ins:{name}"], tmp_path)

@@ -113,9 +113,16 @@ def test_an_odd_old_value_counts_as_critical(odd: float) -> None:
 
 def test_a_value_that_came_out_undefined_leaves_the_layer_as_it_was() -> None:
     """A record's null (a noise scale that an epoch did not resolve) is no change of the signal."""
-    rows = [{"lr": 0.1, "next_lr": 0.1, "layers": {"level": ["high", "low"]},
-             "statistics": {"msdr": [1 / (1 + epoch), None]}, "model": {"noise_scale": None}}
-            for epoch in range(3)]  # fmt: skip
+    rows = [
+        {
+            "lr": 0.1,
+            "next_lr": 0.1,
+            "layers": {"level": ["high", "low"]},
+            "statistics": {"msdr": [1 / (1 + epoch), None]},
+            "model": {"noise_scale": None},
+        }
+        for epoch in range(3)
+    ]
     past = history(rows, [0, 1], "update")
     found = Detected({"name": "msdr-fall", "per_layer": True}).decide(past, LAYERS)
     assert found[1] == Decision("low")
@@ -129,26 +136,44 @@ LADDER = ["high", "mid", "low"]
 @pytest.mark.parametrize(
     ("name", "field", "value"),
     [
-        *[(name, field, value) for name in ("accordion", "accordion-batch", "accordion-ladder")
-          for field, value in (("eta", 0.0), ("interval", 0), ("step_decay", 1.0),
-                               ("slow_decay", 0.5))],
-        ("adaqs", "fall", 1.0), ("error-ladder", "error", 0.0), ("error-ladder", "interval", 0),
-        ("gravac", "interval", 0), ("gravac", "smoothing", 0.0), ("gravac", "tolerance", 1.0),
-        ("smith", "step_decay", 1.0), ("rate-ladder", "shares", [0.5, 0.2]),
-        ("l-greco", "alpha", 0.5), ("qsr", "alpha", 0.0), ("qsr", "base", 0),
-        ("adacomm", "base", 0), ("post-local", "slow_decay", 1.0),
+        *[
+            (name, field, value)
+            for name in ("accordion", "accordion-batch", "accordion-ladder")
+            for field, value in (
+                ("eta", 0.0),
+                ("interval", 0),
+                ("step_decay", 1.0),
+                ("slow_decay", 0.5),
+            )
+        ],
+        ("adaqs", "fall", 1.0),
+        ("error-ladder", "error", 0.0),
+        ("error-ladder", "interval", 0),
+        ("gravac", "interval", 0),
+        ("gravac", "smoothing", 0.0),
+        ("gravac", "tolerance", 1.0),
+        ("smith", "step_decay", 1.0),
+        ("rate-ladder", "shares", [0.5, 0.2]),
+        ("l-greco", "alpha", 0.5),
+        ("qsr", "alpha", 0.0),
+        ("qsr", "base", 0),
+        ("adacomm", "base", 0),
+        ("post-local", "slow_decay", 1.0),
     ],
-)  # fmt: skip
+)
 def test_a_field_out_of_range_is_refused_before_the_first_unit(
     name: str, field: str, value: object
 ) -> None:
     """The same table with the field's own default is a policy."""
     fields = {
-        "accordion-ladder": {"levels": LADDER}, "adaqs": {"levels": LADDER},
-        "error-ladder": {"levels": LADDER}, "gravac": {"levels": LADDER},
-        "rate-ladder": {"levels": LADDER}, "qsr": {"alpha": 0.1},
+        "accordion-ladder": {"levels": LADDER},
+        "adaqs": {"levels": LADDER},
+        "error-ladder": {"levels": LADDER},
+        "gravac": {"levels": LADDER},
+        "rate-ladder": {"levels": LADDER},
+        "qsr": {"alpha": 0.1},
         "l-greco": {"levels": LADDER, "base": {"name": "static", "level": "low"}},
-    }.get(name, {})  # fmt: skip
+    }.get(name, {})
     policy({"name": name, **fields})
     with pytest.raises(ConfigError):
         policy({"name": name, **fields, field: value})

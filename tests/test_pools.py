@@ -56,8 +56,10 @@ def test_a_block_of_unknown_code_is_refused() -> None:
 @pytest.mark.slow
 def test_declared_codes_trained_the_same_in_the_records_too() -> None:
     """Two of them have runs of one configuration and seed: their epochs are equal, line by line."""
-    ours, theirs = ({(run.name, run.seed): run for run in records(source, "low", "high")}
-                    for source in ("small-adaqs", "small-budget"))  # fmt: skip
+    ours, theirs = (
+        {(run.name, run.seed): run for run in records(source, "low", "high")}
+        for source in ("small-adaqs", "small-budget")
+    )
     pairs = [(ours[key], theirs[key]) for key in ours.keys() & theirs.keys()]
     codes = [[str(run.header["code"]["digest"]) for run in pair] for pair in pairs]
     assert sum(a != b for a, b in codes) > 0
@@ -68,13 +70,15 @@ def test_declared_codes_trained_the_same_in_the_records_too() -> None:
 
 @pytest.mark.parametrize(
     ("place", "value", "why"),
-    [(("config", "workers"), 3, "has another workers"),
-     (("config", "optimizer", "lr"), 9.0, "has another optimizer"),
-     (("data", "digest"), "x", "has another data.digest"),
-     (("code", "digest"), "x" * 64, "which are not known to train the same"),
-     (("config", "seed"), 0, "more than one has low of seed 0, which would count twice")],
+    [
+        (("config", "workers"), 3, "has another workers"),
+        (("config", "optimizer", "lr"), 9.0, "has another optimizer"),
+        (("data", "digest"), "x", "has another data.digest"),
+        (("code", "digest"), "x" * 64, "which are not known to train the same"),
+        (("config", "seed"), 0, "more than one has low of seed 0, which would count twice"),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_is_another_experiment_is_refused(
     tmp_path: Path, place: tuple[str, ...], value: Any, why: str
 ) -> None:

@@ -73,9 +73,12 @@ MADE: dict[str, Callable[[Tensor], Tensor]] = {
     "a gradient": lambda x: torch.autograd.grad((y := x.requires_grad_()).square().sum(), y)[0],
     "a gradient that is none": lambda x: torch.autograd.grad(
         x.sum() * there(1).requires_grad_(),
-        [there(3).requires_grad_()], allow_unused=True, materialize_grads=True)[0],
+        [there(3).requires_grad_()],
+        allow_unused=True,
+        materialize_grads=True,
+    )[0],
     "drawn": lambda x: torch.rand(3, device="cuda", generator=torch.Generator("cuda")),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("refused", REFUSED.values(), ids=REFUSED)
@@ -149,5 +152,8 @@ def test_events_measure_time_and_streams_keep_a_diary() -> None:
         torch.cuda.current_stream().wait_event(last)
         assert first.elapsed_time(last) >= 0
         assert diary.streams == [
-            "event of main", "event of side", "side waits for main", "main waits for an event"
-        ]  # fmt: skip
+            "event of main",
+            "event of side",
+            "side waits for main",
+            "main waits for an event",
+        ]

@@ -30,9 +30,12 @@ Recorder = Callable[[Path, int], Writer]
 
 def header(**changes: Any) -> dict[str, Any]:
     config = {
-        "name": "accordion", "epochs": EPOCHS, "data": {"name": "cifar100"},
-        "model": {"name": "resnet18-cifar100"}, "levels": {"low": 4, "high": 1},
-    }  # fmt: skip
+        "name": "accordion",
+        "epochs": EPOCHS,
+        "data": {"name": "cifar100"},
+        "model": {"name": "resnet18-cifar100"},
+        "levels": {"low": 4, "high": 1},
+    }
     layers = [{"name": n, "shape": [2, 2], "compressed": n != "bias"} for n in NAMES]
     found = plain.header(
         config,
@@ -46,12 +49,22 @@ def header(**changes: Any) -> dict[str, Any]:
 
 def row(epoch: int) -> dict[str, Any]:
     return plain.row(epoch) | {
-        "lr": 0.4, "next_lr": 0.4, "steps": STEPS, "train_loss": 1.2345,
-        "test_loss": 12.3456, "metric": 0.5 + epoch / 100, "floats": 12_000_000 + epoch, "bytes": 1,
-        "layers": {"level": ["low", "dense", "high"], "floats": [0] * 3, "bytes": [0] * 3,
-                   "why": [None] * 3},
+        "lr": 0.4,
+        "next_lr": 0.4,
+        "steps": STEPS,
+        "train_loss": 1.2345,
+        "test_loss": 12.3456,
+        "metric": 0.5 + epoch / 100,
+        "floats": 12_000_000 + epoch,
+        "bytes": 1,
+        "layers": {
+            "level": ["low", "dense", "high"],
+            "floats": [0] * 3,
+            "bytes": [0] * 3,
+            "why": [None] * 3,
+        },
         "statistics": {"norm:update": [1.0, 1.0, 1.0]},
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture
@@ -85,9 +98,17 @@ def shown(folder: Path) -> str:
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(0, "0"), (950, "950"), (1_080_000, "1.08 M"), (999_700, "1.00 M"), (12_345, "12.3 k"),
-     (2_418_440_000, "2.42 G"), (262.87e9, "263 G"), (1.43e12, "1.43 T")],
-)  # fmt: skip
+    [
+        (0, "0"),
+        (950, "950"),
+        (1_080_000, "1.08 M"),
+        (999_700, "1.00 M"),
+        (12_345, "12.3 k"),
+        (2_418_440_000, "2.42 G"),
+        (262.87e9, "263 G"),
+        (1.43e12, "1.43 T"),
+    ],
+)
 def test_human(count: float, text: str) -> None:
     assert units.human(count) == text
 

@@ -52,8 +52,10 @@ def test_what_is_pruned_has_no_gradient_and_comes_not_back() -> None:
     pruning.begin(0)
     loss.backward()
     assert [p.grad.tolist() for p in (first, second, vector) if p.grad is not None] == [
-        [[0, 0], [7, 7]], [[0, 0], [7, 7]], [7, 7],
-    ]  # fmt: skip
+        [[0, 0], [7, 7]],
+        [[0, 0], [7, 7]],
+        [7, 7],
+    ]
     with torch.no_grad():
         for p in (first, second, vector):
             p += 1  # momentum, or what error feedback still owed
@@ -81,8 +83,10 @@ def share(zeros: dict[str, torch.Tensor]) -> float:
 def test_a_run_is_what_it_was_before_the_event_and_is_pruned_from_there_on(tmp_path: Path) -> None:
     c = config(EVENT, "policy=static", "policy.level=high", epochs=5)
     for epochs in (2, 3, 5):
-        regimes.run(replace(c, epochs=epochs) if epochs > 2 else replace(c, epochs=2, pruning=None),
-                    tmp_path / str(epochs))  # fmt: skip
+        regimes.run(
+            replace(c, epochs=epochs) if epochs > 2 else replace(c, epochs=2, pruning=None),
+            tmp_path / str(epochs),
+        )
     regimes.run(replace(c, pruning=None), tmp_path / "never")
     rows, plain = (read_lines(tmp_path / n / "epochs.jsonl") for n in ("5", "never"))
     assert rows[:2] == plain[:2]

@@ -78,8 +78,11 @@ def test_what_the_authors_did_not_publish() -> None:
 
 # -- over our runs ---------------------------------------------------------------------------
 
-RESNET: dict[str, Any] = {"data": {"name": "cifar100"}, "model": {"name": "resnet18-cifar100"},
-                          "levels": {"low": 2, "high": 1}}  # fmt: skip
+RESNET: dict[str, Any] = {
+    "data": {"name": "cifar100"},
+    "model": {"name": "resnet18-cifar100"},
+    "levels": {"low": 2, "high": 1},
+}
 
 
 def test_overlay_of_the_same_setting(tmp_path: Path) -> None:
@@ -92,8 +95,12 @@ def test_overlay_of_the_same_setting(tmp_path: Path) -> None:
         authors[oracle.columns].reset_index(drop=True), oracle, check_dtype=False
     )
     labels = [text.get_text() for text in fig.legends[0].get_texts()]
-    assert labels == ["low compression", "ACCORDION", "low compression: authors' log",
-                      "ACCORDION: authors' log"]  # fmt: skip
+    assert labels == [
+        "low compression",
+        "ACCORDION",
+        "low compression: authors' log",
+        "ACCORDION: authors' log",
+    ]
     drawn = {line.get_label(): line for line in fig.axes[0].lines}
     low = oracle[oracle["schedule"] == "low"]
     assert drawn[labels[2]].get_ydata().tolist() == low["accuracy"].tolist()
@@ -116,10 +123,19 @@ def test_levels_that_the_authors_did_not_run(tmp_path: Path) -> None:
 
 
 def test_batch_sizes_are_those_of_all_workers(tmp_path: Path) -> None:
-    make(tmp_path, "small-batch", 0, **{
-        **RESNET, "levels": {}, "policy": {"name": "static", "level": "dense"}, "batch_size": 128,
-        "batch_levels": {"low": 128, "high": 1024}, "batch_policy": {"name": "static"},
-    })  # fmt: skip
+    make(
+        tmp_path,
+        "small-batch",
+        0,
+        **{
+            **RESNET,
+            "levels": {},
+            "policy": {"name": "static", "level": "dense"},
+            "batch_size": 128,
+            "batch_levels": {"low": 128, "high": 1024},
+            "batch_policy": {"name": "static"},
+        },
+    )
     found = published.of(load_all(tmp_path)[0], metrics.named("accuracy"))
     assert set(found["level"]) == {"512", "4096", "accordion"}
 

@@ -77,8 +77,11 @@ def test_both_senet_rows_of_table_1_are_249_epochs_of_the_network_that_table_8_d
     network: str, expected: list[int]
 ) -> None:
     steps = {rank: per_step(network, 10, "powersgd", rank) * 98 for rank in SENET}
-    fits = [epochs for epochs in range(1, 301)
-            if all(0 <= steps[r] * epochs - SENET[r] < 0.1e6 for r in SENET)]  # fmt: skip
+    fits = [
+        epochs
+        for epochs in range(1, 301)
+        if all(0 <= steps[r] * epochs - SENET[r] < 0.1e6 for r in SENET)
+    ]
     assert fits == expected
 
 

@@ -121,10 +121,14 @@ def test_feedback_narrows_what_is_stable_on_a_matrix() -> None:
 
 def test_shares_and_limits_of_dense() -> None:
     assert [energy(name, 2) for name in FILTERS] == [0.5, 0.75, 0.5, 0.5]
-    rows = pd.DataFrame({
-        "how": ["a", "a", "b", "a"], "momentum": [0.0, 0.0, 0.0, 0.9],
-        "share": [1.0, 0.25, 1.0, 1.0], "limit": [2.0, 0.5, 4.0, 1.0],
-    })  # fmt: skip
+    rows = pd.DataFrame(
+        {
+            "how": ["a", "a", "b", "a"],
+            "momentum": [0.0, 0.0, 0.0, 0.9],
+            "share": [1.0, 0.25, 1.0, 1.0],
+            "limit": [2.0, 0.5, 4.0, 1.0],
+        }
+    )
     rows = rows.assign(of_dense=of_dense(rows))
     assert rows["of_dense"].to_list() == [1.0, 0.25, 1.0, 1.0]
     assert at_share(rows, "a", 0.0, 0.5) == pytest.approx(0.5)
@@ -132,8 +136,13 @@ def test_shares_and_limits_of_dense() -> None:
 
 
 def test_a_panel_has_the_limits_of_its_momentum(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quadratic, "simulated", lambda level, momentum, feedback: (
-        (2.0, 1.0) if level == "dense" else (1 - momentum, 0.25 + feedback / 4)))  # fmt: skip
+    monkeypatch.setattr(
+        quadratic,
+        "simulated",
+        lambda level, momentum, feedback: (
+            (2.0, 1.0) if level == "dense" else (1 - momentum, 0.25 + feedback / 4)
+        ),
+    )
     rows = quadratic.table()
     fig, numbers = quadratic.figure(rows)
     assert numbers is rows
@@ -149,11 +158,18 @@ def test_a_panel_has_the_limits_of_its_momentum(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_command_leaves_its_files(monkeypatch: pytest.MonkeyPatch, tmp_path, capsys) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(quadratic, "simulated", lambda level, momentum, feedback: (
-        (2.0, 1.0) if level == "dense" else (0.5, 0.25)))  # fmt: skip
+    monkeypatch.setattr(
+        quadratic,
+        "simulated",
+        lambda level, momentum, feedback: (2.0, 1.0) if level == "dense" else (0.5, 0.25),
+    )
     paths = quadratic.main(tmp_path)
     assert {path.name for path in paths} == {
-        "quadratic.png", "quadratic.svg", "quadratic.csv", "quadratic.md"}  # fmt: skip
+        "quadratic.png",
+        "quadratic.svg",
+        "quadratic.csv",
+        "quadratic.md",
+    }
     assert "feedback" in capsys.readouterr().out
     written = (tmp_path / "quadratic.md").read_text()
     assert "rank 4" in written

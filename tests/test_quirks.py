@@ -36,8 +36,11 @@ def test_authors_quirks_are_ordinary_fields() -> None:
     assert (config.optimizer.nesterov, config.optimizer.weight_decay) == (False, 1e-4)
     topk = resolve(replace(get_preset("smoke"), quirks="authors", compressor={"name": "topk"}))
     assert topk.compressor == {
-        "name": "topk", "reduction": "sum", "error_feedback": False, "count": "truncate"
-    }  # fmt: skip
+        "name": "topk",
+        "reduction": "sum",
+        "error_feedback": False,
+        "count": "truncate",
+    }
     assert resolve(get_preset("smoke")) == get_preset("smoke")
     assert resolve(config) == config
 
@@ -68,8 +71,11 @@ def test_committed_runs_have_the_quirks_of_their_grid(name: str) -> None:
     archive = Path(__file__).parents[1] / "data" / "reference" / f"{name}.tar.xz"
     grid = get_grid(name)
     with tarfile.open(archive) as packed:
-        for member in (m for m in packed if m.name.endswith("seed-2000/run.json")
-                       or m.name.endswith("seed-3000/run.json")):  # fmt: skip
+        for member in (
+            m
+            for m in packed
+            if m.name.endswith("seed-2000/run.json") or m.name.endswith("seed-3000/run.json")
+        ):
             file = packed.extractfile(member)
             assert file is not None
             run = json.load(file)["config"]
@@ -121,8 +127,16 @@ def test_the_count_is_cut_off_and_not_rounded() -> None:
         TopK(count="floor")
 
 
-AUTHORS = ("quirks=authors", "compressor=topk", "levels.low=10", "levels.high=0.3", "epochs=1",
-           "policy=static", "policy.level=high", "optimizer.lr=0.05")  # fmt: skip
+AUTHORS = (
+    "quirks=authors",
+    "compressor=topk",
+    "levels.low=10",
+    "levels.high=0.3",
+    "epochs=1",
+    "policy=static",
+    "policy.level=high",
+    "optimizer.lr=0.05",
+)
 
 
 def counts(run: Any) -> tuple[list[int], list[float]]:
@@ -147,8 +161,13 @@ def test_real_processes_agree_that_a_layer_sends_nothing(tmp_path: Path) -> None
     sets = [word for setting in AUTHORS for word in ("--set", setting)]
     for processes in (1, 2):
         words = ["run", "smoke", *sets, "--processes", str(processes), "--out", str(processes)]
-        subprocess.run([sys.executable, "-m", "regimes", *words], cwd=tmp_path, check=True,
-                       capture_output=True, timeout=200)  # fmt: skip
+        subprocess.run(
+            [sys.executable, "-m", "regimes", *words],
+            cwd=tmp_path,
+            check=True,
+            capture_output=True,
+            timeout=200,
+        )
     alone, two = (regimes.load(tmp_path / name) for name in "12")
     assert counts(two) == counts(alone)
     assert two.epochs["train_loss"].to_list() == pytest.approx(alone.epochs["train_loss"].to_list())

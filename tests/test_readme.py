@@ -45,8 +45,11 @@ def test_the_demos_rates_are_those_that_the_trials_chose() -> None:
     trials = json.loads((REFERENCE / "lm-demo-tune.json").read_text())
     assert trials["chosen"] == {k: f"optimizer.lr={v:g}" for k, v in DEMO_RATES.items()}
     for name, rate in DEMO_RATES.items():
-        means = {float(t["values"].split("=")[1]): fmean(t["scores"])
-                 for t in trials["trials"] if t["schedule"] == name}  # fmt: skip
+        means = {
+            float(t["values"].split("=")[1]): fmean(t["scores"])
+            for t in trials["trials"]
+            if t["schedule"] == name
+        }
         assert len(means) == 6
         assert min(means, key=lambda lr: means[lr]) == rate not in (min(means), max(means))
 

@@ -37,19 +37,32 @@ COSTS = {"low": [14.0, 4.0, 12.0], "high": [7.0, 4.0, 6.0], "dense": [12.0, 4.0,
 
 
 def make(
-    folder: Path, seed: int = 0, name: str = "low", old: bool = False, level: str = "low",
-    every: int = 2, decays: tuple[int, ...] = (6,),
-) -> Record:  # fmt: skip
+    folder: Path,
+    seed: int = 0,
+    name: str = "low",
+    old: bool = False,
+    level: str = "low",
+    every: int = 2,
+    decays: tuple[int, ...] = (6,),
+) -> Record:
     """A synthetic run with norms each epoch and curvature every so many; ``old``: no costs per
     layer in the header."""
     draw = np.random.default_rng(seed)
     config = {
-        "name": name, "seed": seed, "epochs": EPOCHS, "workers": 4, "batch_size": 8,
-        "data": {"name": "digits"}, "model": {"name": "vgg7"}, "compressor": {"name": "powersgd"},
-        "levels": {"low": 2, "high": 1}, "policy": {"name": "static", "level": level},
+        "name": name,
+        "seed": seed,
+        "epochs": EPOCHS,
+        "workers": 4,
+        "batch_size": 8,
+        "data": {"name": "digits"},
+        "model": {"name": "vgg7"},
+        "compressor": {"name": "powersgd"},
+        "levels": {"low": 2, "high": 1},
+        "policy": {"name": "static", "level": level},
         "optimizer": {"lr": 0.4, "decay_epochs": list(decays), "decay_factor": 10.0},
-        "signal": "update", "instruments": {},
-    }  # fmt: skip
+        "signal": "update",
+        "instruments": {},
+    }
     per_step: dict[str, dict[str, Any]] = {
         n: {"floats": sum(c), "bytes": 4 * sum(c), "layers": c} for n, c in COSTS.items()
     }
@@ -63,16 +76,28 @@ def make(
         floats = [COSTS[level if c else "dense"][i] * STEPS for i, (_, _, c) in enumerate(LAYERS)]
         measured = epoch % every == 0
         row = plain.row(epoch) | {
-            "lr": lr, "next_lr": next_lr, "steps": STEPS,
-            "floats": sum(floats), "bytes": 7,
-            "layers": {"level": [level if c else "dense" for _, _, c in LAYERS], "floats": floats,
-                       "bytes": [4, 5, 6], "why": [None, None, None]},
+            "lr": lr,
+            "next_lr": next_lr,
+            "steps": STEPS,
+            "floats": sum(floats),
+            "bytes": 7,
+            "layers": {
+                "level": [level if c else "dense" for _, _, c in LAYERS],
+                "floats": floats,
+                "bytes": [4, 5, 6],
+                "why": [None, None, None],
+            },
             "statistics": {"norm:update": draw.uniform(0.1, 2, 3).tolist()}
             | ({"hessian_trace": draw.uniform(1, 2, 3).tolist()} if measured else {}),
             "model": {"eigenvalue": float(draw.uniform(1, 9))} if measured else {},
-        }  # fmt: skip
-        clock = {"compute": 0.6, "compress": 0.3, "communicate": 0.1, "instruments": 0.05,
-                 "evaluate": 5.0} | ({"curvature": 2.0} if measured else {})  # fmt: skip
+        }
+        clock = {
+            "compute": 0.6,
+            "compress": 0.3,
+            "communicate": 0.1,
+            "instruments": 0.05,
+            "evaluate": 5.0,
+        } | ({"curvature": 2.0} if measured else {})
         writer.epoch(row, clock)
     writer.close()
     return load(folder)
@@ -100,8 +125,15 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
     ],
 )
 def test_replay_decides_as_the_run_did(policy: str, tmp_path: Path) -> None:
-    short = ["epochs=6", "data.train_size=100", "data.test_size=50", "model.width=4", "workers=2",
-             "optimizer.decay_epochs=[3]", f"policy={policy}"]  # fmt: skip
+    short = [
+        "epochs=6",
+        "data.train_size=100",
+        "data.test_size=50",
+        "model.width=4",
+        "workers=2",
+        "optimizer.decay_epochs=[3]",
+        f"policy={policy}",
+    ]
     config = override(get_preset("smoke"), short)
     trained = run(config, tmp_path / "run")
     again = replay.replay(trained, policies.policy(config.policy))
@@ -231,8 +263,10 @@ def test_a_number_that_one_seed_lacks() -> None:
     """A detector's is undefined; a pair's is that of the other seeds, and says how many."""
     nan, keys = math.nan, {"schedule": "low", "detector": "d", "a": "x", "b": "y"}
     names = [name for part in detect.NUMBERS.values() for name in part]
-    rows = [{**keys, "granularity": "epoch", "seed": seed, **dict.fromkeys(names, value)}
-            for seed, value in enumerate((1.0, nan, 3.0, 5.0))]  # fmt: skip
+    rows = [
+        {**keys, "granularity": "epoch", "seed": seed, **dict.fromkeys(names, value)}
+        for seed, value in enumerate((1.0, nan, 3.0, 5.0))
+    ]
     one = detect.over_seeds(pd.DataFrame(rows), "detectors").iloc[0]
     assert one["n"] == 4
     assert np.isnan([one["of_low"], one["of_low_low"], one["of_low_high"]]).all()
@@ -309,9 +343,10 @@ def test_texts_name_detectors(record: Record) -> None:
     own = spelling.rule("regimes.detectors.change:NormChange:eta=0.2", record)
     assert own == NormChange(eta=0.2)
     assert spelling.labels(["norm-change", "norm-change:eta=0.4", "msdr-fall:fall=0.3"]) == {
-        "norm-change": "norm-change", "norm-change:eta=0.4": "norm-change eta=0.4",
+        "norm-change": "norm-change",
+        "norm-change:eta=0.4": "norm-change eta=0.4",
         "msdr-fall:fall=0.3": "msdr-fall",
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(
@@ -356,9 +391,14 @@ def test_default_controls_are_as_long_as_the_norm_rule(folder: Path) -> None:
     runs = detect.read([folder / "low"])
     texts = spelling.defaults(runs)
     assert [t.partition(":")[0] for t in texts] == [
-        "norm-change", "norm-change", "accordion", "eigenvalue-change", "trace-cusum",
-        "first-share", "random-windows",
-    ]  # fmt: skip
+        "norm-change",
+        "norm-change",
+        "accordion",
+        "eigenvalue-change",
+        "trace-cusum",
+        "first-share",
+        "random-windows",
+    ]
     result = detect.bench(runs, texts)
     share = result.detectors.groupby("detector", sort=False)["critical"].mean()
     assert share["random-windows"] == share["first-share"]

@@ -107,8 +107,14 @@ def test_the_result_is_that_of_the_rows(small: Page) -> None:
     found = []
     for run in load_all(REFERENCE / "small.tar.xz"):
         rows = pd.DataFrame(run.rows)
-        found.append((run.name, 100 * rows["metric"].iloc[-3:].mean(), rows["floats"].sum(),
-                      rows["bytes"].sum()))  # fmt: skip
+        found.append(
+            (
+                run.name,
+                100 * rows["metric"].iloc[-3:].mean(),
+                rows["floats"].sum(),
+                rows["bytes"].sum(),
+            )
+        )
     frame = pd.DataFrame(found, columns=["name", "metric", "floats", "bytes"]).groupby("name")
     mean, sd, n = frame.mean(), frame["metric"].std(), frame.size()
     shown = small.rows(0)
@@ -146,8 +152,11 @@ def test_the_prediction_is_that_of_regimes_cost(small: Page) -> None:
     policies = frame[frame["kind"] == "policy"].set_index("case")
     for name, row in policies.iterrows():
         cells = small.rows(3)[f"{name} (schedule)"]
-        assert cells[-3:] == [f"{row['epoch']:.3g}", f"{row['speed_up']:.2f}",
-                              spell(row["break_even"])]  # fmt: skip
+        assert cells[-3:] == [
+            f"{row['epoch']:.3g}",
+            f"{row['speed_up']:.2f}",
+            spell(row["break_even"]),
+        ]
     assert "4 workers, 100 Mbit/s, 50 µs" in small.text
 
 
@@ -161,10 +170,16 @@ def test_a_schedule_of_other_steps_is_left_out_of_the_prediction_and_named() -> 
 
 def test_provenance_and_commands(small: Page) -> None:
     run = load_all(REFERENCE / "small.tar.xz")[0]
-    for words in (run.header["code"]["commit"], run.header["machine"]["torch"],
-                  run.header["machine"]["processor"], run.header["machine"]["command"],
-                  "regimes report small.tar.xz --network 100Mbit/s,50us", "9 schedules, 45 runs",
-                  "74,874 parameters", "decay_epochs"):  # fmt: skip
+    for words in (
+        run.header["code"]["commit"],
+        run.header["machine"]["torch"],
+        run.header["machine"]["processor"],
+        run.header["machine"]["command"],
+        "regimes report small.tar.xz --network 100Mbit/s,50us",
+        "9 schedules, 45 runs",
+        "74,874 parameters",
+        "decay_epochs",
+    ):
         assert words in small.text
     assert str(REFERENCE) not in small.text
     assert tempfile.gettempdir() not in small.text
@@ -296,9 +311,11 @@ def test_of_low_without_a_run_of_low(folder: Path) -> None:
     """The header's floats of a step at low, times the steps."""
     shutil.rmtree(folder / "low")
     runs = load_all(folder)
-    shares = [sum(r["floats"] for r in run.rows)
-              / (run.header["per_step"]["low"]["floats"] * sum(r["steps"] for r in run.rows))
-              for run in runs]  # fmt: skip
+    shares = [
+        sum(r["floats"] for r in run.rows)
+        / (run.header["per_step"]["low"]["floats"] * sum(r["steps"] for r in run.rows))
+        for run in runs
+    ]
     study = content.read(folder, folder)
     assert content.results(study).rows[0][4] == f"{sum(shares) / 2:.2f}"
 
@@ -330,9 +347,14 @@ def test_runs_of_other_settings_are_refused(folder: Path) -> None:
 @pytest.mark.slow
 def test_the_command(folder: Path, tmp_path: Path) -> None:
     def command(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "regimes", "report", *words], cwd=tmp_path,
-                              capture_output=True, text=True, check=False,
-                              env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
+        return subprocess.run(
+            [sys.executable, "-m", "regimes", "report", *words],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
 
     done = command(str(folder), "--out", "new/page.html")
     assert done.returncode == 0, done.stderr

@@ -72,8 +72,9 @@ def test_topk_against_loops(resumed: bool) -> None:
             gauge.step(torch.from_numpy(step), [])
         (found,) = gauge.read(epoch).detail["rivals"]
         lost = mean[span] - naive_topk(given, kept, feedback=False)[span]
-        assert found["once"] == pytest.approx(np.linalg.norm(lost) / np.linalg.norm(mean[span]),
-                                              rel=1e-12)  # fmt: skip
+        assert found["once"] == pytest.approx(
+            np.linalg.norm(lost) / np.linalg.norm(mean[span]), rel=1e-12
+        )
         so_far = slice(0, span.stop)
         lost = (mean - naive_topk(given, kept, feedback=True))[so_far].sum(0)
         whole = np.linalg.norm(mean[so_far].sum(0))
@@ -115,11 +116,15 @@ def test_the_sum_is_that_of_a_run_with_the_compressor(
     monkeypatch.setattr(module.RivalsGauge, "step", watched)
     run = config("model.width=2", "union_pass=false", epochs=1)
     regimes.run(
-        replace(run, compressor={"name": name}, levels={"low": level},
-                policy={"name": "static", "level": "low"},
-                instruments={"rivals": {"tables": [{"name": name, "level": level}]}}),
+        replace(
+            run,
+            compressor={"name": name},
+            levels={"low": level},
+            policy={"name": "static", "level": "low"},
+            instruments={"rivals": {"tables": [{"name": name, "level": level}]}},
+        ),
         tmp_path / "run",
-    )  # fmt: skip
+    )
     total = torch.zeros_like(sums[0][1])
     for update, so_far in sums:
         total += update.double()
@@ -129,8 +134,10 @@ def test_the_sum_is_that_of_a_run_with_the_compressor(
 @pytest.mark.slow
 def test_on_two_processes_as_on_one(tmp_path: Path) -> None:
     tables = [{"name": "topk", "level": 5}, {"name": "powersgd", "level": 1}]
-    run = replace(config("model.width=2", "union_pass=false", epochs=2),
-                  instruments={"rivals": {"tables": tables}})  # fmt: skip
+    run = replace(
+        config("model.width=2", "union_pass=false", epochs=2),
+        instruments={"rivals": {"tables": tables}},
+    )
     regimes.run(run, tmp_path / "one")
     forked.train(run, tmp_path / "two", 2)
     one, two = (load(tmp_path / x).details for x in ("one", "two"))
@@ -182,8 +189,13 @@ def test_the_figure_has_the_means_of_the_record(
     tables = [{"name": "topk", "level": 5}, {"name": "acp-sgd", "iterations": 2, "level": 1}]
     for seed in (0, 1):
         run = config("model.width=2", "union_pass=false", epochs=3)
-        run = replace(run, name="dense", seed=seed, policy={"name": "static", "level": "dense"},
-                      instruments={"rivals": {"tables": tables}})  # fmt: skip
+        run = replace(
+            run,
+            name="dense",
+            seed=seed,
+            policy={"name": "static", "level": "dense"},
+            instruments={"rivals": {"tables": tables}},
+        )
         regimes.run(run, tmp_path / "runs" / f"seed-{seed}")
     runs = [load(tmp_path / "runs" / f"seed-{seed}") for seed in (0, 1)]
     rows = rivals.errors(runs).set_index("compressor")

@@ -21,9 +21,13 @@ SIGNALS = ("update", "global", "local-mean", "worker0", "movement", "movement/lr
 OPTIMIZERS = {
     "sgd": ("optimizer.momentum=0.9", "optimizer.nesterov=true", "optimizer.weight_decay=0.01"),
     "adamw": ("optimizer.name=adamw", "optimizer.lr=0.02", "optimizer.weight_decay=0.3"),
-    "rmsprop": ("optimizer.name=torch.optim:RMSprop", "optimizer.lr=0.01",
-                "optimizer.options.alpha=0.9", "optimizer.weight_decay=0.1"),
-}  # fmt: skip
+    "rmsprop": (
+        "optimizer.name=torch.optim:RMSprop",
+        "optimizer.lr=0.01",
+        "optimizer.options.alpha=0.9",
+        "optimizer.weight_decay=0.1",
+    ),
+}
 
 
 class Case(NamedTuple):
@@ -46,11 +50,16 @@ def config(case: Case) -> RunConfig:
     """34 steps of 4 workers at a rate that falls in each of them."""
     local = (f"sync_policy={{name='static',level='{case.period}'}}", "outer.period_one=parameters")
     return words(
-        "policy={name='static',level='dense'}", "dtype=float64", "union_pass=false",
-        "optimizer.per=step", "optimizer.schedule=linear", *OPTIMIZERS[case.optimizer],
-        f"instruments.norms.readings={list(SIGNALS)}", *(local if case.period else ()),
+        "policy={name='static',level='dense'}",
+        "dtype=float64",
+        "union_pass=false",
+        "optimizer.per=step",
+        "optimizer.schedule=linear",
+        *OPTIMIZERS[case.optimizer],
+        f"instruments.norms.readings={list(SIGNALS)}",
+        *(local if case.period else ()),
         *([f"unit_steps={case.unit}"] if case.unit else []),
-    )  # fmt: skip
+    )
 
 
 def made(c: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
@@ -78,25 +87,36 @@ class Signals:
     def see(self, rows: list[list[Tensor]], now: list[Tensor], rate: float, decay: float) -> None:
         """A step, or a round of local ones, whose rates are summed; ``rows`` is what each worker
         hands over."""
-        self.workers = [list(map(torch.add, a, b)) for a, b in zip(self.workers or [
-            [torch.zeros_like(p) for p in now] for _ in rows], rows, strict=True)]  # fmt: skip
+        self.workers = [
+            list(map(torch.add, a, b))
+            for a, b in zip(
+                self.workers or [[torch.zeros_like(p) for p in now] for _ in rows],
+                rows,
+                strict=True,
+            )
+        ]
         for i, p in enumerate(now):
             self.update[i] += torch.stack([row[i] for row in rows]).mean(0)
             self.lost[i] += rate * decay * p * (p.ndim > 1)
         self.rates += rate
 
     def read(self, parameters: list[Tensor]) -> dict[str, list[float]]:
-        moved = [p - start + lost for p, start, lost in
-                 zip(parameters, self.start, self.lost, strict=True)]  # fmt: skip
+        moved = [
+            p - start + lost
+            for p, start, lost in zip(parameters, self.start, self.lost, strict=True)
+        ]
         squares = [[float(x.square().sum()) for x in row] for row in self.workers]
         means = [math.sqrt(sum(column) / len(column)) for column in zip(*squares, strict=True)]
         summed = [float(x.norm()) for x in self.update]
         movement = [float(x.norm()) for x in moved]
         return {
-            "update": summed, "global": summed, "local-mean": means,
-            "worker0": [math.sqrt(x) for x in squares[0]], "movement": movement,
+            "update": summed,
+            "global": summed,
+            "local-mean": means,
+            "worker0": [math.sqrt(x) for x in squares[0]],
+            "movement": movement,
             "movement/lr": [x / self.rates for x in movement],
-        }  # fmt: skip
+        }
 
 
 def gradients(
@@ -152,8 +172,10 @@ def naive(c: RunConfig, case: Case) -> list[dict[str, Any]]:
             rates += lr
             if (step + 1) % case.period == 0 or last:
                 before = now()
-                rows = [[a - b.detach() for a, b in zip(before, model.parameters(), strict=True)]
-                        for model in own]  # fmt: skip
+                rows = [
+                    [a - b.detach() for a, b in zip(before, model.parameters(), strict=True)]
+                    for model in own
+                ]
                 signals.see(rows, before, rates, decay)
                 with torch.no_grad():
                     for p, *theirs in zip(*(m.parameters() for m in (shared, *own)), strict=True):

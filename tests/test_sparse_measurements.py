@@ -37,8 +37,11 @@ def error_ladder(table: dict[str, Any], layers: int) -> Rule:
             for i in range(layers):
                 found = [errors_of(unit, level)[i] for level in LADDER]
                 if found != [None] * len(LADDER):
-                    good = [level for level, error in zip(LADDER, found, strict=True)
-                            if error is not None and error <= table["error"]]  # fmt: skip
+                    good = [
+                        level
+                        for level, error in zip(LADDER, found, strict=True)
+                        if error is not None and error <= table["error"]
+                    ]
                     now[i] = (good or [LADDER[-1]])[0]
         count += 1
         unit = yield now
@@ -95,8 +98,11 @@ def accordion(table: dict[str, Any], layers: int) -> Rule:
                 if new is not None and new != kept[i]:
                     old = kept[i]
                     calm = old is not None and abs(old[1] - new[1]) < table["eta"] * old[1]
-                    below = high if table["name"] == "accordion" else LADDER[
-                        max(LADDER.index(now[i]) - 1, 0)]  # fmt: skip
+                    below = (
+                        high
+                        if table["name"] == "accordion"
+                        else LADDER[max(LADDER.index(now[i]) - 1, 0)]
+                    )
                     now[i] = below if calm else low
             kept = list(newest)
         count += 1
@@ -128,21 +134,38 @@ def rate_ladder(table: dict[str, Any], layers: int) -> Rule:
 
 
 RULES: dict[str, Callable[[dict[str, Any], int], Rule]] = {
-    "error-ladder": error_ladder, "gravac": gravac, "accordion": accordion,
-    "accordion-ladder": accordion, "adaqs": adaqs, "rate-ladder": rate_ladder,
-}  # fmt: skip
+    "error-ladder": error_ladder,
+    "gravac": gravac,
+    "accordion": accordion,
+    "accordion-ladder": accordion,
+    "adaqs": adaqs,
+    "rate-ladder": rate_ladder,
+}
 SHARE = st.integers(1, 19).map(lambda x: x / 20 + 0.0013)  # no value is exactly at a bound
 VALUE = st.integers(1, 64).map(lambda x: x / 64)
 TABLES = st.one_of(
-    st.fixed_dictionaries({"name": st.just("error-ladder"), "error": SHARE,
-                           "interval": st.integers(1, 3)}),
-    st.fixed_dictionaries({"name": st.just("gravac"), "gain": SHARE, "tolerance": SHARE,
-                           "smoothing": SHARE, "interval": st.integers(1, 2)}),
-    st.fixed_dictionaries({"name": st.sampled_from(["accordion", "accordion-ladder"]),
-                           "eta": SHARE, "interval": st.integers(1, 3)}),
+    st.fixed_dictionaries(
+        {"name": st.just("error-ladder"), "error": SHARE, "interval": st.integers(1, 3)}
+    ),
+    st.fixed_dictionaries(
+        {
+            "name": st.just("gravac"),
+            "gain": SHARE,
+            "tolerance": SHARE,
+            "smoothing": SHARE,
+            "interval": st.integers(1, 2),
+        }
+    ),
+    st.fixed_dictionaries(
+        {
+            "name": st.sampled_from(["accordion", "accordion-ladder"]),
+            "eta": SHARE,
+            "interval": st.integers(1, 3),
+        }
+    ),
     st.fixed_dictionaries({"name": st.just("adaqs"), "fall": SHARE}),
     st.fixed_dictionaries({"name": st.just("rate-ladder")}),
-)  # fmt: skip
+)
 LAYERS = st.integers(1, 3)
 
 
@@ -213,9 +236,11 @@ def test_a_run_that_measures_seldom_decides_as_the_naive_rule(
 ) -> None:
     c = words(
         f"policy={{name='{name}', levels={list(LADDER)}, {RUNS[name]}}}",
-        "levels={r1=1, r2=2, r4=4}", f"instruments.error={{every={every}}}",
-        f"epochs={2 if unit else 5}", *([f"unit_steps={unit}"] if unit else []),
-    )  # fmt: skip
+        "levels={r1=1, r2=2, r4=4}",
+        f"instruments.error={{every={every}}}",
+        f"epochs={2 if unit else 5}",
+        *([f"unit_steps={unit}"] if unit else []),
+    )
     record = regimes.run(c, tmp_path)
     units = past_epochs(record)
     measured = [any(key.startswith("error:") for key in unit.statistics) for unit in units]

@@ -20,10 +20,13 @@ from regimes.records import load_all
 
 STATIC = [row for row in published.tables().to_dict("records") if row["level"] != "accordion"]
 COUNTS = {  # parameters, Tables 8 and 9
-    ("cifar10", "resnet18"): 11_173_962, ("cifar10", "googlenet"): 6_166_250,
-    ("cifar10", "densenet"): 1_000_618, ("cifar100", "resnet18"): 11_220_132,
-    ("cifar100", "googlenet"): 6_258_500, ("cifar100", "densenet"): 1_035_268,
-}  # fmt: skip
+    ("cifar10", "resnet18"): 11_173_962,
+    ("cifar10", "googlenet"): 6_166_250,
+    ("cifar10", "densenet"): 1_000_618,
+    ("cifar100", "resnet18"): 11_220_132,
+    ("cifar100", "googlenet"): 6_258_500,
+    ("cifar100", "densenet"): 1_035_268,
+}
 
 
 def name(row: dict[str, Any]) -> str:
@@ -62,15 +65,22 @@ def test_batch_rows_are_parameters_times_steps() -> None:
 def test_accordions_batch_rows_are_a_fixed_window() -> None:
     """By hand: parameters times 20 x 97 + 280 x 12 steps; no other length of the window gives five
     of the six, and no window at a decay is left over."""
-    rows = [row for row in published.tables().to_dict("records")
-            if row["level"] == "accordion" and row["compressor"] == "batch"]  # fmt: skip
+    rows = [
+        row
+        for row in published.tables().to_dict("records")
+        if row["level"] == "accordion" and row["compressor"] == "batch"
+    ]
     assert len(rows) == 6
 
     def fit(epochs: int) -> list[tuple[int, str]]:
         steps = epochs * 97 + (300 - epochs) * 12
-        return [(row["table"], row["model"]) for row in rows
-                if not table_rules.agrees(COUNTS[row["data"], row["model"]] * steps,
-                                          row["printed"], row["unit"])]  # fmt: skip
+        return [
+            (row["table"], row["model"])
+            for row in rows
+            if not table_rules.agrees(
+                COUNTS[row["data"], row["model"]] * steps, row["printed"], row["unit"]
+            )
+        ]
 
     assert fit(20) == [(6, "resnet18")]
     assert min(len(fit(epochs)) for epochs in range(301) if epochs != 20) > 1
@@ -85,10 +95,16 @@ def test_accordions_batch_rows_are_a_fixed_window() -> None:
 
 @pytest.mark.parametrize(
     ("floats", "printed", "same"),
-    [(2418.44e6, "2418.4", True), (2418.5e6, "2418.4", False), (2418.49e6, "2418.4", True),
-     (2418.31e6, "2418.4", True), (2418.3e6, "2418.4", False), (30.1263e6, "30.126", True),
-     (30.1275e6, "30.126", False)],
-)  # fmt: skip
+    [
+        (2418.44e6, "2418.4", True),
+        (2418.5e6, "2418.4", False),
+        (2418.49e6, "2418.4", True),
+        (2418.31e6, "2418.4", True),
+        (2418.3e6, "2418.4", False),
+        (30.1263e6, "30.126", True),
+        (30.1275e6, "30.126", False),
+    ],
+)
 def test_agreement_is_to_one_unit_of_the_last_digit(
     floats: float, printed: str, same: bool
 ) -> None:
@@ -102,9 +118,15 @@ def paper_run(root: Path, policy: dict[str, Any], seed: int, **changes: Any) -> 
     """A synthetic run at the paper's scale: 6 epochs are written, and called all there are."""
     folder = make(root, policy.get("level", policy["name"]), seed)
     header = json.loads((folder / "run.json").read_text())
-    header["config"] |= {"epochs": 300, "batch_size": 128, "data": {"name": "cifar10"},
-                         "model": {"name": "resnet18-cifar10"}, "levels": {"low": 2, "high": 1},
-                         "policy": policy, **changes}  # fmt: skip
+    header["config"] |= {
+        "epochs": 300,
+        "batch_size": 128,
+        "data": {"name": "cifar10"},
+        "model": {"name": "resnet18-cifar10"},
+        "levels": {"low": 2, "high": 1},
+        "policy": policy,
+        **changes,
+    }
     (folder / "run.json").write_text(json.dumps({**header, "budget": 1}))  # spent at once
     return folder
 
@@ -134,33 +156,54 @@ def test_accordions_row_is_the_mean_of_its_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"epochs": 299}, {"batch_size": 64}, {"data": {"name": "cifar10", "train_size": 5000}},
-     {"data": {"name": "folder"}}, {"levels": {"low": 4, "high": 1}}, {"workers": 8},
-     {"model": {"name": "vgg7"}}, {"compressor": {"name": "topk"}}],
+    [
+        {"epochs": 299},
+        {"batch_size": 64},
+        {"data": {"name": "cifar10", "train_size": 5000}},
+        {"data": {"name": "folder"}},
+        {"levels": {"low": 4, "high": 1}},
+        {"workers": 8},
+        {"model": {"name": "vgg7"}},
+        {"compressor": {"name": "topk"}},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_runs_of_another_setting_are_no_row(tmp_path: Path, changes: dict[str, Any]) -> None:
     paper_run(tmp_path, ACCORDION, 0, **changes)
     assert (tables.table(load_all(tmp_path))["n"] == 0).all()
 
 
 def test_batch_sizes_are_levels_of_all_workers(tmp_path: Path) -> None:
-    common = {"batch_levels": {"low": 128, "high": 1024}, "compressor": {"name": "dense"},
-              "levels": {}}  # fmt: skip
+    common = {
+        "batch_levels": {"low": 128, "high": 1024},
+        "compressor": {"name": "dense"},
+        "levels": {},
+    }
     for policy in ({"name": "static", "level": "high"}, {"name": "accordion-batch"}):
-        paper_run(tmp_path, {"name": "static", "level": "dense"}, 0 if len(policy) == 2 else 1,
-                  batch_policy=policy, **common)  # fmt: skip
+        paper_run(
+            tmp_path,
+            {"name": "static", "level": "dense"},
+            0 if len(policy) == 2 else 1,
+            batch_policy=policy,
+            **common,
+        )
     rows = tables.table(load_all(tmp_path))
     assert [*rows[rows["n"] > 0][["table", "level"]].itertuples(index=False, name=None)] == [
-        (5, "4096"), (5, "accordion")
-    ]  # fmt: skip
+        (5, "4096"),
+        (5, "accordion"),
+    ]
 
 
 def test_the_senet_of_the_tables_goes_before_table_8s(tmp_path: Path) -> None:
     for i, network in enumerate(("senet18-cifar10", "se-resnet18-cifar10")):
         for seed in range(i + 1):
-            paper_run(tmp_path / network, ACCORDION, seed, model={"name": network},
-                      levels={"low": 4, "high": 1})  # fmt: skip
+            paper_run(
+                tmp_path / network,
+                ACCORDION,
+                seed,
+                model={"name": network},
+                levels={"low": 4, "high": 1},
+            )
     rows = tables.table(load_all(tmp_path))
     assert rows[rows["n"] > 0]["n"].tolist() == [2]
 

@@ -56,13 +56,19 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config(text: Path, *settings: str, epochs: int = 3) -> RunConfig:
     """A small LSTM in float64: 4 workers x 3 streams of 66 tokens in 7 windows."""
-    base = from_dict(RunConfig, {
-        "epochs": epochs, "workers": 4, "batch_size": 3, "dtype": "float64",
-        "data": {"name": "wikitext-2", "path": str(text), "sequence": 10},
-        "model": {"name": "lstm", "width": 8, "depth": 2, "dropout": 0.0},
-        "optimizer": {"lr": 1.0, "warmup_from": 0.5, "warmup_epochs": 1, "decay_epochs": [2]},
-        "policy": {"name": "accordion", "interval": 1},
-    })  # fmt: skip
+    base = from_dict(
+        RunConfig,
+        {
+            "epochs": epochs,
+            "workers": 4,
+            "batch_size": 3,
+            "dtype": "float64",
+            "data": {"name": "wikitext-2", "path": str(text), "sequence": 10},
+            "model": {"name": "lstm", "width": 8, "depth": 2, "dropout": 0.0},
+            "optimizer": {"lr": 1.0, "warmup_from": 0.5, "warmup_epochs": 1, "decay_epochs": [2]},
+            "policy": {"name": "accordion", "interval": 1},
+        },
+    )
     return override(base, list(settings))
 
 
@@ -139,9 +145,13 @@ def test_a_diverged_model_has_an_infinite_perplexity(text: Path) -> None:
 
 
 @given(
-    tokens=st.integers(2, 200), workers=st.integers(1, 4), batch=st.integers(1, 3),
-    sequence=st.integers(1, 9), drop_last=st.booleans(), start=st.integers(0, 3),
-)  # fmt: skip
+    tokens=st.integers(2, 200),
+    workers=st.integers(1, 4),
+    batch=st.integers(1, 3),
+    sequence=st.integers(1, 9),
+    drop_last=st.booleans(),
+    start=st.integers(0, 3),
+)
 def test_streams(
     tokens: int, workers: int, batch: int, sequence: int, drop_last: bool, start: int
 ) -> None:
@@ -261,8 +271,15 @@ def test_dropout_goes_worker_by_worker(text: Path) -> None:
 
 @pytest.mark.slow
 def test_processes_equal_simulation(text: Path, tmp_path: Path) -> None:
-    c = config(text, *TOPK, "model.dropout=0.2", "optimizer.clip=0.5", "policy.eta=0.9",
-               "optimizer.decay_epochs=[3]", epochs=4)  # fmt: skip
+    c = config(
+        text,
+        *TOPK,
+        "model.dropout=0.2",
+        "optimizer.clip=0.5",
+        "policy.eta=0.9",
+        "optimizer.decay_epochs=[3]",
+        epochs=4,
+    )
     regimes.run(c, tmp_path / "1x4")
     levels = {x for r in read_lines(tmp_path / "1x4/epochs.jsonl") for x in r["layers"]["level"]}
     assert levels == {"low", "high", "dense"}  # ACCORDION has switched, or the test shows nothing
@@ -301,8 +318,15 @@ def test_a_text_that_repeats_is_learnt(model: str, lr: float, tmp_path: Path) ->
     """Nine words round and round: from frequencies alone a perplexity of 3.69, from the last word
     2.08, from all of them 1."""
     text = write(tmp_path / "text", ["a b a c b c a b"] * 90, ["a b a c b c a b"] * 12)
-    c = config(text, f"model.name={model}", "model.width=16", "policy=static",
-               "policy.level=dense", f"optimizer={{lr={lr}, clip=1.0}}", epochs=12)  # fmt: skip
+    c = config(
+        text,
+        f"model.name={model}",
+        "model.width=16",
+        "policy=static",
+        "policy.level=dense",
+        f"optimizer={{lr={lr}, clip=1.0}}",
+        epochs=12,
+    )
     record = regimes.run(c, tmp_path / "run")
     assert record.header["metric"] == "perplexity"
     assert record.epochs["metric"].iloc[-1] < 1.5
@@ -357,8 +381,11 @@ def test_samples_are_disjoint_windows_of_the_text(text: Path) -> None:
 @pytest.mark.parametrize("model", ["lstm", pytest.param("transformer", marks=pytest.mark.slow)])
 def test_instruments_measure_a_text(model: str, text: Path, tmp_path: Path) -> None:
     c = config(text, f"model.name={model}", "model.dropout=0.2", "dtype=float32", *TOPK, epochs=1)
-    tables = {"curvature": {"images": 8, "batch": 4, "probes": 2}, "noise": {},
-              "overlap": {"batches": [3], "count": 2}}  # fmt: skip
+    tables = {
+        "curvature": {"images": 8, "batch": 4, "probes": 2},
+        "noise": {},
+        "overlap": {"batches": [3], "count": 2},
+    }
     with_all = regimes.run(replace(c, instruments=tables), tmp_path / "all")
     regimes.run(c, tmp_path / "none")
     for name, tensor in weights(tmp_path / "none").items():
@@ -374,9 +401,12 @@ def test_instruments_measure_a_text(model: str, text: Path, tmp_path: Path) -> N
     [
         (["data.path=nowhere"], DataError, "nowhere/wikitext-2 does not exist"),
         (["data.sequence=0"], ConfigError, "data.sequence = 0: expected at least 1"),
-        (["data.sequence=67"], DataError,
-         "4 workers x 3 streams of 800 training tokens have 66 tokens each, fewer than "
-         "data.sequence = 67: lower batch_size or data.sequence, or raise data.train_size"),
+        (
+            ["data.sequence=67"],
+            DataError,
+            "4 workers x 3 streams of 800 training tokens have 66 tokens each, fewer than "
+            "data.sequence = 67: lower batch_size or data.sequence, or raise data.train_size",
+        ),
         (["batch_size=200"], DataError, "have 0 tokens each, fewer than data.sequence = 10"),
         (["batch_size=201"], DataError, "too few for one step of 4 workers x 201"),
         (["model.name=vgg7"], ConfigError, "'vgg7' takes images, the data are text"),
@@ -390,10 +420,13 @@ def test_instruments_measure_a_text(model: str, text: Path, tmp_path: Path) -> N
         (["deficit={name='labels', windows=[[0, 1]]}"], ConfigError, "'labels': expected"),
         (["instruments.curvature={images=80,batch=8}"], ConfigError, "at most 79, the training"),
         (["instruments.overlap={batches=[40]}"], ConfigError, "does not hold two batches"),
-        (["batch_policy={name='static', level='low'}", "batch_levels={low=3}"], ConfigError,
-         "cannot change during a run"),
+        (
+            ["batch_policy={name='static', level='low'}", "batch_levels={low=3}"],
+            ConfigError,
+            "cannot change during a run",
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_one_sentence_before_any_work(
     settings: list[str], error: type[Exception], sentence: str, text: Path, tmp_path: Path
 ) -> None:

@@ -40,8 +40,13 @@ def read(path: Path | None, name: str = "text", **settings: Any) -> Parts:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Nine files to read, and some that are left out."""
-    out = {"f0/.hidden": b"x", ".git/config": b"x", "f1/__pycache__/a": b"x", "empty": b"",
-           "picture": b"ab\0c"}  # fmt: skip
+    out = {
+        "f0/.hidden": b"x",
+        ".git/config": b"x",
+        "f1/__pycache__/a": b"x",
+        "empty": b"",
+        "picture": b"ab\0c",
+    }
     for name, content in (FILES | out).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
@@ -199,7 +204,10 @@ def test_bytes_are_their_own_numbers(folder: Path) -> None:
     assert bytes(corpus.test.tolist()) == parts.test
     assert bytes(corpus.validation.tolist()) == parts.validation[:30]
     assert corpus.facts["bytes"] == {
-        "train": len(parts.train), "test": len(parts.test), "validation": 30}  # fmt: skip
+        "train": len(parts.train),
+        "test": len(parts.test),
+        "validation": 30,
+    }
     assert load(folder).train.equal(corpus.train)
     assert load(folder).digest != corpus.digest
 
@@ -263,9 +271,14 @@ def test_byte_pairs_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_record_has_bits_per_byte_and_the_perplexity_of_a_token(
     folder: Path, tmp_path: Path
 ) -> None:
-    table = {"epochs": 1, "workers": 2, "batch_size": 2, "policy": {"name": "static"},
-             "data": {"name": "text", "path": str(folder), "sequence": 9},
-             "model": {"name": "gpt", "width": 8, "depth": 1}}  # fmt: skip
+    table = {
+        "epochs": 1,
+        "workers": 2,
+        "batch_size": 2,
+        "policy": {"name": "static"},
+        "data": {"name": "text", "path": str(folder), "sequence": 9},
+        "model": {"name": "gpt", "width": 8, "depth": 1},
+    }
     record = regimes.run(from_dict(RunConfig, table), tmp_path / "run")
     row = record.epochs.iloc[-1]
     assert record.header["metric"] == "bits per byte"

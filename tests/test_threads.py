@@ -36,9 +36,12 @@ def start(words: list[str | Path], folder: Path, **settings: str) -> subprocess.
     folder.mkdir(exist_ok=True)
     path = os.pathsep.join([str(TESTS / "at_exit"), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(
-        [sys.executable, *words], text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        [sys.executable, *words],
+        text=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": path, "AT_EXIT": str(folder), **settings},
-    )  # fmt: skip
+    )
 
 
 def left(folder: Path) -> dict[str, list[str]]:

@@ -35,8 +35,13 @@ from regimes.training.build import prepare
 
 REFERENCE = Path(__file__).parents[1] / "data" / "reference"
 OTHERS = {  # of a batch, of a period, and of a grid of its own
-    "accordion-batch", "smith", "post-local", "qsr", "adacomm", "rate-ladder",
-}  # fmt: skip
+    "accordion-batch",
+    "smith",
+    "post-local",
+    "qsr",
+    "adacomm",
+    "rate-ladder",
+}
 ACCURACY = named("accuracy")
 
 # -- the arms --------------------------------------------------------------------------------
@@ -126,23 +131,41 @@ def _epoch(level: str):  # type: ignore[no-untyped-def]
 
 def runs(**arms: list[tuple[float, float]]) -> pd.DataFrame:
     """(floats, accuracy) by seed, for each arm."""
-    return pd.DataFrame([
-        {"name": name.replace("_", " "), "seed": seed, "rate": 0.1, "accuracy": reached,
-         "floats": sent, "bytes": 4 * sent, "s": 1.0}
-        for name, each in arms.items() for seed, (sent, reached) in enumerate(each)
-    ])  # fmt: skip
+    return pd.DataFrame(
+        [
+            {
+                "name": name.replace("_", " "),
+                "seed": seed,
+                "rate": 0.1,
+                "accuracy": reached,
+                "floats": sent,
+                "bytes": 4 * sent,
+                "s": 1.0,
+            }
+            for name, each in arms.items()
+            for seed, (sent, reached) in enumerate(each)
+        ]
+    )
 
 
 def test_a_kind_of_which_no_arm_was_run_is_no_control() -> None:
     """Ranks 1 and 4 throughout are the ends of "first" and "last" as well."""
-    each = runs(rank_1=[(100, 90)] * 3, rank_4=[(400, 94)] * 3, first_6=[(200, 92)] * 3,
-                mine=[(200, 95), (200, 96), (200, 97)])  # fmt: skip
+    each = runs(
+        rank_1=[(100, 90)] * 3,
+        rank_4=[(400, 94)] * 3,
+        first_6=[(200, 92)] * 3,
+        mine=[(200, 95), (200, 96), (200, 97)],
+    )
     assert [*comparisons(each, ACCURACY)["control"]] == ["static", "first"]
 
 
 def test_a_control_between_two_is_on_the_line_over_the_logarithm_of_the_floats() -> None:
-    each = runs(rank_1=[(100, 90), (100, 80)], rank_2=[(200, 92), (200, 90)],
-                dense=[(1600, 98), (1600, 93)], mine=[(800, 97.0), (400, 90.0)])  # fmt: skip
+    each = runs(
+        rank_1=[(100, 90), (100, 80)],
+        rank_2=[(200, 92), (200, 90)],
+        dense=[(1600, 98), (1600, 93)],
+        mine=[(800, 97.0), (400, 90.0)],
+    )
     found = at_same_floats(each, "mine", LADDERS["static"], "accuracy")
     assert found == pytest.approx([97 - (92 + 6 * 2 / 3), 90 - (90 + 3 / 3)])
 
@@ -163,8 +186,11 @@ def test_beyond_the_controls_there_is_no_comparison(sent: tuple[float, float]) -
 
 
 def test_seeds_are_paired_and_others_left_out() -> None:
-    each = runs(rank_1=[(100, 90), (100, 50)], rank_4=[(300, 90), (300, 50)],
-                mine=[(200, 91), (200, 51), (200, 0)])  # fmt: skip
+    each = runs(
+        rank_1=[(100, 90), (100, 50)],
+        rank_4=[(300, 90), (300, 50)],
+        mine=[(200, 91), (200, 51), (200, 0)],
+    )
     assert at_same_floats(each, "mine", LADDERS["static"], "accuracy") == pytest.approx([1, 1])
     lone = each[(each["name"] != "mine") | (each["seed"] == 2)]
     with pytest.raises(RecordError, match="no seed in common"):
@@ -221,8 +247,9 @@ def test_a_rate_of_its_own_is_set_beside_a_shared_one() -> None:
 
 
 def test_seeds_that_are_all_alike_have_no_interval() -> None:
-    each = runs(rank_1=[(100, 90), (100, 91)], rank_4=[(300, 92), (300, 93)],
-                adaqs=[(100, 90), (100, 91)])  # fmt: skip
+    each = runs(
+        rank_1=[(100, 90), (100, 91)], rank_4=[(300, 92), (300, 93)], adaqs=[(100, 90), (100, 91)]
+    )
     rows = comparisons(each, ACCURACY)
     assert (rows["difference"] == 0).all()
     assert rows[["ci_low", "ci_high", "p", "p_holm"]].isna().all(axis=None)
@@ -241,14 +268,22 @@ def test_the_table_counts_from_dense() -> None:
 
 def test_the_front_is_what_no_other_beats() -> None:
     assert front([1, 2, 2, 3, 4], [90, 91, 92, 92, 95], lower=False) == [
-        True, False, True, False, True]  # fmt: skip
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]
     assert front([1, 2, 3], [2.0, 2.5, 1.0], lower=True) == [True, False, True]
     assert front([1, 1], [90, 90], lower=False) == [True, True]
 
 
 def test_rates_at_the_edge_are_named(tmp_path: Path) -> None:
-    trials = [{"schedule": arm, "values": f"optimizer.lr={rate}"}
-              for arm in ("a", "b") for rate in (0.1, 0.2, 0.4)]  # fmt: skip
+    trials = [
+        {"schedule": arm, "values": f"optimizer.lr={rate}"}
+        for arm in ("a", "b")
+        for rate in (0.1, 0.2, 0.4)
+    ]
     (tmp_path / "tune.json").write_text(json.dumps({"trials": trials}))
     assert edges(tmp_path / "tune.json", pd.Series({"a": 0.4, "b": 0.2, "c": 9})) == ["a"]
     (tmp_path / "tune.json").write_text("{}")
@@ -281,8 +316,14 @@ def _last(run) -> float:  # type: ignore[no-untyped-def]
 def test_the_command_leaves_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = tournament.main(REFERENCE / "small-ladder.tar.xz", out=tmp_path)
     assert {path.name for path in paths} == {
-        "tournament.png", "tournament.svg", "tournament.csv", "arms.csv", "differences.csv",
-        "moments.csv", "tables.md"}  # fmt: skip
+        "tournament.png",
+        "tournament.svg",
+        "tournament.csv",
+        "arms.csv",
+        "differences.csv",
+        "moments.csv",
+        "tables.md",
+    }
     drawn = pd.read_csv(tmp_path / "tournament.csv")
     assert list(dict.fromkeys(drawn["panel"])) == ["floats", "bytes", *tournament.NETWORKS]
     assert drawn.groupby("panel")["front"].any().all()

@@ -37,8 +37,14 @@ TOPK = ("compressor=topk", "levels.low=50", "levels.high=2")
 
 def config(*settings: str, epochs: int = 4) -> RunConfig:
     """The smoke preset, cut short, in float64."""
-    short = [f"epochs={epochs}", "dtype=float64", "data.train_size=120", "data.test_size=100",
-             "policy.interval=1", "optimizer.decay_epochs=[3]"]  # fmt: skip
+    short = [
+        f"epochs={epochs}",
+        "dtype=float64",
+        "data.train_size=120",
+        "data.test_size=100",
+        "policy.interval=1",
+        "optimizer.decay_epochs=[3]",
+    ]
     return override(regimes.get_preset("smoke"), [*short, *settings])
 
 
@@ -105,10 +111,16 @@ def test_the_union_pass_equals_worker_by_worker(compressor: str, tmp_path: Path)
     same_run(tmp_path / "union", tmp_path / "apart", tolerance=1e-10)
 
 
-@pytest.mark.parametrize("setting", [
-    "signal=local-mean", "signal=worker0", "optimizer.clip=1.0", "compressor=topk",
-    "sync_policy={name='static',level='4'}",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "signal=local-mean",
+        "signal=worker0",
+        "optimizer.clip=1.0",
+        "compressor=topk",
+        "sync_policy={name='static',level='4'}",
+    ],
+)
 def test_what_needs_each_workers_gradient_takes_no_union_pass(setting: str) -> None:
     assert build.prepare(config()).gradients.union
     assert not build.prepare(config(setting)).gradients.union
@@ -167,8 +179,11 @@ def test_low_equal_to_high_makes_accordion_static(tmp_path: Path) -> None:
 # -- resume ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("compressor", [POWERSGD, TOPK, ("compressor=quantise", "levels.low=8",
-    "levels.high=2")], ids=["powersgd", "topk", "quantise"])  # fmt: skip
+@pytest.mark.parametrize(
+    "compressor",
+    [POWERSGD, TOPK, ("compressor=quantise", "levels.low=8", "levels.high=2")],
+    ids=["powersgd", "topk", "quantise"],
+)
 def test_resumed_equals_uninterrupted(
     compressor: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,8 +314,15 @@ def test_all_instruments_on_ends_in_the_same_bits(signal_: str, tmp_path: Path) 
 
 def test_signals_against_gradients_recomputed_by_hand(tmp_path: Path) -> None:
     """One step per epoch, dense: the four readings from plain autograd."""
-    c = config("union_pass=false", "policy=static", "policy.level=dense", "data.train_size=40",
-               "batch_size=10", 'instruments={norms={}}', epochs=1)  # fmt: skip
+    c = config(
+        "union_pass=false",
+        "policy=static",
+        "policy.level=dense",
+        "data.train_size=40",
+        "batch_size=10",
+        "instruments={norms={}}",
+        epochs=1,
+    )
     record = regimes.run(c, tmp_path / "run")
     parts = build.prepare(c)
     model = parts.task.build(c).double()
@@ -408,7 +430,7 @@ class pair(nn.Module):
         (["model.name=vgg8"], ConfigError, "vgg7"),
         (["device=tpu7"], ConfigError, "device = 'tpu7' cannot be used"),
         (["instruments.everything={}"], ConfigError, "unknown instrument 'everything'"),
-        (["instruments.norms.readings=[\"all\"]"], ConfigError, "instruments.norms.readings[0]"),
+        (['instruments.norms.readings=["all"]'], ConfigError, "instruments.norms.readings[0]"),
         (["instruments={norms={}}"], ConfigError, "set union_pass = false"),
         (["batch_size=500"], DataError, "too few for one step of 4 workers x 500"),
         (["data.name=folder", "data.path=nowhere"], DataError, "nowhere"),
@@ -432,7 +454,7 @@ class pair(nn.Module):
         (["model.name=test_train:misfit"], ConfigError, "does not take images of 1x8x8: mat1 and"),
         (["model.name=test_train:pair"], ConfigError, "gives tuple for one image"),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_one_sentence_before_any_work(
     settings: list[str], error: type[Exception], sentence: str, tmp_path: Path
 ) -> None:
@@ -537,8 +559,18 @@ def test_a_process_that_dies_stops_the_others_within_seconds(victim: int, tmp_pa
     c = config(epochs=500)
     (tmp_path / "c.toml").write_text(to_toml(c))
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "regimes", "run", str(tmp_path / "c.toml"), "--out", str(out),
-               "--processes", "2", "--quiet"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "regimes",
+        "run",
+        str(tmp_path / "c.toml"),
+        "--out",
+        str(out),
+        "--processes",
+        "2",
+        "--quiet",
+    ]
     parent = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ
     )

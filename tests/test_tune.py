@@ -25,8 +25,9 @@ VALUES = {"optimizer.lr": ["0.1", "0.2", "0.4", "0.8"], "optimizer.momentum": ["
 
 def cells() -> dict[str, RunConfig]:
     base = override(regimes.get_preset("smoke"), ["data.validation_size=40"])
-    return {name: override(base, ["policy=static", f"policy.level={name}"])
-            for name in ("low", "high")}  # fmt: skip
+    return {
+        name: override(base, ["policy=static", f"policy.level={name}"]) for name in ("low", "high")
+    }
 
 
 def score(config: RunConfig) -> float:
@@ -64,8 +65,10 @@ def brute_force(cell: RunConfig) -> str:
         made = [override(cell, [*settings, f"seed={seed}"]) for seed in SEEDS]
         return sum(map(score, made)) / len(made)
 
-    every = [[f"{k}={v}" for k, v in zip(VALUES, texts, strict=True)]
-             for texts in itertools.product(*VALUES.values())]  # fmt: skip
+    every = [
+        [f"{k}={v}" for k, v in zip(VALUES, texts, strict=True)]
+        for texts in itertools.product(*VALUES.values())
+    ]
     return " ".join(max(every, key=mean))
 
 
@@ -169,8 +172,18 @@ def test_the_documented_commands_tune_every_arm(
     command: Any, untrained: list[Any], tmp_path: Path
 ) -> None:
     """Those of README and of the page; `smoke` is a grid and a preset."""
-    done = command("tune", "smoke", "--values", "optimizer.lr=0.1,0.2,0.4", "--set",
-                   "data.validation_size=100", "--seeds", "1", "--budget", "1")  # fmt: skip
+    done = command(
+        "tune",
+        "smoke",
+        "--values",
+        "optimizer.lr=0.1,0.2,0.4",
+        "--set",
+        "data.validation_size=100",
+        "--seeds",
+        "1",
+        "--budget",
+        "1",
+    )
     epochs = [cell.epochs for cell in get_grid("smoke").values()]
     assert len(epochs) == 9
     assert f"the trials need {3 * sum(epochs)} epochs" in done.stderr  # at 3 rates

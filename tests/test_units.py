@@ -30,8 +30,10 @@ torch.set_num_threads(1)
 STATIC = ("policy=static", "policy.level=high")  # 120 images, 4 x 8: 3 steps per epoch
 
 
-@pytest.mark.parametrize(("per_epoch", "size", "total"), [(12, 5, 288), (7, 7, 20), (3, 10, 31),
-                                                          (5, None, 22), (4, 1, 4)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("per_epoch", "size", "total"),
+    [(12, 5, 288), (7, 7, 20), (3, 10, 31), (5, None, 22), (4, 1, 4)],
+)
 def test_units_cover_each_step_once(per_epoch: int, size: int | None, total: int) -> None:
     units = Units(per_epoch, size, total)
     parts = [part for unit in range(len(units)) for part in units.parts(unit)]
@@ -84,8 +86,11 @@ def test_resumed_within_an_epoch(
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_a_text_resumed_within_an_epoch(
-    dropout: float, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
-) -> None:  # fmt: skip
+    dropout: float,
+    text: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     c = text_config(text, "unit_steps=3", f"model.dropout={dropout}")
     regimes.run(c, tmp_path / "whole")
     stop_after(2, monkeypatch)
@@ -101,8 +106,16 @@ def test_kill_9_within_a_unit_within_an_epoch(tmp_path: Path) -> None:
     c = config("dtype=float32", "unit_steps=2", epochs=12)
     regimes.run(c, tmp_path / "whole")
     (tmp_path / "c.toml").write_text(to_toml(c))
-    command = [sys.executable, "-m", "regimes", "run", str(tmp_path / "c.toml"),
-               "--quiet", "--out", str(tmp_path / "broken")]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "regimes",
+        "run",
+        str(tmp_path / "c.toml"),
+        "--quiet",
+        "--out",
+        str(tmp_path / "broken"),
+    ]
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     wait(lambda: len(read_lines(tmp_path / "broken/epochs.jsonl")) >= 4)
     time.sleep(0.01)
@@ -138,8 +151,9 @@ def test_baselines_are_as_long_as_the_detector_in_units(tmp_path: Path) -> None:
 
 
 def test_a_single_epoch_may_have_many_units(tmp_path: Path) -> None:
-    record = regimes.run(config("unit_steps=1", "optimizer.decay_epochs=[]", epochs=1),
-                         tmp_path / "run")  # fmt: skip
+    record = regimes.run(
+        config("unit_steps=1", "optimizer.decay_epochs=[]", epochs=1), tmp_path / "run"
+    )
     assert len(record.rows) == 3
 
 
@@ -150,8 +164,13 @@ def test_steps_in_place_of_epochs(tmp_path: Path) -> None:
 
 def test_a_batch_policy_within_units(tmp_path: Path) -> None:
     """Twice the batch takes half the steps of a unit, at the same place of the data."""
-    batch = ("batch_levels={low=8,high=16}", 'batch_policy={name="static",level="high"}',
-             "data.train_size=320", "unit_steps=2", *STATIC)  # fmt: skip
+    batch = (
+        "batch_levels={low=8,high=16}",
+        'batch_policy={name="static",level="high"}',
+        "data.train_size=320",
+        "unit_steps=2",
+        *STATIC,
+    )
     record = regimes.run(config(*batch), tmp_path / "run")
     assert [row["steps"] for row in record.rows] == [1] * 20
     whole = regimes.run(config(*batch[:3], *STATIC), tmp_path / "epochs")

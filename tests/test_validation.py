@@ -115,8 +115,10 @@ def test_wikitext_has_a_file_of_its_own(tmp_path: Path) -> None:
     write(tmp_path, ["the cat saw the dog"] * 9, ["the dog"] * 4)
     (tmp_path / "wiki.valid.tokens").write_text("the cat\n" * 3)
     table = {"name": "wikitext-2", "path": str(tmp_path), "sequence": 2}
-    plain, split = (registry.load(from_dict(RunConfig, {"data": table | held}))
-                    for held in ({}, {"validation_size": 8}))  # fmt: skip
+    plain, split = (
+        registry.load(from_dict(RunConfig, {"data": table | held}))
+        for held in ({}, {"validation_size": 8})
+    )
     words = split.corpus.words  # type: ignore[attr-defined]
     held = split.corpus.validation.tolist()  # type: ignore[attr-defined]
     assert " ".join(words[i] for i in held) == "the cat <eos> the cat <eos> the cat"
@@ -134,12 +136,23 @@ def test_wikitext_has_a_file_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", ["digits", "synthetic-text"])
 def test_a_run_measures_what_is_held_out(data: str, tmp_path: Path) -> None:
     model = {"name": "vgg7", "width": 4} if data == "digits" else {"name": "gpt", "depth": 1}
-    c = from_dict(RunConfig, {
-        "epochs": 1, "workers": 2, "batch_size": 10, "model": model,
-        "data": {"name": data, "train_size": 400, "test_size": 100, "validation_size": 60,
-                 "sequence": 16},
-        "optimizer": {"lr": 0.1},
-    })  # fmt: skip
+    c = from_dict(
+        RunConfig,
+        {
+            "epochs": 1,
+            "workers": 2,
+            "batch_size": 10,
+            "model": model,
+            "data": {
+                "name": data,
+                "train_size": 400,
+                "test_size": 100,
+                "validation_size": 60,
+                "sequence": 16,
+            },
+            "optimizer": {"lr": 0.1},
+        },
+    )
     record = regimes.run(c, tmp_path / "run")
     row = read_lines(tmp_path / "run/epochs.jsonl")[0]
     assert record.header["data"]["validation"] == 60

@@ -118,8 +118,12 @@ def shell(line: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     started = f"{sys.executable} -m regimes"
     return subprocess.run(
         ["bash", "-c", line.replace("REGIMES", started)],
-        capture_output=True, text=True, cwd=cwd, env={**os.environ, **env}, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, **env},
+        check=False,
+    )
 
 
 def run_line(tmp_path: Path, rest: str, **env: str) -> subprocess.CompletedProcess[str]:

@@ -29,19 +29,32 @@ DRAWN = {  # from records of its grid, or where none are committed, of a similar
     for number, figure in FIGURES.items()
 }
 OTHERS = {  # the other commands; those of one run have it unpacked
-    "agreement": ["detection-signals-smoke"], "batch": ["small-batch"],
+    "agreement": ["detection-signals-smoke"],
+    "batch": ["small-batch"],
     "claims": [str(REFERENCE), "--paper"],
-    "collapse": ["smoke-quirks-topk"], "controls": ["smoke-controls"], "cost": ["small"],
+    "collapse": ["smoke-quirks-topk"],
+    "controls": ["smoke-controls"],
+    "cost": ["small"],
     "curves": ["lstm-small"],
-    "deep_linear": ["deep-linear"], "detectors": ["unpacked/low"], "edge": ["rates-edge"],
+    "deep_linear": ["deep-linear"],
+    "detectors": ["unpacked/low"],
+    "edge": ["rates-edge"],
     "events": ["shift-smoke"],
-    "figure2": ["small"], "figure3": ["small-signals"],
-    "figure4a": ["small-overlap"], "lasso": [],
-    "levels": ["smoke-full"], "mechanism": ["rates"], "narrowing": ["rates-when"],
-    "paper_times": [], "published": [],
-    "quadratic": [], "rivals": ["smoke-rivals"], "tournament": ["smoke-controls"],
-    "signals": ["unpacked/low/seed-1000"], "tables": ["small"],
-}  # fmt: skip
+    "figure2": ["small"],
+    "figure3": ["small-signals"],
+    "figure4a": ["small-overlap"],
+    "lasso": [],
+    "levels": ["smoke-full"],
+    "mechanism": ["rates"],
+    "narrowing": ["rates-when"],
+    "paper_times": [],
+    "published": [],
+    "quadratic": [],
+    "rivals": ["smoke-rivals"],
+    "tournament": ["smoke-controls"],
+    "signals": ["unpacked/low/seed-1000"],
+    "tables": ["small"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +81,14 @@ def command(target: Path, tmp_path: Path):
     env = {**os.environ, "PYTHONPATH": str(target), "COLUMNS": "100"}
 
     def run(*words: str | Path, module: str = "regimes") -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", module, *words], capture_output=True,
-                              text=True, cwd=tmp_path, env=env, check=False)  # fmt: skip
+        return subprocess.run(
+            [sys.executable, "-m", module, *words],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=env,
+            check=False,
+        )
 
     return run
 
@@ -82,8 +101,11 @@ def test_it_holds_all_modules_and_data_and_claims_two_names(wheel: Path) -> None
     tops = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
     assert tops == {"regimes", "regimes_study"}
     for folder, here in (("regimes", "regimes"), ("analysis", "regimes_study")):
-        files = [path.relative_to(ROOT / folder) for path in (ROOT / folder).rglob("*")
-                 if path.is_file() and path.suffix not in (".pyc", "")]  # fmt: skip
+        files = [
+            path.relative_to(ROOT / folder)
+            for path in (ROOT / folder).rglob("*")
+            if path.is_file() and path.suffix not in (".pyc", "")
+        ]
         assert {f"{here}/{path.as_posix()}" for path in files} <= {*names}
     data = {f"regimes_study/data/{path.name}" for path in (ROOT / "data/published").iterdir()}
     assert {"regimes/report/page.html", "regimes/py.typed", *data} <= {*names}
@@ -94,8 +116,13 @@ def test_its_metadata_lead_to_the_project(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     (name,) = (name for name in archive.namelist() if name.endswith("METADATA"))
     text = archive.read(name).decode()
-    for line in ("Project-URL: Source, ", "Author: The Regimes developers", "License-File: LICENSE",
-                 "Keywords: ", "Classifier: Typing :: Typed"):  # fmt: skip
+    for line in (
+        "Project-URL: Source, ",
+        "Author: The Regimes developers",
+        "License-File: LICENSE",
+        "Keywords: ",
+        "Classifier: Typing :: Typed",
+    ):
         assert f"\n{line}" in text
 
 

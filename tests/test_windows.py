@@ -137,13 +137,20 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config(file: Path, *settings: str) -> RunConfig:
     """13 steps of 4 x 2 windows of 10 bytes, a tiny Transformer in float64."""
-    base = from_dict(RunConfig, {
-        "epochs": 3, "workers": 4, "batch_size": 2, "dtype": "float64",
-        "data": {"name": "text", "path": str(file), "sequence": 10},
-        "model": {"name": "gpt", "width": 8, "depth": 1, "heads": 1},
-        "optimizer": {"lr": 0.5, "clip": 1.0}, "levels": {"low": 2, "high": 1},
-        "policy": {"name": "accordion", "interval": 1},
-    })  # fmt: skip
+    base = from_dict(
+        RunConfig,
+        {
+            "epochs": 3,
+            "workers": 4,
+            "batch_size": 2,
+            "dtype": "float64",
+            "data": {"name": "text", "path": str(file), "sequence": 10},
+            "model": {"name": "gpt", "width": 8, "depth": 1, "heads": 1},
+            "optimizer": {"lr": 0.5, "clip": 1.0},
+            "levels": {"low": 2, "high": 1},
+            "policy": {"name": "accordion", "interval": 1},
+        },
+    )
     return override(base, list(settings))
 
 

@@ -28,17 +28,27 @@ def test_the_version(command: Command) -> None:
         ("ablate there.txt", "no grid 'there.txt', and a file of that name is no file *.toml"),
         ("ablate mine.toml", "cannot read the grid mine.toml: no such file"),
         ("run mine.toml", "cannot read the configuration mine.toml: no such file"),
-        ("ablate tournament-smok", "unknown grid 'tournament-smok': did you mean "
-         f"'tournament-smoke'? regimes presets lists all {len(presets.GRIDS)}."),
+        (
+            "ablate tournament-smok",
+            "unknown grid 'tournament-smok': did you mean "
+            f"'tournament-smoke'? regimes presets lists all {len(presets.GRIDS)}.",
+        ),
         ("ablate smoke --seeds 1000000000", "--seeds = 1000000000: expected 1 to 10000"),
-        ("ablate smoke --option timeout_min=5",
-         "--option = ('timeout_min=5',): expected --executor beside it"),
-        ("ablate smoke --executor local --option timeout_min",
-         "--option = 'timeout_min': expected the form key=value"),
-        ("ablate many.toml", "many.toml: seeds = 1000000000: expected a number of seeds up to "
-         "10000, or a list of different ones"),
+        (
+            "ablate smoke --option timeout_min=5",
+            "--option = ('timeout_min=5',): expected --executor beside it",
+        ),
+        (
+            "ablate smoke --executor local --option timeout_min",
+            "--option = 'timeout_min': expected the form key=value",
+        ),
+        (
+            "ablate many.toml",
+            "many.toml: seeds = 1000000000: expected a number of seeds up to "
+            "10000, or a list of different ones",
+        ),
     ],
-)  # fmt: skip
+)
 def test_one_sentence(words: str, says: str, command: Command, tmp_path: Path) -> None:
     (tmp_path / "there.txt").write_text("")
     grid = 'base = "smoke"\nseeds = 1000000000\n[schedules.low]\nepochs = 3\n'

@@ -91,10 +91,14 @@ def test_processes_equal_simulation(workers: int, count: int) -> None:
 def twice(rank: int, port: int, restarted: bool) -> list[float]:
     """Two worlds one after the other, process 0 late for the second, as torchrun's workers."""
     os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True",
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE="2",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        TORCHELASTIC_USE_AGENT_STORE="True",
         TORCHELASTIC_RESTART_COUNT=str(int(restarted)),
-    )  # fmt: skip
+    )
     found = []
     for late in (False, rank == 0):
         time.sleep(2 * late)
@@ -175,9 +179,10 @@ def test_every_process_names_the_first_that_holds_something_else(
     held = [{"data": data, "code": "c"} for data in ("a", "a", "b")]
     world = World(3, processes=3, rank=rank)
     monkeypatch.setattr(
-        world, "gather_object",
+        world,
+        "gather_object",
         lambda own: held if isinstance(own, dict) else [digest(facts) for facts in held],
-    )  # fmt: skip
+    )
     with pytest.raises(ConfigError, match="process 2 has data = 'b', process 0 has data = 'a'"):
         world.agree(**held[rank])
     held[2] = held[0]

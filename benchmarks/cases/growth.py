@@ -77,12 +77,19 @@ def measure(limits: Limits, *, quick: bool) -> list[Row]:
             tasks = {str(n): partial(step(*make(n), compressor, level)) for n in sizes}
             taken = interleaved(tasks, 5 if quick else 15)
             seconds = [statistics.median(taken[str(n)]) for n in sizes]
-            rows.append(Row(
-                f"{name}, {sizes[0]} to {sizes[-1]} {axis}", "linear",
-                exponent(sizes, seconds), 1, TARGET, unit="exponent", rounds=5 if quick else 15,
-                note=WHY,
-                curve=tuple(zip(sizes, (1e3 * s for s in seconds), strict=True)),
-            ))  # fmt: skip
+            rows.append(
+                Row(
+                    f"{name}, {sizes[0]} to {sizes[-1]} {axis}",
+                    "linear",
+                    exponent(sizes, seconds),
+                    1,
+                    TARGET,
+                    unit="exponent",
+                    rounds=5 if quick else 15,
+                    note=WHY,
+                    curve=tuple(zip(sizes, (1e3 * s for s in seconds), strict=True)),
+                )
+            )
     return rows
 
 

@@ -52,6 +52,14 @@ def measure(limits: Limits, *, quick: bool) -> list[Row]:
         work, extra, end = epoch(net, steps // 4 if quick else steps)
         without = 1e3 * net.steps * statistics.median(work)
         added = 1e3 * (net.steps * statistics.median(extra) + end)
-        rows.append(Row(f"{name}, an epoch of {net.steps} steps", "without", without + added,
-                        without, TARGET, rounds=len(work)))  # fmt: skip
+        rows.append(
+            Row(
+                f"{name}, an epoch of {net.steps} steps",
+                "without",
+                without + added,
+                without,
+                TARGET,
+                rounds=len(work),
+            )
+        )
     return rows

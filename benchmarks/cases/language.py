@@ -21,8 +21,13 @@ from regimes.training.build import prepare
 from regimes.training.clock import Clock
 from regimes.training.gradients import install
 
-SETTINGS = ["policy=static", "data.train_size=4097", "epochs=1", "data.test_size=1025",
-            "unit_steps=none"]  # fmt: skip
+SETTINGS = [
+    "policy=static",
+    "data.train_size=4097",
+    "epochs=1",
+    "data.test_size=1025",
+    "unit_steps=none",
+]
 
 
 def ours(measured: bool) -> Callable[[], None]:
@@ -53,8 +58,10 @@ class Bare:
         x, y = next(iter(run.batches.epoch(0, run.world.hosted)))
         self.batch = x.flatten(0, 1).contiguous(), y.flatten(0, 1).contiguous()
         every = list(self.model.parameters())
-        groups = [{"params": [p for p in every if p.ndim > 1], "weight_decay": 0.1},
-                  {"params": [p for p in every if p.ndim < 2], "weight_decay": 0.0}]  # fmt: skip
+        groups = [
+            {"params": [p for p in every if p.ndim > 1], "weight_decay": 0.1},
+            {"params": [p for p in every if p.ndim < 2], "weight_decay": 0.0},
+        ]
         self.optimizer = torch.optim.AdamW(groups, lr=1e-4, foreach=True)
 
     def passes(self) -> None:

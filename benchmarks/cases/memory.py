@@ -46,11 +46,18 @@ def measure(limits: Limits, *, quick: bool) -> list[Row]:
     bare = float(child("benchmarks.cases.memory", "bare"))
     limit = bare + 3 * WORKERS * GRADIENT
     return [
-        Row(way, "bare loop + 3 W gradients", float(child("benchmarks.cases.memory", way)), limit,
-            1, unit="MiB", rounds=1, note=f"The bare loop: {bare:.0f} MiB; a gradient: "
-            f"{GRADIENT:.1f} MiB.")
+        Row(
+            way,
+            "bare loop + 3 W gradients",
+            float(child("benchmarks.cases.memory", way)),
+            limit,
+            1,
+            unit="MiB",
+            rounds=1,
+            note=f"The bare loop: {bare:.0f} MiB; a gradient: {GRADIENT:.1f} MiB.",
+        )
         for way in WAYS
-    ]  # fmt: skip
+    ]
 
 
 if __name__ == "__main__":

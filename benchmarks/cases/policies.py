@@ -37,9 +37,12 @@ def decision(rule: Policy, record: Record, units: int, rounds: int) -> float:
     layers = record.header["layers"]
     compressed = [i for i, layer in enumerate(layers) if layer["compressed"]]
     controller = Controller(
-        rule, [layer["name"] for layer in layers], compressed, record.config["signal"],
+        rule,
+        [layer["name"] for layer in layers],
+        compressed,
+        record.config["signal"],
         level_costs(record.header["per_step"], compressed),
-    )  # fmt: skip
+    )
     rows = [record.rows[i % len(record.rows)] for i in range(units - 1)]
     controller.decide(rows)
     spent = []
@@ -71,16 +74,29 @@ def rows(name: str, config: RunConfig, folder: Path, rounds: int) -> list[Row]:
     without = measures / share if share else float("nan")
     needs = ", ".join(dict.fromkeys(need.partition(":")[0] for need in rule.needs))
     whole = Row(
-        f"{name}, {config.name}: {needs}", "training alone", 1e3 * (without + measures + decides),
-        1e3 * without, TARGET, rounds=len(record.rows),
+        f"{name}, {config.name}: {needs}",
+        "training alone",
+        1e3 * (without + measures + decides),
+        1e3 * without,
+        TARGET,
+        rounds=len(record.rows),
         note=f"{name}, {config.name}: decides in {1e3 * decides:.2g} ms, measures in "
         f"{1e3 * measures:.2g} ms, sends {told(record):.1%} of dense's bytes",
-    )  # fmt: skip
-    return [whole, *(
-        Row(f"{name}, {config.name}: a decision after {units:,} units", f"after {UNITS[0]}",
-            1e3 * taken, 1e3 * decides, LATE_TARGET, rounds=rounds)
-        for units, taken in zip(UNITS[1:], late, strict=True)
-    )]  # fmt: skip
+    )
+    return [
+        whole,
+        *(
+            Row(
+                f"{name}, {config.name}: a decision after {units:,} units",
+                f"after {UNITS[0]}",
+                1e3 * taken,
+                1e3 * decides,
+                LATE_TARGET,
+                rounds=rounds,
+            )
+            for units, taken in zip(UNITS[1:], late, strict=True)
+        ),
+    ]
 
 
 def measure(limits: Limits, *, quick: bool) -> list[Row]:

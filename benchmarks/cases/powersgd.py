@@ -34,8 +34,13 @@ from regimes.compression.powersgd import PowerSGD
 from regimes.compression.reducer import Reducer
 
 RANKS, WORKERS = (1, 2, 4), (1, 2, 4)
-TARGETS = {"torch powerSGD_hook": 0.35, "powersgd": 0.5, "powersgd, 2 iterations": None,
-           "dense, flat": None, "dense": None}  # fmt: skip
+TARGETS = {
+    "torch powerSGD_hook": 0.35,
+    "powersgd": 0.5,
+    "powersgd, 2 iterations": None,
+    "dense, flat": None,
+    "dense": None,
+}
 WHY_DENSE = (
     "Against dense: over loopback a collective costs two or three copies in memory, no network is "
     "as fast, and there is little that compression could save; what each process computes, here "
@@ -145,10 +150,12 @@ def group(workers: int, rounds: int) -> tuple[dict[int, Seconds], float]:
         started = [
             subprocess.Popen(
                 [*command, str(rank), str(workers), str(rounds), folder],
-                env=environment, stderr=subprocess.PIPE, text=True,
+                env=environment,
+                stderr=subprocess.PIPE,
+                text=True,
             )
             for rank in range(workers)
-        ]  # fmt: skip
+        ]
         said = [p.communicate(timeout=600)[1] for p in started]
         for one, words in zip(started, said, strict=True):
             if one.returncode:

@@ -71,8 +71,12 @@ def measure(limits: Limits, *, quick: bool) -> list[Row]:
     smoke = replace(presets.get_preset("smoke"), epochs=4 if quick else 16)
     wide = replace(smoke, batch_size=16, model=replace(smoke.model, width=16))
     small = replace(wide, data=replace(smoke.data, train_size=1340), epochs=4 if quick else 10)
-    large = replace(smoke, model=ModelConfig(name="resnet18-cifar10"), epochs=3 if quick else 6,
-                    data=replace(smoke.data, train_size=32))  # fmt: skip
+    large = replace(
+        smoke,
+        model=ModelConfig(name="resnet18-cifar10"),
+        epochs=3 if quick else 6,
+        data=replace(smoke.data, train_size=32),
+    )
     rows = _rows("smoke", smoke) + _rows("small", small)
     net = NETS["ResNet-18"]
     step = interleaved({"": Loop(net, PowerSGD(), 2, union=True)}, 3, clock=time.perf_counter)
@@ -86,7 +90,14 @@ def _rows(name: str, config: RunConfig, epoch: float | None = None) -> list[Row]
         median = {k: 1e3 * statistics.median(v[1:]) for k, v in seconds.items()}
     epoch = epoch or median["epoch"] - median["row"] - median["checkpoint"]
     return [
-        Row(f"{name}: {what}", "1 % of an epoch", median[what], SHARE * epoch, 1,
-            rounds=len(seconds[what]) - 1, note=WHY)
+        Row(
+            f"{name}: {what}",
+            "1 % of an epoch",
+            median[what],
+            SHARE * epoch,
+            1,
+            rounds=len(seconds[what]) - 1,
+            note=WHY,
+        )
         for what in ("row", "checkpoint")
-    ]  # fmt: skip
+    ]

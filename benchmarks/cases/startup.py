@@ -29,10 +29,17 @@ def measure(limits: Limits, *, quick: bool) -> list[Row]:
     seconds = interleaved(tasks, 3 if quick else 15, clock=_of_children)
     median = {name: 1e3 * statistics.median(taken) for name, taken in seconds.items()}
     return [
-        Row(name, "the limit", median[name], limit, 1,
-            rounds=len(seconds[name]), floor=median["nothing"])
+        Row(
+            name,
+            "the limit",
+            median[name],
+            limit,
+            1,
+            rounds=len(seconds[name]),
+            floor=median["nothing"],
+        )
         for name, (_, limit) in COMMANDS.items()
-    ]  # fmt: skip
+    ]
 
 
 def _of_children() -> float:

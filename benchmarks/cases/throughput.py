@@ -63,8 +63,14 @@ def ours(net: Net, data: Images, channels_last: bool) -> Callable[[], None]:
     layers = layer_table(model)
     gradients = Gradients(model, classification_loss, world, union=True, seed=0)
     reducer, optimizer = Reducer(Dense(), layers, world, 0), sgd(gradients.parameters)
-    batches = ImageBatches(data, DataConfig(augment=True, drop_last=True), seed=0, workers=1,
-                      batch_size=net.batch, channels_last=channels_last)  # fmt: skip
+    batches = ImageBatches(
+        data,
+        DataConfig(augment=True, drop_last=True),
+        seed=0,
+        workers=1,
+        batch_size=net.batch,
+        channels_last=channels_last,
+    )
 
     def stream() -> Iterator[tuple[Tensor, Tensor]]:
         epoch = 0
@@ -90,10 +96,14 @@ def loader(net: Net, data: Images) -> DataLoader:
     declare_torchvision_operators()
     from torchvision import transforms as T
 
-    transform = T.Compose([
-        T.RandomCrop(net.size, padding=PADDING), T.RandomHorizontalFlip(), T.ToTensor(),
-        T.Normalize(CIFAR_MEAN, CIFAR_STD),
-    ])  # fmt: skip
+    transform = T.Compose(
+        [
+            T.RandomCrop(net.size, padding=PADDING),
+            T.RandomHorizontalFlip(),
+            T.ToTensor(),
+            T.Normalize(CIFAR_MEAN, CIFAR_STD),
+        ]
+    )
     pictures = Pictures(data.train_x.permute(0, 2, 3, 1).numpy(), data.train_y.tolist(), transform)
     return DataLoader(pictures, net.batch, shuffle=True, drop_last=True)
 

@@ -32,8 +32,14 @@ def train(folder: str) -> None:
 
 def alone(folder: str) -> None:
     """NCCL without a second GPU: all collectives go through a group of one."""
-    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1",
-                      MASTER_ADDR="127.0.0.1", MASTER_PORT="29517")  # fmt: skip
+    os.environ.update(
+        RANK="0",
+        WORLD_SIZE="1",
+        LOCAL_RANK="0",
+        LOCAL_WORLD_SIZE="1",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="29517",
+    )
 
     def connect(workers: int, device: torch.device, timeout: float = 600.0) -> processes.World:
         if device.type == "cuda":
@@ -50,8 +56,9 @@ def hook(device: str) -> None:
     dist.init_process_group("nccl" if gpu else "gloo")
     torch.manual_seed(0)
     place = torch.device(device, 0) if device == "cuda" else torch.device(device)
-    net = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 96), nn.ReLU(),
-                        nn.Linear(96, 10)).to(place)  # fmt: skip
+    net = nn.Sequential(
+        nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 96), nn.ReLU(), nn.Linear(96, 10)
+    ).to(place)
     model = DistributedDataParallel(net, gradient_as_bucket_view=True, bucket_cap_mb=0.02)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scaler = torch.amp.GradScaler(device)

@@ -23,10 +23,13 @@ INSTRUMENTS = (
     'instruments.norms.readings=["update","global","local-mean","worker0"]',
     "instruments.curvature={probes=2, images=40, batch=20}",
     "instruments.fisher={images=40, batch=20}",
-    "instruments.noise.stride=1", "instruments.msdr={}", "instruments.error.stride=2",
-    "instruments.overlap={batches=[16], count=2}", "instruments.moments.stride=2",
+    "instruments.noise.stride=1",
+    "instruments.msdr={}",
+    "instruments.error.stride=2",
+    "instruments.overlap={batches=[16], count=2}",
+    "instruments.moments.stride=2",
     "instruments.moments-frozen={batch=8, count=4}",
-)  # fmt: skip
+)
 # Limits of a relative difference after ten steps in float64. They do not diverge: the last bit of
 # the momentum (2e-16) moves a row by 5e-15.
 ROUNDED = 1e-10  # sums of up to 10,000 terms in another order: 10,000 times 5e-15, and twice that
@@ -98,9 +101,12 @@ def fresh(place: Place, name: str) -> Path:
 def versions(place: Place) -> str:
     words = [platform.python_version(), f"torch {torch.__version__}"]
     if place.gpu:
-        words += [torch.cuda.get_device_name(), f"CUDA {torch.version.cuda}",
-                  f"cuDNN {torch.backends.cudnn.version()}",
-                  f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"]  # fmt: skip
+        words += [
+            torch.cuda.get_device_name(),
+            f"CUDA {torch.version.cuda}",
+            f"cuDNN {torch.backends.cudnn.version()}",
+            f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}",
+        ]
     return ", ".join(words)
 
 
@@ -121,8 +127,13 @@ def compressor(name: str) -> Callable[[Place], str]:
     def check(place: Place) -> str:
         """Ten steps in float64, on the device and on the CPU."""
         level = json.dumps(compression.compressor({"name": name}).usual["high"])
-        words = [f"compressor={name}", f"levels={{high={level}}}", "policy=static",
-                 "policy.level=high", "dtype=float64"]  # fmt: skip
+        words = [
+            f"compressor={name}",
+            f"levels={{high={level}}}",
+            "policy=static",
+            "policy.level=high",
+            "dtype=float64",
+        ]
         folder = fresh(place, f"compressor {name}")
         here = trained(short(place.device, *words), folder / "here")
         limit = COMPLETED.get(name, ROUNDED)
@@ -135,8 +146,10 @@ def decisions(place: Place) -> str:
     """ACCORDION's levels in three units of float32."""
     folder, words = fresh(place, "decisions"), ("steps=30", "policy=accordion", "policy.interval=1")
     here, there = (
-        trained(short(device, *words), folder / device) for device in (place.device, "cpu")
-    ) if place.gpu else (trained(short("cpu", *words), folder / x) for x in "ab")  # fmt: skip
+        (trained(short(device, *words), folder / device) for device in (place.device, "cpu"))
+        if place.gpu
+        else (trained(short("cpu", *words), folder / x) for x in "ab")
+    )
     levels = [[row["layers"]["level"] for row in found] for found in (here, there)]
     if levels[0] != levels[1]:
         raise Difference(f"the levels are {levels[0]} there and {levels[1]} on the CPU")
@@ -221,10 +234,17 @@ def eigenvalue(place: Place) -> str:
 
 
 CHECKS: dict[str, Callable[[Place], str]] = {
-    "versions": versions, "a process group of one": alone,
+    "versions": versions,
+    "a process group of one": alone,
     **{f"compressor {name}": compressor(name) for name in sorted(compression.REGISTRY)},
-    "decisions": decisions, "the same bits twice": same_bits, "killed and resumed": killed,
-    "2 processes": processes(2), "4 processes": processes(4),
-    "2 processes, in buckets": processes(2, "bucket_mb=0.02"), "hook": hook(1),
-    "hook, 2 processes": hook(2), "instruments": instruments, "eigenvalue": eigenvalue,
-}  # fmt: skip
+    "decisions": decisions,
+    "the same bits twice": same_bits,
+    "killed and resumed": killed,
+    "2 processes": processes(2),
+    "4 processes": processes(4),
+    "2 processes, in buckets": processes(2, "bucket_mb=0.02"),
+    "hook": hook(1),
+    "hook, 2 processes": hook(2),
+    "instruments": instruments,
+    "eigenvalue": eigenvalue,
+}

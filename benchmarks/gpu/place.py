@@ -50,8 +50,13 @@ def numerics(device: str, precision: str) -> Iterator[None]:
 def short(device: str, *settings: str, steps: int = 10) -> RunConfig:
     """``smoke`` (a CNN on digits, 4 workers) for one unit of so many steps, where nothing else is
     said; every worker has its own pass."""
-    least = [f"device={device}", "union_pass=false", f"steps={steps}", f"unit_steps={steps}",
-             "data.test_size=100"]  # fmt: skip
+    least = [
+        f"device={device}",
+        "union_pass=false",
+        f"steps={steps}",
+        f"unit_steps={steps}",
+        "data.test_size=100",
+    ]
     return override(regimes.get_preset("smoke"), [*least, *settings])
 
 

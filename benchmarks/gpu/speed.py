@@ -29,9 +29,13 @@ from regimes.config import RunConfig, override
 from regimes.models import build
 
 WAYS = {  # compressor, level
-    "dense": ("powersgd", "dense"), "powersgd 1": ("powersgd", 1), "powersgd 2": ("powersgd", 2),
-    "powersgd 4": ("powersgd", 4), "topk 10 %": ("topk", 10), "topk 99 %": ("topk", 99),
-}  # fmt: skip
+    "dense": ("powersgd", "dense"),
+    "powersgd 1": ("powersgd", 1),
+    "powersgd 2": ("powersgd", 2),
+    "powersgd 4": ("powersgd", 4),
+    "topk 10 %": ("topk", 10),
+    "topk 99 %": ("topk", 99),
+}
 PRECISIONS = ("strict", "tf32", "bfloat16")
 UNITS = 6
 
@@ -71,14 +75,30 @@ def noise(place: Place, count: int) -> Path:
 def config(place: Place, way: str, precision: str) -> RunConfig:
     compressor, level = WAYS[way]
     s = size(place)
-    words = [f"device={place.device}", f"precision={precision}", f"batch_size={s.batch}",
-             f"steps={UNITS * s.steps}", f"unit_steps={s.steps}", "data.name=folder",
-             f"data.path={noise(place, 4 * s.batch * s.steps)}", "data.augment=true",
-             f"model.name={s.model}", f"model.width={s.width or 'none'}", "optimizer.lr=0.01",
-             "optimizer.schedule=constant", "optimizer.warmup_from=none", "channels_last=true",
-             "policy=static", f"compressor={compressor}", "checkpoint_every=1000"]  # fmt: skip
-    levels = ["policy.level=dense"] if level == "dense" else [f"levels={{high={level}}}",
-                                                              "policy.level=high"]  # fmt: skip
+    words = [
+        f"device={place.device}",
+        f"precision={precision}",
+        f"batch_size={s.batch}",
+        f"steps={UNITS * s.steps}",
+        f"unit_steps={s.steps}",
+        "data.name=folder",
+        f"data.path={noise(place, 4 * s.batch * s.steps)}",
+        "data.augment=true",
+        f"model.name={s.model}",
+        f"model.width={s.width or 'none'}",
+        "optimizer.lr=0.01",
+        "optimizer.schedule=constant",
+        "optimizer.warmup_from=none",
+        "channels_last=true",
+        "policy=static",
+        f"compressor={compressor}",
+        "checkpoint_every=1000",
+    ]
+    levels = (
+        ["policy.level=dense"]
+        if level == "dense"
+        else [f"levels={{high={level}}}", "policy.level=high"]
+    )
     return override(regimes.get_preset("paper-resnet18-cifar10"), [*words, *levels])
 
 
@@ -133,8 +153,11 @@ def counted(profile: torch.profiler.profile, steps: int) -> dict[str, int]:
             seen["kernels"] += not event.name.startswith(("Memcpy", "Memset"))
         elif event.name.startswith("aten::"):
             seen["operations"] += 1
-        elif event.name in ("cudaStreamSynchronize", "cudaDeviceSynchronize",
-                            "cudaEventSynchronize"):  # fmt: skip
+        elif event.name in (
+            "cudaStreamSynchronize",
+            "cudaDeviceSynchronize",
+            "cudaEventSynchronize",
+        ):
             seen["waits"] += 1
     return {name: round(n / steps) for name, n in seen.items()}
 
@@ -154,8 +177,12 @@ def ours(place: Place, way: str, precision: str) -> dict[str, Any]:
 def measured(place: Place, seconds: list[float], steps: int) -> dict[str, Any]:
     """A row's numbers."""
     per_step = [1e3 * s / steps for s in seconds]
-    found = {"ms": round(statistics.median(per_step), 3), "n": len(per_step),
-             "least": round(min(per_step), 3), "most": round(max(per_step), 3)}  # fmt: skip
+    found = {
+        "ms": round(statistics.median(per_step), 3),
+        "n": len(per_step),
+        "least": round(min(per_step), 3),
+        "most": round(max(per_step), 3),
+    }
     if place.gpu:
         found["MiB"] = round(torch.cuda.max_memory_allocated() / 2**20)
     return found
@@ -172,8 +199,9 @@ def loop(place: Place, precision: str, wrap: Callable[[nn.Module], nn.Module]) -
         torch.cuda.reset_peak_memory_stats()
     net = build(s.model, classes=10, channels=3, image_size=32, width=s.width)
     model = wrap(net.to(place.device, memory_format=torch.channels_last).train())  # type: ignore[call-overload]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True,
-                                weight_decay=1e-4, fused=place.gpu)  # fmt: skip
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=0.01, momentum=0.9, nesterov=True, weight_decay=1e-4, fused=place.gpu
+    )
     x = torch.randn(s.shape).to(place.device, memory_format=torch.channels_last)
     y = torch.randint(0, 10, (len(x),)).to(place.device)
 
@@ -212,9 +240,11 @@ def ddp(hooked: bool) -> Callable[[nn.Module], nn.Module]:
 
 
 PEERS: dict[str, Callable[[nn.Module], Any]] = {
-    "plain loop": lambda net: net, "plain loop, compiled": torch.compile,
-    "DDP": ddp(False), "DDP, torch's PowerSGD 2": ddp(True),
-}  # fmt: skip
+    "plain loop": lambda net: net,
+    "plain loop, compiled": torch.compile,
+    "DDP": ddp(False),
+    "DDP, torch's PowerSGD 2": ddp(True),
+}
 
 
 def peer(place: Place, name: str, precision: str) -> dict[str, Any]:
@@ -240,8 +270,12 @@ def eigenvalue(place: Place, backend: str) -> dict[str, Any]:
         for _ in range(3 if place.gpu else 1)
     ]
     seconds = [run["s"] for run in runs]
-    return {"value": runs[0]["value"], "products": runs[0]["products"], "n": len(runs),
-            "s": round(statistics.median(seconds), 3)}  # fmt: skip
+    return {
+        "value": runs[0]["value"],
+        "products": runs[0]["products"],
+        "n": len(runs),
+        "s": round(statistics.median(seconds), 3),
+    }
 
 
 def rows(place: Place) -> dict[str, Callable[[], dict[str, Any]]]:

@@ -39,9 +39,11 @@ class Slice:
     longest: float = 0.0  # seconds per epoch of training so far
 
     def run(
-        self, todo: list[tuple[Path, RunConfig]], jobs: int,
+        self,
+        todo: list[tuple[Path, RunConfig]],
+        jobs: int,
         progress: Callable[[Path, str | None], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """As `sweep.ablate`.
 
         Raises:
@@ -59,14 +61,25 @@ class Slice:
 def base(place: Place, model: str) -> dict[str, RunConfig]:
     """The arms, with validation data; small enough to rehearse where there is no GPU."""
     low, high = NETWORKS[model]
-    words = [f"device={place.device}", "precision=bfloat16", "channels_last=true",
-             "checkpoint_every=10"]  # fmt: skip
+    words = [
+        f"device={place.device}",
+        "precision=bfloat16",
+        "channels_last=true",
+        "checkpoint_every=10",
+    ]
     if place.gpu:
         words += ["data.name=folder", f"data.path={place.data}", "data.validation_size=5000"]
     else:
-        words += ["data.name=digits", "data.augment=false", "data.validation_size=60",
-                  "data.train_size=128", "data.test_size=60", "model.name=vgg7", "model.width=4",
-                  "batch_size=16"]  # fmt: skip
+        words += [
+            "data.name=digits",
+            "data.augment=false",
+            "data.validation_size=60",
+            "data.train_size=128",
+            "data.test_size=60",
+            "model.name=vgg7",
+            "model.width=4",
+            "batch_size=16",
+        ]
     grid = schedules(paper("cifar10", model, low, high))
     share = 0.1 if place.gpu else 0.02
     return {name: shortened(override(grid[name], words), share) for name in ARMS}
@@ -83,15 +96,20 @@ def study(place: Place, lines: Lines, end: float) -> None:
         cells, folder = base(place, model), place.out / "study" / model
         thirds = {name: shortened(config, 1 / 3) for name, config in cells.items()}
         found = tune.tune(
-            thirds, {"optimizer.lr": RATES}, CHOOSING, folder / "tune", run=this.run,
+            thirds,
+            {"optimizer.lr": RATES},
+            CHOOSING,
+            folder / "tune",
+            run=this.run,
             progress=partial(_told, lines, folder, "tuning"),
-        )  # fmt: skip
+        )
         rates = {name: trial.config.optimizer for name, trial in found.chosen.items()}
         todo = []
         for seed in SEEDS:
             for name, config in cells.items():
-                o = replace(config.optimizer, lr=rates[name].lr,
-                            warmup_from=rates[name].warmup_from)  # fmt: skip
+                o = replace(
+                    config.optimizer, lr=rates[name].lr, warmup_from=rates[name].warmup_from
+                )
                 made = replace(config, optimizer=o, seed=seed, tuned_on=CHOOSING)
                 todo.append((folder / name / f"seed-{seed}", made))
         left = [cell for cell in todo if not sweep.done(*cell)]

@@ -12,9 +12,15 @@ from torchx.components import dist
 
 
 def run(
-    preset: str, j: str = "1x1", out: str = "runs/torchx", settings: str = "", gpu: int = -1,
-    cpu: int = 8, mem: int = 32000, image: str = "",
-) -> specs.AppDef:  # fmt: skip
+    preset: str,
+    j: str = "1x1",
+    out: str = "runs/torchx",
+    settings: str = "",
+    gpu: int = -1,
+    cpu: int = 8,
+    mem: int = 32000,
+    image: str = "",
+) -> specs.AppDef:
     """Train a preset of Regimes.
 
     Args:
@@ -32,7 +38,14 @@ def run(
         words += ["--set", setting]
     processes = int(j.rpartition("x")[2])
     return dist.ddp(
-        *words, m="regimes", j=j, image=image, name=f"regimes-{preset.partition('/')[0]}",
-        gpu=processes if gpu < 0 else gpu, cpu=cpu, memMB=mem, max_retries=3,
+        *words,
+        m="regimes",
+        j=j,
+        image=image,
+        name=f"regimes-{preset.partition('/')[0]}",
+        gpu=processes if gpu < 0 else gpu,
+        cpu=cpu,
+        memMB=mem,
+        max_retries=3,
         env={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
-    )  # fmt: skip
+    )

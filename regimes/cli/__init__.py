@@ -9,6 +9,16 @@ from regimes.cli.train import ablate, presets, run, tune
 from regimes.cli.read import cost, detect, doctor, figure, pack, report, watch  # isort: skip (the order of the help)
 
 __all__ = [
-    "ablate", "app", "cost", "detect", "doctor", "figure", "pack", "presets", "report", "run",
-    "tune", "watch",
-]  # fmt: skip
+    "ablate",
+    "app",
+    "cost",
+    "detect",
+    "doctor",
+    "figure",
+    "pack",
+    "presets",
+    "report",
+    "run",
+    "tune",
+    "watch",
+]

@@ -104,8 +104,15 @@ def cost(
         raise ConfigError("name one preset, or recorded runs: see regimes presets")
     config = None if all(recorded) else configuration(what[0], set)
     with reading(where, say=True):
-        main(what, config, Network.parse(network), workers, algorithm=algorithm, buckets=buckets,
-             csv=csv)  # fmt: skip
+        main(
+            what,
+            config,
+            Network.parse(network),
+            workers,
+            algorithm=algorithm,
+            buckets=buckets,
+            csv=csv,
+        )
 
 
 @app.command

@@ -137,8 +137,10 @@ def tune(
     numbers = _presets.numbers(seeds, first_seed)
     cells = _presets.arms(grid, schedules, set)
     if grid in _presets.PRESETS and len(cells) > 1:
-        stdout.say(f"{grid}: the grid with the schedules {', '.join(cells)}, and not the preset of "
-                   "that name; --schedules NAME tunes one")  # fmt: skip
+        stdout.say(
+            f"{grid}: the grid with the schedules {', '.join(cells)}, and not the preset of "
+            "that name; --schedules NAME tunes one"
+        )
     folder = out or Path("runs", "tune", _stem(grid))
     tuning.main(cells, values, numbers, folder, jobs, halving, budget)
 

@@ -37,14 +37,20 @@ def launched(env: Mapping[str, str] | None = None) -> Launched:
     tasks = 1 if "WORLD_SIZE" in env else _number(env, "SLURM_STEP_NUM_TASKS", "1", least=1)
     if tasks > 1:
         return Launched(
-            _rank(env, "SLURM_PROCID", "", tasks), tasks, _number(env, "SLURM_LOCALID", ""),
-            _meeting(env), _number(env, "SLURM_RESTART_COUNT", "0"),
-        )  # fmt: skip
+            _rank(env, "SLURM_PROCID", "", tasks),
+            tasks,
+            _number(env, "SLURM_LOCALID", ""),
+            _meeting(env),
+            _number(env, "SLURM_RESTART_COUNT", "0"),
+        )
     count = _number(env, "WORLD_SIZE", "1", least=1)
     return Launched(
-        _rank(env, "RANK", "0", count), count, _number(env, "LOCAL_RANK", "0"),
-        env.get("REGIMES_RENDEZVOUS", "env://"), _number(env, "TORCHELASTIC_RESTART_COUNT", "0"),
-    )  # fmt: skip
+        _rank(env, "RANK", "0", count),
+        count,
+        _number(env, "LOCAL_RANK", "0"),
+        env.get("REGIMES_RENDEZVOUS", "env://"),
+        _number(env, "TORCHELASTIC_RESTART_COUNT", "0"),
+    )
 
 
 def _number(env: Mapping[str, str], name: str, default: str, least: int = 0) -> int:

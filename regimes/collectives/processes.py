@@ -69,9 +69,12 @@ class ProcessWorld(World):
     lost = False
 
     def __init__(
-        self, workers: int, device: torch.device, store: dist.Store | None = None,
+        self,
+        workers: int,
+        device: torch.device,
+        store: dist.Store | None = None,
         patience: tuple[timedelta, ...] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(workers, processes=dist.get_world_size(), rank=dist.get_rank())
         self.device, self.store, self.patience = device, store, patience
 

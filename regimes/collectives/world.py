@@ -107,9 +107,13 @@ class World:
     # -- requests ----------------------------------------------------------------------------
 
     def drive(
-        self, programs: Sequence[Program], layers: Sequence[int], *, signal: bool = False,
+        self,
+        programs: Sequence[Program],
+        layers: Sequence[int],
+        *,
+        signal: bool = False,
         abreast: bool = False,
-    ) -> list[Tensor]:  # fmt: skip
+    ) -> list[Tensor]:
         """Run generators to their end; return their results.
 
         In each round all ``Mean`` requests of a type travel as one collective, and all ``Gather``
@@ -133,9 +137,12 @@ class World:
         return results
 
     def _side_by_side(
-        self, programs: Sequence[Program], layers: Sequence[int], signal: bool,
+        self,
+        programs: Sequence[Program],
+        layers: Sequence[int],
+        signal: bool,
         rounds: set[Collective],
-    ) -> list[Any]:  # fmt: skip
+    ) -> list[Any]:
         results: list[Any] = [None] * len(programs)
         answers: dict[int, Any] = dict.fromkeys(range(len(programs)))
         turn = 0
@@ -191,8 +198,9 @@ class World:
         """Means over all workers: each ``[L, ...] -> [...]``."""
         if all(t.shape[0] == 1 for t in tensors):
             return [t[0] for t in tensors]
-        found = {i: t[0] if len(t) == 1 else t.mean(0)
-                 for i, t in enumerate(tensors) if not _little(t)}  # fmt: skip
+        found = {
+            i: t[0] if len(t) == 1 else t.mean(0) for i, t in enumerate(tensors) if not _little(t)
+        }
         for dtype in {t.dtype for t in tensors}:
             rest = {i: t for i, t in enumerate(tensors) if t.dtype == dtype and i not in found}
             if rest:

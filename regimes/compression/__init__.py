@@ -3,18 +3,22 @@
 from regimes.compression.base import Compressor, State
 from regimes.config import Registry
 
-REGISTRY = Registry("compressor", {
-    "dense": "regimes.compression.dense:Dense",
-    "low-pass": "regimes.compression.dense:LowPass",
-    "powersgd": "regimes.compression.powersgd:PowerSGD",
-    "acp-sgd": "regimes.compression.alternating:ACPSGD",
-    "topk": "regimes.compression.sparse:TopK",
-    "randomk": "regimes.compression.sparse:RandomK",
-    "dct-topk": "regimes.compression.cosine:DCTTopK",
-    "sign": "regimes.compression.quantised:Sign",
-    "quantise": "regimes.compression.quantised:Quantise",
-    "cast": "regimes.compression.quantised:Cast",
-}, has=("linear", "check", "reduce", "cost"))  # fmt: skip
+REGISTRY = Registry(
+    "compressor",
+    {
+        "dense": "regimes.compression.dense:Dense",
+        "low-pass": "regimes.compression.dense:LowPass",
+        "powersgd": "regimes.compression.powersgd:PowerSGD",
+        "acp-sgd": "regimes.compression.alternating:ACPSGD",
+        "topk": "regimes.compression.sparse:TopK",
+        "randomk": "regimes.compression.sparse:RandomK",
+        "dct-topk": "regimes.compression.cosine:DCTTopK",
+        "sign": "regimes.compression.quantised:Sign",
+        "quantise": "regimes.compression.quantised:Quantise",
+        "cast": "regimes.compression.quantised:Cast",
+    },
+    has=("linear", "check", "reduce", "cost"),
+)
 
 
 def compressor(table: dict) -> Compressor:

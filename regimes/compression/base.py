@@ -59,8 +59,10 @@ class Workspace:
         """Where this layer's updates go, undefined at first; each lives until the next."""
         kept: Tensor | None = getattr(self, "_update", None)
         if kept is None or (kept.shape, kept.dtype, kept.device) != (
-            matrix.shape, matrix.dtype, matrix.device
-        ):  # fmt: skip
+            matrix.shape,
+            matrix.dtype,
+            matrix.device,
+        ):
             kept = self._update = torch.empty_like(matrix, memory_format=torch.contiguous_format)
         return kept
 

@@ -52,8 +52,9 @@ class DCTTopK(Compressor):
         check_percentage("DCT-TopK", level)
 
     def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
-        bases = [basis(_side(size, self.chunk), delta.dtype, delta.device)
-                 for size in delta.shape[1:]]  # fmt: skip
+        bases = [
+            basis(_side(size, self.chunk), delta.dtype, delta.device) for size in delta.shape[1:]
+        ]
         blocks = yield Together(encode, delta, *bases)
         hosted, size = len(delta), len(bases[0]) * len(bases[1])
         rows = blocks.reshape(-1, size)

@@ -21,9 +21,11 @@ product = by_shape(lambda p, q: p.mT @ q)  # [n, m]
 
 
 def add_and_left(
-    owed: Float[Tensor, "hosted n m"], grad: Float[Tensor, "hosted n m"], share: float,
+    owed: Float[Tensor, "hosted n m"],
+    grad: Float[Tensor, "hosted n m"],
+    share: float,
     q: Float[Tensor, "r m"],
-) -> Float[Tensor, "hosted r n"]:  # fmt: skip
+) -> Float[Tensor, "hosted r n"]:
     """``share * owed + grad`` in place of ``owed``; the product of that with ``q``. On a CPU, where
     one layer after the other finds its sum in a cache."""
     delta = (owed if share == 1 else owed.mul_(share)).add_(grad)
@@ -31,9 +33,11 @@ def add_and_left(
 
 
 def product_and_rest(
-    p: Float[Tensor, "r n"], q: Float[Tensor, "r m"], update: Float[Tensor, "n m"],
+    p: Float[Tensor, "r n"],
+    q: Float[Tensor, "r m"],
+    update: Float[Tensor, "n m"],
     delta: Float[Tensor, "hosted n m"],
-) -> None:  # fmt: skip
+) -> None:
     """The product of the factors in place of ``update``; it is taken out of every row of ``delta``.
     On a CPU.
 

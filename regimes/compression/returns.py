@@ -51,11 +51,11 @@ def check_sent(
         raise _wrong(name, layer, f"send returned {type(answer).__name__}, expected (update, sent)")
     update, sent = answer
     if (update.shape, update.dtype) != (delta.shape[1:], delta.dtype):
-        raise _wrong(name, layer, f"the update is {_spelt(update)}, expected "
-                                  f"{_spelt(delta[0])}")  # fmt: skip
+        raise _wrong(name, layer, f"the update is {_spelt(update)}, expected {_spelt(delta[0])}")
     if isinstance(sent, Tensor) and sent.shape not in (delta.shape, delta.shape[1:]):
-        raise _wrong(name, layer, f"sent is {_spelt(sent)}, expected {_spelt(delta)} or "
-                                  f"{_spelt(delta[0])}")  # fmt: skip
+        raise _wrong(
+            name, layer, f"sent is {_spelt(sent)}, expected {_spelt(delta)} or {_spelt(delta[0])}"
+        )
     if not isinstance(sent, Tensor | None):
         raise _wrong(name, layer, f"sent is a {type(sent).__name__}, expected a tensor or None")
     same = (sample(delta) == before) | (before != before)
@@ -72,8 +72,10 @@ def check_traffic(
     name: str, layer: Layer, level: Level, said: Traffic, steps: Collection[Traffic]
 ) -> None:
     """Raise ConfigError unless a compressor's formula gives the mean of what steps have sent."""
-    floats, sent = (sum(values) / len(steps) for values in
-                    zip(*((step.floats, step.bytes) for step in steps), strict=True))  # fmt: skip
+    floats, sent = (
+        sum(values) / len(steps)
+        for values in zip(*((step.floats, step.bytes) for step in steps), strict=True)
+    )
     if abs(said.floats - floats) > 1e-6 * max(1.0, floats) or abs(said.bytes - sent) >= 1:
         raise _wrong(
             name,

@@ -27,9 +27,12 @@ class Registry(dict[str, Any]):
     """
 
     def __init__(
-        self, kind: str, known: Mapping[str, Any] | None = None, has: tuple[str, ...] = (),
+        self,
+        kind: str,
+        known: Mapping[str, Any] | None = None,
+        has: tuple[str, ...] = (),
         listed: str = "",
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(known or {})
         self.kind, self.has, self.listed = kind, has, listed
 

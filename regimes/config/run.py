@@ -171,7 +171,10 @@ class RunConfig:
 
     # old keys, and values by their old key, are still read
     RENAMED: ClassVar[dict[str, str]] = {
-        "parcel_mb": "bucket_mb", "autocast": "precision", "tensorboard": "reporters"}  # fmt: skip
+        "parcel_mb": "bucket_mb",
+        "autocast": "precision",
+        "tensorboard": "reporters",
+    }
     RESPELT: ClassVar[dict[str, dict[Any, Any]]] = {
         "autocast": {"none": "strict"},
         "tensorboard": {True: ["tensorboard"], False: []},

@@ -54,8 +54,13 @@ class Table:
         from rich.table import Table as Drawn
         from rich.text import Text
 
-        plain = {"box": None, "header_style": "bold", "pad_edge": False, "title_justify": "left",
-                 "caption_justify": "left"}  # fmt: skip
+        plain = {
+            "box": None,
+            "header_style": "bold",
+            "pad_edge": False,
+            "title_justify": "left",
+            "caption_justify": "left",
+        }
         shown = Drawn(
             title=Text(spelt(self.title)) if self.title else None,
             caption=Text(spelt(self.note)) if self.note else None,
@@ -64,9 +69,12 @@ class Table:
         for i, (head, words) in enumerate(zip(self.heads, self._words(), strict=True)):
             width = max(least or 0, self._longest_word(i, word) if words else 0)
             shown.add_column(
-                Text(spelt(head)), justify="left" if words else "right", no_wrap=not words,
-                overflow="fold", min_width=width or None,
-            )  # fmt: skip
+                Text(spelt(head)),
+                justify="left" if words else "right",
+                no_wrap=not words,
+                overflow="fold",
+                min_width=width or None,
+            )
         for row in self.rows:
             shown.add_row(*(Text(spelt(cell)) if isinstance(cell, str) else cell for cell in row))
         return shown

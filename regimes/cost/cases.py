@@ -26,8 +26,17 @@ from regimes.training.learning_rate import LearningRate
 from regimes.training.units import Units
 
 ITEMSIZE = {"float32": 4, "float64": 8}
-SAME = ("model", "data", "workers", "dtype", "precision", "batch_size", "compressor", "levels",
-        "unit_steps")  # fmt: skip
+SAME = (
+    "model",
+    "data",
+    "workers",
+    "dtype",
+    "precision",
+    "batch_size",
+    "compressor",
+    "levels",
+    "unit_steps",
+)
 Epoch = tuple[float, Work]  # steps, and what one of them is
 
 
@@ -69,8 +78,9 @@ def recorded(run: Record, sample: float | None = None) -> list[Epoch]:
     columns = _compress(run), _batches(run)
     for row, seconds, batch in zip(run.rows, *columns, strict=True):
         steps, sent = row["steps"], row["collectives"]
-        calls, size = ({kind: n / steps for kind, n in sent[what].items()}
-                       for what in ("calls", "bytes"))  # fmt: skip
+        calls, size = (
+            {kind: n / steps for kind, n in sent[what].items()} for what in ("calls", "bytes")
+        )
         alone = row.get("sync", {}).get("period", 1) > 1
         work = Work(sample * batch, seconds / hosted, calls, size, not alone)
         found.append((steps, work))
@@ -139,18 +149,25 @@ def cases(runs: Sequence[Record], workers: int | None = None) -> list[Case]:
     sample, config = per_sample(runs), runs[0].config
     share = config["workers"] / (workers or config["workers"])
     found = [
-        (run.name, [(_uniform(run, row), (steps * share, work))
-                    for row, (steps, work) in zip(run.rows, recorded(run, sample), strict=True)])
+        (
+            run.name,
+            [
+                (_uniform(run, row), (steps * share, work))
+                for row, (steps, work) in zip(run.rows, recorded(run, sample), strict=True)
+            ],
+        )
         for run in runs
-    ]  # fmt: skip
+    ]
     levels: dict[str, list[Epoch]] = {}
     for level, epoch in (pair for _, epochs in found for pair in epochs):
         if level is not None:
             levels.setdefault(level, []).append(epoch)
     if DENSE not in levels:
         levels[DENSE] = [_dense(runs[0], found[0][1][0][1])]
-    compress = {name: statistics.median(work.compress for _, work in epochs)
-                for name, epochs in levels.items()}  # fmt: skip
+    compress = {
+        name: statistics.median(work.compress for _, work in epochs)
+        for name, epochs in levels.items()
+    }
     known = []
     for name, epochs in levels.items():
         work = replace(mean(epochs), compress=compress[name])
@@ -165,8 +182,10 @@ def _policies(
     """The runs of each policy in one case, with the compression that is typical of their levels."""
     cases: dict[str, Case] = {}
     for name, epochs in found:
-        typical = [(steps, replace(work, compress=compress.get(level or "", work.compress)))
-                   for level, (steps, work) in epochs]  # fmt: skip
+        typical = [
+            (steps, replace(work, compress=compress.get(level or "", work.compress)))
+            for level, (steps, work) in epochs
+        ]
         old = cases.get(name, Case(name, []))
         cases[name] = Case(name, old.epochs + typical, old.runs + 1)
     return cases.values()
@@ -180,8 +199,11 @@ def _uniform(run: Record, row: dict[str, Any]) -> str | None:
         return None
     if row.get("sync", {}).get("period", 1) > 1:
         return None
-    names = {level for level, layer in zip(row["layers"]["level"], run.header["layers"],
-                                           strict=True) if layer["compressed"]}  # fmt: skip
+    names = {
+        level
+        for level, layer in zip(row["layers"]["level"], run.header["layers"], strict=True)
+        if layer["compressed"]
+    }
     return names.pop() if len(names) == 1 else None
 
 

@@ -69,8 +69,10 @@ def _levels(parts: Run, workers: int, steps: int, per_epoch: int) -> dict[str, W
 
     compute = median_seconds(step, steps, parts.device)
     world = _Echo(parts.world, workers)
-    return {name: _work(parts, world, name, compute, losses, steps, per_epoch)
-            for name in (DENSE, *parts.config.levels)}  # fmt: skip
+    return {
+        name: _work(parts, world, name, compute, losses, steps, per_epoch)
+        for name in (DENSE, *parts.config.levels)
+    }
 
 
 def _work(

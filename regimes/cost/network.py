@@ -63,8 +63,9 @@ class Network:
             if found is None:
                 raise ValueError
             number, prefix, delay, unit = found.groups()
-            network = cls(float(number) * _BANDWIDTHS[prefix],
-                          float(delay) * _SECONDS[unit] if delay else 0.0)  # fmt: skip
+            network = cls(
+                float(number) * _BANDWIDTHS[prefix], float(delay) * _SECONDS[unit] if delay else 0.0
+            )
             if not (0 < network.bandwidth < math.inf and 0 <= network.latency < math.inf):
                 raise ValueError
         except ValueError:
@@ -111,25 +112,34 @@ class Pattern:
 
 
 def _ring(segments: int) -> Registry:
-    return Registry("collective", {
-        "mean": Pattern(lambda w: 2 * (w - 1), lambda w: 2 * (w - 1) / w, segments),
-        "gather": Pattern(lambda w: w - 1, lambda w: w - 1, segments),
-        "broadcast": Pattern(_doublings, _doublings),  # binomial tree over the root's one link
-    })  # fmt: skip
+    return Registry(
+        "collective",
+        {
+            "mean": Pattern(lambda w: 2 * (w - 1), lambda w: 2 * (w - 1) / w, segments),
+            "gather": Pattern(lambda w: w - 1, lambda w: w - 1, segments),
+            "broadcast": Pattern(_doublings, _doublings),  # binomial tree over the root's one link
+        },
+    )
 
 
 # "gloo" cuts each message of its rings in two (gloo/allreduce.cc, gloo/allgather.cc); "tree" is the
 # double binary tree (Sanders, Speck & Träff, 2009), NCCL's choice for many nodes, with recursive
 # doubling for gathers.
-ALGORITHMS = Registry("algorithm", {
-    "ring": _ring(1),
-    "gloo": _ring(2),
-    "tree": Registry("collective", {
-        "mean": Pattern(lambda w: 2 * _doublings(w), lambda w: 2.0 * (w > 1)),
-        "gather": Pattern(_doublings, lambda w: w - 1),
-        "broadcast": Pattern(_doublings, lambda w: 1.0 * (w > 1)),
-    }),
-})  # fmt: skip
+ALGORITHMS = Registry(
+    "algorithm",
+    {
+        "ring": _ring(1),
+        "gloo": _ring(2),
+        "tree": Registry(
+            "collective",
+            {
+                "mean": Pattern(lambda w: 2 * _doublings(w), lambda w: 2.0 * (w > 1)),
+                "gather": Pattern(_doublings, lambda w: w - 1),
+                "broadcast": Pattern(_doublings, lambda w: 1.0 * (w > 1)),
+            },
+        ),
+    },
+)
 
 
 def collective_seconds(

@@ -44,14 +44,22 @@ def predict(
         work, epochs = case.work, len(case.epochs)
         steps = sum(n for n, _ in case.epochs) / epochs
         epoch = sum(n * float(w.seconds(*how)) for n, w in case.epochs) / epochs
-        rows.append({
-            "kind": "policy" if case.runs else "level", "case": case.name, "runs": case.runs,
-            "steps_per_epoch": steps, "bytes_per_step": sum(work.bytes.values()),
-            "compute": work.compute, "compress": work.compress,
-            "communicate": float(work.communicate(*how)), "seconds": epoch / steps,
-            "epoch": epoch, "speed_up": base / epoch,
-            "break_even": break_even(work * steps, whole, float(network.latency), *how[1:]),
-        })  # fmt: skip
+        rows.append(
+            {
+                "kind": "policy" if case.runs else "level",
+                "case": case.name,
+                "runs": case.runs,
+                "steps_per_epoch": steps,
+                "bytes_per_step": sum(work.bytes.values()),
+                "compute": work.compute,
+                "compress": work.compress,
+                "communicate": float(work.communicate(*how)),
+                "seconds": epoch / steps,
+                "epoch": epoch,
+                "speed_up": base / epoch,
+                "break_even": break_even(work * steps, whole, float(network.latency), *how[1:]),
+            }
+        )
     return pd.DataFrame(rows)
 
 
@@ -65,17 +73,32 @@ def table(frame: pd.DataFrame, note: str = "", unit: str = "epoch") -> Table:
     for kind, rows in frame.groupby("kind", sort=False):
         lines.append(({"level": "levels", "policy": "policies"}[str(kind)], *[""] * 7))
         for row in rows.to_dict("records"):
-            parts = [f"{1e3 * row[k]:.3g}"
-                     for k in ("compute", "compress", "communicate", "seconds")]  # fmt: skip
-            lines.append((f" {row['case']}", *parts, f"{row['epoch']:.3g}",
-                          f"{row['speed_up']:.2f}", spell(row["break_even"])))  # fmt: skip
+            parts = [
+                f"{1e3 * row[k]:.3g}" for k in ("compute", "compress", "communicate", "seconds")
+            ]
+            lines.append(
+                (
+                    f" {row['case']}",
+                    *parts,
+                    f"{row['epoch']:.3g}",
+                    f"{row['speed_up']:.2f}",
+                    spell(row["break_even"]),
+                )
+            )
     return Table([head.format(unit) for head in HEADS], lines, note)
 
 
 def main(
-    what: Sequence[str], config: RunConfig | None, network: Network, workers: int | None,
-    *, algorithm: str = "ring", buckets: int = 1, steps: int = 5, csv: Path | None = None,
-) -> pd.DataFrame:  # fmt: skip
+    what: Sequence[str],
+    config: RunConfig | None,
+    network: Network,
+    workers: int | None,
+    *,
+    algorithm: str = "ring",
+    buckets: int = 1,
+    steps: int = 5,
+    csv: Path | None = None,
+) -> pd.DataFrame:
     """Print the table for runs, or for a configuration where there are none yet.
 
     Args:

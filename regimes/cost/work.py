@@ -45,8 +45,9 @@ class Work:
 
     def __mul__(self, steps: float) -> Work:
         """So many steps as one."""
-        calls, size = ({kind: steps * n for kind, n in part.items()}
-                       for part in (self.calls, self.bytes))  # fmt: skip
+        calls, size = (
+            {kind: steps * n for kind, n in part.items()} for part in (self.calls, self.bytes)
+        )
         return Work(steps * self.compute, steps * self.compress, calls, size, self.overlaps)
 
     def communicate(

@@ -118,9 +118,13 @@ class _Along:
     """The probe loss at a distance from where the parameters are."""
 
     def __init__(
-        self, model: nn.Module, loss: ProbeLoss, batches: list[Any],
-        parameters: list[nn.Parameter], mean: ProcessMean | None,
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        loss: ProbeLoss,
+        batches: list[Any],
+        parameters: list[nn.Parameter],
+        mean: ProcessMean | None,
+    ) -> None:
         self.model, self.loss, self.batches = model, loss, batches
         self.parameters, self.mean = parameters, mean or (lambda flat: flat)
         self.origin = [p.detach().clone() for p in parameters]

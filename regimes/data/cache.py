@@ -21,9 +21,15 @@ import numpy as np
 logger = logging.getLogger(__name__)
 
 UNREADABLE = (  # what numpy and the standard library raise on a truncated or foreign file
-    OSError, EOFError, RuntimeError, lzma.LZMAError, zipfile.BadZipFile, zlib.error, KeyError,
+    OSError,
+    EOFError,
+    RuntimeError,
+    lzma.LZMAError,
+    zipfile.BadZipFile,
+    zlib.error,
+    KeyError,
     ValueError,
-)  # fmt: skip
+)
 
 
 def data_root() -> Path:

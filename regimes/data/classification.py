@@ -71,10 +71,16 @@ class ImageTask:
 
     def batches(self, config: RunConfig, device: torch.device, dtype: torch.dtype) -> ImageBatches:
         return ImageBatches(
-            self.images, config.data, seed=config.seed, workers=config.workers,
-            batch_size=config.batch_size, device=device, dtype=dtype,
-            channels_last=config.channels_last, deficit=deficit(config.deficit),
-        )  # fmt: skip
+            self.images,
+            config.data,
+            seed=config.seed,
+            workers=config.workers,
+            batch_size=config.batch_size,
+            device=device,
+            dtype=dtype,
+            channels_last=config.channels_last,
+            deficit=deficit(config.deficit),
+        )
 
     def evaluate(
         self, model: nn.Module, device: torch.device, dtype: torch.dtype, world: World = task.ALONE
@@ -91,9 +97,13 @@ class ImageTask:
 
     @torch.no_grad()
     def _evaluated(
-        self, model: nn.Module, device: torch.device, dtype: torch.dtype, world: World,
+        self,
+        model: nn.Module,
+        device: torch.device,
+        dtype: torch.dtype,
+        world: World,
         split: images.Split,
-    ) -> tuple[float, float]:  # fmt: skip
+    ) -> tuple[float, float]:
         model.eval()
         self.images, mine = self.images.tested_on(device), {}
         share = slice(world.rank, None, world.processes)

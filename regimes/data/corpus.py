@@ -73,9 +73,14 @@ def make(
         digest.update(repr(len(part)).encode())
         digest.update(part.numpy().data)
     return Corpus(
-        kept["train"], kept["test"], tuple(words), digest.hexdigest(), kept.get("validation"),
-        lengths, dict(facts or {}),
-    )  # fmt: skip
+        kept["train"],
+        kept["test"],
+        tuple(words),
+        digest.hexdigest(),
+        kept.get("validation"),
+        lengths,
+        dict(facts or {}),
+    )
 
 
 def _first(ids: Integer[Tensor, " n"], size: int | None, split: Split) -> Integer[Tensor, " m"]:

@@ -20,15 +20,19 @@ from regimes.config import Registry, check_windows, in_windows
 from regimes.errors import require
 from regimes.seeding import stream
 
-REGISTRY = Registry("deficit", {
-    "blur": "regimes.data.deficits:Blur",
-    "flip": "regimes.data.deficits:Flip",
-    "noise": "regimes.data.deficits:ImageNoise",
-    "other-task": "regimes.data.deficits:OtherTask",
-    "labels": "regimes.data.deficits:Labels",
-    "gradient-noise": "regimes.data.deficits:GradientNoise",
-    "other-matrix": "regimes.data.deficits:OtherMatrix",
-}, has=("windows", "inputs", "labels", "updates"))  # fmt: skip
+REGISTRY = Registry(
+    "deficit",
+    {
+        "blur": "regimes.data.deficits:Blur",
+        "flip": "regimes.data.deficits:Flip",
+        "noise": "regimes.data.deficits:ImageNoise",
+        "other-task": "regimes.data.deficits:OtherTask",
+        "labels": "regimes.data.deficits:Labels",
+        "gradient-noise": "regimes.data.deficits:GradientNoise",
+        "other-matrix": "regimes.data.deficits:OtherMatrix",
+    },
+    has=("windows", "inputs", "labels", "updates"),
+)
 BANK = 1024  # different noise images
 
 

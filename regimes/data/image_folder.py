@@ -123,11 +123,16 @@ def _is_sound(arrays: Arrays, classes: np.ndarray) -> bool:
         and classes.dtype.kind == "U"
         and len(shapes) == 1
         and all(
-            x.ndim == 4 and x.dtype == np.uint8 and y.dtype == np.int64 and y.shape == x.shape[:1]
-            and len(y) > 0 and y.min() >= 0 and y.max() < len(classes)
+            x.ndim == 4
+            and x.dtype == np.uint8
+            and y.dtype == np.int64
+            and y.shape == x.shape[:1]
+            and len(y) > 0
+            and y.min() >= 0
+            and y.max() < len(classes)
             for x, y in ((arrays.train_x, arrays.train_y), (arrays.test_x, arrays.test_y))
         )
-    )  # fmt: skip
+    )
 
 
 def _to_cache(file: Path, arrays: Arrays) -> None:

@@ -147,9 +147,12 @@ class Normaliser:
     """
 
     def __init__(
-        self, images: Images, device: torch.device | str, dtype: torch.dtype,
+        self,
+        images: Images,
+        device: torch.device | str,
+        dtype: torch.dtype,
         channels_last: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.dtype = dtype
         self.wide = dtype if dtype.itemsize >= 4 else torch.float32
         self.layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -166,10 +169,18 @@ class ImageBatches(Shuffled):
     """The training batches of a run: which samples each worker sees at each step of each epoch."""
 
     def __init__(
-        self, images: Images, config: DataConfig, *, seed: int, workers: int, batch_size: int,
-        device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32,
-        channels_last: bool = False, deficit: Deficit | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        images: Images,
+        config: DataConfig,
+        *,
+        seed: int,
+        workers: int,
+        batch_size: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        channels_last: bool = False,
+        deficit: Deficit | None = None,
+    ) -> None:
         self.config, self.seed, self.workers = config, seed, workers
         self.device, self.dtype = torch.device(device), dtype
         self.normalise = Normaliser(images, device, dtype, channels_last)
@@ -226,9 +237,13 @@ class ImageBatches(Shuffled):
 
 
 def evaluation_batches(
-    images: Images, batch_size: int, device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32, split: Split = "test", share: slice = slice(None),
-) -> Iterator[tuple[Float[Tensor, "b c h w"], Int64[Tensor, " b"]]]:  # fmt: skip
+    images: Images,
+    batch_size: int,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    split: Split = "test",
+    share: slice = slice(None),
+) -> Iterator[tuple[Float[Tensor, "b c h w"], Int64[Tensor, " b"]]]:
     """Each image of a split once, in stored order, never augmented.
 
     Args:

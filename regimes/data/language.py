@@ -96,8 +96,14 @@ class TextTask:
     def header(self) -> dict[str, Any]:
         c = self.corpus
         held = {} if c.validation is None else {"validation": len(c.validation)}
-        return {"digest": self.digest, "train": len(c.train), "test": len(c.test), **held,
-                "words": len(c.words), **c.facts}  # fmt: skip
+        return {
+            "digest": self.digest,
+            "train": len(c.train),
+            "test": len(c.test),
+            **held,
+            "words": len(c.words),
+            **c.facts,
+        }
 
     def build(self, config: RunConfig) -> nn.Module:
         return task.build(config, classes=len(self.corpus.words), sequence=self.sequence)
@@ -199,10 +205,14 @@ def check(config: RunConfig) -> None:
     """Raise ConfigError if something is asked for that a text does not have."""
     data = config.data
     require(data.sequence >= 1, "data.sequence", data.sequence, "at least 1 token")
-    of_images = {"data.augment": data.augment, "data.image_size": data.image_size,
-                 "data.resize": data.resize, "data.test_share": data.test_share,
-                 "data.split_seed": data.split_seed,
-                 "channels_last": config.channels_last}  # fmt: skip
+    of_images = {
+        "data.augment": data.augment,
+        "data.image_size": data.image_size,
+        "data.resize": data.resize,
+        "data.test_share": data.test_share,
+        "data.split_seed": data.split_seed,
+        "channels_last": config.channels_last,
+    }
     for name, value in of_images.items():
         require(not value, name, value, "none, the data are a text")
     if data.name == "wikitext-2":

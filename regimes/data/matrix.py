@@ -140,10 +140,14 @@ def check(config: RunConfig, rows: int) -> int:
         ConfigError: something is asked for that a matrix does not have.
     """
     data, size = config.data, config.data.train_size or rows**2
-    of_others = {"data.augment": data.augment, "data.image_size": data.image_size,
-                 "data.path": data.path, "data.test_size": data.test_size,
-                 "data.validation_size": data.validation_size,
-                 "channels_last": config.channels_last}  # fmt: skip
+    of_others = {
+        "data.augment": data.augment,
+        "data.image_size": data.image_size,
+        "data.path": data.path,
+        "data.test_size": data.test_size,
+        "data.validation_size": data.validation_size,
+        "channels_last": config.channels_last,
+    }
     for name, value in of_others.items():
         require(not value, name, value, "none, the data are a matrix")
     require(rows >= 2, "data.rows", rows, "at least 2")

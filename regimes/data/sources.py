@@ -49,8 +49,12 @@ def read(config: DataConfig) -> Arrays:
         raise DataError(f"Unknown data set {config.name!r}: {nearest(config.name, known)}")
     for field in ("resize", "test_share", "split_seed"):
         value = getattr(config, field)
-        require(value is None or config.name == "folder", f"data.{field}", value,
-                'none, it is for data.name = "folder"')  # fmt: skip
+        require(
+            value is None or config.name == "folder",
+            f"data.{field}",
+            value,
+            'none, it is for data.name = "folder"',
+        )
     return sources[config.name](config)
 
 
@@ -92,13 +96,16 @@ def at_most(config: DataConfig, raw: Arrays) -> DataConfig:
     """Of somebody's own folder, which may have fewer images than a preset asks for, all it has."""
     if config.name != "folder":
         return config
-    has = {"train_size": len(raw.train_y) - (config.validation_size or 0),
-           "test_size": len(raw.test_y)}  # fmt: skip
+    has = {
+        "train_size": len(raw.train_y) - (config.validation_size or 0),
+        "test_size": len(raw.test_y),
+    }
     sizes = {name: getattr(config, name) for name in has}
     small = {name for name, size in sizes.items() if size is not None and size > has[name] > 0}
     for name in sorted(small):
-        logger.warning("data.%s = %d, and %s has %d: all are taken", name, sizes[name], config.path,
-                    has[name])  # fmt: skip
+        logger.warning(
+            "data.%s = %d, and %s has %d: all are taken", name, sizes[name], config.path, has[name]
+        )
     none: dict[str, Any] = dict.fromkeys(small)
     return replace(config, **none)
 

@@ -35,13 +35,24 @@ from regimes.errors import DataError
 if TYPE_CHECKING:
     from regimes.config import DataConfig
 
-STANDARD = {"train": "wiki.train.tokens", "validation": "wiki.valid.tokens",
-            "test": "wiki.test.tokens"}  # fmt: skip
+STANDARD = {
+    "train": "wiki.train.tokens",
+    "validation": "wiki.valid.tokens",
+    "test": "wiki.test.tokens",
+}
 SHARE = 20  # one of so many parts is for validation, one for testing
 BINARY = 8000  # first bytes of a file that tell
 STDLIB_BYTES = 8_000_000
-LEFT_OUT = {"test", "tests", "idle_test", "encodings", "pydoc_data", "site-packages",
-            "dist-packages", "__pycache__"}  # fmt: skip
+LEFT_OUT = {
+    "test",
+    "tests",
+    "idle_test",
+    "encodings",
+    "pydoc_data",
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+}
 MARKOV_BYTES = 2**20
 
 

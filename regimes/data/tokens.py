@@ -58,8 +58,10 @@ def load(config: DataConfig) -> Corpus:
 
 def _bytes(parts: Parts) -> tuple[tuple[str, ...], dict[Split, Tensor]]:
     found = {split: bytearray(getattr(parts, split)) for split in SPLITS}
-    return BYTES, {s: torch.frombuffer(b, dtype=torch.uint8) if b else torch.empty(0).byte()
-                   for s, b in found.items()}  # fmt: skip
+    return BYTES, {
+        s: torch.frombuffer(b, dtype=torch.uint8) if b else torch.empty(0).byte()
+        for s, b in found.items()
+    }
 
 
 def _pairs(parts: Parts, size: int) -> tuple[tuple[str, ...], dict[Split, Tensor]]:

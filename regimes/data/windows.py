@@ -41,9 +41,15 @@ class Streams(task.Rebatched):
     """
 
     def __init__(
-        self, ids: Int64[Tensor, " tokens"], sequence: int, *, workers: int, batch_size: int,
-        dtype: torch.dtype = torch.float32, drop_last: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        ids: Int64[Tensor, " tokens"],
+        sequence: int,
+        *,
+        workers: int,
+        batch_size: int,
+        dtype: torch.dtype = torch.float32,
+        drop_last: bool = False,
+    ) -> None:
         self.ids, self.sequence, self.workers = ids, sequence, workers
         self.dtype, self.device, self.drop_last = dtype, ids.device, drop_last
         self._set(batch_size)
@@ -92,10 +98,18 @@ class Windows(task.Shuffled):
     unit = "windows"
 
     def __init__(
-        self, ids: Integer[Tensor, " tokens"], sequence: int, layout: Layout, *, seed: int,
-        workers: int, batch_size: int, dtype: torch.dtype = torch.float32,
-        drop_last: bool = False, reshuffle: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        ids: Integer[Tensor, " tokens"],
+        sequence: int,
+        layout: Layout,
+        *,
+        seed: int,
+        workers: int,
+        batch_size: int,
+        dtype: torch.dtype = torch.float32,
+        drop_last: bool = False,
+        reshuffle: bool = True,
+    ) -> None:
         self.ids, self.sequence, self.layout, self.seed = ids, sequence, layout, seed
         self.workers, self.dtype, self.device = workers, dtype, ids.device
         self.drop_last, self.reshuffle = drop_last, reshuffle

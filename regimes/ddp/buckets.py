@@ -49,10 +49,16 @@ class Buckets:
     """
 
     def __init__(
-        self, model: DistributedDataParallel, parameters: Sequence[nn.Parameter],
-        reducer: Reducer, gauges: Collection[Gauge], *, keep_gradients: bool,
-        scale: Callable[[], float], dense_start: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        model: DistributedDataParallel,
+        parameters: Sequence[nn.Parameter],
+        reducer: Reducer,
+        gauges: Collection[Gauge],
+        *,
+        keep_gradients: bool,
+        scale: Callable[[], float],
+        dense_start: int = 0,
+    ) -> None:
         """
         Args:
             parameters: the layers' parameters, in the reducer's order.

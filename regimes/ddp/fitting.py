@@ -27,15 +27,24 @@ from regimes.records.kinds import (
     Fields,
     Maybe,
     fault,
-)  # fmt: skip
+)
 
 WAITING = Fields({"epoch": COUNT, "seconds": Each(SECONDS, dict), "details": FREE})
-PLAIN = Fields({}, {  # what is counted; "total" and "pace" are younger than the others
-    "steps": Each(COUNT), "total": COUNT, "traffic": AMOUNTS, "lr": Maybe(AMOUNT),
-    "pace": Fields({}, {"first": Maybe(AMOUNT), "epoch": Maybe(WHOLE), "groups": Maybe(NUMBERS)}),
-    "seconds": Each(SECONDS, dict), "logged": Fields({}, {"waiting": Each(WAITING)}),
-    "rows": Each(Fields({"lr": AMOUNT, "next_lr": AMOUNT}, {"epoch": COUNT, "steps": STEPS})),
-})  # fmt: skip
+PLAIN = Fields(
+    {},
+    {  # what is counted; "total" and "pace" are younger than the others
+        "steps": Each(COUNT),
+        "total": COUNT,
+        "traffic": AMOUNTS,
+        "lr": Maybe(AMOUNT),
+        "pace": Fields(
+            {}, {"first": Maybe(AMOUNT), "epoch": Maybe(WHOLE), "groups": Maybe(NUMBERS)}
+        ),
+        "seconds": Each(SECONDS, dict),
+        "logged": Fields({}, {"waiting": Each(WAITING)}),
+        "rows": Each(Fields({"lr": AMOUNT, "next_lr": AMOUNT}, {"epoch": COUNT, "steps": STEPS})),
+    },
+)
 
 
 def fit(hook: Stateful, state: Mapping[str, Any]) -> Fitted:

@@ -63,9 +63,15 @@ class Job:
     """
 
     def __init__(
-        self, model: DistributedDataParallel, chosen: validate.Choice, paced: Pace,
-        about: Recording | None, seed: int, scaler: Scaler | None, timeout: float,
-    ) -> None:  # fmt: skip
+        self,
+        model: DistributedDataParallel,
+        chosen: validate.Choice,
+        paced: Pace,
+        about: Recording | None,
+        seed: int,
+        scaler: Scaler | None,
+        timeout: float,
+    ) -> None:
         rule, signal = chosen.policy, chosen.signal
         self.compressor, self.values = chosen.compressor, chosen.levels
         found = validate.trainable(model)
@@ -85,10 +91,14 @@ class Job:
         from_updates = {"norms", "msdr"} if signal == "update" else {"msdr"}
         self.talks = not self.panel.gauges.keys() <= from_updates
         self.buckets = buckets = Buckets(
-            model, list(found.values()), self.reducer, list(self.panel), keep_gradients=self.talks,
+            model,
+            list(found.values()),
+            self.reducer,
+            list(self.panel),
+            keep_gradients=self.talks,
             scale=(lambda: 1.0) if scaler is None else scaler.get_scale,
             dense_start=chosen.dense_start,
-        )  # fmt: skip
+        )
         self.world.meeting.done = lambda: buckets.total
         self.rows: list[dict[str, Any]] = []
         self.pace, self.continued, self.closed, self.to_open = paced, False, False, True
@@ -109,9 +119,17 @@ class Job:
     def _choose(self, model: nn.Module, chosen: validate.Choice, seed: int) -> Panel:
         """The gauges of what the policy reads; they see gradients and no data."""
         context = MeasurementContext(
-            model, validate.no_data, self.world, self.layers, seed, False, validate.no_data,
-            validate.no_data, chosen.compressor, chosen.levels,
-        )  # fmt: skip
+            model,
+            validate.no_data,
+            self.world,
+            self.layers,
+            seed,
+            False,
+            validate.no_data,
+            validate.no_data,
+            chosen.compressor,
+            chosen.levels,
+        )
         needs = chosen.policy.needs
         norm = any(Statistic.parse(need).is_norm for need in needs)
         return choose({}, needs, chosen.signal if norm else None, context)
@@ -200,11 +218,16 @@ class Job:
         """Processes whose numbers would not be the same are refused before a hook is registered."""
         model = self.buckets.model
         self.world.agree(
-            **validate.facts(chosen), **self.pace.facts(), seed=seed, scaler=scaled,
-            dtype=str(self.world.meter.dtype), layers=layer_entries(self.layers),
+            **validate.facts(chosen),
+            **self.pace.facts(),
+            seed=seed,
+            scaler=scaled,
+            dtype=str(self.world.meter.dtype),
+            layers=layer_entries(self.layers),
             ddp={name: getattr(model, name) for name in validate.SAME_OF_DDP},
-            code=provenance.code_digest(), torch=torch.__version__,
-        )  # fmt: skip
+            code=provenance.code_digest(),
+            torch=torch.__version__,
+        )
 
     def _agree(self) -> None:
         """Processes in different places, or at different rates, would wait for each other or hold
@@ -222,9 +245,11 @@ class Job:
         self.journal = open_together(self.world, self.journal, self.rows, self.continued)
 
     def _no_end(self) -> str:
-        missing = "epoch_end() was not called" if self.pace.every == "epoch" else (
-            "set_epoch() of the sampler has named no other epoch"
-        )  # fmt: skip
+        missing = (
+            "epoch_end() was not called"
+            if self.pace.every == "epoch"
+            else ("set_epoch() of the sampler has named no other epoch")
+        )
         return (
             f"{self.buckets.steps} steps, and {missing}: all levels are as they began "
             f"({', '.join(sorted({*self.decided.names}))}); end each epoch, or let the hook decide "

@@ -28,8 +28,17 @@ from regimes.training.watchers import Watchers
 
 Row = dict[str, Any]
 LOSSES = ("train_loss", "test_loss")
-SAME = ("name", "seed", "workers", "compressor", "levels", "policy", "signal", "unit_steps",
-        "start_compressing_after")  # fmt: skip
+SAME = (
+    "name",
+    "seed",
+    "workers",
+    "compressor",
+    "levels",
+    "policy",
+    "signal",
+    "unit_steps",
+    "start_compressing_after",
+)
 
 
 class Journal:
@@ -101,8 +110,9 @@ class Journal:
         warnings.warn(
             f"{self.folder} holds {len(written)} units of a job that did not end, and no state of "
             "its hook was loaded: training starts again, and these rows are set aside in "
-            "superseded.jsonl", stacklevel=2,
-        )  # fmt: skip
+            "superseded.jsonl",
+            stacklevel=2,
+        )
 
     def _check_same(self) -> None:
         theirs, ours = read_header(self.folder), self.header

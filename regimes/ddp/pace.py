@@ -112,8 +112,12 @@ def choose(every: Any, optimizer: Any, model: nn.Module) -> Pace:
     """The arguments ``every`` and ``optimizer`` of ``attach``, checked; ConfigError otherwise."""
     whole = is_whole(every, 1)
     if not (whole or every == "epoch" or isinstance(every, Epochs)):
-        raise unexpected("every", every, 'a number of steps from 1 up, "epoch" (then call '
-                         "epoch_end()), or a sampler with set_epoch()")  # fmt: skip
+        raise unexpected(
+            "every",
+            every,
+            'a number of steps from 1 up, "epoch" (then call '
+            "epoch_end()), or a sampler with set_epoch()",
+        )
     if optimizer is None:
         if every != "epoch":
             raise ConfigError(

@@ -108,4 +108,4 @@ def header(
         "budget": None,
         "per_step": costs_per_step(chosen.compressor, job.layers, chosen.levels, workers),
         "layers": layer_entries(job.layers),
-    }  # fmt: skip
+    }

@@ -58,9 +58,12 @@ def save(hook: Stateful) -> dict[str, Any]:
         steps = hook.pace.steps
         raise ConfigError(
             f"state_dict: {', '.join(hook.panel.gauges)} cannot be saved within an epoch: "
-            + (f"save with full_state_dict() after a multiple of {steps} steps"
-               if steps else "call it right after epoch_end")
-        )  # fmt: skip
+            + (
+                f"save with full_state_dict() after a multiple of {steps} steps"
+                if steps
+                else "call it right after epoch_end"
+            )
+        )
     if hook.journal is not None:
         hook.journal.fill()
     memories, residuals = copy.deepcopy(hook.reducer.state_dict())

@@ -36,8 +36,11 @@ NOT_DDP = {  # by the name of a class, so that none is imported
 }
 
 SAME_OF_DDP = (  # what decides the collectives, or which layers a step leaves alone
-    "bucket_bytes_cap", "find_unused_parameters", "static_graph", "gradient_as_bucket_view",
-)  # fmt: skip
+    "bucket_bytes_cap",
+    "find_unused_parameters",
+    "static_graph",
+    "gradient_as_bucket_view",
+)
 LONGEST = 1e9  # seconds
 FROM_GRADIENTS = ("norms", "msdr", "noise", "error")  # instruments that need no data
 

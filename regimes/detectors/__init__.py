@@ -22,24 +22,39 @@ from regimes.detectors.change import (
 from regimes.detectors.cusum import TraceCusum
 from regimes.detectors.msdr import MsdrFall
 
-REGISTRY = Registry("detector", {
-    "norm-change": "regimes.detectors.change:NormChange",
-    "eigenvalue-change": "regimes.detectors.change:EigenvalueChange",
-    "fisher-change": "regimes.detectors.change:FisherChange",
-    "sharpness-change": "regimes.detectors.change:SharpnessChange",
-    "change": "regimes.detectors.change:RelativeChange",
-    "trace-cusum": "regimes.detectors.cusum:TraceCusum",
-    "msdr-fall": "regimes.detectors.msdr:MsdrFall",
-    "first-share": "regimes.detectors.baselines:FirstShare",
-    "random-windows": "regimes.detectors.baselines:RandomWindows",
-    "fixed-windows": "regimes.detectors.baselines:FixedWindows",
-})  # fmt: skip
+REGISTRY = Registry(
+    "detector",
+    {
+        "norm-change": "regimes.detectors.change:NormChange",
+        "eigenvalue-change": "regimes.detectors.change:EigenvalueChange",
+        "fisher-change": "regimes.detectors.change:FisherChange",
+        "sharpness-change": "regimes.detectors.change:SharpnessChange",
+        "change": "regimes.detectors.change:RelativeChange",
+        "trace-cusum": "regimes.detectors.cusum:TraceCusum",
+        "msdr-fall": "regimes.detectors.msdr:MsdrFall",
+        "first-share": "regimes.detectors.baselines:FirstShare",
+        "random-windows": "regimes.detectors.baselines:RandomWindows",
+        "fixed-windows": "regimes.detectors.baselines:FixedWindows",
+    },
+)
 
 __all__ = [
-    "REGISTRY", "Detector", "EigenvalueChange", "FirstShare", "FisherChange", "FixedWindows",
-    "MsdrFall", "NormChange", "Online", "RandomWindows", "RelativeChange", "SharpnessChange",
-    "TraceCusum", "Verdict", "detector",
-]  # fmt: skip
+    "REGISTRY",
+    "Detector",
+    "EigenvalueChange",
+    "FirstShare",
+    "FisherChange",
+    "FixedWindows",
+    "MsdrFall",
+    "NormChange",
+    "Online",
+    "RandomWindows",
+    "RelativeChange",
+    "SharpnessChange",
+    "TraceCusum",
+    "Verdict",
+    "detector",
+]
 
 
 def detector(table: Mapping[str, Any], where: str | None = None) -> Detector:

@@ -35,8 +35,13 @@ class Verdict:
 
     def why(self, rule: str) -> dict[str, Any]:
         """The reason that a record keeps of a decision."""
-        return {"rule": rule, "old": self.old, "new": self.new, "ratio": self.score,
-                "threshold": self.threshold}  # fmt: skip
+        return {
+            "rule": rule,
+            "old": self.old,
+            "new": self.new,
+            "ratio": self.score,
+            "threshold": self.threshold,
+        }
 
 
 @runtime_checkable
@@ -88,5 +93,6 @@ class Online(ABC):
 
 def latest(values: Values, last: int) -> int | None:
     """The newest measured epoch that is not after ``last``; None if there is none."""
-    return next((e for e in range(min(last, len(values) - 1), -1, -1) if values[e] is not None),
-                None)  # fmt: skip
+    return next(
+        (e for e in range(min(last, len(values) - 1), -1, -1) if values[e] is not None), None
+    )

@@ -13,20 +13,24 @@ from regimes.config import Registry
 if TYPE_CHECKING:
     from regimes.instruments.base import Instrument
 
-REGISTRY = Registry("instrument", {
-    "norms": "regimes.instruments.gradient_norm:Norms",
-    "curvature": "regimes.instruments.curvature:Curvature",
-    "fisher": "regimes.instruments.curvature:Fisher",
-    "sharpness": "regimes.instruments.sharpness:Sharpness",
-    "overlap": "regimes.instruments.support_overlap:Overlap",
-    "noise": "regimes.instruments.noise:Noise",
-    "msdr": "regimes.instruments.noise:Msdr",
-    "error": "regimes.instruments.compression_loss:CompressionLoss",
-    "spread": "regimes.instruments.spread:Spread",
-    "rivals": "regimes.instruments.rivals:Rivals",
-    "moments": "regimes.instruments.moments:Moments",
-    "moments-frozen": "regimes.instruments.moments:FrozenMoments",
-}, has=("every", "start"))  # fmt: skip
+REGISTRY = Registry(
+    "instrument",
+    {
+        "norms": "regimes.instruments.gradient_norm:Norms",
+        "curvature": "regimes.instruments.curvature:Curvature",
+        "fisher": "regimes.instruments.curvature:Fisher",
+        "sharpness": "regimes.instruments.sharpness:Sharpness",
+        "overlap": "regimes.instruments.support_overlap:Overlap",
+        "noise": "regimes.instruments.noise:Noise",
+        "msdr": "regimes.instruments.noise:Msdr",
+        "error": "regimes.instruments.compression_loss:CompressionLoss",
+        "spread": "regimes.instruments.spread:Spread",
+        "rivals": "regimes.instruments.rivals:Rivals",
+        "moments": "regimes.instruments.moments:Moments",
+        "moments-frozen": "regimes.instruments.moments:FrozenMoments",
+    },
+    has=("every", "start"),
+)
 
 
 def instruments(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Instrument]:

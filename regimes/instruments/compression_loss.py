@@ -56,8 +56,12 @@ class CompressionLossGauge(StridedGauge):
         if context.compressor is None:
             raise ConfigError("the instrument 'error' needs a run with a compressor")
         known = context.levels.keys()
-        require(known >= set(settings.levels), "instruments.error.levels", settings.levels,
-                f"some of {', '.join(known)}")  # fmt: skip
+        require(
+            known >= set(settings.levels),
+            "instruments.error.levels",
+            settings.levels,
+            f"some of {', '.join(known)}",
+        )
         self.stride, self.world, self.layers = settings.stride, context.world, list(context.layers)
         self.compressor, self.alone = context.compressor, World(1)
         self.alone.meter.dtype = context.world.meter.dtype

@@ -153,8 +153,11 @@ def _checked(name: str, reading: Any, layers: int | None) -> Reading:
     require_reading(isinstance(reading, Reading), reading, "a Reading")
     for statistic, values in reading.layers.items():
         listed = isinstance(values, list | tuple)
-        require_reading(listed and len(values) == (layers or len(values)), values,
-                        f"{layers} values, one for each layer, as {statistic!r}")  # fmt: skip
+        require_reading(
+            listed and len(values) == (layers or len(values)),
+            values,
+            f"{layers} values, one for each layer, as {statistic!r}",
+        )
         for value in values:
             require_reading(_is_number(value), value, f"a number in {statistic!r}")
     for statistic, value in reading.model.items():

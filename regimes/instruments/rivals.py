@@ -67,8 +67,9 @@ class Rival:
         self.levels: list[Level] = [self.level if x.compressed else DENSE for x in layers]
         workers = context.world.workers
         self.floats, self.bytes = traffic_table(made, layers, self.level, workers)
-        self.once, self.summed = (Reducer(made, layers, World(workers), context.seed)
-                                  for _ in range(2))  # fmt: skip
+        self.once, self.summed = (
+            Reducer(made, layers, World(workers), context.seed) for _ in range(2)
+        )
         for reducer in (self.once, self.summed):
             reducer.world.meter.dtype = context.world.meter.dtype
         self.sum = torch.zeros(sum(context.sizes), dtype=torch.float64)
@@ -130,10 +131,16 @@ class RivalsGauge:
         for rival in self.rivals:
             once = ratio(rival.lost, self.whole) ** 0.5
             summed = ratio(float((self.sum - rival.sum).norm()), size)
-            found.append({
-                "compressor": rival.table, "level": rival.level, "floats": rival.floats,
-                "bytes": rival.bytes, "once": _known(once), "summed": _known(summed),
-            })  # fmt: skip
+            found.append(
+                {
+                    "compressor": rival.table,
+                    "level": rival.level,
+                    "floats": rival.floats,
+                    "bytes": rival.bytes,
+                    "once": _known(once),
+                    "summed": _known(summed),
+                }
+            )
             rival.lost = 0.0
         self.whole = 0.0
         return Reading(detail={"rivals": found})

@@ -95,9 +95,13 @@ class OverlapGauge(EndOfEpochGauge):
             reading.model[f"overlap:b{batch}"] = statistics.mean(overlaps)
             sd = statistics.stdev(overlaps) if len(overlaps) > 1 else None
             detail["sizes"][str(batch)] = {
-                "draws": count, "pairs": len(overlaps), "mean": statistics.mean(overlaps),
-                "sd": sd, "min": min(overlaps), "max": max(overlaps),
-            }  # fmt: skip
+                "draws": count,
+                "pairs": len(overlaps),
+                "mean": statistics.mean(overlaps),
+                "sd": sd,
+                "min": min(overlaps),
+                "max": max(overlaps),
+            }
             if self.options.layers:
                 reading.layers[f"overlap:b{batch}"] = [
                     pair_overlaps(part, kept(percent, part.shape[1])).mean().item()

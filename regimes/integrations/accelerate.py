@@ -11,9 +11,14 @@ from regimes.integrations.shared import Wishes, load, save
 
 
 def attach(
-    accelerator: Accelerator, model: Any, optimizer: Any, *, every: int, record: Any = None,
+    accelerator: Accelerator,
+    model: Any,
+    optimizer: Any,
+    *,
+    every: int,
+    record: Any = None,
     **options: Any,
-) -> Hook:  # fmt: skip
+) -> Hook:
     """Let a model that ``accelerator.prepare`` has wrapped exchange its gradients compressed::
 
         model, optimizer, loader = accelerator.prepare(model, optimizer, loader)

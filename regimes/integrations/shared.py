@@ -49,9 +49,15 @@ class Wishes:
                 raise ConfigError(f"unknown option {name!r}: {nearest(name, known)}")
 
     def attach(
-        self, model: nn.Module, optimizer: Any, *, epoch: float | None, total: float | None,
-        batch_size: int | None, scaler: Any = None,
-    ) -> Hook:  # fmt: skip
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        *,
+        epoch: float | None,
+        total: float | None,
+        batch_size: int | None,
+        scaler: Any = None,
+    ) -> Hook:
         """The hook on a wrapped model, all that a trainer knows filled in.
 
         Args:
@@ -69,9 +75,13 @@ class Wishes:
             every = max(1, math.ceil(epoch))
         units = math.ceil(total / every) if total and math.isfinite(total) else None
         return attach(
-            parallel(model), optimizer=plain(optimizer), every=every, scaler=scaler,
-            record=filled(self.record, units, batch_size), **self.options,
-        )  # fmt: skip
+            parallel(model),
+            optimizer=plain(optimizer),
+            every=every,
+            scaler=scaler,
+            record=filled(self.record, units, batch_size),
+            **self.options,
+        )
 
     def numbers(self, logged: Mapping[str, Any]) -> dict[str, Any]:
         """What a trainer has logged, as ``Hook.log`` wants it: numbers alone, the loss on other

@@ -33,9 +33,14 @@ class RegimesCallback(TrainerCallback):
     """
 
     def __init__(
-        self, trainer: Trainer, *, every: Any = "epoch", record: Any = None,
-        resume_from: str | Path | None = None, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        trainer: Trainer,
+        *,
+        every: Any = "epoch",
+        record: Any = None,
+        resume_from: str | Path | None = None,
+        **options: Any,
+    ) -> None:
         """
         Args:
             trainer: the one that gets this callback.
@@ -69,9 +74,13 @@ class RegimesCallback(TrainerCallback):
             load(self.hook, self.resume_from or self._checkpoint(args, state))
 
     def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
-        logs: Mapping[str, Any] | None = None, **given: Any,
-    ) -> None:  # fmt: skip
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, Any] | None = None,
+        **given: Any,
+    ) -> None:
         if self.hook is None or not logs or SUMMARY in logs:
             return
         cost = ("_runtime", "_per_second")

@@ -66,12 +66,17 @@ class Tuned:
         best = {id(trial) for trial in self.chosen.values()}
         factor = 100 if self.metric == "accuracy" else 1
         rows = [
-            (cell, trial.label, f"{trial.share:.2g}", str(len(trial.scores)),
-             _spell([factor * s for s in trial.scores]) or trial.failed,
-             "chosen" if id(trial) in best else "")
+            (
+                cell,
+                trial.label,
+                f"{trial.share:.2g}",
+                str(len(trial.scores)),
+                _spell([factor * s for s in trial.scores]) or trial.failed,
+                "chosen" if id(trial) in best else "",
+            )
             for cell, trials in self.trials.items()
             for trial in trials
-        ]  # fmt: skip
+        ]
         unit = " %" if self.metric == "accuracy" else ""
         heads = ("schedule", "values", "of the run", "n", f"validation {self.metric}{unit}", "")
         note = (
@@ -99,13 +104,22 @@ def read_scores(folders: Sequence[Path]) -> tuple[str, tuple[float, ...]]:
 def write(found: Tuned, out: Path) -> None:
     """``tune.json`` with every trial, and ``chosen/<cell>.toml``."""
     rows = [
-        {"schedule": cell, "values": t.label, "share": t.share, "scores": t.scores,
-         "failed": t.failed}
+        {
+            "schedule": cell,
+            "values": t.label,
+            "share": t.share,
+            "scores": t.scores,
+            "failed": t.failed,
+        }
         for cell, trials in found.trials.items()
         for t in trials
-    ]  # fmt: skip
-    summary = {"metric": found.metric, "seeds": found.seeds, "trials": rows,
-               "chosen": {cell: t.label for cell, t in found.chosen.items()}}  # fmt: skip
+    ]
+    summary = {
+        "metric": found.metric,
+        "seeds": found.seeds,
+        "trials": rows,
+        "chosen": {cell: t.label for cell, t in found.chosen.items()},
+    }
     write_output(out / "tune.json", json.dumps(summary, indent=1) + "\n")
     for cell, trial in found.chosen.items():
         if not trial.scores:

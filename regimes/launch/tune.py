@@ -56,8 +56,16 @@ def main(
 
     for path in (out / "tune.json", *(chosen_file(out, cell) for cell in cells)):
         check_output(path)  # now, not after the training
-    found = tune(cells, read_values(values), seeds, out, jobs=jobs, halving=halving, budget=budget,
-                 progress=progress)  # fmt: skip
+    found = tune(
+        cells,
+        read_values(values),
+        seeds,
+        out,
+        jobs=jobs,
+        halving=halving,
+        budget=budget,
+        progress=progress,
+    )
     write(found, out)
     stdout.tell(console, found.table().drawn())
     stdout.tell(console, f"{out}/chosen: a configuration for each", markup=False)
@@ -190,9 +198,14 @@ def _check(
 
 
 def _round(
-    going: Mapping[str, list[Trial]], seeds: Sequence[int], place: Path, jobs: int, share: float,
-    progress: Progress, run: Runner | None,
-) -> tuple[str, dict[tuple[str, str], Trial]]:  # fmt: skip
+    going: Mapping[str, list[Trial]],
+    seeds: Sequence[int],
+    place: Path,
+    jobs: int,
+    share: float,
+    progress: Progress,
+    run: Runner | None,
+) -> tuple[str, dict[tuple[str, str], Trial]]:
     """(the metric, the trials with their scores, by cell and label), after one round."""
     runs = {
         (cell, trial.label, seed): (

@@ -53,9 +53,13 @@ class Chosen:
 
 
 def choose(
-    policy: Any, periods: Mapping[str, int] | None, outer: Any, compressor: Any, level: Level,
+    policy: Any,
+    periods: Mapping[str, int] | None,
+    outer: Any,
+    compressor: Any,
+    level: Level,
     every: int,
-) -> Chosen:  # fmt: skip
+) -> Chosen:
     """ConfigError unless they go together."""
     require(is_whole(every, 1), "every", every, "a number of steps from 1 up")
     words = _periods(PERIODS if periods is None else periods)

@@ -14,9 +14,12 @@ from regimes.local.arguments import Chosen
 
 
 def header(
-    about: recording.Recording | None, job: recording.Described, chosen: Chosen, model: nn.Module,
+    about: recording.Recording | None,
+    job: recording.Described,
+    chosen: Chosen,
+    model: nn.Module,
     seed: int,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """``run.json``. Without a name of its own a record has that of what decides the period; of the
     words for periods it has those that this can ask for."""
     rule = policies.REGISTRY.table(chosen.rule)

@@ -45,21 +45,23 @@ def save(local: Stateful) -> dict[str, Any]:
     if local.journal is not None:
         local.journal.fill()
     memories, residuals = local.outer.reducer.state_dict()
-    return copy.deepcopy({
-        **_identity(local),
-        "common": local.replicas.met,
-        "outer": local.outer.state_dict(),
-        "memories": memories,
-        "residuals": residuals,
-        "round": [local.total, local.since, local.rounds, local.period],
-        "rows": local.rows,
-        "sums": _sums(local.panel),
-        "pace": local.pace.state_dict(),
-        "traffic": [local.earlier.floats, local.earlier.bytes],
-        "meter": local.world.meter.state_dict(),
-        "logged": {} if local.journal is None else local.journal.state_dict(),
-        "seconds": [local.clock.seconds, local.clock.clocked],
-    })  # fmt: skip
+    return copy.deepcopy(
+        {
+            **_identity(local),
+            "common": local.replicas.met,
+            "outer": local.outer.state_dict(),
+            "memories": memories,
+            "residuals": residuals,
+            "round": [local.total, local.since, local.rounds, local.period],
+            "rows": local.rows,
+            "sums": _sums(local.panel),
+            "pace": local.pace.state_dict(),
+            "traffic": [local.earlier.floats, local.earlier.bytes],
+            "meter": local.world.meter.state_dict(),
+            "logged": {} if local.journal is None else local.journal.state_dict(),
+            "seconds": [local.clock.seconds, local.clock.clocked],
+        }
+    )
 
 
 def check(local: Stateful, saved: Mapping[str, Any]) -> None:

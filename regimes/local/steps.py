@@ -87,9 +87,15 @@ class LocalSteps:
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, found: dict[str, nn.Parameter],
-        chosen: arguments.Chosen, about: recording.Recording | None, seed: int, timeout: float,
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        found: dict[str, nn.Parameter],
+        chosen: arguments.Chosen,
+        about: recording.Recording | None,
+        seed: int,
+        timeout: float,
+    ) -> None:
         self.chosen, self.layers = chosen, [Layer(n, tuple(p.shape)) for n, p in found.items()]
         parameters, buffers = list(found.values()), list(model.buffers())
         first = parameters[0]
@@ -98,11 +104,15 @@ class LocalSteps:
         self.world.meeting.done = lambda: self.total
         self.pace = Pace(chosen.every, optimizer)
         self.world.agree(
-            **arguments.facts(chosen), **self.pace.facts(), seed=seed,
-            dtype=str(first.dtype), layers=layer_entries(self.layers),
+            **arguments.facts(chosen),
+            **self.pace.facts(),
+            seed=seed,
+            dtype=str(first.dtype),
+            layers=layer_entries(self.layers),
             buffers=[[str(t.dtype), *t.shape] for t in buffers],
-            code=provenance.code_digest(), torch=torch.__version__,
-        )  # fmt: skip
+            code=provenance.code_digest(),
+            torch=torch.__version__,
+        )
         self.world.broadcast([p.data for p in parameters] + buffers)
         self.replicas = Replicas(parameters, buffers, [Optimizers([optimizer], 0.0)], theirs=True)
         reducer = Reducer(chosen.exchange.compressor, self.layers, self.world, seed)
@@ -128,9 +138,18 @@ class LocalSteps:
     def _context(self, model: nn.Module, seed: int) -> MeasurementContext:
         exchange = self.chosen.exchange
         return MeasurementContext(
-            model, validate.no_data, self.world, self.layers, seed, False, validate.no_data,
-            validate.no_data, exchange.compressor, exchange.levels, apart=lambda: True,
-        )  # fmt: skip
+            model,
+            validate.no_data,
+            self.world,
+            self.layers,
+            seed,
+            False,
+            validate.no_data,
+            validate.no_data,
+            exchange.compressor,
+            exchange.levels,
+            apart=lambda: True,
+        )
 
     @property
     def traffic(self) -> Traffic:

@@ -37,27 +37,30 @@ from regimes.models.transformer import Transformer
 from regimes.models.vgg import vgg7, vgg19bn_cifar10, vgg19bn_cifar100
 from regimes.models.wideresnet import wideresnet28_10
 
-MODELS = Registry("model", {
-    "vgg7": vgg7,
-    "vgg19bn-cifar10": vgg19bn_cifar10,
-    "vgg19bn-cifar100": vgg19bn_cifar100,
-    "resnet8": resnet8,
-    "resnet18-cifar10": resnet18,
-    "resnet18-cifar100": resnet18,
-    "senet18-cifar10": senet18,
-    "se-resnet18-cifar10": se_resnet18,
-    "senet18-cifar100": se_resnet18,
-    "wideresnet28-10-cifar10": wideresnet28_10,
-    "wideresnet28-10-cifar100": wideresnet28_10,
-    "densenet-cifar10": densenet121,
-    "densenet-cifar100": densenet121,
-    "googlenet-cifar10": googlenet,
-    "googlenet-cifar100": partial(googlenet, dropout=0.4),
-    "lstm": LSTM,
-    "transformer": Transformer,
-    "gpt": GPT,
-    "deep-linear": DeepLinear,
-})  # fmt: skip
+MODELS = Registry(
+    "model",
+    {
+        "vgg7": vgg7,
+        "vgg19bn-cifar10": vgg19bn_cifar10,
+        "vgg19bn-cifar100": vgg19bn_cifar100,
+        "resnet8": resnet8,
+        "resnet18-cifar10": resnet18,
+        "resnet18-cifar100": resnet18,
+        "senet18-cifar10": senet18,
+        "se-resnet18-cifar10": se_resnet18,
+        "senet18-cifar100": se_resnet18,
+        "wideresnet28-10-cifar10": wideresnet28_10,
+        "wideresnet28-10-cifar100": wideresnet28_10,
+        "densenet-cifar10": densenet121,
+        "densenet-cifar100": densenet121,
+        "googlenet-cifar10": googlenet,
+        "googlenet-cifar100": partial(googlenet, dropout=0.4),
+        "lstm": LSTM,
+        "transformer": Transformer,
+        "gpt": GPT,
+        "deep-linear": DeepLinear,
+    },
+)
 
 
 def build(

@@ -49,9 +49,17 @@ class GPT(nn.Module):
     text: ClassVar[bool] = True
 
     def __init__(
-        self, *, classes: int, sequence: int, width: int = 64, depth: int = 2, heads: int = 4,
-        positions: Literal["learned", "rotary"] = "rotary", tied: bool = True, dropout: float = 0.0,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        classes: int,
+        sequence: int,
+        width: int = 64,
+        depth: int = 2,
+        heads: int = 4,
+        positions: Literal["learned", "rotary"] = "rotary",
+        tied: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
         rotary = positions == "rotary"
         unit = heads * (2 if rotary else 1)

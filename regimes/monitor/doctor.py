@@ -18,9 +18,20 @@ from regimes.console.tables import Table
 from regimes.records import provenance
 
 NEEDED = (
-    "torch", "torchvision", "numpy", "scipy", "scikit-learn", "pandas", "seaborn", "matplotlib",
-    "jinja2", "rich", "tyro", "tomli-w", "jaxtyping",
-)  # fmt: skip
+    "torch",
+    "torchvision",
+    "numpy",
+    "scipy",
+    "scikit-learn",
+    "pandas",
+    "seaborn",
+    "matplotlib",
+    "jinja2",
+    "rich",
+    "tyro",
+    "tomli-w",
+    "jaxtyping",
+)
 EXTRAS = ("pyhessian", "tensorboard", "wandb", "jupyterlab", "ipywidgets")
 MINUTE = 60.0  # seconds that importing torchvision may take
 TWO_INDEXES = (
@@ -41,12 +52,14 @@ def report() -> bool:
         "gloo": lambda: _backend("gloo"),
     }
     useful: dict[str, Callable[[], str]] = {
-        **{f"{name} (optional)": functools.partial(importlib.metadata.version, name)
-           for name in EXTRAS},
+        **{
+            f"{name} (optional)": functools.partial(importlib.metadata.version, name)
+            for name in EXTRAS
+        },
         "import torchvision": _torchvision,
         "CUDA": _cuda,
         "NCCL": lambda: _backend("nccl"),
-    }  # fmt: skip
+    }
     rows = [(name, *_tried(attempt)) for name, attempt in {**needed, **useful}.items()]
     rows += [
         (f"data: {found.name}", "found" if found.available else "not found", found.where)

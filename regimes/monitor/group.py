@@ -131,7 +131,9 @@ def _print(
         f"process 0: {versions}",
         f"a mean over all: {1e6 * links['one']:.0f} us of one number, {rate}/s of "
         f"{human(4 * FLOATS, 'B')}",
-        *(f"{name}: {words}" + ": runs would be refused or differ" * (name in DECIDE)
-          for name, words in found),
-    ]  # fmt: skip
+        *(
+            f"{name}: {words}" + ": runs would be refused or differ" * (name in DECIDE)
+            for name, words in found
+        ),
+    ]
     out.print("\n".join(lines if found else [*lines, "all processes are alike"]), markup=False)

@@ -73,9 +73,25 @@ def draw_bands(ax: Axes, table: pd.DataFrame) -> AxesImage:
 def _totals(ax: Axes, rows: pd.DataFrame) -> None:
     """Right of each band: share critical and traffic."""
     for x, words in ((28, "critical"), (58, "of low")):
-        ax.annotate(words, (1, 1.01), (x, 0), "axes fraction", "offset points", fontsize=7,
-                    ha="right", va="bottom")  # fmt: skip
+        ax.annotate(
+            words,
+            (1, 1.01),
+            (x, 0),
+            "axes fraction",
+            "offset points",
+            fontsize=7,
+            ha="right",
+            va="bottom",
+        )
     for i, (share, cost) in enumerate(zip(rows["critical"], rows["of_low"], strict=True)):
         for x, words in ((28, f"{share:.0%}"), (58, "–" if pd.isna(cost) else f"{cost:.2f}")):
-            ax.annotate(words, (1, i), (x, 0), ax.get_yaxis_transform(), "offset points",
-                        fontsize=7, ha="right", va="center")  # fmt: skip
+            ax.annotate(
+                words,
+                (1, i),
+                (x, 0),
+                ax.get_yaxis_transform(),
+                "offset points",
+                fontsize=7,
+                ha="right",
+                va="center",
+            )

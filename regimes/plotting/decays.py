@@ -16,8 +16,11 @@ def decays(run: Record) -> list[tuple[int, float]]:
     else's training, whose schedule is not known, those that the policies see in its rates."""
     if run.hooked:
         found = FollowsDecays().decays(history(run.rows, [], run.config["signal"]))
-        return [(first, old / new if new else math.inf) for first, old, new in found
-                if first < len(run.rows)]  # fmt: skip
+        return [
+            (first, old / new if new else math.inf)
+            for first, old, new in found
+            if first < len(run.rows)
+        ]
     factor = run.config["optimizer"].get("decay_factor")
     factor = 1.0 if factor is None else float(factor)
     return [(first, _power(factor, times)) for first, times in Counter(_configured(run)).items()]

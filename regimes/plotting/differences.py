@@ -132,8 +132,13 @@ def pair(each: pd.DataFrame, a: str, b: str, shown: Metric) -> dict[str, Any]:
     floats = each.groupby("name")["floats"].mean()
     mean, low, high = interval(found)
     ratio = floats[a] / floats[b] if floats[b] else math.nan
-    return dict(zip(COLUMNS, (f"{a} - {b}", len(found), mean, low, high,
-                              sum(d > 0 for d in found), ratio), strict=True))  # fmt: skip
+    return dict(
+        zip(
+            COLUMNS,
+            (f"{a} - {b}", len(found), mean, low, high, sum(d > 0 for d in found), ratio),
+            strict=True,
+        )
+    )
 
 
 def as_table(rows: pd.DataFrame, shown: Metric, note: bool = False) -> Table:
@@ -146,8 +151,16 @@ def as_table(rows: pd.DataFrame, shown: Metric, note: bool = False) -> Table:
     for row in rows.to_dict("records"):
         ends = ends_text(row["ci_low"], row["ci_high"], f"+.{digits}f") or "-"
         ratio = "-" if math.isnan(row["traffic_ratio"]) else f"{row['traffic_ratio']:.2f}"
-        lines.append([row["comparison"], str(row["n"]), f"{row['difference']:+.{digits}f}", ends,
-                      f"{row['positive']}/{row['n']}", ratio])  # fmt: skip
+        lines.append(
+            [
+                row["comparison"],
+                str(row["n"]),
+                f"{row['difference']:+.{digits}f}",
+                ends,
+                f"{row['positive']}/{row['n']}",
+                ratio,
+            ]
+        )
     heads = ("difference", "n", shown.unit, "95 % t interval", "> 0", "traffic ratio")
     return Table(heads, lines, NOTE.format(len(lines)) if note else "")
 

@@ -13,8 +13,10 @@ from regimes.records import Record, differing, identity, separate, variants
 
 Groups = dict[str, list[Record]]
 BASELINES = ("low", "small-batch", "rank 4", "none")  # what the others' traffic is a share of
-SETTING = {"workers", "batch_size", "data", "model", "compressor", "levels", "signal", "quirks",
-           "metric", "written_by"}  # fmt: skip  # shared by all schedules of a figure
+SETTING = {  # shared by all schedules of a figure
+    *("workers", "batch_size", "data", "model", "compressor", "levels", "signal", "quirks"),
+    *("metric", "written_by"),
+}
 
 
 def groups(
@@ -104,8 +106,11 @@ def compressed(run: Record) -> list[dict[str, Any]]:
 
 def windows(found: Groups) -> list[list[int]]:
     """The hand-made critical windows ``[first, stop)``; none if no run has them."""
-    for name, table in (("low-in-critical", "policy"), ("high-in-critical", "policy"),
-                        ("small-in-critical", "batch_policy")):  # fmt: skip
+    for name, table in (
+        ("low-in-critical", "policy"),
+        ("high-in-critical", "policy"),
+        ("small-in-critical", "batch_policy"),
+    ):
         if found.get(name):
             return found[name][0].config[table].get("windows", [])
     return []

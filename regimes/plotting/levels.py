@@ -57,8 +57,10 @@ def level_map(
         ratios = {"height_ratios": [map_height, 1.0]}
         top, bottom = fig.subplots(2, 1, sharex=True, gridspec_kw=ratios)
         draw_levels(top, image.loc[[layer["name"] for layer in layers]], colours)
-        entries = [Patch(facecolor=colour, edgecolor="#888888", label=_words(shown, level))
-                   for level, colour in colours.items()]  # fmt: skip
+        entries = [
+            Patch(facecolor=colour, edgecolor="#888888", label=_words(shown, level))
+            for level, colour in colours.items()
+        ]
         fig.legend(handles=entries, loc="outside upper right", ncols=4 if width > 6 else 2)
         top.set_yticks(range(len(layers)), [layer_name(layer) for layer in layers], fontsize=size)
         _shares(bottom, numbers, colours)
@@ -93,9 +95,13 @@ def _words(run: Record, level: str) -> str:
 def draw_levels(ax: Axes, image: pd.DataFrame, colours: dict[str, Any]) -> None:
     """Levels as colours."""
     edges = np.arange(len(colours) + 1) - 0.5
-    draw_heatmap(ax, image.map(list(colours).index), 0.8,
-                 cmap=ListedColormap(list(colours.values())),
-                 norm=BoundaryNorm(edges, len(colours)))  # fmt: skip
+    draw_heatmap(
+        ax,
+        image.map(list(colours).index),
+        0.8,
+        cmap=ListedColormap(list(colours.values())),
+        norm=BoundaryNorm(edges, len(colours)),
+    )
 
 
 def _shares(ax: Axes, numbers: pd.DataFrame, colours: dict[str, Any]) -> None:
@@ -104,9 +110,14 @@ def _shares(ax: Axes, numbers: pd.DataFrame, colours: dict[str, Any]) -> None:
     for level in shown:
         at = numbers.assign(at=numbers["level"] == level).groupby(["seed", "epoch"])["at"].mean()
         for _, share in at.groupby("seed"):
-            ax.step(share.index.get_level_values("epoch"), 100 * share, where="mid",
-                    color=colours[level] if len(shown) > 1 else "#999999", linewidth=0.5,
-                    alpha=0.7)  # fmt: skip
+            ax.step(
+                share.index.get_level_values("epoch"),
+                100 * share,
+                where="mid",
+                color=colours[level] if len(shown) > 1 else "#999999",
+                linewidth=0.5,
+                alpha=0.7,
+            )
         mean = 100 * at.groupby("epoch").mean()
         ax.step(mean.index, mean, where="mid", color=colours[level], linewidth=2)
     words = shown[0] if len(shown) == 1 else "level"

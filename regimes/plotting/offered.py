@@ -51,8 +51,10 @@ def offered() -> dict[str, Offer]:
             raise ConfigError(f"the figures of {point.value} cannot be loaded: {error}") from None
         twice = sorted(found.keys() & offers.keys())
         if twice:
-            raise ConfigError(f"{point.value} offers {', '.join(twice)}, and so does another "
-                              "package: uninstall one of them")  # fmt: skip
+            raise ConfigError(
+                f"{point.value} offers {', '.join(twice)}, and so does another "
+                "package: uninstall one of them"
+            )
         found |= offers
     return found
 

@@ -43,8 +43,9 @@ def fill(ax: Axes, against: str, numbers: pd.DataFrame, last: pd.DataFrame, show
         ax.plot(rows[against], rows[shown.name], markevery=(first, every), label=look.label, **line)
         if against == "epoch" and not many:
             floor = rows["ci_low"].clip(lower=rows[shown.name].min() / 10 if shown.log else None)
-            ax.fill_between(rows["epoch"], floor, rows["ci_high"], color=look.colour, alpha=0.12,
-                            linewidth=0)  # fmt: skip
+            ax.fill_between(
+                rows["epoch"], floor, rows["ci_high"], color=look.colour, alpha=0.12, linewidth=0
+            )
         _end(ax, against, last[last["schedule"] == name].iloc[0], look, shown)
     whole = numbers[against].agg(["min", "max"])  # also where epochs without a value begin or end
     ax.update_datalim([(x, 0.0) for x in whole], updatey=False)
@@ -64,8 +65,16 @@ def overlay(ax: Axes, rows: pd.DataFrame, shown: Metric) -> None:
     for name, look in styles_of(rows["schedule"]).items():
         log = rows[rows["schedule"] == name]
         label = f"{look.label}: authors' log"
-        ax.plot(log["epoch"], log[shown.name], color="black", linestyle=look.dash,
-                linewidth=0.6, alpha=0.8, label=label, zorder=5)  # fmt: skip
+        ax.plot(
+            log["epoch"],
+            log[shown.name],
+            color="black",
+            linestyle=look.dash,
+            linewidth=0.6,
+            alpha=0.8,
+            label=label,
+            zorder=5,
+        )
 
 
 def format_axis(ax: Axes, against: str, last: pd.DataFrame, config: dict[str, Any]) -> None:

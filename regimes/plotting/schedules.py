@@ -84,10 +84,14 @@ def schedules(runs: Iterable[Record]) -> Schedules:
     each = summary(runs, LAST)
     each["metric"] *= shown.factor
     frame = each.groupby("name", sort=False).agg(
-        n=("seed", "count"), logged=("metric", "count"),
-        metric=("metric", "mean"), sd=("metric", "std"),
-        floats=("floats", "mean"), bytes=("bytes", "mean"), seconds=("seconds", "mean"),
-    )  # fmt: skip
+        n=("seed", "count"),
+        logged=("metric", "count"),
+        metric=("metric", "mean"),
+        sd=("metric", "std"),
+        floats=("floats", "mean"),
+        bytes=("bytes", "mean"),
+        seconds=("seconds", "mean"),
+    )
     base = next((name for name in BASELINES if name in frame.index), None)
     if base:
         frame["of_base"] = frame["floats"] / frame["floats"][base]

@@ -203,8 +203,15 @@ def mark_decays(ax: Axes, run: Record, labelled: bool = True, behind: str | None
             ax.update_datalim([(x, 0)], updatey=False)
         if labelled:
             spelt = f"lr ÷ {factor:.3g}" if math.isfinite(factor) else "lr 0"
-            words[x] = ax.text(x, 1.01, spelt, fontsize=7, ha="center", va="bottom",
-                               transform=ax.get_xaxis_transform())  # fmt: skip
+            words[x] = ax.text(
+                x,
+                1.01,
+                spelt,
+                fontsize=7,
+                ha="center",
+                va="bottom",
+                transform=ax.get_xaxis_transform(),
+            )
     ax.autoscale_view(scaley=False)
     _show_where_room(ax, words)
     # Curves that are drawn later, and whoever draws them, move the limits.

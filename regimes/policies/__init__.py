@@ -45,25 +45,29 @@ __all__ = [
     "history",
     "policy",
     "whole_history",
-]  # fmt: skip
+]
 
-REGISTRY = Registry("policy", {
-    "static": "regimes.policies:Static",
-    "windows": "regimes.policies:Windows",
-    "accordion": "regimes.policies:Accordion",
-    "detected": "regimes.policies:Detected",
-    "accordion-batch": "regimes.policies:BatchAccordion",
-    "smith": "regimes.policies:Smith",
-    "adaqs": "regimes.policies:AdaQS",
-    "error-ladder": "regimes.policies:ErrorLadder",
-    "accordion-ladder": "regimes.policies:AccordionLadder",
-    "rate-ladder": "regimes.policies:RateLadder",
-    "l-greco": "regimes.policies:LGreCo",
-    "gravac": "regimes.policies:GraVAC",
-    "post-local": "regimes.policies:PostLocal",
-    "qsr": "regimes.policies:QSR",
-    "adacomm": "regimes.policies:AdaComm",
-}, has=("needs", "names", "decide"))  # fmt: skip
+REGISTRY = Registry(
+    "policy",
+    {
+        "static": "regimes.policies:Static",
+        "windows": "regimes.policies:Windows",
+        "accordion": "regimes.policies:Accordion",
+        "detected": "regimes.policies:Detected",
+        "accordion-batch": "regimes.policies:BatchAccordion",
+        "smith": "regimes.policies:Smith",
+        "adaqs": "regimes.policies:AdaQS",
+        "error-ladder": "regimes.policies:ErrorLadder",
+        "accordion-ladder": "regimes.policies:AccordionLadder",
+        "rate-ladder": "regimes.policies:RateLadder",
+        "l-greco": "regimes.policies:LGreCo",
+        "gravac": "regimes.policies:GraVAC",
+        "post-local": "regimes.policies:PostLocal",
+        "qsr": "regimes.policies:QSR",
+        "adacomm": "regimes.policies:AdaComm",
+    },
+    has=("needs", "names", "decide"),
+)
 
 
 def policy(table: dict[str, Any], where: str = "policy") -> Policy:

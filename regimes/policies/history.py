@@ -81,9 +81,11 @@ class History(list[PastEpoch]):
         self._kept: dict[Hashable, tuple[Any, int]] = {}
 
     def accumulate(
-        self, key: Hashable, start: Callable[[], Kept],
+        self,
+        key: Hashable,
+        start: Callable[[], Kept],
         extend: Callable[[Kept, Sequence[PastEpoch]], Kept],
-    ) -> Kept:  # fmt: skip
+    ) -> Kept:
         """``extend(extend(start(), first epochs), next epochs)``, and so on for all past epochs;
         those that were there at the last call with this key are not read again.
 

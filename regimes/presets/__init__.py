@@ -65,7 +65,7 @@ __all__ = [
     "seeds_of",
     "select",
     "tournament",
-]  # fmt: skip
+]
 
 
 def get_preset(name: str) -> RunConfig:

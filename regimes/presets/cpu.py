@@ -116,9 +116,13 @@ def small_batch() -> Grid:
 
 
 BATCH_RATES = {  # that `regimes tune small-batch` chose on 1,000 images held out
-    "small-batch": 0.025, "large-batch": 0.025, "small-in-critical": 0.025,
-    "large-in-critical": 0.025, "accordion-batch": 0.025, "smith": 0.05,
-}  # fmt: skip
+    "small-batch": 0.025,
+    "large-batch": 0.025,
+    "small-in-critical": 0.025,
+    "large-in-critical": 0.025,
+    "accordion-batch": 0.025,
+    "smith": 0.05,
+}
 
 
 @grid("small-batch-own")
@@ -183,8 +187,9 @@ def small_joint() -> Grid:
         "batch": (low, batch),
         "both": (compression, batch),
     }
-    return {name: replace(base, name=name, policy=c, batch_policy=b)
-            for name, (c, b) in cells.items()}  # fmt: skip
+    return {
+        name: replace(base, name=name, policy=c, batch_policy=b) for name, (c, b) in cells.items()
+    }
 
 
 @preset("lstm-small")
@@ -202,13 +207,17 @@ def lstm_small() -> RunConfig:
         ),
         model=ModelConfig(name="lstm", width=64, depth=2, dropout=0.4),
         optimizer=OptimizerConfig(
-            lr=4.0, warmup_from=1.0, warmup_epochs=3, decay_epochs=(12, 20), weight_decay=0.0,
+            lr=4.0,
+            warmup_from=1.0,
+            warmup_epochs=3,
+            decay_epochs=(12, 20),
+            weight_decay=0.0,
             clip=0.25,
         ),
         compressor={"name": "topk"},
         levels={"low": 99, "high": 2},
         policy={"name": "accordion", "interval": 3},
-    )  # fmt: skip
+    )
 
 
 @grid("lstm-small")

@@ -43,14 +43,23 @@ STATISTICS = {  # detector: what it reads, of the whole model
 }
 THRESHOLDS: dict[str, dict[str, float]] = {
     "detection-smoke": {
-        "norm": 0.32, "norm x rate": 0.45, "eigenvalue": 0.44, "sharpness": 0.75, "Fisher": 2.62,
-        "noise": 0.8, "error": 0.07,
+        "norm": 0.32,
+        "norm x rate": 0.45,
+        "eigenvalue": 0.44,
+        "sharpness": 0.75,
+        "Fisher": 2.62,
+        "noise": 0.8,
+        "error": 0.07,
     },
     "detection-lm": {
-        "norm": 0.12, "norm x rate": 0.13, "eigenvalue": 0.18, "sharpness": 0.48, "noise": 0.49,
+        "norm": 0.12,
+        "norm x rate": 0.13,
+        "eigenvalue": 0.18,
+        "sharpness": 0.48,
+        "noise": 0.49,
         "error": 0.19,
     },  # no Fisher trace of a text
-}  # fmt: skip
+}
 TABLES: dict[str, dict[str, Any]] = {"noise": {"stride": 4}, "error": {"levels": ["r1"]}}
 
 
@@ -74,8 +83,13 @@ def detectors(base: RunConfig, thresholds: Mapping[str, float], rate: float) -> 
         **families.follow(plain, tournament.controls(24)),
     }
     for name, eta in thresholds.items():
-        rule = {"name": "change", "statistic": STATISTICS[name], "eta": eta, "interval": 1,
-                "per_layer": False}  # fmt: skip
+        rule = {
+            "name": "change",
+            "statistic": STATISTICS[name],
+            "eta": eta,
+            "interval": 1,
+            "per_layer": False,
+        }
         found[name] = replace(
             plain,
             name=name,

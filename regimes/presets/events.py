@@ -116,9 +116,18 @@ def ramp_smoke() -> Grid:
 
 
 PRUNED = (  # of the arms: a policy, what knows the event, and what reads nothing
-    "dense", *tournament.LADDERS["static"][:4], "first 6", "first 12", "last 6", "event 6",
-    "event 12", "accordion 1", "accordion 3", "forced 3", "random 6",
-)  # fmt: skip
+    "dense",
+    *tournament.LADDERS["static"][:4],
+    "first 6",
+    "first 12",
+    "last 6",
+    "event 6",
+    "event 12",
+    "accordion 1",
+    "accordion 3",
+    "forced 3",
+    "random 6",
+)
 
 
 @grid("pruned-smoke")

@@ -22,8 +22,13 @@ def windows(*windows: tuple[int, int], inside: str = "low", outside: str = "high
 
 def coin(units: int, of: int, seed: int, low: str, high: str) -> Table:
     """``low`` in so many single units that chance chose, else ``high``; one draw for all runs."""
-    draw = {"name": "random-windows", "share": units / of, "epochs": of, "count": units,
-            "seed": seed}  # fmt: skip
+    draw = {
+        "name": "random-windows",
+        "share": units / of,
+        "epochs": of,
+        "count": units,
+        "seed": seed,
+    }
     return {"name": "detected", "detector": draw, "low": low, "high": high}
 
 
@@ -103,9 +108,13 @@ def signals(base: RunConfig, *names: str) -> Grid:
 
 
 def batches(
-    base: RunConfig, low: int, high: int, critical: list[tuple[int, int]], smith: tuple[int, ...],
+    base: RunConfig,
+    low: int,
+    high: int,
+    critical: list[tuple[int, int]],
+    smith: tuple[int, ...],
     interval: int,
-) -> Grid:  # fmt: skip
+) -> Grid:
     """Batch size as a level: fixed, in windows, by ACCORDION, and Smith et al., who start with a
     batch and a rate 1.25 times larger and grow five-fold where the rate would decay."""
     plain = replace(
@@ -160,8 +169,10 @@ def adaqs(base: RunConfig, interval: int) -> Grid:
 def budget(base: RunConfig, most: int, interval: int) -> Grid:
     """The high level trained on: with the decays where they were, and with all epochs stretched by
     the ratio of the levels' traffic."""
-    cells = {name: schedules(base, [(0, 6)], late=(12, 18), interval=interval)[name]
-             for name in ("low", "high", "accordion")}  # fmt: skip
+    cells = {
+        name: schedules(base, [(0, 6)], late=(12, 18), interval=interval)[name]
+        for name in ("low", "high", "accordion")
+    }
     budget = Budget("low", base.epochs)
     longer = replace(cells["high"], name="high-longer", epochs=most, budget=budget)
     slower = stretched(replace(cells["high"], name="high-stretched"), budget, most)

@@ -37,14 +37,18 @@ def lm_small() -> RunConfig:
         workers=4,
         batch_size=8,
         data=DataConfig(
-            name="stdlib", train_size=600 * 32 * 64 + 1, test_size=16_385, sequence=64,
-            windows="contiguous", drop_last=True,
+            name="stdlib",
+            train_size=600 * 32 * 64 + 1,
+            test_size=16_385,
+            sequence=64,
+            windows="contiguous",
+            drop_last=True,
         ),
         model=ModelConfig(name="gpt", width=64, depth=2, heads=4),
         optimizer=_optimizer(0.003, 600),
         levels={"low": 4, "mid": 2, "high": 1},
         policy={"name": "accordion", "interval": 3},
-    )  # fmt: skip
+    )
 
 
 @grid("lm-small")
@@ -76,9 +80,14 @@ def _shorter(steps: int, unit: int, test_windows: int) -> RunConfig:
 
 
 DEMO_RATES = {  # chosen of 0.00075 to 0.024 on text held out: data/reference/lm-demo-tune.json
-    "dense": 0.003, "low": 0.003, "mid": 0.0015, "high": 0.012,
-    "low-first": 0.003, "low-last": 0.012, "accordion": 0.003,
-}  # fmt: skip
+    "dense": 0.003,
+    "low": 0.003,
+    "mid": 0.0015,
+    "high": 0.012,
+    "low-first": 0.003,
+    "low-last": 0.012,
+    "accordion": 0.003,
+}
 
 
 @grid("lm-demo")

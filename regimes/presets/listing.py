@@ -35,8 +35,10 @@ def groups(words: Sequence[str] = ()) -> list[Group]:
     found = [group for known in (PRESETS, GRIDS) for group in _of(known, words)]
     if not found:
         names = {*PRESETS, *GRIDS}
-        raise ConfigError(f"no preset or grid is about {' '.join(words)!r}: "
-                          f"{nearest(words[0], names, 'regimes presets')}")  # fmt: skip
+        raise ConfigError(
+            f"no preset or grid is about {' '.join(words)!r}: "
+            f"{nearest(words[0], names, 'regimes presets')}"
+        )
     return found
 
 

@@ -82,6 +82,11 @@ def small_local() -> Grid:
     """`regimes tune small-local --values optimizer.lr=0.0125,0.025,0.05,0.1,0.2,0.4`, then `regimes
     ablate runs/tune/small-local/chosen --seeds 8 --first-seed 2000`: a network with BatchNorm, SGD
     and momentum; half a minute a run on one core, 40 minutes with five of the arms."""
-    return _arms(_base(cpu.small(), 1000), {
-        **_constant(1, 4, 8, 32, 128), **_quarters(*QUARTERS), **RANDOM,
-    })  # fmt: skip
+    return _arms(
+        _base(cpu.small(), 1000),
+        {
+            **_constant(1, 4, 8, 32, 128),
+            **_quarters(*QUARTERS),
+            **RANDOM,
+        },
+    )

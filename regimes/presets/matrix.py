@@ -63,8 +63,10 @@ def deep_linear_grid() -> Grid:
     """`regimes ablate deep-linear --seeds 4 --jobs 2`: deficits of a network of depth 3, with the
     signals of the detectors; 11 minutes a seed on one core."""
     cells = deficits(deep_linear())
-    tables: dict[str, dict[str, Any]] = {"sharpness": {"images": 2000, "batch": 2000},
-              "curvature": {"images": 2000, "batch": 2000, "modes": ["eval"]}}  # fmt: skip
+    tables: dict[str, dict[str, Any]] = {
+        "sharpness": {"images": 2000, "batch": 2000},
+        "curvature": {"images": 2000, "batch": 2000, "modes": ["eval"]},
+    }
     return cells | {"none": replace(cells["none"], instruments=tables)}
 
 

@@ -71,8 +71,13 @@ def cells(base: RunConfig, arms: Mapping[str, Arm], rates: Sequence[float]) -> G
         policy = families.static(next(iter(levels), DENSE))
         for rate in rates:
             name = f"{arm}{AT}{rate:g}"
-            found[name] = replace(families.at_rate(base, rate), name=name, compressor=compressor,
-                                  levels=levels, policy=policy)  # fmt: skip
+            found[name] = replace(
+                families.at_rate(base, rate),
+                name=name,
+                compressor=compressor,
+                levels=levels,
+                policy=policy,
+            )
     return found
 
 

@@ -171,13 +171,17 @@ def paper_lstm() -> RunConfig:
         data=DataConfig(name="wikitext-2", sequence=30),
         model=ModelConfig(name="lstm", width=650, depth=2, dropout=0.4),
         optimizer=OptimizerConfig(
-            lr=10.0, warmup_from=2.5, warmup_hold=1, decay_epochs=(62, 81), weight_decay=0.0,
+            lr=10.0,
+            warmup_from=2.5,
+            warmup_hold=1,
+            decay_epochs=(62, 81),
+            weight_decay=0.0,
             clip=0.4,
         ),
         compressor={"name": "topk"},
         levels={"low": 99, "high": 2},
         policy={"name": "accordion", "eta": 0.5, "interval": 5},
-    )  # fmt: skip
+    )
 
 
 @grid("paper-lstm")

@@ -38,14 +38,27 @@ LADDERS: dict[str, tuple[str, ...]] = {  # the controls of one kind, from few fl
     "coin": ("rank 1", *(f"coin {share}" for share in SHARES), "rank 4"),
 }
 PAPER = {  # arms that are schedules of the paper's figures 2 and 8, as its grids call them
-    "dense": "dense", "rank 4": "low", "rank 1": "high", "accordion": "accordion",
-    "critical 8": "low-in-critical", "high in critical 8": "high-in-critical",
-    "first 6": "low-early", "last 6": "low-late", "rank 1 longer": "high-stretched",
-}  # fmt: skip
+    "dense": "dense",
+    "rank 4": "low",
+    "rank 1": "high",
+    "accordion": "accordion",
+    "critical 8": "low-in-critical",
+    "high in critical 8": "high-in-critical",
+    "first 6": "low-early",
+    "last 6": "low-late",
+    "rank 1 longer": "high-stretched",
+}
 OWN = {  # what `regimes tune tournament-small` chose for them, of RATES
-    "dense": 0.05, "rank 4": 0.05, "rank 1": 0.0125, "accordion": 0.025, "critical 8": 0.05,
-    "high in critical 8": 0.025, "first 6": 0.05, "last 6": 0.0125, "rank 1 longer": 0.025,
-}  # fmt: skip
+    "dense": 0.05,
+    "rank 4": 0.05,
+    "rank 1": 0.0125,
+    "accordion": 0.025,
+    "critical 8": 0.05,
+    "high in critical 8": 0.025,
+    "first 6": 0.05,
+    "last 6": 0.0125,
+    "rank 1 longer": 0.025,
+}
 NEVER = 1e9  # a threshold: no norm changes so much
 RATES = {
     "tournament-smoke": "0.003125,0.00625,0.0125,0.025,0.05,0.1,0.2,0.4,0.8",
@@ -123,10 +136,13 @@ def tournament_small() -> Grid:
     base = cpu.small()
     cells = arms(base)
     critical = [(0, 6), (12, 14)]
-    extra = families.follow(replace(base, levels=RANKS), {
-        "critical 8": families.windows(*critical, inside="r4", outside="r1"),
-        "high in critical 8": families.windows(*critical, inside="r1", outside="dense"),
-    })  # fmt: skip
+    extra = families.follow(
+        replace(base, levels=RANKS),
+        {
+            "critical 8": families.windows(*critical, inside="r4", outside="r1"),
+            "high in critical 8": families.windows(*critical, inside="r1", outside="dense"),
+        },
+    )
     stretched = longer(cells["rank 1"], 83)
     on = replace(stretched, name="rank 1 on", optimizer=base.optimizer)
     return cells | extra | {cell.name: cell for cell in (stretched, on)}

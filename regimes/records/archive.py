@@ -19,8 +19,13 @@ from regimes.records.scratch import scratch_folder
 from regimes.records.selection import gathered
 
 LARGEST_ARCHIVE, LARGEST_ABOUT = 2**33, 2**20  # bytes, unpacked
-ABOUT = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME,
-         tarfile.GNUTYPE_LONGLINK)  # fmt: skip
+ABOUT = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
 
 
 class Member(tarfile.TarInfo):

@@ -16,8 +16,14 @@ from typing import Any
 from regimes.records.lines import content, read_lines, whole_lines
 
 CHAIN = "chain.jsonl"
-CHAINED = ("run.json", "epochs.jsonl", "seconds.jsonl", "instruments.jsonl", "events.jsonl",
-           "superseded.jsonl")  # fmt: skip
+CHAINED = (
+    "run.json",
+    "epochs.jsonl",
+    "seconds.jsonl",
+    "instruments.jsonl",
+    "events.jsonl",
+    "superseded.jsonl",
+)
 State = dict[str, Any]
 EMPTY: State = {"lines": 0, "sha256": hashlib.sha256().hexdigest()}
 

@@ -29,8 +29,16 @@ from regimes.records.lines import read_header
 if TYPE_CHECKING:
     from regimes.records.reader import Record
 
-STORAGE = ("checkpoint_every", "checkpoint_seconds", "reporters", "timeout", "data.path",
-           "data.download", "machine.command", "schema")  # fmt: skip
+STORAGE = (
+    "checkpoint_every",
+    "checkpoint_seconds",
+    "reporters",
+    "timeout",
+    "data.path",
+    "data.download",
+    "machine.command",
+    "schema",
+)
 CIRCUMSTANCES = ("code", "machine", "world", "device", "bucket_mb")  # "world" but its workers
 LONGEST = 24  # letters of a value in a name
 YOKED = "yoked "  # controls recorded before `drawn_per_seed` was a field of configurations
@@ -65,8 +73,7 @@ def fields(run: Record) -> Fields:
         rates = [row["lr"] for row in run.rows]
         header["rates"] = {"first": rates[0], "highest": max(rates)}
     config = run.config if run.hooked else resolved(run.config)  # a hook's says what is known
-    return {k: v for k, v in (_flat(config) | _flat(header)).items()
-            if k not in ("name", *STORAGE)}  # fmt: skip
+    return {k: v for k, v in (_flat(config) | _flat(header)).items() if k not in ("name", *STORAGE)}
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Fields:
@@ -139,10 +146,12 @@ def _telling(differ: dict[str, list[str]]) -> list[str]:
     kinds = len({*zip(*differ.values(), strict=True)})
     chosen = list(differ)[:1]
     while len({*zip(*(differ[n] for n in chosen), strict=True)}) < kinds:
-        chosen.append(max(
-            (name for name in differ if name not in chosen),
-            key=lambda name: len({*zip(*(differ[n] for n in (*chosen, name)), strict=True)}),
-        ))  # fmt: skip
+        chosen.append(
+            max(
+                (name for name in differ if name not in chosen),
+                key=lambda name: len({*zip(*(differ[n] for n in (*chosen, name)), strict=True)}),
+            )
+        )
     return chosen
 
 
@@ -151,10 +160,13 @@ def _labels(columns: Sequence[Sequence[str]], names: Sequence[str]) -> list[str]
     rows = list(zip(*columns, strict=True))
     usual = max(dict.fromkeys(rows), key=rows.count)
     return [
-        ", ".join(f"{name}={value}" for name, value, other in zip(names, row, usual, strict=True)
-                  if value != other or row == usual)
+        ", ".join(
+            f"{name}={value}"
+            for name, value, other in zip(names, row, usual, strict=True)
+            if value != other or row == usual
+        )
         for row in rows
-    ]  # fmt: skip
+    ]
 
 
 def separate(runs: Iterable[Record]) -> list[Record]:
@@ -256,8 +268,10 @@ def mixed(groups: Mapping[str, Sequence[Record]]) -> list[str]:
             differ = {k: v for k, v in differ.items() if k not in ("code.commit", "code.version")}
         if differ:
             by_words.setdefault(_listed(differ), []).append(name)
-    return [f"{', '.join(names)}: averaged over runs that differ in {words}"
-            for words, names in by_words.items()]  # fmt: skip
+    return [
+        f"{', '.join(names)}: averaged over runs that differ in {words}"
+        for words, names in by_words.items()
+    ]
 
 
 def _listed(differ: Mapping[str, Sequence[str]], most: int = 4) -> str:

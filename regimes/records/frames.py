@@ -10,8 +10,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Row = dict[str, Any]
-NULLABLE = ("train_loss", "test_loss", "metric", "perplexity", "validation_loss",
-            "validation_metric", "batch_size")  # fmt: skip
+NULLABLE = (
+    "train_loss",
+    "test_loss",
+    "metric",
+    "perplexity",
+    "validation_loss",
+    "validation_metric",
+    "batch_size",
+)
 MADE = ("seconds_", "total_")  # how columns begin that are no part of a row
 
 
@@ -40,8 +47,9 @@ def logged(rows: Sequence[Row]) -> dict[str, str]:
     among the epochs', which begins with "logged_" where the name is another column's."""
     taken = {name for row in rows for name in _scalars(row)}
     names = dict.fromkeys(name for row in rows for name in row.get("logged", {}))
-    return {name: f"logged_{name}" if name in taken or name.startswith(MADE) else name
-            for name in names}  # fmt: skip
+    return {
+        name: f"logged_{name}" if name in taken or name.startswith(MADE) else name for name in names
+    }
 
 
 def _scalars(row: Row) -> Row:
@@ -62,8 +70,12 @@ def layers(names: Sequence[str], rows: Sequence[Row]) -> pd.DataFrame:
 
     columns: dict[str, list[Any]] = {"layer": []}
     for done, row in enumerate(rows):
-        found = {"layer": names, **row["layers"], **row["statistics"],
-                 "epoch": [row["epoch"]] * len(names)}  # fmt: skip
+        found = {
+            "layer": names,
+            **row["layers"],
+            **row["statistics"],
+            "epoch": [row["epoch"]] * len(names),
+        }
         for name in [name for name in found if name not in columns]:
             columns[name] = [None] * (done * len(names))
         for name, column in columns.items():

@@ -12,11 +12,29 @@ from typing import Any
 
 Row = dict[str, Any]
 OWN = "own"  # data, or an optimiser, whose name a hook was not told
-KNOWN = ("name", "seed", "unit_steps", "workers", "batch_size", "compressor", "levels", "policy",
-         "start_compressing_after", "signal", "dtype")  # fmt: skip
+KNOWN = (
+    "name",
+    "seed",
+    "unit_steps",
+    "workers",
+    "batch_size",
+    "compressor",
+    "levels",
+    "policy",
+    "start_compressing_after",
+    "signal",
+    "dtype",
+)
 LATE = ("sync_policy", "sync_levels", "outer")  # of local steps
-ASKED = ("data", "batch_size", "optimizer.name", "optimizer.options", "optimizer.schedule",
-         "precision", "deterministic")  # fmt: skip
+ASKED = (
+    "data",
+    "batch_size",
+    "optimizer.name",
+    "optimizer.options",
+    "optimizer.schedule",
+    "precision",
+    "deterministic",
+)
 NOT_SAID = "not said"
 
 

@@ -50,18 +50,30 @@ VALUES = Each(Maybe(NUMBER), dict)
 ROWS: dict[str, Fields | Each] = {
     "epochs.jsonl": Fields(
         {
-            "epoch": EPOCHS, "lr": NUMBER, "next_lr": NUMBER, "steps": STEPS,
-            "batch_size": Maybe(STEPS), "train_loss": Maybe(NUMBER), "test_loss": Maybe(NUMBER),
-            "metric": Maybe(NUMBER), "floats": AMOUNT, "bytes": AMOUNT,
+            "epoch": EPOCHS,
+            "lr": NUMBER,
+            "next_lr": NUMBER,
+            "steps": STEPS,
+            "batch_size": Maybe(STEPS),
+            "train_loss": Maybe(NUMBER),
+            "test_loss": Maybe(NUMBER),
+            "metric": Maybe(NUMBER),
+            "floats": AMOUNT,
+            "bytes": AMOUNT,
             "collectives": Fields({"calls": ONE_EACH, "bytes": ONE_EACH}),
             "layers": Fields({"level": TEXTS, "floats": AMOUNTS, "bytes": AMOUNTS, "why": WHYS}),
             "statistics": Each(NUMBERS, dict),
         },
         {
-            "unit": Fields({"first": COUNT, "stop": COUNT}), "perplexity": Maybe(NUMBER),
-            "batch": Fields({}, {"level": Maybe(TEXT), "multiple": STEPS}), "skipped": COUNT,
+            "unit": Fields({"first": COUNT, "stop": COUNT}),
+            "perplexity": Maybe(NUMBER),
+            "batch": Fields({}, {"level": Maybe(TEXT), "multiple": STEPS}),
+            "skipped": COUNT,
             "sync": Fields({}, {"level": Maybe(TEXT), "period": STEPS, "rounds": COUNT}),
-            "group_lr": Maybe(NUMBERS), "validation": VALUES, "model": VALUES, "logged": VALUES,
+            "group_lr": Maybe(NUMBERS),
+            "validation": VALUES,
+            "model": VALUES,
+            "logged": VALUES,
         },
     ),
     "seconds.jsonl": Fields({"epoch": EPOCHS}, {"processes": Each(Each(SECONDS), dict)}, SECONDS),
@@ -69,35 +81,50 @@ ROWS: dict[str, Fields | Each] = {
     "events.jsonl": Fields({"time": TEXT, "event": NAME}, {"why": TEXT}),
     "superseded.jsonl": Fields({"file": NAME, "epoch": EPOCHS}),
     "chain.jsonl": Fields({"files": Each(Fields({"lines": COUNT, "sha256": TEXT}), dict)}),
-}  # fmt: skip
+}
 
 
 @functools.cache
 def header() -> Fields:
     """Of ``run.json``."""
-    data, model = (Fields(PLUG_IN.needed, _fields(RunConfig)[x].kind.others)
-                   for x in ("data", "model"))  # fmt: skip
+    data, model = (
+        Fields(PLUG_IN.needed, _fields(RunConfig)[x].kind.others) for x in ("data", "model")
+    )
     config = {
-        "name": NAME, "seed": WHOLE, "epochs": Maybe(EPOCHS), "workers": WORKERS, "signal": NAME,
-        "levels": Each(LEVEL, dict), "compressor": PLUG_IN, "policy": PLUG_IN, "data": data,
-        "model": model, "optimizer": _fields(RunConfig)["optimizer"].kind,
-    }  # fmt: skip
+        "name": NAME,
+        "seed": WHOLE,
+        "epochs": Maybe(EPOCHS),
+        "workers": WORKERS,
+        "signal": NAME,
+        "levels": Each(LEVEL, dict),
+        "compressor": PLUG_IN,
+        "policy": PLUG_IN,
+        "data": data,
+        "model": model,
+        "optimizer": _fields(RunConfig)["optimizer"].kind,
+    }
     cost = Fields({"floats": AMOUNT, "bytes": AMOUNT}, {"layers": AMOUNTS})
     layer = Fields({"name": NAME, "shape": Each(COUNT), "compressed": TRUE_OR_FALSE})
     counts = dict.fromkeys(("train", "test", "validation", "words"), Maybe(COUNT))
     return Fields(
         {
-            "schema": STEPS, "config": Fields(config, _fields(RunConfig) | OF_THEIR_OWN),
+            "schema": STEPS,
+            "config": Fields(config, _fields(RunConfig) | OF_THEIR_OWN),
             "metric": NAME,
             "world": Fields({"workers": WORKERS, "processes": WORKERS}, {"groups": WORKERS}),
-            "data": Fields({"digest": Maybe(TEXT)}, counts), "steps_per_epoch": Maybe(STEPS),
-            "per_step": Each(cost, dict), "layers": Each(layer),
+            "data": Fields({"digest": Maybe(TEXT)}, counts),
+            "steps_per_epoch": Maybe(STEPS),
+            "per_step": Each(cost, dict),
+            "layers": Each(layer),
         },
         {
-            "written_by": TEXT, "units": Maybe(EPOCHS), "budget": Maybe(AMOUNT),
-            "code": Each(Maybe(TEXT), dict), "machine": Fields({}, {"gpus": TEXTS}),
+            "written_by": TEXT,
+            "units": Maybe(EPOCHS),
+            "budget": Maybe(AMOUNT),
+            "code": Each(Maybe(TEXT), dict),
+            "machine": Fields({}, {"gpus": TEXTS}),
         },
-    )  # fmt: skip
+    )
 
 
 OF_THEIR_OWN = {

@@ -79,9 +79,11 @@ def select(runs: Iterable[Record], where: Sequence[str]) -> list[Record]:
         if left and not any(field in table for table in tables):
             known = dict.fromkeys(name for table in tables for name in table)
             raise RecordError(f"--where {text}: no run says {field!r}; {nearest(field, known)}")
-        chosen = [run for run, table in zip(left, tables, strict=True)
-                  if _equal(field, table.get(field), value, raw)
-                  or (field == "name" and run.name == raw)]  # fmt: skip
+        chosen = [
+            run
+            for run, table in zip(left, tables, strict=True)
+            if _equal(field, table.get(field), value, raw) or (field == "name" and run.name == raw)
+        ]
         if left and not chosen:
             there = ", ".join(dict.fromkeys(_shown(field, table) for table in tables))
             raise RecordError(f"--where {text}: no run has it; {field} is {there}")

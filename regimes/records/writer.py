@@ -146,8 +146,10 @@ class Writer:
     ) -> None:
         """Append one epoch; on the disk when this returns, and nowhere if it cannot be written."""
         at = {"epoch": row["epoch"]}
-        found = [("instruments.jsonl", {**at, "instrument": name, **detail})
-                 for name, detail in (details or {}).items()]  # fmt: skip
+        found = [
+            ("instruments.jsonl", {**at, "instrument": name, **detail})
+            for name, detail in (details or {}).items()
+        ]
         # epochs.jsonl last: an epoch that is there is there with all it has
         self._append([("seconds.jsonl", {**at, **seconds}), *found, ("epochs.jsonl", row)])
 

@@ -60,9 +60,11 @@ def compare(record: Record, rules: Mapping[str, Rule]) -> Comparison:
         for epoch, share in frame.groupby("epoch")["critical"].mean().items()
     ]
     return Comparison(
-        pd.DataFrame(rows), pd.DataFrame(pairs, columns=columns), pd.DataFrame(epochs),
+        pd.DataFrame(rows),
+        pd.DataFrame(pairs, columns=columns),
+        pd.DataFrame(epochs),
         tuple(dict.fromkeys(notes)),
-    )  # fmt: skip
+    )
 
 
 def _calls(frame: pd.DataFrame, rule: Rule) -> Calls:
@@ -74,9 +76,15 @@ def _pair(a: str, b: str, one: Calls, other: Calls) -> dict[str, Any]:
     fine = one.ndim == other.ndim == 2
     x, y = (one, other) if fine else (majority(one), majority(other))
     shift, best = lag(x, y)
-    return {"a": a, "b": b, "granularity": "epoch x layer" if fine else "epoch",
-            "jaccard": jaccard(x, y), "kappa": kappa(x, y), "lag": shift,
-            "best": best}  # fmt: skip
+    return {
+        "a": a,
+        "b": b,
+        "granularity": "epoch x layer" if fine else "epoch",
+        "jaccard": jaccard(x, y),
+        "kappa": kappa(x, y),
+        "lag": shift,
+        "best": best,
+    }
 
 
 def _one(
@@ -90,7 +98,10 @@ def _one(
     low = record.header["per_step"].get("low", {}).get("floats") or np.nan
     seconds, share = signal_cost(record, rule)
     return {
-        "detector": name, "critical": float(frame["critical"].mean()), "floats": floats,
+        "detector": name,
+        "critical": float(frame["critical"].mean()),
+        "floats": floats,
         "of_low": floats / (low * float(record.epochs["steps"].sum())),
-        "seconds_per_epoch": seconds, "share_of_training": share,
-    }  # fmt: skip
+        "seconds_per_epoch": seconds,
+        "share_of_training": share,
+    }

@@ -106,18 +106,29 @@ def tables(result: Comparison) -> list[Table]:
     for schedule, rows in one.groupby("schedule", sort=False):
         n = rows["n"].iloc[0]
         lines: list[Sequence[str]] = [
-            (row["detector"], _cell(row, "critical", 0, 100), _cell(row, "of_low"),
-             _cell(row, "seconds_per_epoch", 3), _cell(row, "share_of_training", 1, 100))
+            (
+                row["detector"],
+                _cell(row, "critical", 0, 100),
+                _cell(row, "of_low"),
+                _cell(row, "seconds_per_epoch", 3),
+                _cell(row, "share_of_training", 1, 100),
+            )
             for row in rows.to_dict("records")
-        ]  # fmt: skip
+        ]
         heads = ("detector", "critical %", "of low", "s / epoch", "% of training")
         shown.append(Table(heads, lines, title=f"{schedule}, {n} seed{'s' if n > 1 else ''}"))
         pairs = [row for row in two.to_dict("records") if row["schedule"] == schedule]
         lines = [
-            (row["a"], row["b"], "layer" if "layer" in row["granularity"] else "epoch",
-             _cell(row, "jaccard"), _cell(row, "kappa"), _cell(row, "lag", 1))
+            (
+                row["a"],
+                row["b"],
+                "layer" if "layer" in row["granularity"] else "epoch",
+                _cell(row, "jaccard"),
+                _cell(row, "kappa"),
+                _cell(row, "lag", 1),
+            )
             for row in pairs
-        ]  # fmt: skip
+        ]
         beside = ("detector", "beside", "by", "Jaccard", "kappa", "lag")
         shown += [Table(beside, lines, texts=2)] if pairs else []
     return shown

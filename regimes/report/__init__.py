@@ -38,9 +38,12 @@ def page(place: Path, network: str, baseline: str | None = None) -> str:
     with opened(place) as root:
         study = content.read(root, place)
         environment = jinja2.Environment(
-            loader=jinja2.PackageLoader("regimes.report", "."), autoescape=True,
-            undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        )  # fmt: skip
+            loader=jinja2.PackageLoader("regimes.report", "."),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
         return environment.get_template("page.html").render(
             unit=content.unit,
             study=study,

@@ -153,8 +153,11 @@ def _selected(seen: list[Seen]) -> list[Seen]:
     cannot be read stays."""
     known = gathered([one.record for one in seen if one.record])
     by_folder = {run.folder: run for run in known}
-    return [replace(one, record=by_folder[one.record.folder]) if one.record else one
-            for one in seen if one.record is None or one.record.folder in by_folder]  # fmt: skip
+    return [
+        replace(one, record=by_folder[one.record.folder]) if one.record else one
+        for one in seen
+        if one.record is None or one.record.folder in by_folder
+    ]
 
 
 def unit(study: Study) -> str:
@@ -229,8 +232,14 @@ def seconds(study: Study) -> Table:
         runs, total = study.found[name], sum(mean.values())
         epochs = sum(len(run.rows) for run in runs) / len(runs)
         parts = [mean.get(part, 0.0) for part in names]
-        lines.append((name, *(f"{x:.3g} ({100 * x / total:.0f} %)" if x else DASH for x in parts),
-                      f"{total:.3g}", f"{epochs * total:.3g}"))  # fmt: skip
+        lines.append(
+            (
+                name,
+                *(f"{x:.3g} ({100 * x / total:.0f} %)" if x else DASH for x in parts),
+                f"{total:.3g}",
+                f"{epochs * total:.3g}",
+            )
+        )
     return Table(("schedule", *names, f"s/{unit(study)}", "s/run"), lines)
 
 
@@ -261,10 +270,14 @@ def cost(study: Study, network: Network) -> Table:
         "pays below",
     )
     lines = [
-        (f"{row['case']}{'' if row['kind'] == 'level' else ' (schedule)'}",
-         *(f"{row['steps_per_epoch'] * row[part]:.3g}" for part in parts),
-         f"{row['epoch']:.3g}", f"{row['speed_up']:.2f}", spell(row["break_even"]))
+        (
+            f"{row['case']}{'' if row['kind'] == 'level' else ' (schedule)'}",
+            *(f"{row['steps_per_epoch'] * row[part]:.3g}" for part in parts),
+            f"{row['epoch']:.3g}",
+            f"{row['speed_up']:.2f}",
+            spell(row["break_even"]),
+        )
         for row in frame.to_dict("records")
-    ]  # fmt: skip
+    ]
     note = f"{config['workers']} workers, {network}, ring all-reduce."
     return Table(heads, lines, f"{note} Of another setting: {left_out}." if left_out else note)

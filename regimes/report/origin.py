@@ -25,8 +25,9 @@ def configuration(study: Study) -> list[tuple[str, str]]:
     one = study.one.config
     same = {key for key in keys if all(c.get(key) == one.get(key) for c in configs.values())}
     parts = [("all runs", _toml(one, same) + _said(study.one))]
-    return parts + [(name, text) for name in order(configs)
-                    if (text := _toml(configs[name], keys - same))]  # fmt: skip
+    return parts + [
+        (name, text) for name in order(configs) if (text := _toml(configs[name], keys - same))
+    ]
 
 
 def _said(run: Record) -> str:
@@ -73,14 +74,18 @@ def _origin(run: Record) -> dict[str, str]:
         "digest of the code": str(code.get("digest", "?"))[:12],
         "libraries": ", ".join(f"{n} {machine.get(n, '?')}" for n in ("torch", "numpy", "python")),
         "machine": ", ".join(
-            [*machine.get("gpus", []), f"{machine.get('processor') or 'unknown processor'}",
-             f"cores {machine.get('cores', '?')}", f"threads {machine.get('threads', '?')}",
-             str(machine.get("system", "?"))]),
+            [
+                *machine.get("gpus", []),
+                f"{machine.get('processor') or 'unknown processor'}",
+                f"cores {machine.get('cores', '?')}",
+                f"threads {machine.get('threads', '?')}",
+                str(machine.get("system", "?")),
+            ]
+        ),
         "workers": f"{run.config['workers']} on {processes} process{'es' * (processes > 1)}, "
-                   f"{world.get('device', '?')}"
-                   + (f"; one of {groups} such groups" if groups > 1 else ""),
+        f"{world.get('device', '?')}" + (f"; one of {groups} such groups" if groups > 1 else ""),
         "command": str(machine.get("command", "?")),
-    }  # fmt: skip
+    }
 
 
 def _distinct(values: Iterable[str], most: int = 5) -> list[str]:

@@ -108,8 +108,14 @@ def _drawn(study: Study, found: Groups, against: str, shown: Metric) -> Figure:
             style.shade(ax, windows(study.found))
             style.mark_decays(ax, study.one)
         handles, labels = ax.get_legend_handles_labels()
-        fig.legend(handles, labels, loc="outside upper left", handlelength=3.2, columnspacing=1,
-                   ncols=style.legend_columns(labels, WIDTH, 2))  # fmt: skip
+        fig.legend(
+            handles,
+            labels,
+            loc="outside upper left",
+            handlelength=3.2,
+            columnspacing=1,
+            ncols=style.legend_columns(labels, WIDTH, 2),
+        )
     return fig
 
 
@@ -146,8 +152,11 @@ def adaptive(study: Study) -> list[str]:
     found = []
     for name, runs in study.found.items():
         names = [layer["name"] for layer in compressed(runs[0])]
-        used = {level for run in runs
-                for level in run.layers.loc[run.layers["layer"].isin(names), "level"]}  # fmt: skip
+        used = {
+            level
+            for run in runs
+            for level in run.layers.loc[run.layers["layer"].isin(names), "level"]
+        }
         fixed = runs[0].config["policy"]["name"] in FIXED or len(used) == 1
         if used - {DENSE} and (study.single or not fixed):
             found.append(name)

@@ -124,9 +124,14 @@ def prepare(config: RunConfig) -> Run:
 
 
 def _build(
-    config: RunConfig, chosen: Compressor, rules: tuple[Policy, Policy | None, Policy | None],
-    worse: Deficit, world: World, device: torch.device, numerics: Numerics,
-) -> Run:  # fmt: skip
+    config: RunConfig,
+    chosen: Compressor,
+    rules: tuple[Policy, Policy | None, Policy | None],
+    worse: Deficit,
+    world: World,
+    device: torch.device,
+    numerics: Numerics,
+) -> Run:
     """What is built when the processes have met; they check that they mean the same run.
 
     Args:
@@ -136,9 +141,11 @@ def _build(
     task = registry.load(config)
     check_size(config, task)
     world.agree(
-        **to_dict(config), data_digest=task.digest, code=provenance.code_digest(),
+        **to_dict(config),
+        data_digest=task.digest,
+        code=provenance.code_digest(),
         torch=torch.__version__,
-    )  # fmt: skip
+    )
     model = task.build(config).to(device, dtype)
     layers = layer_table(model)
     check_order(chosen, config.levels, layers, config.workers)
@@ -168,10 +175,30 @@ def _build(
     needs = [need for rule in rules if rule is not None for need in rule.needs]
     panel = choose(config.instruments, needs, config.signal, context)
     return Run(
-        config, world, device, numerics, task, batches, model, layers, controller, chosen,
-        gradients, reducer, TrainingStep(gradients, reducer), context, panel, optimizer, units,
-        rate, batch, sync, local, worse, pruning,
-    )  # fmt: skip
+        config,
+        world,
+        device,
+        numerics,
+        task,
+        batches,
+        model,
+        layers,
+        controller,
+        chosen,
+        gradients,
+        reducer,
+        TrainingStep(gradients, reducer),
+        context,
+        panel,
+        optimizer,
+        units,
+        rate,
+        batch,
+        sync,
+        local,
+        worse,
+        pruning,
+    )
 
 
 def _gradients(
@@ -201,9 +228,15 @@ def _union(config: RunConfig, chosen: Compressor, model: nn.Module, batches: Any
 
 
 def _context(
-    task: Task, chosen: Compressor, gradients: Gradients, layers: Sequence[Layer],
-    config: RunConfig, batches: Batches, optimizer: Optimizers, local: Rounds | None,
-) -> MeasurementContext:  # fmt: skip
+    task: Task,
+    chosen: Compressor,
+    gradients: Gradients,
+    layers: Sequence[Layer],
+    config: RunConfig,
+    batches: Batches,
+    optimizer: Optimizers,
+    local: Rounds | None,
+) -> MeasurementContext:
     """What instruments see of the data: probes of the training set, and an epoch's batches."""
     g = gradients
     decays = optimizer.decoupled_decay(g.parameters)
@@ -215,6 +248,16 @@ def _context(
         return task.samples(batches, config.seed, epoch, count, batch)
 
     return MeasurementContext(
-        g.model, task.loss, g.world, layers, config.seed, g.union, probe, samples, chosen,
-        config.levels, lambda: (optimizer.lr, decays), (lambda: local.apart) if local else None,
-    )  # fmt: skip
+        g.model,
+        task.loss,
+        g.world,
+        layers,
+        config.seed,
+        g.union,
+        probe,
+        samples,
+        chosen,
+        config.levels,
+        lambda: (optimizer.lr, decays),
+        (lambda: local.apart) if local else None,
+    )

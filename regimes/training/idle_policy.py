@@ -36,9 +36,12 @@ def silence(header: Row, rows: Sequence[Row]) -> list[str]:
 
 
 def _said(
-    header: Row, rows: Sequence[Row], where: str, levels: list[list[str]],
+    header: Row,
+    rows: Sequence[Row],
+    where: str,
+    levels: list[list[str]],
     why: list[list[Row | None]],
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     table, units = header["config"][where], len(levels)
     name, chosen, found = table["name"], {x for row in levels for x in row}, []
     if name == "static":
@@ -61,9 +64,13 @@ def _said(
         found.append(
             f"{where}: {name} chose {chosen.pop()!r} for everything in all of "
             f"{count_units(header, rows)}: the run is one at a static level."
-            + (f" It compares every {interval} units, here {compared} time{'s' * (compared > 1)}: "
-               f"set {where}.interval lower to compare more often." if compared else "")
-        )  # fmt: skip
+            + (
+                f" It compares every {interval} units, here {compared} time{'s' * (compared > 1)}: "
+                f"set {where}.interval lower to compare more often."
+                if compared
+                else ""
+            )
+        )
     return found
 
 

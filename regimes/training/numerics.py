@@ -48,10 +48,15 @@ class Numerics:
 @contextmanager
 def _deterministic() -> Iterator[None]:
     cudnn, filling = torch.backends.cudnn, torch.utils.deterministic
-    wanted = [(cudnn, "deterministic", True), (cudnn, "benchmark", False),
-              (filling, "fill_uninitialized_memory", False)]  # fmt: skip
-    on, warn = (torch.are_deterministic_algorithms_enabled(),
-                torch.is_deterministic_algorithms_warn_only_enabled())  # fmt: skip
+    wanted = [
+        (cudnn, "deterministic", True),
+        (cudnn, "benchmark", False),
+        (filling, "fill_uninitialized_memory", False),
+    ]
+    on, warn = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
     workspace = os.environ.get(WORKSPACE)
     os.environ.setdefault(WORKSPACE, ":4096:8")
     torch.use_deterministic_algorithms(True)

@@ -181,8 +181,10 @@ def _groups(config: OptimizerConfig, parameters: Any, vectors: bool) -> Groups:
     every = list(parameters)
     if vectors or not config.weight_decay:
         return [{"params": every, "weight_decay": config.weight_decay}]
-    parts = {config.weight_decay: [p for p in every if p.ndim > 1],
-             0.0: [p for p in every if p.ndim <= 1]}  # fmt: skip
+    parts = {
+        config.weight_decay: [p for p in every if p.ndim > 1],
+        0.0: [p for p in every if p.ndim <= 1],
+    }
     return [{"params": ps, "weight_decay": decay} for decay, ps in parts.items() if ps]
 
 

@@ -37,8 +37,11 @@ def decide(run: Run, unit: int) -> Plan:
     batch = _batch(run)
     scale = batch["multiple"] if run.config.optimizer.scale_with_batch else 1
     levels, sync = run.controller.decide(run.rows), _sync(run)
-    for by, reasons in ((run.controller, levels.why), (run.batch_controller, [batch["why"]]),
-                        (run.sync_controller, [sync["why"]])):  # fmt: skip
+    for by, reasons in (
+        (run.controller, levels.why),
+        (run.batch_controller, [batch["why"]]),
+        (run.sync_controller, [sync["why"]]),
+    ):
         if by is not None:
             check_reasons(by.policy, reasons)
     return Plan(unit, batch, scale, levels, sync)

@@ -28,9 +28,13 @@ class Replicas:
     """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], buffers: Sequence[Tensor],
-        optimizers: Sequence[Optimizers], *, theirs: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        parameters: Sequence[nn.Parameter],
+        buffers: Sequence[Tensor],
+        optimizers: Sequence[Optimizers],
+        *,
+        theirs: bool = False,
+    ) -> None:
         """
         Args:
             theirs: the module's memory is that of the only hosted worker, as in somebody's own

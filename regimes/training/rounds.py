@@ -42,9 +42,13 @@ class Rounds:
     """
 
     def __init__(
-        self, gradients: Gradients, optimizer: Optimizers, build: Callable[[], Optimizers],
-        reducer: Reducer, config: OuterConfig,
-    ) -> None:  # fmt: skip
+        self,
+        gradients: Gradients,
+        optimizer: Optimizers,
+        build: Callable[[], Optimizers],
+        reducer: Reducer,
+        config: OuterConfig,
+    ) -> None:
         self.gradients, self.world, self.config = gradients, gradients.world, config
         self.optimizer, self._build = optimizer, build
         self.outer = OuterStep(gradients.parameters, reducer, config)

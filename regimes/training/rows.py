@@ -28,9 +28,14 @@ def sent(meter: Meter, levels: Levels) -> dict[str, Any]:
 
 
 def of_a_job(
-    unit: int, steps: int, stop: int, rates: tuple[float, float], batch_size: int | None,
-    readings: Readings, groups: Sequence[float | None] | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    unit: int,
+    steps: int,
+    stop: int,
+    rates: tuple[float, float],
+    batch_size: int | None,
+    readings: Readings,
+    groups: Sequence[float | None] | None = None,
+) -> dict[str, Any]:
     """A unit of a user's own training, apart from ``sent``: what it does not say is None.
 
     Args:

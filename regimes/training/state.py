@@ -67,11 +67,12 @@ def _header(run: Run) -> dict[str, Any]:
         "metric": run.task.metric,
         "steps_per_epoch": len(run.batches),
         "units": len(run.units),
-        "budget": None if budget is None else budget.epochs * len(run.batches)
-        * per_step[budget.level]["floats"],
+        "budget": None
+        if budget is None
+        else budget.epochs * len(run.batches) * per_step[budget.level]["floats"],
         "per_step": per_step,
         "layers": layer_entries(run.layers),
-    }  # fmt: skip
+    }
 
 
 def save(run: Run, out: Path) -> None:
@@ -141,8 +142,7 @@ def _restore_local(
         layer.name: _hosted_rows(run, [(who, part["residuals"][layer.name]) for who, part in own])
         for layer in run.layers
     }
-    states = {w: state for who, part in own
-              for w, state in zip(who, part["workers"], strict=False)}  # fmt: skip
+    states = {w: state for who, part in own for w, state in zip(who, part["workers"], strict=False)}
     hosted = [states[worker] for worker in run.world.hosted] if states else []
     local.load_state_dict(shared, residuals, hosted)
 

@@ -41,10 +41,12 @@ class Units:
         for name, batch in levels.items():
             multiple = batch // config.batch_size
             require(
-                size is not None and size % multiple == 0 and per_epoch % size == 0, "unit_steps",
-                size, f"a multiple of {multiple} (batch_levels.{name}) that divides an epoch's "
+                size is not None and size % multiple == 0 and per_epoch % size == 0,
+                "unit_steps",
+                size,
+                f"a multiple of {multiple} (batch_levels.{name}) that divides an epoch's "
                 f"{per_epoch} steps",
-            )  # fmt: skip
+            )
         return cls(per_epoch, size, total)
 
     def __len__(self) -> int:

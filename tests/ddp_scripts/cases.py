@@ -143,8 +143,13 @@ def trained(rank: int, case: Case) -> dict[str, Any]:
         layer.name: state.residual
         for layer, state in zip(hook.layers, hook.reducer.states, strict=True)
     }
-    return {"weights": weights(model.module), "levels": levels, "rows": hook.rows,
-            "residuals": residuals, "buckets": buckets}  # fmt: skip
+    return {
+        "weights": weights(model.module),
+        "levels": levels,
+        "rows": hook.rows,
+        "residuals": residuals,
+        "buckets": buckets,
+    }
 
 
 # -- the oracle ------------------------------------------------------------------------------
@@ -186,8 +191,15 @@ def simulated(case: Case) -> dict[str, Any]:
                 touched.add(i)
             optimizer.step()
         norms = [s.norm().item() for s in sums]
-        rows.append({"lr": RATE, "next_lr": RATE, "layers": {"level": levels}, "model": {},
-                     "statistics": {"norm:update": norms}})  # fmt: skip
+        rows.append(
+            {
+                "lr": RATE,
+                "next_lr": RATE,
+                "layers": {"level": levels},
+                "model": {},
+                "statistics": {"norm:update": norms},
+            }
+        )
     residuals = dict(zip((x.name for x in layers), reducer.residuals(), strict=True))
     return {"weights": weights(net), "levels": all_levels, "rows": rows, "residuals": residuals}
 

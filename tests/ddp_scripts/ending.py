@@ -17,9 +17,11 @@ import regimes
 def train() -> Any:
     """Two epochs; what a script has in its hands afterwards."""
     dist.init_process_group(
-        "gloo", sys.argv[2] if len(sys.argv) > 2 else None,
-        rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]),
-    )  # fmt: skip
+        "gloo",
+        sys.argv[2] if len(sys.argv) > 2 else None,
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+    )
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 5)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -37,8 +37,12 @@ def trained(
         fails: a key of ERRORS; what the third all-reduce ends in, as NCCL's do: not before it is
             waited for with patience.
     """
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count),
-                      REGIMES_RENDEZVOUS=(out.parent / "meet").as_uri())  # fmt: skip
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(count),
+        REGIMES_RENDEZVOUS=(out.parent / "meet").as_uri(),
+    )
     with pretended.gpu(count) as diary, pytest.MonkeyPatch.context() as patch:
         calls = diary.calls
         _gloo_for_nccl(patch, calls)
@@ -74,8 +78,13 @@ def on_both(rank: int, config: RunConfig, folder: Path) -> dict[str, Any]:
 def chosen(rank: int, gpus: tuple[str | None, ...], meet: str) -> dict[str, Any]:
     """The backend on which processes agree that see these GPUs, by their identity, as the first
     one each (as Slurm shows them); what is warned of."""
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(len(gpus)),
-                      LOCAL_WORLD_SIZE="1", REGIMES_RENDEZVOUS=meet)  # fmt: skip
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(len(gpus)),
+        LOCAL_WORLD_SIZE="1",
+        REGIMES_RENDEZVOUS=meet,
+    )
     with pretended.gpu() as diary, pytest.MonkeyPatch.context() as patch:
         _gloo_for_nccl(patch, diary.calls)
         seen = Mock(uuid=gpus[rank])
@@ -107,8 +116,12 @@ def hook(rank: int, case: Case) -> dict[str, Any]:
         found["weights"] = {k: v.cpu() for k, v in found["weights"].items()}
         places = {str(r.device) for r in found["residuals"].values() if r is not None}
         same = all(torch.equal(v, plain["weights"][k]) for k, v in found["weights"].items())
-        return {"same": same, "rows": found["rows"] == plain["rows"], "places": [*places],
-                "streams": [*diary.streams]}  # fmt: skip
+        return {
+            "same": same,
+            "rows": found["rows"] == plain["rows"],
+            "places": [*places],
+            "streams": [*diary.streams],
+        }
 
 
 def _gloo_for_nccl(patch: pytest.MonkeyPatch, calls: list[str]) -> None:
@@ -193,5 +206,4 @@ def hooked(rank: int) -> dict[str, Any]:
         ours = group.GroupWorld(dist.group.WORLD, pretended.GPU, 20.0)
     with pretended.gpu():
         gathered = ours.gather_object(rank)
-    return {"gathered": gathered, "made": made,
-            "after": "TORCH_NCCL_BLOCKING_WAIT" in os.environ}  # fmt: skip
+    return {"gathered": gathered, "made": made, "after": "TORCH_NCCL_BLOCKING_WAIT" in os.environ}

@@ -67,8 +67,9 @@ def _child(
     torch.set_num_threads(1)
     place = Path(scratch, "rendezvous").as_uri()
     if timeout is None:
-        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count),
-                          REGIMES_RENDEZVOUS=place)  # fmt: skip
+        os.environ.update(
+            RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count), REGIMES_RENDEZVOUS=place
+        )
     else:
         _meet(place, rank, count, timeout)
     try:

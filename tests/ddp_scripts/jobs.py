@@ -50,15 +50,22 @@ def smoke(rank: int, config: RunConfig) -> dict[str, Any]:
     batches = task.batches(config, torch.device("cpu"), dtype)
     model = DistributedDataParallel(task.build(config).to(dtype), bucket_cap_mb=0.05)
     hook = attach(
-        model, policy=config.policy, compressor=config.compressor, levels=config.levels,
-        signal=config.signal, seed=config.seed,
+        model,
+        policy=config.policy,
+        compressor=config.compressor,
+        levels=config.levels,
+        signal=config.signal,
+        seed=config.seed,
         start_compressing_after=config.start_compressing_after,
-    )  # fmt: skip
+    )
     o = config.optimizer
     optimizer = torch.optim.SGD(
-        model.parameters(), lr=o.lr, momentum=o.momentum, nesterov=True,
+        model.parameters(),
+        lr=o.lr,
+        momentum=o.momentum,
+        nesterov=True,
         weight_decay=o.weight_decay,
-    )  # fmt: skip
+    )
     used = []
     for epoch in range(config.epochs):
         rate = LearningRate(o, 1, config.epochs)
@@ -75,8 +82,12 @@ def smoke(rank: int, config: RunConfig) -> dict[str, Any]:
 
 def trainer(rank: int, config: RunConfig, count: int, out: Path) -> None:
     """The trainer itself on real processes."""
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count),
-                      REGIMES_RENDEZVOUS=(out.parent / "meet").as_uri())  # fmt: skip
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(count),
+        REGIMES_RENDEZVOUS=(out.parent / "meet").as_uri(),
+    )
     regimes.run(config, out)
 
 
@@ -124,8 +135,9 @@ def spied(seen: Callable[[str, Tensor], None]) -> Iterator[None]:
 def traffic(rank: int, case: Case, names: tuple[str, ...]) -> list[dict[str, Any]]:
     """Per step: bytes and calls seen at the collectives, bytes reported, buckets, the formula."""
     model = DistributedDataParallel(cases.build(case), **case.ddp)
-    hook = attach(model, policy=Schedule(names), compressor=case.compressor,
-                  levels=dict(case.levels))  # fmt: skip
+    hook = attach(
+        model, policy=Schedule(names), compressor=case.compressor, levels=dict(case.levels)
+    )
     optimizer, steps = cases.sgd(model), []
     seen: list[int] = []
     buckets: list[Any] = []
@@ -142,13 +154,17 @@ def traffic(rank: int, case: Case, names: tuple[str, ...]) -> list[dict[str, Any
                         hook.reducer.compressors, hook.layers, hook.buckets.levels, strict=True
                     )
                 ]
-                steps.append({
-                    "seen": sum(seen), "calls": len(seen), "buckets": len(buckets),
-                    "bytes": hook.traffic.bytes - before.bytes,
-                    "floats": hook.traffic.floats - before.floats,
-                    "formula": sum(c.bytes for c in formula),
-                    "formula_floats": sum(c.floats for c in formula),
-                })  # fmt: skip
+                steps.append(
+                    {
+                        "seen": sum(seen),
+                        "calls": len(seen),
+                        "buckets": len(buckets),
+                        "bytes": hook.traffic.bytes - before.bytes,
+                        "floats": hook.traffic.floats - before.floats,
+                        "formula": sum(c.bytes for c in formula),
+                        "formula_floats": sum(c.floats for c in formula),
+                    }
+                )
                 seen.clear()
                 buckets.clear()
             hook.epoch_end(lr=0.1)
@@ -233,8 +249,13 @@ def scaled(
     """
     model = DistributedDataParallel(cases.build(case), **case.ddp)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2, enabled=scaler_on)
-    hook = attach(model, policy=case.policy, compressor=case.compressor, levels=dict(case.levels),
-                  scaler=scaler if told else None)  # fmt: skip
+    hook = attach(
+        model,
+        policy=case.policy,
+        compressor=case.compressor,
+        levels=dict(case.levels),
+        scaler=scaler if told else None,
+    )
     optimizer, spoilt, scales = cases.sgd(model), {"now": False}, []
     model.module.inner.weight.register_hook(lambda g: _spoil(g, poison) if spoilt["now"] else g)
     for step in range(9):
@@ -248,9 +269,12 @@ def scaled(
         scales.append(scaler.get_scale())
         if step % 3 == 2:
             hook.epoch_end(lr=0.1)
-    return {"weights": cases.weights(model.module), "scales": scales,
-            "statistics": [row["statistics"] for row in hook.rows],
-            "skipped": [row["skipped"] for row in hook.rows]}  # fmt: skip
+    return {
+        "weights": cases.weights(model.module),
+        "scales": scales,
+        "statistics": [row["statistics"] for row in hook.rows],
+        "skipped": [row["skipped"] for row in hook.rows],
+    }
 
 
 def _spoil(gradient: Tensor, value: float | None) -> Tensor:
@@ -271,8 +295,11 @@ def all_skipped(rank: int) -> dict[str, Any]:
                 optimizer.step()
         hook.epoch_end(lr=0.1)
     finite = all(w.isfinite().all() for w in cases.weights(model.module).values())
-    return {"skipped": [row["skipped"] for row in hook.rows], "finite": bool(finite),
-            "statistics": [sorted(row["statistics"]) for row in hook.rows]}  # fmt: skip
+    return {
+        "skipped": [row["skipped"] for row in hook.rows],
+        "finite": bool(finite),
+        "statistics": [sorted(row["statistics"]) for row in hook.rows],
+    }
 
 
 def decay(rank: int) -> list[Any]:
@@ -280,9 +307,7 @@ def decay(rank: int) -> list[Any]:
     model, hook, optimizer = cases.wrap(Case(workers=1))
     rules = []
     zero = {"lr": np.float32(0.125), "next_lr": torch.tensor(0.0)}, {"lr": 0}
-    for rates in (
-        {"lr": 0.2}, {"lr": 0.2}, {"lr": 0.02}, {"lr": 0.02, "next_lr": 0.002}, *zero
-    ):  # fmt: skip
+    for rates in ({"lr": 0.2}, {"lr": 0.2}, {"lr": 0.02}, {"lr": 0.02, "next_lr": 0.002}, *zero):
         cases.step_of(model, optimizer, Case(workers=1), 0, rank)
         decisions = hook.epoch_end(**rates)
         rules.append((decisions["head.weight"].why or {"rule": "kept"})["rule"])
@@ -342,17 +367,27 @@ def resumed(rank: int, case: Case, stop: int) -> dict[str, Any]:
             if step % 3 == 2:
                 parts["hook"].epoch_end(lr=0.1 / (1 + step // 5))
         hook = parts["hook"]
-        runs.append({"weights": cases.weights(parts["model"].module), "rows": hook.rows,
-                     "levels": hook.levels,
-                     "traffic": [hook.traffic.floats, hook.traffic.bytes]})  # fmt: skip
+        runs.append(
+            {
+                "weights": cases.weights(parts["model"].module),
+                "rows": hook.rows,
+                "levels": hook.levels,
+                "traffic": [hook.traffic.floats, hook.traffic.bytes],
+            }
+        )
     return {"whole": runs[0], "resumed": runs[1], "residual": residual}
 
 
 def _parts(case: Case) -> dict[str, Any]:
     model = DistributedDataParallel(cases.build(case), **case.ddp)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
-    hook = attach(model, policy=case.policy, compressor=case.compressor, levels=dict(case.levels),
-                  scaler=scaler)  # fmt: skip
+    hook = attach(
+        model,
+        policy=case.policy,
+        compressor=case.compressor,
+        levels=dict(case.levels),
+        scaler=scaler,
+    )
     return {"model": model, "hook": hook, "optimizer": cases.sgd(model), "scaler": scaler}
 
 
@@ -397,31 +432,36 @@ def bad_input(rank: int) -> dict[str, str]:
         return lambda: other.load_state_dict({**state, **changes})
 
     shapes = {**state["shapes"], "head.weight": [7, 24]}
-    return {name: sentence(action) for name, action in {
-        "not wrapped": lambda: attach(nn.Linear(4, 4)),
-        "twice": twice,
-        "policy name": unready(policy="acordion"),
-        "policy object": unready(policy=3),
-        "policy level": unready(policy={"name": "static", "level": "medium"}),
-        "policy data": unready(policy={"name": "detected", "detector": {"name": "fisher-change"}}),
-        "compressor name": unready(compressor="powersdg"),
-        "compressor object": unready(compressor=PowerSGDClass),
-        "level": unready(levels={"low": 0, "high": 1}),
-        "level dense": unready(levels={"dense": 4}),
-        "levels swapped": unready(levels={"low": 1, "high": 4}),
-        "signal": unready(signal="updates"),
-        "half": lambda: attach(ddp(nn.Linear(4, 4).half())),
-        "sparse": lambda: attach(ddp(nn.Embedding(4, 4, sparse=True))),
-        "no backward": lambda: hook.epoch_end(lr=0.1),
-        "rate": lambda: _trained_once(case).epoch_end(lr=-1.0),
-        "rate of truth": lambda: _trained_once(case).epoch_end(lr=True),
-        "state of others": load(worker=2, workers=4),
-        "state of a model": load(shapes=shapes),
-        "state of a compressor": load(compressor="TopK()"),
-        "state of levels": load(levels=dict.fromkeys(state["levels"], "medium")),
-        "state of a policy": load(gauges={}),
-        "no state": lambda: other.load_state_dict({"a": 1}),
-    }.items()}  # fmt: skip
+    return {
+        name: sentence(action)
+        for name, action in {
+            "not wrapped": lambda: attach(nn.Linear(4, 4)),
+            "twice": twice,
+            "policy name": unready(policy="acordion"),
+            "policy object": unready(policy=3),
+            "policy level": unready(policy={"name": "static", "level": "medium"}),
+            "policy data": unready(
+                policy={"name": "detected", "detector": {"name": "fisher-change"}}
+            ),
+            "compressor name": unready(compressor="powersdg"),
+            "compressor object": unready(compressor=PowerSGDClass),
+            "level": unready(levels={"low": 0, "high": 1}),
+            "level dense": unready(levels={"dense": 4}),
+            "levels swapped": unready(levels={"low": 1, "high": 4}),
+            "signal": unready(signal="updates"),
+            "half": lambda: attach(ddp(nn.Linear(4, 4).half())),
+            "sparse": lambda: attach(ddp(nn.Embedding(4, 4, sparse=True))),
+            "no backward": lambda: hook.epoch_end(lr=0.1),
+            "rate": lambda: _trained_once(case).epoch_end(lr=-1.0),
+            "rate of truth": lambda: _trained_once(case).epoch_end(lr=True),
+            "state of others": load(worker=2, workers=4),
+            "state of a model": load(shapes=shapes),
+            "state of a compressor": load(compressor="TopK()"),
+            "state of levels": load(levels=dict.fromkeys(state["levels"], "medium")),
+            "state of a policy": load(gauges={}),
+            "no state": lambda: other.load_state_dict({"a": 1}),
+        }.items()
+    }
 
 
 PowerSGDClass = regimes.PowerSGD

@@ -144,8 +144,13 @@ def shared_gradients(rank: int, steps: int, period: int) -> list[Tensor]:
 
 def resumed(rank: int, folder: Path, stop: int) -> list[Any]:
     """As ``trained``, but saved after ``stop`` steps, and continued by other objects."""
-    options = {"policy": 4, "outer": {"lr": 0.7, "momentum": 0.9}, "every": 5,
-               "compressor": "powersgd", "level": 1}  # fmt: skip
+    options = {
+        "policy": 4,
+        "outer": {"lr": 0.7, "momentum": 0.9},
+        "every": 5,
+        "compressor": "powersgd",
+        "level": 1,
+    }
     data, steps = list(batches(rank, 13)), 13
     record = regimes.Recording(folder / "run") if folder.exists() else None
     network = model()

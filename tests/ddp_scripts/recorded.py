@@ -43,8 +43,11 @@ def step(found: dict[str, Any], number: int, rank: int, case: Case = CASE) -> No
 
 def ends(found: dict[str, Any]) -> dict[str, Any]:
     hook: Hook = found["hook"]
-    return {"weights": cases.weights(found["model"].module), "rows": hook.rows,
-            "levels": hook.levels}  # fmt: skip
+    return {
+        "weights": cases.weights(found["model"].module),
+        "rows": hook.rows,
+        "levels": hook.levels,
+    }
 
 
 def paces(rank: int, folder: Path, signal_name: str) -> dict[str, Any]:

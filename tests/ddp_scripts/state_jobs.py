@@ -83,8 +83,12 @@ def resized(rank: int, stage: int, folder: Path) -> dict[str, Any]:
     if stage:
         full = torch.load(folder / f"{stage - 1}.pt", weights_only=True) if rank == 0 else None
         hook.load_full_state_dict(full)
-    found = {"given": full, "loaded": hook.state_dict(), "levels": hook.levels,
-             "gradients": gradients(model.module, first, rank)}  # fmt: skip
+    found = {
+        "given": full,
+        "loaded": hook.state_dict(),
+        "levels": hook.levels,
+        "gradients": gradients(model.module, first, rank),
+    }
     found["updates"] = [update(model, first + i, rank) for i in range(3)]
     if stage % 2 == 0:  # every other state is saved within an epoch
         hook.epoch_end(lr=0.1)
@@ -124,8 +128,13 @@ def same_number(rank: int) -> dict[str, Any]:
     if rank == 0:
         _, hook = hooked(group=alone, signal="global")
         refused = sentence(lambda: hook.load_full_state_dict(full))
-    return {"own": own, "loaded": loaded, "after": after, "rows": [h.rows for _, h in made],
-            "refused": refused}  # fmt: skip
+    return {
+        "own": own,
+        "loaded": loaded,
+        "after": after,
+        "rows": [h.rows for _, h in made],
+        "refused": refused,
+    }
 
 
 def refused(rank: int) -> dict[str, str]:
@@ -174,8 +183,14 @@ def due(rank: int) -> dict[str, Any]:
     for _ in range(2):
         net = cases.build(CASE)
         model = DistributedDataParallel(net)
-        hooks.append((model, attach(model, levels=dict(CASE.levels), seed=7,
-                                    optimizer=cases.sgd(model), **settings)))  # fmt: skip
+        hooks.append(
+            (
+                model,
+                attach(
+                    model, levels=dict(CASE.levels), seed=7, optimizer=cases.sgd(model), **settings
+                ),
+            )
+        )
     (model, hook), (other, continued) = hooks
     for number in range(2):
         update(model, number, rank)
@@ -222,9 +237,15 @@ def unfrozen(rank: int, policy: dict[str, Any], within: bool) -> dict[str, Any]:
         {k: [d.level, (d.why or {}).get("rule")] for k, d in hook.epoch_end(lr=0.1).items()}
         for _, hook in made
     ]
-    return {"said": said, "rows": rows, "levels": levels, "updates": updates, "decided": decided,
-            "norms": [hook.rows[-1]["statistics"] for _, hook in made],
-            "names": [[x.name for x in hook.layers] for _, hook in made]}  # fmt: skip
+    return {
+        "said": said,
+        "rows": rows,
+        "levels": levels,
+        "updates": updates,
+        "decided": decided,
+        "norms": [hook.rows[-1]["statistics"] for _, hook in made],
+        "names": [[x.name for x in hook.layers] for _, hook in made],
+    }
 
 
 def compiled(rank: int) -> dict[str, Any]:
@@ -251,8 +272,12 @@ def compiled(rank: int) -> dict[str, Any]:
         news = heard(lambda: made[1][1].load_state_dict(state))
         news += heard(lambda: made[2][1].load_state_dict(_renamed(made[1][1].state_dict())))
         after = [list(update(model, 1, rank).values()) for model, _ in made[:3]]
-    return {"names": [[x.name for x in hook.layers] for _, hook in made], "before": before,
-            "after": after, "news": news}  # fmt: skip
+    return {
+        "names": [[x.name for x in hook.layers] for _, hook in made],
+        "before": before,
+        "after": after,
+        "news": news,
+    }
 
 
 def _renamed(state: dict[str, Any]) -> dict[str, Any]:

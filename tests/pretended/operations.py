@@ -24,11 +24,21 @@ from pretended.places import (
     on_gpu,
     place,
     tensors,
-)  # fmt: skip
+)
 from pretended.streams import diary
 
-FREE = {"empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "_unsafe_view",
-        "set_", "resize_", "lift_fresh", "_local_scalar_dense"}  # fmt: skip
+FREE = {
+    "empty",
+    "new_empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty_strided",
+    "_unsafe_view",
+    "set_",
+    "resize_",
+    "lift_fresh",
+    "_local_scalar_dense",
+}
 WAITS = {
     "_local_scalar_dense",
     "nonzero",

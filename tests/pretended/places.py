@@ -112,7 +112,11 @@ def numpy(tensor: Tensor, *words: Any, **options: Any) -> Any:
 
 
 MOVES: dict[Any, Any] = {
-    Tensor.to: _to, Tensor.cpu: lambda t: _to(t, CPU), Tensor.cuda: lambda t: _to(t, GPU),
-    Tensor.tolist: _tolist, Tensor.numpy: numpy, Tensor.is_pinned: lambda t: place(t) == PINNED,
+    Tensor.to: _to,
+    Tensor.cpu: lambda t: _to(t, CPU),
+    Tensor.cuda: lambda t: _to(t, GPU),
+    Tensor.tolist: _tolist,
+    Tensor.numpy: numpy,
+    Tensor.is_pinned: lambda t: place(t) == PINNED,
     Tensor.pin_memory: lambda t: mark(t.clone(), PINNED),
-}  # fmt: skip
+}

@@ -145,14 +145,22 @@ def _waits_for_all(*_: Any) -> None:
 def fakes(gpus: int) -> dict[str, Any]:
     """What stands in the place of torch.cuda's."""
     return {
-        "is_available": lambda: True, "device_count": lambda: gpus, "current_device": lambda: 0,
-        "is_bf16_supported": lambda *_: True, "manual_seed_all": lambda *_: None,
-        "get_device_name": lambda *_: "pretended", "synchronize": _waits_for_all,
+        "is_available": lambda: True,
+        "device_count": lambda: gpus,
+        "current_device": lambda: 0,
+        "is_bf16_supported": lambda *_: True,
+        "manual_seed_all": lambda *_: None,
+        "get_device_name": lambda *_: "pretended",
+        "synchronize": _waits_for_all,
         "get_device_properties": lambda gpu=GPU: SimpleNamespace(
             name="pretended", uuid=f"GPU {gpu}", major=8, minor=0
         ),
         "set_device": lambda device: diary.calls.append(f"set_device {device}"),
-        "get_rng_state": lambda *_: torch.get_rng_state(), "set_rng_state": lambda *_: None,
-        "current_stream": _current, "default_stream": lambda *_: Stream(name="main"),
-        "stream": _inside, "Stream": Stream, "Event": Event,
-    }  # fmt: skip
+        "get_rng_state": lambda *_: torch.get_rng_state(),
+        "set_rng_state": lambda *_: None,
+        "current_stream": _current,
+        "default_stream": lambda *_: Stream(name="main"),
+        "stream": _inside,
+        "Stream": Stream,
+        "Event": Event,
+    }

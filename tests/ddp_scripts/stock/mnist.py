@@ -104,8 +104,11 @@ def main(words: list[str] | None = None) -> None:
         if rank == 0:
             test_loss, accuracy = test(model.module, DataLoader(testing, 500))
             hook.log(train_loss=loss, test_loss=test_loss, accuracy=accuracy)  # regimes
-            print(f"epoch {epoch:3d} | train loss {loss:.4f} | test loss {test_loss:.4f}"
-                  f" | accuracy {accuracy:.1%}", flush=True)  # fmt: skip
+            print(
+                f"epoch {epoch:3d} | train loss {loss:.4f} | test loss {test_loss:.4f}"
+                f" | accuracy {accuracy:.1%}",
+                flush=True,
+            )
 
     if rank == 0 and args.save_model:
         torch.save(model.module.state_dict(), args.save_model)

@@ -56,9 +56,12 @@ def digits() -> tuple[TensorDataset, TensorDataset]:
 
 
 def train(
-    model: DistributedDataParallel, loader: DataLoader, optimizer: torch.optim.Optimizer,
-    scheduler: LambdaLR, args: argparse.Namespace,
-) -> float:  # fmt: skip
+    model: DistributedDataParallel,
+    loader: DataLoader,
+    optimizer: torch.optim.Optimizer,
+    scheduler: LambdaLR,
+    args: argparse.Namespace,
+) -> float:
     """One epoch; the mean loss of this process."""
     model.train()
     optimizer.zero_grad()

@@ -120,9 +120,11 @@ def main(words: list[str] | None = None) -> None:
         found = torch.tensor(evaluate(model.module, DataLoader(held_out, 100)) if rank == 0 else 0)
         dist.broadcast(found, 0)
         if rank == 0:
-            print(f"epoch {epoch:3d} | train loss {total / len(loader):.4f}"
-                  f" | test loss {found:.4f} | lr {optimizer.param_groups[0]['lr']:g}",
-                  flush=True)  # fmt: skip
+            print(
+                f"epoch {epoch:3d} | train loss {total / len(loader):.4f}"
+                f" | test loss {found:.4f} | lr {optimizer.param_groups[0]['lr']:g}",
+                flush=True,
+            )
         if found < best:
             best = found.item()
         else:

@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 from matplotlib.collections import PolyCollection
 from scipy import stats
-from test_figure2 import EPOCHS, make
+from synthetic import EPOCHS, make
 
 from analysis import batch, compare, curves, figures, levels
 from regimes.errors import ConfigError, RecordError

@@ -1,4 +1,4 @@
-"""One panel of curves: what the report and the curves of the study's figures draw alike."""
+"""One panel of curves: what the report and the study draw alike."""
 
 from __future__ import annotations
 

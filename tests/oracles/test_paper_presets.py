@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from analysis import published
+from analysis.paper import published
 from regimes.presets import families, get_grid, get_preset
 from regimes.training.learning_rate import LearningRate
 

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis import (
-    pools,
-    tournament,
-)
-from analysis.effects import minus
+from analysis.claims import pools
+from analysis.claims.effects import minus
+from analysis.tournament import tournament
 from regimes.plotting import groups
 from regimes.plotting.metrics import Metric
 from regimes.records import Record, load_all, share_of_low

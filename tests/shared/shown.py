@@ -14,18 +14,12 @@ import pandas as pd
 from drawn import Image, Panel, Shown
 from matplotlib.figure import Figure
 
-from analysis import (
-    controls,
-    events,
-    figure2,
-    lasso,
-    mechanism_figure,
-    quadratic,
-    rivals,
-    signals,
-    tournament_figure,
-)
-from analysis.figure3 import BATCH, EVAL, NORM
+from analysis.detection import signals
+from analysis.lasso import lasso
+from analysis.paper import figure2
+from analysis.paper.figure3 import BATCH, EVAL, NORM
+from analysis.rates import quadratic, usable_figure
+from analysis.tournament import error_per_float, events, tournament_figure, yoked
 from regimes.plotting import style
 from regimes.records import Record
 
@@ -274,8 +268,8 @@ def calls_and_kappa(made: Made) -> Shown:
     )
 
 
-def yoked(made: Made) -> Shown:
-    metric, name = str(made.table.columns[1]), controls.LABELS.__getitem__
+def yoked_controls(made: Made) -> Shown:
+    metric, name = str(made.table.columns[1]), yoked.LABELS.__getitem__
     others = (
         made.table[made.table["schedule"] != "accordion"]
         .iloc[::-1]
@@ -396,7 +390,7 @@ def lemma(made: Made) -> Shown:
 
 
 def usable(made: Made) -> Shown:
-    looks = mechanism_figure._looks(made.table.assign(momentum=math.nan))
+    looks = usable_figure._looks(made.table.assign(momentum=math.nan))
     name = lambda arm: looks[arm].label  # noqa: E731
     ranges = made.tables["ranges"]
     first = ranges[(ranges["rule"] == ranges["rule"].iloc[0]) & (ranges["n"] > 0)]
@@ -473,7 +467,7 @@ def logs(made: Made) -> Shown:
 
 
 def errors(made: Made) -> Shown:
-    places = itertools.product(rivals.ERRORS, rivals.COSTS)
+    places = itertools.product(error_per_float.ERRORS, error_per_float.COSTS)
     return made.shown(
         [
             Panel(
@@ -578,7 +572,7 @@ CASES: dict[str, Case] = {  # name of the figure: command, records, other words,
         lambda m: of_curves(m, "epoch", "floats", "seconds", cut=(0, 1, 2)),
     ),
     "agreement": ("agreement", "detection-signals-smoke", (), calls_and_kappa),
-    "controls": ("controls", "smoke-controls", (), yoked),
+    "controls": ("controls", "smoke-controls", (), yoked_controls),
     "cost": ("cost", "small", (), speed_up),
     "curves": ("curves", "lm-demo", (), lambda m: of_curves(m, "epoch", "floats")),
     "deep-linear": ("deep_linear", "deep-linear", (), deficits),

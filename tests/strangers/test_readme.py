@@ -10,8 +10,8 @@ from statistics import fmean
 
 import pytest
 
-from analysis import compare
 from analysis.__main__ import commands
+from analysis.common import compare
 from regimes import presets
 from regimes.presets.language import DEMO_RATES
 from regimes.records import load_all

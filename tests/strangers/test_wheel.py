@@ -15,7 +15,7 @@ import pytest
 
 import regimes
 from analysis.__main__ import commands
-from analysis.figures import FIGURES
+from analysis.paper.figures import FIGURES
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "data" / "reference"
@@ -148,8 +148,8 @@ def test_an_editable_install_is_the_checkout_under_both_names(tmp_path: Path) ->
     archive = zipfile.ZipFile(path)
     assert [name for name in archive.namelist() if ".dist-info/" not in name] == ["_regimes.pth"]
     assert Path(archive.read("_regimes.pth").decode().strip()) == ROOT
-    figure2 = importlib.import_module("regimes_study.figure2")
-    assert Path(str(figure2.__file__)) == ROOT / "analysis" / "figure2.py"
+    figure2 = importlib.import_module("regimes_study.paper.figure2")
+    assert Path(str(figure2.__file__)) == ROOT / "analysis" / "paper" / "figure2.py"
 
 
 # -- what it does ----------------------------------------------------------------------------

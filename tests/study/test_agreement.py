@@ -11,8 +11,8 @@ import pytest
 from scipy import stats
 from sklearn.metrics import cohen_kappa_score
 
-from analysis import agreement, unforced
-from analysis.unforced import (
+from analysis.detection import agreement, unforced
+from analysis.detection.unforced import (
     FIRST,
     Change,
     calls,

@@ -16,10 +16,11 @@ import pytest
 from scipy import stats
 from synthetic import make
 
-from analysis import claims, verdicts
-from analysis.campaign import CPU
-from analysis.effects import fall_at_decay, minus
-from analysis.sentences import PAPER, QUESTIONS, Claim
+from analysis.campaign.campaign import CPU
+from analysis.claims import claims
+from analysis.claims.effects import fall_at_decay, minus
+from analysis.claims.sentences import PAPER, QUESTIONS, Claim
+from analysis.common import verdicts
 from regimes.errors import RecordError
 from regimes.records import Record, load, load_all
 from regimes.replay.detect import bench

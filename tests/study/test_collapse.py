@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import collapse
+from analysis.rates import collapse
 from regimes.errors import RecordError
 from regimes.records import load_all
 

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from synthetic import make
 
 import regimes
-from analysis import campaign, controls
-from analysis.campaign import CPU, GPU, Step
+from analysis.campaign import campaign
+from analysis.campaign.campaign import CPU, GPU, Step
+from analysis.tournament import yoked
 from regimes import presets
 from regimes.config import RunConfig, from_dict, override, to_dict
 from regimes.detectors.baselines import place
@@ -52,7 +53,7 @@ def low_epochs(config: RunConfig, epochs: int) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("order", ["first", "last", "random"])
 def test_a_control_sends_as_much_in_every_layer(accordion: Record, order: str) -> None:
-    config = controls.yoked(accordion, order)
+    config = yoked.yoked(accordion, order)
     moved = low_epochs(config, len(accordion.rows))
     layers, rows = accordion.header["layers"], accordion.rows
     sent = {
@@ -72,10 +73,10 @@ def test_a_control_sends_as_much_in_every_layer(accordion: Record, order: str) -
 def test_layers_of_equal_windows_are_moved_apart() -> None:
     """Each layer is drawn by its own name: 5 windows of one epoch among 100."""
     windows = {name: [(10 * i, 10 * i + 1) for i in range(5)] for name in "abcdef"}
-    moved = [controls._moved("random", name, windows, 100, 0) for name in windows]
+    moved = [yoked._moved("random", name, windows, 100, 0) for name in windows]
     assert len({str(places) for places in moved}) == len(windows)
-    assert moved[0] != controls._moved("random", "a", windows, 100, 1)
-    assert moved[0] == controls._moved("random", "a", windows, 100, 0)
+    assert moved[0] != yoked._moved("random", "a", windows, 100, 1)
+    assert moved[0] == yoked._moved("random", "a", windows, 100, 0)
 
 
 def test_layers_that_were_never_low_stay_so(accordion: Record) -> None:
@@ -86,35 +87,35 @@ def test_layers_that_were_never_low_stay_so(accordion: Record) -> None:
         row["layers"]["level"] = ["high"] * count
         if epoch in (3, 9):
             row["layers"]["level"][0] = "low"
-    one, *others = controls.yoked(run, "first").policy["layers"].values()
+    one, *others = yoked.yoked(run, "first").policy["layers"].values()
     assert one == [(0, 2)]
     assert not any(others)
     for row in run.rows:
         row["layers"]["level"] = ["high"] * count
     with pytest.raises(RecordError, match="was never at low compression"):
-        controls.yoked(run, "first")
+        yoked.yoked(run, "first")
 
 
 def test_exchanged_layers_have_each_others_schedules(accordion: Record) -> None:
-    own = controls.low_windows(accordion)
-    moved = controls.yoked(accordion, "layers").policy["layers"]
+    own = yoked.low_windows(accordion)
+    moved = yoked.yoked(accordion, "layers").policy["layers"]
     assert Counter(map(str, moved.values())) == Counter(map(str, own.values()))
     assert list(moved) == list(own)
     assert moved != own
 
 
 def test_a_control_is_the_runs_own_setting_and_seed(accordion: Record) -> None:
-    config = controls.yoked(accordion, "random")
+    config = yoked.yoked(accordion, "random")
     original = from_dict(RunConfig, accordion.config)
     assert replace(config, name=original.name, policy=original.policy) == original
     assert config.name == "yoked random"
-    assert config == controls.yoked(accordion, "random")  # keyed by the seed
+    assert config == yoked.yoked(accordion, "random")  # keyed by the seed
 
 
 def test_a_control_of_an_unfinished_run_is_refused(tmp_path: Path) -> None:
     run = load(make(tmp_path, "accordion", 0, epochs=2))
     with pytest.raises(RecordError, match="not finished"):
-        controls.yoked(run, "first")
+        yoked.yoked(run, "first")
 
 
 @given(st.lists(st.integers(1, 4), max_size=5), st.integers(0, 10), st.integers())
@@ -167,7 +168,7 @@ def test_a_step_runs_its_controls_and_then_has_nothing_left(tmp_path: Path) -> N
 
     assert again() == []
     found = {run.name: run for run in load_all(tmp_path / "here")}
-    assert set(found) == {"low", "accordion", *(f"yoked {order}" for order in controls.ORDERS)}
+    assert set(found) == {"low", "accordion", *(f"yoked {order}" for order in yoked.ORDERS)}
     floats = summary(found.values()).set_index("name")["floats"]
     for order in ("first", "last", "random"):
         assert floats[f"yoked {order}"] == floats["accordion"]

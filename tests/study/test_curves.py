@@ -19,7 +19,8 @@ from matplotlib.collections import PolyCollection
 from scipy import stats
 from synthetic import EPOCHS, make
 
-from analysis import batch, compare, curves, figures, levels
+from analysis.common import compare
+from analysis.paper import batch, curves, figure18_20, figures
 from regimes.errors import ConfigError, RecordError
 from regimes.plotting import metrics, panels, style
 from regimes.plotting.decays import decays
@@ -271,12 +272,12 @@ def test_a_ladder_of_levels_is_coloured_by_what_it_sends(tmp_path: Path) -> None
     per_step = {n: {"floats": k, "bytes": 4 * k} for n, k in {"a": 9, "b": 1, "c": 3}.items()}
     edit(make(tmp_path, "adaqs", 0, levels={"a": 4, "b": 1, "c": 2}), per_step=per_step)
     run = load_all(tmp_path)[0]
-    colours = levels.palette(run, ["a", "b", "c"])
+    colours = figure18_20.palette(run, ["a", "b", "c"])
     assert list(colours) == ["b", "c", "a"]
     assert len(set(colours.values())) == 3
-    two = levels.palette(run, ["low", "high"])
+    two = figure18_20.palette(run, ["low", "high"])
     assert two == {"high": style.LEVELS["high"], "low": style.LEVELS["low"]}
-    fig, numbers = levels.level_map(load_all(tmp_path), "adaqs")
+    fig, numbers = figure18_20.level_map(load_all(tmp_path), "adaqs")
     assert len(numbers) == 2 * EPOCHS
     words = [text.get_text() for text in fig.legends[0].get_texts()]
     assert words[:1] == ["high compression"]
@@ -303,7 +304,8 @@ def test_its_grids_exist_and_have_its_schedules(number: str) -> None:
         assert set(figure.schedules) <= set(GRIDS[grid]()), grid
     known = {name for grid in figure.small + figure.paper for name in GRIDS[grid]()}
     assert set(figure.also) <= known
-    takes = inspect.signature(importlib.import_module(f"analysis.{figure.module}").main).parameters
+    module = importlib.import_module(f"analysis.paper.{figure.module}")
+    takes = inspect.signature(module.main).parameters
     assert {*figure.options, *(["schedules"] if figure.schedules else [])} <= set(takes)
 
 

@@ -15,7 +15,7 @@ import torch
 from scipy import stats
 
 import regimes
-from analysis import deep_linear
+from analysis.detection import deep_linear
 from regimes.config import ModelConfig, RunConfig, override
 from regimes.data.deficits import OtherMatrix
 from regimes.data.matrix import MatrixTask, half_square, low_rank

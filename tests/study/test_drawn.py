@@ -3,7 +3,6 @@ made from committed records, and read again from what is drawn (`drawn`)."""
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import math
@@ -31,17 +30,15 @@ from shown import (
     level_map,
 )
 
-from analysis import (
-    command,
-    explorer,
-    figures,
-    lasso,
-    quadratic,
-)
-from analysis.__main__ import offers
-from analysis.compare import norms
-from analysis.lasso_numbers import Setting
-from analysis.whatif import PricedRuns, Settings
+from analysis.__main__ import commands, offers
+from analysis.common import command
+from analysis.common.compare import norms
+from analysis.cost.whatif import PricedRuns, Settings
+from analysis.lasso import lasso
+from analysis.lasso.numbers import Setting
+from analysis.notebook.outputs import explorer
+from analysis.paper import figures
+from analysis.rates import quadratic
 from regimes.config import DENSE
 from regimes.plotting import style
 from regimes.plotting.curves import curves, ends
@@ -140,11 +137,12 @@ def test_what_is_drawn_is_the_table(name: str, make: Callable[..., list[Made]]) 
 
 def test_every_offered_figure_is_one_of_these() -> None:
     """Numbers of the paper by the module and the options that draw them."""
-    ways = {number: (f.module, *f.options) for number, f in figures.FIGURES.items()}
-    tested = {ways.get(offer, (offer,)) for offer, *_ in CASES.values()}
-    for way in {ways.get(offer, (offer,)) for offer in offers()}:
-        module = importlib.import_module(f"analysis.{way[0]}")
-        if "files.figure(" in inspect.getsource(module):
+    ways = {name: (command.module.partition(".")[2],) for name, command in commands().items()}
+    ways |= {number: (f.module, *f.options) for number, f in figures.FIGURES.items()}
+    tested = {ways[offer] for offer, *_ in CASES.values()}
+    for way in {ways[offer] for offer in offers()}:
+        module = next(c for c in commands().values() if c.module.endswith(f".{way[0]}"))
+        if "files.figure(" in inspect.getsource(inspect.getmodule(module.main)):
             assert way in tested or way in {one[:1] for one in tested}
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis import edge
-from analysis.quadratic_model import computed
+from analysis.rates import edge
+from analysis.rates.quadratic_model import computed
 from regimes.errors import RecordError
 from regimes.records import Record, load_all
 

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 import regimes
-from analysis import events as apart
-from analysis import tournament, tournament_figure
+from analysis.tournament import events as apart
+from analysis.tournament import tournament, tournament_figure
 from regimes.config import in_windows, override
 from regimes.errors import RecordError
 from regimes.plotting.metrics import named

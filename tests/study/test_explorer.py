@@ -22,8 +22,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.explorer import Explorer, as_html, explorer
-from analysis.whatif import RECORDED, PricedRuns, Settings
+from analysis.cost.whatif import RECORDED, PricedRuns, Settings
+from analysis.notebook.explorer import Explorer, as_html, explorer
 from regimes.cost.cases import cases
 from regimes.cost.network import Network
 from regimes.cost.predict import predict

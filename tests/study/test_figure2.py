@@ -14,7 +14,8 @@ import pytest
 from scipy import stats
 from synthetic import EPOCHS, POLICIES, make
 
-from analysis import compare, figure2
+from analysis.common import compare
+from analysis.paper import figure2
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.metrics import named

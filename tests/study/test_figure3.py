@@ -10,7 +10,8 @@ import pytest
 from scipy import stats
 from sklearn.metrics import cohen_kappa_score, jaccard_score
 
-from analysis import figure3, figure4a, signals
+from analysis.detection import signals
+from analysis.paper import figure3, figure4a
 from regimes.errors import RecordError
 from regimes.records import Record, load_all
 

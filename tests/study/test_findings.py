@@ -23,12 +23,10 @@ from findings import (
     turned,
 )
 
-from analysis import (
-    claims,
-    collapse,
-    compare,
-)
-from analysis.verdicts import verdict
+from analysis.claims import claims
+from analysis.common import compare
+from analysis.common.verdicts import verdict
+from analysis.rates import collapse
 from regimes.replay.agreement import interval
 
 

@@ -22,12 +22,10 @@ from findings import (
     signed,
 )
 
-from analysis import (
-    quadratic,
-    rivals,
-)
-from analysis.effects import minus
-from analysis.verdicts import holm, p_value
+from analysis.claims.effects import minus
+from analysis.common.verdicts import holm, p_value
+from analysis.rates import quadratic
+from analysis.tournament.error_per_float import as_text, errors
 
 
 def sent(source: str, name: str) -> float:
@@ -42,7 +40,7 @@ def sent(source: str, name: str) -> float:
 
 
 def test_the_errors_of_compressors() -> None:
-    table = rivals.as_text(rivals.errors(records("smoke-rivals"))).markdown().splitlines()
+    table = as_text(errors(records("smoke-rivals"))).markdown().splitlines()
     rows = between("rivals").splitlines()
     assert rows[:2] == table[:2]
     assert len(rows) > 10
@@ -50,8 +48,8 @@ def test_the_errors_of_compressors() -> None:
 
 
 def test_what_is_said_of_the_errors() -> None:
-    errors = rivals.errors(records("smoke-rivals"))
-    at = errors.set_index(["compressor", "level"])
+    rows = errors(records("smoke-rivals"))
+    at = rows.set_index(["compressor", "level"])
     once, summed = at["once"], at["summed"]
     assert once["powersgd", "4"] > 0.5
     assert round(100 * summed["powersgd", "4"], 1) == 0.3
@@ -70,7 +68,7 @@ def test_what_is_said_of_the_errors() -> None:
 
 
 def test_what_is_said_of_the_errors_on_a_text() -> None:
-    summed = rivals.errors(records("lm-rivals")).set_index(["compressor", "level"])["summed"]
+    summed = errors(records("lm-rivals")).set_index(["compressor", "level"])["summed"]
     assert (round(100 * summed["sign", "1"]), round(100 * summed["powersgd", "1"])) == (14, 4)
     both = (f"{100 * summed[key]:.1f}" for key in (("topk", "10"), ("powersgd", "4")))
     assert says(f"({' and '.join(both)} %)")

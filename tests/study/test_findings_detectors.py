@@ -19,14 +19,11 @@ from findings import (
     tournament_of,
 )
 
-from analysis import (
-    agreement,
-    figure3,
-    tournament,
-    unforced,
-)
-from analysis.equal_floats import comparisons
-from analysis.unforced import RELATIVE, Change
+from analysis.detection import agreement, unforced
+from analysis.detection.unforced import RELATIVE, Change
+from analysis.paper import figure3
+from analysis.tournament import tournament
+from analysis.tournament.equal_floats import comparisons
 from regimes.replay.agreement import interval
 from regimes.replay.detect import bench
 

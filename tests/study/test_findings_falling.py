@@ -25,8 +25,8 @@ from findings import (
     turned,
 )
 
-from analysis import tournament
-from analysis.equal_floats import comparisons, moments
+from analysis.tournament import tournament
+from analysis.tournament.equal_floats import comparisons, moments
 from regimes.replay.agreement import interval
 
 STEP, COSINE, CONSTANT = "falling-lm", "falling-lm-cosine", "falling-lm-constant"

@@ -21,12 +21,10 @@ from findings import (
     tournament_of,
 )
 
-from analysis import (
-    tournament,
-)
-from analysis.effects import minus
-from analysis.equal_floats import comparisons
-from analysis.verdicts import p_value
+from analysis.claims.effects import minus
+from analysis.common.verdicts import p_value
+from analysis.tournament import tournament
+from analysis.tournament.equal_floats import comparisons
 
 # -- local steps -----------------------------------------------------------------------------
 

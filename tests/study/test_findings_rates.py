@@ -11,13 +11,9 @@ import pandas as pd
 import pytest
 from findings import between, records, says
 
-from analysis import (
-    deep_linear,
-    edge,
-    mechanism,
-    narrowing,
-)
-from analysis.verdicts import holm, p_value
+from analysis.common.verdicts import holm, p_value
+from analysis.detection import deep_linear
+from analysis.rates import edge, narrowing, usable
 from regimes.plotting.metrics import named
 from regimes.presets.mechanism import LATE
 from regimes.replay.agreement import interval
@@ -26,22 +22,24 @@ from regimes.replay.agreement import interval
 
 
 @functools.cache
-def usable() -> pd.DataFrame:
+def usable_ranges() -> pd.DataFrame:
     accuracy = named("accuracy")
-    return mechanism.table(mechanism.entries(records("rates"), accuracy), accuracy)
+    return usable.table(usable.entries(records("rates"), accuracy), accuracy)
 
 
 def of_dense(arm: str, rule: int = 0) -> str:
-    rows = usable()[usable()["rule"] == usable()["rule"].unique()[rule]].set_index("arm")
+    rows = usable_ranges()
+    rows = rows[rows["rule"] == rows["rule"].unique()[rule]].set_index("arm")
     mean, low, high = (f"{rows.loc[arm, f'of_dense{end}']:.2g}" for end in ("", "_low", "_high"))
     return f"{mean} [{low}, {high}]"
 
 
 def test_the_usable_rates() -> None:
-    first = next(iter(mechanism.as_text(usable()).values()))
+    first = next(iter(usable.as_text(usable_ranges()).values()))
     assert between("rates") == first.markdown() + "\n"
     assert says(f"Rank 1's range ends at {of_dense('rank 1')} of dense's")
-    rows = usable()[usable()["rule"] == usable()["rule"].iloc[0]].set_index("arm")
+    rows = usable_ranges()
+    rows = rows[rows["rule"] == rows["rule"].iloc[0]].set_index("arm")
     assert rows.loc[["rank 4", "rank 2", "TopK 1 %"], "of_dense"].min() > 0.9
     inside, outside = (f"{rows.loc[arm, 'largest']:.2f}" for arm in ("dense", "rank 1"))
     assert says(f"which ends at {inside}, and outside rank 1's, which ends at {outside}")
@@ -49,7 +47,7 @@ def test_the_usable_rates() -> None:
     bare = [of_dense(f"rank 1, no feedback{m}") for m in ("", ", momentum 0.5", ", momentum 0")]
     assert says(f"at every momentum: {bare[0]}, {bare[1]} and {bare[2]} of dense's")
     assert says(f"rank 1's range ends at {of_dense('rank 1', rule=1)} of dense's, which is open")
-    each = mechanism.entries(records("rates"), named("accuracy"))
+    each = usable.entries(records("rates"), named("accuracy"))
     losses = each.groupby(["arm", "rate"])["train_loss"].mean()
     best = [f"{losses[arm].min():.2g}" for arm in ("rank 1", "dense")]
     assert says(f"rank 1 has a training loss of {best[0]}, dense of {best[1]}")
@@ -57,9 +55,9 @@ def test_the_usable_rates() -> None:
 
 def test_the_usable_rates_of_adamw() -> None:
     bits = named("bits per byte")
-    each = mechanism.entries(records("rates-lm"), bits)
-    found = mechanism.table(each, bits)
-    assert between("rates-lm") == next(iter(mechanism.as_text(found).values())).markdown() + "\n"
+    each = usable.entries(records("rates-lm"), bits)
+    found = usable.table(each, bits)
+    assert between("rates-lm") == next(iter(usable.as_text(found).values())).markdown() + "\n"
     rule = found["rule"].unique()
     own, loss = (found[found["rule"] == name].set_index("arm") for name in rule[:2])
 
@@ -90,7 +88,7 @@ def test_the_usable_rates_of_adamw() -> None:
     )
     seeds = each[each["arm"] == "rank 1"].pivot(index="seed", columns="rate", values=bits.name)
     assert (seeds[0.003] < seeds[0.0015]).sum() == 3
-    ranges = mechanism.ends(each, bits)
+    ranges = usable.ends(each, bits)
     never = ranges[(ranges["arm"] == "rank 1, no feedback") & (ranges["rule"] == rule[0])]
     assert np.isinf(never["largest"]).sum() == 1
 
@@ -126,20 +124,20 @@ def test_the_usable_rates_early_and_late() -> None:
 
 @functools.cache
 def with_low_passes() -> pd.DataFrame:
-    return mechanism.entries([*records("rates"), *records("rates-low-pass")], named("accuracy"))
+    return usable.entries([*records("rates"), *records("rates-low-pass")], named("accuracy"))
 
 
 def test_the_table_of_low_passes() -> None:
-    rows = mechanism.table(with_low_passes(), named("accuracy"))
+    rows = usable.table(with_low_passes(), named("accuracy"))
     arms = [f"{arm}{m}" for m in ("", ", momentum 0") for arm in ("dense", "rank 1", *LATE)]
     kept = rows[rows["arm"].isin(arms)].set_index("arm").loc[arms].reset_index()
-    first = next(iter(mechanism.as_text(kept).values()))
+    first = next(iter(usable.as_text(kept).values()))
     assert between("low-pass") == first.markdown() + "\n"
 
 
 def ends_of(rank: int, rule: int = 0) -> tuple[str, float]:
     """The end of a rank's range, over its low-pass's, and p."""
-    found = mechanism.ends(with_low_passes(), named("accuracy"))
+    found = usable.ends(with_low_passes(), named("accuracy"))
     wide = found[found["rule"] == found["rule"].unique()[rule]].pivot(
         index="seed", columns="arm", values="largest"
     )
@@ -153,7 +151,7 @@ def test_where_the_ranges_of_ranks_and_low_passes_end(monkeypatch: pytest.Monkey
     assert says(f"at {words} of it, within 5 points (p {p:.3f}")
     assert says(f"not below theirs: {ends_of(4)[0]} and {ends_of(2)[0]}.")
     assert says(f"told apart: {ends_of(1, 1)[0]} and, with a whole nat, {ends_of(1, 2)[0]}")
-    monkeypatch.setitem(mechanism.TOLERANCE, "accuracy", 10.0)
+    monkeypatch.setitem(usable.TOLERANCE, "accuracy", 10.0)
     assert says(f"within 10 points it is {ends_of(1)[0]}")
 
 

@@ -27,10 +27,11 @@ from findings import (
     turned,
 )
 
-from analysis import compare, tournament
-from analysis.effects import minus
-from analysis.equal_floats import comparisons, moments
-from analysis.verdicts import holm, p_value
+from analysis.claims.effects import minus
+from analysis.common import compare
+from analysis.common.verdicts import holm, p_value
+from analysis.tournament import tournament
+from analysis.tournament.equal_floats import comparisons, moments
 from regimes.presets.tournament import RATES
 from regimes.replay.agreement import interval
 

@@ -23,11 +23,8 @@ from findings import (
     turned,
 )
 
-from analysis import (
-    events,
-    tournament,
-)
-from analysis.equal_floats import comparisons, moments
+from analysis.tournament import events, tournament
+from analysis.tournament.equal_floats import comparisons, moments
 from regimes.config import to_dict
 from regimes.presets import get_grid
 from regimes.presets.cpu import BATCH_RATES

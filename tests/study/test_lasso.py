@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from scipy.stats import binom, norm
 
 import regimes
-from analysis import lasso
-from analysis.lasso_model import (
+from analysis.lasso import lasso
+from analysis.lasso.model import (
     Problem,
     density,
     holds,
@@ -25,7 +25,7 @@ from analysis.lasso_model import (
     solution,
     top_share,
 )
-from analysis.lasso_numbers import Setting, chances, network, shapes, sparsity
+from analysis.lasso.numbers import Setting, chances, network, shapes, sparsity
 from regimes.config import override
 from regimes.errors import ConfigError, RecordError
 from regimes.records import load_all

@@ -13,8 +13,9 @@ import pytest
 from torch import Tensor
 
 import regimes
-from analysis import mechanism, panels
-from analysis.mechanism import end, ends, entries, rules, table
+from analysis.common import panels
+from analysis.rates import usable
+from analysis.rates.usable import end, ends, entries, rules, table
 from regimes.compression.base import Sending, State
 from regimes.compression.powersgd import PowerSGD
 from regimes.config import DENSE, Level
@@ -183,7 +184,7 @@ def test_the_command_from_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str
         short = replace(grid[name], epochs=1, seed=7)
         short = replace(short, data=replace(short.data, train_size=64, test_size=32))
         regimes.run(short, tmp_path / "runs" / name)
-    paths = mechanism.main((tmp_path / "runs",), tmp_path / "out")
+    paths = usable.main((tmp_path / "runs",), tmp_path / "out")
     assert {path.name for path in paths} == {
         "mechanism.png",
         "mechanism.svg",

@@ -12,8 +12,8 @@ import pytest
 from scipy import stats
 
 import regimes
-from analysis import narrowing
-from analysis.narrowing import largest, losses, table
+from analysis.rates import narrowing
+from analysis.rates.narrowing import largest, losses, table
 from regimes.config import in_windows
 from regimes.errors import RecordError
 from regimes.presets import get_grid

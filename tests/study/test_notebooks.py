@@ -19,8 +19,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from analysis.figure2 import figure2a
-from analysis.notebook import reasons, show
+from analysis.notebook.outputs import reasons, show
+from analysis.paper.figure2 import figure2a
 from regimes.plotting import style
 from regimes.records import Record, load_all
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis import campaign, campaign_start
-from analysis import provenance as study
+from analysis.campaign import begin, campaign
+from analysis.claims import provenance as study
 from regimes.errors import ConfigError, RecordError
 from regimes.records import provenance
 
@@ -152,10 +152,10 @@ def test_a_campaign_starts_from_a_commit(checkout: Path, tmp_path: Path) -> None
     with pytest.raises(ConfigError, match=r"a\.py, ignored\.py, new\.py and 1 more.*--allow-dirty"):
         campaign.main(only=("smoke",), out=out)
     assert not out.exists()
-    line = campaign_start.checked(allow_dirty=True)
-    campaign_start.write_down(out, line)
-    campaign_start.write_down(out, line)
-    first, second = map(json.loads, (out / campaign_start.LOG).read_text().splitlines())
+    line = begin.checked(allow_dirty=True)
+    begin.write_down(out, line)
+    begin.write_down(out, line)
+    first, second = map(json.loads, (out / begin.LOG).read_text().splitlines())
     assert first == second == line
     assert line["allow_dirty"]
     assert line["changed"] == provenance.changes()
@@ -173,12 +173,12 @@ def test_an_installed_package_goes_by_its_version(
     (package / "__init__.py").write_text("")
     monkeypatch.setattr(provenance, "PACKAGE", package)
     assert provenance.changes() is None
-    line = campaign_start.checked(allow_dirty=False)
+    line = begin.checked(allow_dirty=False)
     assert line["commit"] is None
     assert line["version"]
 
 
 def test_a_log_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / campaign_start.LOG).mkdir()
+    (tmp_path / begin.LOG).mkdir()
     with pytest.raises(RecordError, match=r"cannot write .*campaign\.jsonl: it is a folder"):
-        campaign_start.write_down(tmp_path, {})
+        begin.write_down(tmp_path, {})

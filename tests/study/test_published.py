@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from synthetic import make
 
-from analysis import curves, published
+from analysis.paper import curves, published
 from regimes.errors import RecordError
 from regimes.plotting import metrics
 from regimes.records import load_all

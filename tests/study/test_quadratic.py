@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 import torch
 
-from analysis import quadratic
-from analysis.quadratic import at_share, energy, of_dense
-from analysis.quadratic_model import FILTERS, computed, limit, power_step, radius, simulated
+from analysis.rates import quadratic
+from analysis.rates.quadratic import at_share, energy, of_dense
+from analysis.rates.quadratic_model import FILTERS, computed, limit, power_step, radius, simulated
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression.powersgd import PowerSGD

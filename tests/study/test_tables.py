@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from synthetic import make
 
-from analysis import figures, published, table_rules, tables
+from analysis.paper import figures, published, table_rules, tables
 from regimes.config import to_dict
 from regimes.errors import RecordError
 from regimes.presets import get_grid

@@ -10,9 +10,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import tournament
-from analysis.equal_floats import at_same_floats, comparisons, moments
-from analysis.tournament import (
+from analysis.tournament import tournament
+from analysis.tournament.equal_floats import at_same_floats, comparisons, moments
+from analysis.tournament.tournament import (
     beside,
     beside_as_text,
     differences_as_text,
@@ -20,7 +20,7 @@ from analysis.tournament import (
     entries,
     table,
 )
-from analysis.tournament_figure import front, kinds
+from analysis.tournament.tournament_figure import front, kinds
 from regimes.compression import compressor
 from regimes.compression.reducer import costs_per_step
 from regimes.config import Budget, RunConfig, in_windows

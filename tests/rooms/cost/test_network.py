@@ -436,7 +436,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_figure_and_its_curves(tmp_path: Path) -> None:
-    from analysis.cost import figure_cost
+    from analysis.cost.cost import figure_cost
     from regimes.plotting.style import save
 
     fig, numbers = figure_cost(reference(), Network.parse("1Gbit/s,50us"))
@@ -458,7 +458,7 @@ def test_the_figure_and_its_curves(tmp_path: Path) -> None:
 
 
 def test_the_printed_times() -> None:
-    from analysis.paper_times import compare
+    from analysis.paper.paper_times import compare
 
     rows = compare().set_index(["table", "model"])
     assert len(rows) == 18

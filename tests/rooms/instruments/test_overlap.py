@@ -18,7 +18,7 @@ from runs import weights
 from torch import Tensor, nn
 
 import regimes
-from analysis import figure4a
+from analysis.paper import figure4a
 from regimes.collectives.world import World
 from regimes.config import RunConfig, override
 from regimes.curvature.isolation import preserved

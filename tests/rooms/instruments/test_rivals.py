@@ -14,7 +14,7 @@ import torch
 from configs import smoke as config
 
 import regimes
-from analysis import rivals
+from analysis.tournament import error_per_float
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression import REGISTRY, compressor
@@ -198,7 +198,7 @@ def test_the_figure_has_the_means_of_the_record(
         )
         regimes.run(run, tmp_path / "runs" / f"seed-{seed}")
     runs = [load(tmp_path / "runs" / f"seed-{seed}") for seed in (0, 1)]
-    rows = rivals.errors(runs).set_index("compressor")
+    rows = error_per_float.errors(runs).set_index("compressor")
     assert list(rows.index) == ["topk", "acp-sgd, iterations 2"]
     once = [[line["rivals"][0]["once"] for line in run.details] for run in runs]
     assert rows.loc["topk", "once"] == pytest.approx(geometric([np.mean(each) for each in once]))
@@ -206,12 +206,17 @@ def test_the_figure_has_the_means_of_the_record(
     assert rows.loc["acp-sgd, iterations 2", "summed"] == pytest.approx(geometric(summed))
     share = runs[0].details[0]["rivals"][0]["bytes"] / runs[0].header["per_step"]["dense"]["bytes"]
     assert rows.loc["topk", "bytes"] == share
-    paths = rivals.main(tmp_path / "runs", tmp_path / "out")
-    assert {path.name for path in paths} == {"rivals.png", "rivals.svg", "rivals.csv", "rivals.md"}
+    paths = error_per_float.main(tmp_path / "runs", tmp_path / "out")
+    assert {path.name for path in paths} == {
+        "rivals.png",
+        "rivals.svg",
+        "rivals.csv",
+        "rivals.md",
+    }
     assert "acp-sgd, iterations 2" in capsys.readouterr().out
 
 
 def test_a_run_without_readings(tmp_path: Path) -> None:
     regimes.run(config("model.width=2", epochs=1), tmp_path / "run")
     with pytest.raises(RecordError, match="no readings of the instrument rivals"):
-        rivals.main(tmp_path / "run", tmp_path / "out")
+        error_per_float.main(tmp_path / "run", tmp_path / "out")

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import runpy
 import subprocess
-import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
-from analysis import curves
+from analysis import __main__ as study
 from analysis.__main__ import commands, offers
-from analysis.command import start
-from analysis.figures import FIGURES
+from analysis.common.command import start
+from analysis.paper import curves
+from analysis.paper.figures import FIGURES
 from regimes.errors import ConfigError
 from regimes.plotting import offered
 from regimes.plotting.offered import Offer
@@ -90,26 +90,49 @@ def test_a_command_without_records_says_how_to_make_them(name: str) -> None:
         offers()[name].start(())
 
 
-def test_modules_say_the_same_by_their_own_names(
+def test_modules_say_the_same_in_a_checkout(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["curves.py"])
+    monkeypatch.setattr("sys.argv", ["analysis", "curves"])
+    with pytest.raises(SystemExit, match="2"):
+        study.main()
+    said = capsys.readouterr().err
+    assert said.startswith("error: python -m analysis curves needs records: `regimes ablate")
+
+
+def test_a_file_of_ones_own_is_called_by_its_path(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["losses.py"])
     with pytest.raises(SystemExit, match="2"):
         start(curves.main)
-    said = capsys.readouterr().err
-    assert said.startswith("error: python -m analysis.curves needs records: `regimes ablate")
+    assert capsys.readouterr().err.startswith("error: python losses.py needs records: ")
 
 
 @pytest.mark.parametrize("name", sorted(commands()))
-def test_every_command_of_the_study_begins_as_a_module(
+def test_every_command_of_the_study_begins_in_a_checkout(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", [name, "--help"])
-    monkeypatch.delitem(sys.modules, f"analysis.{name}", raising=False)
+    monkeypatch.setattr("sys.argv", ["analysis", name, "--help"])
     with pytest.raises(SystemExit) as ended:
-        runpy.run_module(f"analysis.{name}", run_name="__main__", alter_sys=True)
+        study.main()
     assert not ended.value.code
-    assert f"-m analysis.{name}" in " ".join(capsys.readouterr().out.split())
+    assert f"-m analysis {name}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_every_room_with_commands_is_listed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Oracle: the folders of the study."""
+    monkeypatch.setattr("sys.argv", ["analysis"])
+    study.main()
+    printed = capsys.readouterr().out
+    for name, command in commands().items():
+        assert f"  {name} " in printed
+        assert command.summary in printed
+    files = Path(study.__file__).parent.rglob("*.py")
+    rooms = {p.parent.name for p in files if "\ndef main(" in p.read_text(encoding="utf-8")}
+    assert rooms - {"analysis", "common"} == {*study.ROOMS}
 
 
 def test_figure_is_among_the_commands(

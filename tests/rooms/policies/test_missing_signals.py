@@ -10,7 +10,7 @@ import pytest
 from configs import smoke_constant_rate as config
 
 import regimes
-from analysis import figure3
+from analysis.paper import figure3
 from regimes.detectors.statistics import FIELDS, INSTRUMENT, setting
 from regimes.errors import ConfigError, RecordError
 from regimes.instruments import instruments

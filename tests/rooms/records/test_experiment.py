@@ -377,7 +377,7 @@ NO_MEAN = {  # read no records of ours, or draw one run
     "published",
     "quadratic",
     "signals",
-    "lasso",  # of a network: `analysis.lasso_numbers.network`, through `groups`
+    "lasso",  # of a network: `analysis.lasso.numbers.network`, through `groups`
     "tables",  # of runs at the paper's scale: `test_tables`
     "14",
     "15",  # of a grid without committed records; as 12 and 13

@@ -21,8 +21,9 @@ from hooked import LOSSES, held, hooked
 from rich.console import Console
 
 import regimes
-from analysis import batch, controls, curves, levels
-from analysis.compare import norms
+from analysis.common.compare import norms
+from analysis.paper import batch, curves, figure18_20
+from analysis.tournament import yoked
 from regimes.cost.cases import cases, recorded
 from regimes.cost.network import Network
 from regimes.cost.predict import main as cost
@@ -498,14 +499,14 @@ def test_a_figure_without_its_numbers_is_one_sentence(trained: Path, tmp_path: P
     with pytest.raises(RecordError, match="has no 'loss': no loss or metric was logged in it"):
         curves.main(nothing, tmp_path)
     with pytest.raises(RecordError, match="has no 'loss'"):
-        controls.numbers([load(nothing)])
+        yoked.numbers([load(nothing)])
     train = hooked(trained, tmp_path / "train", known=("train_loss",), logged=grad_norm)
     with pytest.raises(RecordError, match="one of train_loss, grad_norm, logged_floats, validat"):
         curves.main(train, tmp_path)
     with pytest.raises(RecordError, match="does not say what its batch size was"):
         batch.figure([load(hooked(trained, tmp_path / "loss"))])
     with pytest.raises(RecordError, match="its training has not ended, or was broken off"):
-        levels.level_map([load(hooked(trained, tmp_path / "running", ended=False))])
+        figure18_20.level_map([load(hooked(trained, tmp_path / "running", ended=False))])
     assert not list(tmp_path.glob("*.png"))
 
 

@@ -20,7 +20,7 @@ from hypothesis.extra import numpy as st_numpy
 from scipy import stats
 from sklearn.metrics import cohen_kappa_score, jaccard_score
 
-from analysis.detectors import bands
+from analysis.detection.detectors import bands
 from regimes import policies
 from regimes.config import override
 from regimes.detectors import EigenvalueChange, FirstShare, FixedWindows, NormChange, TraceCusum

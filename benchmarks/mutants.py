@@ -49,17 +49,9 @@ LEFT_OUT = {
         f"regimes/presets/{name}.py": "values that were chosen; what makes grids of them is in"
         for name in (
             "cpu",
-            "detection",
-            "events",
-            "falling",
             "language",
-            "local",
-            "matrix",
-            "mechanism",
             "paper",
             "paper_text",
-            "questions",
-            "tournament",
         )
     },
     "regimes/report/origin.py": "words of a page",
@@ -68,6 +60,7 @@ LEFT_OUT = {
     "analysis/command.py": "the words of commands; what they call is in",
     "analysis/explorer.py": "a notebook's widgets",
     "analysis/figures.py": "lists of names",
+    "analysis/grids": "values that were chosen, and names",
     "analysis/mechanism_figure.py": "how a figure is laid out",
     "analysis/notebook.py": "how a notebook's output is laid out",
     "analysis/sentences.py": "sentences and what each is read from",

@@ -15,10 +15,10 @@ import pytest
 from scipy import stats
 
 from analysis import compare, figure2
+from analysis.grids.names import PAPER
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.metrics import named
-from regimes.presets.tournament import PAPER
 from regimes.records import Writer, load_all, read_lines
 from regimes.replay.agreement import interval
 

@@ -17,9 +17,9 @@ from analysis import (
     mechanism,
     narrowing,
 )
+from analysis.grids.names import LATE
 from analysis.verdicts import holm, p_value
 from regimes.plotting.metrics import named
-from regimes.presets.mechanism import LATE
 from regimes.replay.agreement import interval
 
 # -- usable rates ----------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Do the norm, the eigenvalue and the rest mark the same epochs? Agreement that no rule forces.
 
-Train once with every statistic, then draw (`regimes.presets.detection` has the grids)::
+Train once with every statistic, then draw (`grids/detection-smoke.toml`)::
 
     regimes ablate detection-smoke --schedules signals --seeds 8 --out runs/signals
     regimes figure agreement runs/signals

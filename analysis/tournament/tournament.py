@@ -1,6 +1,6 @@
 """The tournament: adaptive policies against controls that send as many floats.
 
-Tune, run, then draw (`regimes.presets.tournament` has the arms and the commands)::
+Tune, run, then draw (commands in `grids/tournament-smoke.toml`)::
 
     regimes figure tournament runs/tournament-smoke --trials runs/tune/tournament-smoke/tune.json
 

@@ -153,7 +153,7 @@ def load_toml(path: str | Path) -> RunConfig:
     """
     try:
         table = read_tables(path)
-        if "schedules" in table:
+        if table.keys() & {"schedules", "include"}:
             raise ConfigError(f"{path} is a grid of schedules: regimes ablate {path} trains it")
         for key in table:
             _present_name(key)  # says so

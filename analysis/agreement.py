@@ -35,7 +35,7 @@ from .command import Files
 from .compare import groups
 from .panels import draw_forest
 from .unforced import FIRST, REFERENCE, RELATIVE, SHARE, Change
-from .verdicts import ends_text
+from .verdicts import interval_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,7 +57,7 @@ def as_text(rows: pd.DataFrame, others: pd.DataFrame, spent: pd.Series, referenc
 
 
 def _kappa(row: dict[Any, Any]) -> tuple[str, str]:
-    ends = ends_text(row["kappa_low"], row["kappa_high"], "+.2f")
+    ends = interval_text(row["kappa_low"], row["kappa_high"], "+.2f")
     return str(row["n"]), f"{row['kappa']:+.2f} {ends}".strip()
 
 

@@ -31,7 +31,7 @@ from regimes.replay.agreement import interval
 
 from .command import Files
 from .mechanism import arm_of, check_arms
-from .verdicts import ends_text
+from .verdicts import interval_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -121,7 +121,7 @@ def as_text(rows: pd.DataFrame) -> Table:
             f"{row['rate']:g}",
             row["arm"],
             str(row["n"]),
-            f"{row['product']:.2f} {ends_text(row['low'], row['high'], '.2f')}".strip(),
+            f"{row['product']:.2f} {interval_text(row['low'], row['high'], '.2f')}".strip(),
             f"{row['largest']:.2f}",
         )
         for row in rows.to_dict("records")

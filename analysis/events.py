@@ -31,7 +31,7 @@ from .command import Files, name_of
 from .equal_floats import comparisons
 from .panels import draw_forest
 from .tournament import entries
-from .verdicts import ends_text
+from .verdicts import interval_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,7 +83,7 @@ def _cell(row: pd.Series, shown: Metric) -> str:
     if not row["n"]:
         return "other floats"
     digits = shown.digits
-    ends = ends_text(row["ci_low"], row["ci_high"], f"+.{digits}f")
+    ends = interval_text(row["ci_low"], row["ci_high"], f"+.{digits}f")
     star = "*" if row["p_holm"] < LEVEL else ""
     return f"{row['difference']:+.{digits}f} {ends}{star}"
 

@@ -33,7 +33,7 @@ def stream(*key: Key) -> torch.Generator:
     return torch.Generator().manual_seed(derive(*key))
 
 
-def begin_stream(seed: int, device: torch.device) -> None:
+def seed_generators(seed: int, device: torch.device) -> None:
     """``torch.manual_seed``, as far as work on the device needs it: that function formats the stack
     for each kind of device that is not there, in half a millisecond or more."""
     if device.type not in ("cpu", "cuda"):

@@ -5,7 +5,7 @@ A configuration is a diff from the defaults. Plug-ins (compressor, policy) are t
 the fields of that class. Nothing here imports torch.
 """
 
-from regimes.config.convert import convert, from_dict, to_dict, today
+from regimes.config.convert import convert, current_names, from_dict, to_dict
 from regimes.config.registry import Registry
 from regimes.config.run import (
     DENSE,
@@ -21,7 +21,7 @@ from regimes.config.run import (
     check_windows,
     in_windows,
 )
-from regimes.config.toml import load_toml, overlaid, override, read_value, to_toml
+from regimes.config.toml import load_toml, override, override_table, read_value, to_toml
 
 __all__ = [
     "DENSE",
@@ -37,13 +37,13 @@ __all__ = [
     "Signal",
     "check_windows",
     "convert",
+    "current_names",
     "from_dict",
     "in_windows",
     "load_toml",
-    "overlaid",
     "override",
+    "override_table",
     "read_value",
     "to_dict",
     "to_toml",
-    "today",
 ]

@@ -35,7 +35,7 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
         ConfigError: an unknown key (with the nearest known one) or a value of the wrong type.
     """
     hints = typing.get_type_hints(cls)
-    values = today(cls, values)
+    values = current_names(cls, values)
     names = [f.name for f in dataclasses.fields(cls) if f.init]  # type: ignore[arg-type]
     for key in values:
         if key not in names:
@@ -47,9 +47,9 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
         raise ConfigError(f"{where.rstrip('.') or cls.__name__}: {error}") from None
 
 
-def today(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+def current_names(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Keys and values that older versions wrote, as they are spelt now."""
-    renamed, respelt = getattr(cls, "RENAMED", {}), getattr(cls, "RESPELT", {})
+    renamed, respelt = getattr(cls, "RENAMED", {}), getattr(cls, "RENAMED_VALUES", {})
     found = {}
     for key, value in values.items():
         words = respelt.get(key, {})

@@ -175,7 +175,7 @@ class RunConfig:
         "autocast": "precision",
         "tensorboard": "reporters",
     }
-    RESPELT: ClassVar[dict[str, dict[Any, Any]]] = {
+    RENAMED_VALUES: ClassVar[dict[str, dict[Any, Any]]] = {
         "autocast": {"none": "strict"},
         "tensorboard": {True: ["tensorboard"], False: []},
     }

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from regimes import inputs
-from regimes.config.convert import from_dict, to_dict, today, without_none
+from regimes.config.convert import current_names, from_dict, to_dict, without_none
 from regimes.config.run import RunConfig
 from regimes.errors import ConfigError, nearest
 
@@ -57,10 +57,10 @@ def override(config: RunConfig, settings: list[str]) -> RunConfig:
     return _with(config, pairs)
 
 
-def overlaid(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
+def override_table(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     """Change the keys that a nested table has, as ``override`` does; the text "none" unsets one.
 
-    >>> overlaid(RunConfig(), {"levels": {"low": 2}, "seed": 7}).levels
+    >>> override_table(RunConfig(), {"levels": {"low": 2}, "seed": 7}).levels
     {'low': 2, 'high': 1}
 
     Raises:
@@ -83,7 +83,7 @@ def _with(config: RunConfig, pairs: Sequence[tuple[str, Any]]) -> RunConfig:
     plain: dict[str, Any] = dataclasses.asdict(config)
     for path, value in pairs:
         place = path if "." in path else _present_name(path)
-        _put(plain, place, today(RunConfig, {path: value}).get(place, value))
+        _put(plain, place, current_names(RunConfig, {path: value}).get(place, value))
     return from_dict(RunConfig, without_none(plain))
 
 
@@ -141,7 +141,7 @@ def read_tables(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     if path.exists() and not path.is_file():
         raise OSError("it is no regular file")
-    inputs.note(path)
+    inputs.add(path)
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 

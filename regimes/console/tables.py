@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from regimes.console.stdout import spelt
+from regimes.console.stdout import escape_control
 
 if TYPE_CHECKING:
     from rich.table import Table as Drawn
@@ -62,21 +62,23 @@ class Table:
             "caption_justify": "left",
         }
         shown = Drawn(
-            title=Text(spelt(self.title)) if self.title else None,
-            caption=Text(spelt(self.note)) if self.note else None,
+            title=Text(escape_control(self.title)) if self.title else None,
+            caption=Text(escape_control(self.note)) if self.note else None,
             **{**plain, **options},
         )
         for i, (head, words) in enumerate(zip(self.heads, self._words(), strict=True)):
             width = max(least or 0, self._longest_word(i, word) if words else 0)
             shown.add_column(
-                Text(spelt(head)),
+                Text(escape_control(head)),
                 justify="left" if words else "right",
                 no_wrap=not words,
                 overflow="fold",
                 min_width=width or None,
             )
         for row in self.rows:
-            shown.add_row(*(Text(spelt(cell)) if isinstance(cell, str) else cell for cell in row))
+            shown.add_row(
+                *(Text(escape_control(cell)) if isinstance(cell, str) else cell for cell in row)
+            )
         return shown
 
     def markdown(self) -> str:

@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from regimes.config import RunConfig, from_dict, overlaid, override
+from regimes.config import RunConfig, from_dict, override, override_table
 from regimes.config.toml import read_tables
 from regimes.errors import ConfigError, is_whole, nearest, require, unexpected
 from regimes.presets.registry import Grid
@@ -54,7 +54,7 @@ def read_grid(path: str, preset: Callable[[str], RunConfig]) -> Grid:
         if not isinstance(changes, Mapping):
             raise unexpected(f"{path}: schedules.{name}", changes, "a table of keys and values")
         try:
-            cells[name] = overlaid(replace(base, name=name), changes)
+            cells[name] = override_table(replace(base, name=name), changes)
         except ConfigError as error:
             raise ConfigError(f"{path}: schedules.{name}: {error}") from None
     return cells

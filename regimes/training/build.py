@@ -106,8 +106,8 @@ def prepare(config: RunConfig) -> Run:
         ConfigError, DataError: one sentence.
     """
     chosen, rule = compressor(config.compressor), policy(config.policy)
-    batch_rule, worse = build_batch_policy(config), deficit(config.deficit)
-    sync_rule = build_sync_policy(config, worse)
+    batch_rule, deficit_ = build_batch_policy(config), deficit(config.deficit)
+    sync_rule = build_sync_policy(config, deficit_)
     check_numbers(config)
     check_levels(rule, config.levels)
     for level in config.levels.values():
@@ -115,7 +115,9 @@ def prepare(config: RunConfig) -> Run:
     device = pick_device(config.device)
     world, numerics = connect(config.workers, device, config.timeout), Numerics(config, device)
     try:
-        return _build(config, chosen, (rule, batch_rule, sync_rule), worse, world, device, numerics)
+        return _build(
+            config, chosen, (rule, batch_rule, sync_rule), deficit_, world, device, numerics
+        )
     except BaseException:
         world.abort()
         world.close()
@@ -127,7 +129,7 @@ def _build(
     config: RunConfig,
     chosen: Compressor,
     rules: tuple[Policy, Policy | None, Policy | None],
-    worse: Deficit,
+    deficit_: Deficit,
     world: World,
     device: torch.device,
     numerics: Numerics,
@@ -196,7 +198,7 @@ def _build(
         batch,
         sync,
         local,
-        worse,
+        deficit_,
         pruning,
     )
 

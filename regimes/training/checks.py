@@ -203,7 +203,7 @@ def build_batch_policy(config: RunConfig) -> Policy | None:
     return rule
 
 
-def build_sync_policy(config: RunConfig, worse: Deficit) -> Policy | None:
+def build_sync_policy(config: RunConfig, deficit: Deficit) -> Policy | None:
     """The policy of local steps, if there is one; ConfigError unless it makes sense with the rest
     of the configuration."""
     if config.sync_policy is None:
@@ -222,7 +222,7 @@ def build_sync_policy(config: RunConfig, worse: Deficit) -> Policy | None:
             f"sync_levels.low = {levels['low']} is longer than sync_levels.high = "
             f"{levels['high']}: low is the level that sends more, so the shorter period; swap them"
         )
-    if type(worse).updates is not Deficit.updates:
+    if type(deficit).updates is not Deficit.updates:
         raise ConfigError(
             "deficit: workers that step locally share no update that could be made worse: choose "
             "another deficit, or leave sync_policy out"

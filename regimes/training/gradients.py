@@ -24,7 +24,7 @@ from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.errors import ConfigError, unexpected
 from regimes.models.loss import CarryingLoss, Loss
-from regimes.seeding import begin_stream, derive
+from regimes.seeding import derive, seed_generators
 from regimes.training.batchnorm import PerWorkerBatchNorm
 from regimes.training.replicas import Replicas
 
@@ -82,7 +82,7 @@ class Gradients:
             part.view(rows, *p.shape) for part, p in zip(parts, self.parameters, strict=True)
         ]
 
-    def announce(self, complete: Callable[[Iterable[int]], None]) -> None:
+    def on_layer_complete(self, complete: Callable[[Iterable[int]], None]) -> None:
         """From now on call ``complete`` during the last backward pass of a step, with each layer
         as soon as nothing is added to its gradients any more; not with one that is not used."""
         for i, parameter in enumerate(self.parameters):
@@ -131,7 +131,7 @@ class Gradients:
             reason = str(error).strip().splitlines()[0]
             raise unexpected("compile", True, f"a model that torch can compile: {reason}") from None
 
-    def carried(self) -> list[Any]:
+    def hidden_states(self) -> list[Any]:
         """What each hosted worker's language model carries along; empty if none does."""
         states = [self.hidden[row] for row in sorted(self.hidden) if self.hidden[row] is not None]
         if not states or not self.union:
@@ -139,7 +139,7 @@ class Gradients:
         rows = [t.unflatten(1, (-1, self.world.local)) for t in states[0]]
         return [tuple(t[:, :, i].clone() for t in rows) for i in range(self.world.local)]
 
-    def carry_on(self, states: Sequence[Any]) -> None:
+    def load_hidden_states(self, states: Sequence[Any]) -> None:
         """The inverse of ``carried``."""
         if self.union:
             parts = zip(*states, strict=True)
@@ -159,7 +159,7 @@ class Gradients:
         each = self.world.hosted if self.replicas is None else self.replicas.each()
         for row, (worker, _) in enumerate(zip(self.world.hosted, each, strict=True)):
             self.last = last and row == len(x) - 1 and not alone
-            begin_stream(derive(self.seed, "dropout", *when, worker), x.device)
+            seed_generators(derive(self.seed, "dropout", *when, worker), x.device)
             mode = self.batchnorm.during(1, update=alone or worker == 0)
             losses.append(self._pass(row, x[row], y[row], share, mode))
         return torch.stack(losses)

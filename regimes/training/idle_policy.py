@@ -14,7 +14,7 @@ from regimes.records import count_units
 Row = dict[str, Any]
 
 
-def silence(header: Row, rows: Sequence[Row]) -> list[str]:
+def inactivity_warnings(header: Row, rows: Sequence[Row]) -> list[str]:
     """One sentence for each way in which the policies of a run made no difference.
 
     A policy chose one level for everything in the whole run; its interval is as long as the run;

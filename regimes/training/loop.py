@@ -24,14 +24,14 @@ from regimes.training.clock import LOOP, Clock
 from regimes.training.fingerprint import check_same_weights, fingerprint
 from regimes.training.gradients import install
 from regimes.training.losses import Losses
-from regimes.training.numerics import explained
+from regimes.training.numerics import explain_nondeterminism
 from regimes.training.plan import Minibatch, Plan, decide, minibatches
 from regimes.training.quirks import resolve
+from regimes.training.reporters import Reporter, Reporters
 from regimes.training.rounds import Rounds
-from regimes.training.rows import sent
+from regimes.training.rows import traffic_columns
 from regimes.training.state import open_record, save
 from regimes.training.termination import GracefulShutdown, Terminated
-from regimes.training.watchers import Reporter, Watchers
 
 
 def run(
@@ -55,9 +55,9 @@ def run(
     """
     shutdown = GracefulShutdown()
     this = prepare(resolve(config))
-    watchers = Watchers(reporters if this.world.rank == 0 else ())
+    watchers = Reporters(reporters if this.world.rank == 0 else ())
     recorded = _recorded(this, watchers, Path(out), resume)
-    with recorded as writer, shutdown as grace, explained():
+    with recorded as writer, shutdown as grace, explain_nondeterminism():
         while not complete(this.header, this.rows):
             _advance(this, writer, watchers, Path(out), grace)
     shutdown.pass_on()
@@ -65,12 +65,12 @@ def run(
 
 
 @contextmanager
-def _recorded(run: Run, watchers: Watchers, out: Path, resume: bool) -> Iterator[Writer | None]:
+def _recorded(run: Run, watchers: Reporters, out: Path, resume: bool) -> Iterator[Writer | None]:
     """The record, open on process 0 while the run goes on; how the run ends is its last event."""
     writer, whole = None, False
     try:
         writer = open_record(run, out, resume)
-        watchers.diary = writer.event if writer else None
+        watchers.event_log = writer.event if writer else None
         watchers.start(read_header(out), run.rows)
         yield writer
         if writer:
@@ -93,17 +93,17 @@ def _recorded(run: Run, watchers: Watchers, out: Path, resume: bool) -> Iterator
 
 
 def _advance(
-    run: Run, writer: Writer | None, watchers: Watchers, out: Path, grace: GracefulShutdown
+    run: Run, writer: Writer | None, watchers: Reporters, out: Path, grace: GracefulShutdown
 ) -> None:
     """One unit: trained, recorded, saved.
 
     Raises:
         Terminated: some process was asked to end.
-        TrainingError: see ``_met``.
+        TrainingError: see ``_end_of_unit_consensus``.
     """
     unit = len(run.rows)
     row, seconds, details = _unit(run, unit, watchers)
-    asked, due, processes = _met(run, unit, grace, seconds)
+    asked, due, processes = _end_of_unit_consensus(run, unit, grace, seconds)
     run.rows.append(row)
     if writer:
         writer.epoch(row, {**seconds, **processes}, details)
@@ -117,7 +117,7 @@ def _advance(
         raise Terminated(f"ended by SIGTERM after {name} {unit}: continue with --resume")
 
 
-def _met(
+def _end_of_unit_consensus(
     run: Run, unit: int, grace: GracefulShutdown, seconds: dict[str, float]
 ) -> tuple[bool, bool, dict[str, Any]]:
     """What processes tell each other at the end of a unit: was one of them asked to end? By the
@@ -142,7 +142,7 @@ def _met(
 
 
 def _unit(
-    run: Run, unit: int, watchers: Watchers
+    run: Run, unit: int, watchers: Reporters
 ) -> tuple[dict[str, Any], dict[str, float], dict[str, Any]]:
     """Train one unit; returns its row of the record, where the time went, instruments' details."""
     plan, clock = decide(run, unit), Clock(run.device)
@@ -169,8 +169,8 @@ def _unit(
         "train_loss": train_loss,
         "test_loss": test_loss,
         "metric": metric,
-        **_beside(run, clock, test_loss),
-        **sent(run.world.meter.take(), plan.levels),
+        **_extra_metrics(run, clock, test_loss),
+        **traffic_columns(run.world.meter.take(), plan.levels),
         "statistics": readings.layers,
         "model": readings.model,
         "weights": None,
@@ -181,10 +181,10 @@ def _unit(
     return row, dict(clock.seconds), readings.details
 
 
-def _beside(run: Run, clock: Clock, test_loss: float) -> dict[str, Any]:
+def _extra_metrics(run: Run, clock: Clock, test_loss: float) -> dict[str, Any]:
     """What the task says of the test loss besides its metric, and the loss and metric on the
     samples held out for validation, if there are any."""
-    found: dict[str, Any] = dict(run.task.beside(test_loss))
+    found: dict[str, Any] = dict(run.task.extra_metrics(test_loss))
     if run.config.data.validation_size is not None:
         with clock("evaluate"):
             where = run.device, run.batches.dtype, run.world
@@ -193,7 +193,7 @@ def _beside(run: Run, clock: Clock, test_loss: float) -> dict[str, Any]:
     return found
 
 
-def _train(run: Run, plan: Plan, clock: Clock, watchers: Watchers) -> tuple[float, int]:
+def _train(run: Run, plan: Plan, clock: Clock, watchers: Reporters) -> tuple[float, int]:
     """All steps of a unit; their mean loss and number."""
     values = [run.value(name) for name in plan.levels.names]
     steps, samples = minibatches(run, plan)
@@ -208,7 +208,7 @@ def _train(run: Run, plan: Plan, clock: Clock, watchers: Watchers) -> tuple[floa
         watchers.step(plan.unit, done, steps)
     for mean, (rows, *when) in run.local.tell() if run.local else ():
         losses.add(mean, rows, *when)
-    losses.look()
+    losses.check()
     return losses.total / steps, steps
 
 

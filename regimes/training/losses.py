@@ -17,11 +17,11 @@ from regimes.errors import TrainingError
 from regimes.training.build import Run
 from regimes.training.clock import Clock
 
-LOOK = 16  # steps between two looks at a GPU
+GPU_INTERVAL = 16  # steps between two looks at a GPU
 
 
-def look_every(device: torch.device) -> int:
-    return 1 if device.type == "cpu" else LOOK
+def check_interval(device: torch.device) -> int:
+    return 1 if device.type == "cpu" else GPU_INTERVAL
 
 
 class Losses:
@@ -34,7 +34,7 @@ class Losses:
 
     def __init__(self, run: Run, clock: Clock) -> None:
         self.run, self.clock, self.total = run, clock, 0.0
-        self.every = look_every(run.device)
+        self.every = check_interval(run.device)
         self._unseen: list[tuple[Tensor, Tensor, int, int]] = []
 
     def add(
@@ -45,9 +45,9 @@ class Losses:
         # a copy, because what a collective gives is a part of its buffer
         self._unseen.append((loss.clone(), rows, epoch, step))
         if len(self._unseen) == self.every:
-            self.look()
+            self.check()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Wait for all steps so far.
 
         Raises:

@@ -118,7 +118,7 @@ def _set(wanted: list[tuple[Any, str, Any]]) -> Iterator[None]:
 
 
 @contextmanager
-def explained() -> Iterator[None]:
+def explain_nondeterminism() -> Iterator[None]:
     """ConfigError for an operation that cannot be had deterministically."""
     try:
         yield

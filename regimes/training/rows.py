@@ -11,7 +11,7 @@ from regimes.instruments.panel import Readings
 from regimes.policies.controller import Levels
 
 
-def sent(meter: Meter, levels: Levels) -> dict[str, Any]:
+def traffic_columns(meter: Meter, levels: Levels) -> dict[str, Any]:
     """What a unit has sent, by its meter, and each layer's level with its reason."""
     counted = [meter.layers[i] for i in range(len(levels.names))]
     return {
@@ -27,7 +27,7 @@ def sent(meter: Meter, levels: Levels) -> dict[str, Any]:
     }
 
 
-def of_a_job(
+def job_row(
     unit: int,
     steps: int,
     stop: int,

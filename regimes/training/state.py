@@ -84,7 +84,7 @@ def save(run: Run, out: Path) -> None:
         "memories": memories,
         "gauges": run.panel.state_dict(),
     }
-    own = {"residuals": residuals, "hidden": run.gradients.carried()}
+    own = {"residuals": residuals, "hidden": run.gradients.hidden_states()}
     if run.pruning is not None:
         shared["pruning"] = run.pruning.state_dict()
     if run.local is not None:
@@ -129,7 +129,7 @@ def _restore(run: Run, files: list[dict[str, Any]]) -> None:
         _restore_local(run, run.local, shared["local"], files)
     hidden = {w: state for f in files for w, state in _hidden(f).items()}
     if hidden:
-        run.gradients.carry_on(
+        run.gradients.load_hidden_states(
             [tuple(part.to(run.device) for part in hidden[worker]) for worker in run.world.hosted]
         )
 

@@ -52,7 +52,7 @@ class TrainingStep:
         if reducer.world.processes > 1 and len(reducer.buckets) > 1:
             buckets = [list(bucket) for bucket in reducer.buckets]
             self.pipeline = Pipeline(buckets, self._reduce, gradients.stack.device)
-            gradients.announce(self.pipeline.mark_ready)
+            gradients.on_layer_complete(self.pipeline.mark_ready)
 
     def take(
         self, x: Tensor, y: Tensor, epoch: int, step: int, levels: Sequence[Level], clock: Clock

@@ -223,7 +223,7 @@ def test_instruments_and_evaluation_are_not_in_a_training_step(
 def test_float64_with_less_than_that_is_refused(precision: str) -> None:
     c = override(RunConfig(), ["dtype=float64", f"precision={precision}"])
     with pytest.raises(ConfigError, match=f"precision = '{precision}': expected \"strict\", as"):
-        checks.check_numbers(c)
+        checks.check_fields(c)
 
 
 def test_an_operation_that_is_not_deterministic_is_one_sentence() -> None:

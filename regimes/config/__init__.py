@@ -5,6 +5,7 @@ A configuration is a diff from the defaults. Plug-ins (compressor, policy) are t
 the fields of that class. Nothing here imports torch.
 """
 
+from regimes.config.bounds import MOST_EPOCHS, check_bounds
 from regimes.config.convert import convert, current_names, from_dict, to_dict
 from regimes.config.registry import Registry
 from regimes.config.run import (
@@ -25,6 +26,7 @@ from regimes.config.toml import load_toml, override, override_table, read_value,
 
 __all__ = [
     "DENSE",
+    "MOST_EPOCHS",
     "Budget",
     "DataConfig",
     "Level",
@@ -35,6 +37,7 @@ __all__ = [
     "Registry",
     "RunConfig",
     "Signal",
+    "check_bounds",
     "check_windows",
     "convert",
     "current_names",

@@ -8,6 +8,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from regimes.config.bounds import (
+    Count,
+    Decay,
+    Epochs,
+    Factor,
+    InnerShare,
+    Momentum,
+    Natural,
+    NonNegative,
+    Period,
+    Positive,
+    Rate,
+    Share,
+    Timeout,
+)
 from regimes.config.convert import to_dict
 from regimes.errors import ConfigError
 
@@ -23,9 +38,9 @@ class DataConfig:
 
     name: str = "digits"  # or "cifar10", "cifar100", "folder"; "wikitext-2", "text", "stdlib", ...
     path: str | None = None  # images of "folder", file or folder of "text"; root for the others
-    train_size: int | None = None  # images, equally many per class; or tokens; None = all others
-    test_size: int | None = None
-    validation_size: int | None = None  # likewise, never trained on nor tested on; None = no split
+    train_size: Count | None = None  # images, as many per class; or tokens; None = all others
+    test_size: Count | None = None
+    validation_size: Count | None = None  # likewise, for neither training nor test; None = no split
     resize: int | None = None  # of "folder": the shorter side to so many pixels, the middle of it
     test_share: float | None = None  # of a folder without train/ and test/; None = 0.2
     split_seed: int | None = None  # which images these are; None = 0
@@ -62,27 +77,27 @@ class OptimizerConfig:
 
     name: str = "sgd"  # "sgd", "adamw", "muon" or ``package.module:Class``, a torch optimiser
     options: dict[str, Any] = field(default_factory=dict)  # of its class: {betas = [0.9, 0.95]}
-    lr: float = 0.4  # the highest, after the warm-up
+    lr: Rate = 0.4  # the highest, after the warm-up
     schedule: Schedules = "step"  # "constant", "cosine", "linear", "wsd" or "cyclic" are others
     per: Literal["epoch", "step"] = "epoch"  # how often the rate may change
-    warmup_from: float | None = None  # lr at the start; None = no warm-up, or from 0 in steps
-    warmup_epochs: int = 5
-    warmup_hold: int = 0  # epochs at ``warmup_from`` before the rate rises
-    warmup_steps: int | None = None  # in place of ``warmup_epochs``; needs per = "step"
-    decay_epochs: tuple[int, ...] = ()  # "step": first epoch that trains at the lower lr
-    decay_steps: tuple[int, ...] = ()  # in place of ``decay_epochs``; needs per = "step"
-    decay_factor: float = 10.0
-    decay_share: float = 0.2  # "wsd": the last share of the run, in which the rate falls linearly
-    cycle_epochs: int = 8  # "cyclic": length of the first cycle
-    cycle_steps: int | None = None  # in place of ``cycle_epochs``; needs per = "step"
-    cycle_factor: int = 1  # each cycle is so many times longer than the one before
-    final: float = 0.0  # "cosine", "linear", "wsd", "cyclic": the share of ``lr`` they fall to
-    momentum: float = 0.9  # of SGD and Muon
+    warmup_from: Decay | None = None  # lr at the start; None = no warm-up, or from 0 in steps
+    warmup_epochs: Count = 5
+    warmup_hold: Natural = 0  # epochs at ``warmup_from`` before the rate rises
+    warmup_steps: Natural | None = None  # in place of ``warmup_epochs``; needs per = "step"
+    decay_epochs: tuple[Count, ...] = ()  # "step": first epoch that trains at the lower lr
+    decay_steps: tuple[Count, ...] = ()  # in place of ``decay_epochs``; needs per = "step"
+    decay_factor: Factor = 10.0
+    decay_share: Share = 0.2  # "wsd": the last share of the run, in which the rate falls linearly
+    cycle_epochs: Count = 8  # "cyclic": length of the first cycle
+    cycle_steps: Count | None = None  # in place of ``cycle_epochs``; needs per = "step"
+    cycle_factor: Count = 1  # each cycle is so many times longer than the one before
+    final: Share = 0.0  # "cosine", "linear", "wsd", "cyclic": the share of ``lr`` they fall to
+    momentum: Momentum = 0.9  # of SGD and Muon
     nesterov: bool = True
-    weight_decay: float = 1e-4  # decoupled with AdamW and Muon
+    weight_decay: Decay = 1e-4  # decoupled with AdamW and Muon
     decay_vectors: bool | None = None  # weight decay of 1-D parameters, too; None: with SGD only
     scale_with_batch: bool = True  # the rate times batch size / batch_size (Goyal et al., 2017)
-    clip: float | None = None  # largest norm of each worker's gradient; None = as it is
+    clip: Positive | None = None  # largest norm of each worker's gradient; None = as it is
 
 
 @dataclass(frozen=True)
@@ -92,8 +107,8 @@ class OuterConfig:
     everybody to the mean of the workers (local SGD). DiLoCo (Douillard et al., 2023) has lr = 0.7,
     momentum = 0.9, nesterov = true."""
 
-    lr: float = 1.0
-    momentum: float = 0.0
+    lr: Rate = 1.0
+    momentum: Momentum = 0.0
     nesterov: bool = False
     states: Literal["keep", "average", "reset"] = "keep"  # of the workers' own optimisers
     period_one: Literal["gradients", "parameters"] = "gradients"  # what a period of 1 averages
@@ -110,15 +125,15 @@ class Budget:
     ``level`` (paper, Figure 8); its own ``epochs`` are the most it may take."""
 
     level: str = "low"
-    epochs: int = 24
+    epochs: Count = 24
 
 
 @dataclass(frozen=True)
 class PruningConfig:
     """From unit ``epoch`` on, this share of the weights is zero (`training.pruning`)."""
 
-    epoch: int = 12
-    share: float = 0.9
+    epoch: Natural = 12
+    share: InnerShare = 0.9
 
 
 @dataclass(frozen=True)
@@ -182,11 +197,11 @@ class RunConfig:
 
     name: str = "run"
     seed: int = 0
-    epochs: int = 24
-    steps: int | None = None
-    unit_steps: int | None = None
-    workers: int = 4
-    batch_size: int = 8  # samples per worker and step
+    epochs: Epochs = 24
+    steps: Count | None = None
+    unit_steps: Count | None = None
+    workers: Count = 4
+    batch_size: Count = 8  # samples per worker and step
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -195,13 +210,13 @@ class RunConfig:
     policy: dict[str, Any] = field(default_factory=lambda: {"name": "static"})
     batch_levels: dict[str, int] = field(default_factory=dict)
     batch_policy: dict[str, Any] | None = None
-    sync_levels: dict[str, int] = field(default_factory=dict)
+    sync_levels: dict[str, Period] = field(default_factory=dict)
     sync_policy: dict[str, Any] | None = None
     outer: OuterConfig = field(default_factory=OuterConfig)
     budget: Budget | None = None
     deficit: dict[str, Any] | None = None
     pruning: PruningConfig | None = None
-    start_compressing_after: int = 0
+    start_compressing_after: Natural = 0
     signal: Signal = "update"
     instruments: dict[str, dict[str, Any]] = field(default_factory=dict)  # see ``instruments/``
     tuned_on: tuple[int, ...] = ()
@@ -214,10 +229,10 @@ class RunConfig:
     compile: bool = False
     channels_last: bool = False  # of the activations; parameters stay as they are
     device: str = "auto"  # "auto", "cpu", "cuda", "cuda:0"
-    checkpoint_every: int = 1  # units
-    checkpoint_seconds: float | None = None  # at least, between two checkpoints
-    timeout: float = 600.0  # seconds that a process waits for the others
-    bucket_mb: float = 25.0  # gradients that are reduced at once, while backward goes on
+    checkpoint_every: Count = 1  # units
+    checkpoint_seconds: NonNegative | None = None  # at least, between two checkpoints
+    timeout: Timeout = 600.0  # seconds that a process waits for the others
+    bucket_mb: Positive = 25.0  # gradients that are reduced at once, while backward goes on
     reporters: tuple[str, ...] = ()
 
     def digest(self) -> str:

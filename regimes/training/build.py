@@ -16,7 +16,7 @@ from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression import Compressor, compressor
 from regimes.compression.reducer import Reducer, check_order, costs_per_step
-from regimes.config import DENSE, Level, RunConfig, to_dict
+from regimes.config import DENSE, Level, RunConfig, check_bounds, to_dict
 from regimes.data import registry
 from regimes.data.deficits import Deficit, deficit
 from regimes.data.task import Batches, Task
@@ -31,7 +31,7 @@ from regimes.records import provenance
 from regimes.training.checks import (
     build_batch_policy,
     build_sync_policy,
-    check_numbers,
+    check_fields,
     check_size,
     check_windows_fit,
 )
@@ -105,10 +105,11 @@ def prepare(config: RunConfig) -> Run:
     Raises:
         ConfigError, DataError: one sentence.
     """
+    check_bounds(config)
     chosen, rule = compressor(config.compressor), policy(config.policy)
     batch_rule, deficit_ = build_batch_policy(config), deficit(config.deficit)
     sync_rule = build_sync_policy(config, deficit_)
-    check_numbers(config)
+    check_fields(config)
     check_levels(rule, config.levels)
     for level in config.levels.values():
         chosen.check(level)

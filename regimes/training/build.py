@@ -6,7 +6,7 @@ import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -17,13 +17,11 @@ from regimes.collectives.world import World
 from regimes.compression import Compressor, compressor
 from regimes.compression.reducer import Reducer, check_order, costs_per_step
 from regimes.config import DENSE, Level, RunConfig, check_bounds, to_dict
-from regimes.data import registry
-from regimes.data.deficits import Deficit, deficit
+from regimes.data import deficits, registry
 from regimes.data.task import Batches, Task
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import PER_WORKER
 from regimes.instruments.panel import Panel, choose
-from regimes.models.loss import Batch
 from regimes.policies import Policy, check_levels, policy
 from regimes.policies.controller import Controller, WholeController
 from regimes.policies.history import level_costs
@@ -46,11 +44,45 @@ from regimes.training.step import TrainingStep, buckets_of
 from regimes.training.units import Units
 
 
+@dataclass(frozen=True)
+class PlugIns:
+    """The plug-ins that a configuration names, checked against its levels."""
+
+    compressor: Compressor
+    policy: Policy
+    batch_policy: Policy | None
+    sync_policy: Policy | None
+    deficit: deficits.Deficit
+
+    @classmethod
+    def of(cls, config: RunConfig) -> PlugIns:
+        """Build those of a configuration.
+
+        Raises:
+            ConfigError: an unknown name, bad fields, levels that one of them does not have.
+        """
+        chosen, rule = compressor(config.compressor), policy(config.policy)
+        batch_rule, deficit = build_batch_policy(config), deficits.deficit(config.deficit)
+        sync_rule = build_sync_policy(config, deficit)
+        check_fields(config)
+        check_levels(rule, config.levels)
+        for level in config.levels.values():
+            chosen.check(level)
+        return cls(chosen, rule, batch_rule, sync_rule, deficit)
+
+    @property
+    def needs(self) -> list[str]:
+        """The statistics that the policies read."""
+        rules = self.policy, self.batch_policy, self.sync_policy
+        return [need for rule in rules if rule is not None for need in rule.needs]
+
+
 @dataclass
 class Run:
-    """All that a run is made of."""
+    """All parts of a run, and what it has recorded."""
 
     config: RunConfig
+    plug_ins: PlugIns
     world: World
     device: torch.device
     numerics: Numerics
@@ -58,42 +90,34 @@ class Run:
     batches: Batches
     model: nn.Module
     layers: list[Layer]
-    controller: Controller
-    compressor: Compressor
     gradients: Gradients
     reducer: Reducer
     step: TrainingStep
-    context: MeasurementContext
-    panel: Panel
-    optimizer: Optimizers
-    units: Units
-    learning_rate: LearningRate
+    pruning: Pruning | None
+    controller: Controller
     batch_controller: WholeController | None
     sync_controller: WholeController | None
+    units: Units
+    learning_rate: LearningRate
+    optimizer: Optimizers
     local: Rounds | None
-    deficit: Deficit
-    pruning: Pruning | None
+    context: MeasurementContext
+    panel: Panel
     header: dict[str, Any] = field(default_factory=dict)  # of the record
-    rows: list[dict[str, Any]] = field(default_factory=list)  # the record so far
-    saved: float = field(default_factory=time.monotonic)  # when: the start, or the last checkpoint
-
-    @property
-    def needs(self) -> list[str]:
-        """The statistics that the policies read."""
-        whole = [self.batch_controller, self.sync_controller]
-        rules = [one.policy for one in (self.controller, *whole) if one is not None]
-        return [need for rule in rules for need in rule.needs]
+    rows: list[dict[str, Any]] = field(default_factory=list)  # of the record, so far
+    saved: float = field(default_factory=time.monotonic)  # time of the start or last checkpoint
 
     def batch_size(self, level: str | None) -> int:
         """Samples per worker and step at a level of the batch policy."""
         return self.config.batch_size if level is None else self.config.batch_levels[level]
 
     def value(self, level: str) -> Level:
-        """What a level's name means: ``levels`` of the configuration."""
+        """The level that a name stands for: ``levels`` of the configuration."""
         return DENSE if level == DENSE else self.config.levels[level]
 
     def close(self) -> None:
         """Leave the other processes."""
+        # the pipeline's thread first: it may be inside a collective of the group
         self.step.close()
         self.world.close()
         self.numerics.close()
@@ -106,40 +130,22 @@ def prepare(config: RunConfig) -> Run:
         ConfigError, DataError: one sentence.
     """
     check_bounds(config)
-    chosen, rule = compressor(config.compressor), policy(config.policy)
-    batch_rule, deficit_ = build_batch_policy(config), deficit(config.deficit)
-    sync_rule = build_sync_policy(config, deficit_)
-    check_fields(config)
-    check_levels(rule, config.levels)
-    for level in config.levels.values():
-        chosen.check(level)
+    plug_ins = PlugIns.of(config)
     device = pick_device(config.device)
     world, numerics = connect(config.workers, device, config.timeout), Numerics(config, device)
     try:
-        return _build(
-            config, chosen, (rule, batch_rule, sync_rule), deficit_, world, device, numerics
-        )
+        return _build(config, plug_ins, world, device, numerics)
     except BaseException:
-        world.abort()
+        world.abort()  # the other processes must not wait for this one
         world.close()
         numerics.close()
         raise
 
 
 def _build(
-    config: RunConfig,
-    chosen: Compressor,
-    rules: tuple[Policy, Policy | None, Policy | None],
-    deficit_: Deficit,
-    world: World,
-    device: torch.device,
-    numerics: Numerics,
+    config: RunConfig, plug_ins: PlugIns, world: World, device: torch.device, numerics: Numerics
 ) -> Run:
-    """What is built when the processes have met; they check that they mean the same run.
-
-    Args:
-        rules: what decides levels, the batch, and the period between synchronisations.
-    """
+    """Build what depends on the data and the model; all processes check that they agree on it."""
     world.meter.dtype = dtype = getattr(torch, config.dtype)
     task = registry.load(config)
     check_size(config, task)
@@ -151,77 +157,87 @@ def _build(
     )
     model = task.build(config).to(device, dtype)
     layers = layer_table(model)
+    chosen = plug_ins.compressor
     check_order(chosen, config.levels, layers, config.workers)
     batches = task.batches(config, device, dtype)
-    gradients = _gradients(config, task, model, world, _union(config, chosen, model, batches))
-    if config.compile:
-        gradients.check_compiles(*next(iter(batches.epoch(0, world.hosted))))
+    gradients = _gradients(config, plug_ins, task, model, world, batches)
     buckets = buckets_of(gradients.parameters, config.bucket_mb, config.optimizer.clip is not None)
     reducer = Reducer(chosen, layers, world, config.seed, buckets)
-    compressed = [i for i, layer in enumerate(layers) if layer.compressed]
-    costs = level_costs(costs_per_step(chosen, layers, config.levels, config.workers), compressed)
-    names = [layer.name for layer in layers]
-    pruning = Pruning.of(config.pruning, layers, gradients.parameters)
-    controller = Controller(rules[0], names, compressed, config.signal, costs)
-    batch = None if rules[1] is None else WholeController(rules[1], config.signal, "batch")
-    sync = None if rules[2] is None else WholeController(rules[2], config.signal, "sync")
     units = Units.of(config, len(batches))
     check_windows_fit(config, len(units))
-    rate = LearningRate(config.optimizer, units.per_epoch, units.total)
-    optimizer = build_optimizer(config.optimizer, model, task.classes)
-    local = None
-    if rules[2] is not None:
-        build = functools.partial(build_optimizer, config.optimizer, model, task.classes)
+    build = functools.partial(build_optimizer, config.optimizer, model, task.classes)
+    optimizer, local = build(), None
+    if plug_ins.sync_policy is not None:
         late = Reducer(chosen, layers, world, config.seed)
         local = Rounds(gradients, optimizer, build, late, config.outer)
-    context = _context(task, chosen, gradients, layers, config, batches, optimizer, local)
-    needs = [need for rule in rules if rule is not None for need in rule.needs]
-    panel = choose(config.instruments, needs, config.signal, context)
+    context = _context(config, chosen, task, batches, layers, gradients, optimizer, local)
     return Run(
-        config,
-        world,
-        device,
-        numerics,
-        task,
-        batches,
-        model,
-        layers,
-        controller,
-        chosen,
-        gradients,
-        reducer,
-        TrainingStep(gradients, reducer),
-        context,
-        panel,
-        optimizer,
-        units,
-        rate,
-        batch,
-        sync,
-        local,
-        deficit_,
-        pruning,
+        config=config,
+        plug_ins=plug_ins,
+        world=world,
+        device=device,
+        numerics=numerics,
+        task=task,
+        batches=batches,
+        model=model,
+        layers=layers,
+        gradients=gradients,
+        reducer=reducer,
+        step=TrainingStep(gradients, reducer),
+        pruning=Pruning.of(config.pruning, layers, gradients.parameters),
+        controller=_controller(config, plug_ins, layers),
+        batch_controller=_whole(plug_ins.batch_policy, config.signal, "batch"),
+        sync_controller=_whole(plug_ins.sync_policy, config.signal, "sync"),
+        units=units,
+        learning_rate=LearningRate(config.optimizer, units.per_epoch, units.total),
+        optimizer=optimizer,
+        local=local,
+        context=context,
+        panel=choose(config.instruments, plug_ins.needs, config.signal, context),
     )
 
 
+def _controller(config: RunConfig, plug_ins: PlugIns, layers: Sequence[Layer]) -> Controller:
+    compressed = [i for i, layer in enumerate(layers) if layer.compressed]
+    per_step = costs_per_step(plug_ins.compressor, layers, config.levels, config.workers)
+    costs = level_costs(per_step, compressed)
+    names = [layer.name for layer in layers]
+    return Controller(plug_ins.policy, names, compressed, config.signal, costs)
+
+
+def _whole(
+    rule: Policy | None, signal: str, table: Literal["batch", "sync"]
+) -> WholeController | None:
+    return None if rule is None else WholeController(rule, signal, table)
+
+
 def _gradients(
-    config: RunConfig, task: Task, model: nn.Module, world: World, union: bool
+    config: RunConfig,
+    plug_ins: PlugIns,
+    task: Task,
+    model: nn.Module,
+    world: World,
+    batches: Batches,
 ) -> Gradients:
-    return Gradients(
+    gradients = Gradients(
         model,
         task.loss,
         world,
-        union=union,
+        union=_union(config, plug_ins.compressor, model, batches),
         seed=config.seed,
         micro_batch=config.batch_size,
         clip=config.optimizer.clip,
         autocast=torch.bfloat16 if config.precision == "bfloat16" else None,
         compiled=config.compile,
     )
+    if config.compile:
+        gradients.check_compiles(*next(iter(batches.epoch(0, world.hosted))))
+    return gradients
 
 
-def _union(config: RunConfig, chosen: Compressor, model: nn.Module, batches: Any) -> bool:
-    """May one pass serve all hosted workers? Decided by the configuration alone."""
+def _union(config: RunConfig, chosen: Compressor, model: nn.Module, batches: Batches) -> bool:
+    """May one pass serve all hosted workers? The configuration alone decides, so that the numbers
+    do not depend on how many processes share the workers."""
     per_worker = config.signal in PER_WORKER or config.optimizer.clip is not None
     per_worker |= config.sync_policy is not None
     if not config.union_pass or not chosen.linear or per_worker:
@@ -231,34 +247,26 @@ def _union(config: RunConfig, chosen: Compressor, model: nn.Module, batches: Any
 
 
 def _context(
-    task: Task,
-    chosen: Compressor,
-    gradients: Gradients,
-    layers: Sequence[Layer],
     config: RunConfig,
+    chosen: Compressor,
+    task: Task,
     batches: Batches,
+    layers: Sequence[Layer],
+    gradients: Gradients,
     optimizer: Optimizers,
     local: Rounds | None,
 ) -> MeasurementContext:
-    """What instruments see of the data: probes of the training set, and an epoch's batches."""
-    g = gradients
-    decays = optimizer.decoupled_decay(g.parameters)
-
-    def probe(size: int, batch: int) -> list[Batch]:
-        return task.probe(batches, g.world, size, batch)
-
-    def samples(epoch: int, count: int, batch: int) -> list[Batch]:
-        return task.samples(batches, config.seed, epoch, count, batch)
-
+    """What instruments see of the run: probes of the training set, and an epoch's batches."""
+    world, decays = gradients.world, optimizer.decoupled_decay(gradients.parameters)
     return MeasurementContext(
-        g.model,
+        gradients.model,
         task.loss,
-        g.world,
+        world,
         layers,
         config.seed,
-        g.union,
-        probe,
-        samples,
+        gradients.union,
+        lambda size, batch: task.probe(batches, world, size, batch),
+        lambda epoch, count, batch: task.samples(batches, config.seed, epoch, count, batch),
         chosen,
         config.levels,
         lambda: (optimizer.lr, decays),

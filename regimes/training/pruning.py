@@ -70,9 +70,9 @@ class Pruning:
                 strict=True,
             )
         }
-        self.keep()
+        self.apply_masks()
 
-    def keep(self) -> None:
+    def apply_masks(self) -> None:
         """After each step: what is pruned is zero again, whatever momentum and error feedback
         made of it."""
         with torch.no_grad():

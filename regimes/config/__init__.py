@@ -1,8 +1,8 @@
-"""One run, described: frozen dataclasses, checked before any work, in and out as TOML.
+"""The configuration of a run: frozen dataclasses, read from and written as TOML.
 
-A configuration is a diff from the defaults. Plug-ins (compressor, policy) are tables with a
-``name`` that is either registered or spelt ``package.module:Class``; the rest of the table are
-the fields of that class. Nothing here imports torch.
+A configuration is a diff from the defaults. A plug-in (compressor, policy, ...) is a table with a
+``name``, registered or ``package.module:Class``, and the fields of that class. Nothing here imports
+torch.
 """
 
 from regimes.config.bounds import MOST_EPOCHS, check_bounds

@@ -1,4 +1,4 @@
-"""One run, described: frozen dataclasses. Their defaults are a run."""
+"""The configuration of a run: frozen dataclasses, whose defaults describe a run that works."""
 
 from __future__ import annotations
 
@@ -102,10 +102,11 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class OuterConfig:
-    """What a synchronisation of workers that step locally does (`training.rounds`). The mean
-    movement of the workers is the gradient of an outer SGD; as it stands here, its step takes
-    everybody to the mean of the workers (local SGD). DiLoCo (Douillard et al., 2023) has lr = 0.7,
-    momentum = 0.9, nesterov = true."""
+    """The synchronisation after local steps (`training.rounds`).
+
+    The workers' mean movement is the gradient of an outer SGD. With these defaults its step leads
+    to the mean of the workers' parameters (local SGD). DiLoCo (Douillard et al., 2023) has
+    lr = 0.7, momentum = 0.9, nesterov = true."""
 
     lr: Rate = 1.0
     momentum: Momentum = 0.0
@@ -121,8 +122,8 @@ class OuterConfig:
 
 @dataclass(frozen=True)
 class Budget:
-    """A run ends with the epoch in which it has sent as many floats as ``epochs`` epochs at
-    ``level`` (paper, Figure 8); its own ``epochs`` are the most it may take."""
+    """Floats after which a run ends, at the end of an epoch: as many as ``epochs`` epochs at
+    ``level`` send (paper, Figure 8). The run's own ``epochs`` are an upper limit."""
 
     level: str = "low"
     epochs: Count = 24
@@ -138,7 +139,7 @@ class PruningConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything that decides the numbers of a run. ``processes`` and ``device`` only divide work.
+    """Everything that decides the numbers of a run. The number of processes only divides the work.
 
     Attributes:
         name: of the schedule; figures and tables group runs by it.
@@ -162,13 +163,13 @@ class RunConfig:
             synchronisation on; a number is a period, too. Without one the workers share each step.
         outer: what a synchronisation does.
         budget: floats after which the run ends.
-        deficit: what makes the training worse in chosen epochs (``data/deficits.py``).
-        pruning: an event: the smallest weights become zero, and stay so.
+        deficit: what impairs the training in chosen epochs (``data/deficits.py``).
+        pruning: an event: the smallest weights become zero, and stay zero.
         signal: the norm that detectors read, per layer and unit: of the gradient ("update",
             "global", "local-mean", "worker0") or of the optimiser's step ("movement",
             "movement/lr"), see ``instruments/gradient_norm.py``.
         start_compressing_after: the first so many steps send the gradient uncompressed.
-        instruments: what is measured besides, by name: ``{fisher = {}}``.
+        instruments: further measurements, by name: ``{fisher = {}}``.
         dtype: of parameters, gradients and traffic.
         precision: "strict" is float32 as it is written (IEEE; float64 with that dtype). On a GPU
             "tf32" lets training steps round factors of products to 10 bits. "bfloat16": forward and
@@ -176,15 +177,15 @@ class RunConfig:
         deterministic: on a GPU, only operations that give the same bits each time.
         compile: ``torch.compile`` for the forward and backward passes of training: faster steps
             after minutes of compiling, and other bits.
-        reporters: who else is told of each unit: "tensorboard", "wandb", what an installed package
-            offers (``records/reporting.py``), or ``package.module:Class``.
-        tuned_on: seeds that have chosen this configuration; a run with one of them is refused.
-        drawn_per_seed: fields that each seed has of its own, e.g. ``["policy.layers"]`` of a
-            control that follows another run; runs that differ in them are of one experiment.
-        quirks: "authors" replaces fields so as to do what the published code does.
+        reporters: what else reports each unit: "tensorboard", "wandb", a reporter of an installed
+            package (``records/reporting.py``), or ``package.module:Class``.
+        tuned_on: seeds that chose this configuration; a run with one of them is refused.
+        drawn_per_seed: fields that may differ between the seeds of one experiment, e.g.
+            ``["policy.layers"]`` of a control that follows another run.
+        quirks: "authors" replaces fields to reproduce the published code.
     """
 
-    # old keys, and values by their old key, are still read
+    # keys of older versions, and values by their old key, which records still have
     RENAMED: ClassVar[dict[str, str]] = {
         "parcel_mb": "bucket_mb",
         "autocast": "precision",
@@ -236,12 +237,12 @@ class RunConfig:
     reporters: tuple[str, ...] = ()
 
     def digest(self) -> str:
-        """SHA-256 of all that decides the numbers; processes compare it at start-up."""
+        """SHA-256 of the whole configuration."""
         return hashlib.sha256(json.dumps(to_dict(self), sort_keys=True).encode()).hexdigest()
 
 
 def check_windows(where: str, windows: tuple[tuple[int, int], ...]) -> None:
-    """Raise ConfigError unless all are ``[first, stop)`` of epochs."""
+    """Raise ConfigError unless each window is ``[first, stop)`` of epochs, and not empty."""
     for first, stop in windows:
         if not 0 <= first < stop:
             raise ConfigError(
@@ -251,5 +252,5 @@ def check_windows(where: str, windows: tuple[tuple[int, int], ...]) -> None:
 
 
 def in_windows(windows: Iterable[tuple[int, int]], epoch: int) -> bool:
-    """Does an epoch lie in one of the windows ``[first, stop)``?"""
+    """Is an epoch in one of the windows ``[first, stop)``?"""
     return any(first <= epoch < stop for first, stop in windows)

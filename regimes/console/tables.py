@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Table:
-    """Rounded text in rows and columns; or why there is none.
+    """Text in rows and columns.
 
     Attributes:
         heads: of the columns.
-        rows: of text; for a terminal also of what rich draws, a bar of progress for one.
+        rows: of text; for a terminal also of rich objects, such as a progress bar.
         texts: how many columns from the left hold words; the others hold numbers.
         ends: how many from the right hold words again.
         title: stands above it.
-        note: stands below it.
+        note: stands below it; in an empty table, the reason.
     """
 
     heads: Sequence[str] = ()
@@ -38,7 +38,7 @@ class Table:
         return [i < self.texts or i >= last for i in range(len(self.heads))]
 
     def _longest_word(self, column: int, most: int) -> int:
-        """Letters of the longest word of a column, of those that have at most so many."""
+        """Letters of the longest word of a column that has at most ``most`` letters."""
         texts = (row[column] for row in self.rows if isinstance(row[column], str))
         words = (len(word) for text in texts for word in text.split())
         return max((length for length in words if length <= most), default=0)

@@ -34,7 +34,7 @@ def test_presets_survive_toml(name: str, tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(to_toml(config))
     assert load_toml(path) == from_dict(RunConfig, to_dict(config))
-    assert to_dict(load_toml(path)) == to_dict(config)
+    assert load_toml(path).digest() == config.digest()
 
 
 @pytest.mark.parametrize("name", GRIDS)

@@ -72,11 +72,11 @@ def _declared(hint: Any) -> Bounds | None:
     """The bounds in an annotation, at any depth: ``tuple[Count, ...]``, ``Count | None``."""
     if isinstance(hint, Bounds):
         return hint
-    return next((found for part in typing.get_args(hint) if (found := _declared(part))), None)
+    return next(filter(None, map(_declared, typing.get_args(hint))), None)
 
 
 def _numbers(name: str, value: Any) -> Iterator[tuple[str, Any, float]]:
-    """(field, value to show, number): of a number, of each in a list, of each in a table."""
+    """(field, value to show, number) of a number, or of all numbers in a list or a table."""
     if isinstance(value, Mapping):
         yield from ((f"{name}.{key}", number, number) for key, number in value.items())
     elif isinstance(value, list | tuple):

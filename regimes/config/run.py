@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -21,6 +23,7 @@ from regimes.config.bounds import (
     Share,
     Timeout,
 )
+from regimes.config.convert import to_dict
 from regimes.errors import ConfigError
 
 Level = float | int | str  # a rank, a kept percentage, a number of bits, or "dense"
@@ -232,6 +235,10 @@ class RunConfig:
     timeout: Timeout = 600.0  # seconds that a process waits for the others
     bucket_mb: Positive = 25.0  # gradients that are reduced at once, while backward goes on
     reporters: tuple[str, ...] = ()
+
+    def digest(self) -> str:
+        """SHA-256 of the whole configuration."""
+        return hashlib.sha256(json.dumps(to_dict(self), sort_keys=True).encode()).hexdigest()
 
 
 def check_windows(where: str, windows: tuple[tuple[int, int], ...]) -> None:

@@ -215,7 +215,7 @@ def prepare(config: RunConfig) -> Run:
     try:
         return Run(config, plug_ins, world, device, numerics)
     except BaseException:
-        world.abort()  # or closing would wait for processes that are not told of the failure
+        world.abort()  # or closing would wait for processes that have not failed
         world.close()
         numerics.close()
         raise

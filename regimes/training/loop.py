@@ -251,6 +251,6 @@ def _step_alone(
     """One step of each worker's own model, and the synchronisation that ends a round."""
     with run.numerics.training():
         local.step(batch.x, batch.y, batch.epoch, batch.step, batch.lr, losses.clock)
-    told = local.meet(levels, losses.clock, run.panel) if local.over or batch.last else []
-    for mean, (rows, *when) in told:
-        losses.add(mean, rows, *when)
+    if local.over or batch.last:
+        for mean, (rows, *when) in local.meet(levels, losses.clock, run.panel):
+            losses.add(mean, rows, *when)

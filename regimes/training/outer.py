@@ -52,10 +52,10 @@ class OuterStep:
     ) -> tuple[list[Tensor], Float[Tensor, " steps"]]:
         """The shared pseudo-gradient ``[*shape]`` per layer, and the workers' mean losses
         ``[steps]``, which travel with it."""
-        found: dict[int, Tensor] = {}
+        by_layer: dict[int, Tensor] = {}
         for bucket in self.reducer.buckets:
-            found.update(self.reducer.reduce(bucket, stacks, levels, losses))
-        return [found[i] for i in range(len(levels))], found[NO_LAYER]
+            by_layer.update(self.reducer.reduce(bucket, stacks, levels, losses))
+        return [by_layer[i] for i in range(len(levels))], by_layer[NO_LAYER]
 
     def step(self, updates: Sequence[Tensor], replicas: Replicas) -> None:
         """Move the common parameters; every worker restarts from them."""

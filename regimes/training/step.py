@@ -78,10 +78,10 @@ class TrainingStep:
                 # layers that this pass did not use and backward therefore never reported.
                 self.pipeline.mark_ready(range(NO_LAYER, len(levels)))
                 self.pipeline.finish()
-            found, self.updates = self.updates, {}
-            updates = [found[i] for i in range(len(levels))]
-            mean = self.reducer.judged(found[NO_LAYER], updates, levels)
-            if mean is not found[NO_LAYER]:
+            by_layer, self.updates = self.updates, {}
+            updates = [by_layer[i] for i in range(len(levels))]
+            mean = self.reducer.judged(by_layer[NO_LAYER], updates, levels)
+            if mean is not by_layer[NO_LAYER]:  # the updates show a non-finite gradient
                 rows = loss_with_flag(losses, g.stack)
         clock.move(world.seconds - waited, "compress", "communicate")
         return updates, mean, rows

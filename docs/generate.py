@@ -88,7 +88,7 @@ def options(what: str) -> str:
     for name in registry:
         cls = registry.find(name)
         path = f"{cls.__module__}.{cls.__name__}"
-        fields = ", ".join(f"`{f} = {spelt(v)}`" for f, v in defaults(cls)) or "none"
+        fields = ", ".join(f"`{f} = {as_toml(v)}`" for f, v in defaults(cls)) or "none"
         lines.append(f"| `{name}` | {fields} | [`{cls.__name__}`][{path}] |")
     return "\n".join(lines)
 
@@ -112,16 +112,16 @@ def defaults(cls: Any) -> Iterator[tuple[str, Any]]:
             yield field.name, field.default if made is dataclasses.MISSING else made()
 
 
-def spelt(value: Any) -> str:
+def as_toml(value: Any) -> str:
     """A default as TOML has it."""
     if value is dataclasses.MISSING:
         return "..."
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "unset"}[value]
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{k} = {spelt(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{k} = {as_toml(v)}" for k, v in value.items()) + "}"
     if isinstance(value, tuple | list):
-        return "[" + ", ".join(map(spelt, value)) + "]"
+        return "[" + ", ".join(map(as_toml, value)) + "]"
     return f'"{value}"' if isinstance(value, str) else f"{value:g}"
 
 
@@ -143,7 +143,7 @@ def configuration() -> str:
         for name, value in defaults(cls):
             if not dataclasses.is_dataclass(value):
                 meaning = said.get(name, "").replace("|", "\\|")
-                lines.append(f"| `{prefix}{name}` | `{spelt(value)}` | {meaning} |")
+                lines.append(f"| `{prefix}{name}` | `{as_toml(value)}` | {meaning} |")
     return "\n".join(lines)
 
 

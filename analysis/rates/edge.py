@@ -30,7 +30,7 @@ from regimes.records import Record, load_all
 from regimes.replay.agreement import interval
 
 from ..common.command import Files
-from ..common.verdicts import ends_text
+from ..common.verdicts import interval_text
 from .usable import arm_of, check_arms
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def as_text(rows: pd.DataFrame) -> Table:
             f"{row['rate']:g}",
             row["arm"],
             str(row["n"]),
-            f"{row['product']:.2f} {ends_text(row['low'], row['high'], '.2f')}".strip(),
+            f"{row['product']:.2f} {interval_text(row['low'], row['high'], '.2f')}".strip(),
             f"{row['largest']:.2f}",
         )
         for row in rows.to_dict("records")

@@ -29,7 +29,7 @@ from regimes.records import Record, load_all
 
 from ..common.command import Files, name_of
 from ..common.panels import draw_forest
-from ..common.verdicts import ends_text
+from ..common.verdicts import interval_text
 from .equal_floats import comparisons
 from .tournament import entries
 
@@ -85,7 +85,7 @@ def _cell(row: pd.Series, shown: Metric) -> str:
     if not row["n"]:
         return "other floats"
     digits = shown.digits
-    ends = ends_text(row["ci_low"], row["ci_high"], f"+.{digits}f")
+    ends = interval_text(row["ci_low"], row["ci_high"], f"+.{digits}f")
     star = "*" if row["p_holm"] < ALPHA else ""
     return f"{row['difference']:+.{digits}f} {ends}{star}"
 

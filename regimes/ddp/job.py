@@ -37,8 +37,8 @@ from regimes.policies import Decision
 from regimes.policies.controller import Controller, Levels
 from regimes.policies.history import level_costs
 from regimes.records import provenance
-from regimes.training.idle_policy import silence
-from regimes.training.rows import layer_entries, of_a_job, sent
+from regimes.training.idle_policy import inactivity_warnings
+from regimes.training.rows import job_row, layer_entries, traffic_columns
 
 FIRST_STEP = 120.0  # seconds until processes wonder who is missing; one may evaluate meanwhile
 LONG = 1000  # steps after which it is said that no epoch has ended
@@ -180,10 +180,10 @@ class Job:
         self.earlier = sum(meter.layers.values(), self.earlier)
         size = self.header["config"]["batch_size"]
         rates = lr, following
-        row = of_a_job(
+        row = job_row(
             len(self.rows), buckets.steps, buckets.total, rates, size, readings, self.pace.groups
         )
-        row |= {"skipped": buckets.steps - kept, **sent(meter, self.decided)}
+        row |= {"skipped": buckets.steps - kept, **traffic_columns(meter, self.decided)}
         return row, readings.details
 
     def _decide(self) -> dict[str, Decision]:
@@ -264,7 +264,7 @@ class Job:
         if self.pace.own and steps and not why and (talks or not self.talks):
             self._end(*self.pace.rates())
         if self.world.rank == 0 and not why:
-            said = silence({**self.header, "units": len(self.rows)}, self.rows)
+            said = inactivity_warnings({**self.header, "units": len(self.rows)}, self.rows)
             if steps and not self.rows and type(self.controller.policy).__name__ != "Static":
                 said.append(self._no_end())
             for sentence in said:

@@ -24,7 +24,7 @@ from regimes.collectives.group import GroupWorld
 from regimes.ddp.recording import Recording
 from regimes.errors import RecordError, RegimesError, require
 from regimes.records import Writer, complete, read_header, read_lines, reporters
-from regimes.training.watchers import Watchers
+from regimes.training.reporters import Reporters
 
 Row = dict[str, Any]
 LOSSES = ("train_loss", "test_loss")
@@ -57,7 +57,7 @@ class Journal:
     def __init__(self, about: Recording, header: Row) -> None:
         self.about, self.header, self.folder = about, header, Path(about.folder)
         self.writer: Writer | None = None
-        self.watchers = Watchers(())
+        self.watchers = Reporters(())
         self.waiting: list[tuple[Row, dict[str, float], Row]] = []
         self.sums: dict[str, Any] = {}
         self.counts: dict[str, int] = {}
@@ -80,7 +80,7 @@ class Journal:
             ConfigError: a package that a reporter needs is missing.
         """
         self.waiting = []
-        self.watchers = Watchers(reporters(self.about.reporters, self.folder))
+        self.watchers = Reporters(reporters(self.about.reporters, self.folder))
         there = (self.folder / "run.json").exists()
         written = read_lines(self.folder / "epochs.jsonl") if there else []
         if written and not continued:
@@ -96,7 +96,7 @@ class Journal:
         self.waiting = [
             (_whole(row), *self.kept.get(row["epoch"], ({}, {}))) for row in rows[len(written) :]
         ]
-        self.watchers.diary = self.writer.event
+        self.watchers.event_log = self.writer.event
         self.watchers.start(self.header, written[: len(rows)])
 
     def _check_unfinished(self, written: list[Row]) -> None:

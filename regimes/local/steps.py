@@ -32,7 +32,7 @@ from regimes.records import provenance
 from regimes.training.optimizers import Optimizers
 from regimes.training.outer import OuterStep, pseudo_gradients
 from regimes.training.replicas import Replicas
-from regimes.training.rows import layer_entries, of_a_job, sent
+from regimes.training.rows import job_row, layer_entries, traffic_columns
 
 
 def local_steps(
@@ -247,8 +247,8 @@ class LocalSteps:
         number, size = len(self.rows), self.header["config"]["batch_size"]
         steps = self.total - number * self.chosen.every
         rates = self.pace.rates()
-        row = of_a_job(number, steps, self.total, rates, size, readings, self.pace.groups)
-        row |= {"sync": {**self.wanted, "rounds": rounds}, **sent(meter, self.levels)}
+        row = job_row(number, steps, self.total, rates, size, readings, self.pace.groups)
+        row |= {"sync": {**self.wanted, "rounds": rounds}, **traffic_columns(meter, self.levels)}
         self.rows.append(row)
         if self.journal is not None:
             self.journal.add(row, self.clock.of_unit(steps), readings.details)

@@ -1,9 +1,10 @@
-"""What brings workers together that have stepped locally: one outer step along their mean movement.
+"""The outer step that synchronises workers after local steps, along their mean movement.
 
-The pseudo-gradient of a worker is where all began less where it is now. It goes through any
-compressor with its error feedback, like a gradient; the result is the gradient of an outer SGD
-(Reddi et al., "Adaptive federated optimization", 2021; DiLoCo: Douillard et al., 2023). Without
-compression, at rate 1 and without momentum, that is the mean of the workers' parameters.
+The pseudo-gradient of a worker is the common start of the round minus its present parameters. It
+goes through any compressor with error feedback, like a gradient; the result is the gradient of an
+outer SGD (Reddi et al., "Adaptive federated optimization", 2021; DiLoCo: Douillard et al., 2023).
+Without compression, at rate 1 and without momentum, the result is the mean of the workers'
+parameters.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ def pseudo_gradients(
 
 
 class OuterStep:
-    """The outer optimiser over the parameters at which all workers have met last, and the reducer
-    of pseudo-gradients, which has memories of its own."""
+    """The outer optimiser over the parameters of the last synchronisation, and the reducer of
+    pseudo-gradients, with states apart from that of the shared step."""
 
     def __init__(self, parameters: Iterable[Tensor], reducer: Reducer, config: OuterConfig) -> None:
         self.parameters, self.reducer, self.config = list(parameters), reducer, config
@@ -51,13 +52,13 @@ class OuterStep:
     ) -> tuple[list[Tensor], Float[Tensor, " steps"]]:
         """The shared pseudo-gradient ``[*shape]`` per layer, and the workers' mean losses
         ``[steps]``, which travel with it."""
-        found: dict[int, Tensor] = {}
+        by_layer: dict[int, Tensor] = {}
         for bucket in self.reducer.buckets:
-            found.update(self.reducer.reduce(bucket, stacks, levels, losses))
-        return [found[i] for i in range(len(levels))], found[NO_LAYER]
+            by_layer.update(self.reducer.reduce(bucket, stacks, levels, losses))
+        return [by_layer[i] for i in range(len(levels))], by_layer[NO_LAYER]
 
     def step(self, updates: Sequence[Tensor], replicas: Replicas) -> None:
-        """From one meeting point to the next, with all that workers have; they start anew there."""
+        """Move the common parameters; every worker restarts from them."""
         world, states = self.reducer.world, self.config.states
         for parameter, update in zip(self.parameters, updates, strict=True):
             parameter.grad = update

@@ -1,7 +1,7 @@
-"""Those who watch a training, kept from ending it.
+"""Reporters. An exception in one never stops training.
 
-A reporter is somebody else's code, or writes to a pipe that somebody else closes. One that raises
-is told about once and left out; the training goes on, its record is what it would have been.
+A reporter may be a user's code, or write to a pipe that another program closes. The first exception
+of one is logged and recorded, then it is removed; the record is otherwise unaffected.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 @runtime_checkable
 class Reporter(Protocol):
-    """Somebody who watches. Called on process 0 only; one that raises is left out (`watchers`)."""
+    """What follows a training. Called on process 0 only; removed after an exception."""
 
     def start(self, header: dict[str, Any], rows: list[dict[str, Any]]) -> None: ...
     def step(self, epoch: int, done: int, steps: int) -> None: ...
@@ -27,48 +27,48 @@ class Reporter(Protocol):
     def stop(self, message: str) -> None: ...
 
 
-class Watchers:
-    """Reporters as one. KeyboardInterrupt and ``Terminated`` pass through, as does any exception
-    that is no ``Exception``.
+class Reporters:
+    """Several reporters as one. Only KeyboardInterrupt, ``Terminated`` and other exceptions that
+    are no ``Exception`` pass through.
 
     Attributes:
-        diary: where a failure is recorded (``Writer.event``); None before there is a record.
+        event_log: records a failure (``Writer.event``); None before there is a record.
     """
 
     def __init__(self, reporters: Sequence[Reporter]) -> None:
         self._active = list(reporters)
-        self.diary: Callable[..., None] | None = None
+        self.event_log: Callable[..., None] | None = None
 
     def start(self, header: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-        self._tell("start", header, rows)
+        self._call("start", header, rows)
 
     def step(self, epoch: int, done: int, steps: int) -> None:
-        self._tell("step", epoch, done, steps)
+        self._call("step", epoch, done, steps)
 
     def epoch(self, row: dict[str, Any], seconds: dict[str, float]) -> None:
-        self._tell("epoch", row, seconds)
+        self._call("epoch", row, seconds)
 
     def stop(self, message: str) -> None:
-        self._tell("stop", message)
+        self._call("stop", message)
 
-    def _tell(self, what: str, *arguments: Any) -> None:
+    def _call(self, method: str, *arguments: Any) -> None:
         for reporter in tuple(self._active):
             try:
-                getattr(reporter, what)(*arguments)
-            except Terminated:  # a signal came while the reporter was at work
+                getattr(reporter, method)(*arguments)
+            except Terminated:  # SIGTERM arrived inside the reporter, which is not at fault
                 raise
             except Exception as error:
                 self._active = [r for r in self._active if r is not reporter]
-                self._leave_out(reporter, what, error)
+                self._report_failure(reporter, method, error)
 
-    def _leave_out(self, reporter: Reporter, what: str, error: Exception) -> None:
+    def _report_failure(self, reporter: Reporter, method: str, error: Exception) -> None:
         name, why = type(reporter).__name__, f"{type(error).__name__} {error}".strip()
-        if self.diary:
-            with contextlib.suppress(RecordError):  # if the disk is full, the next epoch says so
-                self.diary("reporter failed", reporter=name, during=what, why=why)
+        if self.event_log:
+            with contextlib.suppress(RecordError):  # a full disk is an error of the next epoch
+                self.event_log("reporter failed", reporter=name, during=method, why=why)
         with contextlib.suppress(OSError, ValueError):
             log.warning("the reporter %s failed and is left out: %s; training goes on", name, why)
-        if what not in ("start", "stop"):
+        if method not in ("start", "stop"):
             try:
                 reporter.stop("")  # it may hold a terminal or a file
             except Terminated:

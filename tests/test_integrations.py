@@ -137,7 +137,7 @@ def test_an_epoch_without_a_length_is_refused(epoch: float | None) -> None:
 
 
 def test_what_a_trainer_logs_is_what_the_record_calls_it() -> None:
-    about = regimes.Recording("somewhere", metric="accuracy")
+    about = regimes.RecordOptions("somewhere", metric="accuracy")
     logged: dict[str, Any] = {
         "train_loss": 1.0,
         "eval_loss": 2.0,

@@ -31,7 +31,7 @@ def attach(
     Args:
         model, optimizer: as ``prepare`` gave them; call this before the first step.
         every: levels are decided after so many optimiser steps.
-        record: a folder for a record of the job, or a ``regimes.Recording``.
+        record: a folder for a record of the job, or a ``regimes.RecordOptions``.
         options: of ``regimes.attach``: ``policy``, ``compressor``, ``levels``, ...
 
     Raises:

@@ -31,7 +31,7 @@ class RegimesCallback(Callback):
         """
         Args:
             every: levels are decided every "epoch", or after so many optimiser steps.
-            record: a folder for a record of the job, or a ``regimes.Recording``.
+            record: a folder for a record of the job, or a ``regimes.RecordOptions``.
             options: of ``regimes.attach``: ``policy``, ``compressor``, ``levels``, ...
 
         Raises:

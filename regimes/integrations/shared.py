@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from regimes.collectives.launcher import launched
-from regimes.ddp import Hook, Recording, attach
-from regimes.ddp.recording import recording
+from regimes.ddp import Hook, RecordOptions, attach
+from regimes.ddp.record import record_options
 from regimes.errors import ConfigError, is_whole, nearest, require
 
 STATE = "regimes.pt"  # in the folder of a checkpoint: the states of all processes
@@ -31,7 +31,7 @@ class Wishes:
 
     Attributes:
         every: "epoch", or so many optimiser steps: when levels are decided.
-        record: a folder, a ``Recording`` or None.
+        record: a folder, a ``RecordOptions`` or None.
         options: other arguments of ``regimes.attach``.
     """
 
@@ -42,7 +42,7 @@ class Wishes:
     def __post_init__(self) -> None:
         good = self.every == "epoch" or is_whole(self.every, 1)
         require(good, "every", self.every, '"epoch" or a number of steps from 1 up')
-        self.record = recording(self.record)
+        self.record = record_options(self.record)
         known = inspect.signature(attach).parameters.keys() - OWN
         for name in self.options:
             if name not in known:
@@ -98,7 +98,9 @@ class Wishes:
         return found
 
 
-def filled(about: Recording | None, units: int | None, batch_size: int | None) -> Recording | None:
+def filled(
+    about: RecordOptions | None, units: int | None, batch_size: int | None
+) -> RecordOptions | None:
     """What a user has not said of a job, said by its trainer."""
     if about is None:
         return None

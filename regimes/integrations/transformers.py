@@ -45,7 +45,7 @@ class RegimesCallback(TrainerCallback):
         Args:
             trainer: the one that gets this callback.
             every: levels are decided every "epoch", or after so many optimiser steps.
-            record: a folder for a record of the job, or a ``regimes.Recording``.
+            record: a folder for a record of the job, or a ``regimes.RecordOptions``.
             resume_from: the checkpoint that ``trainer.train`` resumes from, where that is not in
                 the Trainer's ``output_dir``.
             options: of ``regimes.attach``: ``policy``, ``compressor``, ``levels``, ...

@@ -259,5 +259,5 @@ def _context(
         chosen,
         config.levels,
         lambda: (optimizer.lr, decays),
-        (lambda: local.apart) if local else None,
+        (lambda: local.is_local) if local else None,
     )

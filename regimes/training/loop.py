@@ -206,7 +206,7 @@ def _train(run: Run, plan: Plan, clock: Clock, watchers: Watchers) -> tuple[floa
         else:
             _step_together(run, now, levels, losses)
         watchers.step(plan.unit, done, steps)
-    for mean, (rows, *when) in run.local.tell() if run.local else ():
+    for mean, (rows, *when) in run.local.flush_losses() if run.local else ():
         losses.add(mean, rows, *when)
     losses.look()
     return losses.total / steps, steps
@@ -227,9 +227,9 @@ def _step_alone(
     """A step of each worker's own model, and the synchronisation that ends a round."""
     with run.numerics.training():
         local.step(now.x, now.y, now.epoch, now.step, now.lr, losses.clock)
-    told = local.meet(levels, losses.clock, run.panel) if local.over or now.last else []
-    for mean, (rows, *when) in told:
-        losses.add(mean, rows, *when)
+    if local.over or now.last:
+        for mean, (rows, *when) in local.synchronize(levels, losses.clock, run.panel):
+            losses.add(mean, rows, *when)
 
 
 def _apply(run: Run, updates: list[Tensor], now: Minibatch, clock: Clock) -> None:

@@ -9,27 +9,25 @@ ones; a new worker's residual is the mean of the old residuals over its part.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from regimes.collectives.group import GroupWorld
 from regimes.ddp import state
+from regimes.ddp.job import on_all_processes
 from regimes.ddp.state import Fitted, HookState, damage_refused, refuse
-from regimes.errors import ConfigError
 
 if TYPE_CHECKING:
     from regimes.ddp.hook import Hook
 
 OWN = ("worker", "residuals", "sums", "traffic")  # keys of a state that differ between processes
-T = TypeVar("T")
 
 
 def collect(hook: Hook) -> dict[str, list[dict[str, Any]]] | None:
     """See ``Hook.full_state_dict``."""
-    mine = _on_all(hook.world, lambda: _on_cpu(state.save(hook)))
+    mine = on_all_processes(hook.world, lambda: _on_cpu(state.save(hook)))
     first = hook.world.rank == 0
     parts = hook.world.collect(mine if first else {key: mine[key] for key in OWN})
     if parts is None:
@@ -40,9 +38,11 @@ def collect(hook: Hook) -> dict[str, list[dict[str, Any]]] | None:
 def scatter(hook: Hook, full: Mapping[str, Any] | None) -> Fitted:
     """This process's part of the full state of process 0, see ``Hook.load_full_state_dict``."""
     world = hook.world
-    parts = _on_all(world, lambda: redistribute(full, world.workers) if world.rank == 0 else None)
+    parts = on_all_processes(
+        world, lambda: redistribute(full, world.workers) if world.rank == 0 else None
+    )
     mine = world.scatter(parts)
-    return _on_all(world, lambda: state.fit(hook, mine))
+    return on_all_processes(world, lambda: state.fit(hook, mine))
 
 
 def redistribute(full: Any, workers: int) -> list[HookState]:
@@ -108,23 +108,6 @@ def _processes(full: Any) -> list[HookState]:
     if order != [(i, len(states)) for i in range(len(states))]:
         refuse("it is not that of all processes, in their order")
     return states
-
-
-def _on_all(world: GroupWorld, action: Callable[[], T]) -> T:
-    """The result of an action on every process. If it fails on one, all raise: the others would
-    wait for that process in their next collective."""
-    failure, result = None, None
-    try:
-        result = action()
-    except Exception as error:
-        failure = error
-    sentences = world.gather_object(None if failure is None else str(failure))
-    if failure is not None:
-        raise failure
-    for sentence in sentences:
-        if sentence is not None:
-            raise ConfigError(sentence)
-    return result  # type: ignore[return-value]
 
 
 def _on_cpu(value: Any) -> Any:

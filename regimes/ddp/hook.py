@@ -25,7 +25,7 @@ from regimes.config import DENSE
 from regimes.ddp import full_state, state
 from regimes.ddp.buckets import Buckets
 from regimes.ddp.choices import Choice
-from regimes.ddp.job import Job, gauges_of_job
+from regimes.ddp.job import Job
 from regimes.ddp.model import trainable
 from regimes.ddp.record import RecordOptions, header
 from regimes.ddp.schedule import UnitSchedule, learning_rate
@@ -83,9 +83,7 @@ class Hook(Job):
         self.reducer = Reducer(self.compressor, self.layers, self.world, seed)
         needs = chosen.policy.needs
         signal = chosen.signal if any(Statistic.parse(need).is_norm for need in needs) else None
-        self.panel = gauges_of_job(
-            model.module, self.world, self.layers, seed, chosen, needs, signal
-        )
+        self.panel = self._choose_gauges(model.module, seed, chosen, needs, signal)
         from_updates = {"norms", "msdr"} if chosen.signal == "update" else {"msdr"}
         self.sends_at_end = not self.panel.gauges.keys() <= from_updates
         self.buckets = buckets = Buckets(

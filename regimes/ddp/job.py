@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NoReturn, TypedDict
+from typing import Any, NoReturn, TypedDict, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,8 @@ from regimes.instruments.panel import Panel, Readings, choose
 from regimes.policies.controller import Levels, Row
 from regimes.records import provenance
 from regimes.training.rows import layer_entries, of_a_job, sent
+
+T = TypeVar("T")
 
 
 class JobState(TypedDict):
@@ -98,6 +100,37 @@ class Job:
             torch=torch.__version__,
         )
 
+    def _choose_gauges(
+        self,
+        model: nn.Module,
+        seed: int,
+        exchange: Choice,
+        needs: Collection[str],
+        signal: Signal | None,
+        is_local: Callable[[], bool] | None = None,
+    ) -> Panel:
+        """The gauges of the statistics that a policy needs; they see gradients, or movements, and
+        no data.
+
+        Args:
+            signal: the norm that is read; None: none.
+            is_local: for local steps, see ``MeasurementContext.apart``.
+        """
+        context = MeasurementContext(
+            model,
+            loss=no_data,
+            world=self.world,
+            layers=self.layers,
+            seed=seed,
+            union=False,
+            probe=no_data,
+            samples=no_data,
+            compressor=exchange.compressor,
+            levels=exchange.levels,
+            apart=is_local,
+        )
+        return choose({}, needs, signal, context)
+
     # -- record ------------------------------------------------------------------------------
 
     def _prepare_record(self, options: RecordOptions | None, header: dict[str, Any]) -> None:
@@ -114,7 +147,6 @@ class Job:
             RecordError: on all processes, if process 0 cannot.
         """
         self.record_opened = True
-        failure: str | None = None
         if self.recorder is not None:
             first, *others = self.world.claimants(self.recorder.key)
             if first != self.world.first:
@@ -126,13 +158,12 @@ class Job:
                 self.recorder = None
             elif others:
                 self.recorder.header["world"]["groups"] = 1 + len(others)
-        if self.recorder is not None:
-            try:
-                self.recorder.open(self.rows, self.continued)
-            except RegimesError as error:
-                failure = str(error)
-        if failure := self.world.gather_object(failure)[0]:
-            raise RecordError(failure)
+        recorder = self.recorder
+        on_all_processes(
+            self.world,
+            lambda: None if recorder is None else recorder.open(self.rows, self.continued),
+            RecordError,
+        )
 
     def _end_unit(
         self,
@@ -192,37 +223,23 @@ class Job:
         return norms.sums if isinstance(norms, NormsGauge) else {}
 
 
-def gauges_of_job(
-    model: nn.Module,
-    world: GroupWorld,
-    layers: Sequence[Layer],
-    seed: int,
-    exchange: Choice,
-    needs: Collection[str],
-    signal: Signal | None,
-    is_local: Callable[[], bool] | None = None,
-) -> Panel:
-    """The gauges of what a policy reads; they see gradients, or movements, and no data.
-
-    Args:
-        needs: statistics.
-        signal: the norm that is read; None: none.
-        is_local: for local steps, see ``MeasurementContext.apart``.
-    """
-    context = MeasurementContext(
-        model,
-        no_data,
-        world,
-        layers,
-        seed,
-        False,
-        no_data,
-        no_data,
-        exchange.compressor,
-        exchange.levels,
-        apart=is_local,
-    )
-    return choose({}, needs, signal, context)
+def on_all_processes(
+    world: GroupWorld, action: Callable[[], T], error: type[RegimesError] = ConfigError
+) -> T:
+    """The result of an action on every process. If it fails on one, all raise, the others an
+    ``error``: they would wait for that process in their next collective."""
+    failure, result = None, None
+    try:
+        result = action()
+    except Exception as raised:
+        failure = raised
+    sentences = world.gather_object(None if failure is None else str(failure))
+    if failure is not None:
+        raise failure
+    for sentence in sentences:
+        if sentence is not None:
+            raise error(sentence)
+    return cast(T, result)
 
 
 def no_data(*_: Any) -> NoReturn:

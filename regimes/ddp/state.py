@@ -10,8 +10,7 @@ import copy
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 from torch import Tensor
 
@@ -21,20 +20,8 @@ from regimes.ddp.layer_match import LayerMatch, several
 from regimes.ddp.model import plain_names
 from regimes.errors import ConfigError
 from regimes.instruments.compression_loss import CompressionLossGauge
-from regimes.records.kinds import (
-    AMOUNT,
-    AMOUNTS,
-    COUNT,
-    FREE,
-    NUMBERS,
-    SECONDS,
-    STEPS,
-    WHOLE,
-    Each,
-    Fields,
-    Maybe,
-    fault,
-)
+from regimes.records import kinds
+from regimes.records.kinds import Each, Fields, Maybe
 
 if TYPE_CHECKING:
     from regimes.ddp.hook import Hook
@@ -59,22 +46,24 @@ class HookState(JobState):
 
 
 EMPTY_METER: dict[str, Any] = {"layers": {}, "calls": {}, "sent": {}}
-PENDING = Fields({"epoch": COUNT, "seconds": Each(SECONDS, dict), "details": FREE})
-PLAIN = Fields(
-    {},
-    {  # numbers of a state, which a damaged file may have in another form
-        "steps": Each(COUNT),
-        "total": COUNT,
-        "traffic": AMOUNTS,
-        "lr": Maybe(AMOUNT),
-        "pace": Fields(
-            {}, {"first": Maybe(AMOUNT), "epoch": Maybe(WHOLE), "groups": Maybe(NUMBERS)}
-        ),
-        "seconds": Each(SECONDS, dict),
-        "logged": Fields({}, {"waiting": Each(PENDING)}),
-        "rows": Each(Fields({"lr": AMOUNT, "next_lr": AMOUNT}, {"epoch": COUNT, "steps": STEPS})),
-    },
+CLOCKS = Each(kinds.SECONDS, dict)
+PENDING = Fields({"epoch": kinds.COUNT, "seconds": CLOCKS, "details": kinds.FREE})
+RATE = Maybe(kinds.AMOUNT)
+ROW = Fields(
+    {"lr": kinds.AMOUNT, "next_lr": kinds.AMOUNT}, {"epoch": kinds.COUNT, "steps": kinds.STEPS}
 )
+PLAIN = {  # what a damaged file may have in another form
+    "steps": Each(kinds.COUNT),
+    "total": kinds.COUNT,
+    "traffic": kinds.AMOUNTS,
+    "lr": RATE,
+    "pace": Fields(
+        {}, {"first": RATE, "epoch": Maybe(kinds.WHOLE), "groups": Maybe(kinds.NUMBERS)}
+    ),
+    "seconds": CLOCKS,
+    "logged": Fields({}, {"waiting": Each(PENDING)}),
+    "rows": Each(ROW),
+}
 
 
 # -- save and restore ------------------------------------------------------------------------
@@ -121,16 +110,11 @@ def saves_within_unit(hook: Hook) -> bool:
     return hook.panel.gauges.keys() <= {"norms"}
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """A state that fits a hook.
-
-    Attributes:
-        warning: one sentence of the layers that are new or left out, if there are any.
-    """
+class Fitted(NamedTuple):
+    """A state that fits a hook."""
 
     state: HookState
-    warning: str | None
+    warning: str | None  # one sentence of layers that are new or left out, if there are any
 
 
 def restore(hook: Hook, state: HookState) -> None:
@@ -187,9 +171,8 @@ def _matched(hook: Hook, match: LayerMatch, state: HookState) -> dict[str, Any]:
     In past units a new layer has the level that the policy gives at the very start; now, the one
     that the policy gives it after these units.
     """
-    keys = [_memory_key(hook, i) for i in range(len(hook.layers))]
-    parts = zip(hook.layers, hook.reducer.compressors, keys, strict=True)
-    fresh = {layer.name: c.init(layer, *key).memory() for layer, c, key in parts}
+    parts = zip(hook.layers, hook.reducer.compressors, hook.reducer.states, strict=True)
+    fresh = {x.name: c.init(x, old.key[0], old.first_worker).memory() for x, c, old in parts}
     rows, levels = match.rows(state["rows"], hook.controller.decide([]).names), state["levels"]
     if match.new:
         levels = dict(zip(fresh, hook.controller.decide(rows).names, strict=True)) | levels
@@ -213,21 +196,10 @@ def _matched_gauges(hook: Hook, match: LayerMatch, gauges: dict[str, Any]) -> di
     error = hook.panel.gauges.get("error")
     if not isinstance(error, CompressionLossGauge):
         return gauges
-    seed, _ = _memory_key(hook, 0)
-    return gauges | {
-        "error": {
-            level: match.values(
-                memories, [error.compressor.init(x, seed).memory() for x in hook.layers]
-            )
-            for level, memories in gauges["error"].items()
-        }
-    }
-
-
-def _memory_key(hook: Hook, layer: int) -> tuple[int, int]:
-    """The seed and the first worker of a layer's memory."""
-    memory = hook.reducer.states[layer]
-    return memory.key[0], memory.first_worker
+    seed = hook.reducer.states[0].key[0]
+    fresh = [error.compressor.init(layer, seed).memory() for layer in hook.layers]
+    levels = gauges["error"].items()
+    return gauges | {"error": {level: match.values(saved, fresh) for level, saved in levels}}
 
 
 # -- refuse ----------------------------------------------------------------------------------
@@ -272,7 +244,8 @@ def _check_kind(hook: Hook, state: HookState) -> None:
     for level, value in state["values"].items():
         if hook.values.get(level, value) != value:
             refuse(f"its level {level} is {value!r}, and here it is {hook.values[level]!r}")
-    if problem := fault({key: x for key, x in state.items() if key in PLAIN.known}, PLAIN):
+    plain = {key: value for key, value in state.items() if key in PLAIN}
+    if problem := kinds.fault(plain, Fields({}, PLAIN)):
         raise ValueError(problem)
     for number, row in enumerate(state["rows"]):
         if row.get("epoch", number) != number:  # rows of version 0.1 have no number

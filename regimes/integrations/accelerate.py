@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
 
-from regimes.ddp import Hook
-from regimes.integrations.shared import Wishes, load, save
+from regimes.ddp import Hook, RecordOptions
+from regimes.integrations.shared import HookSettings, load, save
 
 
 def attach(
@@ -16,7 +17,7 @@ def attach(
     optimizer: Any,
     *,
     every: int,
-    record: Any = None,
+    record: str | Path | RecordOptions | None = None,
     **options: Any,
 ) -> Hook:
     """Let a model that ``accelerator.prepare`` has wrapped exchange its gradients compressed::
@@ -37,7 +38,7 @@ def attach(
     Raises:
         ConfigError: one sentence, before anything is registered.
     """
-    hook = Wishes(every, record, options).attach(
+    hook = HookSettings(every, record, options).attach(
         model, optimizer, epoch=None, total=None, batch_size=None, scaler=accelerator.scaler
     )
     accelerator.register_save_state_pre_hook(lambda models, weights, folder: save(hook, folder))

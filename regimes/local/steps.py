@@ -20,7 +20,7 @@ from regimes.collectives.requests import Layer
 from regimes.compression.reducer import Reducer, loss_with_flag
 from regimes.config import DENSE, Level, OuterConfig
 from regimes.ddp.choices import check_timeout
-from regimes.ddp.job import Job, gauges_of_job
+from regimes.ddp.job import Job
 from regimes.ddp.record import RecordOptions, record_options
 from regimes.ddp.schedule import UnitSchedule
 from regimes.errors import ConfigError, TrainingError
@@ -119,8 +119,9 @@ class LocalSteps(Job):
         self.stack = first.detach().new_empty(1, sum(sizes))  # pseudo-gradients, end to end
         parts = self.stack.split(sizes, dim=1)
         self.parts = [t.view(1, *p.shape) for t, p in zip(parts, tensors, strict=True)]
-        self.panel = gauges_of_job(
-            model, world, layers, seed, exchange, chosen.rule.needs, "update", lambda: True
+        needs = chosen.rule.needs
+        self.panel = self._choose_gauges(
+            model, seed, exchange, needs, "update", is_local=lambda: True
         )
         self.clock = UnitClock(world)
         self._prepare_record(options, header(options, self, chosen, model, seed))

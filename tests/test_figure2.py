@@ -19,7 +19,7 @@ from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.metrics import named
 from regimes.presets.tournament import PAPER
-from regimes.records import Writer, load_all, read_lines
+from regimes.records import RecordWriter, load_all, read_lines
 from regimes.replay.agreement import interval
 
 EPOCHS, STEPS = 6, 5
@@ -63,7 +63,7 @@ def make(root: Path, name: str, seed: int, epochs: int = EPOCHS, **changes: Any)
         layers=[{"name": n, "shape": s, "compressed": c} for n, s, c in LAYERS],
     )
     folder = root / name / f"seed-{seed}"
-    writer = Writer.create(folder, header)
+    writer = RecordWriter.create(folder, header)
     for epoch in range(epochs):
         chosen = [str(draw.choice(["low", "high"])) for _ in LAYERS]
         row = plain.row(epoch) | {

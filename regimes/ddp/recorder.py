@@ -24,7 +24,7 @@ from torch import Tensor
 from regimes.ddp.record import RecordOptions
 from regimes.errors import RecordError, require
 from regimes.policies.controller import Row
-from regimes.records import Writer, complete, read_header, read_lines, reporters
+from regimes.records import RecordWriter, complete, read_header, read_lines, reporters
 from regimes.training.watchers import Watchers
 
 LOSSES = ("train_loss", "test_loss")
@@ -42,7 +42,7 @@ SAME = (  # of the configuration, in a job that is continued
 
 
 class PendingRow(NamedTuple):
-    """What ``Writer.epoch`` takes."""
+    """What ``RecordWriter.epoch`` takes."""
 
     row: Row
     seconds: dict[str, float]
@@ -64,7 +64,7 @@ class JobRecorder:
 
     def __init__(self, options: RecordOptions, header: dict[str, Any]) -> None:
         self.options, self.header, self.folder = options, header, Path(options.folder)
-        self.writer: Writer | None = None
+        self.writer: RecordWriter | None = None
         self.reporters = Watchers(())
         self.pending: list[PendingRow] = []
         self.sums: dict[str, float | Tensor] = {}
@@ -95,17 +95,17 @@ class JobRecorder:
             self._check_unfinished(written)
         if exists and (continued or written):
             self._check_same()
-            self.writer = Writer.resume(
+            self.writer = RecordWriter.resume(
                 self.folder, min(len(rows), len(written)), workers=self.header["world"]["workers"]
             )
             self.writer.amend(units=self.options.units)
         else:  # also in place of a job that ended before its first unit did
-            self.writer = Writer.create(self.folder, self.header)
+            self.writer = RecordWriter.create(self.folder, self.header)
         self.pending = [
             PendingRow(_checked(row), *self.restored.get(row["epoch"], ({}, {})))
             for row in rows[len(written) :]
         ]
-        self.reporters.diary = self.writer.event
+        self.reporters.event_log = self.writer.event
         self.reporters.start(self.header, written[: len(rows)])
 
     def _check_unfinished(self, written: list[Row]) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from regimes.config import DENSE, Level, RunConfig
 from regimes.errors import RegimesError
 from regimes.instruments.panel import check_measured
-from regimes.records import Record, Writer, complete, load, read_header, unit_name
+from regimes.records import Record, RecordWriter, complete, load, read_header, unit_name
 from regimes.training.build import Run, prepare
 from regimes.training.clock import LOOP, Clock
 from regimes.training.fingerprint import check_same_weights, fingerprint
@@ -65,12 +65,14 @@ def run(
 
 
 @contextmanager
-def _recorded(run: Run, watchers: Watchers, out: Path, resume: bool) -> Iterator[Writer | None]:
+def _recorded(
+    run: Run, watchers: Watchers, out: Path, resume: bool
+) -> Iterator[RecordWriter | None]:
     """The record, open on process 0 while the run goes on; how the run ends is its last event."""
     writer, whole = None, False
     try:
         writer = open_record(run, out, resume)
-        watchers.diary = writer.event if writer else None
+        watchers.event_log = writer.event if writer else None
         watchers.start(read_header(out), run.rows)
         yield writer
         if writer:
@@ -93,7 +95,7 @@ def _recorded(run: Run, watchers: Watchers, out: Path, resume: bool) -> Iterator
 
 
 def _advance(
-    run: Run, writer: Writer | None, watchers: Watchers, out: Path, grace: GracefulShutdown
+    run: Run, writer: RecordWriter | None, watchers: Watchers, out: Path, grace: GracefulShutdown
 ) -> None:
     """One unit: trained, recorded, saved.
 

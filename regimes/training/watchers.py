@@ -32,12 +32,12 @@ class Watchers:
     that is no ``Exception``.
 
     Attributes:
-        diary: where a failure is recorded (``Writer.event``); None before there is a record.
+        event_log: records a failure (``RecordWriter.event``); None before there is a record.
     """
 
     def __init__(self, reporters: Sequence[Reporter]) -> None:
         self._active = list(reporters)
-        self.diary: Callable[..., None] | None = None
+        self.event_log: Callable[..., None] | None = None
 
     def start(self, header: dict[str, Any], rows: list[dict[str, Any]]) -> None:
         self._tell("start", header, rows)
@@ -63,9 +63,9 @@ class Watchers:
 
     def _leave_out(self, reporter: Reporter, what: str, error: Exception) -> None:
         name, why = type(reporter).__name__, f"{type(error).__name__} {error}".strip()
-        if self.diary:
+        if self.event_log:
             with contextlib.suppress(RecordError):  # if the disk is full, the next epoch says so
-                self.diary("reporter failed", reporter=name, during=what, why=why)
+                self.event_log("reporter failed", reporter=name, during=what, why=why)
         with contextlib.suppress(OSError, ValueError):
             log.warning("the reporter %s failed and is left out: %s; training goes on", name, why)
         if what not in ("start", "stop"):

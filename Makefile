@@ -21,8 +21,8 @@ test-all: .venv/dev.stamp check  ## the slow tests as well
 	$(BIN)/python -m pytest -n 2 -m "not integrations"
 
 integrations: .venv-integrations/stamp  ## Hugging Face's Trainer, Accelerate, Lightning, on 2 processes each
-	.venv-integrations/bin/python -m pytest -m integrations tests/test_integrations.py \
-		tests/test_reporters.py tests/test_cluster_examples.py
+	.venv-integrations/bin/python -m pytest -m integrations tests/rooms/integrations/test_integrations.py \
+		tests/rooms/monitor/test_reporters.py tests/strangers/test_cluster_examples.py
 
 same-bits: .venv/dev.stamp  ## train 49 small runs with the code of before and of now, compare byte for byte
 	$(BIN)/python -m benchmarks.same_bits
@@ -32,7 +32,7 @@ mutants: .venv/dev.stamp  ## 300 single-line bugs, one at a time: which do the t
 
 FUZZ ?= 600
 fuzz: .venv/dev.stamp  ## configurations, records, folders and calls of strangers for 10 minutes (FUZZ=60: one), a fresh seed a round
-	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py --seconds $(FUZZ)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/shared/fuzz.py --seconds $(FUZZ)
 
 bench: .venv/bench.stamp  ## speed and curvature against their peers, one core, about 25 minutes
 	$(BIN)/python -m benchmarks --report benchmarks/speed.json

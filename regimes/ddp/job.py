@@ -226,14 +226,16 @@ class Job:
 def on_all_processes(
     world: GroupWorld, action: Callable[[], T], error: type[RegimesError] = ConfigError
 ) -> T:
-    """The result of an action on every process. If it fails on one, all raise, the others an
-    ``error``: they would wait for that process in their next collective."""
+    """The result of an action on every process. If it fails on one, all raise an ``error``: the
+    others would wait for that process in their next collective."""
     failure, result = None, None
     try:
         result = action()
     except Exception as raised:
         failure = raised
     sentences = world.gather_object(None if failure is None else str(failure))
+    if isinstance(failure, RegimesError):
+        raise error(str(failure)) from failure
     if failure is not None:
         raise failure
     for sentence in sentences:

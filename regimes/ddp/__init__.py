@@ -9,7 +9,7 @@ The compressors and policies are the trainer's, and so are the numbers. ``hook``
 class behind it: levels, units, state; ``buckets`` reduces DDP's buckets while backward goes on.
 """
 
-from regimes.ddp.attach import attach
+from regimes.ddp.attaching import attach
 from regimes.ddp.hook import Hook
 from regimes.ddp.record import RecordOptions
 

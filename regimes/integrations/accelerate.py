@@ -26,8 +26,8 @@ def attach(
         hook = attach(accelerator, model, optimizer, every=50, record="runs/mine")
 
     The loop stays as it is: ``accelerator.accumulate``, ``clip_grad_norm_`` (it sees the shared
-    update) and mixed precision included. ``accelerator.save_state(folder)`` puts the hook's state
-    beside the others, ``load_state`` continues from it, on any number of processes.
+    update) and mixed precision included. ``accelerator.save_state(folder)`` saves the
+    hook's state with the others, ``load_state`` continues from it, on any number of processes.
 
     Args:
         model, optimizer: as ``prepare`` gave them; call this before the first step.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, cast, get_args
@@ -62,11 +62,24 @@ def choose(
 
 def pick_policy(given: Any, expected: str) -> Policy:
     """A policy from a name, a table or an object; ConfigError with what was expected otherwise."""
-    table = {"name": given} if isinstance(given, str) else given
-    rule = policies.policy(dict(table)) if isinstance(table, Mapping) else table
+    rule = _made(given, policies.policy)
     if not isinstance(rule, Policy):
         raise unexpected("policy", given, expected)
     return rule
+
+
+def pick_compressor(given: Any) -> Compressor:
+    """A compressor from a name, a table or an object; ConfigError otherwise."""
+    chosen = _made(given, compression.compressor)
+    if not isinstance(chosen, Compressor):
+        raise unexpected("compressor", given, "a name, a table with a name, or a Compressor")
+    return chosen
+
+
+def _made(given: Any, make: Callable[[dict[str, Any]], Any]) -> Any:
+    """What ``make`` builds from a name or a table; anything else unchanged."""
+    table = {"name": given} if isinstance(given, str) else given
+    return make(dict(table)) if isinstance(table, Mapping) else table
 
 
 def check_needs(rule: Policy, measured: Collection[str], limit: str) -> None:
@@ -83,15 +96,6 @@ def check_needs(rule: Policy, measured: Collection[str], limit: str) -> None:
                 f"the policy needs the statistic {statistic!r}, but {limit} {', '.join(known)}: "
                 "train with regimes.run, or take a policy that reads one of these"
             )
-
-
-def pick_compressor(given: Any) -> Compressor:
-    """A compressor from a name, a table or an object; ConfigError otherwise."""
-    table = {"name": given} if isinstance(given, str) else given
-    chosen = compression.compressor(dict(table)) if isinstance(table, Mapping) else table
-    if not isinstance(chosen, Compressor):
-        raise unexpected("compressor", given, "a name, a table with a name, or a Compressor")
-    return chosen
 
 
 def pick_levels(compressor: Compressor, given: Any) -> dict[str, Level]:

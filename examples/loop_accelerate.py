@@ -56,7 +56,7 @@ def main(words: list[str] | None = None) -> None:
     model, optimizer, loader = accelerator.prepare(net, optimizer, loader)
     accelerator.register_for_checkpointing(schedule)
 
-    about = regimes.Recording(args.out / "record", data="digits", metric="accuracy")
+    about = regimes.RecordOptions(args.out / "record", data="digits", metric="accuracy")
     hook = attach(  # Regimes: ranks 4 and 1, decided per layer at the end of each epoch
         accelerator,
         model,

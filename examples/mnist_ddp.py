@@ -106,7 +106,7 @@ def main(words: list[str] | None = None) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     scheduler = MultiStepLR(optimizer, milestones=[args.epochs * 2 // 3])
 
-    about = regimes.Recording(args.out / "record", data="digits", metric="accuracy")
+    about = regimes.RecordOptions(args.out / "record", data="digits", metric="accuracy")
     hook = regimes.attach(  # ACCORDION: ranks 4 and 1, decided per layer every two epochs
         model,
         policy={"name": "accordion", "interval": 2},

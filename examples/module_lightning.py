@@ -67,7 +67,7 @@ def main(words: list[str] | None = None) -> None:
     y = torch.tensor(digits.target)
     callback = RegimesCallback(  # Regimes: ranks 4 and 1, decided per layer after each epoch
         policy={"name": "accordion", "interval": 1},
-        record=regimes.Recording(args.out / "record", data="digits", metric="accuracy"),
+        record=regimes.RecordOptions(args.out / "record", data="digits", metric="accuracy"),
     )
     keep = ModelCheckpoint(args.out, filename="{epoch:03d}", save_top_k=-1)
     trainer = Trainer(

@@ -75,7 +75,7 @@ def main(words: list[str] | None = None) -> None:
             trainer,
             every=8,
             policy={"name": "accordion", "interval": 1},
-            record=regimes.Recording(args.out / "record", data="argparse"),
+            record=regimes.RecordOptions(args.out / "record", data="argparse"),
         )
     )
     last = trainer_utils.get_last_checkpoint(str(args.out)) if args.out.is_dir() else None

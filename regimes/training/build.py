@@ -184,7 +184,7 @@ class Run:
             self.plug_ins.compressor,
             config.levels,
             lambda: (optimizer.lr, decays),
-            (lambda: local.apart) if local else None,
+            (lambda: local.is_local) if local else None,
         )
 
     def batch_size(self, level: str | None) -> int:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from regimes.config import DENSE, Level, RunConfig
 from regimes.errors import RegimesError
 from regimes.instruments.panel import check_measured
-from regimes.records import Record, Writer, complete, load, read_header, unit_name
+from regimes.records import Record, RecordWriter, complete, load, read_header, unit_name
 from regimes.training.build import Run, prepare
 from regimes.training.clock import LOOP, Clock
 from regimes.training.fingerprint import check_same_weights, fingerprint
@@ -63,7 +63,9 @@ def run(
 
 
 @contextmanager
-def _recorded(run: Run, reporters: Reporters, out: Path, resume: bool) -> Iterator[Writer | None]:
+def _recorded(
+    run: Run, reporters: Reporters, out: Path, resume: bool
+) -> Iterator[RecordWriter | None]:
     """The record, open on process 0 during the run; its last event says how the run ended."""
     writer, finished = None, False
     try:
@@ -93,7 +95,7 @@ def _recorded(run: Run, reporters: Reporters, out: Path, resume: bool) -> Iterat
 
 
 def _advance(
-    run: Run, writer: Writer | None, reporters: Reporters, out: Path, grace: GracefulShutdown
+    run: Run, writer: RecordWriter | None, reporters: Reporters, out: Path, grace: GracefulShutdown
 ) -> None:
     """Train, record and save one unit.
 
@@ -221,7 +223,7 @@ def _train(run: Run, plan: Plan, clock: Clock, reporters: Reporters) -> tuple[fl
         else:
             _step_together(run, batch, levels, losses)
         reporters.step(plan.unit, done, steps)
-    for mean, (rows, *when) in run.local.tell() if run.local else ():
+    for mean, (rows, *when) in run.local.flush_losses() if run.local else ():
         losses.add(mean, rows, *when)
     losses.check()
     return losses.total / steps, steps
@@ -252,5 +254,5 @@ def _step_alone(
     with run.numerics.training():
         local.step(batch.x, batch.y, batch.epoch, batch.step, batch.lr, losses.clock)
     if local.over or batch.last:
-        for mean, (rows, *when) in local.meet(levels, losses.clock, run.panel):
+        for mean, (rows, *when) in local.synchronize(levels, losses.clock, run.panel):
             losses.add(mean, rows, *when)

@@ -1,10 +1,9 @@
-"""The outer step that synchronises workers after local steps, along their mean movement.
+"""Synchronises workers that have stepped locally, by an outer step along their mean movement.
 
-The pseudo-gradient of a worker is the common start of the round minus its present parameters. It
-goes through any compressor with error feedback, like a gradient; the result is the gradient of an
-outer SGD (Reddi et al., "Adaptive federated optimization", 2021; DiLoCo: Douillard et al., 2023).
-Without compression, at rate 1 and without momentum, the result is the mean of the workers'
-parameters.
+The pseudo-gradient of a worker is the last synchronised parameters less its own. Any compressor
+reduces it with error feedback, like a gradient; the result is the gradient of an outer SGD
+(Reddi et al., "Adaptive federated optimization", 2021; DiLoCo: Douillard et al., 2023). Without
+compression, at rate 1 and without momentum, that is the mean of the workers' parameters.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ def pseudo_gradients(
     start: Sequence[Tensor], rows: Sequence[Tensor], out: Sequence[Tensor]
 ) -> None:
     """``start [*shape] - rows [L, *shape]`` per layer, into ``out [L, *shape]``."""
-    for common, own, into in zip(start, rows, out, strict=True):
-        torch.sub(common, own, out=into)
+    for synced, own, into in zip(start, rows, out, strict=True):
+        torch.sub(synced, own, out=into)
 
 
 class OuterStep:
-    """The outer optimiser over the parameters of the last synchronisation, and the reducer of
-    pseudo-gradients, with states apart from that of the shared step."""
+    """The outer optimiser, over the synchronised parameters, and the reducer of pseudo-gradients,
+    which has memories of its own."""
 
     def __init__(self, parameters: Iterable[Tensor], reducer: Reducer, config: OuterConfig) -> None:
         self.parameters, self.reducer, self.config = list(parameters), reducer, config
@@ -51,14 +50,15 @@ class OuterStep:
         losses: Float[Tensor, "rows steps"],
     ) -> tuple[list[Tensor], Float[Tensor, " steps"]]:
         """The shared pseudo-gradient ``[*shape]`` per layer, and the workers' mean losses
-        ``[steps]``, which travel with it."""
-        by_layer: dict[int, Tensor] = {}
+        ``[steps]``, which are sent with it."""
+        means: dict[int, Tensor] = {}
         for bucket in self.reducer.buckets:
-            by_layer.update(self.reducer.reduce(bucket, stacks, levels, losses))
-        return [by_layer[i] for i in range(len(levels))], by_layer[NO_LAYER]
+            means.update(self.reducer.reduce(bucket, stacks, levels, losses))
+        return [means[i] for i in range(len(levels))], means[NO_LAYER]
 
     def step(self, updates: Sequence[Tensor], replicas: Replicas) -> None:
-        """Move the common parameters; every worker restarts from them."""
+        """Step the synchronised parameters and copy them to the workers; average buffers, and the
+        optimisers' states as configured."""
         world, states = self.reducer.world, self.config.states
         for parameter, update in zip(self.parameters, updates, strict=True):
             parameter.grad = update

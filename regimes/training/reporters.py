@@ -32,7 +32,7 @@ class Reporters:
     are no ``Exception`` pass through.
 
     Attributes:
-        event_log: records a failure (``Writer.event``); None before there is a record.
+        event_log: records a failure (``RecordWriter.event``); None before there is a record.
     """
 
     def __init__(self, reporters: Sequence[Reporter]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from regimes.compression.reducer import costs_per_step
 from regimes.config import to_dict
 from regimes.errors import RecordError, RegimesError
-from regimes.records import Writer, check_same, provenance, read_header, read_lines
+from regimes.records import RecordWriter, check_same, provenance, read_header, read_lines
 from regimes.training import checkpoint
 from regimes.training.build import Run
 from regimes.training.checkpoint import LocalState, OwnState, ProcessFile, SharedState
@@ -21,7 +21,7 @@ from regimes.training.rows import layer_entries
 Residuals = dict[str, Tensor | None]  # by layer, [rows, ...]
 
 
-def open_record(run: Run, out: Path, resume: bool) -> Writer | None:
+def open_record(run: Run, out: Path, resume: bool) -> RecordWriter | None:
     """Start or continue the record; every process leaves with the same ``rows`` and state.
 
     Returns:
@@ -36,9 +36,9 @@ def open_record(run: Run, out: Path, resume: bool) -> Writer | None:
         try:
             if resume:
                 place = {"code": provenance.code(), "processes": run.world.processes}
-                writer = Writer.resume(out, len(run.rows), **place)
+                writer = RecordWriter.resume(out, len(run.rows), **place)
             else:
-                writer = Writer.create(out, run.header)
+                writer = RecordWriter.create(out, run.header)
         except RecordError as error:
             failure = str(error)
     failure = run.world.gather_object(failure)[0]

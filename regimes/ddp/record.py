@@ -1,29 +1,29 @@
-"""The header of a job's record: what its user says of it, and what a hook sees by itself."""
+"""The header of a job's record: what its user says of the job, and what the job shows by itself."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from regimes import policies
-from regimes.collectives.group import GroupWorld
-from regimes.collectives.requests import Layer
 from regimes.compression.reducer import costs_per_step
+from regimes.ddp.choices import Choice
 from regimes.ddp.optimizer import described
-from regimes.ddp.pace import Pace
-from regimes.ddp.validate import Choice, facts
 from regimes.errors import is_whole, require, unexpected
 from regimes.records import OWN, check_reporters, provenance
 from regimes.training.rows import layer_entries
 
+if TYPE_CHECKING:
+    from regimes.ddp.job import Job
+
 
 @dataclass(frozen=True)
-class Recording:
-    """What a hook cannot know of a job, for its record.
+class RecordOptions:
+    """What a job cannot find out by itself, for its record.
 
     Attributes:
         folder: where the record is written; new, or that of the job which is continued.
@@ -32,8 +32,8 @@ class Recording:
         batch_size: samples per process and step.
         metric: the name under which the script logs what it is judged by; "accuracy" as a share
             of one, "perplexity" and "bits per byte" are known to figures.
-        units: how many the job will have, for progress; None: nobody knows.
-        reporters: who else is told of each unit: "tensorboard", "wandb", ... (``reporters`` of a
+        units: how many the job will have, for progress; None: not known.
+        reporters: what else shows each unit: "tensorboard", "wandb", ... (``reporters`` of a
             configuration).
     """
 
@@ -50,49 +50,40 @@ class Recording:
         for field in ("batch_size", "units"):
             value = getattr(self, field)
             good = value is None or is_whole(value, 1)
-            require(good, f"Recording.{field}", value, "a whole number from 1 up")
+            require(good, f"RecordOptions.{field}", value, "a whole number from 1 up")
         names = (self.reporters,) if isinstance(self.reporters, str) else tuple(self.reporters)
         check_reporters(names)
         object.__setattr__(self, "reporters", names)
 
 
-def recording(given: Any) -> Recording | None:
+def record_options(record: Any) -> RecordOptions | None:
     """The argument ``record`` of ``attach``; ConfigError unless it is a folder."""
-    if given is None or isinstance(given, Recording):
-        return given
-    if isinstance(given, str | Path) and str(given):
-        return Recording(given)
-    raise unexpected("record", given, "a folder, or regimes.Recording(folder, ...)")
-
-
-@runtime_checkable
-class Described(Protocol):
-    """What the header is taken from."""
-
-    world: GroupWorld
-    layers: list[Layer]
-    pace: Pace
+    if record is None or isinstance(record, RecordOptions):
+        return record
+    if isinstance(record, str | Path) and str(record):
+        return RecordOptions(record)
+    raise unexpected("record", record, "a folder, or regimes.RecordOptions(folder, ...)")
 
 
 def header(
-    about: Recording, job: Described, chosen: Choice, network: nn.Module, seed: int
+    options: RecordOptions, job: Job, chosen: Choice, network: nn.Module, seed: int
 ) -> dict[str, Any]:
-    """``run.json`` of a hook's record; what a hook cannot know is None, or left out."""
+    """``run.json`` of a job's record; what is not known is None, or left out."""
     rule, workers = policies.REGISTRY.table(chosen.policy), job.world.workers
-    optimizer, dtype = job.pace.optimizer, job.world.meter.dtype
+    optimizer, dtype = job.schedule.optimizer, job.world.meter.dtype
     config = {
-        "name": about.name or rule["name"],
+        "name": options.name or rule["name"],
         "seed": seed,
         "epochs": None,  # "units" has them
-        "unit_steps": job.pace.steps,
+        "unit_steps": job.schedule.steps,
         "workers": workers,
-        "batch_size": about.batch_size,
-        "data": {"name": about.data},
+        "batch_size": options.batch_size,
+        "data": {"name": options.data},
         "model": {"name": type(getattr(network, "_orig_mod", network)).__name__},
         "optimizer": (described(optimizer) if optimizer else {"name": None})
         | {"lr": None, "schedule": None},  # the rates are those of the rows
         "dtype": "float64" if dtype == torch.float64 else "float32",
-        **facts(chosen),
+        **chosen.facts(),
     }
     world = {"workers": workers, "processes": workers, "device": str(job.world.device)}
     return {
@@ -102,9 +93,9 @@ def header(
         "machine": provenance.machine(),
         "world": {**world, "union_pass": False},
         "data": {"digest": None, "train": None, "test": None},
-        "metric": about.metric,
+        "metric": options.metric,
         "steps_per_epoch": None,
-        "units": about.units,
+        "units": options.units,
         "budget": None,
         "per_step": costs_per_step(chosen.compressor, job.layers, chosen.levels, workers),
         "layers": layer_entries(job.layers),

@@ -47,11 +47,14 @@ notebooks: .venv/demo.stamp  ## run all notebooks and keep their outputs, about 
 		--CoalesceStreamsPreprocessor.enabled=True --ExecutePreprocessor.record_timing=False
 
 docs: .venv/docs.stamp  ## the documentation as a site in site/, from files alone; a warning is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	rm -rf build/docs site
+	$(BIN)/python docs/generate.py build/docs
+	$(BIN)/python -m sphinx --jobs auto --fail-on-warning --quiet -c docs -d build/doctrees build/docs site
 	@echo "site/index.html"
 
-docs-serve: .venv/docs.stamp  ## the same while it is written, on http://127.0.0.1:8000
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+docs-serve: .venv/docs.stamp  ## build the site again after each change, on http://127.0.0.1:8000
+	$(BIN)/sphinx-autobuild --pre-build "$(BIN)/python docs/generate.py build/docs" --ignore "$(CURDIR)/build/*" \
+		--watch docs --watch regimes -c docs -d build/doctrees build/docs site
 
 PYTHONS ?= python3.11 python3.12 python3.13
 release: .venv/dev.stamp check  ## wheel and sdist in dist/, both tried in an empty environment of each of PYTHONS

@@ -11,7 +11,6 @@ import importlib
 import importlib.util
 import inspect
 import itertools
-import os
 import re
 import shlex
 import shutil

@@ -27,7 +27,7 @@ integrations: .venv-integrations/stamp  ## test Hugging Face's Trainer, Accelera
 	.venv-integrations/bin/python -m pytest -m integrations tests/test_integrations.py \
 		tests/test_reporters.py tests/test_cluster_examples.py
 
-same-bits: .venv/dev.stamp  ## train 49 small runs with the last commit's code and with yours; compare every byte
+same-bits: .venv/dev.stamp  ## train 49 small runs with the code of an earlier commit and with yours; compare every byte
 	$(BIN)/python -m benchmarks.same_bits
 
 mutants: .venv/dev.stamp  ## put in single-line bugs one at a time, and list those that no test finds; hours, can be continued

@@ -42,9 +42,9 @@ def report(
         "# Which single-line bugs do the tests not see?",
         "",
         f"`python -m benchmarks.mutants` put {len(rows)} random bugs into the core, one at a time.",
-        f"The tests find {found}. {explained} are not found for a stated reason, mostly because the",
-        f"bug changes nothing, and {unexplained} without a reason: of those that should be found,",
-        f"{found / max(found + unexplained, 1):.1%} are.",
+        f"The tests find {found}. {explained} are not found for a stated reason, mostly because",
+        f"the bug changes nothing, and {unexplained} without a reason: of those that should be",
+        f"found, {found / max(found + unexplained, 1):.1%} are.",
     ]
     lines += ["", OUTSIDER, *at_random(rows, known, log)]
     parts["What is left out"] = [f"- `{place}`: {why}" for place, why in left_out.items()]

@@ -24,8 +24,8 @@ test-all: .venv/dev.stamp check  ## all tests, the slow ones too
 	$(BIN)/python -m pytest -n 2 -m "not integrations"
 
 integrations: .venv-integrations/stamp  ## test Hugging Face's Trainer, Accelerate and Lightning on 2 processes each
-	.venv-integrations/bin/python -m pytest -m integrations tests/test_integrations.py \
-		tests/test_reporters.py tests/test_cluster_examples.py
+	.venv-integrations/bin/python -m pytest -m integrations tests/rooms/integrations/test_integrations.py \
+		tests/rooms/monitor/test_reporters.py tests/strangers/test_cluster_examples.py
 
 same-bits: .venv/dev.stamp  ## train 49 small runs with the code of an earlier commit and with yours; compare every byte
 	$(BIN)/python -m benchmarks.same_bits
@@ -35,7 +35,7 @@ mutants: .venv/dev.stamp  ## put in single-line bugs one at a time, and list tho
 
 FUZZ ?= 600
 fuzz: .venv/dev.stamp  ## random bad input for 10 minutes (FUZZ=60: one minute): errors yes, tracebacks no
-	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py --seconds $(FUZZ)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/shared/fuzz.py --seconds $(FUZZ)
 
 bench: .venv/bench.stamp  ## speed and curvature against other libraries, one core, about 25 minutes
 	$(BIN)/python -m benchmarks --report benchmarks/speed.json

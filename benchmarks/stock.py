@@ -2,8 +2,8 @@
 
     python -m benchmarks.stock --seeds 3      # an hour on two cores; started again, it goes on
 
-The scripts of ``tests/ddp_scripts/stock`` under torchrun on two processes, with the hook's own
-choices: ACCORDION, PowerSGD of ranks 4 and 1. Plain is the same file without the marked lines.
+The scripts of ``tests/shared/ddp_scripts/stock`` under torchrun on two processes, with the hook's
+own choices: ACCORDION, PowerSGD of ranks 4 and 1. Plain is the same file without the marked lines.
 Leaves ``benchmarks/stock.json``, ``stock.md`` and ``docs/stock.png``.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[1]
-SCRIPTS = ROOT / "tests" / "ddp_scripts" / "stock"
+SCRIPTS = ROOT / "tests" / "shared" / "ddp_scripts" / "stock"
 MARK = "# regimes"
 WHAT = {"mnist": "CNN, Adadelta", "words": "LSTM, clipped SGD", "vit": "ViT, AdamW, bfloat16"}
 TESTED = {"mnist": "accuracy", "words": "test loss", "vit": "accuracy"}  # %, nats, %

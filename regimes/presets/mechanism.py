@@ -55,7 +55,7 @@ ARMS: dict[str, Arm] = {
     "TopK 1 %, no feedback": ({"name": "topk", **BARE}, 1),
 }
 # 1 - (1 - share)^2 is the share of the energy of what is owed that a rank sends: 0.54, 0.315 and
-# 0.17, the means over the steps of `smoke`; `tests/test_mechanism.py` measures them.
+# 0.17, the means over the steps of `smoke`; `tests/study/test_mechanism.py` measures them.
 LATE: dict[str, Arm] = {
     "low-pass as rank 4": ({"name": "low-pass"}, 0.322),
     "low-pass as rank 2": ({"name": "low-pass"}, 0.172),

@@ -1,4 +1,4 @@
-"""CPU scale: grids that ask what the paper's figures leave open; `analysis.claims` answers."""
+"""CPU scale: grids that ask what the paper's figures leave open (`regimes figure claims`)."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ from regimes.replay.agreement import LEAST, interval
 
 from ..common.verdicts import (
     alike,
-    ends_text,
     holm,
+    interval_text,
     least_p,
     outcome,
     p_ranks,
@@ -152,7 +152,7 @@ def line(row: dict[str, Any]) -> list[str]:
     """A row of `judge` as rounded text, in the order of `COLUMNS`."""
     few = "[one seed]" if row["n"] == 1 else "[two seeds]"
     none = "[all alike]" if row["n"] >= LEAST else few
-    ends = ends_text(row["ci_low"], row["ci_high"], "+.2f") or none
+    ends = interval_text(row["ci_low"], row["ci_high"], "+.2f") or none
     reach = least_p(row["n"])
     ranks = p_text(row["p_ranks"]) if reach < 0.05 else f"≥ {reach:.3g}"
     return [

@@ -1,6 +1,6 @@
 """Do the norm, the eigenvalue and the rest mark the same epochs? Agreement that no rule forces.
 
-Train once with every statistic, then draw (`regimes.presets.detection` has the grids)::
+Train once with every statistic, then draw (`grids/detection-smoke.toml`)::
 
     regimes ablate detection-smoke --schedules signals --seeds 8 --out runs/signals
     regimes figure agreement runs/signals
@@ -33,7 +33,7 @@ from regimes.records import Record, load_all
 from ..common.command import Files
 from ..common.compare import groups
 from ..common.panels import draw_forest
-from ..common.verdicts import ends_text
+from ..common.verdicts import interval_text
 from . import unforced
 from .unforced import FIRST, REFERENCE, RELATIVE, SHARE, Change
 
@@ -57,7 +57,7 @@ def as_text(rows: pd.DataFrame, others: pd.DataFrame, spent: pd.Series, referenc
 
 
 def _kappa(row: dict[Any, Any]) -> tuple[str, str]:
-    ends = ends_text(row["kappa_low"], row["kappa_high"], "+.2f")
+    ends = interval_text(row["kappa_low"], row["kappa_high"], "+.2f")
     return str(row["n"]), f"{row['kappa']:+.2f} {ends}".strip()
 
 

@@ -21,10 +21,11 @@ import pandas as pd
 from regimes.detectors import RelativeChange
 from regimes.errors import RecordError
 from regimes.policies.signals import signal_values
-from regimes.presets.detection import STATISTICS
 from regimes.records import Record
 from regimes.replay.agreement import interval, kappa
 from regimes.replay.replay import measured, past_epochs, signal_cost
+
+from ..grids.names import STATISTICS
 
 FIRST = "first epochs"
 REFERENCE = "eigenvalue"

@@ -29,7 +29,7 @@ from regimes.replay.agreement import interval
 
 from ..common.command import Files
 from ..common.compare import LAST
-from ..common.verdicts import ends_text, holm, p_text
+from ..common.verdicts import holm, interval_text, p_text
 
 # -- records to numbers ----------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ def as_text(rows: pd.DataFrame) -> Table:
                 row["schedule"],
                 str(row["n"]),
                 str(row["collapsed"]),
-                f"{row['share']:.2f} {ends_text(row['share_low'], row['share_high'], '.2f')}",
+                f"{row['share']:.2f} {interval_text(row['share_low'], row['share_high'], '.2f')}",
                 p_text(row["p"]),
                 p_text(row["p_holm"]),
                 _mean(row["accuracy"], row["ci_low"], row["ci_high"]),
@@ -139,7 +139,7 @@ def as_text(rows: pd.DataFrame) -> Table:
 
 
 def _mean(mean: float, low: float, high: float) -> str:
-    return "" if math.isnan(mean) else f"{mean:.1f} {ends_text(low, high, '.1f')}".rstrip()
+    return "" if math.isnan(mean) else f"{mean:.1f} {interval_text(low, high, '.1f')}".rstrip()
 
 
 def main(records: Path, out: Path | None = None) -> list[Path]:

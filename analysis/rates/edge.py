@@ -1,6 +1,6 @@
 """How near the edge of stability does each level train? The top Hessian eigenvalue times the rate.
 
-Train with curvature at constant rates, then draw (`regimes.presets.mechanism` has the grid)::
+Train with curvature at constant rates, then draw (`grids/rates-edge.toml` is the grid)::
 
     regimes ablate rates-edge --seeds 8 --first-seed 4000
     regimes figure edge runs/rates-edge
@@ -25,12 +25,12 @@ from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.looks import styles_of
-from regimes.presets.mechanism import AT
+from regimes.presets.own import AT
 from regimes.records import Record, load_all
 from regimes.replay.agreement import interval
 
 from ..common.command import Files
-from ..common.verdicts import ends_text
+from ..common.verdicts import interval_text
 from .usable import arm_of, check_arms
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def as_text(rows: pd.DataFrame) -> Table:
             f"{row['rate']:g}",
             row["arm"],
             str(row["n"]),
-            f"{row['product']:.2f} {ends_text(row['low'], row['high'], '.2f')}".strip(),
+            f"{row['product']:.2f} {interval_text(row['low'], row['high'], '.2f')}".strip(),
             f"{row['largest']:.2f}",
         )
         for row in rows.to_dict("records")

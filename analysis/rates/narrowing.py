@@ -1,6 +1,6 @@
 """Does compression narrow the range of usable rates early in training, or late?
 
-Run, then draw (`regimes.presets.mechanism` has the grid; 16 minutes on one core)::
+Run, then draw (`grids/rates-when.toml`; 16 minutes on one core)::
 
     regimes ablate rates-when --seeds 8 --first-seed 4000
     regimes figure narrowing runs/rates-when
@@ -34,7 +34,7 @@ from regimes.replay.agreement import interval
 
 from ..common.command import Files
 from ..common.panels import draw_over_rates, over_rates, rates_axis
-from ..common.verdicts import ends_text, p_text, p_value
+from ..common.verdicts import interval_text, p_text, p_value
 from .usable import LOSSES, REFERENCE, arm_of, check_arms, end
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def as_text(rows: pd.DataFrame) -> Table:
 
 
 def _ends(row: dict[Any, Any], key: str) -> str:
-    ends = ends_text(row[f"{key}_low"], row[f"{key}_high"], ".2g")
+    ends = interval_text(row[f"{key}_low"], row[f"{key}_high"], ".2g")
     return "" if math.isnan(row[key]) else f"{row[key]:.2g} {ends}".rstrip()
 
 

@@ -13,7 +13,7 @@ from regimes.plotting import style
 from regimes.plotting.metrics import named
 
 from ..common.panels import draw_over_rates, over_rates, rates_axis
-from ..common.verdicts import ends_text
+from ..common.verdicts import interval_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,7 +56,7 @@ def _largest(row: dict[Any, Any]) -> str:
 def _span(row: dict[Any, Any], key: str) -> str:
     if math.isnan(row[key]):
         return ""
-    ends = ends_text(row[f"{key}_low"], row[f"{key}_high"], ".2g")
+    ends = interval_text(row[f"{key}_low"], row[f"{key}_high"], ".2g")
     return f"{row[key]:.2g} {ends}".rstrip()
 
 

@@ -106,7 +106,7 @@ def name_of(table: dict[str, Any]) -> str:
     return ", ".join([table["name"], *given])
 
 
-def spelt(name: str, level: str) -> str:
+def level_label(name: str, level: str) -> str:
     """A level as one says it: "rank 4"; nothing where a compressor has one only."""
     return SPELT.get(name.partition(",")[0], "").format(level)
 
@@ -119,7 +119,7 @@ def as_text(rows: pd.DataFrame) -> Table:
     shown = [
         (
             row["compressor"],
-            spelt(row["compressor"], row["level"]),
+            level_label(row["compressor"], row["level"]),
             str(row["n"]),
             f"{row['floats']:.1%}",
             f"{row['bytes']:.1%}",

@@ -1,6 +1,6 @@
 """Something happens in the middle of a training: does anybody spend better than evenly?
 
-Tune and run each setting (`regimes.presets.events` has the commands), then draw them together::
+Tune and run each setting (commands in `grids/shift-smoke.toml`), then draw them together::
 
     regimes figure events runs/shift-smoke runs/restarts-smoke runs/ramp-smoke runs/pruned-smoke
 
@@ -29,7 +29,7 @@ from regimes.records import Record, load_all
 
 from ..common.command import Files, name_of
 from ..common.panels import draw_forest
-from ..common.verdicts import ends_text
+from ..common.verdicts import interval_text
 from .equal_floats import comparisons
 from .tournament import entries
 
@@ -49,7 +49,7 @@ WORDS = {  # of a grid; a line break, because panels are narrow
     "ramp-smoke": "batches x 4\nfrom epoch 12",
     "pruned-smoke": "90 % of weights\npruned at 12",
 }
-LEVEL = 0.05  # of p after correction
+ALPHA = 0.05  # of p after correction
 
 # -- records to numbers ----------------------------------------------------------------------
 
@@ -63,7 +63,9 @@ def differences(runs: list[Record]) -> pd.DataFrame:
     found = comparisons(entries(runs, ()), tested_by(runs[0])).set_index(["arm", "control"])
     lacking = [f"{arm} - {control}" for arm, control in PAIRS if (arm, control) not in found.index]
     if lacking:
-        raise RecordError(f"no runs for {', '.join(lacking)}: run a grid of presets/events.py")
+        raise RecordError(
+            f"no runs for {', '.join(lacking)}: run shift-smoke, ramp-smoke or restarts-smoke"
+        )
     return found.loc[list(PAIRS)].reset_index()
 
 
@@ -83,8 +85,8 @@ def _cell(row: pd.Series, shown: Metric) -> str:
     if not row["n"]:
         return "other floats"
     digits = shown.digits
-    ends = ends_text(row["ci_low"], row["ci_high"], f"+.{digits}f")
-    star = "*" if row["p_holm"] < LEVEL else ""
+    ends = interval_text(row["ci_low"], row["ci_high"], f"+.{digits}f")
+    star = "*" if row["p_holm"] < ALPHA else ""
     return f"{row['difference']:+.{digits}f} {ends}{star}"
 
 
@@ -111,7 +113,7 @@ def figure(
 
 def _panel(ax: Axes, rows: pd.DataFrame) -> None:
     ends = rows[["difference", "ci_low", "ci_high"]]
-    draw_forest(ax, ends, list(rows["p_holm"] < LEVEL))
+    draw_forest(ax, ends, list(rows["p_holm"] < ALPHA))
     kinds = [control for _, control in PAIRS]
     for place in range(1, len(kinds)):
         if kinds[place] != kinds[place - 1]:
@@ -122,7 +124,7 @@ def _words(counts: list[int], run: Record) -> str:
     return (
         "An arm minus what controls reach at its floats: the same rank throughout (static), rank 4 "
         "first, rank 4 at the event, which is known (event). Mean and 95 % t interval, "
-        f"{style.seeds_in_words(counts)}, every arm at its own rate. Filled: p < {LEVEL} after "
+        f"{style.seeds_in_words(counts)}, every arm at its own rate. Filled: p < {ALPHA} after "
         f"Holm's correction over all comparisons of the setting. {style.setting(run)} (the first)."
     )
 

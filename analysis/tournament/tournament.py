@@ -1,6 +1,6 @@
 """The tournament: adaptive policies against controls that send as many floats.
 
-Tune, run, then draw (`regimes.presets.tournament` has the arms and the commands)::
+Tune, run, then draw (commands in `grids/tournament-smoke.toml`)::
 
     regimes figure tournament runs/tournament-smoke --trials runs/tune/tournament-smoke/tune.json
 
@@ -34,7 +34,7 @@ from regimes.replay.agreement import interval
 
 from ..common import compare
 from ..common.command import Files
-from ..common.verdicts import ends_text, p_text
+from ..common.verdicts import interval_text, p_text
 from . import tournament_figure
 from .equal_floats import comparisons, moments
 
@@ -156,7 +156,7 @@ def edges(trials: Path, rates: pd.Series) -> list[str]:
         RecordError: no such file, or not of ``regimes tune``.
     """
     try:
-        inputs.note(trials)
+        inputs.add(trials)
         rows = json.loads(trials.read_text(encoding="utf-8"))["trials"]
         tried: dict[str, list[float]] = {}
         for row in rows:
@@ -239,7 +239,7 @@ def beside_as_text(rows: pd.DataFrame, shown: Metric) -> Table:
 
 def _ends(row: dict[Any, Any], digits: int, sign: str) -> str:
     alike = "[all alike]" if row["n"] > 1 else ""
-    return ends_text(row["ci_low"], row["ci_high"], f"{sign}.{digits}f") or alike
+    return interval_text(row["ci_low"], row["ci_high"], f"{sign}.{digits}f") or alike
 
 
 def _share(value: float) -> str:

@@ -1,0 +1,104 @@
+"""A number with its interval: what most functions of this package return. How it is rounded."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from regimes.replay.agreement import interval
+
+from ..verdicts import p_value
+
+DIGITS = 8  # significant ones that are kept: the last bits differ between processors
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The mean of one value per seed.
+
+    Attributes:
+        mean: of the values, or of their logarithms and then exponentiated (`of_ratios`).
+        low, high: ends of the 95 % t interval of the mean.
+        n: number of values.
+        p: of the t test that the mean is 0 (of a ratio: 1); nan where it was not computed.
+        p_holm: the same after Holm's correction, where the number is one of a family.
+    """
+
+    mean: float
+    low: float
+    high: float
+    n: int = 0
+    p: float = math.nan
+    p_holm: float = math.nan
+
+    def __neg__(self) -> Interval:
+        """b minus a, of a minus b."""
+        return dataclasses.replace(self, mean=-self.mean, low=-self.high, high=-self.low)
+
+    def text(self, digits: int = 1, sign: bool = False, significant: bool = False) -> str:
+        """"0.5 [-0.1, 1.1]"; with a sign "+0.5 [-0.1, +1.1]".
+
+        >>> Interval(0.51, -0.04, 1.06).text()
+        '0.5 [0.0, 1.1]'
+        >>> Interval(0.51, -0.06, 1.06).text(sign=True)
+        '+0.5 [-0.1, +1.1]'
+        """
+
+        def spell(x: float) -> str:
+            if significant:
+                return f"{x:.{digits}g}"
+            rounded = x if sign else round(x, digits) + 0.0  # no "-0.0"
+            return f"{rounded:{'+' if sign else ''}.{digits}f}"
+
+        if math.isnan(self.low):
+            return spell(self.mean)
+        return f"{spell(self.mean)} [{spell(self.low)}, {spell(self.high)}]"
+
+
+def mean_of(values: Sequence[float]) -> Interval:
+    """Mean, 95 % t interval and p of a t test against 0."""
+    return Interval(*interval(values), n=len(values), p=p_value(values))
+
+
+def of_ratios(logarithms: Sequence[float]) -> Interval:
+    """The same of a ratio's logarithms: the geometric mean; p is against a ratio of 1."""
+    found = mean_of(logarithms)
+    ends = (math.exp(x) for x in (found.mean, found.low, found.high))
+    return Interval(*ends, n=found.n, p=found.p)
+
+
+# -- as JSON ---------------------------------------------------------------------------------
+
+
+def encode(value: Any) -> Any:
+    """For ``numbers.json``: floats rounded, nan as null, a table's text as its lines."""
+    if isinstance(value, Interval):
+        return {"interval": [encode(x) for x in dataclasses.astuple(value)]}
+    if isinstance(value, str):
+        return {"lines": value.split("\n")} if "\n" in value else value
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, dict):
+        return {str(key): encode(x) for key, x in value.items()}
+    if isinstance(value, list | tuple):
+        return [encode(x) for x in value]
+    return None if math.isnan(value) else float(f"{value:.{DIGITS}g}")
+
+
+def decode(value: Any) -> Any:
+    """What `encode` was given."""
+    if isinstance(value, dict):
+        if value.keys() == {"interval"}:
+            *ends, n, p, p_holm = (math.nan if x is None else x for x in value["interval"])
+            return Interval(*ends, n=n, p=p, p_holm=p_holm)
+        if value.keys() == {"lines"}:
+            return "\n".join(value["lines"])
+        return {key: decode(x) for key, x in value.items()}
+    if isinstance(value, list):
+        return [decode(x) for x in value]
+    return value

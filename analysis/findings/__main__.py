@@ -20,14 +20,7 @@ def main(again: bool = False) -> None:
     try:
         changed = pages.write(store)
     except ClaimError as error:
-        where = error.__traceback__
-        lines = []
-        while where is not None:  # the template's own lines are part of the traceback
-            name = where.tb_frame.f_code.co_filename
-            if name.endswith(".jinja"):
-                lines.append(f"{name}:{where.tb_lineno}")
-            where = where.tb_next
-        raise SystemExit(f"error: {lines[-1] if lines else 'a template'}: {error}") from None
+        raise SystemExit(f"error: {error}") from None
     said = "\n".join(str(path.relative_to(ROOT)) for path in changed)
     stdout.console(highlight=False).print(said or "all pages are as they should be")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..verdicts import LEVEL, p_text, verdict
-from .values import Interval
+from .values import Interval, decimal
 
 
 class ClaimError(Exception):
@@ -70,19 +70,18 @@ def sig(value: Interval, digits: int = 2) -> str:
 
 def ci0(value: Interval) -> str:
     """Whole numbers, with commas: "1,963 [407, 9,471]"."""
-    mean, low, high = (f"{x:,.0f}" for x in (value.mean, value.low, value.high))
-    return f"{mean} [{low}, {high}]"
+    return value.text(0)
 
 
 def num(value: float | Interval, digits: int = 1, sign: bool = False) -> str:
     """A number, or the mean of one with an interval."""
     x = value.mean if isinstance(value, Interval) else value
-    return f"{x:{'+' if sign else ''},.{digits}f}"
+    return decimal(x, digits, sign)
 
 
 def pct(value: float, digits: int = 0) -> str:
     """A share in per cent."""
-    return f"{100 * value:.{digits}f} %"
+    return f"{decimal(100 * value, digits)} %"
 
 
 def g(value: float, digits: int = 2) -> str:

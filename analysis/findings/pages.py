@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import functools
+import re
+import textwrap
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
 import jinja2
 
-from .claims import FILTERS, check
+from .claims import FILTERS, ClaimError, check
 from .sources import ROOT
 from .store import Store
 
 TEMPLATES = Path(__file__).with_name("templates")
 DOCS = ROOT / "docs"
 NUMBERS_FILE = DOCS / "findings" / "numbers.json"
+WIDTH = 112
 SUMMARY = "findings"  # the page above the others
 
 
@@ -35,7 +39,30 @@ def render(name: str, store: Store) -> str:
         ClaimError: a sentence says what its number does not.
         Missing: a number would have to be computed, and the store may not.
     """
-    return _environment(store).get_template(f"{name}.md.jinja").render()
+    return wrapped(_environment(store).get_template(f"{name}.md.jinja").render())
+
+
+def wrapped(text: str) -> str:
+    """Paragraphs and list items filled to `WIDTH` letters, one empty line between blocks; tables,
+    headings, pictures and blocks of code as they are."""
+    blocks = re.findall(r"^```.*?^```$|(?:^[^\n]*\S[^\n]*(?:\n|\Z))+", text, re.DOTALL | re.MULTILINE)
+    return "\n\n".join(_filled(block.rstrip("\n")) for block in blocks) + "\n"
+
+
+def _filled(block: str) -> str:
+    if re.match(r"[|#!<]|```", block):
+        return "\n".join(line.rstrip() for line in block.split("\n") if line.strip())
+    items = re.split(r"\n(?=- )", block)
+    return "\n".join(
+        textwrap.fill(
+            " ".join(item.split()),
+            WIDTH,
+            subsequent_indent="  " if item.startswith("- ") else "",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for item in items
+    )
 
 
 def _environment(store: Store) -> jinja2.Environment:
@@ -54,11 +81,29 @@ def _environment(store: Store) -> jinja2.Environment:
 
 
 def write(store: Store, chosen: Iterable[str] | None = None) -> list[Path]:
-    """Writes the pages that differ from their files, and the numbers of all; returns the paths."""
-    texts = {place(name): render(name, store) for name in (chosen or names())}
-    texts[NUMBERS_FILE] = store.text()
+    """Writes the pages that differ from their files, and the numbers of all; returns the paths.
+
+    Raises:
+        ClaimError: of all sentences that their numbers do not bear out, a line each. The numbers
+            and the other pages are written.
+    """
+    texts, failed = {}, []
+    for name in chosen or names():
+        try:
+            texts[place(name)] = render(name, store)
+        except ClaimError as error:
+            failed.append(f"{name}.md.jinja:{_line(error)}: {error}")
+    texts[NUMBERS_FILE] = store.text(unused=bool(failed))
     NUMBERS_FILE.parent.mkdir(exist_ok=True)
     changed = [p for p, text in texts.items() if not p.exists() or p.read_text("utf-8") != text]
     for path in changed:
         path.write_text(texts[path], encoding="utf-8")
+    if failed:
+        raise ClaimError("\n".join(failed))
     return changed
+
+
+def _line(error: Exception) -> int:
+    """Of the template: jinja puts it into the traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((f.lineno or 0 for f in reversed(frames) if f.filename.endswith(".jinja")), 0)

@@ -57,13 +57,19 @@ class Store:
             value = self.functions[name](*args)
         return {"value": encode(value), "files": sorted(files)}
 
-    def text(self) -> str:
-        """The file: digests of the archives, then the numbers, one a line."""
-        files = sorted({name for entry in self.entries.values() for name in entry["files"]})
+    def text(self, unused: bool = False) -> str:
+        """The file: digests of the archives, then the numbers, one a line.
+
+        Args:
+            unused: also those that were not asked for here.
+        """
+        known = {call: entry for call in self._before if (entry := self._known(call))}
+        kept = (known if unused else {}) | self.entries
+        files = sorted({name for entry in kept.values() for name in entry["files"]})
         digests = {name: sources.digest(name) for name in files}
         rows = (
             f"  {json.dumps(call)}: {json.dumps(entry, ensure_ascii=False)}"
-            for call, entry in sorted(self.entries.items())
+            for call, entry in sorted(kept.items())
         )
         head = json.dumps(digests, indent=1)
         return f'{{"files": {head},\n"numbers": {{\n' + ",\n".join(rows) + "\n}}\n"

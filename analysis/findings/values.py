@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
 from regimes.replay.agreement import interval
@@ -48,14 +49,31 @@ class Interval:
         """
 
         def spell(x: float) -> str:
-            if significant:
-                return f"{x:.{digits}g}"
-            rounded = x if sign else round(x, digits) + 0.0  # no "-0.0"
-            return f"{rounded:{'+' if sign else ''}.{digits}f}"
+            return significant_text(x, digits) if significant else decimal(x, digits, sign)
 
         if math.isnan(self.low):
             return spell(self.mean)
         return f"{spell(self.mean)} [{spell(self.low)}, {spell(self.high)}]"
+
+
+def decimal(x: float, digits: int, sign: bool = False) -> str:
+    """So many digits behind the point. A half is rounded up by the decimal digits that are kept, so
+    that the last bits, which differ between processors, decide nothing.
+
+    >>> decimal(0.475, 2), f"{0.475:.2f}", decimal(-0.04, 1), decimal(-0.04, 1, sign=True)
+    ('0.48', '0.47', '0.0', '-0.0')
+    """
+    exact = Decimal(f"{x:.{DIGITS}g}").quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
+    return f"{exact:+,f}" if sign else f"{exact if exact else abs(exact):,f}"
+
+
+def significant_text(x: float, digits: int = 2) -> str:
+    """So many significant digits; of large numbers all before the point.
+
+    >>> significant_text(0.6), significant_text(1.02), significant_text(9.1), significant_text(371)
+    ('0.60', '1.0', '9.1', '371')
+    """
+    return f"{x:,.0f}" if abs(x) >= 10**digits - 0.5 else f"{x:#.{digits}g}"
 
 
 def mean_of(values: Sequence[float]) -> Interval:

@@ -6,7 +6,7 @@ TORCH_INDEX ?=
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all integrations same-bits mutants fuzz bench gpu notebooks docs docs-serve release check clean
+.PHONY: demo test test-all integrations same-bits mutants fuzz bench gpu notebooks pages docs docs-serve release check clean
 
 DEMO = $(foreach name,low mid high low-first low-last accordion,--schedules $(name))
 demo: .venv/demo.stamp  ## a language model, 6 schedules at their own rates, 3 seeds: 2 to 3 minutes
@@ -45,6 +45,9 @@ gpu: .venv/demo.stamp  ## is a GPU right, how fast is it, and a study; without o
 notebooks: .venv/demo.stamp  ## run all notebooks and keep their outputs, about 3 minutes
 	$(BIN)/jupyter nbconvert --to notebook --inplace --execute notebooks/*.ipynb \
 		--CoalesceStreamsPreprocessor.enabled=True --ExecutePreprocessor.record_timing=False
+
+pages: .venv/demo.stamp  ## docs/findings.md and docs/findings/ from the records; only numbers of changed archives are computed
+	OMP_NUM_THREADS=1 $(BIN)/python -m analysis.findings
 
 docs: .venv/docs.stamp  ## the documentation as a site in site/, from files alone; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

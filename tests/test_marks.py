@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable
 
 import pytest
-from findings import records
+from analysis.findings.sources import records
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.axes import Axes

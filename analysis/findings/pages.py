@@ -50,7 +50,9 @@ def wrapped(text: str) -> str:
 
 
 def _filled(block: str) -> str:
-    if re.match(r"[|#!<]|```", block):
+    if block.startswith("```"):
+        return block
+    if re.match(r"[|#!<]", block):
         return "\n".join(line.rstrip() for line in block.split("\n") if line.strip())
     items = re.split(r"\n(?=- )", block)
     return "\n".join(

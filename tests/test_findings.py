@@ -142,7 +142,7 @@ BESIDE = ("smoke-start", "lm-start", "small-quirks", "smoke-quirks-topk")  # of 
 
 @pytest.fixture(scope="module")
 def known() -> set[str]:
-    """Every interval of the findings and of the pages' own archives, rounded, without plus signs."""
+    """Every interval of the findings and of these pages' archives, rounded, without plus signs."""
     found = [decode(entry["value"]) for entry in KEPT["numbers"].values()]
     intervals = [x for x in found if isinstance(x, Interval)]
     intervals += [x for value in found if isinstance(value, dict) for x in value.values()]

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from .. import rivals
-from .sources import number, records
+from .sources import number, records, row_of
 
 KEPT = (  # rows of the table
     ("topk", "1"),
@@ -42,7 +42,7 @@ def rivals_table() -> str:
 @number
 def error(source: str, compressor: str, level: str) -> dict[str, float]:
     """Of one: ``once`` (a step) and ``summed`` (all updates), floats and bytes of dense's."""
-    row = _errors(source).set_index(["compressor", "level"]).loc[(compressor, level)]
+    row = row_of(_errors(source), compressor=compressor, level=level)
     return {key: float(row[key]) for key in ("once", "summed", "floats", "bytes")}
 
 
@@ -59,5 +59,6 @@ def best_in_a_step(source: str, rank: int) -> list[Any]:
 @number
 def best_below(source: str, share: float, column: str) -> str:
     """The compressor with the smallest error below a share of dense's bytes."""
-    at = _errors(source).set_index(["compressor", "level"])
-    return str(at[at["bytes"] < share][column].idxmin()[0])
+    rows = _errors(source)
+    kept = rows[rows["bytes"] < share]
+    return str(kept.sort_values(column)["compressor"].iloc[0])

@@ -8,7 +8,7 @@ from regimes.replay.detect import bench
 
 from .. import agreement, figure3, unforced
 from ..unforced import RELATIVE, Change
-from .sources import number, records
+from .sources import number, records, row_of
 from .values import Interval, mean_of
 
 TOP, SIGNALS = unforced.REFERENCE, "detection-signals-smoke"
@@ -77,7 +77,7 @@ def called_before(source: str, name: str, epoch: int) -> float:
 
 @number
 def rule_kappa(a: str, b: str, granularity: str = "epoch") -> dict[str, float]:
-    """Kappa of two of the paper's rules on `small-signals`: mean, half of its interval, extremes."""
+    """Kappa of two of the paper's rules on `small-signals`: mean, half its interval, extremes."""
     pairs = bench([run for run in records("small-signals") if run.name == "low"]).pairs
     kept = pairs[(pairs["a"] == a) & (pairs["b"] == b) & (pairs["granularity"] == granularity)]
     values = kept["kappa"].to_list()
@@ -97,5 +97,5 @@ def rule_cost(name: str) -> float:
 def rule_agreement(source: str, a: str, b: str) -> Interval:
     """Kappa of two columns of Figure 3, with an interval of 3 epochs and eta 0.5."""
     _, rows = figure3.agreement([*records(source)], 3, 0.5)
-    (row,) = rows[(rows["a"] == a) & (rows["b"] == b)].to_dict("records")
+    row = row_of(rows, a=a, b=b)
     return Interval(row["kappa"], row["kappa_low"], row["kappa_high"])

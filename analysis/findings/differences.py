@@ -14,7 +14,7 @@ from regimes.records import find, opened, share_of_low
 from .. import claims, collapse, compare
 from ..effects import minus
 from ..verdicts import holm
-from .sources import REFERENCE, note, number, pooled, records, trials
+from .sources import REFERENCE, note, number, pooled, records, row_of, trials
 from .values import Interval, mean_of
 
 # -- schedules -------------------------------------------------------------------------------
@@ -41,9 +41,9 @@ def family(source: str, *pairs: str) -> dict[str, Interval]:
 def reached(source: str, arm: str) -> dict[str, float]:
     """The metric of a schedule as it is shown: mean, sd over seeds, n, and floats of low's."""
     table, _ = compare.table(records(source), ())
-    row = table.set_index("schedule").loc[arm]
+    row = row_of(table, schedule=arm)
     return {
-        "value": float(row.iloc[1]),
+        "value": float(row[str(table.columns[2])]),
         "sd": float(row["sd"]),
         "n": int(row["n"]),
         "of_low": float(row["of_low"]),
@@ -84,9 +84,7 @@ def archives() -> list[Path]:
 @number
 def trial(source: str, schedule: str, rate: float) -> dict[str, float]:
     """A trial's score on held-out data, as recorded: mean and sd over its seeds."""
-    (row,) = (
-        row for row in trials(source) if row["schedule"] == schedule and row["rate"] == rate
-    )
+    (row,) = (row for row in trials(source) if row["schedule"] == schedule and row["rate"] == rate)
     return {"value": fmean(row["scores"]), "sd": stdev(row["scores"])}
 
 
@@ -219,7 +217,6 @@ def outcome(item: str, words: str) -> str:
 @number
 def collapsed(source: str, schedule: str) -> dict[str, Any]:
     """How many runs end nearer to guessing than to the others (`analysis.collapse`)."""
-    rows = collapse.table(collapse.entries(records(source))).set_index("schedule")
-    row = rows.loc[schedule]
+    row = row_of(collapse.table(collapse.entries(records(source))), schedule=schedule)
     share = Interval(row["share"], row["share_low"], row["share_high"], n=int(row["n"]))
     return {"count": int(row["collapsed"]), "share": share, "others": float(row["accuracy"])}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from statistics import fmean
 
 import numpy as np
@@ -20,7 +21,7 @@ def _wide(source: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     values, floats = (
         each.pivot(index="seed", columns="name", values=x) for x in (shown.name, "floats")
     )
-    return values, np.log(floats)
+    return values, floats.map(math.log)
 
 
 @number
@@ -30,7 +31,7 @@ def of_a_parabola(source: str, arm: str) -> Interval:
 
     def at_its_floats(seed: int) -> float:
         x, y = logs.loc[seed, STATIC].to_numpy(float), values.loc[seed, STATIC].to_numpy(float)
-        return float(np.polyval(np.polyfit(x, y, 2), logs.loc[seed, arm]))
+        return float(np.polyval(np.polyfit(x, y, 2), float(logs[arm][seed])))
 
     return mean_of([float(values.loc[seed, arm]) - at_its_floats(seed) for seed in values.index])
 
@@ -66,7 +67,7 @@ def mean_ranks(source: str, arm: str) -> list[float]:
         if run.name == arm:
             rows = run.layers[run.layers["level"] != "dense"]
             each.append(rows["level"].str[1:].astype(int).groupby(rows["epoch"]).mean())
-    return [float(x) for x in sum(each) / len(each)]
+    return [float(x) for x in pd.concat(each, axis=1).mean(axis=1)]
 
 
 @number
@@ -84,8 +85,6 @@ def mean_rank(source: str, arm: str, first: int, stop: int) -> float:
 def synchronisations(source: str, arm: str) -> int:
     """Of a run of an arm; the same for every seed."""
     (count,) = {
-        sum(row["sync"]["rounds"] for row in run.rows)
-        for run in records(source)
-        if run.name == arm
+        sum(row["sync"]["rounds"] for row in run.rows) for run in records(source) if run.name == arm
     }
     return int(count)

@@ -19,6 +19,7 @@ TEMPLATES = Path(__file__).with_name("templates")
 DOCS = ROOT / "docs"
 NUMBERS_FILE = DOCS / "findings" / "numbers.json"
 WIDTH = 112
+BLOCK = re.compile(r"^```.*?^```$|(?:^[^\n]*\S[^\n]*(?:\n|\Z))+", re.DOTALL | re.MULTILINE)
 SUMMARY = "findings"  # the page above the others
 
 
@@ -45,7 +46,9 @@ def render(name: str, store: Store) -> str:
 def wrapped(text: str) -> str:
     """Paragraphs and list items filled to `WIDTH` letters, one empty line between blocks; tables,
     headings, pictures and blocks of code as they are."""
-    blocks = re.findall(r"^```.*?^```$|(?:^[^\n]*\S[^\n]*(?:\n|\Z))+", text, re.DOTALL | re.MULTILINE)
+    blocks = re.findall(
+        r"^```.*?^```$|(?:^[^\n]*\S[^\n]*(?:\n|\Z))+", text, re.DOTALL | re.MULTILINE
+    )
     return "\n\n".join(_filled(block.rstrip("\n")) for block in blocks) + "\n"
 
 

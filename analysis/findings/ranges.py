@@ -16,7 +16,7 @@ from regimes.presets.mechanism import LATE
 
 from .. import deep_linear, edge, mechanism, narrowing, quadratic
 from ..verdicts import holm
-from .sources import number, records
+from .sources import number, records, row_of
 from .values import Interval, mean_of, of_ratios
 
 # -- usable rates ----------------------------------------------------------------------------
@@ -64,7 +64,7 @@ def low_pass_table() -> str:
 def range_of(source: str, arm: str, rule: int = 0, metric: str = "accuracy") -> dict[str, Any]:
     """Where an arm's range ends, by the n-th rule, and that of dense's; n, and its best rate."""
     rows = _table(source, metric)
-    row = rows[rows["rule"] == rows["rule"].unique()[rule]].set_index("arm").loc[arm]
+    row = row_of(rows, rule=rows["rule"].unique()[rule], arm=arm)
     ends = row["of_dense"], row["of_dense_low"], row["of_dense_high"]
     n = int(row["n"])
     return {"of_dense": Interval(*ends, n=n), "end": row["largest"], "n": n, "best": row["best"]}
@@ -159,8 +159,7 @@ def when_table() -> str:
 def when(nats: float, epochs: str) -> Interval:
     """A row of it: rank 1's end of dense's; p is of a ratio as in the last window."""
     rows = narrowing.table(_when())
-    kept = rows[(rows["limit"] == nats) & (rows["window"] == f"epochs {epochs}")]
-    (row,) = kept.to_dict("records")
+    row = row_of(rows, limit=nats, window=f"epochs {epochs}")
     ends = row["ratio"], row["ratio_low"], row["ratio_high"]
     return Interval(*ends, n=int(row["n"]), p=row["p"])
 
@@ -170,7 +169,8 @@ def loss_ratio(epochs: str, of: str = "") -> Interval:
     """Rank 1's loss over dense's in a window, rates up to 0.1; or that, over another window's."""
     each = _when()
     slow = each[each["rate"] <= 0.1]
-    logs = np.log(slow["loss"] / slow["dense"]).groupby([slow["window"], slow["seed"]]).mean()
+    ratios = (slow["loss"] / slow["dense"]).map(math.log)
+    logs = ratios.groupby([slow["window"], slow["seed"]]).mean()
     values = logs[f"epochs {epochs}"]
     return of_ratios((values - logs[f"epochs {of}"] if of else values).to_list())
 
@@ -181,7 +181,8 @@ def early_gap(rate: float, minus: float = 0.0) -> Interval:
     each = _when()
     at = each[each["window"] == "epochs 2-7"]
     gaps = (at["loss"] - at["dense"]).groupby([at["rate"], at["seed"]]).mean().unstack()
-    return mean_of((gaps.loc[rate] - gaps.loc[minus] if minus else gaps.loc[rate]).to_list())
+    rows = gaps.T
+    return mean_of((rows[rate] - rows[minus] if minus else rows[rate]).to_list())
 
 
 @number
@@ -208,7 +209,7 @@ def edge_table() -> str:
 @number
 def product(rate: float, arm: str) -> Interval:
     """The top eigenvalue times the rate."""
-    row = _edge().set_index(["rate", "arm"]).loc[(rate, arm)]
+    row = row_of(_edge(), rate=rate, arm=arm)
     return Interval(row["product"], row["low"], row["high"], n=int(row["n"]))
 
 
@@ -248,14 +249,14 @@ def deep_linear_table() -> str:
 @number
 def harm(first: int, stop: int) -> Interval:
     """The final error after a deficit, of that without one after as many right steps."""
-    row = _harms().set_index(["first", "stop"]).loc[(first, stop)]
+    row = row_of(_harms(), first=first, stop=stop)
     return Interval(row["harm"], row["ci_low"], row["ci_high"], n=int(row["n"]))
 
 
 @number
 def harm_of_earliest(first: int, stop: int) -> Interval:
     """The same, over that of the earliest deficit of its length; corrected over all such."""
-    row = _harms().set_index(["first", "stop"]).loc[(first, stop)]
+    row = row_of(_harms(), first=first, stop=stop)
     ends = row["later"], row["later_low"], row["later_high"]
     return Interval(*ends, n=int(row["n"]), p=row["p"], p_holm=row["p_holm"])
 

@@ -95,6 +95,15 @@ def trials(source: str) -> list[dict[str, Any]]:
     return [{**row, "rate": float(row["values"].rpartition("=")[2])} for row in rows]
 
 
+def row_of(rows: pd.DataFrame, **values: Any) -> dict[str, Any]:
+    """The only row with these values."""
+    kept = rows
+    for column, value in values.items():
+        kept = kept[kept[column] == value]
+    (row,) = kept.to_dict("records")
+    return {str(key): cell for key, cell in row.items()}
+
+
 # -- what templates may call -----------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 from .. import events, tournament
 from ..equal_floats import comparisons, moments
 from .differences import effect
-from .sources import entries, note, number, records, trials
+from .sources import entries, note, number, records, row_of, trials
 from .values import Interval, mean_of
 
 FASTER, MIDDLE, SLOWER = tournament.NETWORKS
@@ -39,7 +39,7 @@ def arms_table(source: str) -> str:
 @number
 def arm(source: str, name: str) -> dict[str, Any]:
     """One of them, with predicted seconds on a fast, a middle and a slow network."""
-    row, shown = arms(source).loc[name], entries(source)[1]
+    row, shown = row_of(arms(source).reset_index(), arm=name), entries(source)[1]
     found = {key: float(row[key]) for key in ("rate", "floats", "bytes")}
     return {
         **found,
@@ -116,8 +116,7 @@ def interval_of(row: Any) -> Interval:
 
 
 def _row(rows: pd.DataFrame, name: str, control: str) -> Interval:
-    (row,) = rows[(rows["arm"] == name) & (rows["control"] == control)].to_dict("records")
-    return interval_of(row)
+    return interval_of(row_of(rows, arm=name, control=control))
 
 
 @number
@@ -158,7 +157,7 @@ def _summed_up(rows: pd.DataFrame) -> dict[str, Any]:
 
 
 @number
-def tested(source: str, control: str = "") -> dict[str, Any]:
+def policies_tested(source: str, control: str = "") -> dict[str, Any]:
     """Of all comparisons, or of those with one kind: how many, which survive Holm's correction."""
     rows = _pairs(source)
     return _summed_up(rows[rows["control"] == control] if control else rows)

@@ -40,7 +40,7 @@ class Interval:
         return dataclasses.replace(self, mean=-self.mean, low=-self.high, high=-self.low)
 
     def text(self, digits: int = 1, sign: bool = False, significant: bool = False) -> str:
-        """"0.5 [-0.1, 1.1]"; with a sign "+0.5 [-0.1, +1.1]".
+        """As "0.5 [-0.1, 1.1]"; with a sign "+0.5 [-0.1, +1.1]".
 
         >>> Interval(0.51, -0.04, 1.06).text()
         '0.5 [0.0, 1.1]'
@@ -73,19 +73,21 @@ def significant_text(x: float, digits: int = 2) -> str:
     >>> significant_text(0.6), significant_text(1.02), significant_text(9.1), significant_text(371)
     ('0.60', '1.0', '9.1', '371')
     """
-    return f"{x:,.0f}" if abs(x) >= 10**digits - 0.5 else f"{x:#.{digits}g}"
+    text = f"{x:#.{digits}g}"
+    return f"{x:,.0f}" if "e+" in text else text.removesuffix(".")
 
 
 def mean_of(values: Sequence[float]) -> Interval:
     """Mean, 95 % t interval and p of a t test against 0."""
-    return Interval(*interval(values), n=len(values), p=p_value(values))
+    mean, low, high = interval(values)
+    return Interval(mean, low, high, n=len(values), p=p_value(values))
 
 
 def of_ratios(logarithms: Sequence[float]) -> Interval:
     """The same of a ratio's logarithms: the geometric mean; p is against a ratio of 1."""
     found = mean_of(logarithms)
-    ends = (math.exp(x) for x in (found.mean, found.low, found.high))
-    return Interval(*ends, n=found.n, p=found.p)
+    mean, low, high = (math.exp(x) for x in (found.mean, found.low, found.high))
+    return Interval(mean, low, high, n=found.n, p=found.p)
 
 
 # -- as JSON ---------------------------------------------------------------------------------
@@ -112,8 +114,10 @@ def decode(value: Any) -> Any:
     """What `encode` was given."""
     if isinstance(value, dict):
         if value.keys() == {"interval"}:
-            *ends, n, p, p_holm = (math.nan if x is None else x for x in value["interval"])
-            return Interval(*ends, n=n, p=p, p_holm=p_holm)
+            mean, low, high, n, p, p_holm = (
+                math.nan if x is None else x for x in value["interval"]
+            )
+            return Interval(mean, low, high, int(n), p, p_holm)
         if value.keys() == {"lines"}:
             return "\n".join(value["lines"])
         return {key: decode(x) for key, x in value.items()}

@@ -20,6 +20,9 @@ DOCS = ROOT / "docs"
 NUMBERS_FILE = DOCS / "findings" / "numbers.json"
 WIDTH = 112
 BLOCK = re.compile(r"^```.*?^```$|(?:^[^\n]*\S[^\n]*(?:\n|\Z))+", re.DOTALL | re.MULTILINE)
+TOGETHER = re.compile(
+    r"[+-]?[\d.]+ \[[^\]]+\]|\bn = \d+|\d [%±] ?\d*"
+)  # not parted at a line's end
 SUMMARY = "findings"  # the page above the others
 
 
@@ -46,10 +49,7 @@ def render(name: str, store: Store) -> str:
 def wrapped(text: str) -> str:
     """Paragraphs and list items filled to `WIDTH` letters, one empty line between blocks; tables,
     headings, pictures and blocks of code as they are."""
-    blocks = re.findall(
-        r"^```.*?^```$|(?:^[^\n]*\S[^\n]*(?:\n|\Z))+", text, re.DOTALL | re.MULTILINE
-    )
-    return "\n\n".join(_filled(block.rstrip("\n")) for block in blocks) + "\n"
+    return "\n\n".join(_filled(block.rstrip("\n")) for block in BLOCK.findall(text)) + "\n"
 
 
 def _filled(block: str) -> str:
@@ -58,9 +58,9 @@ def _filled(block: str) -> str:
     if re.match(r"[|#!<]", block):
         return "\n".join(line.rstrip() for line in block.split("\n") if line.strip())
     items = re.split(r"\n(?=- )", block)
-    return "\n".join(
+    filled = "\n".join(
         textwrap.fill(
-            " ".join(item.split()),
+            TOGETHER.sub(lambda found: found[0].replace(" ", "\0"), " ".join(item.split())),
             WIDTH,
             subsequent_indent="  " if item.startswith("- ") else "",
             break_long_words=False,
@@ -68,6 +68,7 @@ def _filled(block: str) -> str:
         )
         for item in items
     )
+    return filled.replace("\0", " ")
 
 
 def _environment(store: Store) -> jinja2.Environment:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from regimes.console.tables import Table
+
 BLOCK = re.compile(r"^ {4}((?:regimes|python) .*?)(?:  +#.*)?$", re.MULTILINE)
 
 SELECT = "With --where FIELD=VALUE, e.g. --where optimizer.lr=0.4, only runs of which it is true."
@@ -73,6 +75,14 @@ class Files:
         path = self.folder / name
         write_output(path, words)
         self.paths.append(path)
+
+    def page(self, name: str, about: str, *tables: Table) -> None:
+        """Tables, printed; and as Markdown in NAME.md below ``about``, each below its title."""
+        console, parts = stdout.console(highlight=False), [about] if about else []
+        for table in tables:
+            console.print(table.drawn(), "")
+            parts += [f"{table.title}.", table.markdown()] if table.title else [table.markdown()]
+        self.text(f"{name}.md", "\n\n".join(parts) + "\n")
 
     def compared(
         self, tables: tuple[pd.DataFrame, pd.DataFrame], about: str, prefix: str = ""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -32,8 +32,8 @@ from regimes.records import Record, load_all
 
 from ..common.command import Files
 from ..common.compare import groups
-from ..common.panels import draw_forest
-from ..common.verdicts import ends_text
+from ..common.estimates import as_table, mean, number, word
+from ..common.paired import draw_forest
 from . import unforced
 from .unforced import FIRST, REFERENCE, RELATIVE, SHARE, Change
 
@@ -44,21 +44,18 @@ if TYPE_CHECKING:
 def as_text(rows: pd.DataFrame, others: pd.DataFrame, spent: pd.Series, reference: str) -> Table:
     """Agreement with the reference, `other_runs` and `costs`, rounded."""
     agreed = unforced.with_reference(rows, reference).set_index("detector")
-    lines = []
-    for name in map(str, others.index):
-        here = _kappa(agreed.loc[name].to_dict()) if name in agreed.index else ("", "")
-        apart = {key: float(others[key][name]) for key in ("with", "itself")}
-        skip = {"with": name == reference, "itself": name == FIRST}  # 1 by definition, or the other
-        words = ("" if skip[key] or np.isnan(x) else f"{x:+.2f}" for key, x in apart.items())
-        cost = f"{100 * float(spent[name]):.1f} %" if name in spent else "0"
-        lines.append((name, *here, *words, cost))
-    heads = ("detector", "n", "kappa [95 %]", "in other runs", "itself", "cost")
-    return Table(heads, lines)
-
-
-def _kappa(row: dict[Any, Any]) -> tuple[str, str]:
-    ends = ends_text(row["kappa_low"], row["kappa_high"], "+.2f")
-    return str(row["n"]), f"{row['kappa']:+.2f} {ends}".strip()
+    table = others.join(agreed[["n", "kappa", "kappa_low", "kappa_high"]]).assign(cost=spent)
+    table.loc[table.index == reference, "with"] = np.nan  # 1 by definition, or the kappa beside it
+    table.loc[table.index == FIRST, "itself"] = np.nan
+    columns = {
+        "detector": word("detector"),
+        "n": number("n", ".0f"),
+        "kappa [95 %]": mean("kappa", "+.2f"),
+        "in other runs": number("with", "+.2f"),
+        "itself": number("itself", "+.2f"),
+        "cost": lambda row: "0" if np.isnan(row["cost"]) else f"{100 * row['cost']:.1f} %",
+    }
+    return as_table(table.rename_axis("detector").reset_index(), columns)
 
 
 def figure(
@@ -82,8 +79,8 @@ def figure(
         left.set_xlabel(style.unit_of(runs[0].config))
         style.mark_decays(left, runs[0])
         fig.colorbar(image, ax=left, aspect=12, pad=0.02).set_label("share of seeds")
-        ends = agreed.reindex(shares.index)[["kappa", "kappa_low", "kappa_high"]]
-        draw_forest(right, ends, [True] * len(ends))
+        ends = agreed.reindex(shares.index)
+        draw_forest(right, ends, "kappa", "kappa", [True] * len(ends))
         right.set_xlabel(f"kappa with {reference}")
         right.set_yticks(range(len(ends)), [""] * len(ends))  # the lines are those of the bands
         style.caption(fig, _words(runs, len(shares.columns), reference, change))

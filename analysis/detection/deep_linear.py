@@ -23,20 +23,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.groups import groups
 from regimes.plotting.looks import SPARE
 from regimes.records import Record, load_all
-from regimes.replay.agreement import interval
 from regimes.replay.replay import measured, replay
 from regimes.replay.spelling import rule
 
 from ..common.command import Files
 from ..common.compare import LAST
-from ..common.verdicts import holm, p_text, p_value
+from ..common.estimates import as_table, estimate, number, p, word
+from ..common.verdicts import holm, p_value
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,7 +51,6 @@ DETECTORS = (
 )
 NONE = "none"
 RANK = 10  # of the other matrix, where a configuration does not say (`OtherMatrix`)
-HEADS = ("from", "to", "n", "final error, of none's", "of the earliest's", "p (Holm)")
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.5)))
 
 # -- records to numbers ----------------------------------------------------------------------
@@ -80,8 +78,9 @@ def harms(runs: Sequence[Record]) -> pd.DataFrame:
     rows = []
     for (first, stop), each_log in sorted(logs.items()):
         later = _against_the_earliest(logs, first, stop)
-        harm, other = _ratio("harm", "ci", [*each_log.values()]), _ratio("later", "later", later)
-        row = {"first": first, "stop": stop, "n": len(each_log), **harm, **other}
+        row: dict[str, Any] = {"first": first, "stop": stop, "n": len(each_log)}
+        row |= estimate([*each_log.values()], "harm", "ci", logs=True)
+        row |= estimate(later, "later", logs=True)
         rows.append(row | {"p": p_value(later)})
     table = pd.DataFrame(rows)
     return table.assign(p_holm=holm(table["p"].to_list()))
@@ -108,11 +107,6 @@ def _against_the_earliest(
     earliest = min(each for each in logs if each[1] - each[0] == stop - first)
     ours, theirs = logs[first, stop], logs[earliest]
     return [] if earliest[0] == first else [ours[s] - theirs[s] for s in ours if s in theirs]
-
-
-def _ratio(name: str, ends: str, logs: Sequence[float]) -> dict[str, float]:
-    values = [math.exp(x) for x in interval(logs)] if logs else [math.nan] * 3
-    return dict(zip((name, f"{ends}_low", f"{ends}_high"), values, strict=True))
 
 
 def calls(runs: Sequence[Record], texts: Sequence[str] = DETECTORS) -> dict[str, np.ndarray]:
@@ -157,31 +151,23 @@ def by_length(harm: pd.DataFrame) -> dict[int, pd.DataFrame]:
 
 def as_text(harm: pd.DataFrame, found: pd.DataFrame) -> tuple[Table, Table]:
     """Both, rounded."""
-    first = [
-        (
-            f"{row['first']:,}",
-            f"{row['stop']:,}",
-            str(row["n"]),
-            _rounded(row["harm"], row["ci_low"], row["ci_high"]),
-            _rounded(row["later"], row["later_low"], row["later_high"]),
-            p_text(row["p_holm"]),
-        )
-        for row in harm.to_dict("records")
-    ]
-    second = [
-        (
-            row["detector"],
-            *(
-                "" if math.isnan(row[key]) else f"{row[key]:.2f}"
-                for key in ("harmful", "harmless", "finds")
-            ),
-        )
-        for row in found.to_dict("records")
-    ]
-    return (
-        Table(HEADS, first, texts=0),
-        Table(("detector", "critical in harmful", "in harmless", "finds"), second),
-    )
+    harms_of = {
+        "from": number("first", ","),
+        "to": number("stop", ","),
+        "n": word("n"),
+        "final error, of none's": lambda row: _rounded(row["harm"], row["ci_low"], row["ci_high"]),
+        "of the earliest's": lambda row: _rounded(
+            row["later"], row["later_low"], row["later_high"]
+        ),
+        "p (Holm)": p("p_holm"),
+    }
+    detectors = {
+        "detector": word("detector"),
+        "critical in harmful": number("harmful", ".2f"),
+        "in harmless": number("harmless", ".2f"),
+        "finds": number("finds", ".2f"),
+    }
+    return as_table(harm, harms_of, texts=0), as_table(found, detectors)
 
 
 def _rounded(*numbers: float) -> str:
@@ -258,11 +244,7 @@ def main(records: Path, out: Path | None = None) -> list[Path]:
     harm, plain = harms(runs), [run for run in runs if run.name == NONE]
     called = calls(plain)
     found = finds(next(iter(by_length(harm).values())), called, int(plain[0].config["unit_steps"]))
-    console = stdout.console(highlight=False)
-    texts = as_text(harm, found)
-    for text in texts:
-        console.print(text.drawn(), "")
-    files.figure("deep-linear", figure([*plain, *runs], harm, called))
     about = f"{style.setting(plain[0])} (without a deficit)."
-    files.text("deep-linear.md", "\n\n".join((about, *(t.markdown() for t in texts))) + "\n")
+    files.page("deep-linear", about, *as_text(harm, found))
+    files.figure("deep-linear", figure([*plain, *runs], harm, called))
     return files.said()

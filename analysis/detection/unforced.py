@@ -23,8 +23,10 @@ from regimes.errors import RecordError
 from regimes.policies.signals import signal_values
 from regimes.presets.detection import STATISTICS
 from regimes.records import Record
-from regimes.replay.agreement import interval, kappa
+from regimes.replay.agreement import kappa
 from regimes.replay.replay import measured, past_epochs, signal_cost
+
+from ..common.estimates import estimate
 
 FIRST = "first epochs"
 REFERENCE = "eigenvalue"
@@ -141,9 +143,7 @@ def over_seeds(each: pd.DataFrame) -> pd.DataFrame:
     for (a, b), seeds in each.groupby(["a", "b"], sort=False):
         row: dict[str, Any] = {"a": a, "b": b, "n": len(seeds)}
         for column in ("kappa", "spearman"):
-            known = seeds[column].dropna().to_list()
-            ends = interval(known) if known else (np.nan,) * 3
-            row |= dict(zip((column, f"{column}_low", f"{column}_high"), ends, strict=True))
+            row |= estimate(seeds[column].dropna().to_list(), column)
         rows.append(row)
     return pd.DataFrame(rows)
 

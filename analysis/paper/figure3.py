@@ -29,6 +29,7 @@ from regimes.replay.compare import compare
 
 from ..common.command import Files
 from ..common.compare import compressed, groups
+from ..common.estimates import estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -107,9 +108,7 @@ def _over_seeds(frame: pd.DataFrame, by: list[str], columns: list[str]) -> pd.Da
     for key, group in frame.groupby(by, sort=False):
         row = {**dict(zip(by, key, strict=True)), "n": len(group)}
         for column in columns:
-            values = group[column].dropna().to_list()
-            ends = interval(values) if values else (np.nan,) * 3
-            row |= dict(zip((column, f"{column}_low", f"{column}_high"), ends, strict=True))
+            row |= estimate(group[column].dropna().to_list(), column)
         rows.append(row)
     return pd.DataFrame(rows)
 

@@ -24,10 +24,10 @@ import pandas as pd
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.records import Record, load_all
-from regimes.replay.agreement import interval
 
 from ..common.command import Files
 from ..common.compare import groups
+from ..common.estimates import estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,15 +87,12 @@ def _layer_mean(run: Record, epoch: int, batch: str) -> float:
 
 
 def _pooled(key: Any, rows: pd.DataFrame) -> dict[str, Any]:
-    mean, low, high = interval(rows["overlap"].to_list())
     return {
         "epoch": key[0],
         "batch": key[1],
         "n": len(rows),
         "pairs": rows["pairs"].iloc[0],
-        "overlap": mean,
-        "ci_low": low,
-        "ci_high": high,
+        **estimate(rows["overlap"].to_list(), "overlap", "ci"),
         "chance": rows["chance"].iloc[0],
         "layers": rows["layers"].mean(),
         "percent": rows["percent"].iloc[0],

@@ -19,17 +19,16 @@ from pathlib import Path
 
 import pandas as pd
 
-from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.groups import tested_by
 from regimes.records import Record, load_all
-from regimes.replay.agreement import interval
 
 from ..common.command import Files
 from ..common.compare import LAST
-from ..common.verdicts import ends_text, holm, p_text
+from ..common.estimates import as_table, estimate, mean, p, word
+from ..common.verdicts import holm
 
 # -- records to numbers ----------------------------------------------------------------------
 
@@ -69,7 +68,6 @@ def table(each: pd.DataFrame) -> pd.DataFrame:
         count, n = int(runs["collapsed"].sum()), len(runs)
         low, high = exact(count, n)
         rest = runs.loc[~runs["collapsed"], "accuracy"].to_list()
-        mean, ci_low, ci_high = interval(rest) if rest else (math.nan,) * 3
         both = wide[[best, name]].dropna().astype(bool)
         rows.append(
             {
@@ -80,9 +78,7 @@ def table(each: pd.DataFrame) -> pd.DataFrame:
                 "share_low": low,
                 "share_high": high,
                 "p": math.nan if name == best else paired(both[name], both[best]),
-                "accuracy": mean,
-                "ci_low": ci_low,
-                "ci_high": ci_high,
+                **estimate(rest, "accuracy", "ci"),
             }
         )
     found = pd.DataFrame(rows)
@@ -120,26 +116,16 @@ def paired(ours: Sequence[bool], theirs: Sequence[bool]) -> float:
 
 def as_text(rows: pd.DataFrame) -> Table:
     """The table, rounded."""
-    heads = ("schedule", "n", "collapsed", "share [95 %]", "p", "p (Holm)", "the rest's accuracy")
-    return Table(
-        heads,
-        [
-            (
-                row["schedule"],
-                str(row["n"]),
-                str(row["collapsed"]),
-                f"{row['share']:.2f} {ends_text(row['share_low'], row['share_high'], '.2f')}",
-                p_text(row["p"]),
-                p_text(row["p_holm"]),
-                _mean(row["accuracy"], row["ci_low"], row["ci_high"]),
-            )
-            for row in rows.to_dict("records")
-        ],
-    )
-
-
-def _mean(mean: float, low: float, high: float) -> str:
-    return "" if math.isnan(mean) else f"{mean:.1f} {ends_text(low, high, '.1f')}".rstrip()
+    columns = {
+        "schedule": word("schedule"),
+        "n": word("n"),
+        "collapsed": word("collapsed"),
+        "share [95 %]": mean("share", ".2f"),
+        "p": p("p"),
+        "p (Holm)": p("p_holm"),
+        "the rest's accuracy": mean("accuracy", ".1f", "ci"),
+    }
+    return as_table(rows, columns)
 
 
 def main(records: Path, out: Path | None = None) -> list[Path]:
@@ -151,8 +137,6 @@ def main(records: Path, out: Path | None = None) -> list[Path]:
     """
     files, runs = Files(records, out), load_all(records)
     rows = table(entries(runs))
-    text = as_text(rows)
-    stdout.console(highlight=False).print(text.drawn(), "")
+    files.page("collapse", f"{style.setting(runs[0])}.", as_text(rows))
     files.table("collapse", rows)
-    files.text("collapse.md", f"{style.setting(runs[0])}.\n\n{text.markdown()}\n")
     return files.said()

@@ -20,17 +20,15 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.looks import styles_of
 from regimes.presets.mechanism import AT
 from regimes.records import Record, load_all
-from regimes.replay.agreement import interval
 
 from ..common.command import Files
-from ..common.verdicts import ends_text
+from ..common.estimates import as_table, estimate, mean, number, word
 from .usable import arm_of, check_arms
 
 if TYPE_CHECKING:
@@ -100,33 +98,22 @@ def table(each: pd.DataFrame, warm: int) -> pd.DataFrame:
     behind = each[each["epoch"] >= warm]
     for key, runs in behind.groupby(["rate", "arm"], sort=False):
         rate, arm = key
-        mean, low, high = interval(runs.groupby("seed")["product"].mean().to_list())
-        rows.append(
-            {
-                "rate": rate,
-                "arm": arm,
-                "n": runs["seed"].nunique(),
-                "product": mean,
-                "low": low,
-                "high": high,
-                "largest": runs["product"].max(),
-            }
-        )
+        by_seed = runs.groupby("seed")["product"].mean().to_list()
+        row = {"rate": rate, "arm": arm, "n": len(by_seed), "largest": runs["product"].max()}
+        rows.append(row | estimate(by_seed, "product"))
     return pd.DataFrame(rows).sort_values(["rate", "arm"], ignore_index=True)
 
 
 def as_text(rows: pd.DataFrame) -> Table:
-    lines = [
-        (
-            f"{row['rate']:g}",
-            row["arm"],
-            str(row["n"]),
-            f"{row['product']:.2f} {ends_text(row['low'], row['high'], '.2f')}".strip(),
-            f"{row['largest']:.2f}",
-        )
-        for row in rows.to_dict("records")
-    ]
-    return Table(("rate", "arm", "n", "eigenvalue x rate [95 %]", "largest"), lines, texts=2)
+    """`table`, rounded."""
+    columns = {
+        "rate": number("rate", "g"),
+        "arm": word("arm"),
+        "n": word("n"),
+        "eigenvalue x rate [95 %]": mean("product", ".2f"),
+        "largest": number("largest", ".2f"),
+    }
+    return as_table(rows, columns, texts=2)
 
 
 def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
@@ -180,8 +167,7 @@ def main(records: Path, out: Path | None = None) -> list[Path]:
     files, runs = Files(records, out), load_all(records)
     drawn, each = figure(runs)
     text = as_text(table(each, math.ceil(runs[0].config["optimizer"]["warmup_epochs"])))
-    stdout.console(highlight=False).print(text.drawn())
+    files.page("edge", "", text)
     print(f"edge: {edge_of(runs):.2f}")
     files.figure("edge", (drawn, each))
-    files.text("edge.md", f"{text.markdown()}\n")
     return files.said()

@@ -25,16 +25,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.records import Record, load_all
-from regimes.replay.agreement import interval
 
 from ..common.command import Files
+from ..common.estimates import as_table, estimate, mean, number, p, word
 from ..common.panels import draw_over_rates, over_rates, rates_axis
-from ..common.verdicts import ends_text, p_text, p_value
+from ..common.verdicts import p_value
 from .usable import LOSSES, REFERENCE, arm_of, check_arms, end
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ def table(each: pd.DataFrame) -> pd.DataFrame:
             seeds = part[part["window"] == window]
             row: dict[str, Any] = {"limit": limit, "window": window, "n": len(seeds)}
             for column in ("loss", "dense", "ratio"):
-                row |= _means(column, seeds[column].to_list())
+                row |= estimate(seeds[column].to_list(), column, logs=True)
             both = {window, windows[-1]} <= {*wide} and window != windows[-1]
             against = (wide[window] - wide[windows[-1]]).dropna().to_list() if both else []
             row["p"] = p_value(against) if against else math.nan
@@ -129,33 +128,21 @@ def table(each: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _means(key: str, values: list[float]) -> dict[str, float]:
-    """Geometric, of logarithms."""
-    ends = map(math.exp, interval(values)) if values else (math.nan,) * 3
-    return dict(zip((key, f"{key}_low", f"{key}_high"), ends, strict=True))
-
-
 # -- numbers to text and figure --------------------------------------------------------------
 
 
 def as_text(rows: pd.DataFrame) -> Table:
-    lines = [
-        (
-            f"{row['limit']:g}",
-            row["window"].removeprefix("epochs "),
-            str(row["n"]),
-            *(_ends(row, key) for key in ("loss", "dense", "ratio")),
-            "" if math.isnan(row["p"]) else p_text(row["p"]),
-        )
-        for row in rows.to_dict("records")
-    ]
-    heads = ("nats", "at", "n", "rank 1, up to", "dense, up to", "of dense's", "p")
-    return Table(heads, lines, texts=2)
-
-
-def _ends(row: dict[Any, Any], key: str) -> str:
-    ends = ends_text(row[f"{key}_low"], row[f"{key}_high"], ".2g")
-    return "" if math.isnan(row[key]) else f"{row[key]:.2g} {ends}".rstrip()
+    """`table`, rounded."""
+    columns = {
+        "nats": number("limit", "g"),
+        "at": lambda row: row["window"].removeprefix("epochs "),
+        "n": word("n"),
+        "rank 1, up to": mean("loss", ".2g"),
+        "dense, up to": mean("dense", ".2g"),
+        "of dense's": mean("ratio", ".2g"),
+        "p": p("p"),
+    }
+    return as_table(rows, columns, texts=2)
 
 
 def figure(each: pd.DataFrame, run: Record) -> tuple[Figure, pd.DataFrame]:
@@ -210,9 +197,7 @@ def main(records: Path, out: Path | None = None) -> list[Path]:
     files, runs = Files(records, out), load_all(records)
     each = losses(runs)
     rows = table(each)
-    text = as_text(rows)
-    stdout.console(highlight=False).print(text.drawn())
+    files.page("largest", f"{style.setting(runs[0])}.", as_text(rows))
     files.figure("narrowing", figure(each, runs[0]))
     files.table("largest", rows)
-    files.text("largest.md", f"{style.setting(runs[0])}.\n\n{text.markdown()}\n")
     return files.said()

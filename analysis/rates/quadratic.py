@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from regimes.config import DENSE, Level
-from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.plotting import style
 from regimes.plotting.looks import SPARE
 
 from ..common.command import Files
+from ..common.estimates import Cell, as_table, number, word
 from .quadratic_model import COLUMNS, FILTERS, ROWS, STEPS, computed, simulated
 
 if TYPE_CHECKING:
@@ -99,21 +99,20 @@ def of_dense(rows: pd.DataFrame) -> pd.Series:
 
 def as_text(rows: pd.DataFrame) -> Table:
     """The simulated limits beside those that filters have at the same share, rounded."""
-    kept = rows[rows["how"].isin([WITH, WITHOUT])].to_dict("records")
-    texts = [
-        (
-            row["how"],
-            f"{row['momentum']:g}",
-            row["level"],
-            f"{row['share']:.2f}",
-            f"{row['limit']:.2f}",
-            f"{row['of_dense']:.2f}",
-            *(_limit(at_share(rows, name, row["momentum"], row["share"])) for name in BESIDE),
-        )
-        for row in kept
-    ]
-    heads = ("", "momentum", "level", "sent", "limit", "of dense's", *BESIDE)
-    return Table(heads, texts)
+
+    def of_filter(name: str) -> Cell:
+        return lambda row: _limit(at_share(rows, name, row["momentum"], row["share"]))
+
+    columns = {
+        "": word("how"),
+        "momentum": number("momentum", "g"),
+        "level": word("level"),
+        "sent": number("share", ".2f"),
+        "limit": number("limit", ".2f"),
+        "of dense's": number("of_dense", ".2f"),
+    }
+    columns |= {name: of_filter(name) for name in BESIDE}
+    return as_table(rows[rows["how"].isin([WITH, WITHOUT])], columns)
 
 
 def _limit(value: float) -> str:
@@ -189,7 +188,6 @@ def main(out: Path | None = None) -> list[Path]:
         out: folder for the figure; default figures/quadratic.
     """
     files, rows = Files("quadratic", out), table()
-    stdout.console(highlight=False).print(as_text(rows).drawn(), "")
+    files.page("quadratic", "", as_text(rows))
     files.figure("quadratic", figure(rows))
-    files.text("quadratic.md", as_text(rows).markdown() + "\n")
     return files.said()

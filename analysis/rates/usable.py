@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,17 +30,16 @@ import numpy as np
 import pandas as pd
 import tyro
 
-from regimes.console import stdout
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.groups import tested_by
 from regimes.plotting.metrics import Metric
 from regimes.presets.mechanism import ARMS, AT, LATE
 from regimes.records import Record, check_one, load_all
-from regimes.replay.agreement import interval
 
 from ..common.command import Files
 from ..common.compare import LAST
+from ..common.estimates import estimate
 from . import usable_figure
 from .usable_figure import as_text as as_text
 
@@ -211,7 +211,7 @@ def table(each: pd.DataFrame, shown: Metric) -> pd.DataFrame:
         for side, edge in (("smallest", "least"), ("largest", "most")):
             beyond = kept[side].isin([0.0, math.inf])
             values = kept[side].where(~beyond, kept[edge]).to_numpy()
-            row |= dict(zip((side, f"{side}_low", f"{side}_high"), _mean(values), strict=True))
+            row |= estimate(np.log(values), side, logs=True)
             row[f"{side}_beyond"] = int(beyond.sum())
         rows.append(row | _of_dense(found, rule, arm, momentum))
     return pd.DataFrame(rows)
@@ -229,16 +229,7 @@ def _of_dense(found: pd.DataFrame, rule: str, arm: str, momentum: pd.Series) -> 
     wide = found[found["rule"] == rule].pivot(index="seed", columns="arm", values="largest")
     ratios = (wide[arm] / wide[dense[0]] if dense else pd.Series(dtype=float)).to_numpy()
     kept = ratios[np.isfinite(ratios) & (ratios > 0)]
-    keys = ("of_dense", "of_dense_low", "of_dense_high")
-    return dict(zip(keys, _mean(kept), strict=True))
-
-
-def _mean(values: np.ndarray) -> tuple[float, float, float]:
-    """Geometric, with its interval."""
-    if not len(values):
-        return (math.nan,) * 3
-    mean, low, high = interval(np.log(values).tolist())
-    return math.exp(mean), math.exp(low), math.exp(high)
+    return estimate(np.log(kept), "of_dense", logs=True)
 
 
 # -- the command ---------------------------------------------------------------------------
@@ -267,13 +258,10 @@ def main(
     """
     files, runs = Files(records[0], out), load_all(*records)
     drawn, points, rows = figure(runs)
-    console, texts = stdout.console(highlight=False), as_text(rows)
-    for rule, text in texts.items():
-        console.print(f"usable: {rule}", text.drawn(), "", sep="\n")
+    plain = _plain(runs)
+    about = f"{style.setting(plain)} ({plain.name.partition(AT)[0]})."
+    texts = as_text(rows)
+    files.page("ranges", about, *(replace(t, title=f"Usable: {rule}") for rule, t in texts.items()))
     files.figure("mechanism", (drawn, points))
     files.table("ranges", rows)
-    plain = _plain(runs)
-    parts = [f"{style.setting(plain)} ({plain.name.partition(AT)[0]})."]
-    parts += [f"Usable: {rule}.\n\n{text.markdown()}" for rule, text in texts.items()]
-    files.text("ranges.md", "\n\n".join(parts) + "\n")
     return files.said()

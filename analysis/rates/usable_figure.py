@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,8 +11,8 @@ from regimes.console.tables import Table
 from regimes.plotting import style
 from regimes.plotting.metrics import named
 
+from ..common.estimates import Row, as_table, mean, number, word
 from ..common.panels import draw_over_rates, over_rates, rates_axis
-from ..common.verdicts import ends_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,39 +24,25 @@ if TYPE_CHECKING:
 
 def as_text(rows: pd.DataFrame) -> dict[str, Table]:
     """A table per rule, rounded; ``>=`` where a seed is usable to the last rate that was tried."""
-    heads = ("arm", "best", "n", "from", "to [95 %]", "of dense's")
-    found = {}
-    for rule, part in rows.groupby("rule", sort=False):
-        texts = [
-            (
-                row["arm"],
-                f"{row['best']:g}",
-                str(row["n"]),
-                _smallest(row),
-                _largest(row),
-                _span(row, "of_dense"),
-            )
-            for row in part.to_dict("records")
-        ]
-        found[str(rule)] = Table(heads, texts)
-    return found
+    columns = {
+        "arm": word("arm"),
+        "best": number("best", "g"),
+        "n": word("n"),
+        "from": _smallest,
+        "to [95 %]": _largest,
+        "of dense's": mean("of_dense", ".2g"),
+    }
+    return {str(rule): as_table(part, columns) for rule, part in rows.groupby("rule", sort=False)}
 
 
-def _smallest(row: dict[Any, Any]) -> str:
+def _smallest(row: Row) -> str:
     beyond = "<= " if row["smallest_beyond"] else ""
     return "" if not row["n"] else f"{beyond}{row['smallest']:.2g}"
 
 
-def _largest(row: dict[Any, Any]) -> str:
+def _largest(row: Row) -> str:
     beyond = ">= " if row["largest_beyond"] else ""
-    return "none" if not row["n"] else beyond + _span(row, "largest")
-
-
-def _span(row: dict[Any, Any], key: str) -> str:
-    if math.isnan(row[key]):
-        return ""
-    ends = ends_text(row[f"{key}_low"], row[f"{key}_high"], ".2g")
-    return f"{row[key]:.2g} {ends}".rstrip()
+    return "none" if not row["n"] else beyond + mean("largest", ".2g")(row)
 
 
 def figure(

@@ -15,9 +15,8 @@ import pandas as pd
 
 from regimes.errors import RecordError
 from regimes.plotting.metrics import Metric
-from regimes.replay.agreement import interval
 
-from ..common.verdicts import alike, holm, p_value
+from ..common.paired import compare
 from .tournament_figure import CONTROLS, LADDERS, kinds
 
 SLACK = 0.03  # of floats: an arm so close beyond the last control is compared with that
@@ -79,25 +78,10 @@ def moments(each: pd.DataFrame, shown: Metric) -> pd.DataFrame:
 
 
 def _against(each: pd.DataFrame, shown: Metric, pairs: Iterable[tuple[str, str]]) -> pd.DataFrame:
-    rows = []
-    for arm, kind in pairs:
-        if arm in LADDERS[kind]:
-            continue
-        values = at_same_floats(each, arm, LADDERS[kind], shown.name)
-        mean, low, high = interval(values) if values else (math.nan,) * 3
-        if values and alike(values):  # says nothing about sampling
-            low = high = math.nan
-        rows.append(
-            {
-                "arm": arm,
-                "control": kind,
-                "n": len(values),
-                "difference": mean,
-                "ci_low": low,
-                "ci_high": high,
-                "p": p_value(values),
-            }
-        )
-    columns = ["arm", "control", "n", "difference", "ci_low", "ci_high", "p", "p_holm"]
-    found = pd.DataFrame(rows, columns=columns)
-    return found.assign(p_holm=holm(found["p"].to_list()))
+    return compare(
+        {
+            (arm, kind): at_same_floats(each, arm, LADDERS[kind], shown.name)
+            for arm, kind in pairs
+            if arm not in LADDERS[kind]
+        }
+    )

@@ -23,16 +23,15 @@ import pandas as pd
 from matplotlib.ticker import LogLocator, NullLocator
 
 from regimes.config import DENSE
-from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.groups import groups
 from regimes.plotting.looks import SPARE, SPELT
 from regimes.records import Record, load_all
-from regimes.replay.agreement import interval
 
 from ..common.command import Files
+from ..common.estimates import as_table, estimate, number, word
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,8 +64,7 @@ def errors(runs: Sequence[Record]) -> pd.DataFrame:
             "bytes": each["bytes"].iloc[0],
         }
         for error in ERRORS:
-            ends = _geometric(each[error].to_list())
-            row |= dict(zip((error, f"{error}_low", f"{error}_high"), ends, strict=True))
+            row |= _geometric(each[error].to_list(), error)
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -93,11 +91,11 @@ def _of(run: Record) -> list[dict[str, Any]]:
     ]
 
 
-def _geometric(values: Sequence[float]) -> tuple[float, ...]:
-    """Mean and interval by logarithms; plainly where an error is 0."""
+def _geometric(values: Sequence[float], name: str) -> dict[str, float]:
+    """Mean and interval of the logarithms; of the values where an error is 0."""
     if min(values) <= 0:
-        return interval(values)
-    return tuple(math.exp(x) for x in interval([math.log(x) for x in values]))
+        return estimate(values, name)
+    return estimate([math.log(x) for x in values], name, logs=True)
 
 
 def name_of(table: dict[str, Any]) -> str:
@@ -116,20 +114,16 @@ def spelt(name: str, level: str) -> str:
 
 def as_text(rows: pd.DataFrame) -> Table:
     """Rounded, from few bytes to many."""
-    shown = [
-        (
-            row["compressor"],
-            spelt(row["compressor"], row["level"]),
-            str(row["n"]),
-            f"{row['floats']:.1%}",
-            f"{row['bytes']:.1%}",
-            f"{row['once']:.3f}",
-            f"{row['summed']:.2%}",
-        )
-        for row in rows.sort_values("bytes", kind="stable").to_dict("records")
-    ]
-    heads = ("compressor", "level", "n", "floats", "bytes", "error of a step", "of the sum")
-    return Table(heads, shown, texts=2)
+    columns = {
+        "compressor": word("compressor"),
+        "level": lambda row: spelt(row["compressor"], row["level"]),
+        "n": word("n"),
+        "floats": number("floats", ".1%"),
+        "bytes": number("bytes", ".1%"),
+        "error of a step": number("once", ".3f"),
+        "of the sum": number("summed", ".2%"),
+    }
+    return as_table(rows.sort_values("bytes", kind="stable"), columns, texts=2)
 
 
 def figure(rows: pd.DataFrame, run: Record) -> tuple[Figure, pd.DataFrame]:
@@ -194,8 +188,6 @@ def main(records: Path, out: Path | None = None) -> list[Path]:
     """
     files, runs = Files(records, out), load_all(records)
     rows = errors(runs)
-    text = as_text(rows)
-    stdout.console(highlight=False).print(text.drawn(), "")
+    files.page("rivals", f"{style.setting(runs[0])}.", as_text(rows))
     files.figure("rivals", figure(rows, runs[0]))
-    files.text("rivals.md", f"{style.setting(runs[0])}.\n\n{text.markdown()}\n")
     return files.said()

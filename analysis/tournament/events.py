@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Annotated
 import pandas as pd
 import tyro
 
-from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import style
@@ -28,8 +27,8 @@ from regimes.plotting.metrics import Metric
 from regimes.records import Record, load_all
 
 from ..common.command import Files, name_of
-from ..common.panels import draw_forest
-from ..common.verdicts import ends_text
+from ..common.estimates import Row
+from ..common.paired import ALPHA, difference_text, draw_forest
 from .equal_floats import comparisons
 from .tournament import entries
 
@@ -49,7 +48,6 @@ WORDS = {  # of a grid; a line break, because panels are narrow
     "ramp-smoke": "batches x 4\nfrom epoch 12",
     "pruned-smoke": "90 % of weights\npruned at 12",
 }
-LEVEL = 0.05  # of p after correction
 
 # -- records to numbers ----------------------------------------------------------------------
 
@@ -74,18 +72,15 @@ def as_text(found: Mapping[str, pd.DataFrame], shown: Metric) -> Table:
     """All settings beside each other; * where p is below 0.05 after the setting's correction."""
     lines = []
     for i, (arm, control) in enumerate(PAIRS):
-        cells = (_cell(rows.iloc[i], shown) for rows in found.values())
+        cells = (_cell(rows.iloc[i].to_dict(), shown) for rows in found.values())
         lines.append((arm, control, *cells))
     return Table(("arm", "minus", *found), lines, texts=2)
 
 
-def _cell(row: pd.Series, shown: Metric) -> str:
+def _cell(row: Row, shown: Metric) -> str:
     if not row["n"]:
         return "other floats"
-    digits = shown.digits
-    ends = ends_text(row["ci_low"], row["ci_high"], f"+.{digits}f")
-    star = "*" if row["p_holm"] < LEVEL else ""
-    return f"{row['difference']:+.{digits}f} {ends}{star}"
+    return difference_text(shown, alike="")(row) + ("*" if row["p_holm"] < ALPHA else "")
 
 
 def figure(
@@ -110,8 +105,7 @@ def figure(
 
 
 def _panel(ax: Axes, rows: pd.DataFrame) -> None:
-    ends = rows[["difference", "ci_low", "ci_high"]]
-    draw_forest(ax, ends, list(rows["p_holm"] < LEVEL))
+    draw_forest(ax, rows, "difference", "ci", list(rows["p_holm"] < ALPHA))
     kinds = [control for _, control in PAIRS]
     for place in range(1, len(kinds)):
         if kinds[place] != kinds[place - 1]:
@@ -122,7 +116,7 @@ def _words(counts: list[int], run: Record) -> str:
     return (
         "An arm minus what controls reach at its floats: the same rank throughout (static), rank 4 "
         "first, rank 4 at the event, which is known (event). Mean and 95 % t interval, "
-        f"{style.seeds_in_words(counts)}, every arm at its own rate. Filled: p < {LEVEL} after "
+        f"{style.seeds_in_words(counts)}, every arm at its own rate. Filled: p < {ALPHA} after "
         f"Holm's correction over all comparisons of the setting. {style.setting(run)} (the first)."
     )
 
@@ -143,8 +137,6 @@ def main(
         found[name_of(path)] = differences(runs)
         ones.append(runs[0])
     shown = tested_by(ones[0])
-    table = as_text(found, shown)
-    stdout.console(highlight=False).print(table.drawn())
+    files.page("events", "", as_text(found, shown))
     files.figure("events", figure(found, ones[0], shown))
-    files.text("events.md", f"{table.markdown()}\n")
     return files.said()

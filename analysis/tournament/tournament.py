@@ -15,13 +15,12 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from regimes import inputs
 from regimes.config import DENSE
-from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.cost.cases import cases
 from regimes.cost.network import Network
@@ -30,11 +29,11 @@ from regimes.plotting import style
 from regimes.plotting.groups import groups, tested_by
 from regimes.plotting.metrics import Metric
 from regimes.records import Record, load_all
-from regimes.replay.agreement import interval
 
 from ..common import compare
 from ..common.command import Files
-from ..common.verdicts import ends_text, p_text
+from ..common.estimates import Cell, as_table, estimate, mean, number, word
+from ..common.paired import ALIKE, as_text, difference_text
 from . import tournament_figure
 from .equal_floats import comparisons, moments
 
@@ -85,19 +84,9 @@ def table(each: pd.DataFrame, shown: Metric, networks: Sequence[str] = NETWORKS)
     what dense would have sent where neither was run (nan if that is not known)."""
     rows = []
     for name, runs in each.groupby("name", sort=False):
-        mean, low, high = interval(runs[shown.name].to_list())
-        spent = runs[["floats", "bytes", *networks]].mean().to_dict()
-        rows.append(
-            {
-                "arm": name,
-                "rate": runs["rate"].iloc[0],
-                "n": len(runs),
-                shown.name: mean,
-                "ci_low": low,
-                "ci_high": high,
-                **spent,
-            }
-        )
+        costs = runs[["floats", "bytes", *networks]].mean().to_dict()
+        row = {"arm": name, "rate": runs["rate"].iloc[0], "n": len(runs)}
+        rows.append(row | estimate(runs[shown.name].to_list(), shown.name, "ci") | costs)
     found = pd.DataFrame(rows).sort_values("floats", kind="stable", ignore_index=True)
     dense = found[found["arm"].isin(WHOLE)]
     for column in ("floats", "bytes"):
@@ -127,21 +116,16 @@ def beside(each: pd.DataFrame, shared: pd.DataFrame, column: str) -> pd.DataFram
         )
     rows = []
     for name, runs in both.groupby("name", sort=False):
-        found = (runs[column] - runs[f"{column}_shared"]).to_list()
-        mean, low, high = interval(found)
-        rows.append(
-            {
-                "arm": name,
-                "n": len(runs),
-                "rate": runs["rate"].iloc[0],
-                "shared": runs["rate_shared"].iloc[0],
-                column: runs[column].mean(),
-                f"{column}_shared": runs[f"{column}_shared"].mean(),
-                "difference": mean,
-                "ci_low": low,
-                "ci_high": high,
-            }
-        )
+        row = {
+            "arm": name,
+            "n": len(runs),
+            "rate": runs["rate"].iloc[0],
+            "shared": runs["rate_shared"].iloc[0],
+            column: runs[column].mean(),
+            f"{column}_shared": runs[f"{column}_shared"].mean(),
+        }
+        differences = (runs[column] - runs[f"{column}_shared"]).to_list()
+        rows.append(row | estimate(differences, "difference", "ci"))
     return pd.DataFrame(rows)
 
 
@@ -175,75 +159,38 @@ def edges(trials: Path, rates: pd.Series) -> list[str]:
 
 
 def arms_as_text(rows: pd.DataFrame, shown: Metric) -> Table:
-    """What `table` found, rounded."""
-    digits = shown.digits
-    lines = [
-        (
-            row["arm"],
-            f"{row['rate']:g}",
-            str(row["n"]),
-            f"{row[shown.name]:.{digits}f} {_ends(row, digits, '')}",
-            _share(row["floats_of_dense"]),
-            _share(row["bytes_of_dense"]),
-        )
-        for row in rows.to_dict("records")
-    ]
-    heads = ("arm", "rate", "n", f"{shown.heading} [95 %]", "floats, of dense", "bytes")
-    return Table(heads, lines)
+    """`table`, rounded."""
+    columns = {
+        "arm": word("arm"),
+        "rate": number("rate", "g"),
+        "n": word("n"),
+        f"{shown.heading} [95 %]": mean(shown.name, f".{shown.digits}f", "ci", ALIKE),
+        "floats, of dense": _percent("floats_of_dense"),
+        "bytes": _percent("bytes_of_dense"),
+    }
+    return as_table(rows, columns)
+
+
+def _percent(column: str) -> Cell:
+    return lambda row: "" if math.isnan(row[column]) else f"{100 * row[column]:.1f} %"
 
 
 def differences_as_text(pairs: pd.DataFrame, shown: Metric) -> Table:
-    """What `comparisons` or `moments` found, rounded."""
-    digits = shown.digits
-    lines = [
-        (
-            row["arm"],
-            row["control"],
-            str(row["n"]),
-            f"{row['difference']:+.{digits}f} {_ends(row, digits, '+')}",
-            p_text(row["p"]),
-            p_text(row["p_holm"]),
-        )
-        if row["n"]
-        else (row["arm"], row["control"], "0", "other floats", "", "")
-        for row in pairs.to_dict("records")
-    ]
-    heads = ("arm", "minus, at its floats", "n", f"{shown.unit} [95 %]", "p", "p (Holm)")
-    return Table(heads, lines, texts=2)
+    """`comparisons` or `moments`, rounded."""
+    return as_text(pairs, shown, "minus, at its floats", "other floats")
 
 
 def beside_as_text(rows: pd.DataFrame, shown: Metric) -> Table:
-    """What `beside` found, rounded."""
-    digits = shown.digits
-    lines = [
-        (
-            row["arm"],
-            str(row["n"]),
-            f"{row['rate']:g}",
-            f"{row[shown.name]:.{digits}f}",
-            f"{row[f'{shown.name}_shared']:.{digits}f}",
-            f"{row['difference']:+.{digits}f} {_ends(row, digits, '+')}",
-        )
-        for row in rows.to_dict("records")
-    ]
-    heads = (
-        "arm",
-        "n",
-        "own rate",
-        shown.heading,
-        f"at {rows['shared'].iloc[0]:g}",
-        f"own - shared, {shown.unit} [95 %]",
-    )
-    return Table(heads, lines)
-
-
-def _ends(row: dict[Any, Any], digits: int, sign: str) -> str:
-    alike = "[all alike]" if row["n"] > 1 else ""
-    return ends_text(row["ci_low"], row["ci_high"], f"{sign}.{digits}f") or alike
-
-
-def _share(value: float) -> str:
-    return "" if math.isnan(value) else f"{100 * value:.1f} %"
+    """`beside`, rounded."""
+    columns = {
+        "arm": word("arm"),
+        "n": word("n"),
+        "own rate": number("rate", "g"),
+        shown.heading: number(shown.name, f".{shown.digits}f"),
+        f"at {rows['shared'].iloc[0]:g}": number(f"{shown.name}_shared", f".{shown.digits}f"),
+        f"own - shared, {shown.unit} [95 %]": difference_text(shown),
+    }
+    return as_table(rows, columns)
 
 
 def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
@@ -267,21 +214,17 @@ def main(
     each, shown = entries(runs), tested_by(runs[0])
     rows = table(each, shown)
     pairs = {"differences": comparisons(each, shown), "moments": moments(each, shown)}
-    others = beside(each, entries(load_all(shared)), shown.name) if shared else None
-    console = stdout.console(highlight=False)
     texts = [arms_as_text(rows, shown)]
-    texts += [differences_as_text(found, shown) for found in pairs.values() if len(found)]
-    if others is not None:
-        texts.append(beside_as_text(others, shown))
-        files.table("shared", others)
-    for text in texts:
-        console.print(text.drawn(), "")
+    texts += [differences_as_text(table, shown) for table in pairs.values() if len(table)]
+    if shared:
+        differences = beside(each, entries(load_all(shared)), shown.name)
+        texts.append(beside_as_text(differences, shown))
+        files.table("shared", differences)
+    files.page("tables", f"{style.setting(runs[0])}.", *texts)
     if trials and (far := edges(trials, rows.set_index("arm")["rate"])):
-        console.print(f"at the edge of the rates that were tried: {', '.join(far)}")
+        print(f"at the edge of the rates that were tried: {', '.join(far)}")
     files.figure("tournament", tournament_figure.figure(rows, runs[0], NETWORKS))
     files.table("arms", rows)
     for name, found in pairs.items():
         files.table(name, found)
-    about = f"{style.setting(runs[0])}."
-    files.text("tables.md", "\n\n".join((about, *(t.markdown() for t in texts))) + "\n")
     return files.said()

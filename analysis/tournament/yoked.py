@@ -30,10 +30,10 @@ from regimes.detectors.baselines import place
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.records import Record, load_all
-from regimes.replay.agreement import interval
 
 from ..common import compare
 from ..common.command import Files
+from ..common.estimates import estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -111,14 +111,8 @@ def numbers(runs: Iterable[Record], base: str = "accordion") -> pd.DataFrame:
     shown, each = compare.reached([run for group in found.values() for run in group])
     rows = []
     for name in [name for name in LABELS if name in found]:
-        mean, low, high = interval(each.loc[each["name"] == name, shown.name].to_list())
-        own = {
-            "schedule": name,
-            shown.name: mean,
-            f"{shown.name}_low": low,
-            f"{shown.name}_high": high,
-        }
-        rows.append(own | compare.pair(each, name, base, shown))
+        reached = estimate(each.loc[each["name"] == name, shown.name].to_list(), shown.name)
+        rows.append({"schedule": name} | reached | compare.pair(each, name, base, shown))
     return pd.DataFrame(rows)
 
 

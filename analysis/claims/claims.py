@@ -1,4 +1,4 @@
-"""What holds at the scale of the records: every sentence, its effect, interval and verdict.
+"""Every claim with its effect, interval and verdict, at the scale of the records.
 
 ::
 
@@ -140,9 +140,9 @@ def _row(claim: Claim, runs: Sequence[Record]) -> dict[str, Any]:
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
     """Per item: how many of its claims there are, and are supported, contradicted and open."""
     kinds = ["supported", "contradicted", "open"]
-    found = pd.crosstab(rows["item"], rows["outcome"]).reindex(columns=kinds, fill_value=0)
-    found.insert(0, "claims", found.sum(axis=1))
-    return found.loc[rows["item"].unique()].rename_axis(columns=None).reset_index()
+    counts = pd.crosstab(rows["item"], rows["outcome"]).reindex(columns=kinds, fill_value=0)
+    counts.insert(0, "claims", counts.sum(axis=1))
+    return counts.loc[rows["item"].unique()].rename_axis(columns=None).reset_index()
 
 
 # -- verdicts to a table ---------------------------------------------------------------------
@@ -173,11 +173,11 @@ def line(row: dict[str, Any]) -> list[str]:
 
 def as_text(rows: pd.DataFrame) -> Table:
     """All rows of `judge` as text, the paper's first; an item is named once."""
-    found = [line({str(key): cell for key, cell in row.items()}) for row in rows.to_dict("records")]
-    before = ["", *(cells[0] for cells in found)]
+    lines = [line({str(key): cell for key, cell in row.items()}) for row in rows.to_dict("records")]
+    before = ["", *(cells[0] for cells in lines)]
     once = [
         ["" if item == cells[0] else cells[0], *cells[1:]]
-        for item, cells in zip(before, found, strict=False)
+        for item, cells in zip(before, lines, strict=False)
     ]
     return Table(COLUMNS, once, texts=3, ends=3)
 

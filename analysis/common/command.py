@@ -1,6 +1,6 @@
-"""What every command of the study does: begin from words, leave files, say which.
+"""Commands of the study: their arguments, output files and errors.
 
-A module's ``main`` reads records, prints what it found and leaves its files through `Files`::
+A module's ``main`` reads records, prints tables and writes its files through `Files`::
 
     files = Files(records, out)
     files.figure("levels", level_map(load_all(records)))
@@ -34,25 +34,25 @@ BLOCK = re.compile(r"^ {4}((?:regimes|python) .*?)(?:  +#.*)?$", re.MULTILINE)
 
 SELECT = "With --where FIELD=VALUE, e.g. --where optimizer.lr=0.4, only runs of which it is true."
 
-# -- what a command leaves -------------------------------------------------------------------
+# -- output files ----------------------------------------------------------------------------
 
 
 def name_of(records: Path) -> str:
-    """What records are called: their folder's name, or their archive's without its suffixes."""
+    """The name of records: their folder's, or their archive's without its suffixes."""
     name = records.resolve().name
     return name.partition(".")[0] if records.is_file() else name
 
 
 class Files:
-    """The files of one command: each is written, kept in mind, and named at the end.
+    """The output files of one command.
 
     Attributes:
-        folder: where they go.
-        paths: those that are written.
+        folder: where they are written.
+        paths: those written so far.
     """
 
     def __init__(self, records: Path | str, out: Path | None = None) -> None:
-        """Go to ``out``; default ``figures/NAME``, with the name of the records (or a name)."""
+        """Write to ``out``; default ``figures/NAME``, with the name of the records (or a name)."""
         name = records if isinstance(records, str) else name_of(records)
         self.folder, self.paths = out or Path("figures", name), list[Path]()
 
@@ -106,7 +106,7 @@ class Files:
         return self.paths
 
 
-# -- how a command begins --------------------------------------------------------------------
+# -- start -----------------------------------------------------------------------------------
 
 
 def call(main: Callable[..., Any], words: Sequence[str], program: str) -> None:

@@ -1,4 +1,4 @@
-"""Schedules compared: records to numbers, and numbers to a table. No drawing here.
+"""Schedules compared: records to numbers, and numbers to a table.
 
 The runs of one folder are grouped by schedule (``config["name"]``) and seed; comparisons are paired
 over common seeds.
@@ -94,7 +94,7 @@ def norms(runs: Sequence[Record]) -> pd.DataFrame:
 def table(
     runs: Iterable[Record],
     needed: Sequence[str] = SCHEDULES,
-    others: bool = False,
+    all_pairs: bool = False,
     baseline: str | None = None,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """(one row per schedule, one row per comparison of `PAIRS`).
@@ -104,28 +104,28 @@ def table(
     two schedules' traffic.
 
     Args:
-        others: compare all pairs of up to six schedules; of more, each with the baseline as well.
+        all_pairs: all pairs of up to six schedules; of more, each with the baseline as well.
         baseline: compare each other schedule with this one, and nothing else.
     """
-    found = groups(runs, needed)
-    shown, each = reached([run for group in found.values() for run in group])
-    each["floats"] /= 1e6
-    rows = each.groupby("name", sort=False).agg(
+    by_schedule = groups(runs, needed)
+    shown, by_run = reached([run for group in by_schedule.values() for run in group])
+    by_run["floats"] /= 1e6
+    rows = by_run.groupby("name", sort=False).agg(
         **{"n": ("seed", "size"), shown.name: (shown.name, "mean"), "sd": (shown.name, "std")},
         floats_M=("floats", "mean"),
     )
-    base = next((name for name in BASELINES if name in found), None)
+    base = next((name for name in BASELINES if name in by_schedule), None)
     rows["of_low"] = rows["floats_M"] / (float(rows["floats_M"][base]) if base else math.nan)
-    chosen = [two for two in PAIRS if {*two} <= found.keys()]
+    chosen = [two for two in PAIRS if {*two} <= by_schedule.keys()]
     if baseline is not None:
-        chosen = pairs_of(list(found), baseline)
-    elif others:
+        chosen = pairs_of(list(by_schedule), baseline)
+    elif all_pairs:
         known = [{*two} for two in chosen]
-        chosen += [two for two in pairs_of(list(found)) if {*two} not in known]
+        chosen += [two for two in pairs_of(list(by_schedule)) if {*two} not in known]
     if needed:
-        pairs = pd.DataFrame([pair(each, a, b, shown) for a, b in chosen])
+        pairs = pd.DataFrame([pair(by_run, a, b, shown) for a, b in chosen])
     else:
-        pairs = differences(each, chosen, shown)
+        pairs = differences(by_run, chosen, shown)
     return rows.rename_axis("schedule").reset_index(), pairs
 
 

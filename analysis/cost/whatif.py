@@ -1,6 +1,6 @@
-"""What another detector, threshold or network would have made of a recorded run: by replay.
+"""A recorded run under another detector, threshold or network, by replay.
 
-`explorer` shows it; nothing here draws or trains::
+`notebook.explorer` shows it; nothing here draws or trains::
 
     study = PricedRuns(load_all("data/reference/small.tar.xz"))
     study.answer(Settings("low", 1000, "accordion", eta=0.3)).numbers
@@ -96,8 +96,8 @@ class PricedRuns:
                     f"{run.name}, seed {run.seed}, has no two levels of compression to choose "
                     "between: explore a grid that has, e.g. small"
                 )
-        found = {case.name.partition(" (")[0]: case for case in cases(runs) if not case.runs}
-        self.works: dict[str, Case] = found
+        policies = {case.name.partition(" (")[0]: case for case in cases(runs) if not case.runs}
+        self.works: dict[str, Case] = policies
         self.runs = {(run.name, run.seed): run for run in runs}
         self.header = runs[0].header
         self.layers = [i for i, layer in enumerate(self.header["layers"]) if layer["compressed"]]
@@ -217,8 +217,8 @@ class PricedRuns:
         """The mean step with all layers at one level; where no run has it, that of another level
         of the same compressor, which asks for as many collectives."""
         known = self.works.get(level)
-        others = (case for name, case in self.works.items() if name != DENSE)
-        return (known or next(others, self.works[DENSE])).work
+        compressed = (case for name, case in self.works.items() if name != DENSE)
+        return (known or next(compressed, self.works[DENSE])).work
 
 
 def _elements(layer: dict[str, Any]) -> float:

@@ -1,4 +1,4 @@
-"""Where critical periods are known: what deficits do to a deep linear network, and who sees it.
+"""Deficits in a deep linear network, whose critical period is known, and the detectors that see it.
 
 Run, then draw (11 minutes a seed on one core)::
 
@@ -8,9 +8,9 @@ Run, then draw (11 minutes a seed on one core)::
 A deficit's *harm* is the squared error at the end, over that of the same seed without a deficit
 after as many steps on the right matrix. Left: by a deficit's length, from the start.
 Middle: by its onset, of two lengths. Right: what detectors call critical in the training without a
-deficit. A detector *finds* the critical period as far as it calls units critical inside the
-deficits of the longest length that do harm (mean over seeds and layers), beyond what it calls so
-inside those that do none.
+deficit. The score *finds* of a detector is the share of units that it calls critical inside the
+harmful deficits of the longest length (mean over seeds and layers), minus the share inside the
+harmless ones.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ def harms(runs: Sequence[Record]) -> pd.DataFrame:
     Raises:
         RecordError: no runs without a deficit, one that is too short, or no seed in common.
     """
-    found = groups(runs, [NONE])
-    plain = {run.seed: run for run in found[NONE]}
+    by_name = groups(runs, [NONE])
+    plain = {run.seed: run for run in by_name[NONE]}
     logs: dict[tuple[int, int], dict[int, float]] = {}
-    for name, each in found.items():
+    for name, group in by_name.items():
         if name == NONE:
             continue
-        ((first, stop),) = each[0].config["deficit"]["windows"]
-        logs[first, stop] = {r.seed: _harm_of(r, plain[r.seed]) for r in each if r.seed in plain}
+        ((first, stop),) = group[0].config["deficit"]["windows"]
+        logs[first, stop] = {r.seed: _harm_of(r, plain[r.seed]) for r in group if r.seed in plain}
         if not logs[first, stop]:
             raise RecordError(f"{name} and {NONE} have no seed in common: run both with the same")
     rows = []
@@ -103,8 +103,8 @@ def _harm_of(run: Record, plain: Record) -> float:
 def _against_the_earliest(
     logs: Mapping[tuple[int, int], Mapping[int, float]], first: int, stop: int
 ) -> list[float]:
-    """The logarithms' differences to those of the earliest onset of that length, by seed."""
-    earliest = min(each for each in logs if each[1] - each[0] == stop - first)
+    """Logarithms of harm minus those of the earliest onset of that length, by seed."""
+    earliest = min(window for window in logs if window[1] - window[0] == stop - first)
     ours, theirs = logs[first, stop], logs[earliest]
     return [] if earliest[0] == first else [ours[s] - theirs[s] for s in ours if s in theirs]
 
@@ -112,13 +112,13 @@ def _against_the_earliest(
 def calls(runs: Sequence[Record], texts: Sequence[str] = DETECTORS) -> dict[str, np.ndarray]:
     """Per detector whose signal all runs recorded, the share of runs and layers that it calls
     critical, by unit."""
-    found = {}
+    shares_by_detector = {}
     for text in texts:
         if all(measured(run, rule(text, run)) for run in runs):
             tables = [replay(run, rule(text, run)) for run in runs]
             shares = [table.groupby("epoch")["critical"].mean().to_numpy() for table in tables]
-            found[text.partition(":")[0]] = np.mean(shares, axis=0)
-    return found
+            shares_by_detector[text.partition(":")[0]] = np.mean(shares, axis=0)
+    return shares_by_detector
 
 
 def finds(harm: pd.DataFrame, called: Mapping[str, np.ndarray], unit: int) -> pd.DataFrame:
@@ -142,14 +142,14 @@ def finds(harm: pd.DataFrame, called: Mapping[str, np.ndarray], unit: int) -> pd
 
 def by_length(harm: pd.DataFrame) -> dict[int, pd.DataFrame]:
     """The deficits of each length that begin at several steps, the longest first."""
-    found = {int(length): rows for length, rows in harm.groupby(harm["stop"] - harm["first"])}
-    return {length: found[length] for length in sorted(found)[::-1] if len(found[length]) > 1}
+    grouped = {int(length): rows for length, rows in harm.groupby(harm["stop"] - harm["first"])}
+    return {length: grouped[length] for length in sorted(grouped)[::-1] if len(grouped[length]) > 1}
 
 
 # -- the tables and the figure ---------------------------------------------------------------
 
 
-def as_text(harm: pd.DataFrame, found: pd.DataFrame) -> tuple[Table, Table]:
+def as_text(harm: pd.DataFrame, finding: pd.DataFrame) -> tuple[Table, Table]:
     """Both, rounded."""
     harms_of = {
         "from": number("first", ","),
@@ -167,7 +167,7 @@ def as_text(harm: pd.DataFrame, found: pd.DataFrame) -> tuple[Table, Table]:
         "in harmless": number("harmless", ".2f"),
         "finds": number("finds", ".2f"),
     }
-    return as_table(harm, harms_of, texts=0), as_table(found, detectors)
+    return as_table(harm, harms_of, texts=0), as_table(finding, detectors)
 
 
 def _rounded(*numbers: float) -> str:
@@ -221,8 +221,8 @@ def figure(
 
 
 def _other(runs: Sequence[Record]) -> int:
-    found = (deficit for run in runs if (deficit := run.config.get("deficit")))
-    return int(next(found).get("rank", RANK))
+    deficits = (deficit for run in runs if (deficit := run.config.get("deficit")))
+    return int(next(deficits).get("rank", RANK))
 
 
 def _harm(ax: Axes, x: pd.Series, rows: pd.DataFrame, xlabel: str, **line: Any) -> None:
@@ -243,8 +243,10 @@ def main(records: Path, out: Path | None = None) -> list[Path]:
     files, runs = Files(records, out), load_all(records)
     harm, plain = harms(runs), [run for run in runs if run.name == NONE]
     called = calls(plain)
-    found = finds(next(iter(by_length(harm).values())), called, int(plain[0].config["unit_steps"]))
+    finding = finds(
+        next(iter(by_length(harm).values())), called, int(plain[0].config["unit_steps"])
+    )
     about = f"{style.setting(plain[0])} (without a deficit)."
-    files.page("deep-linear", about, *as_text(harm, found))
+    files.page("deep-linear", about, *as_text(harm, finding))
     files.figure("deep-linear", figure([*plain, *runs], harm, called))
     return files.said()

@@ -192,15 +192,15 @@ def _network_words(numbers: pd.DataFrame, runs: list[Record]) -> str:
 
 def table(s: Setting, runs: list[Record]) -> pd.DataFrame:
     """The LASSO's statistics beside the network's after the first, middle and last epoch."""
-    found = shapes(s)
+    columns = shapes(s)
     if runs:
         numbers = network(runs)
         epochs = sorted(numbers["x"].unique())
         for panel in dict.fromkeys(numbers["panel"]):
             for epoch in dict.fromkeys((epochs[0], epochs[len(epochs) // 2], epochs[-1])):
                 rows = numbers[(numbers["panel"] == panel) & (numbers["x"] == epoch)]
-                found[f"{panel}, {epoch:g}"] = rows.set_index("series")["mean"]
-    return found
+                columns[f"{panel}, {epoch:g}"] = rows.set_index("series")["mean"]
+    return columns
 
 
 def main(

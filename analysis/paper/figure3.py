@@ -94,9 +94,9 @@ def agreement(runs: list[Record], interval_: int, eta: float) -> tuple[pd.DataFr
 
     The share of training time of both eigenvalues is that of the whole curvature instrument.
     """
-    found = [compare(run, with_control(run, interval_, eta)) for run in runs]
-    alone = pd.concat([f.detectors for f in found], ignore_index=True)
-    pairs = pd.concat([f.pairs for f in found], ignore_index=True)
+    comparisons = [compare(run, with_control(run, interval_, eta)) for run in runs]
+    alone = pd.concat([f.detectors for f in comparisons], ignore_index=True)
+    pairs = pd.concat([f.pairs for f in comparisons], ignore_index=True)
     one = ["critical", "of_low", "seconds_per_epoch", "share_of_training"]
     return _over_seeds(alone, ["detector"], one), _over_seeds(
         pairs, ["a", "b"], ["jaccard", "kappa", "lag"]

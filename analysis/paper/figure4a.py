@@ -60,14 +60,14 @@ def overlaps(runs: Sequence[Record]) -> pd.DataFrame:
                 "small-overlap, or switch the instrument on (--set instruments.overlap.every=1)"
             )
         for line in lines:
-            for batch, found in line["sizes"].items():
+            for batch, size in line["sizes"].items():
                 rows.append(
                     {
                         "epoch": line["epoch"],
                         "batch": int(batch),
                         "seed": run.seed,
-                        "pairs": found["pairs"],
-                        "overlap": found["mean"],
+                        "pairs": size["pairs"],
+                        "overlap": size["mean"],
                         "chance": line["chance"],
                         "percent": line["percent"],
                         "layers": _layer_mean(run, line["epoch"], batch),
@@ -242,9 +242,9 @@ def main(folder: Path, out: Path | None = None) -> list[Path]:
         when = moments(numbers, runs[0].config)
         for word, epoch in when.items():
             rows = numbers[numbers["epoch"] == epoch]
-            found = [
+            texts = [
                 f"{r.batch}: {r.overlap:.2f} [{r.ci_low:.2f}, {r.ci_high:.2f}]"
                 for r in rows.itertuples()
             ]
-            print(f"  {word} (epoch {epoch}, n = {rows['n'].iloc[0]}): {'; '.join(found)}")
+            print(f"  {word} (epoch {epoch}, n = {rows['n'].iloc[0]}): {'; '.join(texts)}")
     return files.said()

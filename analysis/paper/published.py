@@ -1,4 +1,4 @@
-"""The authors' own curves and tables, as published: to lay over ours, never to draw ours from.
+"""The authors' own curves and tables, as published: for comparison with ours.
 
 ``data/published/curves.csv.xz`` has the test loss and metric per epoch of 57 runs whose raw logs
 the authors released with their code, one seed each; ``tables.csv`` the printed Tables 1-6. The
@@ -142,20 +142,20 @@ def of(run: Record, shown: Metric) -> pd.DataFrame:
         RecordError: there are none, or of other levels, or without that column.
     """
     data, model, compressor = setting(run.config)
-    found = curves(data=data, model=model, compressor=compressor)
+    logs = curves(data=data, model=model, compressor=compressor)
     levels = run.config["batch_levels" if compressor == "batch" else "levels"]
     ours = [level(run.config, name) for name in ("low", "high") if name in levels]
-    theirs = [x for x in found["level"].unique() if x != "accordion"]
+    theirs = [x for x in logs["level"].unique() if x != "accordion"]
     if set(ours) != set(theirs):
         raise RecordError(
             f"{run.folder} has the levels {', '.join(ours)}, the authors' curves of {data}, "
             f"{model}, {compressor} are of {', '.join(theirs)}: nothing to lay over it"
         )
-    if shown.name not in found:
+    if shown.name not in logs:
         raise RecordError(
-            f"the authors' logs have no {shown.name!r}: choose test_loss or {found.columns[-1]}"
+            f"the authors' logs have no {shown.name!r}: choose test_loss or {logs.columns[-1]}"
         )
-    return found
+    return logs
 
 
 # -- all of them -----------------------------------------------------------------------------

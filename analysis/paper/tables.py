@@ -73,9 +73,9 @@ def row_of(config: dict[str, Any]) -> Key | None:
     ACCORDION's level is "accordion LOW HIGH": a row's neighbours tell which two it has.
     """
     data, network = config["data"], config["model"]["name"]
-    whole = not any(data.get(key) for key in ("train_size", "test_size", "image_size"))
+    all_data = not any(data.get(key) for key in ("train_size", "test_size", "image_size"))
     scale = (config["workers"], config.get("batch_size"), config["epochs"])
-    if not whole or scale != (WORKERS, BATCH, EPOCHS):
+    if not all_data or scale != (WORKERS, BATCH, EPOCHS):
         return None
     name, _, compressor = published.setting(config)
     table = config["batch_policy"] if compressor == "batch" else config["policy"]
@@ -111,18 +111,18 @@ def table(runs: Iterable[Record] = ()) -> pd.DataFrame:
             experiment.
     """
     rows, logs = published.tables(), _logs()
-    found: dict[Key, list[Record]] = {}
+    runs_by_row: dict[Key, list[Record]] = {}
     for run in runs:
         if (key := row_of(run.config)) and not run.finished:
             raise RecordError(f"{run.folder} is not finished: resume it to have it in a table")
         if key:
-            found.setdefault(key, []).append(run)
+            runs_by_row.setdefault(key, []).append(run)
     lines = []
-    for alike in found.values():
+    for alike in runs_by_row.values():
         check_one(alike)
     for line in rows.to_dict("records"):
         row = {str(name): value for name, value in line.items()}
-        here = next((found[key] for key in keys(row, rows) if key in found), [])
+        here = next((runs_by_row[key] for key in keys(row, rows) if key in runs_by_row), [])
         log = logs.get((row["data"], row["model"], row["compressor"], row["level"]), math.nan)
         lines.append({**row, **_static(row), "log": log, **_ours(here)})
     return pd.DataFrame(lines)

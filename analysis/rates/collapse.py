@@ -1,4 +1,4 @@
-"""How often training collapses, by schedule: where means say little, because a few runs are lost.
+"""How often training collapses, by schedule; for settings in which few bad runs decide the mean.
 
 Run a grid with many seeds, then count::
 
@@ -50,21 +50,21 @@ def entries(runs: Sequence[Record]) -> pd.DataFrame:
         run.check_finished()
         last = run.epochs["metric"].astype(float).tail(LAST).mean(skipna=False)
         rows.append({"name": run.name, "seed": run.seed, "accuracy": 100 * last})
-    each = pd.DataFrame(rows)
+    by_run = pd.DataFrame(rows)
     guessing = 100 / classes.pop()
-    limit = (guessing + each.groupby("name")["accuracy"].median().max()) / 2
-    return each.assign(collapsed=~(each["accuracy"] >= limit))
+    limit = (guessing + by_run.groupby("name")["accuracy"].median().max()) / 2
+    return by_run.assign(collapsed=~(by_run["accuracy"] >= limit))
 
 
-def table(each: pd.DataFrame) -> pd.DataFrame:
+def table(by_run: pd.DataFrame) -> pd.DataFrame:
     """One row per schedule, the best median first: n, how many collapsed, their share with its
     interval, p against the best before and after Holm's correction, mean accuracy of the rest."""
-    medians = each.fillna({"accuracy": 0}).groupby("name")["accuracy"].median()
+    medians = by_run.fillna({"accuracy": 0}).groupby("name")["accuracy"].median()
     best, *_ = order = medians.sort_values(ascending=False, kind="stable").index
-    wide = each.pivot(index="seed", columns="name", values="collapsed")
+    wide = by_run.pivot(index="seed", columns="name", values="collapsed")
     rows = []
     for name in order:
-        runs = each[each["name"] == name]
+        runs = by_run[by_run["name"] == name]
         count, n = int(runs["collapsed"].sum()), len(runs)
         low, high = exact(count, n)
         rest = runs.loc[~runs["collapsed"], "accuracy"].to_list()
@@ -81,9 +81,9 @@ def table(each: pd.DataFrame) -> pd.DataFrame:
                 **estimate(rest, "accuracy", "ci"),
             }
         )
-    found = pd.DataFrame(rows)
-    found.insert(7, "p_holm", holm(found["p"].to_list()))
-    return found
+    table = pd.DataFrame(rows)
+    table.insert(7, "p_holm", holm(table["p"].to_list()))
+    return table
 
 
 def exact(count: int, n: int) -> tuple[float, float]:
@@ -94,8 +94,8 @@ def exact(count: int, n: int) -> tuple[float, float]:
     """
     from scipy import stats
 
-    found = stats.binomtest(count, n).proportion_ci(method="exact")
-    return float(found.low), float(found.high)
+    ends = stats.binomtest(count, n).proportion_ci(method="exact")
+    return float(ends.low), float(ends.high)
 
 
 def paired(ours: Sequence[bool], theirs: Sequence[bool]) -> float:

@@ -86,12 +86,12 @@ def losses(runs: Sequence[Record]) -> pd.DataFrame:
     return pd.DataFrame(rows).sort_values(order, ignore_index=True)
 
 
-def largest(each: pd.DataFrame) -> pd.DataFrame:
+def largest(by_run: pd.DataFrame) -> pd.DataFrame:
     """One row per limit, window and seed: the largest usable rate, with rank 1 in the window and
     without compression; inf if all from the best one up are, nan if the best one is not."""
     rows = []
     for limit in LOSSES:
-        for window, runs in each.groupby("window", sort=False):
+        for window, runs in by_run.groupby("window", sort=False):
             means = runs.groupby("rate")[["loss", "dense"]].mean()
             allowed = float(means["dense"].min()) + limit
             for seed, own in runs.groupby("seed"):
@@ -104,18 +104,18 @@ def largest(each: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def table(each: pd.DataFrame) -> pd.DataFrame:
+def table(by_run: pd.DataFrame) -> pd.DataFrame:
     """One row per limit and window: n of seeds whose ranges both end within the rates tried, the
     largest usable rate with rank 1 and without compression, and their ratio (geometric means with
     95 % t intervals); p of a ratio as in the last window, on common seeds (nan of that itself)."""
-    found, rows = largest(each), []
-    known = np.isfinite(found["loss"]) & np.isfinite(found["dense"])
-    logs = found.assign(loss=np.log(found["loss"]), dense=np.log(found["dense"]))[known]
+    limits, rows = largest(by_run), []
+    known = np.isfinite(limits["loss"]) & np.isfinite(limits["dense"])
+    logs = limits.assign(loss=np.log(limits["loss"]), dense=np.log(limits["dense"]))[known]
     logs["ratio"] = logs["loss"] - logs["dense"]
     for limit in LOSSES:
         part = logs[logs["limit"] == limit]
         wide = part.pivot(index="seed", columns="window", values="ratio")
-        windows = list(dict.fromkeys(each["window"]))
+        windows = list(dict.fromkeys(by_run["window"]))
         for window in windows:
             seeds = part[part["window"] == window]
             row: dict[str, Any] = {"limit": limit, "window": window, "n": len(seeds)}
@@ -145,7 +145,7 @@ def as_text(rows: pd.DataFrame) -> Table:
     return as_table(rows, columns, texts=2)
 
 
-def figure(each: pd.DataFrame, run: Record) -> tuple[Figure, pd.DataFrame]:
+def figure(by_run: pd.DataFrame, run: Record) -> tuple[Figure, pd.DataFrame]:
     """Training loss against the rate, a panel per window, with rank 1 in it and with none.
 
     Args:
@@ -155,10 +155,10 @@ def figure(each: pd.DataFrame, run: Record) -> tuple[Figure, pd.DataFrame]:
     looks = style.styles_of(("rank 1", "dense"))
     with style.theme():
         fig = style.figure(2.9)
-        windows = list(dict.fromkeys(each["window"]))
+        windows = list(dict.fromkeys(by_run["window"]))
         panels = fig.subplots(1, len(windows), sharey=True, squeeze=False)[0]
         for ax, window in zip(panels, windows, strict=True):
-            part = each[each["window"] == window]
+            part = by_run[by_run["window"] == window]
             for column, name in words.items():
                 points = over_rates(part, column)
                 numbers.append(points.assign(window=window, run=name))
@@ -172,7 +172,7 @@ def figure(each: pd.DataFrame, run: Record) -> tuple[Figure, pd.DataFrame]:
         panels[0].set_ylabel("training loss of the window's\nlast epoch (nats)")
         panels[0].set_ylim(bottom=float(pd.concat(numbers)["mean"].min()) / 3)
         panels[0].legend()
-        counts = each.groupby(["window", "rate"]).size().to_list()
+        counts = by_run.groupby(["window", "rate"]).size().to_list()
         style.caption(fig, _words(counts, run))
     return fig, pd.concat(numbers, ignore_index=True)
 
@@ -195,9 +195,9 @@ def main(records: Path, out: Path | None = None) -> list[Path]:
         out: folder for the figure; default figures/NAME.
     """
     files, runs = Files(records, out), load_all(records)
-    each = losses(runs)
-    rows = table(each)
+    by_run = losses(runs)
+    rows = table(by_run)
     files.page("largest", f"{style.setting(runs[0])}.", as_text(rows))
-    files.figure("narrowing", figure(each, runs[0]))
+    files.figure("narrowing", figure(by_run, runs[0]))
     files.table("largest", rows)
     return files.said()

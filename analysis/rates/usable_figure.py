@@ -46,22 +46,22 @@ def _largest(row: Row) -> str:
 
 
 def figure(
-    each: pd.DataFrame, rows: pd.DataFrame, run: Record, shown: Metric
+    by_run: pd.DataFrame, rows: pd.DataFrame, run: Record, shown: Metric
 ) -> tuple[Figure, pd.DataFrame]:
     """A row of panels for each momentum, and the means that are drawn.
 
     Args:
-        each, rows: of `usable.entries` and `usable.table`.
+        by_run, rows: of `usable.entries` and `usable.table`.
         run: any of them, for the setting.
     """
-    kinds = list(dict.fromkeys(each["momentum"].fillna(-1)))
+    kinds = list(dict.fromkeys(by_run["momentum"].fillna(-1)))
     numbers, first = [], rows["rule"].iloc[0] if len(rows) else ""
-    every = _looks(each)
+    every = _looks(by_run)
     with style.theme():
         fig = style.figure(2.6 * len(kinds) + 0.5)
         panels = fig.subplots(len(kinds), 3, squeeze=False)
         for axes, kind in zip(panels, sorted(kinds, reverse=True), strict=True):
-            part = each[each["momentum"].fillna(-1) == kind]
+            part = by_run[by_run["momentum"].fillna(-1) == kind]
             looks = {arm: look for arm, look in every.items() if arm in {*part["arm"]}}
             for ax, column in zip(axes, (shown.name, "train_loss"), strict=False):
                 metric = shown if column == shown.name else named(column)
@@ -69,7 +69,7 @@ def figure(
             ranges = rows[(rows["rule"] == first) & rows["arm"].isin(looks)]
             _ranges(axes[2], ranges, looks)
             axes[0].set_title("AdamW" if kind < 0 else f"momentum {kind:g}", loc="left")
-        counts = each.groupby(["arm", "rate"]).size().to_list()
+        counts = by_run.groupby(["arm", "rate"]).size().to_list()
         style.caption(fig, _caption(first, counts, run))
     return fig, pd.concat(numbers, ignore_index=True)
 
@@ -77,8 +77,8 @@ def figure(
 def _looks(part: pd.DataFrame) -> dict[str, Any]:
     """How each arm of a panel is drawn: an arm of another momentum as that of the preset's."""
     short = {arm: arm.partition(", momentum")[0] for arm in dict.fromkeys(part["arm"])}
-    found = style.styles_of(dict.fromkeys(short.values()))
-    return {arm: found[name] for arm, name in short.items()}
+    looks = style.styles_of(dict.fromkeys(short.values()))
+    return {arm: looks[name] for arm, name in short.items()}
 
 
 def _curves(

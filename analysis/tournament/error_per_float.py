@@ -1,14 +1,14 @@
-"""Error per float: what each compressor loses of the same gradients, against what it sends.
+"""Error per float: the error of each compressor on the same gradients, against what it sends.
 
 Run, then draw (5 minutes on one core)::
 
     regimes ablate smoke-rivals --seeds 3
     regimes figure rivals runs/smoke-rivals
 
-The training is dense; the instrument `rivals` has compressed its gradients beside it. *A step*:
-without error feedback, the mean over the epochs. *The sum*: all updates since the start, with the
-error feedback that the compressor has, at the end of the run. Both relative, in the norm of the
-whole model's gradient; 1 is to send nothing.
+The training is dense; the instrument `rivals` compresses copies of its gradients. *A step*: without
+error feedback, the mean over the epochs. *The sum*: all updates since the start, with the error
+feedback of the compressor, at the end of the run. Both are relative errors in the norm of the whole
+model's gradient; sending nothing has an error of 1.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ def errors(runs: Sequence[Record]) -> pd.DataFrame:
     Raises:
         RecordError: a run without readings of the instrument, or runs of different settings.
     """
-    found = [row for each in groups(runs).values() for run in each for row in _of(run)]
+    readings = [row for group in groups(runs).values() for run in group for row in _of(run)]
     rows = []
-    for (name, level), each in pd.DataFrame(found).groupby(KEY, sort=False):
+    for (name, level), group in pd.DataFrame(readings).groupby(KEY, sort=False):
         row = {
             "compressor": name,
             "level": level,
-            "n": len(each),
-            "floats": each["floats"].iloc[0],
-            "bytes": each["bytes"].iloc[0],
+            "n": len(group),
+            "floats": group["floats"].iloc[0],
+            "bytes": group["bytes"].iloc[0],
         }
         for error in ERRORS:
-            row |= _geometric(each[error].to_list(), error)
+            row |= _geometric(group[error].to_list(), error)
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -76,14 +76,14 @@ def _of(run: Record) -> list[dict[str, Any]]:
             f"{run.folder} has no readings of the instrument rivals: run the grid smoke-rivals or "
             "lm-rivals"
         )
-    whole = run.header["per_step"][DENSE]
+    dense = run.header["per_step"][DENSE]
     steps = pd.DataFrame([[rival["once"] for rival in line] for line in lines], dtype=float)
     return [
         {
             "compressor": name_of(last["compressor"]),
             "level": str(last["level"]),
-            "floats": last["floats"] / whole["floats"],
-            "bytes": last["bytes"] / whole["bytes"],
+            "floats": last["floats"] / dense["floats"],
+            "bytes": last["bytes"] / dense["bytes"],
             "once": once,
             "summed": last["summed"],
         }
@@ -155,9 +155,9 @@ def figure(rows: pd.DataFrame, run: Record) -> tuple[Figure, pd.DataFrame]:
 
 
 def _draw(ax: Axes, rows: pd.DataFrame, cost: str, error: str) -> None:
-    for place, (name, each) in enumerate(rows.groupby("compressor", sort=False)):
+    for place, (name, levels) in enumerate(rows.groupby("compressor", sort=False)):
         colour, dash, marker = LINES[place % len(LINES)]
-        points = each.sort_values(cost)
+        points = levels.sort_values(cost)
         half = [points[error] - points[f"{error}_low"], points[f"{error}_high"] - points[error]]
         ax.errorbar(
             points[cost],

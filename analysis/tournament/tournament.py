@@ -53,10 +53,10 @@ def entries(runs: Iterable[Record], networks: Sequence[str] = NETWORKS) -> pd.Da
     Raises:
         RecordError: runs of different settings, an unfinished one, or one without seconds.
     """
-    found = groups(runs)
-    every = [run for group in found.values() for run in group]
-    shown, each = compare.reached(every)
-    each["rate"] = [run.rate for run in every]
+    by_arm = groups(runs)
+    every = [run for group in by_arm.values() for run in group]
+    shown, by_run = compare.reached(every)
+    by_run["rate"] = [run.rate for run in every]
     spent = {case.name: case for case in cases(every) if case.runs}
     for text in networks:
         network, workers = Network.parse(text), int(every[0].config["workers"])
@@ -65,38 +65,40 @@ def entries(runs: Iterable[Record], networks: Sequence[str] = NETWORKS) -> pd.Da
             / case.runs
             for name, case in spent.items()
         }
-        each[text] = each["name"].map(seconds)
+        by_run[text] = by_run["name"].map(seconds)
     for unit in ("floats", "bytes"):
-        each[f"dense_{unit}"] = [_dense(run, unit) for run in every]
-    whole = ["dense_floats", "dense_bytes"]
-    return each[["name", "seed", "rate", shown.name, "floats", "bytes", *whole, *networks]]
+        by_run[f"dense_{unit}"] = [_dense(run, unit) for run in every]
+    uncompressed = ["dense_floats", "dense_bytes"]
+    return by_run[["name", "seed", "rate", shown.name, "floats", "bytes", *uncompressed, *networks]]
 
 
 def _dense(run: Record, unit: str) -> float:
     """What a run would have sent without compression; nan where its record does not say."""
-    each = run.header["per_step"].get(DENSE, {}).get(unit, math.nan)
-    return float(each * run.epochs["steps"].sum())
+    per_step = run.header["per_step"].get(DENSE, {}).get(unit, math.nan)
+    return float(per_step * run.epochs["steps"].sum())
 
 
-def table(each: pd.DataFrame, shown: Metric, networks: Sequence[str] = NETWORKS) -> pd.DataFrame:
+def table(by_run: pd.DataFrame, shown: Metric, networks: Sequence[str] = NETWORKS) -> pd.DataFrame:
     """One row per arm, from few floats to many: rate, n, metric with its 95 % t interval, and means
     of floats, bytes and seconds, the first two also as a share of dense's, or of a period of 1; of
     what dense would have sent where neither was run (nan if that is not known)."""
     rows = []
-    for name, runs in each.groupby("name", sort=False):
+    for name, runs in by_run.groupby("name", sort=False):
         costs = runs[["floats", "bytes", *networks]].mean().to_dict()
         row = {"arm": name, "rate": runs["rate"].iloc[0], "n": len(runs)}
         rows.append(row | estimate(runs[shown.name].to_list(), shown.name, "ci") | costs)
-    found = pd.DataFrame(rows).sort_values("floats", kind="stable", ignore_index=True)
-    dense = found[found["arm"].isin(WHOLE)]
+    by_arm = pd.DataFrame(rows).sort_values("floats", kind="stable", ignore_index=True)
+    dense = by_arm[by_arm["arm"].isin(WHOLE)]
     for column in ("floats", "bytes"):
-        known = each.get(f"dense_{column}", pd.Series([math.nan]))
-        whole = float(dense[column].iloc[0] if len(dense) else known.mean())
-        found.insert(list(found).index(column) + 1, f"{column}_of_dense", found[column] / whole)
-    return found
+        known = by_run.get(f"dense_{column}", pd.Series([math.nan]))
+        of_dense = float(dense[column].iloc[0] if len(dense) else known.mean())
+        by_arm.insert(
+            list(by_arm).index(column) + 1, f"{column}_of_dense", by_arm[column] / of_dense
+        )
+    return by_arm
 
 
-def beside(each: pd.DataFrame, shared: pd.DataFrame, column: str) -> pd.DataFrame:
+def beside(by_run: pd.DataFrame, shared: pd.DataFrame, column: str) -> pd.DataFrame:
     """What a rate of its own does for an arm: one row per arm of both, with the rates, n of common
     seeds, both means, and the difference, own minus shared, with its 95 % t interval.
 
@@ -108,7 +110,7 @@ def beside(each: pd.DataFrame, shared: pd.DataFrame, column: str) -> pd.DataFram
             f"the runs at the shared rate have no {column}: they were tested otherwise"
         )
     rates = {f"{rate:g}" for rate in shared["rate"]}
-    both = each.merge(shared, on=["name", "seed"], suffixes=("", "_shared"))
+    both = by_run.merge(shared, on=["name", "seed"], suffixes=("", "_shared"))
     if both.empty or len(rates) > 1:
         raise RecordError(
             f"expected the same arms and seeds, all at one rate: {len(both)} runs "
@@ -195,8 +197,8 @@ def beside_as_text(rows: pd.DataFrame, shown: Metric) -> Table:
 
 def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
     """The fronts of these runs, and what is drawn; errors as `entries`."""
-    each = entries(runs)
-    return tournament_figure.figure(table(each, tested_by(runs[0])), runs[0], NETWORKS)
+    by_run = entries(runs)
+    return tournament_figure.figure(table(by_run, tested_by(runs[0])), runs[0], NETWORKS)
 
 
 def main(
@@ -211,13 +213,13 @@ def main(
         out: folder for the figure; default figures/NAME.
     """
     files, runs = Files(records, out), load_all(records)
-    each, shown = entries(runs), tested_by(runs[0])
-    rows = table(each, shown)
-    pairs = {"differences": comparisons(each, shown), "moments": moments(each, shown)}
+    by_run, shown = entries(runs), tested_by(runs[0])
+    rows = table(by_run, shown)
+    pairs = {"differences": comparisons(by_run, shown), "moments": moments(by_run, shown)}
     texts = [arms_as_text(rows, shown)]
     texts += [differences_as_text(table, shown) for table in pairs.values() if len(table)]
     if shared:
-        differences = beside(each, entries(load_all(shared)), shown.name)
+        differences = beside(by_run, entries(load_all(shared)), shown.name)
         texts.append(beside_as_text(differences, shown))
         files.table("shared", differences)
     files.page("tables", f"{style.setting(runs[0])}.", *texts)
@@ -225,6 +227,6 @@ def main(
         print(f"at the edge of the rates that were tried: {', '.join(far)}")
     files.figure("tournament", tournament_figure.figure(rows, runs[0], NETWORKS))
     files.table("arms", rows)
-    for name, found in pairs.items():
-        files.table(name, found)
+    for name, pair_rows in pairs.items():
+        files.table(name, pair_rows)
     return files.said()

@@ -41,8 +41,8 @@ CONTROLS = frozenset(  # but those that know an event, which are held against th
 
 
 def kinds(arms: set[str]) -> list[str]:
-    """Kinds of control of which more than one was run, one of them of that kind alone: ranks 1 and
-    4 throughout are ends of other ladders, too."""
+    """Kinds of control with two runs or more, one of them of that kind alone: ranks 1 and 4
+    throughout are ends of other ladders, too."""
     static = {*LADDERS["static"]}
     own = {
         kind: {*ladder} - (static if kind != "static" else set())
@@ -54,7 +54,8 @@ def kinds(arms: set[str]) -> list[str]:
 
 
 def front(cost: Sequence[float], reached: Sequence[float], lower: bool) -> list[bool]:
-    """Of arms, which no other one beats in both, or in one at equal other.
+    """Which arms are on the Pareto front: no other arm is better in one and at least equal in the
+    other.
 
     >>> front([1, 2, 3], [90, 95, 94], lower=False)
     [True, True, False]
@@ -98,8 +99,10 @@ def figure(rows: pd.DataFrame, run: Record, networks: Sequence[str]) -> tuple[Fi
 
 
 def _numbers(rows: pd.DataFrame, column: str, metric: str, on: Sequence[bool]) -> pd.DataFrame:
-    found = rows[["arm", "n", column, metric, "ci_low", "ci_high"]].rename(columns={column: "cost"})
-    return found.assign(panel=column, front=list(on))
+    points = rows[["arm", "n", column, metric, "ci_low", "ci_high"]].rename(
+        columns={column: "cost"}
+    )
+    return points.assign(panel=column, front=list(on))
 
 
 def _controls(ax: Axes, rows: pd.DataFrame, column: str, metric: str) -> None:

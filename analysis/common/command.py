@@ -16,7 +16,9 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
 
 from regimes.console import stdout
 from regimes.errors import ConfigError, RegimesError
@@ -33,6 +35,14 @@ if TYPE_CHECKING:
 BLOCK = re.compile(r"^ {4}((?:regimes|python) .*?)(?:  +#.*)?$", re.MULTILINE)
 
 SELECT = "With --where FIELD=VALUE, e.g. --where optimizer.lr=0.4, only runs of which it is true."
+
+Records = Annotated[Path, tyro.conf.arg(help="a folder of runs, or an archive of them")]
+Several = Annotated[
+    tuple[Path, ...],
+    tyro.conf.Positional,
+    tyro.conf.arg(help="folders of runs, or archives of them"),
+]
+Out = Annotated[Path | None, tyro.conf.arg(help="folder for the files; default figures/NAME")]
 
 # -- output files ----------------------------------------------------------------------------
 
@@ -115,20 +125,18 @@ def call(main: Callable[..., Any], words: Sequence[str], program: str) -> None:
     Raises:
         ConfigError: it needs records, and there are no words.
     """
-    import tyro
-
     if not words and _needs(main):
         lines = BLOCK.findall(main.__globals__["__doc__"] or "")
         how = ", then ".join(f"`{line}`" for line in lines[:2])
         raise ConfigError(f"{program} needs records: {how}")
-    about = (inspect.getdoc(main) or "").partition("Args:")[0] + SELECT
+    about = (inspect.getdoc(main) or "").partition("Args:")[0].rstrip()
     with noted():
         tyro.cli(
             main,
             prog=program,
             args=words,
             config=(tyro.conf.PositionalRequiredArgs,),
-            description=about,
+            description=f"{about}\n\n{SELECT}",
         )
 
 

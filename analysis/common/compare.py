@@ -17,7 +17,8 @@ from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import metrics
 from regimes.plotting.differences import LAST as LAST
-from regimes.plotting.differences import as_table, differences, pair, pairs_of, reached
+from regimes.plotting.differences import as_table as differences_as_table
+from regimes.plotting.differences import differences, pair, pairs_of, reached
 from regimes.plotting.differences import paired as paired
 from regimes.plotting.groups import BASELINES, compressed, groups
 from regimes.plotting.groups import Groups as Groups
@@ -25,6 +26,8 @@ from regimes.plotting.groups import tested_by as tested_by
 from regimes.plotting.groups import windows as windows
 from regimes.presets.tournament import PAPER
 from regimes.records import Record
+
+from .estimates import Cell, Row, as_table, number, word
 
 SCHEDULES = ("dense", "low", "high", "low-in-critical", "high-in-critical", "accordion", "low-late")
 PAIRS = (
@@ -133,23 +136,20 @@ def as_text(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[Table, Table]:
     """Both tables as rounded text."""
     shown = metrics.named(str(rows.columns[2]))
     base = next((name for name in BASELINES if name in set(rows["schedule"])), "baseline")
+    columns: dict[str, Cell] = {
+        "schedule": word("schedule"),
+        "n": word("n"),
+        shown.heading: lambda row: _mean_and_sd(row, shown),
+        "floats (M)": number("floats_M", ".4g"),
+        f"of {base}": lambda row: f"{row['of_low']:.2f}",
+    }
+    return as_table(rows, columns), differences_as_table(pairs, shown)
+
+
+def _mean_and_sd(row: Row, shown: metrics.Metric) -> str:
     digits = shown.digits
-    first = []
-    for row in rows.to_dict("records"):
-        sd = "" if math.isnan(row["sd"]) else f" ± {row['sd']:.{digits}f}"
-        first.append(
-            [
-                row["schedule"],
-                str(row["n"]),
-                f"{row[shown.name]:.{digits}f}{sd}",
-                f"{row['floats_M']:.4g}",
-                f"{row['of_low']:.2f}",
-            ]
-        )
-    return (
-        Table(("schedule", "n", shown.heading, "floats (M)", f"of {base}"), first),
-        as_table(pairs, shown),
-    )
+    sd = "" if math.isnan(row["sd"]) else f" ± {row['sd']:.{digits}f}"
+    return f"{row[shown.name]:.{digits}f}{sd}"
 
 
 def show(rows: pd.DataFrame, pairs: pd.DataFrame) -> None:

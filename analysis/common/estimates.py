@@ -47,15 +47,17 @@ def estimate(
 # -- text ------------------------------------------------------------------------------------
 
 
-def as_table(rows: pd.DataFrame, columns: Mapping[str, Cell], texts: int = 1) -> Table:
+def as_table(
+    rows: pd.DataFrame, columns: Mapping[str, Cell], texts: int = 1, ends: int = 0
+) -> Table:
     """Rows as rounded text.
 
     Args:
         columns: what each cell below a heading shows.
-        texts: how many columns from the left hold words.
+        texts, ends: how many columns from the left, and from the right, hold words.
     """
     lines = [[cell(row) for cell in columns.values()] for row in rows.to_dict("records")]
-    return Table([*columns], lines, texts=texts)
+    return Table([*columns], lines, texts=texts, ends=ends)
 
 
 def word(column: str) -> Cell:

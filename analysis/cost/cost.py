@@ -30,7 +30,7 @@ from regimes.plotting import style
 from regimes.records import Record, load_all
 from regimes.replay.agreement import interval
 
-from ..common.command import Files
+from ..common.command import Files, Out, Records
 from ..common.compare import groups
 
 if TYPE_CHECKING:
@@ -207,27 +207,25 @@ def _caption(
 
 
 def main(
-    folder: Path,
+    records: Records,
     network: str = "1Gbit/s,50us",
     workers: int | None = None,
     algorithm: str = "ring",
     buckets: int = 1,
-    out: Path | None = None,
+    out: Out = None,
 ) -> list[Path]:
-    """Draw the predicted cost of the runs under FOLDER on a network, and print the table.
+    """Draw the predicted cost of the runs under RECORDS on a network, and print the table.
 
     Args:
-        folder: of the runs, or an archive of them.
         network: bandwidth and latency.
         workers: W of the left panel and the table; default that of the runs.
         algorithm: of the collectives: ring, gloo or tree.
         buckets: parts of the gradient that are reduced during the backward pass.
-        out: folder for the figures; default figures/NAME.
     """
     from regimes.cost.predict import main as show
 
-    files, runs, net = Files(folder, out), load_all(folder), Network.parse(network)
+    files, runs, net = Files(records, out), load_all(records), Network.parse(network)
     fig, numbers = figure_cost(runs, net, workers, algorithm=algorithm, buckets=buckets)
-    show([str(folder)], None, net, workers, algorithm=algorithm, buckets=buckets)
+    show([str(records)], None, net, workers, algorithm=algorithm, buckets=buckets)
     files.figure("cost", (fig, numbers))
     return files.said()

@@ -30,7 +30,7 @@ from regimes.plotting import style
 from regimes.plotting.bands import draw_bands
 from regimes.records import Record, load_all
 
-from ..common.command import Files
+from ..common.command import Files, Out, Records
 from ..common.compare import groups
 from ..common.estimates import as_table, mean, number, word
 from ..common.paired import draw_forest
@@ -106,22 +106,20 @@ def _words(runs: Sequence[Record], counted: int, reference: str, change: Change)
 
 
 def main(
-    records: Path,
+    records: Records,
     schedule: str = "signals",
     reference: str = REFERENCE,
     back: int = 1,
     absolute: bool = False,
-    out: Path | None = None,
+    out: Out = None,
 ) -> list[Path]:
-    """Draw which epochs detectors call, and print how far they agree.
+    """Draw which epochs detectors call in runs with several instruments, and print their agreement.
 
     Args:
-        records: a folder of runs with several instruments, or an archive of them.
         schedule: whose runs.
         reference: the detector that the others are compared with.
         back: epochs that a score looks back.
         absolute: score the change itself, in place of its ratio to the older value.
-        out: folder for tables and figure; default figures/NAME.
     """
     files, runs = Files(records, out), groups(load_all(records), [schedule])[schedule]
     change = Change(back, absolute)

@@ -32,7 +32,7 @@ from regimes.records import Record, load_all
 from regimes.replay.replay import measured, replay
 from regimes.replay.spelling import rule
 
-from ..common.command import Files
+from ..common.command import Files, Out, Records
 from ..common.compare import LAST
 from ..common.estimates import as_table, estimate, number, p, word
 from ..common.verdicts import holm, p_value
@@ -233,13 +233,8 @@ def _harm(ax: Axes, x: pd.Series, rows: pd.DataFrame, xlabel: str, **line: Any) 
     style.log_axis(ax)
 
 
-def main(records: Path, out: Path | None = None) -> list[Path]:
-    """Draw deficits and detectors from the runs of the grid deep-linear and print both tables.
-
-    Args:
-        records: a folder of runs, or an archive of them.
-        out: folder for the figure; default figures/NAME.
-    """
+def main(records: Records, out: Out = None) -> list[Path]:
+    """Draw deficits and detectors from the runs of the grid deep-linear and print both tables."""
     files, runs = Files(records, out), load_all(records)
     harm, plain = harms(runs), [run for run in runs if run.name == NONE]
     called = calls(plain)

@@ -25,7 +25,7 @@ from scipy.stats import norm
 from regimes.plotting import style
 from regimes.records import Record, load_all
 
-from ..common.command import Files
+from ..common.command import Files, Out, Several
 from .model import largest_sigma
 from .numbers import FAMILIES, Setting, chances, network, shapes, sparsity
 
@@ -204,15 +204,13 @@ def table(s: Setting, runs: list[Record]) -> pd.DataFrame:
 
 
 def main(
-    records: Annotated[tuple[Path, ...], tyro.conf.Positional] = (),
-    out: Path | None = None,
+    records: Several = (),
+    out: Out = None,
     setting: Annotated[Setting, tyro.conf.arg(name="")] = Setting(),  # noqa: B008 (frozen)
 ) -> list[Path]:
-    """Draw Lemma 1, and print its table.
+    """Draw Lemma 1, and print its table; records are of one schedule, with moments.
 
     Args:
-        records: folders (or archives) of runs of one schedule with the moments instrument.
-        out: folder for the figure; default figures/lasso.
         setting: the LASSO.
     """
     runs = load_all(*records) if records else []

@@ -23,7 +23,7 @@ from regimes.plotting import panels, style
 from regimes.records import Record, load_all
 
 from ..common import compare
-from ..common.command import Files
+from ..common.command import Files, Out, Records
 from ..common.compare import Groups
 from . import curves as lines
 
@@ -132,16 +132,14 @@ def _apart(sizes: Sequence[int]) -> list[int]:
 
 
 def main(
-    records: Path,
-    out: Path | None = None,
+    records: Records,
+    out: Out = None,
     schedules: tuple[str, ...] = (),
     name: str = "batch",
 ) -> list[Path]:
     """Draw schedules of the batch size from the records under RECORDS and print their table.
 
     Args:
-        records: a folder of runs, or an archive of them.
-        out: folder for the figure; default figures/NAME.
         schedules: which ones; default all.
         name: of the files.
     """

@@ -30,7 +30,7 @@ from regimes.plotting.groups import decaying, measured
 from regimes.records import Record, length, load_all
 
 from ..common import compare
-from ..common.command import Files
+from ..common.command import Files, Out, Records
 from ..common.compare import Groups
 from . import published as logs
 
@@ -145,8 +145,8 @@ def _differences(runs: Sequence[Record], one: Record) -> list[str]:
 
 
 def main(
-    records: Path,
-    out: Path | None = None,
+    records: Records,
+    out: Out = None,
     x: tuple[Against, ...] = ("epoch", "floats"),
     metric: str | None = None,
     schedules: tuple[str, ...] = (),
@@ -158,8 +158,6 @@ def main(
     tested.
 
     Args:
-        records: a folder of runs, or an archive of them.
-        out: folder for the figure; default figures/NAME.
         x: one panel for each.
         metric: a column of the epochs, e.g. test_loss; default what the runs were tested by.
         schedules: which ones; default all.

@@ -26,7 +26,7 @@ from regimes.plotting import panels, style
 from regimes.plotting.looks import style_of
 from regimes.records import Record, load_all
 
-from ..common.command import Files
+from ..common.command import Files, Out, Records
 from ..common.compare import (
     LAST,
     SCHEDULES,
@@ -156,15 +156,9 @@ def _rates(by_schedule: Groups) -> str:
 # -- the command -----------------------------------------------------------------------------
 
 
-def main(folder: Path, out: Path | None = None) -> list[Path]:
-    """Draw Figure 2 and its table from the records under FOLDER.
-
-    Args:
-        folder: of the runs, e.g. runs/smoke, or runs/tournament-small, where each schedule has the
-            learning rate that validation data chose.
-        out: folder for the figures; default figures/NAME.
-    """
-    files, runs = Files(folder, out), schedules(load_all(folder))
+def main(records: Records, out: Out = None) -> list[Path]:
+    """Draw Figure 2 and its table, also of the schedules of a tournament, each at its own rate."""
+    files, runs = Files(records, out), schedules(load_all(records))
     about = (
         f"{style.setting(runs[0])}. Accuracy: mean of the last {LAST} epochs; mean ± sd over "
         "seeds. Floats: the paper's count. Differences: paired over seeds, in points of accuracy."

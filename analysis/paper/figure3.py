@@ -27,7 +27,7 @@ from regimes.records import Record, load_all
 from regimes.replay.agreement import interval
 from regimes.replay.compare import compare
 
-from ..common.command import Files
+from ..common.command import Files, Out, Records
 from ..common.compare import compressed, groups
 from ..common.estimates import estimate
 
@@ -211,22 +211,20 @@ def _spread(row: pd.Series, column: str) -> str:
 
 
 def main(
-    folder: Path,
-    out: Path | None = None,
+    records: Records,
+    out: Out = None,
     schedule: str = "low",
     interval: int = 3,
     eta: float = 0.5,
 ) -> list[Path]:
-    """Draw Figure 3 from the records under FOLDER and print the agreement.
+    """Draw Figure 3 from runs with the curvature instrument, and print the agreement.
 
     Args:
-        folder: of runs with the curvature instrument.
-        out: folder for the figure; default figures/NAME.
         schedule: whose runs.
         interval: epochs between evaluations of both rules.
         eta: relative change that counts as critical.
     """
-    files, runs = Files(folder, out), load_all(folder)
+    files, runs = Files(records, out), load_all(records)
     alone, pairs = agreement(groups(runs, [schedule])[schedule], interval, eta)
     with pd.option_context("display.width", 200, "display.max_columns", None):
         print(alone.round(3).to_string(index=False), "\n")

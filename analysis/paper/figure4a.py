@@ -25,7 +25,7 @@ from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.records import Record, load_all
 
-from ..common.command import Files
+from ..common.command import Files, Out, Records
 from ..common.compare import groups
 from ..common.estimates import estimate
 
@@ -227,14 +227,9 @@ def _caption(numbers: pd.DataFrame, one: Record, schedule: str, seeds: int) -> s
 # -- the command -----------------------------------------------------------------------------
 
 
-def main(folder: Path, out: Path | None = None) -> list[Path]:
-    """Draw Figure 4a from the records under FOLDER, once for each of its schedules.
-
-    Args:
-        folder: of the runs, e.g. runs/smoke-overlap.
-        out: folder for the figures; default figures/NAME.
-    """
-    files, runs = Files(folder, out), load_all(folder)
+def main(records: Records, out: Out = None) -> list[Path]:
+    """Draw Figure 4a from the records under RECORDS, once for each of its schedules."""
+    files, runs = Files(records, out), load_all(records)
     for schedule in groups(runs):
         fig, numbers = figure4a(runs, schedule)
         files.figure(f"figure4a-{schedule}", (fig, numbers))

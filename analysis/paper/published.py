@@ -21,7 +21,7 @@ from regimes.plotting import metrics, panels, style
 from regimes.plotting.metrics import Metric
 from regimes.records import Record
 
-from ..common.command import Files
+from ..common.command import Files, Out
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -203,12 +203,8 @@ def figure() -> tuple[Figure, pd.DataFrame]:
     return fig, frame
 
 
-def main(out: Path | None = None) -> list[Path]:
-    """Draw all curves that the authors published, and print how each ended beside its table.
-
-    Args:
-        out: folder for the figure; default figures/published.
-    """
+def main(out: Out = None) -> list[Path]:
+    """Draw all curves that the authors published, and print how each ended beside its table."""
     files, (fig, frame) = Files("published", out), figure()
     files.figure("published", (fig, frame))
     last = frame.groupby([*KEYS, "level"], sort=False)["value"].last().rename("log").reset_index()

@@ -16,18 +16,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
-import tyro
 
 from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.records import Record, check_one, load_all
 
-from ..common.command import Files
+from ..common.command import Files, Out, Several
 from ..common.compare import LAST
 from . import published
 from .curves import seconds
@@ -200,15 +199,10 @@ def markdown(rows: pd.DataFrame) -> str:
 
 
 def main(
-    records: Annotated[tuple[Path, ...], tyro.conf.Positional] = (),
-    out: Path | None = None,
+    records: Several = (),
+    out: Out = None,
 ) -> list[Path]:
-    """Print Tables 1-6: the paper beside the rule and beside the runs under RECORDS.
-
-    Args:
-        records: folders of runs, or archives of them.
-        out: folder for the tables; default figures/tables.
-    """
+    """Print Tables 1-6: the paper beside the rule and beside the runs under RECORDS."""
     runs = load_all(*records) if records else []
     rows, console = table(runs), stdout.console(highlight=False)
     console.width = max(console.width, WIDTH)

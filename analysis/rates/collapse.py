@@ -25,7 +25,7 @@ from regimes.plotting import style
 from regimes.plotting.groups import tested_by
 from regimes.records import Record, load_all
 
-from ..common.command import Files
+from ..common.command import Files, Out, Records
 from ..common.compare import LAST
 from ..common.estimates import as_table, estimate, mean, p, word
 from ..common.verdicts import holm
@@ -128,13 +128,8 @@ def as_text(rows: pd.DataFrame) -> Table:
     return as_table(rows, columns)
 
 
-def main(records: Path, out: Path | None = None) -> list[Path]:
-    """Count the collapsed runs under RECORDS and print a table.
-
-    Args:
-        records: a folder of runs, or an archive of them.
-        out: folder for the table; default figures/NAME.
-    """
+def main(records: Records, out: Out = None) -> list[Path]:
+    """Count the collapsed runs under RECORDS and print a table."""
     files, runs = Files(records, out), load_all(records)
     rows = table(entries(runs))
     files.page("collapse", f"{style.setting(runs[0])}.", as_text(rows))

@@ -28,7 +28,7 @@ from regimes.plotting.looks import styles_of
 from regimes.presets.mechanism import AT
 from regimes.records import Record, load_all
 
-from ..common.command import Files
+from ..common.command import Files, Out, Records
 from ..common.estimates import as_table, estimate, mean, number, word
 from .usable import arm_of, check_arms
 
@@ -158,13 +158,8 @@ def _panel(ax: Axes, rows: pd.DataFrame) -> None:
         ax.plot(mean.index, mean, label=look.label, **look.line)
 
 
-def main(records: Path, out: Path | None = None) -> list[Path]:
-    """Draw eigenvalue times rate over training, and print its mean behind the warm-up.
-
-    Args:
-        records: a folder of runs of rates-edge, or an archive of them.
-        out: folder for the figure; default figures/NAME.
-    """
+def main(records: Records, out: Out = None) -> list[Path]:
+    """Draw eigenvalue times rate over training, and print its mean behind the warm-up."""
     files, runs = Files(records, out), load_all(records)
     drawn, by_epoch = figure(runs)
     text = as_text(table(by_epoch, math.ceil(runs[0].config["optimizer"]["warmup_epochs"])))

@@ -30,7 +30,7 @@ from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.records import Record, load_all
 
-from ..common.command import Files
+from ..common.command import Files, Out, Records
 from ..common.estimates import as_table, estimate, mean, number, p, word
 from ..common.panels import draw_over_rates, over_rates, rates_axis
 from ..common.verdicts import p_value
@@ -187,13 +187,8 @@ def _words(counts: list[int], run: Record) -> str:
     )
 
 
-def main(records: Path, out: Path | None = None) -> list[Path]:
-    """Draw what rank 1 costs by window and rate, and print the largest usable rate of each window.
-
-    Args:
-        records: a folder of runs of rates-when, or an archive of them.
-        out: folder for the figure; default figures/NAME.
-    """
+def main(records: Records, out: Out = None) -> list[Path]:
+    """Draw the loss of rank 1 by window and rate, and print the largest usable rate of each window."""
     files, runs = Files(records, out), load_all(records)
     by_run = losses(runs)
     rows = table(by_run)

@@ -24,7 +24,7 @@ from regimes.console.tables import Table
 from regimes.plotting import style
 from regimes.plotting.looks import SPARE
 
-from ..common.command import Files
+from ..common.command import Files, Out
 from ..common.estimates import Cell, as_table, number, word
 from .quadratic_model import COLUMNS, FILTERS, ROWS, STEPS, computed, simulated
 
@@ -181,13 +181,9 @@ def table() -> pd.DataFrame:
     return rows.assign(of_dense=of_dense(rows))
 
 
-def main(out: Path | None = None) -> list[Path]:
+def main(out: Out = None) -> list[Path]:
     """Draw the largest stable rates of a quadratic by what is sent of its gradients, and print
-    them.
-
-    Args:
-        out: folder for the figure; default figures/quadratic.
-    """
+    them."""
     files, rows = Files("quadratic", out), table()
     files.page("quadratic", "", as_text(rows))
     files.figure("quadratic", figure(rows))

@@ -24,11 +24,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-import tyro
 
 from regimes.errors import RecordError
 from regimes.plotting import style
@@ -37,7 +36,7 @@ from regimes.plotting.metrics import Metric
 from regimes.presets.mechanism import ARMS, AT, LATE
 from regimes.records import Record, check_one, load_all
 
-from ..common.command import Files
+from ..common.command import Files, Out, Several
 from ..common.compare import LAST
 from ..common.estimates import estimate
 from . import usable_figure
@@ -257,14 +256,10 @@ def _plain(runs: Sequence[Record]) -> Record:
     return next((run for run in runs if run.name.startswith(REFERENCE)), runs[0])
 
 
-def main(
-    records: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path | None = None
-) -> list[Path]:
+def main(records: Several, out: Out = None) -> list[Path]:
     """Draw metric and training loss against the rate, and print the usable range of each arm.
 
-    Args:
-        records: folders of runs, or archives of them, which share network and data.
-        out: folder for the figure; default figures/NAME, of the first.
+    The runs share network and data.
     """
     files, runs = Files(records[0], out), load_all(*records)
     drawn, points, rows = figure(runs)

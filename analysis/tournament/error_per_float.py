@@ -30,7 +30,7 @@ from regimes.plotting.groups import groups
 from regimes.plotting.looks import SPARE, SPELT
 from regimes.records import Record, load_all
 
-from ..common.command import Files
+from ..common.command import Files, Out, Records
 from ..common.estimates import as_table, estimate, number, word
 
 if TYPE_CHECKING:
@@ -179,13 +179,8 @@ def _draw(ax: Axes, rows: pd.DataFrame, cost: str, error: str) -> None:
     ax.xaxis.set_minor_locator(NullLocator())
 
 
-def main(records: Path, out: Path | None = None) -> list[Path]:
-    """Draw the error of compressors against what they send and print the table.
-
-    Args:
-        records: a folder of runs of one grid with the instrument rivals, or an archive of them.
-        out: folder for the figure; default figures/NAME.
-    """
+def main(records: Records, out: Out = None) -> list[Path]:
+    """Draw the error of compressors against what they send and print the table."""
     files, runs = Files(records, out), load_all(records)
     rows = errors(runs)
     files.page("rivals", f"{style.setting(runs[0])}.", as_text(rows))

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import pandas as pd
-import tyro
 
 from regimes.console.tables import Table
 from regimes.errors import RecordError
@@ -26,7 +25,7 @@ from regimes.plotting.groups import tested_by
 from regimes.plotting.metrics import Metric
 from regimes.records import Record, load_all
 
-from ..common.command import Files, name_of
+from ..common.command import Files, Out, Several, name_of
 from ..common.estimates import Row
 from ..common.paired import ALPHA, difference_text, draw_forest
 from .equal_floats import comparisons
@@ -121,15 +120,8 @@ def _words(counts: list[int], run: Record) -> str:
     )
 
 
-def main(
-    records: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path | None = None
-) -> list[Path]:
-    """Print and draw what arms reach against controls at the same floats, setting by setting.
-
-    Args:
-        records: folders of runs, or archives of them, one per setting.
-        out: folder for table and figure; default figures/events.
-    """
+def main(records: Several, out: Out = None) -> list[Path]:
+    """Print and draw arms against controls at the same floats; one folder per setting."""
     files, by_setting = Files("events", out), {}
     ones = []  # a run of each setting
     for path in records:

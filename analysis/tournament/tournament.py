@@ -31,7 +31,7 @@ from regimes.plotting.metrics import Metric
 from regimes.records import Record, load_all
 
 from ..common import compare
-from ..common.command import Files
+from ..common.command import Files, Out, Records
 from ..common.estimates import Cell, as_table, estimate, mean, number, word
 from ..common.paired import ALIKE, as_text, difference_text
 from . import tournament_figure
@@ -202,15 +202,13 @@ def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
 
 
 def main(
-    records: Path, trials: Path | None = None, shared: Path | None = None, out: Path | None = None
+    records: Records, trials: Path | None = None, shared: Path | None = None, out: Out = None
 ) -> list[Path]:
     """Draw the fronts of the tournament under RECORDS and print its tables.
 
     Args:
-        records: a folder of runs, or an archive of them.
         trials: tune.json of what chose the rates: says which lie at the edge of what was tried.
         shared: the same arms and seeds, all at one rate: set beside these.
-        out: folder for the figure; default figures/NAME.
     """
     files, runs = Files(records, out), load_all(records)
     by_run, shown = entries(runs), tested_by(runs[0])

@@ -32,7 +32,7 @@ from regimes.plotting import style
 from regimes.records import Record, load_all
 
 from ..common import compare
-from ..common.command import Files
+from ..common.command import Files, Out, Records
 from ..common.estimates import estimate
 
 if TYPE_CHECKING:
@@ -147,12 +147,10 @@ def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
     return fig, rows
 
 
-def main(records: Path, out: Path | None = None, name: str = "controls") -> list[Path]:
+def main(records: Records, out: Out = None, name: str = "controls") -> list[Path]:
     """Draw the control experiment from the records under RECORDS and print its tables.
 
     Args:
-        records: a folder of runs, or an archive of them.
-        out: folder for the figure; default figures/NAME.
         name: of the files.
     """
     files, runs = Files(records, out), load_all(records)

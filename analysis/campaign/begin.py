@@ -64,6 +64,6 @@ def unpack(archives: Path, out: Path) -> None:
     for path in paths:
         folder = out / path.name.removesuffix(".tar.xz")
         if not folder.exists():
-            with opened(path) as scratch, tempfile.TemporaryDirectory(dir=out) as beside:
-                shutil.copytree(scratch, Path(beside, "whole"))
-                Path(beside, "whole").rename(folder)
+            with opened(path) as scratch, tempfile.TemporaryDirectory(dir=out) as unfinished:
+                shutil.copytree(scratch, Path(unfinished, "whole"))
+                Path(unfinished, "whole").rename(folder)

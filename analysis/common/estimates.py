@@ -44,6 +44,17 @@ def estimate(
     return dict(zip(columns, numbers, strict=True))
 
 
+def over_seeds(rows: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -> pd.DataFrame:
+    """One row per value of ``by``: n, and `estimate` of each column, without its nan."""
+    table = []
+    for key, seeds in rows.groupby([*by], sort=False):
+        row: dict[str, Any] = {**dict(zip(by, key, strict=True)), "n": len(seeds)}
+        for column in columns:
+            row |= estimate(seeds[column].dropna().to_list(), column)
+        table.append(row)
+    return pd.DataFrame(table)
+
+
 # -- text ------------------------------------------------------------------------------------
 
 

@@ -117,8 +117,8 @@ class PricedRuns:
         return known
 
     @cached_property
-    def beside(self) -> float:
-        """Bytes per step that travel beside the layers (the loss)."""
+    def extra_bytes(self) -> float:
+        """Bytes per step besides those of layers (the loss)."""
         level, case = next(iter(self.works.items()))
         levels = dict.fromkeys(range(len(self.header["layers"])), DENSE)
         levels.update(dict.fromkeys(self.layers, level))
@@ -207,7 +207,7 @@ class PricedRuns:
         compress = sum(share[i] * works[levels[i]].compress for i in share) / sum(share.values())
         one = next(iter(works.values()))
         calls = {kind: max(work.calls[kind] for work in works.values()) for kind in one.calls}
-        size = {**one.bytes, "mean": self.beside, "gather": 0.0}
+        size = {**one.bytes, "mean": self.extra_bytes, "gather": 0.0}
         for i, level in levels.items():
             gathers = i in share and works[level].calls["gather"] > 0
             size["gather" if gathers else "mean"] += self._price(i, level)[1]

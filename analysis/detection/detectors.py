@@ -1,4 +1,4 @@
-"""Detectors beside each other: when each calls a run critical, and how far they agree.
+"""Detectors compared: when each calls a run critical, and how far they agree.
 
 Run, then draw (a minute per run on one core, and 10 seconds)::
 

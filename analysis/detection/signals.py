@@ -1,4 +1,4 @@
-"""The signals of one run beside each other: gradient norm, Fisher trace, Hessian trace, eigenvalue.
+"""The signals of one run: gradient norm, Fisher trace, Hessian trace and eigenvalue.
 
 Do Fisher trace and Hessian trace tell the same story around critical periods? In a notebook::
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,7 +24,7 @@ from regimes.records import Record
 from regimes.replay.agreement import kappa
 from regimes.replay.replay import measured, past_epochs, signal_cost
 
-from ..common.estimates import estimate
+from ..common import estimates
 
 FIRST = "first epochs"
 REFERENCE = "eigenvalue"
@@ -107,7 +106,7 @@ def calls(table: pd.DataFrame) -> pd.DataFrame:
 
 def pairs(tables: Scores) -> pd.DataFrame:
     """One row per pair of detectors and seed: kappa of their calls, Spearman's correlation of their
-    scores (nan beside `FIRST`, and for scores that are all alike)."""
+    scores (nan for `FIRST`, and for scores that are all alike)."""
     rows = []
     for seed, table in tables.items():
         called, ranks = calls(table), table.corr("spearman", min_periods=3)
@@ -138,13 +137,7 @@ def other_runs(tables: Scores, reference: str = REFERENCE) -> pd.DataFrame:
 
 def over_seeds(by_seed: pd.DataFrame) -> pd.DataFrame:
     """One row per pair: n, mean and 95 % t interval of kappa and of the correlation."""
-    rows = []
-    for (a, b), seeds in by_seed.groupby(["a", "b"], sort=False):
-        row: dict[str, Any] = {"a": a, "b": b, "n": len(seeds)}
-        for column in ("kappa", "spearman"):
-            row |= estimate(seeds[column].dropna().to_list(), column)
-        rows.append(row)
-    return pd.DataFrame(rows)
+    return estimates.over_seeds(by_seed, ["a", "b"], ["kappa", "spearman"])
 
 
 def with_reference(rows: pd.DataFrame, reference: str = REFERENCE) -> pd.DataFrame:

@@ -191,7 +191,7 @@ def _network_words(numbers: pd.DataFrame, runs: list[Record]) -> str:
 
 
 def table(s: Setting, runs: list[Record]) -> pd.DataFrame:
-    """The LASSO's statistics beside the network's after the first, middle and last epoch."""
+    """The LASSO's statistics, and the network's after the first, middle and last epoch."""
     columns = shapes(s)
     if runs:
         numbers = network(runs)

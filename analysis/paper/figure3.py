@@ -29,7 +29,7 @@ from regimes.replay.compare import compare
 
 from ..common.command import Files, Out, Records
 from ..common.compare import compressed, groups
-from ..common.estimates import estimate
+from ..common.estimates import over_seeds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -98,19 +98,9 @@ def agreement(runs: list[Record], interval_: int, eta: float) -> tuple[pd.DataFr
     alone = pd.concat([f.detectors for f in comparisons], ignore_index=True)
     pairs = pd.concat([f.pairs for f in comparisons], ignore_index=True)
     one = ["critical", "of_low", "seconds_per_epoch", "share_of_training"]
-    return _over_seeds(alone, ["detector"], one), _over_seeds(
+    return over_seeds(alone, ["detector"], one), over_seeds(
         pairs, ["a", "b"], ["jaccard", "kappa", "lag"]
     )
-
-
-def _over_seeds(frame: pd.DataFrame, by: list[str], columns: list[str]) -> pd.DataFrame:
-    rows = []
-    for key, group in frame.groupby(by, sort=False):
-        row = {**dict(zip(by, key, strict=True)), "n": len(group)}
-        for column in columns:
-            row |= estimate(group[column].dropna().to_list(), column)
-        rows.append(row)
-    return pd.DataFrame(rows)
 
 
 def figure3(

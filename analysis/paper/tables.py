@@ -7,7 +7,7 @@
 
 `table_rules` has the rule and where the paper's rows depart from it. ACCORDION's rows of
 Tables 1 to 4 have none: what it sends is what its runs decide; those of 5 and 6 are a fixed window.
-Accuracy and seconds stand beside the paper's where there are runs of the very same setting:
+Accuracy and seconds of ours have columns where there are runs of the very same setting:
 network, whole data set, workers, batch, levels and epochs.
 """
 
@@ -202,7 +202,7 @@ def main(
     records: Several = (),
     out: Out = None,
 ) -> list[Path]:
-    """Print Tables 1-6: the paper beside the rule and beside the runs under RECORDS."""
+    """Print Tables 1-6: the numbers of the paper, of the rule, and of the runs under RECORDS."""
     runs = load_all(*records) if records else []
     rows, console = table(runs), stdout.console(highlight=False)
     console.width = max(console.width, WIDTH)

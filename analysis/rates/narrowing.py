@@ -188,7 +188,7 @@ def _words(counts: list[int], run: Record) -> str:
 
 
 def main(records: Records, out: Out = None) -> list[Path]:
-    """Draw the loss of rank 1 by window and rate, and print the largest usable rate of each window."""
+    """Draw the loss of rank 1 by window and rate; print the largest usable rate of each window."""
     files, runs = Files(records, out), load_all(records)
     by_run = losses(runs)
     rows = table(by_run)

@@ -98,7 +98,7 @@ def table(by_run: pd.DataFrame, shown: Metric, networks: Sequence[str] = NETWORK
     return by_arm
 
 
-def beside(by_run: pd.DataFrame, shared: pd.DataFrame, column: str) -> pd.DataFrame:
+def own_minus_shared(by_run: pd.DataFrame, shared: pd.DataFrame, column: str) -> pd.DataFrame:
     """What a rate of its own does for an arm: one row per arm of both, with the rates, n of common
     seeds, both means, and the difference, own minus shared, with its 95 % t interval.
 
@@ -182,8 +182,8 @@ def differences_as_text(pairs: pd.DataFrame, shown: Metric) -> Table:
     return as_text(pairs, shown, "minus, at its floats", "other floats")
 
 
-def beside_as_text(rows: pd.DataFrame, shown: Metric) -> Table:
-    """`beside`, rounded."""
+def own_minus_shared_as_text(rows: pd.DataFrame, shown: Metric) -> Table:
+    """`own_minus_shared`, rounded."""
     columns = {
         "arm": word("arm"),
         "n": word("n"),
@@ -208,7 +208,7 @@ def main(
 
     Args:
         trials: tune.json of what chose the rates: says which lie at the edge of what was tried.
-        shared: the same arms and seeds, all at one rate: set beside these.
+        shared: the same arms and seeds, all at one rate: compared with these.
     """
     files, runs = Files(records, out), load_all(records)
     by_run, shown = entries(runs), tested_by(runs[0])
@@ -217,8 +217,8 @@ def main(
     texts = [arms_as_text(rows, shown)]
     texts += [differences_as_text(table, shown) for table in pairs.values() if len(table)]
     if shared:
-        differences = beside(by_run, entries(load_all(shared)), shown.name)
-        texts.append(beside_as_text(differences, shown))
+        differences = own_minus_shared(by_run, entries(load_all(shared)), shown.name)
+        texts.append(own_minus_shared_as_text(differences, shown))
         files.table("shared", differences)
     files.page("tables", f"{style.setting(runs[0])}.", *texts)
     if trials and (far := edges(trials, rows.set_index("arm")["rate"])):

@@ -26,7 +26,7 @@ LADDERS = {  # controls of one kind, by their floats
     "period": local.LADDER,
     "event": events.LADDER,
 }
-LINES: dict[str, dict[str, Any]] = {  # of the controls, told apart without colour
+LINES: dict[str, dict[str, Any]] = {  # of the controls, distinguished without colour
     "static": {"linestyle": "-", "marker": "o", "label": "the same rank throughout, and dense"},
     "first": {"linestyle": "--", "marker": "^", "label": "rank 4 first, then rank 1"},
     "last": {"linestyle": (0, (5, 1, 1, 1, 1, 1)), "marker": "v", "label": "rank 1, then rank 4"},

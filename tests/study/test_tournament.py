@@ -13,11 +13,11 @@ import pytest
 from analysis.tournament import tournament
 from analysis.tournament.equal_floats import at_same_floats, comparisons, moments
 from analysis.tournament.tournament import (
-    beside,
     beside_as_text,
     differences_as_text,
     edges,
     entries,
+    own_minus_shared,
     table,
 )
 from analysis.tournament.tournament_figure import front, kinds
@@ -233,7 +233,7 @@ def test_controls_are_compared_with_the_kinds_before_their_own() -> None:
 def test_a_rate_of_its_own_is_set_beside_a_shared_one() -> None:
     own = runs(rank_1=[(100, 95), (100, 96), (100, 97)], only=[(100, 1)])
     shared = runs(rank_1=[(100, 85), (100, 90), (100, 80)]).assign(rate=0.4)
-    rows = beside(own, shared, "accuracy")
+    rows = own_minus_shared(own, shared, "accuracy")
     row = rows.iloc[0]
     assert list(rows["arm"]) == ["rank 1"]
     assert (row["rate"], row["shared"], row["n"]) == (0.1, 0.4, 3)

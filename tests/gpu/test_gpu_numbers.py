@@ -14,7 +14,7 @@ import torch
 from ddp_scripts import gpus as jobs
 from ddp_scripts import group
 from ddp_scripts.cases import Case
-from test_train import same_bits, stop_after, weights
+from runs import same_bits, stop_after, weights
 
 import regimes
 from regimes.config import RunConfig, from_dict, override

@@ -15,6 +15,7 @@ from typing import Any
 import forked
 import pytest
 import torch
+from runs import weights
 from torch import nn
 from torch.nn import functional as F
 
@@ -55,12 +56,6 @@ def config(*settings: str) -> RunConfig:
         "dtype=float64",
     ]
     return override(regimes.get_preset("smoke"), [*short, *settings])
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    found = checkpoint.load(folder)
-    assert found is not None
-    return next(f["shared"] for f in found[1] if "shared" in f)["model"]
 
 
 def adamw(parameters: list[nn.Parameter]) -> list[torch.optim.Optimizer]:

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+from configs import smoke
 from ddp_scripts import cases, group, jobs
 from ddp_scripts.cases import Case
 from ddp_scripts.jobs import SMALL  # several buckets, rebuilt after the first step
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import weights
 
 import regimes
-from regimes.config import RunConfig, override
 from regimes.ddp.backward import in_memory_order
 from regimes.records import read_lines
-from regimes.training import checkpoint
 
 VIEW = {"gradient_as_bucket_view": True}
 UNUSED = {"find_unused_parameters": True}
@@ -109,27 +109,6 @@ def test_a_bucket_is_read_in_the_parameters_own_memory_order(
 # -- equivalence: the trainer ----------------------------------------------------------------
 
 
-def smoke(*settings: str, epochs: int = 4, workers: int = 4) -> RunConfig:
-    """The smoke preset, cut short, in float64."""
-    short = [
-        f"epochs={epochs}",
-        f"workers={workers}",
-        "dtype=float64",
-        "data.train_size=120",
-        "data.test_size=100",
-        "policy.interval=1",
-        "optimizer.decay_epochs=[3]",
-        "device=cpu",
-    ]
-    return override(regimes.get_preset("smoke"), [*short, *settings])
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    found = checkpoint.load(folder)
-    assert found is not None
-    return next(f["shared"] for f in found[1] if "shared" in f)["model"]
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -142,7 +121,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def test_hook_trainer_and_simulation_are_the_same(
     settings: tuple[str, ...], tmp_path: Path
 ) -> None:
-    config = smoke(*settings)
+    config = smoke("device=cpu", *settings)
     regimes.run(config, tmp_path / "simulated")
     group.run(jobs.trainer, 4, config, 4, tmp_path / "real")
     hooked = group.run(jobs.smoke, 4, config)[0]
@@ -155,7 +134,7 @@ def test_hook_trainer_and_simulation_are_the_same(
 
 @pytest.mark.parametrize("signal", ["update", "global", "local-mean", "worker0"])
 def test_signals_are_those_of_the_trainer(signal: str, tmp_path: Path) -> None:
-    config = smoke(f"signal={signal}", epochs=2, workers=2)
+    config = smoke("device=cpu", "workers=2", f"signal={signal}", epochs=2)
     regimes.run(config, tmp_path / "run")
     name = f"norm:{signal}"
     rows = group.run(jobs.smoke, 2, config)[1]["rows"]
@@ -165,7 +144,8 @@ def test_signals_are_those_of_the_trainer(signal: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("policy", ["adaqs", "error-ladder"])
 def test_statistics_other_than_the_norm(policy: str, tmp_path: Path) -> None:
-    config = smoke(f"policy={policy}", 'policy.levels=["high", "low"]', epochs=2, workers=2)
+    ladder = (f"policy={policy}", 'policy.levels=["high", "low"]')
+    config = smoke("device=cpu", "workers=2", *ladder, epochs=2)
     regimes.run(config, tmp_path / "run")
     rows = group.run(jobs.smoke, 2, config)[0]["rows"]
     for row, theirs in zip(rows, read_lines(tmp_path / "run" / "epochs.jsonl"), strict=True):

@@ -4,12 +4,12 @@ trace on the training; continued and broken off."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from configs import smoke
 from ddp_scripts import group, recorded
-from test_ddp import smoke
+from runs import rows
 
 import regimes
 from regimes.compression import compressor
@@ -20,17 +20,13 @@ ONLY_TRAINER = {"batch_size", "train_loss", "test_loss", "metric", "collectives"
 ONLY_HOOK = {"skipped", "logged"}
 
 
-def rows(folder: Path) -> list[dict[str, Any]]:
-    return read_lines(folder / "epochs.jsonl")
-
-
 # -- equivalence -----------------------------------------------------------------------------
 
 
 def test_the_record_is_the_trainers(tmp_path: Path) -> None:
     """Same header, same rows, but for what only the trainer knows; bytes differ by the news of
     non-finite gradients, which the trainer's loss carries."""
-    config = smoke(workers=2)
+    config = smoke("device=cpu", "workers=2")
     regimes.run(config, tmp_path / "trainer")
     group.run(recorded.trained_like, 2, config, tmp_path / "hook")
     pairs = list(zip(rows(tmp_path / "trainer"), rows(tmp_path / "hook"), strict=True))

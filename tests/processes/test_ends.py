@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_faults import assert_same, config
+from configs import smoke_constant_rate as config
+from runs import same_bits
 
 import regimes
 from regimes.config import RunConfig
@@ -68,7 +69,7 @@ def test_without_its_last_checkpoint_a_run_is_not_finished(broken: Path, tmp_pat
     assert sweep.done(*cell)
     assert verdict(broken) == ("whole", "")
     regimes.run(config(*SHORT), tmp_path / "whole")
-    assert_same(broken, tmp_path / "whole")
+    same_bits(broken, tmp_path / "whole")
 
 
 def test_tune_goes_on_with_it(broken: Path, tmp_path: Path) -> None:

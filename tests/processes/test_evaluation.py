@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from configs import smoke as config
 from ddp_scripts import group
-from test_train import config
 from torch import nn
 from torch.nn import functional as F
 

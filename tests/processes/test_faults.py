@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from configs import smoke_constant_rate as config
+from runs import rows, same_bits
 
 import regimes
 from regimes.config import RunConfig, override, to_toml
@@ -32,12 +33,6 @@ BATCHES = (
 )
 
 
-def config(*settings: str) -> RunConfig:
-    """The smoke preset, cut short; ACCORDION on."""
-    short = ["epochs=6", "data.train_size=200", "data.test_size=100", "optimizer.decay_epochs=[]"]
-    return override(regimes.get_preset("smoke"), [*short, *settings])
-
-
 def start(c: RunConfig, out: Path, *words: str, **env: str) -> subprocess.Popen[str]:
     toml = out.with_suffix(".toml")
     toml.write_text(to_toml(c))
@@ -52,23 +47,6 @@ def wait(until: Callable[[], object], seconds: float = 120) -> None:
     while not until():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.01)
-
-
-def rows(out: Path) -> list[dict]:
-    return read_lines(out / "epochs.jsonl")
-
-
-def weights(out: Path) -> dict[str, torch.Tensor]:
-    found = checkpoint.load(out)
-    assert found is not None
-    return next(f["shared"] for f in found[1] if "shared" in f)["model"]
-
-
-def assert_same(a: Path, b: Path) -> None:
-    """The records' epochs and the final weights, bit for bit."""
-    assert rows(a) == rows(b)
-    theirs = weights(b)
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in weights(a).items())
 
 
 def children(pid: int) -> list[int]:
@@ -107,7 +85,7 @@ def test_kill_9_again_and_again(settings: tuple[str, ...], tmp_path: Path) -> No
         process.communicate()
         kills += 1
     assert kills >= 2
-    assert_same(out, tmp_path / "whole")
+    same_bits(out, tmp_path / "whole")
     assert len({row["batch_size"] for row in rows(out)}) == (2 if settings else 1)
 
 
@@ -191,7 +169,7 @@ def test_torchrun_restarts_a_killed_worker(tmp_path: Path) -> None:
     events = [line["event"] for line in read_lines(out / "events.jsonl")]
     assert events[-1] == "end"
     assert "resume" in events
-    assert_same(out, tmp_path / "whole")
+    same_bits(out, tmp_path / "whole")
 
 
 # -- asked to end ----------------------------------------------------------------------------
@@ -216,7 +194,7 @@ def test_sigterm_ends_with_the_epoch_and_resumes_exactly(processes: str, tmp_pat
         (out / "run.json").write_text(header)
         regimes.run(short, out, resume=True)
         regimes.run(short, tmp_path / "whole")
-        assert_same(out, tmp_path / "whole")
+        same_bits(out, tmp_path / "whole")
 
 
 @pytest.mark.slow
@@ -365,7 +343,7 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(small_disk: Path, tmp_path:
     shutil.copytree(out, tmp_path / "room" / "run")
     regimes.run(c, tmp_path / "room" / "run", resume=True)
     regimes.run(c, tmp_path / "whole")
-    assert_same(tmp_path / "room" / "run", tmp_path / "whole")
+    same_bits(tmp_path / "room" / "run", tmp_path / "whole")
 
 
 @pytest.mark.parametrize("left", [0, 2000])

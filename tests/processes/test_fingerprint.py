@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from configs import smoke as config
 from ddp_scripts import group
-from test_train import config
 
 import regimes
 from regimes.config import RunConfig

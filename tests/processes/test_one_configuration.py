@@ -4,8 +4,8 @@ values, before anything is trained: in the hook, in local steps and in the train
 from __future__ import annotations
 
 import pytest
+from configs import smoke as config
 from ddp_scripts import apart, group
-from test_train import config
 
 from regimes.collectives.agreement import difference
 

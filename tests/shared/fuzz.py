@@ -29,8 +29,8 @@ import fuzz_images
 from hypothesis import HealthCheck, Phase, example, given, seed, settings
 from hypothesis import strategies as st
 from outcome import one_sentence, seen
+from plain import record as make
 from rich.console import Console
-from test_records import make
 
 import regimes
 from regimes.config import RunConfig, override

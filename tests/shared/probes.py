@@ -107,3 +107,15 @@ def explicit_gauss_newton(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Ten
     p = z.softmax(-1).detach()
     blocks = (torch.diag_embed(p) - p[:, :, None] * p[:, None, :]) / len(p)
     return j.mT @ torch.block_diag(*blocks) @ j
+
+
+class Quadratic(nn.Module):
+    """The loss w'Hw / 2 of a given H."""
+
+    def __init__(self, h):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(len(h), dtype=h.dtype))
+        self.register_buffer("h", h)
+
+    def forward(self, x):
+        return (self.w @ self.h @ self.w / 2).expand(len(x))

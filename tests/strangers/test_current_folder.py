@@ -10,7 +10,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from test_records import make
+from plain import record as make
 
 from regimes.records import read_header
 

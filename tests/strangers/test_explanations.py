@@ -12,7 +12,7 @@ import forked
 import numpy as np
 import pytest
 import torch
-from test_optimizers import weights
+from runs import weights
 
 import regimes
 from regimes.collectives.requests import Layer

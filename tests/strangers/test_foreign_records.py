@@ -13,7 +13,7 @@ from typing import Any
 
 import plain
 import pytest
-from test_records import make
+from plain import record as make
 
 from regimes import policies
 from regimes.cost.network import Network

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_outputs import ARCHIVE
-from test_records import make
+from plain import record as make
 
 import regimes
 from regimes import inputs, report
@@ -17,6 +16,7 @@ from regimes.config import to_toml
 from regimes.errors import RecordError
 from regimes.records import check_output, load_all, pack
 
+ARCHIVE = Path(__file__).parents[2] / "data/reference/smoke-overlap.tar.xz"
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 

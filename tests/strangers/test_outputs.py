@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
-from test_records import make
+from plain import record as make
 
 from regimes.errors import RecordError
 from regimes.plotting import style

@@ -14,7 +14,7 @@ from typing import Any
 import plain
 import pytest
 import torch
-from test_faults import config
+from configs import smoke_constant_rate as config
 
 import regimes
 from regimes import Compressor, Decision, Mean, Traffic

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import stats
-from test_figure2 import make
+from synthetic import make
 
 from analysis.campaign.campaign import CPU
 from analysis.claims import claims

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_figure2 import make
+from synthetic import make
 
 import regimes
 from analysis.campaign import campaign

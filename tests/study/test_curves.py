@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 from matplotlib.collections import PolyCollection
 from scipy import stats
-from test_figure2 import EPOCHS, make
+from synthetic import EPOCHS, make
 
 from analysis.common import compare
 from analysis.paper import batch, curves, figure18_20, figures

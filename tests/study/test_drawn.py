@@ -36,7 +36,7 @@ from analysis.common.compare import norms
 from analysis.cost.whatif import PricedRuns, Settings
 from analysis.lasso import lasso
 from analysis.lasso.numbers import Setting
-from analysis.notebook.outputs import explorer
+from analysis.notebook import explorer
 from analysis.paper import figures
 from analysis.rates import quadratic
 from regimes.config import DENSE

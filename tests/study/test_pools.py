@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import stats
-from test_figure2 import make
+from synthetic import make
 
 from analysis.claims import pools
 from analysis.claims.effects import minus

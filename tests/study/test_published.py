@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from test_figure2 import make
+from synthetic import make
 
 from analysis.paper import curves, published
 from regimes.errors import RecordError

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from test_figure2 import make
+from synthetic import make
 
 from analysis.paper import figures, published, table_rules, tables
 from regimes.config import to_dict

@@ -12,7 +12,7 @@ import scipy.linalg
 import torch
 import torch.distributed
 from ddp_scripts import group
-from probes import data, explicit_gauss_newton, explicit_hessian, net, seeded, split
+from probes import Quadratic, data, explicit_gauss_newton, explicit_hessian, net, seeded, split
 from torch import nn
 
 from regimes.curvature import (
@@ -37,18 +37,6 @@ def exact():
 @pytest.fixture
 def hessian():
     return HessianProduct(net(), cross_entropy, split(data(), 7, 5))
-
-
-class Quadratic(nn.Module):
-    """The loss w'Hw / 2 of a given H."""
-
-    def __init__(self, h):
-        super().__init__()
-        self.w = nn.Parameter(torch.ones(len(h), dtype=h.dtype))
-        self.register_buffer("h", h)
-
-    def forward(self, x):
-        return (self.w @ self.h @ self.w / 2).expand(len(x))
 
 
 def quadratic(spectrum):

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from configs import smoke as config
 from ddp_scripts import group
-from probes import data, net, split
-from test_curvature import Quadratic
-from test_train import config
+from probes import Quadratic, data, net, split
 from torch import Tensor, nn
 
 import regimes

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,23 +13,13 @@ from threading import Thread
 
 import pytest
 import torch
+from corpora import TRAIN, write
 from hypothesis import given
 from hypothesis import strategies as st
 
 from regimes.config import DataConfig
 from regimes.data import wikitext
 from regimes.errors import DataError
-
-TRAIN = ["", " = A title = ", " the cat saw the <unk> . ", "", " the cat sat . "]
-TEST = [" the dog sat . ", ""]
-
-
-def write(folder: Path, train: Sequence[str] = TRAIN, test: Sequence[str] = TEST) -> Path:
-    """The standard files with these lines."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for split, lines in (("train", train), ("valid", test), ("test", test)):
-        (folder / f"wiki.{split}.tokens").write_text("".join(f"{x}\n" for x in lines), "utf-8")
-    return folder
 
 
 def load(folder: Path, **settings: object) -> wikitext.Corpus:

@@ -14,16 +14,17 @@ from typing import Any
 import forked
 import pytest
 import torch
+from configs import lstm as config
+from corpora import random_walk, write
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from test_corpus import write
-from test_train import same_bits, weights
+from runs import same_bits, same_text, weights
 from torch import nn
 from torch.nn import functional
 
 import regimes
 from regimes.collectives.world import World
-from regimes.config import RunConfig, from_dict, override, to_dict
+from regimes.config import to_dict
 from regimes.data import registry
 from regimes.data.language import NextWord, Streams, TextTask, cut
 from regimes.data.task import Batches, Task
@@ -34,42 +35,11 @@ from regimes.training import build
 
 torch.set_num_threads(1)
 TOPK = ("compressor=topk", "levels.low=50", "levels.high=2")
-WORDS = ["cat", "dog", "bird", "the", "a", "saw", "heard", ".", ",", "and"]
-
-
-def lines(count: int, seed: int) -> list[str]:
-    """Sentences of a random walk over ten words: each word has two that may follow."""
-    generator = torch.Generator().manual_seed(seed)
-    found, word = [], 0
-    for _ in range(count):
-        drawn = torch.randint(0, 2, (7,), generator=generator).tolist()
-        sentence = [word := (3 * word + 1 + step) % 10 for step in drawn]
-        found.append(" ".join(WORDS[i] for i in sentence))
-    return found
 
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """800 training and 201 test tokens in 11 words."""
-    return write(tmp_path_factory.mktemp("text"), lines(100, seed=0), [*lines(25, seed=1), ""])
-
-
-def config(text: Path, *settings: str, epochs: int = 3) -> RunConfig:
-    """A small LSTM in float64: 4 workers x 3 streams of 66 tokens in 7 windows."""
-    base = from_dict(
-        RunConfig,
-        {
-            "epochs": epochs,
-            "workers": 4,
-            "batch_size": 3,
-            "dtype": "float64",
-            "data": {"name": "wikitext-2", "path": str(text), "sequence": 10},
-            "model": {"name": "lstm", "width": 8, "depth": 2, "dropout": 0.0},
-            "optimizer": {"lr": 1.0, "warmup_from": 0.5, "warmup_epochs": 1, "decay_epochs": [2]},
-            "policy": {"name": "accordion", "interval": 1},
-        },
-    )
-    return override(base, list(settings))
+    return random_walk(tmp_path_factory.mktemp("text"))
 
 
 class Table(nn.Module):
@@ -250,18 +220,6 @@ def test_the_union_pass_equals_worker_by_worker(model: str, text: Path, tmp_path
     assert union.header["world"]["union_pass"]
     assert not apart.header["world"]["union_pass"]
     same_text(tmp_path / "union", tmp_path / "apart")
-
-
-def same_text(a: Path, b: Path, tolerance: float = 1e-9) -> None:
-    """Equal levels and floats; perplexities and weights equal to a relative tolerance."""
-    for mine, theirs in zip(*(read_lines(x / "epochs.jsonl") for x in (a, b)), strict=True):
-        for key in ("level", "floats"):
-            assert mine["layers"][key] == theirs["layers"][key]
-        assert mine["metric"] == pytest.approx(theirs["metric"], rel=tolerance)
-    other = weights(b)
-    for name, tensor in weights(a).items():
-        difference = (tensor - other[name]).abs().max() / other[name].abs().max()
-        assert difference <= tolerance, name
 
 
 def test_dropout_goes_worker_by_worker(text: Path) -> None:

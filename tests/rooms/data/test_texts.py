@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from corpora import write
 from hypothesis import given
 from hypothesis import strategies as st
-from test_corpus import write
 from torch import nn
 
 import regimes

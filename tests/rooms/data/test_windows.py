@@ -15,8 +15,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from test_text import same_text
-from test_train import same_bits
+from runs import same_bits, same_text
 
 import regimes
 from regimes.config import RunConfig, from_dict, override

@@ -12,7 +12,8 @@ from pathlib import Path
 import forked
 import pytest
 import torch
-from test_train import config, same_bits, stop_after, weights
+from configs import smoke as config
+from runs import same_bits, stop_after, weights
 
 import regimes
 from regimes.config import RunConfig

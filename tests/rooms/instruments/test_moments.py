@@ -13,9 +13,10 @@ import forked
 import numpy as np
 import pytest
 import torch
+from contexts import without_data as context
 from numpy.typing import NDArray
+from runs import weights
 from scipy.stats import norm
-from test_noise import context, weights
 from torch import nn
 
 import regimes

@@ -5,23 +5,22 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import forked
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from contexts import without_data as context
+from runs import weights
+from torch import nn
 
 import regimes
-from regimes.collectives.requests import Layer
-from regimes.collectives.world import World
 from regimes.config import RunConfig, override
 from regimes.errors import ConfigError
-from regimes.instruments.base import MeasurementContext, Reading
+from regimes.instruments.base import Reading
 from regimes.instruments.noise import Msdr, MsdrGauge, Noise, NoiseGauge
 from regimes.records import read_lines
-from regimes.training import build, checkpoint
+from regimes.training import build
 
 torch.set_num_threads(1)
 BOTH = "instruments={noise={}, msdr={}}"
@@ -39,24 +38,6 @@ def config(*settings: str) -> RunConfig:
         "union_pass=false",
     ]
     return override(regimes.get_preset("smoke"), [*short, *settings])
-
-
-def context(workers: int, sizes: list[int], union: bool = False) -> MeasurementContext:
-    layers = [Layer(f"layer{i}", (n,)) for i, n in enumerate(sizes)]
-
-    def nothing(*_: Any) -> Any:
-        raise AssertionError("noise asks for no data")
-
-    return MeasurementContext(
-        model=nn.Identity(),
-        loss=nothing,
-        world=World(workers),
-        layers=layers,
-        seed=0,
-        union=union,
-        probe=nothing,
-        samples=nothing,
-    )
 
 
 def noise(steps: list[np.ndarray], sizes: list[int], stride: int = 1) -> Reading:
@@ -247,12 +228,6 @@ def test_a_run_with_it_ends_in_the_same_bits(union: str, tmp_path: Path) -> None
     rows = [read_lines(tmp_path / x / "epochs.jsonl") for x in ("with", "without")]
     for a, b in zip(*rows, strict=True):
         assert all(a[k] == b[k] for k in ("train_loss", "test_loss", "metric", "floats"))
-
-
-def weights(folder: Path) -> dict[str, Tensor]:
-    found = checkpoint.load(folder)
-    assert found is not None
-    return next(f["shared"] for f in found[1] if "shared" in f)["model"]
 
 
 # -- bad input -------------------------------------------------------------------------------

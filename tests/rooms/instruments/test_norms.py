@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_overlap import context
+from contexts import with_gradients as context
 
 from regimes.collectives.world import World
 from regimes.instruments.gradient_norm import Norms

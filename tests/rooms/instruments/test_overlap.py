@@ -13,6 +13,8 @@ import forked
 import numpy as np
 import pytest
 import torch
+from contexts import with_gradients as context
+from runs import weights
 from torch import Tensor, nn
 
 import regimes
@@ -22,7 +24,6 @@ from regimes.config import RunConfig, override
 from regimes.curvature.isolation import preserved
 from regimes.errors import ConfigError, RecordError, TrainingError
 from regimes.instruments import support_overlap
-from regimes.instruments.base import MeasurementContext
 from regimes.instruments.support_overlap import (
     Overlap,
     batch_gradient,
@@ -31,8 +32,7 @@ from regimes.instruments.support_overlap import (
     train_on_batch_statistics,
 )
 from regimes.records import load_all, read_lines
-from regimes.training import build, checkpoint
-from regimes.training.gradients import layer_table
+from regimes.training import build
 
 torch.set_num_threads(1)
 INSTRUMENT = "instruments={overlap={batches=[8, 30, 60], every=2}}"
@@ -49,44 +49,6 @@ def config(*settings: str) -> RunConfig:
         "optimizer.decay_epochs=[2]",
     ]
     return override(regimes.get_preset("smoke"), [*short, *settings])
-
-
-class Vector(nn.Module):
-    """Two layers whose gradient is the mean of the batch: loss = w . mean(x)."""
-
-    def __init__(self, first: int, second: int) -> None:
-        super().__init__()
-        self.a, self.b = nn.Parameter(torch.zeros(first)), nn.Parameter(torch.zeros(second))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (torch.cat([self.a, self.b]) * x.mean(0)).sum()
-
-
-def context(gradients: list[list[float]], first: int, world: World) -> MeasurementContext:
-    """Batch i of any size has the gradient ``gradients[i]``."""
-    model = Vector(first, len(gradients[0]) - first)
-
-    def samples(epoch: int, count: int, batch: int) -> list[tuple[Tensor, Tensor]]:
-        if count > len(gradients):
-            raise ConfigError("too many")
-        return [(torch.tensor([g] * batch), torch.zeros(batch)) for g in gradients[:count]]
-
-    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        return model(x)
-
-    def probe(images: int, batch: int) -> list[Any]:
-        raise AssertionError("overlap probes nothing")
-
-    return MeasurementContext(
-        model=model,
-        loss=loss,
-        world=world,
-        layers=layer_table(model),
-        seed=0,
-        union=False,
-        probe=probe,
-        samples=samples,
-    )
 
 
 # -- closed form -----------------------------------------------------------------------------
@@ -264,12 +226,6 @@ def test_a_run_with_it_ends_in_the_same_bits(tmp_path: Path) -> None:
     for a, b in zip(*rows, strict=True):
         for key in ("train_loss", "test_loss", "metric", "floats"):
             assert a[key] == b[key], key
-
-
-def weights(folder: Path) -> dict[str, Tensor]:
-    found = checkpoint.load(folder)
-    assert found is not None
-    return next(f["shared"] for f in found[1] if "shared" in f)["model"]
 
 
 def test_traffic_is_the_bits_of_the_supports() -> None:

@@ -11,7 +11,7 @@ import forked
 import numpy as np
 import pytest
 import torch
-from test_train import config
+from configs import smoke as config
 
 import regimes
 from analysis.tournament import error_per_float

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from test_gpt import config as words
+from configs import gpt as words
 from torch import Tensor, nn
 
 import regimes

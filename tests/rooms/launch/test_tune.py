@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from configs import smoke as short
 from hypothesis import given
 from hypothesis import strategies as st
-from test_train import config as short
 
 import regimes
 from regimes import presets

@@ -15,9 +15,9 @@ from typing import Any
 import forked
 import pytest
 import torch
-from test_gpt import config as words
-from test_train import config as images
-from test_train import same_bits, same_run, stop_after, wait, weights
+from configs import gpt as words
+from configs import smoke as images
+from runs import same_bits, same_run, stop_after, wait, weights
 from torch import nn
 
 import regimes

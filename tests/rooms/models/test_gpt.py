@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from test_train import weights
+from configs import gpt as config
+from runs import weights
 from torch import nn
 from torch.nn import functional
 
 import regimes
-from regimes.config import RunConfig, from_dict, override
 from regimes.errors import ConfigError
 from regimes.models import build
 from regimes.models.gpt import GPT, angles, turned
@@ -144,28 +144,6 @@ def test_dropout_of_embedding_attention_and_both_halves(dropout: float) -> None:
 
 
 # -- a run ---------------------------------------------------------------------------------------
-
-
-def config(*settings: str) -> RunConfig:
-    """17 steps of 4 x 2 windows of 16 letters."""
-    base = from_dict(
-        RunConfig,
-        {
-            "epochs": 2,
-            "workers": 4,
-            "batch_size": 2,
-            "data": {
-                "name": "synthetic-text",
-                "sequence": 16,
-                "train_size": 2100,
-                "test_size": 300,
-            },
-            "model": {"name": "gpt", "width": 16, "depth": 1, "heads": 2},
-            "optimizer": {"lr": 0.5, "clip": 1.0},
-            "levels": {"low": 2, "high": 1},
-        },
-    )
-    return override(base, list(settings))
 
 
 @pytest.mark.slow

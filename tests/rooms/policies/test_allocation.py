@@ -7,9 +7,9 @@ import math
 from pathlib import Path
 
 import pytest
+from configs import smoke_static as config
 from hypothesis import given
 from hypothesis import strategies as st
-from test_batch import config
 
 import regimes
 from regimes.errors import ConfigError, RecordError

@@ -9,8 +9,10 @@ from typing import Any
 import forked
 import pytest
 import torch
+from configs import smoke_static as config
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import weights
 
 import regimes
 from regimes.config import RunConfig, from_dict, override
@@ -27,31 +29,12 @@ from regimes.policies import (
 )
 from regimes.records import read_lines
 from regimes.replay.replay import replay_batch
-from regimes.training import build, checkpoint, gradients
+from regimes.training import build, gradients
 
 torch.set_num_threads(1)
 SLOW = pytest.mark.slow
 GROW = "batch_policy={name='windows', windows=[[0, 2]], inside='low', outside='high'}"
 SIZES = "batch_levels={low=8, high=24}"
-
-
-def config(*settings: str) -> RunConfig:
-    """The smoke preset, cut short, in float64."""
-    short = [
-        "epochs=3",
-        "dtype=float64",
-        "data.train_size=200",
-        "data.test_size=100",
-        "policy=static",
-        "optimizer.decay_epochs=[]",
-    ]
-    return override(regimes.get_preset("smoke"), [*short, *settings])
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    found = checkpoint.load(folder)
-    assert found is not None
-    return next(f["shared"] for f in found[1] if "shared" in f)["model"]
 
 
 def same(a: Path, b: Path, tolerance: float = 0.0) -> None:

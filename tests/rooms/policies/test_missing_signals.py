@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from test_faults import config
+from configs import smoke_constant_rate as config
 
 import regimes
 from analysis.paper import figure3

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_train import config
+from configs import smoke as config
 
 import regimes
 from benchmarks.cases.policies import decision, rows, told

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from configs import gpt as words
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_gpt import config as words
 
 import regimes
 from regimes.policies import LevelCost, PastEpoch, Policy, policy

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_records import make
+from plain import record as make
 
 from regimes.errors import RecordError
 from regimes.records import load_all, opened, pack

@@ -16,9 +16,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from configs import smoke as config
 from hooked import LOSSES, held, hooked
 from rich.console import Console
-from test_train import config
 
 import regimes
 from analysis.common.compare import norms

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_records import HEADER, make, row
+from plain import HEADER
+from plain import record as make
+from plain import rising as row
 
 import regimes
 from regimes.config import override, to_dict

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
-import plain
 import pytest
+from plain import HEADER
+from plain import record as make
+from plain import rising as row
 
 from regimes.errors import RecordError
 from regimes.records import (
@@ -23,20 +24,6 @@ from regimes.records import (
     read_lines,
     summary,
 )
-
-HEADER = plain.header()
-
-
-def row(epoch: int) -> dict[str, Any]:
-    return plain.row(epoch, metric=0.5 + epoch / 10)
-
-
-def make(folder: Path, epochs: int = 3) -> Path:
-    writer = Writer.create(folder, HEADER)
-    for epoch in range(epochs):
-        writer.epoch(row(epoch), {"compute": 1.0, "evaluate": 0.5})
-    writer.close()
-    return folder
 
 
 def test_round_trip(tmp_path: Path) -> None:

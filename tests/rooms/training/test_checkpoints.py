@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_train import config
+from configs import smoke as config
 
 import regimes
 from regimes.collectives.world import World

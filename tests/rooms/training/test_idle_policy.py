@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_train import config
+from configs import smoke as config
 
 import regimes
 from regimes.launch.single import train

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_train import config, same_bits
+from configs import smoke as config
+from runs import same_bits
 
 import regimes
 from regimes.compression.reducer import finite_flag, loss_with_flag

@@ -8,7 +8,8 @@ from pathlib import Path
 import forked
 import pytest
 import torch
-from test_train import config, same_bits, same_run, stop_after, weights
+from configs import smoke as config
+from runs import same_bits, same_run, stop_after, weights
 from torch import nn
 
 import regimes

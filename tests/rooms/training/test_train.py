@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,14 @@ from typing import Any
 import forked
 import pytest
 import torch
+from configs import smoke as config
+from runs import same_bits, same_run, stop_after, wait, weights
 from torch import nn
 
 import regimes
 from benchmarks.trainers import Training
 from regimes.collectives.world import World
-from regimes.config import RunConfig, override, to_toml
+from regimes.config import override, to_toml
 from regimes.data import classification, images
 from regimes.errors import ConfigError, DataError, RecordError, TrainingError
 from regimes.launch import sweep
@@ -33,47 +34,6 @@ from regimes.training import build, checkpoint, gradients, loop
 torch.set_num_threads(1)
 POWERSGD: tuple[str, ...] = ()
 TOPK = ("compressor=topk", "levels.low=50", "levels.high=2")
-
-
-def config(*settings: str, epochs: int = 4) -> RunConfig:
-    """The smoke preset, cut short, in float64."""
-    short = [
-        f"epochs={epochs}",
-        "dtype=float64",
-        "data.train_size=120",
-        "data.test_size=100",
-        "policy.interval=1",
-        "optimizer.decay_epochs=[3]",
-    ]
-    return override(regimes.get_preset("smoke"), [*short, *settings])
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    found = checkpoint.load(folder)
-    assert found is not None
-    return next(f["shared"] for f in found[1] if "shared" in f)["model"]
-
-
-def same_run(a: Path, b: Path, tolerance: float = 1e-12) -> None:
-    """Equal levels, reasons, floats; weights equal to a relative tolerance."""
-    for mine, theirs in zip(*(read_lines(x / "epochs.jsonl") for x in (a, b)), strict=True):
-        for key in ("level", "floats"):
-            assert mine["layers"][key] == theirs["layers"][key]
-        assert [w and w["rule"] for w in mine["layers"]["why"]] == [
-            w and w["rule"] for w in theirs["layers"]["why"]
-        ]
-        assert mine["metric"] == theirs["metric"]
-    other = weights(b)
-    for name, tensor in weights(a).items():
-        scale = other[name].abs().max().clamp_min(1e-30) if tensor.is_floating_point() else 1
-        assert ((tensor - other[name]).abs().max() / scale) <= tolerance, name
-
-
-def same_bits(a: Path, b: Path) -> None:
-    assert (a / "epochs.jsonl").read_bytes() == (b / "epochs.jsonl").read_bytes()
-    other = weights(b)
-    for name, tensor in weights(a).items():
-        assert torch.equal(tensor, other[name]), name
 
 
 # -- equivalence -----------------------------------------------------------------------------
@@ -237,17 +197,6 @@ def test_a_whole_file_of_another_checkpoint_is_damage(tmp_path: Path) -> None:
     assert found[0] == 1
 
 
-def stop_after(epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = loop._unit
-
-    def wrapped(parts: Any, unit: int, watchers: Any) -> Any:
-        if unit == epochs:
-            raise KeyboardInterrupt
-        return original(parts, unit, watchers)
-
-    monkeypatch.setattr(loop, "_unit", wrapped)
-
-
 @pytest.mark.parametrize("kill_at", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 5))])
 def test_kill_9_and_resume(kill_at: int, tmp_path: Path) -> None:
     c = config("dtype=float32", epochs=8 + 4 * kill_at)
@@ -259,13 +208,6 @@ def test_kill_9_and_resume(kill_at: int, tmp_path: Path) -> None:
     assert [end.code for end in run.ends()] == [-signal.SIGKILL]
     regimes.run(c, tmp_path / "broken", resume=True)
     same_bits(tmp_path / "whole", tmp_path / "broken")
-
-
-def wait(condition: Callable[[], bool], seconds: float = 90.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.01)
 
 
 def test_resume_on_another_number_of_processes(

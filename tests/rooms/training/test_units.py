@@ -12,9 +12,10 @@ from pathlib import Path
 import forked
 import pytest
 import torch
-from test_text import config as text_config
-from test_text import text  # noqa: F401 - a fixture
-from test_train import POWERSGD, TOPK, config, same_bits, same_run, stop_after, wait, weights
+from configs import lstm as text_config
+from configs import smoke as config
+from corpora import random_walk
+from runs import same_bits, same_run, stop_after, wait, weights
 
 import regimes
 from regimes.config import to_toml
@@ -27,7 +28,14 @@ from regimes.training.build import prepare
 from regimes.training.units import Units
 
 torch.set_num_threads(1)
+POWERSGD: tuple[str, ...] = ()
+TOPK = ("compressor=topk", "levels.low=50", "levels.high=2")
 STATIC = ("policy=static", "policy.level=high")  # 120 images, 4 x 8: 3 steps per epoch
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_walk(tmp_path_factory.mktemp("text"))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +69,7 @@ def test_the_unit_does_not_change_the_training(size: int, tmp_path: Path) -> Non
     assert record.finished
 
 
-def test_a_hidden_state_runs_on_from_unit_to_unit(text: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_hidden_state_runs_on_from_unit_to_unit(text: Path, tmp_path: Path) -> None:
     for model in ("model.dropout=0.0", "model.dropout=0.2"):  # a union pass; worker by worker
         c = (model, *STATIC)
         regimes.run(text_config(text, *c), tmp_path / model / "epochs")
@@ -87,7 +95,7 @@ def test_resumed_within_an_epoch(
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_a_text_resumed_within_an_epoch(
     dropout: float,
-    text: Path,  # noqa: F811
+    text: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

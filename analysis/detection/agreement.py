@@ -47,9 +47,7 @@ def as_text(
     """Agreement with the reference, `other_runs` and `costs`, rounded."""
     agreed = unforced.with_reference(rows, reference).set_index("detector")
     table = in_other_runs.join(agreed[["n", "kappa", "kappa_low", "kappa_high"]]).assign(cost=spent)
-    table.loc[table.index == reference, "with"] = (
-        np.nan
-    )  # 1 by definition, or the kappa of this run
+    table.loc[table.index == reference, "with"] = np.nan  # 1 by definition, or the kappa
     table.loc[table.index == FIRST, "itself"] = np.nan
     columns = {
         "detector": word("detector"),

@@ -204,7 +204,7 @@ def figure() -> tuple[Figure, pd.DataFrame]:
 
 
 def main(out: Out = None) -> list[Path]:
-    """Draw all curves that the authors published, and print the end of each and the value of its table."""
+    """Draw all curves that the authors published, and print their ends and the tables' values."""
     files, (fig, frame) = Files("published", out), figure()
     files.figure("published", (fig, frame))
     last = frame.groupby([*KEYS, "level"], sort=False)["value"].last().rename("log").reset_index()

@@ -68,7 +68,7 @@ def as_table(
         texts, ends: how many columns from the left, and from the right, hold words.
     """
     lines = [[cell(row) for cell in columns.values()] for row in rows.to_dict("records")]
-    return Table([*columns], lines, texts=texts, ends=ends)
+    return Table(tuple(columns), lines, texts=texts, ends=ends)
 
 
 def word(column: str) -> Cell:

@@ -190,7 +190,10 @@ def test_the_edge_of_stability() -> None:
     rows = edge.table(edge.products(runs), warm)
     assert between("edge") == edge.as_text(rows).markdown() + "\n"
     cells = {
-        (row["rate"], row["arm"]): f"{row['product']:.2f} [{row['low']:.2f}, {row['high']:.2f}]"
+        (
+            row["rate"],
+            row["arm"],
+        ): f"{row['product']:.2f} [{row['product_low']:.2f}, {row['product_high']:.2f}]"
         for row in rows.to_dict("records")
     }
     assert says(f"is below {edge.edge(0.9):.2f}, the *edge*")
@@ -205,8 +208,8 @@ def test_the_edge_of_stability() -> None:
     )
     at = rows.set_index(["rate", "arm"])
     for rate in (0.2, 0.4):
-        assert at.loc[(0.1, bare), "low"] < at.loc[(rate, bare), "product"]
-        assert at.loc[(rate, bare), "low"] < at.loc[(0.1, bare), "high"]
+        assert at.loc[(0.1, bare), "product_low"] < at.loc[(rate, bare), "product"]
+        assert at.loc[(rate, bare), "product_low"] < at.loc[(0.1, bare), "product_high"]
 
 
 # -- ground truth ----------------------------------------------------------------------------

@@ -49,17 +49,9 @@ LEFT_OUT = {
         f"regimes/presets/{name}.py": "values that were chosen; what makes grids of them is in"
         for name in (
             "cpu",
-            "detection",
-            "events",
-            "falling",
             "language",
-            "local",
-            "matrix",
-            "mechanism",
             "paper",
             "paper_text",
-            "questions",
-            "tournament",
         )
     },
     "regimes/report/origin.py": "words of a page",
@@ -72,6 +64,7 @@ LEFT_OUT = {
     "analysis/notebook/outputs.py": "how a notebook's output is laid out",
     "analysis/claims/sentences.py": "sentences and what each is read from",
     "analysis/tournament/tournament_figure.py": "how a figure is laid out",
+    "analysis/grids": "values that were chosen, and names",
 }
 OTHERS = {  # of test_NAME.py: pages and packages, which look at the core from afar
     "docs",

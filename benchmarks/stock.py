@@ -114,7 +114,8 @@ def read_all(folder: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:
 def markdown(found: dict[str, Any]) -> str:
     """One row per script and way: means over seeds, and their range."""
     lines = [
-        "The output of `python -m benchmarks.stock`, whose docstring says what is measured.",
+        "This page compares three common DDP scripts, plain and with the hook's default "
+        "settings. `python -m benchmarks.stock` measures; its docstring describes the method.",
         "",
         "| script | way | seeds | training loss at the end | tested | bytes sent |",
         "|---|---|---:|---:|---:|---:|",

@@ -30,8 +30,8 @@ from regimes.replay.agreement import LEAST, interval
 from ..common.estimates import Cell, Row, as_table, number, p, word
 from ..common.verdicts import (
     alike,
-    ends_text,
     holm,
+    interval_text,
     least_p,
     outcome,
     p_ranks,
@@ -158,7 +158,7 @@ def as_text(rows: pd.DataFrame) -> Table:
 def _mean(row: Row) -> str:
     few = "[one seed]" if row["n"] == 1 else "[two seeds]"
     missing = "[all alike]" if row["n"] >= LEAST else few
-    return f"{row['mean']:+.2f} {ends_text(row['ci_low'], row['ci_high'], '+.2f') or missing}"
+    return f"{row['mean']:+.2f} {interval_text(row['ci_low'], row['ci_high'], '+.2f') or missing}"
 
 
 def _ranks(row: Row) -> str:

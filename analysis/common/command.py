@@ -22,7 +22,7 @@ import tyro
 
 from regimes.console import stdout
 from regimes.errors import ConfigError, RegimesError
-from regimes.inputs import noted
+from regimes.inputs import track_inputs
 from regimes.plotting.offered import conditions
 from regimes.records import reading, write_output
 
@@ -130,7 +130,7 @@ def call(main: Callable[..., Any], words: Sequence[str], program: str) -> None:
         how = ", then ".join(f"`{line}`" for line in lines[:2])
         raise ConfigError(f"{program} needs records: {how}")
     about = (inspect.getdoc(main) or "").partition("Args:")[0].rstrip()
-    with noted():
+    with track_inputs():
         tyro.cli(
             main,
             prog=program,
@@ -161,6 +161,6 @@ def start(main: Callable[..., Any], program: str = "", words: Sequence[str] | No
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except OSError as error:
-        if not stdout.is_lost(error):
+        if not stdout.is_stdout_failure(error):
             raise
-        sys.exit(stdout.lost(error))
+        sys.exit(stdout.exit_code_of(error))

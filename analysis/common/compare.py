@@ -24,9 +24,9 @@ from regimes.plotting.groups import BASELINES, compressed, groups
 from regimes.plotting.groups import Groups as Groups
 from regimes.plotting.groups import tested_by as tested_by
 from regimes.plotting.groups import windows as windows
-from regimes.presets.tournament import PAPER
 from regimes.records import Record
 
+from ..grids.names import PAPER
 from .estimates import Cell, Row, as_table, number, word
 
 SCHEDULES = ("dense", "low", "high", "low-in-critical", "high-in-critical", "accordion", "low-late")

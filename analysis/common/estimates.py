@@ -15,7 +15,7 @@ import pandas as pd
 from regimes.console.tables import Table
 from regimes.replay.agreement import interval
 
-from .verdicts import ends_text, p_text
+from .verdicts import interval_text, p_text
 
 Row = Mapping[Any, Any]
 Cell = Callable[[Row], str]
@@ -98,7 +98,7 @@ def mean(column: str, form: str, ends: str = "", alike: str = "") -> Cell:
     def text(row: Row) -> str:
         if math.isnan(row[column]):
             return ""
-        brackets = ends_text(row[low], row[high], form)
+        brackets = interval_text(row[low], row[high], form)
         if not brackets and row["n"] > 1:
             brackets = alike
         return f"{row[column]:{form}} {brackets}".rstrip()

@@ -24,7 +24,7 @@ from typing import Literal
 
 import numpy as np
 
-from regimes.console.units import ends_text as ends_text
+from regimes.console.units import interval_text as interval_text
 
 Verdict = Literal[
     "better", "better, within the margin", "equivalent", "worse, within the margin", "worse", "open"

@@ -1,6 +1,6 @@
 """Do the norm, the eigenvalue and other statistics mark the same epochs?
 
-Train once with every statistic, then draw (`regimes.presets.detection` has the grids)::
+Train once with every statistic, then draw (`grids/detection-smoke.toml`)::
 
     regimes ablate detection-smoke --schedules signals --seeds 8 --out runs/signals
     regimes figure agreement runs/signals

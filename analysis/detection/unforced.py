@@ -19,12 +19,12 @@ import pandas as pd
 from regimes.detectors import RelativeChange
 from regimes.errors import RecordError
 from regimes.policies.signals import signal_values
-from regimes.presets.detection import STATISTICS
 from regimes.records import Record
 from regimes.replay.agreement import kappa
 from regimes.replay.replay import measured, past_epochs, signal_cost
 
 from ..common import estimates
+from ..grids.names import STATISTICS
 
 FIRST = "first epochs"
 REFERENCE = "eigenvalue"

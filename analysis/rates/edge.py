@@ -1,6 +1,6 @@
 """How near the edge of stability does each level train? The top Hessian eigenvalue times the rate.
 
-Train with curvature at constant rates, then draw (`regimes.presets.mechanism` has the grid)::
+Train with curvature at constant rates, then draw (`grids/rates-edge.toml` is the grid)::
 
     regimes ablate rates-edge --seeds 8 --first-seed 4000
     regimes figure edge runs/rates-edge
@@ -25,7 +25,7 @@ from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.looks import styles_of
-from regimes.presets.mechanism import AT
+from regimes.presets.own import AT
 from regimes.records import Record, load_all
 
 from ..common.command import Files, Out, Records

@@ -1,6 +1,6 @@
 """Does compression narrow the range of usable rates early in training, or late?
 
-Run, then draw (`regimes.presets.mechanism` has the grid; 16 minutes on one core)::
+Run, then draw (`grids/rates-when.toml`; 16 minutes on one core)::
 
     regimes ablate rates-when --seeds 8 --first-seed 4000
     regimes figure narrowing runs/rates-when

@@ -1,6 +1,6 @@
 """The usable range of learning rates, by level of compression.
 
-Train each level at many rates, then draw (`regimes.presets.mechanism` has the arms)::
+Train each level at many rates, then draw (`grids/rates-smoke.toml` has the arms)::
 
     regimes ablate rates-smoke --seeds 4 --first-seed 4000 --out runs/rates/smoke
     regimes figure mechanism runs/rates
@@ -33,12 +33,13 @@ from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.groups import tested_by
 from regimes.plotting.metrics import Metric
-from regimes.presets.mechanism import ARMS, AT, LATE
+from regimes.presets.own import AT
 from regimes.records import Record, check_one, load_all
 
 from ..common.command import Files, Out, Several
 from ..common.compare import LAST
 from ..common.estimates import estimate
+from ..grids.names import ARMS, LATE
 from . import usable_figure
 from .usable_figure import as_text as as_text
 

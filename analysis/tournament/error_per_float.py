@@ -104,7 +104,7 @@ def name_of(table: dict[str, Any]) -> str:
     return ", ".join([table["name"], *given])
 
 
-def spelt(name: str, level: str) -> str:
+def level_label(name: str, level: str) -> str:
     """A level as one says it: "rank 4"; nothing where a compressor has one only."""
     return SPELT.get(name.partition(",")[0], "").format(level)
 
@@ -116,7 +116,7 @@ def as_text(rows: pd.DataFrame) -> Table:
     """Rounded, from few bytes to many."""
     columns = {
         "compressor": word("compressor"),
-        "level": lambda row: spelt(row["compressor"], row["level"]),
+        "level": lambda row: level_label(row["compressor"], row["level"]),
         "n": word("n"),
         "floats": number("floats", ".1%"),
         "bytes": number("bytes", ".1%"),

@@ -1,6 +1,6 @@
 """An event in the middle of a training: do policies use their floats better than a fixed rank does?
 
-Tune and run each setting (`regimes.presets.events` has the commands), then draw them together::
+Tune and run each setting (commands in `grids/shift-smoke.toml`), then draw them together::
 
     regimes figure events runs/shift-smoke runs/restarts-smoke runs/ramp-smoke runs/pruned-smoke
 

@@ -1,6 +1,6 @@
 """The tournament: adaptive policies against controls that send as many floats.
 
-Tune, run, then draw (`regimes.presets.tournament` has the arms and the commands)::
+Tune, run, then draw (commands in `grids/tournament-smoke.toml`)::
 
     regimes figure tournament runs/tournament-smoke --trials runs/tune/tournament-smoke/tune.json
 
@@ -142,7 +142,7 @@ def edges(trials: Path, rates: pd.Series) -> list[str]:
         RecordError: no such file, or not of ``regimes tune``.
     """
     try:
-        inputs.note(trials)
+        inputs.add(trials)
         rows = json.loads(trials.read_text(encoding="utf-8"))["trials"]
         tried: dict[str, list[float]] = {}
         for row in rows:

@@ -13,7 +13,8 @@ from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullLocator
 from regimes.console.units import human
 from regimes.plotting import style
 from regimes.plotting.groups import tested_by
-from regimes.presets import events, local, tournament
+
+from ..grids import names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
     from regimes.records import Record
 
 LADDERS = {  # controls of one kind, by their floats
-    **tournament.LADDERS,
-    "period": local.LADDER,
-    "event": events.LADDER,
+    **names.LADDERS,
+    "period": names.PERIODS,
+    "event": names.EVENTS,
 }
 LINES: dict[str, dict[str, Any]] = {  # of the controls, distinguished without colour
     "static": {"linestyle": "-", "marker": "o", "label": "the same rank throughout, and dense"},

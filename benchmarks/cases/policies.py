@@ -13,7 +13,6 @@ import math
 import statistics
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.harness import Limits, Row
@@ -22,13 +21,23 @@ from regimes.cost.cases import ITEMSIZE
 from regimes.policies import Policy, policy
 from regimes.policies.controller import Controller
 from regimes.policies.history import level_costs
-from regimes.presets import cpu, language
-from regimes.presets.tournament import arms, policies
+from regimes.presets import select
 from regimes.records import Record
 from regimes.replay.replay import signal_cost
 from regimes.training.loop import run
 
 TARGET, LATE_TARGET = 1.01, 2.0
+ARMS = (
+    "accordion",
+    "forced",
+    "accordion-ladder",
+    "sharpness",
+    "adaqs",
+    "error-ladder",
+    "l-greco",
+    "l-greco accordion",
+    "gravac",
+)
 UNITS = (24, 1_000, 20_000)  # after which a decision is timed; the first is a whole run
 
 
@@ -100,13 +109,12 @@ def rows(name: str, config: RunConfig, folder: Path, rounds: int) -> list[Row]:
 
 
 def measure(limits: Limits, *, quick: bool) -> list[Row]:
-    bases = {"smoke": replace(cpu.smoke(), epochs=2 if quick else 6)}
+    grids = {"smoke": ("tournament-smoke", f"epochs={2 if quick else 6}")}
     if not quick:
-        bases["lm-small"] = replace(language.lm_small(), steps=150)
+        grids["lm-small"] = ("tournament-lm", "steps=150")
     found = []
     with tempfile.TemporaryDirectory() as folder:
-        for name, base in bases.items():
-            cells = arms(base)
-            for arm in policies():
-                found += rows(name, cells[arm], Path(folder, name, arm), 6 if quick else 60)
+        for name, (grid, length) in grids.items():
+            for arm, cell in select(grid, ARMS, [length]).items():
+                found += rows(name, cell, Path(folder, name, arm), 6 if quick else 60)
     return found

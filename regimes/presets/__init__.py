@@ -3,10 +3,8 @@
 A preset is a diff from the defaults; its docstring says the command, the machine and the minutes.
 A grid is a family of schedules of one preset: ``{schedule: configuration}``; every seed of a grid
 is a run of its own. ``families`` makes grids from a preset, ``cpu`` and ``paper`` are those of the
-two scales, ``language`` has language models on a text that is everywhere, ``local`` local steps,
-``tournament`` all policies and what they have to beat, ``events`` regimes that do not begin at the
-start, ``falling`` ranks that fall with the rate, ``mechanism`` levels at many rates, ``detection``
-detectors by what they read, ``matrix`` a deep linear network.
+two scales, ``language`` has language models on a text that is everywhere. ``own`` reads grids from
+TOML files, ``offered`` adds the files that installed packages offer: the study's are among them.
 """
 
 from __future__ import annotations
@@ -18,21 +16,7 @@ from typing import Any
 from regimes.config import Registry, RunConfig, load_toml, override, to_dict
 from regimes.errors import ConfigError, nearest, require
 from regimes.policies import policy
-from regimes.presets import (
-    cpu,
-    detection,
-    events,
-    falling,
-    language,
-    local,
-    matrix,
-    mechanism,
-    own,
-    paper,
-    paper_text,
-    questions,
-    tournament,
-)
+from regimes.presets import cpu, language, offered, own, paper, paper_text
 from regimes.presets.families import Grid, schedules
 from regimes.presets.listing import groups
 from regimes.presets.registry import GRIDS, PRESETS, grid, preset
@@ -44,27 +28,19 @@ __all__ = [
     "arms",
     "check_common",
     "cpu",
-    "detection",
-    "events",
-    "falling",
     "get_grid",
     "get_preset",
     "grid",
     "groups",
     "language",
-    "local",
-    "matrix",
-    "mechanism",
     "numbers",
     "own",
     "paper",
     "paper_text",
     "preset",
-    "questions",
     "schedules",
     "seeds_of",
     "select",
-    "tournament",
 ]
 
 
@@ -168,3 +144,6 @@ def _at(table: Any, path: list[str]) -> Any:
     for key in path:
         table = table.get(key) if isinstance(table, dict) else None
     return table
+
+
+offered.register(get_preset)

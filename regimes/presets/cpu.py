@@ -58,20 +58,6 @@ def small_grid() -> Grid:
     return figure2(small())
 
 
-@grid("smoke-overlap")
-def smoke_overlap() -> Grid:
-    """`regimes ablate smoke-overlap --seeds 5`: Figure 4a, up to half of the 400 training images;
-    3 minutes on one core."""
-    return families.overlap(smoke(), [8, 16, 32, 64, 128, 200], every=1)
-
-
-@grid("small-overlap")
-def small_overlap() -> Grid:
-    """`regimes ablate small-overlap --seeds 3`: Figure 4a, up to half of the 3,000 training
-    images; 7 minutes on one core."""
-    return families.overlap(small(), [16, 32, 128, 512, 1024, 1500], every=3)
-
-
 @grid("smoke-signals")
 def smoke_signals() -> Grid:
     """`regimes ablate smoke-signals --seeds 5`: Figure 3 and the detector bench on digits; 8
@@ -113,24 +99,6 @@ def small_batch() -> Grid:
         largest = {"low": 16, "high": 128}
         cells[f"{name}-8x"] = replace(cells[name], name=f"{name}-8x", batch_levels=largest)
     return cells
-
-
-BATCH_RATES = {  # that `regimes tune small-batch` chose on 1,000 images held out
-    "small-batch": 0.025,
-    "large-batch": 0.025,
-    "small-in-critical": 0.025,
-    "large-in-critical": 0.025,
-    "accordion-batch": 0.025,
-    "smith": 0.05,
-}
-
-
-@grid("small-batch-own")
-def small_batch_own() -> Grid:
-    """`regimes ablate small-batch-own --seeds 8 --first-seed 3000 --jobs 2`: Figures 4b and 5, each
-    schedule at the learning rate that images held out chose, of 0.0125 to 0.1; 6 minutes, 2
-    cores."""
-    return families.at_own_rates(small_batch(), BATCH_RATES, 1000)
 
 
 def _gentle() -> RunConfig:

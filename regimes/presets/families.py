@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,33 +19,11 @@ def windows(*windows: tuple[int, int], inside: str = "low", outside: str = "high
     return {"name": "windows", "windows": list(windows), "inside": inside, "outside": outside}
 
 
-def coin(units: int, of: int, seed: int, low: str, high: str) -> Table:
-    """``low`` in so many single units that chance chose, else ``high``; one draw for all runs."""
-    draw = {
-        "name": "random-windows",
-        "share": units / of,
-        "epochs": of,
-        "count": units,
-        "seed": seed,
-    }
-    return {"name": "detected", "detector": draw, "low": low, "high": high}
-
-
 def at_rate(base: RunConfig, lr: float) -> RunConfig:
     """At another learning rate, the start of the warm-up in proportion."""
     optimizer = base.optimizer
     start = optimizer.warmup_from and optimizer.warmup_from * lr / optimizer.lr
     return replace(base, optimizer=replace(optimizer, lr=lr, warmup_from=start))
-
-
-def at_own_rates(cells: Grid, rates: Mapping[str, float], held_out: int) -> Grid:
-    """Schedules of a grid at the learning rates that samples held out chose for them, with so many
-    held out again."""
-    found = {}
-    for name, rate in rates.items():
-        data = replace(cells[name].data, validation_size=held_out)
-        found[name] = at_rate(replace(cells[name], data=data), rate)
-    return found
 
 
 def follow(base: RunConfig, policies: dict[str, Table]) -> Grid:
@@ -86,13 +63,6 @@ def schedules(
         optimizer=replace(base.optimizer, decay_epochs=sooner),
     )
     return cells
-
-
-def overlap(base: RunConfig, batches: list[int], every: int) -> Grid:
-    """Support overlap between stochastic gradients, with and without compression in training."""
-    tables = {"overlap": {"batches": batches, "every": every}}
-    cells = follow(base, {level: static(level) for level in ("dense", "low")})
-    return {name: replace(cell, instruments=tables) for name, cell in cells.items()}
 
 
 def signals(base: RunConfig, *names: str) -> Grid:

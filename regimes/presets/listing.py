@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from regimes.config import Registry
 from regimes.errors import ConfigError, nearest
+from regimes.presets import own
+from regimes.presets.offered import OfferedFile
 from regimes.presets.registry import GRIDS, PRESETS
 
 
@@ -45,15 +47,18 @@ def groups(words: Sequence[str] = ()) -> list[Group]:
 def _of(known: Registry, words: Sequence[str]) -> list[Group]:
     files: dict[str, list[tuple[str, str]]] = {}
     for name, make in known.items():
-        about, said = _about(make), " ".join((make.__doc__ or "").split())
+        about, said = _words(make)
         text = f"{known.kind} {name} {about} {said}".lower()
         if all(word.lower() in text for word in words):
             files.setdefault(about, []).append((name, said))
     return [Group(known.kind, about, rows) for about, rows in files.items()]
 
 
-def _about(make: Any) -> str:
-    """The first sentence of the file that makes it."""
-    made = make.func if isinstance(make, functools.partial) else make
-    lines = (sys.modules[made.__module__].__doc__ or "").strip().partition("\n\n")[0]
-    return " ".join(lines.split()).partition(";")[0].rstrip(".")
+def _words(make: Any) -> tuple[str, str]:
+    """The first sentence of the file that makes it, and what is said of it there."""
+    if isinstance(make, OfferedFile):
+        return own.read_words(make.path)
+    function = make.func if isinstance(make, functools.partial) else make
+    first = (sys.modules[function.__module__].__doc__ or "").strip().partition("\n\n")[0]
+    about = " ".join(first.split()).partition(";")[0].rstrip(".")
+    return about, " ".join((make.__doc__ or "").split())

@@ -1,4 +1,4 @@
-"""A grid of one's own from a TOML file: a base and what each schedule changes of it ::
+"""A grid from a TOML file: a base, and what each schedule changes of it ::
 
     base = "smoke"                # a preset, GRID/SCHEDULE, or a table: a configuration written out
     seeds = 3                     # how many, or which: [7, 8, 9]
@@ -11,7 +11,17 @@
     policy.eta = 0.3              # of the base's policy
     optimizer.lr = 0.2
 
-A schedule changes the keys that it names; "none" unsets one.
+A schedule changes the keys that it names; "none" unsets one. Learning rates, with the start of the
+warm-up in proportion, and schedules of other files ::
+
+    rates = [0.1, 0.2]            # each schedule at each rate: "low at 0.1", "low at 0.2", ...
+    include = ["arms.toml"]       # files with schedules, which come first; paths from this file
+
+    [schedules.low]
+    base = "small/low"            # in place of the file's base; `set` applies to it as well
+    rate = 0.05                   # at one rate, in place of the file's rates; the name is unchanged
+
+`about` and `group` say in words what the grid is, for `regimes presets` (`offered`).
 """
 
 from __future__ import annotations
@@ -22,14 +32,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from regimes.config import RunConfig, from_dict, overlaid, override
+from regimes.config import RunConfig, from_dict, override, override_table
 from regimes.config.toml import read_tables
 from regimes.errors import ConfigError, is_whole, nearest, require, unexpected
+from regimes.presets.families import at_rate
 from regimes.presets.registry import Grid
 
 MOST_SEEDS = 10_000
-KEYS = ("base", "seeds", "set", "schedules")
+KEYS = ("base", "seeds", "set", "rate", "rates", "include", "schedules", "about", "group")
+NOT_CONFIGURATION = ("base", "rate", "rates")  # keys of a schedule that are no fields of a run
+AT = " at "  # between a schedule's name and its rate, in the name of a cell
 NAME = re.compile(r"[^/\\\x00-\x1f\x7f-\x9f]{1,100}")  # of a folder, wherever it is unpacked
+Presets = Callable[[str], RunConfig]  # the configuration of that name
+Table = dict[str, Any]  # of TOML
 
 
 def is_file(name: str) -> bool:
@@ -37,27 +52,40 @@ def is_file(name: str) -> bool:
     return name.endswith(".toml") and not Path(name).is_dir()
 
 
-def read_grid(path: str, preset: Callable[[str], RunConfig]) -> Grid:
+def read_grid(path: str, preset: Presets) -> Grid:
     """The schedules of a file.
-
-    Args:
-        preset: gives the configuration of that name.
 
     Raises:
         ConfigError: it cannot be read, or is one configuration; what a schedule says is unknown.
     """
     table = _table(path)
-    base, cells = _base(path, table, preset), {}
+    common = _base(path, table, preset)
+    cells: Grid = {}
     for name, changes in table["schedules"].items():
         good = NAME.fullmatch(name) and name not in (".", "..")
         require(bool(good), f"{path}: schedules", name, "a name for a folder among the records")
+        where = f"{path}: schedules.{name}"
         if not isinstance(changes, Mapping):
-            raise unexpected(f"{path}: schedules.{name}", changes, "a table of keys and values")
+            raise unexpected(where, changes, "a table of keys and values")
+        fields = {key: changes[key] for key in changes if key not in NOT_CONFIGURATION}
+        own = {**table, "base": changes["base"]} if "base" in changes else None
+        base = _base(where, own, preset) if own else common
         try:
-            cells[name] = overlaid(replace(base, name=name), changes)
+            cell = override_table(replace(base, name=name), fields)
         except ConfigError as error:
-            raise ConfigError(f"{path}: schedules.{name}: {error}") from None
+            raise ConfigError(f"{where}: {error}") from None
+        says_rates = changes if changes.keys() & {"rate", "rates"} else table
+        cells |= _at_rates(where, cell, says_rates)
     return cells
+
+
+def read_preset(path: str, preset: Presets) -> RunConfig:
+    """The base of a file that has no schedules.
+
+    Raises:
+        ConfigError: it cannot be read, or is no configuration.
+    """
+    return _base(path, _read(path, "preset"), preset)
 
 
 def read_seeds(path: str) -> list[int] | None:
@@ -74,14 +102,40 @@ def read_seeds(path: str) -> list[int] | None:
     return numbers
 
 
-def _table(path: str) -> dict[str, Any]:
-    try:
-        table = read_tables(path)
-    except FileNotFoundError:
-        raise ConfigError(f"cannot read the grid {path}: no such file") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"cannot read the grid {path}: {error}") from None
-    if not isinstance(table.get("schedules"), Mapping) or not table["schedules"]:
+def read_words(path: str) -> tuple[str, str]:
+    """What a file says of itself: (group, about), each on one line."""
+    table = _read(path, "grid")
+    group, about = (" ".join(str(table.get(key, "")).split()) for key in ("group", "about"))
+    return group, about
+
+
+def _at_rates(where: str, cell: RunConfig, table: Mapping[str, Any]) -> Grid:
+    """The cells of one schedule: at the table's ``rate``, at each of its ``rates``, or one."""
+    if "rate" in table:
+        return {cell.name: at_rate(cell, _rate(f"{where}.rate", table["rate"]))}
+    if "rates" not in table:
+        return {cell.name: cell}
+    rates = table["rates"]
+    if not isinstance(rates, list) or not rates:
+        raise unexpected(f"{where}.rates", rates, "a list of learning rates")
+    numbers = [_rate(f"{where}.rates", rate) for rate in rates]
+    cells = {f"{cell.name}{AT}{rate:g}": at_rate(cell, rate) for rate in numbers}
+    return {name: replace(at, name=name) for name, at in cells.items()}
+
+
+def _rate(where: str, given: Any) -> float:
+    number = isinstance(given, int | float) and not isinstance(given, bool)
+    require(number and given > 0, where, given, "a positive number")
+    return float(given)
+
+
+def _table(path: str) -> Table:
+    """A grid's file, the schedules that it includes among its own."""
+    table = _read(path, "grid")
+    schedules = table.get("schedules", {})
+    if isinstance(schedules, Mapping):
+        schedules = _included(path, table) | dict(schedules)
+    if not isinstance(schedules, Mapping) or not schedules:
         raise ConfigError(
             f"{path} is no grid: it needs a table [schedules.NAME] for each schedule, with what is "
             f"changed of its base; regimes run {path} trains one configuration"
@@ -89,10 +143,36 @@ def _table(path: str) -> dict[str, Any]:
     for key in table:
         if key not in KEYS:
             raise ConfigError(f"{path}: unknown key {key!r}: {nearest(key, KEYS)}")
-    return table
+    return {**table, "schedules": schedules}
 
 
-def _base(path: str, table: Mapping[str, Any], preset: Callable[[str], RunConfig]) -> RunConfig:
+def _included(path: str, table: Table) -> Table:
+    """The schedules of the files that a file includes."""
+    names = table.get("include", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise unexpected(f"{path}: include", names, 'a list like ["arms.toml"]')
+    schedules: Table = {}
+    for name in names:
+        other = str(Path(path).parent / name)
+        included = _read(other, f"schedules that {path} includes:")
+        if [*included] != ["schedules"] or not isinstance(included["schedules"], Mapping):
+            raise ConfigError(
+                f"{other} is included by {path}: expected tables [schedules.NAME] alone"
+            )
+        schedules |= included["schedules"]
+    return schedules
+
+
+def _read(path: str, what: str) -> Table:
+    try:
+        return read_tables(path)
+    except FileNotFoundError:
+        raise ConfigError(f"cannot read the {what} {path}: no such file") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"cannot read the {what} {path}: {error}") from None
+
+
+def _base(path: str, table: Table, preset: Presets) -> RunConfig:
     given, settings = table.get("base", {}), table.get("set", [])
     if not isinstance(given, str | Mapping):
         raise unexpected(f"{path}: base", given, "the name of a preset, or a configuration")

@@ -197,10 +197,3 @@ def paper_figure3() -> Grid:
     found = schedules(paper_resnet18_cifar10())
     curvature = {"every": 5, "images": 512, "batch": 128, "modes": ["eval", "batch-statistics"]}
     return {"low": replace(found["low"], instruments={"curvature": curvature})}
-
-
-@grid("paper-figure4a")
-def paper_figure4a() -> Grid:
-    """`regimes ablate paper-figure4a`: Figure 4a, ResNet-18 on CIFAR-10, batches of 128 to 4,096
-    every 25 epochs; a GPU."""
-    return families.overlap(paper_resnet18_cifar10(), [128, 512, 2048, 4096], every=25)

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from regimes.compression.selection import top_indices
-from regimes.seeding import BLOCK, begin_stream, derive, uniform
+from regimes.seeding import BLOCK, derive, seed_generators, uniform
 
 CPU = torch.device("cpu")
 PUBLISHED = [  # SplitMix64 from 1234567 (rosettacode.org, "Pseudo-random numbers/Splitmix64")
@@ -50,7 +50,7 @@ def test_a_stream_begins_as_torchs_own_on_each_device(
             gpu.manual_seed(derive("as torch", 1))
         expected = drawn()
         monkeypatch.setattr(torch, "manual_seed", lambda _: pytest.fail("torch.manual_seed"))
-        begin_stream(derive("as torch", 1), torch.device(device))
+        seed_generators(derive("as torch", 1), torch.device(device))
         numbers = 1 if device == "cpu" else 3
         assert drawn()[:numbers] == expected[:numbers]
 

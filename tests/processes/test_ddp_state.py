@@ -23,9 +23,9 @@ from regimes.collectives.world import World
 from regimes.compression import compressor
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE
-from regimes.ddp.elastic import share
-from regimes.ddp.matching import Match, several
-from regimes.ddp.validate import plain_names
+from regimes.ddp.full_state import residual_of
+from regimes.ddp.layer_match import LayerMatch, several
+from regimes.ddp.model import plain_names
 
 LEVELS = dict(cases.Case().levels)
 
@@ -59,14 +59,14 @@ def by_copies(owed: list[Tensor], workers: int) -> list[Tensor]:
 @given(st.integers(1, 6), st.integers(1, 6), st.randoms())
 def test_new_workers_owe_what_the_old_ones_owed(old: int, new: int, random: Any) -> None:
     owed = [torch.tensor([random.uniform(-1, 1) for _ in range(3)]).double() for _ in range(old)]
-    found = [share(owed, worker, new) for worker in range(new)]
+    found = [residual_of(worker, new, owed) for worker in range(new)]
     for ours, theirs in zip(found, by_copies(owed, new), strict=True):
         assert ours is not None
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-15)
     if new % old == 0:  # copies, bit for bit
         assert all(torch.equal(x, owed[i * old // new]) for i, x in enumerate(found))
-    assert share([None] * old, 0, new) is None
-    assert torch.equal(share([None, owed[0]], 0, 1), owed[0] / 2)
+    assert residual_of(0, new, [None] * old) is None
+    assert torch.equal(residual_of(0, 1, [None, owed[0]]), owed[0] / 2)
 
 
 def simulated(stage: list[dict[str, Any]]) -> dict[str, Tensor]:
@@ -284,7 +284,7 @@ def test_names_lose_what_wrappers_add_unless_two_become_one() -> None:
 
 def test_a_match_is_by_name_whatever_the_order() -> None:
     layers = [Layer("c", (2,)), Layer("a", (1, 2)), Layer("new", (3,))]
-    match = Match({"a": [1, 2], "b": [1], "c": [2]}, layers)
+    match = LayerMatch({"a": [1, 2], "b": [1], "c": [2]}, layers)
     assert match.values([1, 2, 3], [7, 8, 9]) == [3, 1, 9]
     flat = match.sums({"global": [torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])]})["global"][0]
     assert flat.tolist() == [4, 5, 1, 2, 0, 0, 0]

@@ -285,7 +285,7 @@ def test_a_process_of_many_runs_ends_all_of_them(
     monkeypatch.setattr(termination, "_noted", termination._Noted())
     before = signal.getsignal(signal.SIGTERM)
     try:
-        termination.note()
+        termination.remember_sigterm()
         if within:
             with termination.GracefulShutdown() as grace:
                 signal.raise_signal(signal.SIGTERM)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from regimes.records import Writer
+from regimes.records import RecordWriter
 
 NOTHING = {"mean": 0, "gather": 0}
 
@@ -68,7 +68,7 @@ def rising(epoch: int) -> dict[str, Any]:
 
 def record(folder: Path, epochs: int = 3) -> Path:
     """A record of so many epochs, in ``folder``."""
-    writer = Writer.create(folder, HEADER)
+    writer = RecordWriter.create(folder, HEADER)
     for epoch in range(epochs):
         writer.epoch(rising(epoch), {"compute": 1.0, "evaluate": 0.5})
     writer.close()

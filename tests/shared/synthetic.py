@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import plain
 
-from regimes.records import Writer
+from regimes.records import RecordWriter
 
 EPOCHS, STEPS = 6, 5
 LAYERS = [
@@ -51,7 +51,7 @@ def make(root: Path, name: str, seed: int, epochs: int = EPOCHS, **changes: Any)
         layers=[{"name": n, "shape": s, "compressed": c} for n, s, c in LAYERS],
     )
     folder = root / name / f"seed-{seed}"
-    writer = Writer.create(folder, header)
+    writer = RecordWriter.create(folder, header)
     for epoch in range(epochs):
         chosen = [str(draw.choice(["low", "high"])) for _ in LAYERS]
         row = plain.row(epoch) | {

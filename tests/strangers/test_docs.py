@@ -11,7 +11,6 @@ import importlib
 import importlib.util
 import inspect
 import itertools
-import os
 import re
 import shlex
 import shutil
@@ -210,7 +209,6 @@ def test_every_option_has_its_row(kind: str) -> None:
 @functools.cache
 def generate() -> ModuleType:
     """``docs/generate.py``, which is no package."""
-    pytest.importorskip("griffe", reason="needs the extra docs")
     spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
     assert spec is not None
     assert spec.loader is not None
@@ -230,19 +228,22 @@ def test_every_public_module_is_in_the_reference_once() -> None:
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    shown = re.findall(r"[\w/-]+\.md", text(ROOT / "mkdocs.yml").partition("\nnav:")[2])
-    assert sorted(shown) == sorted(p.relative_to(DOCS).as_posix() for p in DOCS.rglob("*.md"))
+    sections = tomllib.loads(text(DOCS / "nav.toml"))["section"]
+    shown = [page for section in sections for page in section["pages"]]
+    pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    assert sorted(shown) == sorted(pages - {"index.md"})
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site; any warning of the builder is an error."""
-    pytest.importorskip("mkdocs", reason="needs the extra docs")
-    pytest.importorskip("mkdocstrings_handlers.python", reason="needs the extra docs")
-    out = tmp_path_factory.mktemp("site")
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)]
-    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    """The built site; any warning of Sphinx is an error."""
+    for package in ("sphinx", "myst_parser", "furo", "sphinx_copybutton"):
+        pytest.importorskip(package, reason="needs the extra docs")
+    pages, out = tmp_path_factory.mktemp("pages"), tmp_path_factory.mktemp("site")
+    generate().write(pages)
+    options = ["--fail-on-warning", "--quiet", "-c", str(DOCS), "-d", str(pages / ".doctrees")]
+    words = [sys.executable, "-m", "sphinx", *options, str(pages), str(out)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return out
 
@@ -298,10 +299,9 @@ def test_a_browser_asks_for_nothing_from_outside(site: Path, served: str, place:
         page.on("request", lambda request: asked.append(request.url))
         for name in ("index.html", "tutorial.html", "reference/compression.html"):
             page.goto(start + name, wait_until="networkidle")
-        page.locator("input.md-search__input").focus()  # the index is loaded now
-        page.get_by_text("Type to start searching").wait_for()
-        page.locator("input.md-search__input").press_sequentially("residual")
-        page.wait_for_selector(".md-search-result__item")
+        page.locator("input.sidebar-search").fill("residual")
+        page.locator("input.sidebar-search").press("Enter")
+        page.wait_for_selector("ul.search li")
         browser.close()
     assert len(asked) > 10
     assert [url for url in asked if not url.startswith((start, "data:", "blob:"))] == []

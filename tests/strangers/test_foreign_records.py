@@ -22,7 +22,7 @@ from regimes.data.tree import members
 from regimes.errors import ConfigError, RecordError
 from regimes.monitor.checkup import check, verdict
 from regimes.monitor.watch import in_use, watch
-from regimes.records import Writer, archive, edited, load, load_all, pack, read_lines
+from regimes.records import RecordWriter, archive, edited, load, load_all, pack, read_lines
 from regimes.replay import detect, spelling
 
 Change = Callable[[dict[str, Any]], object]
@@ -311,11 +311,11 @@ def test_no_text_of_a_stranger_moves_the_cursor(tmp_path: Path, command: Callabl
 def test_a_writer_writes_what_can_be_read(tmp_path: Path) -> None:
     for config in ({"epochs": 10**8}, {"name": "a\x1bb"}, {"policy": {"name": "x", "eta": 1e999}}):
         with pytest.raises(RecordError, match=r"cannot write .*run\.json: "):
-            Writer.create(tmp_path / "run", plain.header(config))
+            RecordWriter.create(tmp_path / "run", plain.header(config))
         assert not (tmp_path / "run" / "run.json").exists()
     with pytest.raises(ConfigError, match=r"policy.eta = inf: expected a finite number"):
         policies.REGISTRY.make({"name": "accordion", "eta": float("inf")})
-    writer = Writer.create(tmp_path / "run", plain.header())
+    writer = RecordWriter.create(tmp_path / "run", plain.header())
     for epoch in range(3):
         writer.epoch(plain.row(epoch, test_loss=float("inf"), metric=float("nan")), {"compute": 1})
     writer.close()
@@ -326,7 +326,7 @@ def test_a_writer_writes_what_can_be_read(tmp_path: Path) -> None:
 
 
 def test_a_record_without_an_epoch_does_not_occupy_its_folder(tmp_path: Path) -> None:
-    writer = Writer.create(tmp_path, plain.header({"name": "first"}))
+    writer = RecordWriter.create(tmp_path, plain.header({"name": "first"}))
     writer.event("stopped", why="the policy needs what nobody measures")
     writer.close()
     (tmp_path / "seconds.jsonl").write_text('{"epoch":0,"compute":1.0}\n')  # a crash before its row
@@ -359,7 +359,7 @@ EDITS: dict[str, tuple[str, Callable[[str], str], str]] = {
 @pytest.mark.parametrize("edit", EDITS)
 def test_an_edited_record_is_told_from_a_whole_one(edit: str, tmp_path: Path) -> None:
     folder = make(tmp_path / "run")
-    writer = Writer.resume(folder, 3)
+    writer = RecordWriter.resume(folder, 3)
     writer.event("end")
     writer.close()
     assert verdict(folder) == ("whole", "")
@@ -376,7 +376,7 @@ def test_a_resume_does_not_whitewash(tmp_path: Path) -> None:
     path = folder / "epochs.jsonl"
     path.write_text(path.read_text().replace('"metric":0.6', '"metric":0.9'))
     for epochs in (3, 2, 1):  # the edited line is kept, is the last one, is set aside
-        Writer.resume(folder, epochs).close()
+        RecordWriter.resume(folder, epochs).close()
         assert "epochs.jsonl" in (edited(folder) or "")
 
 
@@ -384,7 +384,7 @@ def test_an_old_record_gets_its_chain_with_the_resume(tmp_path: Path) -> None:
     folder = make(tmp_path / "run", epochs=2)
     (folder / "chain.jsonl").unlink()
     assert verdict(folder)[0] == "no chain"
-    writer = Writer.resume(folder, 2)
+    writer = RecordWriter.resume(folder, 2)
     writer.epoch(plain.row(2), {"compute": 1.0})
     writer.event("end")
     writer.close()
@@ -399,7 +399,7 @@ def test_doctor_says_one_line_of_each(tmp_path: Path, capsys: pytest.CaptureFixt
         name: make(tmp_path / name, epochs=2 + (name == "whole"))
         for name in ("whole", "broken", "running", "odd", "changed")
     }
-    whole = Writer.resume(runs["whole"], 3)
+    whole = RecordWriter.resume(runs["whole"], 3)
     whole.event("end")
     whole.close()
     (runs["odd"] / "run.json").write_text("{")

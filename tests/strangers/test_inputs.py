@@ -73,8 +73,8 @@ def test_from_python(tmp_path: Path) -> None:
 
 def test_what_is_read_within_a_command_counts_for_all_of_it(tmp_path: Path) -> None:
     small(tmp_path)
-    with inputs.noted():
-        with inputs.noted():
+    with inputs.track_inputs():
+        with inputs.track_inputs():
             load_all(tmp_path / "packed")
         with pytest.raises(RecordError, match="the command has read it"):
             check_output(tmp_path / "packed")

@@ -16,7 +16,7 @@ from plain import record as make
 
 from regimes.errors import RecordError
 from regimes.plotting import style
-from regimes.records import Writer, pack, write_atomically, write_output, write_table
+from regimes.records import RecordWriter, pack, write_atomically, write_output, write_table
 
 ROOT = Path(__file__).parents[2]
 ARCHIVE = ROOT / "data/reference/smoke-overlap.tar.xz"
@@ -180,5 +180,5 @@ def test_a_foreign_record_with_links_is_not_written_through(name: str, tmp_path:
     theirs.write_bytes(content)
     (folder / name).symlink_to(theirs)
     with pytest.raises(RecordError, match="it is a symbolic link"):
-        Writer.resume(folder, 1)
+        RecordWriter.resume(folder, 1)
     assert theirs.read_bytes() == content

@@ -20,7 +20,7 @@ import regimes
 from regimes import Compressor, Decision, Mean, Traffic
 from regimes.errors import ConfigError, RecordError, RegimesError
 from regimes.instruments.base import EndOfEpochGauge, Reading
-from regimes.records import Writer, load, read_lines, reporters
+from regimes.records import RecordWriter, load, read_lines, reporters
 
 SHORT = ["epochs=2", "data.train_size=80", "data.test_size=20"]
 
@@ -289,14 +289,14 @@ ROWS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("kind", ROWS)
 def test_a_row_that_could_not_be_read_is_not_written(kind: str, tmp_path: Path) -> None:
     folder, (changes, says) = tmp_path / "run", ROWS[kind]
-    writer = Writer.create(folder, plain.header())
+    writer = RecordWriter.create(folder, plain.header())
     writer.epoch(plain.row(0), {"compute": 1.0})
     before = {path: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(RecordError, match=f"cannot write a line to .*epochs.jsonl: .*{says}"):
         writer.epoch(plain.row(1, **changes), {"compute": 1.0})
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
     writer.close()
-    again = Writer.resume(folder, 1)
+    again = RecordWriter.resume(folder, 1)
     with pytest.raises(RecordError, match=says):
         again.epoch(plain.row(1, **changes), {"compute": 1.0})
     again.epoch(plain.row(1), {"compute": 1.0})

@@ -15,11 +15,11 @@ from scipy import stats
 from synthetic import EPOCHS, POLICIES, make
 
 from analysis.common import compare
+from analysis.grids.names import PAPER
 from analysis.paper import figure2
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.metrics import named
-from regimes.presets.tournament import PAPER
 from regimes.records import load_all, read_lines
 from regimes.replay.agreement import interval
 

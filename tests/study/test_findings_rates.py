@@ -13,9 +13,9 @@ from findings import between, records, says
 
 from analysis.common.verdicts import holm, p_value
 from analysis.detection import deep_linear
+from analysis.grids.names import LATE
 from analysis.rates import edge, narrowing, usable
 from regimes.plotting.metrics import named
-from regimes.presets.mechanism import LATE
 from regimes.replay.agreement import interval
 
 # -- usable rates ----------------------------------------------------------------------------

@@ -23,12 +23,11 @@ from findings import (
     turned,
 )
 
+from analysis.grids.names import PAPER
 from analysis.tournament import events, tournament
 from analysis.tournament.equal_floats import comparisons, moments
 from regimes.config import to_dict
 from regimes.presets import get_grid
-from regimes.presets.cpu import BATCH_RATES
-from regimes.presets.tournament import PAPER
 from regimes.replay.agreement import interval
 
 # -- the tournament --------------------------------------------------------------------------
@@ -228,7 +227,8 @@ def test_batch_sizes_at_one_rate_and_at_own_rates() -> None:
     runs = records("small-batch-own")
     assert {run.seed for run in runs} == {*range(3000, 3008)}
     rates = pd.Series({run.name: run.config["optimizer"]["lr"] for run in runs})
-    assert rates.to_dict() == BATCH_RATES
+    grid = get_grid("small-batch-own")
+    assert rates.to_dict() == {name: cell.optimizer.lr for name, cell in grid.items()}
     assert not tournament.edges(REFERENCE / "small-batch-own-tune.json", rates)
     above = [effect("small-batch-own", name, "small-batch")[0] for name in rates.index]
     least, *_, most = sorted(above)[1:]

@@ -23,7 +23,7 @@ from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.metrics import named
 from regimes.presets import get_grid
-from regimes.presets.mechanism import AT, LATE, MOMENTUM, RATES
+from regimes.presets.own import AT
 from regimes.records import load_all
 
 ACCURACY = named("accuracy")
@@ -64,7 +64,8 @@ def test_a_cell_is_its_level_at_its_rate_and_nothing_else(name: str) -> None:
 
 def test_momenta_move_as_far_by_a_constant_gradient() -> None:
     grid = get_grid("rates-momentum")
-    far = {float(f"{rate / (1 - MOMENTUM):.5g}") for rate in RATES}
+    known = {cell.optimizer.lr for cell in get_grid("rates-smoke").values()}
+    far = {float(f"{rate / (1 - 0.9):.5g}") for rate in known}
     for cell in grid.values():
         moved = cell.optimizer.lr / (1 - cell.optimizer.momentum)
         assert float(f"{moved:.5g}") in far
@@ -95,7 +96,7 @@ def test_a_low_pass_sends_the_energy_that_its_rank_sends(
         f"optimizer.lr={rate}",
     ]
     regimes.run(regimes.override(regimes.get_preset("smoke/high"), settings), tmp_path)
-    share = LATE[f"low-pass as rank {rank}"][1]
+    share = get_grid("rates-low-pass")[f"low-pass as rank {rank} at 0.1"].levels["level"]
     assert isinstance(share, float)
     assert 1 - sum(left) / sum(owed) == pytest.approx(1 - (1 - share) ** 2, abs=0.02)
 

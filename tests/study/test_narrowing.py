@@ -17,14 +17,14 @@ from analysis.rates.narrowing import largest, losses, table
 from regimes.config import in_windows
 from regimes.errors import RecordError
 from regimes.presets import get_grid
-from regimes.presets.mechanism import AT, RATES, WINDOWS
+from regimes.presets.own import AT
 from regimes.records import load_all
 
 GRID = get_grid("rates-when")
 
 
 def test_rank_1_is_in_its_window_and_the_rate_is_constant() -> None:
-    assert len(GRID) == (1 + len(WINDOWS)) * len(RATES)
+    assert len(GRID) == (1 + 3) * 9  # dense and three windows, rates
     for name, cell in GRID.items():
         arm, _, rate = name.rpartition(AT)
         assert f"{cell.optimizer.lr:g}" == rate

@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from analysis.grids.names import LADDERS
 from analysis.tournament import tournament
 from analysis.tournament.equal_floats import at_same_floats, comparisons, moments
 from analysis.tournament.tournament import (
@@ -29,7 +30,6 @@ from regimes.errors import RecordError
 from regimes.plotting.metrics import named
 from regimes.policies import REGISTRY, check_levels, policy
 from regimes.presets import get_grid
-from regimes.presets.tournament import LADDERS, RATES
 from regimes.records import load_all
 from regimes.training.build import prepare
 
@@ -43,11 +43,16 @@ OTHERS = {  # of a batch, of a period, and of a grid of its own
     "rate-ladder",
 }
 ACCURACY = named("accuracy")
+TUNED = {  # the rates that were tried, as the comments of the grids say
+    "tournament-smoke": (0.003125, 0.00625, 0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8),
+    "tournament-lm": (0.0015, 0.003, 0.006, 0.012),
+    "tournament-small": (0.0125, 0.025, 0.05, 0.1, 0.2),
+}
 
 # -- the arms --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", RATES)
+@pytest.mark.parametrize("name", TUNED)
 def test_every_policy_is_an_arm_and_only_schedules_differ(name: str) -> None:
     grid = get_grid(name)
     assert {cell.policy["name"] for cell in grid.values()} == set(REGISTRY) - OTHERS
@@ -61,9 +66,8 @@ def test_every_policy_is_an_arm_and_only_schedules_differ(name: str) -> None:
 
 
 def test_the_rates_are_wide_and_reach_to_half_the_presets() -> None:
-    for name, text in RATES.items():
-        rates = [float(word) for word in text.split(",")]
-        assert rates == sorted(rates)
+    for name, rates in TUNED.items():
+        assert [*rates] == sorted(rates)
         assert rates[-1] / rates[0] > 7.9
         lr = get_grid(name)["dense"].optimizer.lr
         assert rates[0] < lr < 2 * rates[-1]

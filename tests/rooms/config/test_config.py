@@ -17,8 +17,8 @@ from regimes.config import (
     RunConfig,
     from_dict,
     load_toml,
-    overlaid,
     override,
+    override_table,
     to_dict,
     to_toml,
 )
@@ -77,7 +77,7 @@ def test_a_model_of_ones_own_takes_no_choice_of_a_presets_network(name: str) -> 
     mine = override(base, ["model.name=mine:Net"])
     assert mine.model == ModelConfig(name="mine:Net")
     assert override(mine, ["model.name=mine:Net", "model.width=2"]).model.width == 2
-    assert overlaid(base, {"model": {"width": 2, "name": "mine:Net"}}).model.width == 2
+    assert override_table(base, {"model": {"width": 2, "name": "mine:Net"}}).model.width == 2
     assert override(base, ["model.name=vgg7"]).model == replace(base.model, name="vgg7")
 
 

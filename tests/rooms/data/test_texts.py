@@ -221,7 +221,7 @@ def test_a_uniform_model_has_eight_bits_per_byte(layout: str, folder: Path) -> N
     loss, bits = task.evaluate(model, torch.device("cpu"), torch.float32)
     assert (loss, bits) == pytest.approx((math.log(256), 8.0), rel=1e-6)
     assert task.metric == "bits per byte"
-    assert task.beside(loss) == pytest.approx({"perplexity": 256}, rel=1e-5)
+    assert task.extra_metrics(loss) == pytest.approx({"perplexity": 256}, rel=1e-5)
 
 
 def test_byte_pairs_spell_the_text_and_are_learnt_from_the_training_part(

@@ -102,7 +102,7 @@ def test_a_state_of_other_shapes_or_levels_is_refused() -> None:
     name = next(name for name, owed in altered["residuals"].items() if owed is not None)
     altered["residuals"][name] = altered["residuals"][name].flatten()[:-1]
     hook = trained()
-    with pytest.raises(ConfigError, match=f"damaged .*what is owed of layer '{name}' has shape"):
+    with pytest.raises(ConfigError, match=f"damaged .*the residual of layer '{name}' has shape"):
         hook.load_state_dict(altered)
     hook.load_state_dict(saved)
     other = trained(levels={"low": 3, "high": 1})
@@ -141,7 +141,7 @@ def test_a_damaged_state_is_one_sentence_and_changes_nothing(key: str, value: An
 @pytest.mark.parametrize("folder", ["\0", Path("runs\0/mine")])
 def test_no_folder_has_a_nul_in_its_name(folder: str | Path) -> None:
     with pytest.raises(ConfigError, match=r"record = .*: expected a folder: no path has a NUL"):
-        regimes.Recording(folder)
+        regimes.RecordOptions(folder)
 
 
 # -- what may be logged, loaded and attached again -------------------------------------------
@@ -383,7 +383,7 @@ class Listens:
 def test_after_a_rollback_reporters_begin_with_the_rows_that_are_kept(tmp_path: Path) -> None:
     """Four units are recorded; the state is that of two, and of a third whose only step is over."""
     Listens.begun.clear()
-    about = regimes.Recording(tmp_path / "run", reporters=("test_ddp_arguments:Listens",))
+    about = regimes.RecordOptions(tmp_path / "run", reporters=("test_ddp_arguments:Listens",))
     model = wrapped()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     options = {"policy": "static", "optimizer": optimizer, "every": 1, "record": about}
@@ -392,7 +392,7 @@ def test_after_a_rollback_reporters_begin_with_the_rows_that_are_kept(tmp_path: 
         model(torch.ones(4, 5)).square().sum().backward()
         if step == 2:
             state = hook.state_dict()
-    hook.journal.leave()  # as a kill does
+    hook.recorder.suspend()  # as a kill does
     assert len(read_lines(tmp_path / "run/epochs.jsonl")) == 4
     model = DistributedDataParallel(model.module)
     hook = regimes.attach(model, **options)
@@ -407,7 +407,7 @@ def test_a_job_that_ended_before_its_first_unit_is_started_again(tmp_path: Path)
     hook = regimes.attach(model, policy="static", record=tmp_path / "run")
     model(torch.ones(4, 5)).square().sum().backward()
     assert (tmp_path / "run/run.json").exists()
-    hook.journal.leave()  # as a kill does
+    hook.recorder.suspend()  # as a kill does
     record = job(lambda m: torch.optim.SGD(m.parameters(), lr=0.1), tmp_path / "run")
     assert record.finished
     with pytest.raises(RecordError, match="already holds a run: load the state of its hook"):
@@ -422,7 +422,7 @@ def test_a_job_killed_before_its_first_checkpoint_is_started_again(tmp_path: Pat
     hook = regimes.attach(model, **options)
     for _ in range(3):
         model(torch.ones(4, 5)).square().sum().backward()
-    hook.journal.leave()  # as a kill does
+    hook.recorder.suspend()  # as a kill does
     before = read_lines(tmp_path / "run/epochs.jsonl")
     assert len(before) == 2
     model = DistributedDataParallel(model.module)
@@ -451,7 +451,7 @@ def test_a_kill_right_after_saving_keeps_the_time_of_the_unit(within: bool, tmp_
             hook.epoch_end()
     state = io.BytesIO()
     torch.save(hook.full_state_dict(), state)
-    hook.journal.leave()
+    hook.recorder.suspend()
     state.seek(0)
     model = DistributedDataParallel(model.module)
     hook = regimes.attach(model, every="epoch" if not within else 4, **options)

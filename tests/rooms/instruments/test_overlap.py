@@ -187,7 +187,7 @@ def test_each_draw_size_and_epoch_has_random_numbers_of_its_own(
 ) -> None:
     gauge = Overlap(batches=(2, 3)).start(context(KNOWN, 4, World(1)))
     seeds: list[int] = []
-    monkeypatch.setattr(support_overlap, "begin_stream", lambda seed, _: seeds.append(seed))
+    monkeypatch.setattr(support_overlap, "seed_generators", lambda seed, _: seeds.append(seed))
     for epoch in range(2):
         gauge.read(epoch)
     assert len(seeds) == len(set(seeds)) == 2 * 2 * len(KNOWN)

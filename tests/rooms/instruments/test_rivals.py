@@ -21,11 +21,15 @@ from regimes.compression import REGISTRY, compressor
 from regimes.errors import ConfigError, RecordError
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.rivals import Rivals
-from regimes.presets.questions import RIVALS
+from regimes.presets import get_grid
 from regimes.records import load
 
 LAYERS = [Layer("matrix", (6, 8)), Layer("bias", (5,))]
 WORKERS = 3
+TABLES = get_grid("smoke-rivals")["dense"].instruments["rivals"]["tables"]
+RIVALS: dict[str, list[Any]] = {}  # levels, by compressor
+for table in TABLES:
+    RIVALS.setdefault(table["name"], []).append(table["level"])
 
 
 def context(union: bool = False) -> MeasurementContext:

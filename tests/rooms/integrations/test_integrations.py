@@ -20,7 +20,7 @@ from torch import nn
 
 import regimes
 from regimes.errors import ConfigError
-from regimes.integrations.shared import Wishes, parallel
+from regimes.integrations.shared import HookSettings, ddp_model
 from regimes.records import read_lines
 
 ROOT = Path(__file__).parents[3]
@@ -119,25 +119,25 @@ def test_a_trainer_of_one_process_says_how_to_start_it(tmp_path: Path) -> None:
 
 def test_mistakes_are_known_before_there_is_a_model() -> None:
     with pytest.raises(ConfigError, match="every = 0: expected"):
-        Wishes(0, None, {})
+        HookSettings(0, None, {})
     with pytest.raises(ConfigError, match="unknown option 'polity': did you mean 'policy'"):
-        Wishes("epoch", None, {"polity": "accordion"})
+        HookSettings("epoch", None, {"polity": "accordion"})
     with pytest.raises(ConfigError, match="record = 3"):
-        Wishes("epoch", 3, {})
+        HookSettings("epoch", 3, {})
     with pytest.raises(ConfigError, match="torchrun --nproc-per-node 2"):
-        parallel(nn.Linear(2, 2))
+        ddp_model(nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize("epoch", [None, float("inf")])
 def test_an_epoch_without_a_length_is_refused(epoch: float | None) -> None:
     with pytest.raises(ConfigError, match="give a number of steps"):
-        Wishes("epoch", None, {}).attach(
+        HookSettings("epoch", None, {}).attach(
             nn.Linear(2, 2), None, epoch=epoch, total=None, batch_size=None
         )
 
 
 def test_what_a_trainer_logs_is_what_the_record_calls_it() -> None:
-    about = regimes.Recording("somewhere", metric="accuracy")
+    about = regimes.RecordOptions("somewhere", metric="accuracy")
     logged: dict[str, Any] = {
         "train_loss": 1.0,
         "eval_loss": 2.0,
@@ -147,11 +147,11 @@ def test_what_a_trainer_logs_is_what_the_record_calls_it() -> None:
         "right": True,
         "many": torch.zeros(2),
     }
-    assert Wishes("epoch", about, {}).numbers(logged) == {
+    assert HookSettings("epoch", about, {}).numbers(logged) == {
         "train_loss": 1.0,
         "test_loss": 2.0,
         "accuracy": 0.5,
         "eval_f1": 0.1,
     }
     for record in (None, "somewhere"):  # the metric is then the test loss
-        assert Wishes("epoch", record, {}).numbers({"val_loss": 3.0}) == {"test_loss": 3.0}
+        assert HookSettings("epoch", record, {}).numbers({"val_loss": 3.0}) == {"test_loss": 3.0}

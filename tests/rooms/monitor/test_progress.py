@@ -21,11 +21,11 @@ from regimes.console import units
 from regimes.errors import ConfigError, RecordError
 from regimes.monitor import terminal, watch
 from regimes.monitor.text import straggler
-from regimes.records import Writer
+from regimes.records import RecordWriter
 
 EPOCHS, STEPS, LOW = 12, 10, 2_400_000
 NAMES = ("a", "bias", "b")
-Recorder = Callable[[Path, int], Writer]
+Recorder = Callable[[Path, int], RecordWriter]
 
 
 def header(**changes: Any) -> dict[str, Any]:
@@ -72,8 +72,8 @@ def record() -> Iterator[Recorder]:
     """Writes the first epochs of a run; the writer is open until the test closes it or ends."""
     writers = []
 
-    def write(folder: Path, epochs: int) -> Writer:
-        writer = Writer.create(folder, header())
+    def write(folder: Path, epochs: int) -> RecordWriter:
+        writer = RecordWriter.create(folder, header())
         writers.append(writer)
         for epoch in range(epochs):
             writer.epoch(row(epoch), {"compute": 1.0, "evaluate": 0.25})

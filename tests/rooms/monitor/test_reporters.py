@@ -88,7 +88,7 @@ def test_unknown_names_are_refused_before_any_work(tmp_path: Path, command: Call
     assert "unknown reporter 'wandbb': did you mean 'wandb'?" in done.stderr
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match="did you mean 'tensorboard'"):
-        regimes.Recording(tmp_path, reporters=("tensorbord",))
+        regimes.RecordOptions(tmp_path, reporters=("tensorbord",))
     with pytest.raises(ConfigError, match="cannot import the reporter 'nowhere:Lines'"):
         check_reporters(["nowhere:Lines"])
 

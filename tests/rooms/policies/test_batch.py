@@ -83,7 +83,7 @@ def test_no_two_passes_draw_the_same_random_numbers(monkeypatch: pytest.MonkeyPa
     parts.gradients.micro_batch = 4
     x, y = next(iter(parts.batches.epoch(0, range(4))))
     seeds: list[int] = []
-    monkeypatch.setattr(gradients, "begin_stream", lambda seed, _: seeds.append(seed))
+    monkeypatch.setattr(gradients, "seed_generators", lambda seed, _: seeds.append(seed))
     for epoch, step in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1)):
         parts.gradients.compute(x, y, epoch, step)
     assert len(seeds) == len(set(seeds)) == 5 * 4 * math.ceil(x.shape[1] / 4)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
-from regimes.ddp.validate import no_data
+from regimes.ddp.job import no_data
 from regimes.errors import ConfigError
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.spread import Spread

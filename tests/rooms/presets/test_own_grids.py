@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,37 @@ def test_a_base_may_be_written_out_or_a_schedule(tmp_path: Path) -> None:
     assert (cell.policy, cell.name) == ({"name": "static", "level": "high"}, "a")
 
 
+def test_schedules_at_rates_from_files_and_of_bases_of_their_own(tmp_path: Path) -> None:
+    """The start of the warm-up is in proportion: 0.1 at a rate of 0.4 in `smoke`."""
+    (tmp_path / "arms.toml").write_text(
+        '[schedules]\nhigh.policy = {name = "static", level = "high"}\nlow.rate = 0.2\n'
+    )
+    file = tmp_path / "mine.toml"
+    file.write_text("""base = "smoke"
+set = ["epochs=3"]
+rates = [0.1, 1]
+include = ["arms.toml"]
+[schedules.low]
+base = "smoke/low"
+rate = 0.2
+[schedules.few]
+rates = [0.05]
+workers = 2
+""")
+    cells = get_grid(str(file))
+    assert list(cells) == ["high at 0.1", "high at 1", "low", "few at 0.05"]
+    at = [override(get_preset("smoke/high"), ["epochs=3", f"optimizer.lr={x}"]) for x in (0.1, 1)]
+    for cell, known in zip(cells.values(), at, strict=False):
+        warm = cell.optimizer.warmup_from
+        assert warm == pytest.approx(cell.optimizer.lr / 4)
+        optimizer = replace(known.optimizer, warmup_from=warm)
+        assert cell == replace(known, name=cell.name, optimizer=optimizer)
+    low = cells["low"]
+    assert (low.policy["level"], low.epochs, low.optimizer.lr) == ("low", 3, 0.2)
+    assert low.optimizer.warmup_from == pytest.approx(0.05)
+    assert cells["few at 0.05"].workers == 2
+
+
 MISTAKES = [
     ("epochs = 3\n", "is no grid: it needs a table [schedules.NAME]"),
     ("schedules = []\n", "is no grid"),
@@ -114,6 +146,13 @@ MISTAKES = [
     ("[schedules]\na = 3\n", "schedules.a = 3: expected a table"),
     ("[schedules.a]\noptimizer.rate = 1.0\n", "schedules.a: unknown key 'optimizer.rate'"),
     ("[schedules.a]\nepochs = 'many'\n", "schedules.a: epochs = 'many'"),
+    ("[schedules.a]\nrate = 'high'\n", "schedules.a.rate = 'high': expected a positive number"),
+    ("[schedules.a]\nrates = [0]\n", "schedules.a.rates = 0: expected a positive number"),
+    ("rates = 0.1\n[schedules.a]\n", "schedules.a.rates = 0.1: expected a list of learning rates"),
+    ("[schedules.a]\nbase = 'no'\n", "schedules.a: base: unknown preset 'no'"),
+    ("include = 'a.toml'\n[schedules.a]\n", "include = 'a.toml': expected a list"),
+    ("include = ['a.toml']\n[schedules.a]\n", "mine.toml includes: "),
+    ("include = ['mine.toml']\nseeds = 3\n[schedules.a]\n", "expected tables [schedules.NAME]"),
     *[
         (f"[schedules.{name!r}]\n", f"schedules = {name!r}: expected a name for a folder")
         for name in ("../../elsewhere", "/elsewhere", "..", ".", "", "x" * 101)

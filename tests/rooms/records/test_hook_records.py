@@ -41,8 +41,8 @@ from regimes.replay.detect import main
 from regimes.replay.replay import replay
 from regimes.replay.spelling import defaults, rule
 from regimes.report import content, page
-from regimes.training.idle_policy import silence
-from regimes.training.rows import of_a_job
+from regimes.training.idle_policy import inactivity_warnings
+from regimes.training.rows import job_row
 
 torch.set_num_threads(1)
 EPOCHS = 6
@@ -383,7 +383,7 @@ def test_a_reader_does_not_import_somebodys_policy(
     run = load(hooked(trained, tmp_path / "run", policy=policy))
     for row in run.rows:
         row["layers"]["level"] = ["low"] * len(row["layers"]["level"])
-    assert silence(run.header, run.rows) == [
+    assert inactivity_warnings(run.header, run.rows) == [
         "policy: theirs:Policy compares every 7 units, and the run has 6: it has compared nothing. "
         "Set policy.interval lower.",
         "policy: theirs:Policy chose 'low' for everything in all of 6 epochs: the run is one at a "
@@ -523,7 +523,7 @@ def test_a_loss_of_unknown_unit_is_drawn_without_one(
 
 
 def test_a_unit_of_ones_own_training_by_hand() -> None:
-    row = of_a_job(3, 5, 20, (0.1, 0.05), None, Readings({"norm:update": [2.0]}, {"x": 1.0}, {}))
+    row = job_row(3, 5, 20, (0.1, 0.05), None, Readings({"norm:update": [2.0]}, {"x": 1.0}, {}))
     assert row == {
         "epoch": 3,
         "unit": {"first": 15, "stop": 20},

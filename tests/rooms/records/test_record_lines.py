@@ -17,7 +17,7 @@ from regimes.config import override, to_dict
 from regimes.errors import RecordError
 from regimes.launch import sweep
 from regimes.monitor.watch import watch
-from regimes.records import Writer, edited, kinds, lines, load, load_all, read_lines
+from regimes.records import RecordWriter, edited, kinds, lines, load, load_all, read_lines
 from regimes.training.quirks import resolve
 
 Lines = list[bytes]
@@ -52,19 +52,19 @@ def test_every_reader_refuses_what_is_doubled_missing_or_out_of_order(
         lambda: read_lines(folder / name),
         lambda: load(folder),
         lambda: load_all(tmp_path),
-        lambda: Writer.resume(folder, 0),
-        lambda: Writer.resume(folder, 1),
-        lambda: Writer.resume(folder, 3),
+        lambda: RecordWriter.resume(folder, 0),
+        lambda: RecordWriter.resume(folder, 1),
+        lambda: RecordWriter.resume(folder, 3),
     ):
         with pytest.raises(RecordError, match=sentence):
             read()
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
     edit(folder / name, lambda _: [])
-    Writer.resume(folder, 0).close()  # those that refused hold no lock
+    RecordWriter.resume(folder, 0).close()  # those that refused hold no lock
 
 
 def test_instruments_come_in_the_order_of_epochs(tmp_path: Path) -> None:
-    writer = Writer.create(tmp_path, HEADER)
+    writer = RecordWriter.create(tmp_path, HEADER)
     for epoch in range(3):
         writer.epoch(row(epoch), {"compute": 1.0}, DETAILS if epoch != 1 else {})
     writer.close()
@@ -76,7 +76,7 @@ def test_instruments_come_in_the_order_of_epochs(tmp_path: Path) -> None:
         with pytest.raises(RecordError, match=rf"instruments\.jsonl line {line} is damaged"):
             load(tmp_path)
         with pytest.raises(RecordError, match=rf"instruments\.jsonl line {line} is damaged"):
-            Writer.resume(tmp_path, 3)
+            RecordWriter.resume(tmp_path, 3)
         path.write_bytes(whole)
 
 
@@ -103,7 +103,7 @@ def test_a_resume_needs_all_that_its_checkpoint_has(tmp_path: Path) -> None:
         whole = (folder / name).read_bytes()
         edit(folder / name, lambda x: x[:1])
         with pytest.raises(RecordError, match=f"{name} ends before epoch 1, the checkpoint before"):
-            Writer.resume(folder, 2)
+            RecordWriter.resume(folder, 2)
         (folder / name).write_bytes(whole)
     edit(folder / "seconds.jsonl", lambda x: x[:2])
     with pytest.raises(RecordError, match=r"seconds\.jsonl ends after 2 of 3 epochs"):
@@ -112,13 +112,13 @@ def test_a_resume_needs_all_that_its_checkpoint_has(tmp_path: Path) -> None:
 
 def test_seconds_and_instruments_may_be_one_epoch_ahead(tmp_path: Path) -> None:
     """What a crash before the append to epochs.jsonl leaves; a resume cuts it."""
-    writer = Writer.create(tmp_path, HEADER)
+    writer = RecordWriter.create(tmp_path, HEADER)
     for epoch in range(3):
         writer.epoch(row(epoch), {"compute": 1.0}, DETAILS)
     writer.close()
     edit(tmp_path / "epochs.jsonl", lambda x: x[:2])
     assert load(tmp_path).epochs["seconds_compute"].tolist() == [1, 1]
-    Writer.resume(tmp_path, 2).close()
+    RecordWriter.resume(tmp_path, 2).close()
     for name, left in (("seconds.jsonl", [0, 1]), ("instruments.jsonl", [0, 0, 1, 1])):
         assert [r["epoch"] for r in read_lines(tmp_path / name)] == left
     aside = [(r["file"], r["epoch"]) for r in read_lines(tmp_path / "superseded.jsonl")]
@@ -131,7 +131,7 @@ def test_a_whole_last_line_that_is_none_is_cut_before_the_next(tmp_path: Path) -
     with (folder / "epochs.jsonl").open("ab") as file:
         file.write(b"\0\0\0\0\n")
     assert len(load(folder).rows) == 2
-    writer = Writer.resume(folder, 2)
+    writer = RecordWriter.resume(folder, 2)
     writer.epoch(row(2), {"compute": 1.0})
     writer.close()
     assert [r["epoch"] for r in load(folder).rows] == [0, 1, 2]
@@ -177,7 +177,7 @@ class Killer:
 def live(folder: Path, saved: list[int]) -> None:
     """Four epochs, a checkpoint after every second one; goes on where ``saved`` says."""
     begun = (folder / "run.json").exists()
-    writer = Writer.resume(folder, saved[0]) if begun else Writer.create(folder, HEADER)
+    writer = RecordWriter.resume(folder, saved[0]) if begun else RecordWriter.create(folder, HEADER)
     try:
         for epoch in range(saved[0], 4):
             writer.epoch(row(epoch), {"compute": 1.0}, DETAILS)

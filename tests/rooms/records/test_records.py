@@ -13,7 +13,7 @@ from plain import rising as row
 
 from regimes.errors import RecordError
 from regimes.records import (
-    Writer,
+    RecordWriter,
     complete,
     find,
     frames,
@@ -44,7 +44,7 @@ def test_a_torn_last_line_is_no_line(tmp_path: Path, cut: int) -> None:
     record = load(folder)
     assert len(record.epochs) == 2
     assert not record.finished
-    writer = Writer.resume(folder, 2)
+    writer = RecordWriter.resume(folder, 2)
     writer.epoch(row(2), {"compute": 1.0})
     writer.close()
     assert path.read_bytes() == whole
@@ -70,7 +70,7 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
 
 def test_resume_sets_later_lines_aside_and_loses_none(tmp_path: Path) -> None:
     folder = make(tmp_path / "run")
-    Writer.resume(folder, 1).close()
+    RecordWriter.resume(folder, 1).close()
     assert [r["epoch"] for r in read_lines(folder / "epochs.jsonl")] == [0]
     aside = read_lines(folder / "superseded.jsonl")
     assert [r["epoch"] for r in aside if r["file"] == "epochs.jsonl"] == [1, 2]
@@ -79,20 +79,20 @@ def test_resume_sets_later_lines_aside_and_loses_none(tmp_path: Path) -> None:
 def test_one_folder_one_run(tmp_path: Path) -> None:
     folder = make(tmp_path / "run")
     with pytest.raises(RecordError, match="already holds a run: continue it with --resume"):
-        Writer.create(folder, HEADER)
-    first = Writer.resume(folder, 3)
+        RecordWriter.create(folder, HEADER)
+    first = RecordWriter.resume(folder, 3)
     with pytest.raises(RecordError, match="another run is writing"):
-        Writer.resume(folder, 3)
+        RecordWriter.resume(folder, 3)
     first.close()
-    Writer.resume(folder, 3).close()
+    RecordWriter.resume(folder, 3).close()
 
 
 def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RecordError, match="cannot write to"):
-        Writer.create(tmp_path / "file" / "run", HEADER)
+        RecordWriter.create(tmp_path / "file" / "run", HEADER)
     with pytest.raises(RecordError, match="holds no run to resume"):
-        Writer.resume(tmp_path, 0)
+        RecordWriter.resume(tmp_path, 0)
     with pytest.raises(RecordError, match="holds no run"):
         load(tmp_path)
     with pytest.raises(RecordError, match="no run in or under"):
@@ -145,7 +145,7 @@ def test_summary_needs_finished_runs(tmp_path: Path) -> None:
 def test_a_file_of_one_torn_line_can_be_continued(name: str, tmp_path: Path) -> None:
     folder = make(tmp_path / "run", epochs=1)
     (folder / name).write_bytes((folder / name).read_bytes()[:20])
-    writer = Writer.resume(folder, 0)
+    writer = RecordWriter.resume(folder, 0)
     writer.epoch(row(0), {"compute": 1.0})
     writer.close()
     assert len(load(folder).epochs) == 1

@@ -27,7 +27,7 @@ from regimes.detectors import EigenvalueChange, FirstShare, FixedWindows, NormCh
 from regimes.errors import ConfigError, RecordError
 from regimes.policies import Accordion, Static, Windows
 from regimes.presets import get_preset
-from regimes.records import Record, Writer, load, read_lines
+from regimes.records import Record, RecordWriter, load, read_lines
 from regimes.replay import agreement, compare, detect, replay, spelling
 from regimes.training.loop import run
 
@@ -70,7 +70,7 @@ def make(
         del cost["layers"]
     layers = [{"name": n, "shape": s, "compressed": c} for n, s, c in LAYERS]
     header = plain.header(config, per_step=per_step, steps_per_epoch=STEPS, layers=layers)
-    writer = Writer.create(folder, header)
+    writer = RecordWriter.create(folder, header)
     for epoch in range(EPOCHS):
         lr, next_lr = (0.4 * 0.1 ** sum(e >= d for d in decays) for e in (epoch, epoch + 1))
         floats = [COSTS[level if c else "dense"][i] * STEPS for i, (_, _, c) in enumerate(LAYERS)]

@@ -61,7 +61,7 @@ def test_all_processes_save_when_process_0_does(due: bool) -> None:
     run.header["config"] = to_dict(run.config)
     spent = [1.0, 2.0, 3.0], [4.0, 5.0, 6.0]
     run.world.gather_object = lambda mine: [(False, due, 5, spent[0]), (True, not due, 5, spent[1])]
-    assert loop._met(run, 0, GracefulShutdown(), {})[:2] == (True, due)
+    assert loop._end_of_unit_consensus(run, 0, GracefulShutdown(), {})[:2] == (True, due)
 
 
 @pytest.mark.parametrize("seconds", ["-1", "inf", "nan"])

@@ -24,8 +24,8 @@ HIGH = ("policy=static", "policy.level=high")
 
 
 def test_a_gpu_is_looked_at_rarely_and_the_cpu_always() -> None:
-    assert losses.look_every(torch.device("cpu")) == 1
-    assert losses.look_every(torch.device("cuda", 1)) == 16
+    assert losses.check_interval(torch.device("cpu")) == 1
+    assert losses.check_interval(torch.device("cuda", 1)) == 16
 
 
 def test_the_record_does_not_depend_on_how_often_one_looks(
@@ -33,7 +33,7 @@ def test_the_record_does_not_depend_on_how_often_one_looks(
 ) -> None:
     c = config(*HIGH, "dtype=float32", epochs=2)
     for every in LOOKS:
-        monkeypatch.setattr(losses, "look_every", lambda device, every=every: every)
+        monkeypatch.setattr(losses, "check_interval", lambda device, every=every: every)
         regimes.run(c, tmp_path / str(every))
     same_bits(tmp_path / "1", tmp_path / "2")
     same_bits(tmp_path / "1", tmp_path / "16")
@@ -65,7 +65,7 @@ def _broken(
         calls[0] += 1
         return original(model(x), y) * (float("nan") if calls[0] == at + 1 else 1.0)
 
-    monkeypatch.setattr(losses, "look_every", lambda device: every)
+    monkeypatch.setattr(losses, "check_interval", lambda device: every)
     monkeypatch.setattr(classification, "classification_loss", poisoned)
     with pytest.raises(TrainingError) as error:
         regimes.run(c, out)

@@ -21,7 +21,7 @@ from regimes.instruments.base import EndOfEpochGauge, Reading
 from regimes.monitor import doctor
 from regimes.records import provenance
 from regimes.training import checks, loop
-from regimes.training.numerics import WORKSPACE, Numerics, explained
+from regimes.training.numerics import WORKSPACE, Numerics, explain_nondeterminism
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please use the new API settings")  # torch 2.9
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -223,7 +223,7 @@ def test_instruments_and_evaluation_are_not_in_a_training_step(
 def test_float64_with_less_than_that_is_refused(precision: str) -> None:
     c = override(RunConfig(), ["dtype=float64", f"precision={precision}"])
     with pytest.raises(ConfigError, match=f"precision = '{precision}': expected \"strict\", as"):
-        checks.check_numbers(c)
+        checks.check_fields(c)
 
 
 def test_an_operation_that_is_not_deterministic_is_one_sentence() -> None:
@@ -231,14 +231,14 @@ def test_an_operation_that_is_not_deterministic_is_one_sentence() -> None:
     try:
         with (
             pytest.raises(ConfigError, match=r"^put_ does not .* set deterministic = false"),
-            explained(),
+            explain_nondeterminism(),
         ):
             torch.zeros(3).put_(torch.tensor([0]), torch.ones(1))
     finally:
         torch.use_deterministic_algorithms(False)
-    with pytest.raises(RuntimeError, match="another"), explained():
+    with pytest.raises(RuntimeError, match="another"), explain_nondeterminism():
         raise RuntimeError("another")
-    assert loop.explained is explained
+    assert loop.explain_nondeterminism is explain_nondeterminism
 
 
 def test_a_record_names_the_gpu_that_is_in_use_and_its_libraries(

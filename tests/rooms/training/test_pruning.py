@@ -60,7 +60,7 @@ def test_what_is_pruned_has_no_gradient_and_comes_not_back() -> None:
     with torch.no_grad():
         for p in (first, second, vector):
             p += 1  # momentum, or what error feedback still owed
-    pruning.keep()
+    pruning.apply_masks()
     assert first.tolist() == [[0, 0], [4, -3]]
     assert second.tolist() == [[0, 0], [6, -5]]
 

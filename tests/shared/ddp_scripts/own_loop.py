@@ -152,7 +152,7 @@ def resumed(rank: int, folder: Path, stop: int) -> list[Any]:
         "level": 1,
     }
     data, steps = list(batches(rank, 13)), 13
-    record = regimes.Recording(folder / "run") if folder.exists() else None
+    record = regimes.RecordOptions(folder / "run") if folder.exists() else None
     network = model()
     own = optimizer(network, "adamw")
     local = regimes.local_steps(network, own, record=record, **options)

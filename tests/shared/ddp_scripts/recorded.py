@@ -19,7 +19,7 @@ from torch.utils.data import DistributedSampler
 
 import regimes
 from regimes.config import RunConfig
-from regimes.ddp import Hook, Recording
+from regimes.ddp import Hook, RecordOptions
 
 CASE = Case()
 STEPS, UNITS = 3, 5
@@ -71,7 +71,7 @@ def paces(rank: int, folder: Path, signal_name: str) -> dict[str, Any]:
 
 def logged(rank: int, folder: Path) -> None:
     """Values of steps, of a unit, after its end; a last unit that is shorter; seconds."""
-    about = Recording(
+    about = RecordOptions(
         folder / "run", name="mine", data="noise", batch_size=6, metric="accuracy", units=3
     )
     job = parts(every=STEPS, record=about)
@@ -100,8 +100,8 @@ def resumed(rank: int, folder: Path, stop: int) -> dict[str, Any]:
                 state = copy.deepcopy({name: part.state_dict() for name, part in job.items()})
             if name == "cut" and state and number == stop + 4:  # four steps are lost
                 number, saved, state = stop, state, None
-                if job["hook"].journal is not None:
-                    job["hook"].journal.leave()  # as the end of a process does
+                if job["hook"].recorder is not None:
+                    job["hook"].recorder.suspend()  # as the end of a process does
                 job = parts(every=STEPS, record=folder / name)
                 for key, value in saved.items():
                     job[key].load_state_dict(value)
@@ -158,7 +158,9 @@ def killed(rank: int, folder: Path) -> None:
 
 def reported(rank: int, folder: Path, names: list[str]) -> None:
     """With reporters of these names."""
-    job = parts(every=STEPS, record=Recording(folder, reporters=tuple(names)), policy="accordion")
+    job = parts(
+        every=STEPS, record=RecordOptions(folder, reporters=tuple(names)), policy="accordion"
+    )
     for number in range(3 * STEPS):
         step(job, number, rank)
     job["hook"].close()
@@ -166,7 +168,7 @@ def reported(rank: int, folder: Path, names: list[str]) -> None:
 
 def refused_reporter(rank: int, folder: Path, name: str) -> str:
     """What the first step says where a reporter cannot be made."""
-    job = parts(every=STEPS, record=Recording(folder, reporters=(name,)))
+    job = parts(every=STEPS, record=RecordOptions(folder, reporters=(name,)))
     try:
         step(job, 0, rank)
     except regimes.RecordError as error:

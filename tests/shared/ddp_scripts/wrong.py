@@ -21,7 +21,7 @@ from torch.utils.data import DistributedSampler
 import regimes
 from regimes.collectives import group, meeting
 from regimes.compression.powersgd import PowerSGD
-from regimes.ddp import job
+from regimes.ddp import hook as hooks
 from regimes.errors import RegimesError
 from regimes.records import read_lines
 
@@ -33,7 +33,7 @@ def heard(rank: int, name: str, folder: Path | None = None) -> dict[str, Any]:
     """What a way says: errors, warnings, and what is printed at the end."""
     # clocks that are made for people go a hundred times faster here
     group.SOON = meeting.SOON = meeting.PATIENCE = 0.3  # type: ignore[attr-defined, misc]
-    job.LONG = 5  # type: ignore[misc]
+    hooks.MANY_STEPS = 5  # type: ignore[misc]
     start, printed = time.monotonic(), io.StringIO()
     with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stderr(printed):
         warnings.simplefilter("always")

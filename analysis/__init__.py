@@ -8,6 +8,7 @@ Each module says what to run and how to draw it, and is a command::
 In a checkout also ``python -m analysis.figure2 runs/smoke``. In the wheel this package is called
 `regimes_study`, so that it takes no common name; modules here import each other by relative names.
 
-Nothing here trains or imports torch. A missing schedule or an unfinished run is an error: a
-figure refuses to guess. Every mean comes with its n and its spread.
+Nothing here trains or imports torch, but for `plugins`, which training calls. A missing schedule or
+an unfinished run is an error: a figure refuses to guess. Every mean comes with its n and its
+spread.
 """

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from regimes_study.plugins.moments import Moments, density, top_share
 from scipy.stats import norm
 from test_noise import context, weights
 from torch import nn
@@ -22,13 +23,12 @@ import regimes
 from regimes.config import RunConfig, override
 from regimes.errors import ConfigError
 from regimes.instruments.base import Reading
-from regimes.instruments.moments import Moments, density, top_share
 from regimes.records import read_lines
 from regimes.training import build
 
 torch.set_num_threads(1)
-PATH = "regimes.instruments.moments:Moments"
-FROZEN = "regimes.instruments.moments:FrozenMoments"
+PATH = "regimes_study.plugins.moments:Moments"
+FROZEN = "regimes_study.plugins.moments:FrozenMoments"
 BOTH: dict[str, dict[str, Any]] = {PATH: {}, FROZEN: {"count": 6}}
 Array = NDArray[np.float64]
 

@@ -13,6 +13,14 @@ import forked
 import numpy as np
 import pytest
 import torch
+from regimes_study.plugins import support_overlap
+from regimes_study.plugins.support_overlap import (
+    Overlap,
+    batch_gradient,
+    pair_overlaps,
+    support,
+    train_on_batch_statistics,
+)
 from torch import Tensor, nn
 
 import regimes
@@ -21,15 +29,7 @@ from regimes.collectives.world import World
 from regimes.config import RunConfig, override
 from regimes.curvature.isolation import preserved
 from regimes.errors import ConfigError, RecordError, TrainingError
-from regimes.instruments import support_overlap
 from regimes.instruments.base import MeasurementContext
-from regimes.instruments.support_overlap import (
-    Overlap,
-    batch_gradient,
-    pair_overlaps,
-    support,
-    train_on_batch_statistics,
-)
 from regimes.records import load_all, read_lines
 from regimes.training import build, checkpoint
 from regimes.training.gradients import layer_table

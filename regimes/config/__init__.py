@@ -6,7 +6,7 @@ the fields of that class. Nothing here imports torch.
 """
 
 from regimes.config.convert import convert, from_dict, to_dict, today
-from regimes.config.registry import Registry
+from regimes.config.registry import Registry, offered
 from regimes.config.run import (
     DENSE,
     Budget,
@@ -40,6 +40,7 @@ __all__ = [
     "from_dict",
     "in_windows",
     "load_toml",
+    "offered",
     "overlaid",
     "override",
     "read_value",

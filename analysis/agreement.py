@@ -26,6 +26,7 @@ import pandas as pd
 
 from regimes.console import stdout
 from regimes.console.tables import Table
+from regimes.console.units import ends_text
 from regimes.plotting import style
 from regimes.plotting.bands import draw_bands
 from regimes.records import Record, load_all
@@ -35,7 +36,6 @@ from .command import Files
 from .compare import groups
 from .panels import draw_forest
 from .unforced import FIRST, REFERENCE, RELATIVE, SHARE, Change
-from .verdicts import ends_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -21,15 +21,15 @@ import pandas as pd
 
 from regimes.console import stdout
 from regimes.console.tables import Table
+from regimes.console.units import ends_text, p_text
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.groups import tested_by
 from regimes.records import Record, load_all
-from regimes.replay.agreement import interval
+from regimes.statistics import holm, t_interval
 
 from .command import Files
 from .compare import LAST
-from .verdicts import ends_text, holm, p_text
 
 # -- records to numbers ----------------------------------------------------------------------
 
@@ -69,7 +69,7 @@ def table(each: pd.DataFrame) -> pd.DataFrame:
         count, n = int(runs["collapsed"].sum()), len(runs)
         low, high = exact(count, n)
         rest = runs.loc[~runs["collapsed"], "accuracy"].to_list()
-        mean, ci_low, ci_high = interval(rest) if rest else (math.nan,) * 3
+        mean, ci_low, ci_high = t_interval(rest) if rest else (math.nan,) * 3
         both = wide[[best, name]].dropna().astype(bool)
         rows.append(
             {

@@ -18,7 +18,6 @@ from regimes.errors import RecordError
 from regimes.plotting import metrics
 from regimes.plotting.differences import LAST as LAST
 from regimes.plotting.differences import as_table, differences, pair, pairs_of, reached
-from regimes.plotting.differences import paired as paired
 from regimes.plotting.groups import BASELINES, compressed, groups
 from regimes.plotting.groups import Groups as Groups
 from regimes.plotting.groups import tested_by as tested_by

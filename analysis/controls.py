@@ -30,7 +30,7 @@ from regimes.detectors.baselines import place
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.records import Record, load_all
-from regimes.replay.agreement import interval
+from regimes.statistics import t_interval
 
 from . import compare
 from .command import Files
@@ -111,7 +111,7 @@ def numbers(runs: Iterable[Record], base: str = "accordion") -> pd.DataFrame:
     shown, each = compare.reached([run for group in found.values() for run in group])
     rows = []
     for name in [name for name in LABELS if name in found]:
-        mean, low, high = interval(each.loc[each["name"] == name, shown.name].to_list())
+        mean, low, high = t_interval(each.loc[each["name"] == name, shown.name].to_list())
         own = {
             "schedule": name,
             shown.name: mean,

@@ -25,18 +25,18 @@ import pandas as pd
 
 from regimes.console import stdout
 from regimes.console.tables import Table
+from regimes.console.units import p_text
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.groups import groups
 from regimes.plotting.looks import SPARE
 from regimes.records import Record, load_all
-from regimes.replay.agreement import interval
 from regimes.replay.replay import measured, replay
 from regimes.replay.spelling import rule
+from regimes.statistics import holm, p_value, t_interval
 
 from .command import Files
 from .compare import LAST
-from .verdicts import holm, p_text, p_value
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -111,7 +111,7 @@ def _against_the_earliest(
 
 
 def _ratio(name: str, ends: str, logs: Sequence[float]) -> dict[str, float]:
-    values = [math.exp(x) for x in interval(logs)] if logs else [math.nan] * 3
+    values = [math.exp(x) for x in t_interval(logs)] if logs else [math.nan] * 3
     return dict(zip((name, f"{ends}_low", f"{ends}_high"), values, strict=True))
 
 

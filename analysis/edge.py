@@ -22,16 +22,16 @@ import pandas as pd
 
 from regimes.console import stdout
 from regimes.console.tables import Table
+from regimes.console.units import ends_text
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.looks import styles_of
 from regimes.presets.own import AT
 from regimes.records import Record, load_all
-from regimes.replay.agreement import interval
+from regimes.statistics import t_interval
 
 from .command import Files
 from .mechanism import arm_of, check_arms
-from .verdicts import ends_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -100,7 +100,7 @@ def table(each: pd.DataFrame, warm: int) -> pd.DataFrame:
     behind = each[each["epoch"] >= warm]
     for key, runs in behind.groupby(["rate", "arm"], sort=False):
         rate, arm = key
-        mean, low, high = interval(runs.groupby("seed")["product"].mean().to_list())
+        mean, low, high = t_interval(runs.groupby("seed")["product"].mean().to_list())
         rows.append(
             {
                 "rate": rate,

@@ -9,6 +9,7 @@ import numpy as np
 from regimes.errors import RecordError
 from regimes.plotting.decays import decay_epochs
 from regimes.records import Record, summary
+from regimes.statistics import paired_differences
 
 from . import compare
 from .compare import LAST
@@ -23,7 +24,7 @@ def minus(a: str, b: str) -> Effect:
     def values(runs: Sequence[Record]) -> list[float]:
         each = summary([run for run in runs if run.name in (a, b)], LAST)
         factor = compare.tested_by(runs[0]).factor
-        return [factor * x for x in compare.paired(each, a, b, "metric")]
+        return [factor * x for x in paired_differences(each, a, b, "metric")]
 
     return values
 

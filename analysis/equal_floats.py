@@ -15,10 +15,9 @@ import pandas as pd
 
 from regimes.errors import RecordError
 from regimes.plotting.metrics import Metric
-from regimes.replay.agreement import interval
+from regimes.statistics import alike, holm, p_value, t_interval
 
 from .tournament_figure import CONTROLS, LADDERS, kinds
-from .verdicts import alike, holm, p_value
 
 SLACK = 0.03  # of floats: an arm so close beyond the last control is compared with that
 
@@ -84,7 +83,7 @@ def _against(each: pd.DataFrame, shown: Metric, pairs: Iterable[tuple[str, str]]
         if arm in LADDERS[kind]:
             continue
         values = at_same_floats(each, arm, LADDERS[kind], shown.name)
-        mean, low, high = interval(values) if values else (math.nan,) * 3
+        mean, low, high = t_interval(values) if values else (math.nan,) * 3
         if values and alike(values):  # says nothing about sampling
             low = high = math.nan
         rows.append(

@@ -21,6 +21,7 @@ import tyro
 
 from regimes.console import stdout
 from regimes.console.tables import Table
+from regimes.console.units import ends_text
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.groups import tested_by
@@ -31,7 +32,6 @@ from .command import Files, name_of
 from .equal_floats import comparisons
 from .panels import draw_forest
 from .tournament import entries
-from .verdicts import ends_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -24,8 +24,8 @@ from regimes.detectors.statistics import setting
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.records import Record, load_all
-from regimes.replay.agreement import interval
 from regimes.replay.compare import compare
+from regimes.statistics import t_interval
 
 from .command import Files
 from .compare import compressed, groups
@@ -108,7 +108,7 @@ def _over_seeds(frame: pd.DataFrame, by: list[str], columns: list[str]) -> pd.Da
         row = {**dict(zip(by, key, strict=True)), "n": len(group)}
         for column in columns:
             values = group[column].dropna().to_list()
-            ends = interval(values) if values else (np.nan,) * 3
+            ends = t_interval(values) if values else (np.nan,) * 3
             row |= dict(zip((column, f"{column}_low", f"{column}_high"), ends, strict=True))
         rows.append(row)
     return pd.DataFrame(rows)
@@ -157,7 +157,7 @@ def _curve(values: pd.DataFrame, name: str, shares: pd.Series) -> pd.DataFrame:
     rows = []
     for epoch, group in values.groupby("epoch"):
         seen = group[column].dropna().to_list()
-        rows.append((name, epoch, len(seen), *interval(seen), shares.get((name, epoch), np.nan)))
+        rows.append((name, epoch, len(seen), *t_interval(seen), shares.get((name, epoch), np.nan)))
     columns = ["signal", "epoch", "n", "mean", "ci_low", "ci_high", "critical"]
     return pd.DataFrame(rows, columns=columns)
 

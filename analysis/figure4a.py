@@ -24,7 +24,7 @@ import pandas as pd
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.records import Record, load_all
-from regimes.replay.agreement import interval
+from regimes.statistics import t_interval
 
 from .command import Files
 from .compare import groups
@@ -87,7 +87,7 @@ def _layer_mean(run: Record, epoch: int, batch: str) -> float:
 
 
 def _pooled(key: Any, rows: pd.DataFrame) -> dict[str, Any]:
-    mean, low, high = interval(rows["overlap"].to_list())
+    mean, low, high = t_interval(rows["overlap"].to_list())
     return {
         "epoch": key[0],
         "batch": key[1],

@@ -36,7 +36,7 @@ from regimes.plotting.groups import tested_by
 from regimes.plotting.metrics import Metric
 from regimes.presets.own import AT
 from regimes.records import Record, check_one, load_all
-from regimes.replay.agreement import interval
+from regimes.statistics import t_interval
 
 from . import mechanism_figure
 from .command import Files
@@ -238,7 +238,7 @@ def _mean(values: np.ndarray) -> tuple[float, float, float]:
     """Geometric, with its interval."""
     if not len(values):
         return (math.nan,) * 3
-    mean, low, high = interval(np.log(values).tolist())
+    mean, low, high = t_interval(np.log(values).tolist())
     return math.exp(mean), math.exp(low), math.exp(high)
 
 

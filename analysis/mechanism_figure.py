@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 
 from regimes.console.tables import Table
+from regimes.console.units import ends_text
 from regimes.plotting import style
 from regimes.plotting.metrics import named
 
 from .panels import draw_over_rates, over_rates, rates_axis
-from .verdicts import ends_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

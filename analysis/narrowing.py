@@ -27,15 +27,15 @@ import pandas as pd
 
 from regimes.console import stdout
 from regimes.console.tables import Table
+from regimes.console.units import ends_text, p_text
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.records import Record, load_all
-from regimes.replay.agreement import interval
+from regimes.statistics import p_value, t_interval
 
 from .command import Files
 from .mechanism import LOSSES, REFERENCE, arm_of, check_arms, end
 from .panels import draw_over_rates, over_rates, rates_axis
-from .verdicts import ends_text, p_text, p_value
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -131,7 +131,7 @@ def table(each: pd.DataFrame) -> pd.DataFrame:
 
 def _means(key: str, values: list[float]) -> dict[str, float]:
     """Geometric, of logarithms."""
-    ends = map(math.exp, interval(values)) if values else (math.nan,) * 3
+    ends = map(math.exp, t_interval(values)) if values else (math.nan,) * 3
     return dict(zip((key, f"{key}_low", f"{key}_high"), ends, strict=True))
 
 

@@ -12,7 +12,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from regimes.plotting import style
 from regimes.plotting.looks import Look
-from regimes.replay.agreement import interval
+from regimes.statistics import t_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +25,7 @@ def over_rates(runs: pd.DataFrame, column: str) -> pd.DataFrame:
     for rate, seeds in runs.groupby("rate"):
         values = seeds[column].to_list()
         known = all(map(math.isfinite, values))
-        mean, low, high = interval(values) if known else (math.nan,) * 3
+        mean, low, high = t_interval(values) if known else (math.nan,) * 3
         rows.append({"rate": rate, "n": len(values), "mean": mean, "ci_low": low, "ci_high": high})
     return pd.DataFrame(rows)
 

@@ -30,7 +30,7 @@ from regimes.plotting import style
 from regimes.plotting.groups import groups
 from regimes.plotting.looks import SPARE, SPELT
 from regimes.records import Record, load_all
-from regimes.replay.agreement import interval
+from regimes.statistics import t_interval
 
 from .command import Files
 
@@ -96,8 +96,8 @@ def _of(run: Record) -> list[dict[str, Any]]:
 def _geometric(values: Sequence[float]) -> tuple[float, ...]:
     """Mean and interval by logarithms; plainly where an error is 0."""
     if min(values) <= 0:
-        return interval(values)
-    return tuple(math.exp(x) for x in interval([math.log(x) for x in values]))
+        return t_interval(values)
+    return tuple(math.exp(x) for x in t_interval([math.log(x) for x in values]))
 
 
 def name_of(table: dict[str, Any]) -> str:

@@ -23,6 +23,7 @@ from regimes import inputs
 from regimes.config import DENSE
 from regimes.console import stdout
 from regimes.console.tables import Table
+from regimes.console.units import ends_text, p_text
 from regimes.cost.cases import cases
 from regimes.cost.network import Network
 from regimes.errors import RecordError
@@ -30,12 +31,11 @@ from regimes.plotting import style
 from regimes.plotting.groups import groups, tested_by
 from regimes.plotting.metrics import Metric
 from regimes.records import Record, load_all
-from regimes.replay.agreement import interval
+from regimes.statistics import t_interval
 
 from . import compare, tournament_figure
 from .command import Files
 from .equal_floats import comparisons, moments
-from .verdicts import ends_text, p_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -84,7 +84,7 @@ def table(each: pd.DataFrame, shown: Metric, networks: Sequence[str] = NETWORKS)
     what dense would have sent where neither was run (nan if that is not known)."""
     rows = []
     for name, runs in each.groupby("name", sort=False):
-        mean, low, high = interval(runs[shown.name].to_list())
+        mean, low, high = t_interval(runs[shown.name].to_list())
         spent = runs[["floats", "bytes", *networks]].mean().to_dict()
         rows.append(
             {
@@ -127,7 +127,7 @@ def beside(each: pd.DataFrame, shared: pd.DataFrame, column: str) -> pd.DataFram
     rows = []
     for name, runs in both.groupby("name", sort=False):
         found = (runs[column] - runs[f"{column}_shared"]).to_list()
-        mean, low, high = interval(found)
+        mean, low, high = t_interval(found)
         rows.append(
             {
                 "arm": name,

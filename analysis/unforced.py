@@ -22,8 +22,8 @@ from regimes.detectors import RelativeChange
 from regimes.errors import RecordError
 from regimes.policies.signals import signal_values
 from regimes.records import Record
-from regimes.replay.agreement import interval, kappa
 from regimes.replay.replay import measured, past_epochs, signal_cost
+from regimes.statistics import kappa, t_interval
 
 from .grids.names import STATISTICS
 
@@ -143,7 +143,7 @@ def over_seeds(each: pd.DataFrame) -> pd.DataFrame:
         row: dict[str, Any] = {"a": a, "b": b, "n": len(seeds)}
         for column in ("kappa", "spearman"):
             known = seeds[column].dropna().to_list()
-            ends = interval(known) if known else (np.nan,) * 3
+            ends = t_interval(known) if known else (np.nan,) * 3
             row |= dict(zip((column, f"{column}_low", f"{column}_high"), ends, strict=True))
         rows.append(row)
     return pd.DataFrame(rows)

@@ -16,7 +16,7 @@ from analysis.effects import minus
 from regimes.plotting import groups
 from regimes.plotting.metrics import Metric
 from regimes.records import Record, load_all, share_of_low
-from regimes.replay.agreement import interval
+from regimes.statistics import t_interval
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "data" / "reference"
@@ -31,7 +31,7 @@ def records(source: str) -> tuple[Record, ...]:
 def effect(source: str, a: str, b: str) -> Numbers:
     blocks = {name: records(name) for name in source.split(" + ")}
     runs = pools.pool(blocks, (a, b)) if len(blocks) > 1 else records(source)
-    return interval(minus(a, b)(runs))
+    return t_interval(minus(a, b)(runs))
 
 
 def signed(numbers: Numbers, digits: int = 1) -> str:

@@ -29,7 +29,7 @@ from analysis import (
     compare,
 )
 from analysis.verdicts import verdict
-from regimes.replay.agreement import interval
+from regimes.statistics import t_interval
 
 
 def test_the_numbers_in_short_are_those_of_the_sections() -> None:
@@ -71,7 +71,7 @@ def test_the_same_runs_made_again() -> None:
     assert sum(old[key] == new[key] for key in old) == 1
     for name in {name for name, _ in old}:
         each = [new[key] - old[key] for key in old if key[0] == name]
-        moved.append((abs(fmean(each)), name, interval(each)))
+        moved.append((abs(fmean(each)), name, t_interval(each)))
     largest = max(moved)
     assert says(f"by more than {largest[0]:.1f} points ({largest[1]}, {plain(largest[2])})")
     lost = [effect(source, "low", "high") for source in ends]

@@ -27,7 +27,7 @@ from analysis import (
     rivals,
 )
 from analysis.effects import minus
-from analysis.verdicts import holm, p_value
+from regimes.statistics import holm, p_value
 
 
 def sent(source: str, name: str) -> float:

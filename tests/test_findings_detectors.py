@@ -27,8 +27,8 @@ from analysis import (
 )
 from analysis.equal_floats import comparisons
 from analysis.unforced import RELATIVE, Change
-from regimes.replay.agreement import interval
 from regimes.replay.detect import bench
+from regimes.statistics import t_interval
 
 # -- norm against Hessian --------------------------------------------------------------------
 
@@ -44,7 +44,7 @@ def agreed(
 ) -> Numbers:
     chosen = [run for run in records(source) if run.name == schedule]
     rows = unforced.pairs(unforced.scored(chosen, change))
-    return interval(rows[(rows["a"] == a) & (rows["b"] == b)]["kappa"].to_list())
+    return t_interval(rows[(rows["a"] == a) & (rows["b"] == b)]["kappa"].to_list())
 
 
 def test_the_table_of_detectors() -> None:
@@ -131,7 +131,7 @@ def test_what_is_said_of_the_papers_rules() -> None:
     kappas = found.pairs[found.pairs["a"] == "norm-change"].groupby(["b", "granularity"])["kappa"]
     words = []
     for other, granularity in (("fisher-change", "epoch"), ("trace-cusum", "epoch x layer")):
-        mean, low, _ = interval(kappas.get_group((other, granularity)).to_list())
+        mean, low, _ = t_interval(kappas.get_group((other, granularity)).to_list())
         words.append(f"{mean:.2f} ± {mean - low:.2f}")
     assert says(
         f"Fisher trace: kappa {words[0]} with the norm. CUSUM on the layer-wise trace: {words[1]}."

@@ -27,7 +27,7 @@ from findings import (
 
 from analysis import tournament
 from analysis.equal_floats import comparisons, moments
-from regimes.replay.agreement import interval
+from regimes.statistics import t_interval
 
 STEP, COSINE, CONSTANT = "falling-lm", "falling-lm-cosine", "falling-lm-constant"
 WIKI = "falling-wikitext"
@@ -108,7 +108,7 @@ def of_a_parabola(source: str, arm: str) -> Numbers:
     """Minus what a parabola through ranks 1, 2 and 3 has at the arm's floats."""
     values, logs = wide(source)
     ranks = ["rank 1", "rank 2", "rank 3"]
-    return interval(
+    return t_interval(
         [
             values.loc[seed, arm]
             - np.polyval(
@@ -125,7 +125,7 @@ def of_a_line() -> Numbers:
     values, logs = wide(STEP)
     share = (logs["rank 2"] - logs["rank 1"]) / (logs["rank 3"] - logs["rank 1"])
     line = values["rank 1"] + share * (values["rank 3"] - values["rank 1"])
-    return interval((values["rank 2"] - line).to_list())
+    return t_interval((values["rank 2"] - line).to_list())
 
 
 def test_what_is_said_of_its_controls() -> None:
@@ -187,7 +187,9 @@ def test_with_a_rate_that_never_falls() -> None:
     assert says(f"not shown to differ at a constant one ({constant})")
     still, falls = wide(CONSTANT)[0], wide(STEP)[0]
     both = (still["early 2-1"] - still["late 2-1"]) - (falls["rate 2-1"] - falls["late 2-1"])
-    assert says(f"that is {bits(interval(both.dropna().to_list()))} from what they differ by above")
+    assert says(
+        f"that is {bits(t_interval(both.dropna().to_list()))} from what they differ by above"
+    )
     assert min(held(CONSTANT, arm)[0] for arm in ("early 2-1", "late 2-1", "coin 2-1")) > 0
     trials = json.loads((REFERENCE / f"{CONSTANT}-tune.json").read_text(encoding="utf-8"))["trials"]
     scores = {(row["schedule"], row["values"]): fmean(row["scores"]) for row in trials}

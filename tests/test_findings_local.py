@@ -26,7 +26,7 @@ from analysis import (
 )
 from analysis.effects import minus
 from analysis.equal_floats import comparisons
-from analysis.verdicts import p_value
+from regimes.statistics import p_value
 
 # -- local steps -----------------------------------------------------------------------------
 

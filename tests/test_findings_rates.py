@@ -18,9 +18,8 @@ from analysis import (
     narrowing,
 )
 from analysis.grids.names import LATE
-from analysis.verdicts import holm, p_value
 from regimes.plotting.metrics import named
-from regimes.replay.agreement import interval
+from regimes.statistics import holm, p_value, t_interval
 
 # -- usable rates ----------------------------------------------------------------------------
 
@@ -109,7 +108,7 @@ def test_the_usable_rates_early_and_late() -> None:
     logs = np.log(slow["loss"] / slow["dense"]).groupby([slow["window"], slow["seed"]]).mean()
     early, late = (logs[f"epochs {name}"] for name in ("2-7", "14-19"))
     words = [
-        [f"{math.exp(x):.{digits}f}" for x in interval(each_log.to_list())]
+        [f"{math.exp(x):.{digits}f}" for x in t_interval(each_log.to_list())]
         for each_log, digits in ((early, 1), (late, 1), (early - late, 2))
     ]
     ours, theirs, ratio = (f"{mean} [{low}, {high}]" for mean, low, high in words)
@@ -144,7 +143,7 @@ def ends_of(rank: int, rule: int = 0) -> tuple[str, float]:
         index="seed", columns="arm", values="largest"
     )
     logs = np.log(wide[f"rank {rank}"] / wide[f"low-pass as rank {rank}"]).to_list()
-    mean, low, high = (f"{math.exp(x):{'.2g' if rule else '.2f'}}" for x in interval(logs))
+    mean, low, high = (f"{math.exp(x):{'.2g' if rule else '.2f'}}" for x in t_interval(logs))
     return f"{mean} [{low}, {high}]", p_value(logs)
 
 
@@ -174,7 +173,7 @@ def test_the_losses_of_ranks_and_low_passes() -> None:
         ours, theirs = (
             at[arm][means[arm].idxmin()] for arm in (f"low-pass as rank {rank}", f"rank {rank}")
         )
-        lost.append(interval((ours - theirs).to_list()))
+        lost.append(t_interval((ours - theirs).to_list()))
     words = ["{:.2g} [{:.2g}, {:.2g}]".format(*x) for x in lost[:2]]
     assert says(
         f"differences are {words[0]}, {words[1]} and, open, "
@@ -255,9 +254,9 @@ def test_late_deficits_against_the_steps_that_follow_them() -> None:
         if first
     }
     cells = [
-        "{:.2g} [{:.2g}, {:.2g}]".format(*map(math.exp, interval(later[20_000, at])))
+        "{:.2g} [{:.2g}, {:.2g}]".format(*map(math.exp, t_interval(later[20_000, at])))
         for at in (10_000, 20_000)
     ]
     assert says(f"the factors are {cells[0]} and {cells[1]}, not shown after correction")
     assert min(holm([p_value(each) for each in later.values()])) >= 0.05
-    assert not any(interval(each)[2] < 0 for each in later.values())  # logarithms
+    assert not any(t_interval(each)[2] < 0 for each in later.values())  # logarithms

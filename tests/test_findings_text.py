@@ -30,8 +30,7 @@ from findings import (
 from analysis import compare, tournament
 from analysis.effects import minus
 from analysis.equal_floats import comparisons, moments
-from analysis.verdicts import holm, p_value
-from regimes.replay.agreement import interval
+from regimes.statistics import holm, p_value, t_interval
 
 # -- a language model ------------------------------------------------------------------------
 
@@ -131,7 +130,7 @@ def test_the_table_of_the_tournament_on_a_text() -> None:
     assert says(f"the slowest, with {slow['dense'] / slow['rank 4']:.1f} times rank 4's time")
     assert says(f"open here, and {plain(effect(LM, 'rank 4', 'dense'), 2)} with eight seeds")
     dense = [run.epochs["metric"].tail(3).mean() for run in records(LM) if run.name == "dense"]
-    assert says(f"eight at that rate below end at {plain(interval(dense), 2)}.")
+    assert says(f"eight at that rate below end at {plain(t_interval(dense), 2)}.")
 
 
 def bits(row: pd.Series) -> str:

@@ -31,7 +31,7 @@ from analysis.equal_floats import comparisons, moments
 from analysis.grids.names import PAPER
 from regimes.config import to_dict
 from regimes.presets import get_grid
-from regimes.replay.agreement import interval
+from regimes.statistics import t_interval
 
 # -- the tournament --------------------------------------------------------------------------
 
@@ -243,7 +243,7 @@ def test_batch_sizes_at_one_rate_and_at_own_rates() -> None:
         if trial["values"] == f"optimizer.lr={rates[trial['schedule']]}"
     }
     pairs = zip(scores["small-batch"], scores["large-batch"], strict=True)
-    reverse = plain(interval([100 * (small - large) for small, large in pairs]))
+    reverse = plain(t_interval([100 * (small - large) for small, large in pairs]))
     assert says(f"say the reverse, +{reverse}")
 
 

@@ -6,60 +6,66 @@ TORCH_INDEX ?=
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all integrations same-bits mutants fuzz bench gpu notebooks docs docs-serve release check clean
+.PHONY: help demo test test-all integrations same-bits mutants fuzz bench gpu notebooks docs docs-serve release check clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 DEMO = $(foreach name,low mid high low-first low-last accordion,--schedules $(name))
-demo: .venv/demo.stamp  ## a language model, 6 schedules at their own rates, 3 seeds: 2 to 3 minutes
+demo: .venv/demo.stamp  ## train a small language model under 6 schedules, 3 seeds, and draw the result: 3 minutes
 	$(BIN)/regimes ablate lm-demo --seeds 3 --first-seed 3000 --jobs 2 $(DEMO) --out runs/demo
 	$(BIN)/regimes figure curves runs/demo --out figures --name demo
 	@echo "notebooks: $(BIN)/jupyter lab notebooks"
 
-test: .venv/dev.stamp check  ## lint, types and all tests but the slow ones
+test: .venv/dev.stamp check  ## checks, and all tests but the slow ones
 	$(BIN)/python -m pytest -n 3
 
-test-all: .venv/dev.stamp check  ## the slow tests as well
+test-all: .venv/dev.stamp check  ## all tests, the slow ones too
 	$(BIN)/python -m pytest -n 2 -m "not integrations"
 
-integrations: .venv-integrations/stamp  ## Hugging Face's Trainer, Accelerate, Lightning, on 2 processes each
-	.venv-integrations/bin/python -m pytest -m integrations tests/test_integrations.py \
-		tests/test_reporters.py tests/test_cluster_examples.py
+integrations: .venv-integrations/stamp  ## test Hugging Face's Trainer, Accelerate and Lightning on 2 processes each
+	.venv-integrations/bin/python -m pytest -m integrations tests/rooms/integrations/test_integrations.py \
+		tests/rooms/monitor/test_reporters.py tests/strangers/test_cluster_examples.py
 
-same-bits: .venv/dev.stamp  ## train 49 small runs with the code of before and of now, compare byte for byte
+same-bits: .venv/dev.stamp  ## train 49 small runs with the code of an earlier commit and with yours; compare every byte
 	$(BIN)/python -m benchmarks.same_bits
 
-mutants: .venv/dev.stamp  ## 300 single-line bugs, one at a time: which do the tests not see? Hours; continued
+mutants: .venv/dev.stamp  ## put in single-line bugs one at a time, and list those that no test finds; hours, can be continued
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.mutants
 
 FUZZ ?= 600
-fuzz: .venv/dev.stamp  ## configurations, records, folders and calls of strangers for 10 minutes (FUZZ=60: one), a fresh seed a round
-	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py --seconds $(FUZZ)
+fuzz: .venv/dev.stamp  ## random bad input for 10 minutes (FUZZ=60: one minute): errors yes, tracebacks no
+	OMP_NUM_THREADS=1 $(BIN)/python tests/shared/fuzz.py --seconds $(FUZZ)
 
-bench: .venv/bench.stamp  ## speed and curvature against their peers, one core, about 25 minutes
+bench: .venv/bench.stamp  ## speed and curvature against other libraries, one core, about 25 minutes
 	$(BIN)/python -m benchmarks --report benchmarks/speed.json
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.curvature --report benchmarks/curvature.json
 
 GPU ?=
-gpu: .venv/demo.stamp  ## is a GPU right, how fast is it, and a study; without one a rehearsal; GPU="--data cifar10.tar.xz"
+gpu: .venv/demo.stamp  ## test a GPU: correctness, speed, a study; without a GPU a rehearsal; GPU="--data cifar10.tar.xz"
 	$(BIN)/python -m benchmarks.gpu $(GPU)
 
 notebooks: .venv/demo.stamp  ## run all notebooks and keep their outputs, about 3 minutes
 	$(BIN)/jupyter nbconvert --to notebook --inplace --execute notebooks/*.ipynb \
 		--CoalesceStreamsPreprocessor.enabled=True --ExecutePreprocessor.record_timing=False
 
-docs: .venv/docs.stamp  ## the documentation as a site in site/, from files alone; a warning is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+docs: .venv/docs.stamp  ## build the documentation in site/; a warning is an error
+	rm -rf build/docs site
+	$(BIN)/python docs/generate.py build/docs
+	$(BIN)/python -m sphinx --jobs auto --fail-on-warning --quiet -c docs -d build/doctrees build/docs site
 	@echo "site/index.html"
 
-docs-serve: .venv/docs.stamp  ## the same while it is written, on http://127.0.0.1:8000
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+docs-serve: .venv/docs.stamp  ## show the site on http://127.0.0.1:8000 and build it again after each change
+	$(BIN)/sphinx-autobuild --pre-build "$(BIN)/python docs/generate.py build/docs" --ignore "$(CURDIR)/build/*" \
+		--watch docs --watch regimes -c docs -d build/doctrees build/docs site
 
 PYTHONS ?= python3.11 python3.12 python3.13
-release: .venv/dev.stamp check  ## wheel and sdist in dist/, both tried in an empty environment of each of PYTHONS
+release: .venv/dev.stamp check  ## build wheel and sdist in dist/, and try both in an empty environment of each of PYTHONS
 	rm -rf dist
 	$(BIN)/hatchling build
 	for python in $(PYTHONS); do TORCH_INDEX=$(TORCH_INDEX) sh tests/released.sh $$python dist/*.whl dist/*.tar.gz || exit 1; done
 
-check: .venv/dev.stamp
+check: .venv/dev.stamp  ## lint, layout, types and order of imports
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -95,5 +101,5 @@ endif
 	-$(PIP) git+https://github.com/epfml/powersgd.git  # what PyPI has under this name is empty
 	touch $@
 
-clean:
-	rm -rf .venv .venv-integrations runs figures site dist data/cache
+clean:  ## remove .venv and everything that was made
+	rm -rf .venv .venv-integrations runs figures site build dist data/cache

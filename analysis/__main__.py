@@ -1,72 +1,123 @@
-"""``python -m analysis NAME ...`` is ``python -m analysis.NAME ...``; alone, the list of names.
+"""``python -m analysis NAME ...`` runs a figure or table; without a name it lists them by room.
 
-`offers` is the same for ``regimes figure``, with the paper's figures by their numbers.
+`offers` gives the same to ``regimes figure``, with the paper's figures by their numbers. A command
+is a module of a room that has a function ``main``. Its name is that of the file, or in `NAMES`.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib
-import runpy
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from regimes.errors import nearest
+
+from .common.command import call, start
 
 if TYPE_CHECKING:
     from regimes.plotting.offered import Offer
 
+ROOMS = ("paper", "lasso", "rates", "detection", "tournament", "claims", "cost", "campaign")
+NAMES = {  # of commands that are not called like their files
+    "error_per_float": "rivals",
+    "figure18_20": "levels",
+    "usable": "mechanism",
+    "yoked": "controls",
+}
+MAIN = re.compile(r"^def main\(", re.MULTILINE)
 
-def commands() -> dict[str, str]:
-    """The modules that can be run, and the first sentence of each."""
-    found = {}
-    for path in sorted(Path(__file__).parent.glob("[a-z]*.py")):
-        source = path.read_text(encoding="utf-8")
-        if 'if __name__ == "__main__"' in source:
-            found[path.stem] = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
-    return found
+
+@dataclass(frozen=True)
+class Command:
+    """A module that can be run.
+
+    Attributes:
+        module: ROOM.FILE, in this package.
+        summary: the first sentence of its docstring.
+    """
+
+    module: str
+    summary: str
+
+    @property
+    def room(self) -> str:
+        return self.module.partition(".")[0]
+
+    @property
+    def main(self) -> Callable[..., Any]:
+        return importlib.import_module(f".{self.module}", __package__).main
+
+
+def commands() -> dict[str, Command]:
+    """All commands by name, in the order of `ROOMS`."""
+    known = {}
+    for room in ROOMS:
+        for path in sorted((Path(__file__).parent / room).glob("[a-z]*.py")):
+            source = path.read_text(encoding="utf-8")
+            if MAIN.search(source):
+                name = NAMES.get(path.stem, path.stem)
+                known[name] = Command(f"{room}.{path.stem}", _first_line(source))
+    return known
+
+
+def headings() -> dict[str, str]:
+    """What each room is about."""
+    folder = Path(__file__).parent
+    return {
+        room: _first_line((folder / room / "__init__.py").read_text(encoding="utf-8"))
+        for room in ROOMS
+    }
+
+
+def _first_line(source: str) -> str:
+    return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
 
 
 def offers() -> dict[str, Offer]:
     """What ``regimes figure`` lists (`regimes.plotting.offered`)."""
     from regimes.plotting.offered import Offer
 
-    from .figures import FIGURES
+    from .paper.figures import FIGURES
 
-    found = {
-        number: Offer(figure.shows, partial(_figure, number), figure.small + figure.paper)
+    known, about = commands(), headings()
+    figures = known.pop("figures")
+    listed = {
+        number: Offer(figure.shows, partial(_figure, figures, number), figure.grids, about["paper"])
         for number, figure in FIGURES.items()
     }
-    others = {name: says for name, says in commands().items() if name != "figures"}
-    return found | {name: Offer(says, partial(_module, name)) for name, says in others.items()}
+    for name, command in known.items():
+        listed[name] = Offer(command.summary, partial(_run, command, name), (), about[command.room])
+    return listed
 
 
-def _figure(number: str, words: Sequence[str]) -> None:
-    from . import command, figures
-
-    command.call(figures.main, [number, *words], f"regimes figure {number}")
+def _figure(figures: Command, number: str, words: Sequence[str]) -> None:
+    call(figures.main, [number, *words], f"regimes figure {number}")
 
 
-def _module(name: str, words: Sequence[str]) -> None:
-    from . import command
-
-    module = importlib.import_module(f".{name}", __package__)
-    command.call(module.main, words, f"regimes figure {name}")
+def _run(command: Command, name: str, words: Sequence[str]) -> None:
+    call(command.main, words, f"regimes figure {name}")
 
 
 def main() -> None:
+    name, *words = sys.argv[1:] or [""]
     known = commands()
-    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
-        print("\n".join(f"{name:14} {words}" for name, words in known.items()))
-        return
-    name = sys.argv.pop(1)
-    if name not in known:
+    if name in ("", "-h", "--help"):
+        for room, about in headings().items():
+            print(about)
+            for key, command in known.items():
+                if command.room == room:
+                    print(f"  {key:14} {command.summary}")
+    elif name in known:
+        start(known[name].main, f"python -m analysis {name}", words)
+    else:
         print(f"error: no analysis {name!r}: {nearest(name, known)}", file=sys.stderr)
         sys.exit(2)
-    runpy.run_module(f"{__package__}.{name}", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

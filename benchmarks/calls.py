@@ -103,15 +103,22 @@ def forked(tree: Path, words: list[str], limit: float, tracing: bool = False) ->
     return json.loads(answer.read_text()) if answer.exists() else died
 
 
+def test_file(tree: Path, name: str) -> str:
+    """The file of tests of this name, relative to the tree: no two folders have the same name."""
+    (path,) = (tree / "tests").rglob(f"test_{name}.py")
+    return path.relative_to(tree).as_posix()
+
+
 def who_calls_what(tree: Path, names: Sequence[str], kept: Path) -> Calls:
     """What each passing quick test calls; measured anew for files of tests that have changed."""
     known = json.loads(kept.read_text()) if kept.exists() else {}
     found: dict[str, dict[str, Any]] = {}
-    for path in (tree / "tests" / f"test_{name}.py" for name in names):
+    for file in (test_file(tree, name) for name in names):
+        path = tree / file
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         if known.get(path.name, {}).get("digest") != digest:
             began = time.monotonic()
-            got = forked(tree, [f"tests/{path.name}"], 900, tracing=True)
+            got = forked(tree, [file], 900, tracing=True)
             known[path.name] = {"digest": digest if got["code"] >= 0 else "", "calls": got["calls"]}
             kept.parent.mkdir(exist_ok=True)
             kept.write_text(json.dumps(known))

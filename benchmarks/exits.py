@@ -39,7 +39,7 @@ HOOK = [
     "--standalone",
     "--nproc-per-node",
     "2",
-    str(ROOT / "tests" / "ddp_scripts" / "ending.py"),
+    str(ROOT / "tests" / "shared" / "ddp_scripts" / "ending.py"),
     "left in a function",
 ]
 

@@ -253,7 +253,9 @@ def inject(bench: Bench, fault: Callable[[Bench], Outcome], times: int) -> dict[
 
 def markdown(result: dict[str, Any]) -> str:
     text = [
-        "The output of `python -m benchmarks.faults`, whose docstring says what is done.",
+        "This page shows what happens to a training run when a process, file, disk or clock "
+        "fails. `python -m benchmarks.faults` injects each fault at random moments and "
+        "compares the continued run with an undisturbed one.",
         "",
         "| fault | injected | outcome | recorded epochs lost |",
         "|---|---:|---|---:|",

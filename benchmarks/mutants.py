@@ -26,7 +26,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.calls import Calls, forked, import_what_is_heavy, who_calls_what
+from benchmarks.calls import Calls, forked, import_what_is_heavy, test_file, who_calls_what
 from benchmarks.mutants_page import reasons, report
 from benchmarks.mutators import Mutant, mutants
 
@@ -57,16 +57,16 @@ LEFT_OUT = {
     "regimes/report/origin.py": "words of a page",
     "regimes/report/pictures.py": "how a page's pictures are laid out",
     "analysis/__main__.py": "the words of commands; what they call is in",
-    "analysis/command.py": "the words of commands; what they call is in",
-    "analysis/explorer.py": "a notebook's widgets",
-    "analysis/figures.py": "lists of names",
+    "analysis/common/command.py": "the words of commands; what they call is in",
+    "analysis/notebook/explorer.py": "a notebook's widgets",
+    "analysis/paper/figures.py": "lists of names",
+    "analysis/rates/usable_figure.py": "how a figure is laid out",
+    "analysis/notebook/outputs.py": "how a notebook's output is laid out",
+    "analysis/claims/sentences.py": "sentences and what each is read from",
+    "analysis/tournament/tournament_figure.py": "how a figure is laid out",
     "analysis/grids": "values that were chosen, and names",
-    "analysis/mechanism_figure.py": "how a figure is laid out",
-    "analysis/notebook.py": "how a notebook's output is laid out",
-    "analysis/sentences.py": "sentences and what each is read from",
-    "analysis/tournament_figure.py": "how a figure is laid out",
 }
-OTHERS = {  # of tests/test_NAME.py: pages and packages, which look at the core from afar
+OTHERS = {  # of test_NAME.py: pages and packages, which look at the core from afar
     "docs",
     "doctests",
     "fuzz",
@@ -96,14 +96,14 @@ REAL = {  # start processes, whose calls are not seen
     "regimes/training/gradients.py": ("exchange",),
     "regimes/training/step.py": ("exchange",),
     "regimes/training/rounds.py": ("local_steps",),
-    "regimes/training/loop.py": ("reporters", "hard"),
-    "regimes/training/termination.py": ("hard",),
+    "regimes/training/loop.py": ("reporters", "faults", "ends"),
+    "regimes/training/termination.py": ("faults", "ends"),
 }
 
 
 def oracles() -> list[str]:
     """The names of the files of tests that are asked."""
-    found = (path.stem.removeprefix("test_") for path in (ROOT / "tests").glob("test_*.py"))
+    found = (path.stem.removeprefix("test_") for path in (ROOT / "tests").rglob("test_*.py"))
     return sorted(set(found) - OTHERS)
 
 
@@ -127,7 +127,7 @@ def chosen(mutant: Mutant, calls: Calls, budget: float) -> list[str]:
         direct = {t for t, (_, names) in calls.items() if any(n.startswith(wanted) for n in names)}
     files = {test.partition("::")[0] for test in direct}
     real = {
-        f"tests/test_{name}.py"
+        test_file(ROOT, name)
         for place, names in REAL.items()
         if mutant.file.startswith(place)
         for name in names

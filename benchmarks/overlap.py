@@ -96,7 +96,9 @@ def compare(model: str, level: str, rate: int | None, times: int, scratch: Path)
 
 def markdown(rows: list[Row]) -> str:
     text = [
-        "The output of `python -m benchmarks.overlap`, whose docstring says what is measured.",
+        "This page shows how much time a step saves if gradients are sent during the backward"
+        " pass instead of after it. `python -m benchmarks.overlap` measures; its docstring "
+        "describes the method.",
         "",
         "| model | sends | Mbit/s | buckets | ms / step | compute | compress | communicate "
         "| ratio to after backward (range) |",

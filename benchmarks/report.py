@@ -18,10 +18,11 @@ HEAD = (
     "|---|---:|---|---:|---|---|---:|---|---:|---:|",
 )
 WORDS = """\
-Ratios are ours / theirs, of medians over interleaved rounds; in brackets the middle half of the
-rounds' own ratios. Times are CPU time of one thread, but where a case says otherwise. Floor: the
-least that this machine allows (the case says of what), and how far above it we are. Rows without
-a target only inform."""
+This page compares the speed of Regimes (*ours*) with other libraries (*theirs*). A ratio is that of
+the medians, ours / theirs, over alternating rounds; brackets have the middle half of the rounds'
+ratios. Times are CPU time of one thread unless a case says otherwise. *Floor* is the least that
+this machine allows (each case defines it), and × how many times longer ours takes. Rows without a
+target are for information."""
 
 
 @dataclass

@@ -2,8 +2,8 @@
 
     python -m benchmarks.stock --seeds 3      # an hour on two cores; started again, it goes on
 
-The scripts of ``tests/ddp_scripts/stock`` under torchrun on two processes, with the hook's own
-choices: ACCORDION, PowerSGD of ranks 4 and 1. Plain is the same file without the marked lines.
+The scripts of ``tests/shared/ddp_scripts/stock`` under torchrun on two processes, with the hook's
+own choices: ACCORDION, PowerSGD of ranks 4 and 1. Plain is the same file without the marked lines.
 Leaves ``benchmarks/stock.json``, ``stock.md`` and ``docs/stock.png``.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[1]
-SCRIPTS = ROOT / "tests" / "ddp_scripts" / "stock"
+SCRIPTS = ROOT / "tests" / "shared" / "ddp_scripts" / "stock"
 MARK = "# regimes"
 WHAT = {"mnist": "CNN, Adadelta", "words": "LSTM, clipped SGD", "vit": "ViT, AdamW, bfloat16"}
 TESTED = {"mnist": "accuracy", "words": "test loss", "vit": "accuracy"}  # %, nats, %
@@ -114,7 +114,8 @@ def read_all(folder: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:
 def markdown(found: dict[str, Any]) -> str:
     """One row per script and way: means over seeds, and their range."""
     lines = [
-        "The output of `python -m benchmarks.stock`, whose docstring says what is measured.",
+        "This page compares three common DDP scripts, plain and with the hook's default "
+        "settings. `python -m benchmarks.stock` measures; its docstring describes the method.",
         "",
         "| script | way | seeds | training loss at the end | tested | bytes sent |",
         "|---|---|---:|---:|---:|---:|",

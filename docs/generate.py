@@ -1,12 +1,16 @@
-"""What the site adds to the pages as they are written (a hook of mkdocs, see ``mkdocs.yml``).
+"""Writes the Markdown of the site: ``python docs/generate.py build/docs``, before the builder runs.
 
-- ``<!-- reference: regimes.compression -->`` becomes the public modules of that room, from their
-  docstrings: a module that is added, moved or removed needs no change here.
+Each page of ``docs/`` is copied, with these changes:
+
+- ``<!-- reference: regimes.compression -->`` becomes one heading and one ``automodule`` for each
+  public module of that room: a module that is added, moved or removed needs no change here.
 - ``<!-- options: policies -->`` becomes a table of the registered names and their fields.
 - ``<!-- commands -->`` becomes the help of each subcommand.
-- Examples in docstrings, ``>>> ...``, become blocks of code.
-- A link to a file of the tree outside ``docs/`` leads to a copy below ``tree/``, so that the same
-  link works in the tree and in the site.
+- A link to a file outside ``docs/`` leads to a copy below ``tree/``, so that the same link works
+  in the tree and in the site.
+- ``docs/nav.toml`` becomes the table of contents at the end of the first page.
+
+Only ``reference``, ``navigation`` and ``captions`` write what is special to Sphinx.
 """
 
 from __future__ import annotations
@@ -17,19 +21,25 @@ import importlib
 import inspect
 import os
 import re
+import sys
 import tokenize
+import tomllib
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import griffe
-
 ROOT = Path(__file__).parents[1]
 TREE = "tree/"
 LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#])")
 MARK = re.compile(r"^<!-- (reference|options|commands)(?:: ([\w. ]+))? -->$", re.MULTILINE)
-EXAMPLE = re.compile(r"^>>> .*(?:\n(?!\n|$).*)*", re.MULTILINE)
+TITLED = re.compile(r'^```(\w+) title="([^"]+)"$', re.MULTILINE)
+LANGUAGES = {
+    ".py": "python",
+    ".sh": "sh",
+    ".yaml": "yaml",
+    ".toml": "toml",
+}  # shown, not downloaded
 REGISTRIES = {
     "compressors": "regimes.compression",
     "policies": "regimes.policies",
@@ -56,22 +66,13 @@ def modules(name: str) -> list[str]:
 
 
 def reference(names: str) -> str:
-    """mkdocstrings' directives for some rooms; a package lends its docstring, not its imports."""
-    found = []
-    for room in names.split():
-        for name in modules(room):
-            found.append(f"::: {name}")
-            if (ROOT.joinpath(*name.split(".")) / "__init__.py").exists():
-                own = ", ".join(defined(ROOT.joinpath(*name.split(".")) / "__init__.py"))
-                found.append(f"    options:\n      members: [{own}]")
-    return "\n\n".join(found).replace("\n\n    options", "\n    options")
+    """A heading and Sphinx's ``automodule`` for each module of some rooms.
 
-
-def defined(path: Path) -> list[str]:
-    """Public functions and classes that a file defines itself."""
-    nodes = ast.parse(path.read_text(encoding="utf-8")).body
-    kinds = (ast.FunctionDef, ast.ClassDef)
-    return [n.name for n in nodes if isinstance(n, kinds) and not n.name.startswith("_")]
+    A package shows what it defines itself, not what it imports from its modules.
+    """
+    options = "   :members:\n   :ignore-module-all:\n"
+    directive = f"## {{0}}\n\n```{{{{eval-rst}}}}\n.. automodule:: {{0}}\n{options}```"
+    return "\n\n".join(directive.format(name) for room in names.split() for name in modules(room))
 
 
 # -- options ---------------------------------------------------------------------------------
@@ -88,8 +89,8 @@ def options(what: str) -> str:
     for name in registry:
         cls = registry.find(name)
         path = f"{cls.__module__}.{cls.__name__}"
-        fields = ", ".join(f"`{f} = {spelt(v)}`" for f, v in defaults(cls)) or "none"
-        lines.append(f"| `{name}` | {fields} | [`{cls.__name__}`][{path}] |")
+        fields = ", ".join(f"`{f} = {as_toml(v)}`" for f, v in defaults(cls)) or "none"
+        lines.append(f"| `{name}` | {fields} | {{py:obj}}`~{path}` |")
     return "\n".join(lines)
 
 
@@ -100,7 +101,7 @@ def names() -> str:
     lines = ["| name | defined in |", "|---|---|"]
     for name in regimes.__all__:
         home = getattr(regimes, name).__module__
-        lines.append(f"| [`regimes.{name}`][{home}.{name}] | `{home}` |")
+        lines.append(f"| {{py:obj}}`regimes.{name} <{home}.{name}>` | `{home}` |")
     return "\n".join(lines)
 
 
@@ -112,16 +113,16 @@ def defaults(cls: Any) -> Iterator[tuple[str, Any]]:
             yield field.name, field.default if made is dataclasses.MISSING else made()
 
 
-def spelt(value: Any) -> str:
+def as_toml(value: Any) -> str:
     """A default as TOML has it."""
     if value is dataclasses.MISSING:
         return "..."
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "unset"}[value]
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{k} = {spelt(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{k} = {as_toml(v)}" for k, v in value.items()) + "}"
     if isinstance(value, tuple | list):
-        return "[" + ", ".join(map(spelt, value)) + "]"
+        return "[" + ", ".join(map(as_toml, value)) + "]"
     return f'"{value}"' if isinstance(value, str) else f"{value:g}"
 
 
@@ -143,7 +144,7 @@ def configuration() -> str:
         for name, value in defaults(cls):
             if not dataclasses.is_dataclass(value):
                 meaning = said.get(name, "").replace("|", "\\|")
-                lines.append(f"| `{prefix}{name}` | `{spelt(value)}` | {meaning} |")
+                lines.append(f"| `{prefix}{name}` | `{as_toml(value)}` | {meaning} |")
     return "\n".join(lines)
 
 
@@ -187,65 +188,91 @@ def commands(_: str = "") -> str:
 MAKERS = {"reference": reference, "options": options, "commands": commands}
 
 
-class Examples(griffe.Extension):
-    """Fences around examples, so that they are shown as they are written."""
-
-    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Called for everything that may have a docstring."""
-        if obj.docstring:
-            obj.docstring.value = EXAMPLE.sub(r"```pycon\n\g<0>\n```\n", obj.docstring.value)
+# -- pages -----------------------------------------------------------------------------------
 
 
-# -- mkdocs ----------------------------------------------------------------------------------
+def navigation() -> str:
+    """The table of contents: one hidden ``toctree`` for each section of ``nav.toml``."""
+    trees = []
+    for section in tomllib.loads((ROOT / "docs/nav.toml").read_text(encoding="utf-8"))["section"]:
+        entries = "\n".join(f"{title} <{page}>" for page, title in section["pages"].items())
+        caption = f":caption: {section['title']}\n" if "title" in section else ""
+        trees.append(f"```{{toctree}}\n:hidden:\n{caption}\n{entries}\n```")
+    return "\n\n".join(trees)
 
 
-def source(uri: str) -> Path:
+def captions(markdown: str) -> str:
+    """A fence with a title becomes a code block with a caption."""
+    return TITLED.sub(r"```{code-block} \1\n:caption: \2\n", markdown)
+
+
+def source(name: str) -> Path:
     """The file that a page is made from."""
-    return ROOT / uri.removeprefix(TREE) if uri.startswith(TREE) else ROOT / "docs" / uri
+    return ROOT / name.removeprefix(TREE) if name.startswith(TREE) else ROOT / "docs" / name
 
 
-def outside(page: Path, link: str) -> str | None:
-    """The place in the site of a linked file of the tree that is not in ``docs/``."""
+def place(page: Path, link: str) -> str | None:
+    """Where the site has the file that a page links to; None for what is not in the tree."""
     target = Path(os.path.normpath(page.parent / link))
-    if not target.is_file() or not target.is_relative_to(ROOT) or inside(page, link):
-        return None
-    return TREE + target.relative_to(ROOT).as_posix()
+    if target.is_relative_to(ROOT / "docs"):
+        return target.relative_to(ROOT / "docs").as_posix()
+    return TREE + target.relative_to(ROOT).as_posix() if target.is_file() else None
 
 
-def inside(page: Path, link: str) -> str | None:
-    """The place in the site of a linked page of ``docs/``."""
-    target, docs = Path(os.path.normpath(page.parent / link)), ROOT / "docs"
-    return target.relative_to(docs).as_posix() if target.is_relative_to(docs) else None
+def turned(name: str, markdown: str) -> tuple[str, list[str]]:
+    """A page whose links lead to the copies, and the copies that it needs."""
+    copies = []
+
+    def turn(link: re.Match[str]) -> str:
+        there = place(source(name), link[1])
+        if there is None:
+            return link[1]
+        if there.startswith(TREE):
+            copies.append(there)
+        if Path(there).suffix in LANGUAGES:
+            there += ".md"
+        return os.path.relpath(there, Path(name).parent).replace(os.sep, "/")
+
+    return LINK.sub(turn, markdown), copies
 
 
-def on_files(files: Any, config: Any) -> Any:
-    """Add what pages link to, and what that links to."""
-    from mkdocs.structure.files import File
-
-    queue = [file.src_uri for file in files.documentation_pages()]
-    for uri in queue:
-        page = source(uri)
-        for link in LINK.findall(page.read_text(encoding="utf-8")):
-            place = outside(page, link)
-            if place and files.get_file_from_path(place) is None:
-                files.append(File.generated(config, place, abs_src_path=str(source(place))))
-                if place.endswith(".md"):
-                    queue.append(place)
-    return files
+def rendered(name: str) -> tuple[str, list[str]]:
+    """The Markdown of a page with its marks replaced, and the copies that it needs."""
+    markdown = source(name).read_text(encoding="utf-8")
+    if language := LANGUAGES.get(Path(name).suffix):
+        title = name.removeprefix(TREE)
+        return f"---\norphan: true\n---\n# {title}\n\n````{language}\n{markdown}````\n", []
+    markdown, copies = turned(name, markdown)
+    markdown = captions(MARK.sub(lambda mark: MAKERS[mark[1]](mark[2] or ""), markdown))
+    if name.startswith(TREE):
+        markdown = f"---\norphan: true\n---\n{markdown}"
+    return markdown + (f"\n{navigation()}\n" if name == "index.md" else ""), copies
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Marks replaced, links turned to the copies."""
-    uri = page.file.src_uri
+def write(out: Path) -> None:
+    """Write all pages, and the files that they show or link to, into a folder.
 
-    def turn(found: re.Match[str]) -> str:
-        place = outside(source(uri), found[1]) or inside(source(uri), found[1])
-        return os.path.relpath(place, Path(uri).parent).replace(os.sep, "/") if place else found[1]
+    An unchanged file is not written again, so that the builder reads only what is new.
+    """
+    docs = ROOT / "docs"
+    names = [path.relative_to(docs).as_posix() for path in sorted(docs.rglob("*.md"))]
+    names += [path.relative_to(docs).as_posix() for path in sorted(docs.rglob("*.png"))]
+    written = set()
+    for name in names:  # grows: a page may need copies, which may need copies
+        if name in written:
+            continue
+        written.add(name)
+        if Path(name).suffix in (".md", *LANGUAGES):
+            markdown, copies = rendered(name)
+            path = out / (name if name.endswith(".md") else f"{name}.md")
+            names.extend(copies)
+            content = markdown.encode()
+        else:
+            path, content = out / name, source(name).read_bytes()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or path.read_bytes() != content:
+            path.write_bytes(content)
 
-    markdown = LINK.sub(turn, markdown)
-    return MARK.sub(lambda found: MAKERS[found[1]](found[2] or ""), markdown)
 
-
-def on_page_content(html: str, **_: Any) -> str:
-    """Docstrings announce a literal block with two colons."""
-    return html.replace("::</p>", ":</p>")
+if __name__ == "__main__":
+    write(Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build" / "docs"))

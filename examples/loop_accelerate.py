@@ -1,8 +1,9 @@
-"""A loop of one's own with Accelerate and compressed gradients: digits, accumulation, clipping.
+"""Your own loop with Accelerate and compressed gradients: digits, accumulation, clipping.
 
     torchrun --standalone --nproc-per-node 2 examples/loop_accelerate.py --out runs/accelerate
 
-What Regimes adds is marked. Started again it goes on from its last checkpoint. 15 s on two cores.
+Lines for Regimes are marked. When restarted, it continues from its last checkpoint. It takes 15 s
+on two cores.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import regimes
-from regimes.integrations.accelerate import attach  # Regimes: before accelerate
+from regimes.integrations.accelerate import attach  # Regimes: import before accelerate
 
 from accelerate import Accelerator  # isort: skip
 from accelerate.utils import DataLoaderConfiguration  # isort: skip
@@ -34,7 +35,7 @@ def main(words: list[str] | None = None) -> None:
     digits = load_digits()
     x = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
     y = torch.tensor(digits.target)
-    order = DataLoaderConfiguration(use_seedable_sampler=True)  # that of an epoch, resumed or not
+    order = DataLoaderConfiguration(use_seedable_sampler=True)  # the same order in a resumed epoch
     accelerator = Accelerator(
         gradient_accumulation_steps=ACCUMULATED,
         cpu=not torch.cuda.is_available(),
@@ -56,7 +57,7 @@ def main(words: list[str] | None = None) -> None:
     model, optimizer, loader = accelerator.prepare(net, optimizer, loader)
     accelerator.register_for_checkpointing(schedule)
 
-    about = regimes.Recording(args.out / "record", data="digits", metric="accuracy")
+    about = regimes.RecordOptions(args.out / "record", data="digits", metric="accuracy")
     hook = attach(  # Regimes: ranks 4 and 1, decided per layer at the end of each epoch
         accelerator,
         model,

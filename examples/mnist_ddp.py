@@ -1,11 +1,11 @@
 """Handwritten digits on several processes: a plain DistributedDataParallel script.
 
-    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # or a restart meets stale addresses (torch 2.13)
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # else a restart reads old addresses (torch 2.13)
     torchrun --standalone --nproc-per-node 4 --max-restarts 3 examples/mnist_ddp.py --out runs/ddp
 
-Written from PyTorch's documentation; what Regimes adds is marked ACCORDION. Started again, also by
-torchrun after a process has died, it continues from its last checkpoint and ends with the same
-weights. The digits come with scikit-learn (8 x 8 pixels). 15 s on two cores.
+The script follows PyTorch's documentation; lines for Regimes are marked ACCORDION. When restarted,
+by hand or by torchrun after a process has died, it continues from its last checkpoint and ends with
+the same weights. The digits are those of scikit-learn (8 x 8 pixels). It takes 15 s on two cores.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Net(nn.Module):
 
 
 def digits() -> tuple[Dataset, Dataset]:
-    """Every fifth image is for testing."""
+    """Training and test data; every fifth image is test data."""
     data = load_digits()
     x = torch.tensor(data.images, dtype=torch.float32)[:, None] / 16
     y = torch.tensor(data.target)
@@ -52,7 +52,7 @@ def digits() -> tuple[Dataset, Dataset]:
 
 
 def train(model: nn.Module, loader: DataLoader, optimizer: Any, device: torch.device) -> float:
-    """One epoch; the mean loss of this process."""
+    """Train one epoch; return the mean loss of this process."""
     model.train()
     total = 0.0
     for x, y in loader:
@@ -72,7 +72,7 @@ def accuracy(model: nn.Module, loader: DataLoader, device: torch.device) -> floa
 
 
 def newest(folder: Path, processes: int) -> int:
-    """How many epochs every process has saved."""
+    """The number of epochs that every process has saved."""
     saved = [int(p.name) for p in folder.glob("[0-9]*") if len(list(p.glob("*.pt"))) >= processes]
     return max(saved, default=0)
 
@@ -106,7 +106,7 @@ def main(words: list[str] | None = None) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     scheduler = MultiStepLR(optimizer, milestones=[args.epochs * 2 // 3])
 
-    about = regimes.Recording(args.out / "record", data="digits", metric="accuracy")
+    about = regimes.RecordOptions(args.out / "record", data="digits", metric="accuracy")
     hook = regimes.attach(  # ACCORDION: ranks 4 and 1, decided per layer every two epochs
         model,
         policy={"name": "accordion", "interval": 2},
@@ -126,7 +126,7 @@ def main(words: list[str] | None = None) -> None:
         hook.load_state_dict(saved["hook"])  # ACCORDION
 
     for epoch in range(start, args.epochs):
-        torch.manual_seed(processes * epoch + rank)  # of dropout
+        torch.manual_seed(processes * epoch + rank)  # for dropout
         sampler.set_epoch(epoch)
         loss = train(model, loader, optimizer, device)
         scheduler.step()

@@ -2,7 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 examples/module_lightning.py --out runs/lightning
 
-What Regimes adds is marked. Started again it goes on from its last checkpoint. 20 s on two cores.
+Lines for Regimes are marked. When restarted, it continues from its last checkpoint. It takes 20 s
+on two cores.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import regimes
-from regimes.integrations.lightning import RegimesCallback  # Regimes: before lightning
+from regimes.integrations.lightning import RegimesCallback  # Regimes: import before lightning
 
 from lightning.pytorch import LightningModule, Trainer, seed_everything  # isort: skip
 from lightning.pytorch.callbacks import ModelCheckpoint  # isort: skip
@@ -67,7 +68,7 @@ def main(words: list[str] | None = None) -> None:
     y = torch.tensor(digits.target)
     callback = RegimesCallback(  # Regimes: ranks 4 and 1, decided per layer after each epoch
         policy={"name": "accordion", "interval": 1},
-        record=regimes.Recording(args.out / "record", data="digits", metric="accuracy"),
+        record=regimes.RecordOptions(args.out / "record", data="digits", metric="accuracy"),
     )
     keep = ModelCheckpoint(args.out, filename="{epoch:03d}", save_top_k=-1)
     trainer = Trainer(

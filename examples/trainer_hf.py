@@ -1,9 +1,10 @@
-"""Hugging Face's Trainer with compressed gradients: a GPT-2 of 60 k parameters, from nothing.
+"""Hugging Face's Trainer with compressed gradients: a new GPT-2 with 60 k parameters.
 
     torchrun --standalone --nproc-per-node 2 examples/trainer_hf.py --out runs/hf
 
-Asks for nothing from outside: random weights, and the text is the source of ``argparse``. What
-Regimes adds is marked. Started again it goes on from its last checkpoint. 20 s on two cores.
+Works offline: weights are random, and the text is the source code of ``argparse``. Lines for
+Regimes are marked. When restarted, it continues from its last checkpoint. It takes 20 s on two
+cores.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 import regimes
-from regimes.integrations.transformers import RegimesCallback  # Regimes: before transformers
+from regimes.integrations.transformers import RegimesCallback  # Regimes: import first
 
 from transformers import (  # isort: skip
     GPT2Config,
@@ -75,7 +76,7 @@ def main(words: list[str] | None = None) -> None:
             trainer,
             every=8,
             policy={"name": "accordion", "interval": 1},
-            record=regimes.Recording(args.out / "record", data="argparse"),
+            record=regimes.RecordOptions(args.out / "record", data="argparse"),
         )
     )
     last = trainer_utils.get_last_checkpoint(str(args.out)) if args.out.is_dir() else None

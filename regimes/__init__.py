@@ -67,7 +67,7 @@ _PUBLIC = {
         "PastEpoch",
         "Decision",
     ),
-    "regimes.ddp": ("Hook", "Recording", "attach"),
+    "regimes.ddp": ("Hook", "RecordOptions", "attach"),
     "regimes.local": ("LocalSteps", "local_steps"),
     "regimes.cost.network": ("Network",),
     "regimes.detectors": (
@@ -94,6 +94,7 @@ _PUBLIC = {
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 __all__ = sorted(_HOME)
+_RENAMED = {"Recording": "RecordOptions"}  # before version 0.3
 
 if TYPE_CHECKING:
     from regimes.config import DataConfig as DataConfig
@@ -111,6 +112,12 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> "Any":
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
+    if name in _RENAMED:
+        import warnings
+
+        new = _RENAMED[name]
+        warnings.warn(f"regimes.{name} is now regimes.{new}", DeprecationWarning, stacklevel=2)
+        return __getattr__(new)
     raise AttributeError(f"module 'regimes' has no attribute {name!r}")
 
 

@@ -27,22 +27,25 @@ def main() -> None:
         code = _command()
         stdout.flush()
     except OSError as error:
-        if stdout.is_lost(error):
-            lost = stdout.lost(error)
+        if stdout.is_stdout_failure(error):
+            lost = stdout.exit_code_of(error)
             code = code or lost  # a training's own failure is more telling
         elif error.filename is None:
             raise
         else:  # a place that nobody may look at, or a name too long to be one
-            print(f"error: {stdout.spelt(str(error.filename))}: {error.strerror}", file=sys.stderr)
+            print(
+                f"error: {stdout.escape_control(str(error.filename))}: {error.strerror}",
+                file=sys.stderr,
+            )
             code = 2
     sys.exit(code)
 
 
 def _command() -> int:
     """The exit code."""
-    from regimes.console.stdout import spelt
+    from regimes.console.stdout import escape_control
     from regimes.errors import RegimesError
-    from regimes.inputs import noted
+    from regimes.inputs import track_inputs
 
     try:
         from regimes.cli import app
@@ -56,10 +59,10 @@ def _command() -> int:
         return 1
     about = "Train under a communication schedule; see README.md."
     try:
-        with noted():
+        with track_inputs():
             app.cli(prog="regimes", description=about)
     except RegimesError as error:
-        print(f"error: {spelt(str(error))}", file=sys.stderr)
+        print(f"error: {escape_control(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted; continue with --resume", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The errors a user can cause or meet: one sentence each (what, what was expected, what to do)."""
+"""Errors for users: one sentence each, with what is wrong, what was expected, what to do."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TrainingError(RegimesError):
     exit_code = 3
 
 
-MANY = 24  # names; of more, an error does not list all
+MANY = 24  # an error lists no more names than this
 
 
 def nearest(word: str, known: Iterable[str], listed: str = "") -> str:
@@ -48,16 +48,16 @@ def nearest(word: str, known: Iterable[str], listed: str = "") -> str:
 
 
 def unexpected(field: str, value: object, expected: str) -> ConfigError:
-    """The sentence for a field's value that cannot be."""
+    """The error for a field whose value is not allowed."""
     return ConfigError(f"{field} = {value!r}: expected {expected}")
 
 
 def is_whole(value: object, low: int) -> bool:
-    """Is it a whole number from ``low`` up? True and False are none."""
+    """Is it a whole number from ``low`` up? A bool is not."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= low
 
 
-def require(met: bool, field: str, value: object, expected: str) -> None:
-    """Raise ConfigError unless a field's value is as expected."""
-    if not met:
+def require(condition: bool, field: str, value: object, expected: str) -> None:
+    """Raise ConfigError for a field unless the condition holds."""
+    if not condition:
         raise unexpected(field, value, expected)

@@ -1,7 +1,7 @@
-"""The files that a command has read: no file that it writes may replace one of them.
+"""The input files of a command, which its output files must not replace.
 
-``noted`` opens the list of a command, ``note`` adds to it where a file is read, ``is_one`` asks
-before a file is written (``records.files.check_output``).
+A command runs inside ``track_inputs``. Each place that reads a file calls ``add``;
+``records.files.check_output`` asks ``was_read`` before it writes one.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-Identity = tuple[int, int]  # device and inode: the same file by any name
+Identity = tuple[int, int]  # device and inode: the same for every name of a file
 
 _read: set[Identity] | None = None
 
 
 @contextmanager
-def noted() -> Iterator[None]:
-    """Note what is read inside; of one within another, in the outer one's list."""
+def track_inputs() -> Iterator[None]:
+    """Collect the files that are read inside; a nested call adds to the outer collection."""
     global _read
     before = _read
     _read = set() if before is None else before
@@ -27,15 +27,15 @@ def noted() -> Iterator[None]:
         _read = before
 
 
-def note(path: Path) -> None:
-    """This file is being read."""
-    found = _identity(path)
-    if _read is not None and found:
-        _read.add(found)
+def add(path: Path) -> None:
+    """Register a file as input of the command."""
+    identity = _identity(path)
+    if _read is not None and identity:
+        _read.add(identity)
 
 
-def is_one(path: Path) -> bool:
-    """Has the command read this file?"""
+def was_read(path: Path) -> bool:
+    """Is this file an input of the command?"""
     return _read is not None and _identity(path) in _read
 
 

@@ -1,4 +1,4 @@
-"""Random numbers keyed by what they are for, so that they need no saving and no synchronising.
+"""Random numbers keyed by their purpose, so that they are neither saved nor synchronised.
 
 A stream is a function of its key alone, e.g. ``(seed, "order", epoch)`` or
 ``(seed, "dropout", epoch, step, worker)``. Any process can make any stream, and a resumed run
@@ -33,14 +33,17 @@ def stream(*key: Key) -> torch.Generator:
     return torch.Generator().manual_seed(derive(*key))
 
 
-def begin_stream(seed: int, device: torch.device) -> None:
-    """``torch.manual_seed``, as far as work on the device needs it: that function formats the stack
-    for each kind of device that is not there, in half a millisecond or more."""
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seed the CPU's generator and those of the device.
+
+    ``torch.manual_seed`` costs half a millisecond or more, which it spends on formatting the stack
+    for each kind of device that the machine lacks.
+    """
     if device.type not in ("cpu", "cuda"):
         torch.manual_seed(seed)
         return
     torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":  # all of them, as torch does
+    if device.type == "cuda":  # all GPUs, as torch.manual_seed does
         for generator in torch.cuda.default_generators:
             generator.manual_seed(seed)
 
@@ -67,7 +70,7 @@ def uniform(wanted: Sequence[tuple[int, int]], device: torch.device) -> list[Ten
 
 
 def _fill(row: Float[np.ndarray, " numbers"], seed: int) -> None:
-    """Numpy, block by block: half the time of ``torch.rand``."""
+    """Fill a row by numpy, block by block in the cache: half the time of ``torch.rand``."""
     words = len(row) // 2
     counters = np.arange(1, min(BLOCK, words) + 1) * GOLDEN
     for start in range(0, words, BLOCK):
@@ -79,7 +82,7 @@ def _fill(row: Float[np.ndarray, " numbers"], seed: int) -> None:
 
 
 def _mix(state: Any, shifted: Callable[[Any, int], Any]) -> None:
-    """SplitMix64's hash of 64-bit words in place; ``shifted`` shifts to the right, zeros in."""
+    """SplitMix64's hash of 64-bit words, in place; ``shifted`` is the unsigned right shift."""
     for bits, factor in FACTORS:
         state ^= shifted(state, bits)
         state *= factor

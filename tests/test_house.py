@@ -55,7 +55,7 @@ def test_layers_and_circles() -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=env, check=False)
     assert done.returncode == 0, done.stdout
-    assert "4 kept, 0 broken" in done.stdout
+    assert "5 kept, 0 broken" in done.stdout
 
 
 SINCE = {"torch.optim.Muon": (2, 9), ".fp32_precision": (2, 9), '"fp32_precision"': (2, 9)}
@@ -121,6 +121,10 @@ def test_every_public_name_is_there() -> None:
 
     for name in regimes.__all__:
         assert getattr(regimes, name) is not None
+    with pytest.warns(
+        DeprecationWarning, match=r"regimes\.Recording is now regimes\.RecordOptions"
+    ):
+        assert regimes.Recording is regimes.RecordOptions
     with pytest.raises(AttributeError, match="no attribute 'trane'"):
         _ = regimes.trane  # type: ignore[attr-defined]
 

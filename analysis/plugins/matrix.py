@@ -102,7 +102,7 @@ class MatrixTask:
     ) -> tuple[float, float]:
         raise DataError("there are no entries for validation: all that are not observed are tested")
 
-    def beside(self, loss: float) -> dict[str, float]:
+    def extra_metrics(self, loss: float) -> dict[str, float]:
         return {}
 
     def probe(self, batches: Entries, world: World, size: int, batch: int) -> list[Batch]:

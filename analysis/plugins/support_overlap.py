@@ -35,7 +35,7 @@ from regimes.curvature.isolation import preserved
 from regimes.errors import ConfigError, TrainingError, require
 from regimes.instruments.base import EndOfEpochGauge, MeasurementContext, Reading, require_at_least
 from regimes.models.loss import Batch
-from regimes.seeding import begin_stream, derive
+from regimes.seeding import derive, seed_generators
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def drawn_gradients(
     batches = context.samples(epoch, count, batch)
 
     def gradient(draw: int, *key: str | int) -> Float[Tensor, " N"]:
-        begin_stream(derive(context.seed, *key, draw), context.parameters[0].device)
+        seed_generators(derive(context.seed, *key, draw), context.parameters[0].device)
         return batch_gradient(context, batches[draw])
 
     with preserved(context.model):

@@ -75,10 +75,10 @@ class Local:
         self.rounds.step(self.x, self.y, 0, 1, 0.01, self.clock)
         self.rounds.pending.clear()  # the losses of a round that has no end
 
-    def meet(self) -> None:
+    def synchronize(self) -> None:
         self()
         self.rounds.pending = [(torch.zeros(WORKERS), 0, 0)]
-        self.rounds.meet(self.levels, self.clock, Panel({}))
+        self.rounds.synchronize(self.levels, self.clock, Panel({}))
 
 
 def peak(way: str) -> float:
@@ -97,7 +97,8 @@ def measure(limits: Limits, *, quick: bool) -> list[Row]:
     for name, net in NETS.items():
         local = Local(net)
         rounds = {"smoke": 60, "small": 30}.get(name, 7)
-        tasks = {"four bare loops": Bare(net), "a local step": local, "with its end": local.meet}
+        whole_round = local.synchronize
+        tasks = {"four bare loops": Bare(net), "a local step": local, "with its end": whole_round}
         seconds = interleaved(tasks, rounds // 3 if quick else rounds)
         medians = {task: statistics.median(taken) for task, taken in seconds.items()}
         end = medians["with its end"] / medians["a local step"] - 1

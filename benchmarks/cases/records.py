@@ -23,7 +23,7 @@ from benchmarks.harness import NETS, Limits, Loop, Row, interleaved
 from regimes import presets
 from regimes.compression.powersgd import PowerSGD
 from regimes.config import ModelConfig, RunConfig
-from regimes.records import Writer
+from regimes.records import RecordWriter
 from regimes.training import loop
 
 SHARE = 0.01
@@ -59,7 +59,7 @@ def timed_run(config: RunConfig) -> Iterator[dict[str, list[float]]]:
     with (
         tempfile.TemporaryDirectory() as folder,
         patch.object(loop, "_advance", watch("epoch", loop._advance)),
-        patch.object(Writer, "epoch", watch("row", Writer.epoch)),
+        patch.object(RecordWriter, "epoch", watch("row", RecordWriter.epoch)),
         patch.object(loop, "save", watch("checkpoint", loop.save)),
         contextlib.redirect_stdout(io.StringIO()),
     ):

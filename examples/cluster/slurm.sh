@@ -1,7 +1,7 @@
 #!/bin/bash
 # A run on two nodes of four GPUs; sbatch examples/cluster/slurm.sh
-# The tasks of the step are the processes of the run: torchrun is not needed. A job that Slurm queues
-# again goes on from its last checkpoint.
+# The tasks of the step are the processes of the run: torchrun is not needed. A requeued job continues
+# from its last checkpoint.
 #SBATCH --job-name=regimes
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=4

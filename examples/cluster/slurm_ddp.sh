@@ -11,7 +11,7 @@
 #SBATCH --output=regimes-ddp-%j.out
 set -euo pipefail
 source .venv/bin/activate
-export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 # or a restart meets stale addresses (torch 2.13)
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 # else a restart reads old addresses (torch 2.13)
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun torchrun --nnodes "$SLURM_JOB_NUM_NODES" --nproc-per-node 4 --max-restarts 3 \
   --rdzv-backend c10d --rdzv-id "$SLURM_JOB_ID" --rdzv-endpoint "$head:29500" \

@@ -1,10 +1,10 @@
-"""A component of torchx: one run on several nodes, with restarts.
+"""A torchx component: one run on several nodes, with restarts.
 
     pip install torchx
     torchx run -s local_cwd examples/cluster/torchx_regimes.py:run --preset smoke --j 1x2 --gpu 0
     torchx run -s slurm examples/cluster/torchx_regimes.py:run --preset paper-lstm --j 2x4
 
-``--j`` is nodes x processes. ``--dryrun`` shows what would be started.
+``--j`` is nodes x processes. ``--dryrun`` prints the job without starting it.
 """
 
 import torchx.specs as specs

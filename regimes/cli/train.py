@@ -49,7 +49,7 @@ def run(
     config = replace(config, **{key: value for key, value in given.items() if value is not None})
     out = out or Path("runs", _stem(preset), f"seed-{config.seed}")
     if (said := apart_from(to_dict(config), out)) and not quiet and launched().rank == 0:
-        stdout.say(f"note: {said}")
+        stdout.try_print(f"note: {said}")
     if processes == 1 or launched().count > 1:
         train(config, out, resume, quiet)
     else:
@@ -137,7 +137,7 @@ def tune(
     numbers = _presets.numbers(seeds, first_seed)
     cells = _presets.arms(grid, schedules, set)
     if grid in _presets.PRESETS and len(cells) > 1:
-        stdout.say(
+        stdout.try_print(
             f"{grid}: the grid with the schedules {', '.join(cells)}, and not the preset of "
             "that name; --schedules NAME tunes one"
         )

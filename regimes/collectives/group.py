@@ -80,7 +80,7 @@ class GroupWorld(ProcessWorld):
         self._wait(dist.gather_object, value, everyone, self.first)
         return everyone
 
-    def deal(self, values: Sequence[Any] | None) -> Any:
+    def scatter(self, values: Sequence[Any] | None) -> Any:
         """This process's own of the values that process 0 gives, one for each process."""
         mine = [None]
         self._wait(dist.scatter_object_list, mine, values, self.first)

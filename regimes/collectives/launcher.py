@@ -86,7 +86,8 @@ def first_host(nodes: str) -> str:
 
 def attempt() -> str:
     """A name that a restart by torchrun changes, because its store keeps the addresses of the
-    dead. Agents of several nodes count restarts apart: there the variable in the README helps.
+    dead. The agents of several nodes count restarts apart: there the environment variable
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 must be set (docs/how-to/cluster.md).
     (The number of the run within the process is added, because the store outlives a run as well.)
     """
     alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"

@@ -1,11 +1,12 @@
-"""One run, described: frozen dataclasses, checked before any work, in and out as TOML.
+"""The configuration of a run: frozen dataclasses, read from and written as TOML.
 
-A configuration is a diff from the defaults. Plug-ins (compressor, policy) are tables with a
-``name`` that is either registered or spelt ``package.module:Class``; the rest of the table are
-the fields of that class. Nothing here imports torch.
+A configuration is a diff from the defaults. A plug-in (compressor, policy, ...) is a table with a
+``name``, registered or ``package.module:Class``, and the fields of that class. Nothing here imports
+torch.
 """
 
-from regimes.config.convert import convert, from_dict, to_dict, today
+from regimes.config.bounds import MOST_EPOCHS, check_bounds
+from regimes.config.convert import convert, current_names, from_dict, to_dict
 from regimes.config.registry import Registry, offered
 from regimes.config.run import (
     DENSE,
@@ -21,10 +22,11 @@ from regimes.config.run import (
     check_windows,
     in_windows,
 )
-from regimes.config.toml import load_toml, overlaid, override, read_value, to_toml
+from regimes.config.toml import load_toml, override, override_table, read_value, to_toml
 
 __all__ = [
     "DENSE",
+    "MOST_EPOCHS",
     "Budget",
     "DataConfig",
     "Level",
@@ -35,16 +37,17 @@ __all__ = [
     "Registry",
     "RunConfig",
     "Signal",
+    "check_bounds",
     "check_windows",
     "convert",
+    "current_names",
     "from_dict",
     "in_windows",
     "load_toml",
     "offered",
-    "overlaid",
     "override",
+    "override_table",
     "read_value",
     "to_dict",
     "to_toml",
-    "today",
 ]

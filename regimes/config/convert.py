@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Plain nested dictionary, without the fields that are ``None``."""
+    """A nested dictionary of plain types, without the fields that are ``None``."""
     plain = dataclasses.asdict(config)
     return json.loads(json.dumps(without_none(plain)))
 
@@ -35,7 +35,7 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
         ConfigError: an unknown key (with the nearest known one) or a value of the wrong type.
     """
     hints = typing.get_type_hints(cls)
-    values = today(cls, values)
+    values = current_names(cls, values)
     names = [f.name for f in dataclasses.fields(cls) if f.init]  # type: ignore[arg-type]
     for key in values:
         if key not in names:
@@ -47,15 +47,15 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
         raise ConfigError(f"{where.rstrip('.') or cls.__name__}: {error}") from None
 
 
-def today(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys and values that older versions wrote, as they are spelt now."""
-    renamed, respelt = getattr(cls, "RENAMED", {}), getattr(cls, "RESPELT", {})
-    found = {}
+def current_names(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """``values`` with the present names of keys and values that older versions wrote."""
+    keys, renamed_values = getattr(cls, "RENAMED", {}), getattr(cls, "RENAMED_VALUES", {})
+    current = {}
     for key, value in values.items():
-        words = respelt.get(key, {})
-        spelt = words.get(value, value) if isinstance(value, str | bool) else value
-        found[renamed.get(key, key)] = spelt
-    return found
+        renamed = renamed_values.get(key, {})
+        hashable = isinstance(value, str | bool)
+        current[keys.get(key, key)] = renamed.get(value, value) if hashable else value
+    return current
 
 
 def convert(kind: Any, value: Any, where: str) -> Any:
@@ -80,19 +80,21 @@ def convert(kind: Any, value: Any, where: str) -> Any:
     if origin is dict and isinstance(value, Mapping):
         return {str(k): convert(args[1], v, f"{where}.{k}") for k, v in value.items()}
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        if not abs(value) <= sys.float_info.max:  # a record's JSON knows neither nan nor inf
+        if not abs(value) <= sys.float_info.max:  # JSON, and so a record, has neither nan nor inf
             raise unexpected(where, value, "a finite number")
         return float(value) if isinstance(value, int) else value
-    if kind is int and isinstance(value, int) and abs(value) >= 2**63:  # nor does a tensor
+    if (
+        kind is int and isinstance(value, int) and abs(value) >= 2**63
+    ):  # the range of a tensor of integers
         raise unexpected(where, value, "a whole number of at most 63 bits")
-    number = isinstance(kind, type) and isinstance(value, kind)
-    if number and (kind is bool or not isinstance(value, bool)):  # True is no number here
+    matches = isinstance(kind, type) and isinstance(value, kind)
+    if matches and (kind is bool or not isinstance(value, bool)):  # True is an int of Python
         return value
-    raise unexpected(where, value, _spell(kind))
+    raise unexpected(where, value, _describe(kind))
 
 
 def _plain(value: Any, where: str) -> Any:
-    """What a plug-in's field may be: all but TOML's dates and times, which no JSON has."""
+    """Check a plug-in's field of any type: TOML's dates and times have no form in JSON."""
     if isinstance(value, date | time):
         raise unexpected(where, value, "a number, a text, true or false, a list or a table")
     inner = value.items() if isinstance(value, Mapping) else ()
@@ -102,25 +104,24 @@ def _plain(value: Any, where: str) -> Any:
 
 
 def _convert_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
-    others = [k for k in kinds if k is not type(None)]
-    if len(others) == 1 and value is not None:
-        return convert(others[0], value, where)  # which says more
+    types = [k for k in kinds if k is not type(None)]
+    if len(types) == 1 and value is not None:
+        return convert(types[0], value, where)  # for its more exact error
     exact = [k for k in kinds if isinstance(k, type) and type(value) is k]
     for kind in (*exact, *kinds):
         try:
             return convert(kind, value, where)
         except ConfigError:
             continue
-    spelt = " or ".join(_spell(k) for k in kinds if k is not type(None))
-    raise unexpected(where, value, spelt)
+    raise unexpected(where, value, " or ".join(map(_describe, types)))
 
 
-def _spell(kind: Any) -> str:
+def _describe(kind: Any) -> str:
     words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
     if kind in words:
         return words[kind]
     if get_origin(kind) is tuple:
-        inner = _spell(get_args(kind)[0]).removeprefix("a ")
+        inner = _describe(get_args(kind)[0]).removeprefix("a ")
         return f"a list of {f'{inner}s'.replace('list of', 'lists of').replace('ss', 's')}"
     if get_origin(kind) is dict or dataclasses.is_dataclass(kind):
         return "a table"

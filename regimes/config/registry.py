@@ -22,10 +22,10 @@ def offered(group: str) -> dict[str, str]:
 class Registry(dict[str, Any]):
     """The names of one kind of thing: presets, policies, detectors, models, ...
 
-    A name stands for an object, or for ``package.module:Class`` (imported when it is asked for).
+    A name stands for an object, or for ``package.module:Class``, which is imported on demand.
 
     Attributes:
-        has: what each plug-in has, by its contract; one that a user has named may be another thing.
+        has: attributes that the contract of these plug-ins requires; a user's class may lack them.
         listed: the command that lists the names, if there is one.
 
     >>> Registry("shape", {"date": "datetime:date"}).find("date")
@@ -43,7 +43,7 @@ class Registry(dict[str, Any]):
         self.kind, self.has, self.listed = kind, has, listed
 
     def register(self, name: str) -> Callable[[T], T]:
-        """A decorator: what follows is known by this name."""
+        """A decorator that registers an object under a name."""
 
         def keep(thing: T) -> T:
             self[name] = thing
@@ -52,17 +52,17 @@ class Registry(dict[str, Any]):
         return keep
 
     def unknown(self, name: str) -> ConfigError:
-        """The error for a name that is none, with the nearest one."""
+        """The error for an unknown name, with the nearest one."""
         return ConfigError(f"unknown {self.kind} {name!r}: {nearest(name, self, self.listed)}")
 
     def find(self, name: str) -> Any:
-        """What a known name stands for; ConfigError for any other."""
+        """The object of a registered name; ConfigError for any other."""
         if name not in self:
             raise self.unknown(name)
         return self.load(name)
 
     def load(self, name: str) -> Any:
-        """What a known name, or ``package.module:Class`` of a user, stands for.
+        """The object of a registered name, or of a user's ``package.module:Class``.
 
         Raises:
             ConfigError: an unknown name, a module or class that cannot be imported.
@@ -79,7 +79,7 @@ class Registry(dict[str, Any]):
             raise ConfigError(f"cannot import the {self.kind} {target!r}: {error}") from None
 
     def dataclass(self, name: str) -> type:
-        """``load``, of what must be a dataclass: its fields are those of a table."""
+        """`load` a class whose fields are the keys of a table; ConfigError for any other object."""
         cls = self.load(name)
         if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
             target = self.get(name, name)
@@ -89,9 +89,8 @@ class Registry(dict[str, Any]):
         return cls
 
     def table(self, plug_in: Any) -> dict[str, Any]:
-        """The inverse of ``make``: the name of its class, or where that is defined, and its
-        fields, or the public attributes of what is no dataclass; what JSON does not know is spelt
-        out, alike in every process."""
+        """The inverse of `make`, in plain types: the name of a class, or ``package.module:Class``,
+        with its fields; for a class that is no dataclass, with its public attributes."""
         kind = type(plug_in)
         own = f"{kind.__module__}:{kind.__qualname__}"
         last = f":{kind.__name__}"
@@ -100,8 +99,8 @@ class Registry(dict[str, Any]):
             fields = dataclasses.fields(plug_in)
             values = {f.name: getattr(plug_in, f.name) for f in fields if f.init}
         else:
-            held = getattr(plug_in, "__dict__", {})
-            values = {key: value for key, value in held.items() if not key.startswith("_")}
+            attributes = getattr(plug_in, "__dict__", {})
+            values = {key: value for key, value in attributes.items() if not key.startswith("_")}
         plain = _plain(without_none(values))
         return {"name": next(names, own), **{k: v for k, v in plain.items() if k != "name"}}
 
@@ -110,10 +109,11 @@ class Registry(dict[str, Any]):
 
         Args:
             table: ``{"name": ..., field: value, ...}``.
-            where: the table's place in the configuration, if that is not the kind's name.
+            where: the table's key in the configuration, if that is not the kind's name.
 
         Raises:
-            ConfigError: as ``load``; no name, no dataclass, bad fields, another kind of thing.
+            ConfigError: as `dataclass`; the name is missing, a field is bad, or the class lacks
+                what the contract requires.
         """
         where, values = where or self.kind, dict(table)
         name = values.pop("name", None)
@@ -127,8 +127,8 @@ class Registry(dict[str, Any]):
 
 
 def _plain(value: Any) -> Any:
-    """Nested plain types. What is none is as it spells itself, or the name of its class where it
-    would spell an address in memory."""
+    """Nested plain types. Any other value becomes its ``repr``, or the name of its class where the
+    ``repr`` holds a memory address: processes compare these tables."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):

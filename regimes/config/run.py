@@ -1,4 +1,4 @@
-"""One run, described: frozen dataclasses. Their defaults are a run."""
+"""The configuration of a run: frozen dataclasses, whose defaults describe a run that works."""
 
 from __future__ import annotations
 
@@ -8,6 +8,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from regimes.config.bounds import (
+    Count,
+    Decay,
+    Epochs,
+    Factor,
+    InnerShare,
+    Momentum,
+    Natural,
+    NonNegative,
+    Period,
+    Positive,
+    Rate,
+    Share,
+    Timeout,
+)
 from regimes.config.convert import to_dict
 from regimes.errors import ConfigError
 
@@ -23,9 +38,9 @@ class DataConfig:
 
     name: str = "digits"  # or "cifar10", "cifar100", "folder"; "wikitext-2", "text", "stdlib", ...
     path: str | None = None  # images of "folder", file or folder of "text"; root for the others
-    train_size: int | None = None  # images, equally many per class; or tokens; None = all others
-    test_size: int | None = None
-    validation_size: int | None = None  # likewise, never trained on nor tested on; None = no split
+    train_size: Count | None = None  # images, as many per class; or tokens; None = all others
+    test_size: Count | None = None
+    validation_size: Count | None = None  # likewise, for neither training nor test; None = no split
     resize: int | None = None  # of "folder": the shorter side to so many pixels, the middle of it
     test_share: float | None = None  # of a folder without train/ and test/; None = 0.2
     split_seed: int | None = None  # which images these are; None = 0
@@ -62,38 +77,39 @@ class OptimizerConfig:
 
     name: str = "sgd"  # "sgd", "adamw", "muon" or ``package.module:Class``, a torch optimiser
     options: dict[str, Any] = field(default_factory=dict)  # of its class: {betas = [0.9, 0.95]}
-    lr: float = 0.4  # the highest, after the warm-up
+    lr: Rate = 0.4  # the highest, after the warm-up
     schedule: Schedules = "step"  # "constant", "cosine", "linear", "wsd" or "cyclic" are others
     per: Literal["epoch", "step"] = "epoch"  # how often the rate may change
-    warmup_from: float | None = None  # lr at the start; None = no warm-up, or from 0 in steps
-    warmup_epochs: int = 5
-    warmup_hold: int = 0  # epochs at ``warmup_from`` before the rate rises
-    warmup_steps: int | None = None  # in place of ``warmup_epochs``; needs per = "step"
-    decay_epochs: tuple[int, ...] = ()  # "step": first epoch that trains at the lower lr
-    decay_steps: tuple[int, ...] = ()  # in place of ``decay_epochs``; needs per = "step"
-    decay_factor: float = 10.0
-    decay_share: float = 0.2  # "wsd": the last share of the run, in which the rate falls linearly
-    cycle_epochs: int = 8  # "cyclic": length of the first cycle
-    cycle_steps: int | None = None  # in place of ``cycle_epochs``; needs per = "step"
-    cycle_factor: int = 1  # each cycle is so many times longer than the one before
-    final: float = 0.0  # "cosine", "linear", "wsd", "cyclic": the share of ``lr`` they fall to
-    momentum: float = 0.9  # of SGD and Muon
+    warmup_from: Decay | None = None  # lr at the start; None = no warm-up, or from 0 in steps
+    warmup_epochs: Count = 5
+    warmup_hold: Natural = 0  # epochs at ``warmup_from`` before the rate rises
+    warmup_steps: Natural | None = None  # in place of ``warmup_epochs``; needs per = "step"
+    decay_epochs: tuple[Count, ...] = ()  # "step": first epoch that trains at the lower lr
+    decay_steps: tuple[Count, ...] = ()  # in place of ``decay_epochs``; needs per = "step"
+    decay_factor: Factor = 10.0
+    decay_share: Share = 0.2  # "wsd": the last share of the run, in which the rate falls linearly
+    cycle_epochs: Count = 8  # "cyclic": length of the first cycle
+    cycle_steps: Count | None = None  # in place of ``cycle_epochs``; needs per = "step"
+    cycle_factor: Count = 1  # each cycle is so many times longer than the one before
+    final: Share = 0.0  # "cosine", "linear", "wsd", "cyclic": the share of ``lr`` they fall to
+    momentum: Momentum = 0.9  # of SGD and Muon
     nesterov: bool = True
-    weight_decay: float = 1e-4  # decoupled with AdamW and Muon
+    weight_decay: Decay = 1e-4  # decoupled with AdamW and Muon
     decay_vectors: bool | None = None  # weight decay of 1-D parameters, too; None: with SGD only
     scale_with_batch: bool = True  # the rate times batch size / batch_size (Goyal et al., 2017)
-    clip: float | None = None  # largest norm of each worker's gradient; None = as it is
+    clip: Positive | None = None  # largest norm of each worker's gradient; None = as it is
 
 
 @dataclass(frozen=True)
 class OuterConfig:
-    """What a synchronisation of workers that step locally does (`training.rounds`). The mean
-    movement of the workers is the gradient of an outer SGD; as it stands here, its step takes
-    everybody to the mean of the workers (local SGD). DiLoCo (Douillard et al., 2023) has lr = 0.7,
-    momentum = 0.9, nesterov = true."""
+    """The synchronisation after local steps (`training.rounds`).
 
-    lr: float = 1.0
-    momentum: float = 0.0
+    The workers' mean movement is the gradient of an outer SGD. With these defaults its step leads
+    to the mean of the workers' parameters (local SGD). DiLoCo (Douillard et al., 2023) has
+    lr = 0.7, momentum = 0.9, nesterov = true."""
+
+    lr: Rate = 1.0
+    momentum: Momentum = 0.0
     nesterov: bool = False
     states: Literal["keep", "average", "reset"] = "keep"  # of the workers' own optimisers
     period_one: Literal["gradients", "parameters"] = "gradients"  # what a period of 1 averages
@@ -106,24 +122,24 @@ class OuterConfig:
 
 @dataclass(frozen=True)
 class Budget:
-    """A run ends with the epoch in which it has sent as many floats as ``epochs`` epochs at
-    ``level`` (paper, Figure 8); its own ``epochs`` are the most it may take."""
+    """Floats after which a run ends, at the end of an epoch: as many as ``epochs`` epochs at
+    ``level`` send (paper, Figure 8). The run's own ``epochs`` are an upper limit."""
 
     level: str = "low"
-    epochs: int = 24
+    epochs: Count = 24
 
 
 @dataclass(frozen=True)
 class PruningConfig:
     """From unit ``epoch`` on, this share of the weights is zero (`training.pruning`)."""
 
-    epoch: int = 12
-    share: float = 0.9
+    epoch: Natural = 12
+    share: InnerShare = 0.9
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything that decides the numbers of a run. ``processes`` and ``device`` only divide work.
+    """Everything that decides the numbers of a run. The number of processes only divides the work.
 
     Attributes:
         name: of the schedule; figures and tables group runs by it.
@@ -147,13 +163,13 @@ class RunConfig:
             synchronisation on; a number is a period, too. Without one the workers share each step.
         outer: what a synchronisation does.
         budget: floats after which the run ends.
-        deficit: what makes the training worse in chosen epochs (``data/deficits.py``).
-        pruning: an event: the smallest weights become zero, and stay so.
+        deficit: what impairs the training in chosen epochs (``data/deficits.py``).
+        pruning: an event: the smallest weights become zero, and stay zero.
         signal: the norm that detectors read, per layer and unit: of the gradient ("update",
             "global", "local-mean", "worker0") or of the optimiser's step ("movement",
             "movement/lr"), see ``instruments/gradient_norm.py``.
         start_compressing_after: the first so many steps send the gradient uncompressed.
-        instruments: what is measured besides, by name: ``{fisher = {}}``.
+        instruments: further measurements, by name: ``{fisher = {}}``.
         dtype: of parameters, gradients and traffic.
         precision: "strict" is float32 as it is written (IEEE; float64 with that dtype). On a GPU
             "tf32" lets training steps round factors of products to 10 bits. "bfloat16": forward and
@@ -161,32 +177,32 @@ class RunConfig:
         deterministic: on a GPU, only operations that give the same bits each time.
         compile: ``torch.compile`` for the forward and backward passes of training: faster steps
             after minutes of compiling, and other bits.
-        reporters: who else is told of each unit: "tensorboard", "wandb", what an installed package
-            offers (``records/reporting.py``), or ``package.module:Class``.
-        tuned_on: seeds that have chosen this configuration; a run with one of them is refused.
-        drawn_per_seed: fields that each seed has of its own, e.g. ``["policy.layers"]`` of a
-            control that follows another run; runs that differ in them are of one experiment.
-        quirks: "authors" replaces fields so as to do what the published code does.
+        reporters: what else reports each unit: "tensorboard", "wandb", a reporter of an installed
+            package (``records/reporting.py``), or ``package.module:Class``.
+        tuned_on: seeds that chose this configuration; a run with one of them is refused.
+        drawn_per_seed: fields that may differ between the seeds of one experiment, e.g.
+            ``["policy.layers"]`` of a control that follows another run.
+        quirks: "authors" replaces fields to reproduce the published code.
     """
 
-    # old keys, and values by their old key, are still read
+    # keys of older versions, and values by their old key, which records still have
     RENAMED: ClassVar[dict[str, str]] = {
         "parcel_mb": "bucket_mb",
         "autocast": "precision",
         "tensorboard": "reporters",
     }
-    RESPELT: ClassVar[dict[str, dict[Any, Any]]] = {
+    RENAMED_VALUES: ClassVar[dict[str, dict[Any, Any]]] = {
         "autocast": {"none": "strict"},
         "tensorboard": {True: ["tensorboard"], False: []},
     }
 
     name: str = "run"
     seed: int = 0
-    epochs: int = 24
-    steps: int | None = None
-    unit_steps: int | None = None
-    workers: int = 4
-    batch_size: int = 8  # samples per worker and step
+    epochs: Epochs = 24
+    steps: Count | None = None
+    unit_steps: Count | None = None
+    workers: Count = 4
+    batch_size: Count = 8  # samples per worker and step
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -195,13 +211,13 @@ class RunConfig:
     policy: dict[str, Any] = field(default_factory=lambda: {"name": "static"})
     batch_levels: dict[str, int] = field(default_factory=dict)
     batch_policy: dict[str, Any] | None = None
-    sync_levels: dict[str, int] = field(default_factory=dict)
+    sync_levels: dict[str, Period] = field(default_factory=dict)
     sync_policy: dict[str, Any] | None = None
     outer: OuterConfig = field(default_factory=OuterConfig)
     budget: Budget | None = None
     deficit: dict[str, Any] | None = None
     pruning: PruningConfig | None = None
-    start_compressing_after: int = 0
+    start_compressing_after: Natural = 0
     signal: Signal = "update"
     instruments: dict[str, dict[str, Any]] = field(default_factory=dict)  # see ``instruments/``
     tuned_on: tuple[int, ...] = ()
@@ -214,19 +230,19 @@ class RunConfig:
     compile: bool = False
     channels_last: bool = False  # of the activations; parameters stay as they are
     device: str = "auto"  # "auto", "cpu", "cuda", "cuda:0"
-    checkpoint_every: int = 1  # units
-    checkpoint_seconds: float | None = None  # at least, between two checkpoints
-    timeout: float = 600.0  # seconds that a process waits for the others
-    bucket_mb: float = 25.0  # gradients that are reduced at once, while backward goes on
+    checkpoint_every: Count = 1  # units
+    checkpoint_seconds: NonNegative | None = None  # at least, between two checkpoints
+    timeout: Timeout = 600.0  # seconds that a process waits for the others
+    bucket_mb: Positive = 25.0  # gradients that are reduced at once, while backward goes on
     reporters: tuple[str, ...] = ()
 
     def digest(self) -> str:
-        """SHA-256 of all that decides the numbers; processes compare it at start-up."""
+        """SHA-256 of the whole configuration."""
         return hashlib.sha256(json.dumps(to_dict(self), sort_keys=True).encode()).hexdigest()
 
 
 def check_windows(where: str, windows: tuple[tuple[int, int], ...]) -> None:
-    """Raise ConfigError unless all are ``[first, stop)`` of epochs."""
+    """Raise ConfigError unless each window is ``[first, stop)`` of epochs, and not empty."""
     for first, stop in windows:
         if not 0 <= first < stop:
             raise ConfigError(
@@ -236,5 +252,5 @@ def check_windows(where: str, windows: tuple[tuple[int, int], ...]) -> None:
 
 
 def in_windows(windows: Iterable[tuple[int, int]], epoch: int) -> bool:
-    """Does an epoch lie in one of the windows ``[first, stop)``?"""
+    """Is an epoch in one of the windows ``[first, stop)``?"""
     return any(first <= epoch < stop for first, stop in windows)

@@ -11,19 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from regimes import inputs
-from regimes.config.convert import from_dict, to_dict, today, without_none
+from regimes.config.convert import current_names, from_dict, to_dict, without_none
 from regimes.config.run import RunConfig
 from regimes.errors import ConfigError, nearest
 
-PLUG_INS = (
-    "compressor",
-    "policy",
-    "batch_policy",
-    "sync_policy",
-    "deficit",
-)  # tables that name a class
+PLUG_INS = ("compressor", "policy", "batch_policy", "sync_policy", "deficit")  # name a class
 KEYS = re.compile(r'"([^"]*)"|([^."]+)')  # of a.b."c.d"
-ABSENT = (*PLUG_INS, "budget", "pruning")  # tables that may not be there: naming a field makes one
+OPTIONAL = (*PLUG_INS, "budget", "pruning")  # tables that setting one of their fields creates
 
 
 def override(config: RunConfig, settings: list[str]) -> RunConfig:
@@ -33,17 +27,16 @@ def override(config: RunConfig, settings: list[str]) -> RunConfig:
     >>> config.policy, config.levels
     ({'name': 'accordion', 'eta': 0.3}, {'low': 2, 'high': 1})
 
-    Another plug-in takes none of the fields of the one before:
+    Another plug-in does not inherit the fields of the previous one, nor does a model of one's own,
+    ``package.module:callable``; registered networks keep theirs:
 
     >>> override(config, ["policy.name=static"]).policy
     {'name': 'static'}
 
-    A key with dots in it, as layers' names have, stands in quotes:
+    A key with dots in it, such as the name of a layer, stands in quotes:
 
     >>> override(config, ["policy=windows", 'policy.layers."blocks.0.out"=[[0, 6]]']).policy
     {'name': 'windows', 'layers': {'blocks.0.out': [[0, 6]]}}
-
-    Nor does a model of one's own, ``package.module:callable``; networks by name keep theirs.
 
     Raises:
         ConfigError: a setting without "=", an unknown key, a wrong type.
@@ -57,10 +50,10 @@ def override(config: RunConfig, settings: list[str]) -> RunConfig:
     return _with(config, pairs)
 
 
-def overlaid(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
+def override_table(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     """Change the keys that a nested table has, as ``override`` does; the text "none" unsets one.
 
-    >>> overlaid(RunConfig(), {"levels": {"low": 2}, "seed": 7}).levels
+    >>> override_table(RunConfig(), {"levels": {"low": 2}, "seed": 7}).levels
     {'low': 2, 'high': 1}
 
     Raises:
@@ -83,35 +76,35 @@ def _with(config: RunConfig, pairs: Sequence[tuple[str, Any]]) -> RunConfig:
     plain: dict[str, Any] = dataclasses.asdict(config)
     for path, value in pairs:
         place = path if "." in path else _present_name(path)
-        _put(plain, place, today(RunConfig, {path: value}).get(place, value))
+        _put(plain, place, current_names(RunConfig, {path: value}).get(place, value))
     return from_dict(RunConfig, without_none(plain))
 
 
 def _put(plain: dict[str, Any], path: str, value: Any) -> None:
     """Change what is at ``a.b.c``, in place."""
     *parents, key = [quoted or bare for quoted, bare in KEYS.findall(path)] or [path]
-    inside = bool(parents) and parents[0] in PLUG_INS
+    in_plug_in = bool(parents) and parents[0] in PLUG_INS
     table = plain
     for parent in parents:
         if table is plain["instruments"]:
             table.setdefault(parent, {})  # naming an instrument's field switches it on
-        if table is plain and parent in ABSENT and table[parent] is None:
+        if table is plain and parent in OPTIONAL and table[parent] is None:
             table[parent] = {}
-        if inside and table is not plain:
-            table.setdefault(parent, {})  # a plug-in's own check knows which fields it has
+        if in_plug_in and table is not plain:
+            table.setdefault(parent, {})  # the plug-in's class checks its fields later
         if not isinstance(table.get(parent), dict):
             raise ConfigError(f"unknown key {path!r}: {nearest(parent, table)}")
         table = table[parent]
     if path in PLUG_INS and isinstance(value, str):
         value = {"name": value}
-    other = key == "name" and table.get("name") != value
-    if other and (inside or (path == "model.name" and ":" in str(value))):
-        table.clear()  # another plug-in: the fields of the old one mean nothing to it
+    renamed = key == "name" and table.get("name") != value
+    if renamed and (in_plug_in or (path == "model.name" and ":" in str(value))):
+        table.clear()  # the fields of another class
     table[key] = value
 
 
 def _present_name(key: str) -> str:
-    """A key's name today; says so once when that has changed."""
+    """The present name of a key; warns if it has changed."""
     renamed = RunConfig.RENAMED
     if key in renamed:
         warnings.warn(f"{key} is called {renamed[key]} now", FutureWarning, stacklevel=3)
@@ -128,12 +121,12 @@ def read_value(text: str) -> Any:
         return None
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):  # no TOML, or a number of thousands of digits
+    except (ValueError, RecursionError):  # no TOML, or a number with thousands of digits
         return text
 
 
 def read_tables(path: str | Path) -> dict[str, Any]:
-    """What is in a TOML file; for a pipe that nobody writes to, nobody waits.
+    """The content of a TOML file. Non-regular files are refused: reading one could block.
 
     Raises:
         OSError, ValueError, RecursionError: it cannot be read, or is no TOML.
@@ -141,7 +134,7 @@ def read_tables(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     if path.exists() and not path.is_file():
         raise OSError("it is no regular file")
-    inputs.note(path)
+    inputs.add(path)
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
@@ -156,7 +149,7 @@ def load_toml(path: str | Path) -> RunConfig:
         if table.keys() & {"schedules", "include"}:
             raise ConfigError(f"{path} is a grid of schedules: regimes ablate {path} trains it")
         for key in table:
-            _present_name(key)  # says so
+            _present_name(key)  # for its warning
         return from_dict(RunConfig, table)
     except FileNotFoundError:
         raise ConfigError(f"cannot read the configuration {path}: no such file") from None

@@ -1,1 +1,1 @@
-"""What is written for people: standard output, tables, numbers as text. No torch."""
+"""Output for the terminal: standard output, tables, numbers as text. No torch."""

@@ -1,7 +1,8 @@
-"""Standard output as it is found: a terminal, a file, a pipe that closes, a full disk, or nothing.
+"""Standard output that may be a terminal, a file, a closed pipe, a full disk, or missing.
 
-The command line stands on it. A command that only prints ends when nobody reads; a training goes on
-(`say`, `tell`), because what matters of it is the record. No torch; rich is imported late.
+A command that only prints ends when its output cannot be written. A training goes on without
+output (`try_print`, `try_print_on`), because its result is the record. No torch; rich is imported
+late.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 log = logging.getLogger(__name__)
-CLOSED = 128 + getattr(signal, "SIGPIPE", 13)  # as of a program that the signal has ended
-WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+CLOSED_PIPE = 128 + getattr(signal, "SIGPIPE", 13)  # the exit code of a program ended by SIGPIPE
+WRITE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
-LOST = (OSError, ValueError)  # a closed file and a letter that the encoding lacks are ValueErrors
+PRINT_ERRORS = (OSError, ValueError)  # ValueError: a closed file, or a letter without encoding
 
 
 def prepare() -> None:
-    """Make printing safe: a letter that the encoding lacks is spelt out, and a stream that was
-    closed before the start does not give its number to a file of ours."""
+    """Make printing safe: letters outside the encoding are escaped, and the numbers of closed
+    standard streams are occupied, so that no file opened later receives what is printed."""
     with contextlib.suppress(OSError):
         while (spare := os.open(os.devnull, os.O_RDWR)) <= 2:
             pass
@@ -38,17 +39,17 @@ def prepare() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def spelt(text: str) -> str:
-    """With its control characters spelt out: no text of a stranger's moves the cursor.
+def escape_control(text: str) -> str:
+    """Escape control characters, so that text from a file cannot move the cursor.
 
-    >>> print(spelt("a\x1b[2J"))
+    >>> print(escape_control("a\x1b[2J"))
     a\\x1b[2J
     """
-    return CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+    return CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def is_terminal() -> bool:
-    """Does somebody look at it? Not if it is closed."""
+    """Is standard output an open terminal?"""
     try:
         return sys.stdout is not None and sys.stdout.isatty()
     except ValueError:
@@ -56,57 +57,59 @@ def is_terminal() -> bool:
 
 
 def console(**options: Any) -> Console:
-    """A console whose closed pipe is an error like any other; rich's own would end the program."""
+    """A rich console that raises BrokenPipeError; rich's own would end the program."""
     from rich.console import Console
 
-    class Ours(Console):
+    class RaisingConsole(Console):
         def on_broken_pipe(self) -> None:
             raise
 
-    return Ours(**options)
+    return RaisingConsole(**options)
 
 
-def say(text: str) -> None:
-    """Print what a training must not end for."""
+def try_print(text: str) -> None:
+    """Print; a failure disables standard output in place of ending the training."""
     try:
         print(text, flush=True)
-    except LOST as error:
-        silence(error)
+    except PRINT_ERRORS as error:
+        disable_stdout(error)
 
 
-def tell(screen: Console, *what: Any, **how: Any) -> None:
-    """The same on a console."""
+def try_print_on(screen: Console, *objects: Any, **options: Any) -> None:
+    """`try_print` on a console."""
     try:
-        screen.print(*what, **how)
-    except LOST as error:
-        silence(error)
+        screen.print(*objects, **options)
+    except PRINT_ERRORS as error:
+        disable_stdout(error)
 
 
-def silence(error: Exception | None = None) -> None:
-    """Send standard output nowhere from now on, what it has not got rid of included."""
+def disable_stdout(error: Exception | None = None) -> None:
+    """Redirect standard output to the null device, its unwritten buffer included."""
     if error is not None:
-        with contextlib.suppress(*LOST):
+        with contextlib.suppress(*PRINT_ERRORS):
             log.warning("standard output cannot be written and is silent from now on: %s", error)
-    with contextlib.suppress(*LOST, AttributeError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+    with contextlib.suppress(*PRINT_ERRORS, AttributeError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
 
 
 def flush() -> None:
-    """Write what is left, here, where a failure can be told, not while Python shuts down."""
+    """Write the buffer now: a failure while Python shuts down could not be handled."""
     if sys.stdout is not None and not sys.stdout.closed:
         sys.stdout.flush()
 
 
-def is_lost(error: OSError) -> bool:
-    """Was it standard output that failed? Then what could not be written is still to be; nothing
-    is kept without a buffer (``python -u``), where an error of writing that names no file must do.
+def is_stdout_failure(error: OSError) -> bool:
+    """Did the error come from standard output?
+
+    Its buffer is then still unwritten, and flushing it fails again. Without a buffer
+    (``python -u``) the test is an error of writing that names no file.
     """
     if isinstance(error, BrokenPipeError):
         return True
     if getattr(sys.stdout, "write_through", False) and error.filename is None:
-        return error.errno in WRITING
+        return error.errno in WRITE_ERRNOS
     try:
         flush()
     except OSError:
@@ -114,11 +117,10 @@ def is_lost(error: OSError) -> bool:
     return False
 
 
-def lost(error: OSError) -> int:
-    """End what only prints; returns the exit code. Quietly if the pipe was closed, as ``head``
-    does when it has enough."""
-    silence()
+def exit_code_of(error: OSError) -> int:
+    """Disable standard output and return the exit code; no message for a closed pipe (``head``)."""
+    disable_stdout()
     if isinstance(error, BrokenPipeError):
-        return CLOSED
+        return CLOSED_PIPE
     print(f"error: cannot write to standard output: {error.strerror}", file=sys.stderr)
     return 2

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from regimes.console.stdout import spelt
+from regimes.console.stdout import escape_control
 
 if TYPE_CHECKING:
     from rich.table import Table as Drawn
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Table:
-    """Rounded text in rows and columns; or why there is none.
+    """Text in rows and columns.
 
     Attributes:
         heads: of the columns.
-        rows: of text; for a terminal also of what rich draws, a bar of progress for one.
+        rows: of text; for a terminal also of rich objects, such as a progress bar.
         texts: how many columns from the left hold words; the others hold numbers.
         ends: how many from the right hold words again.
         title: stands above it.
-        note: stands below it.
+        note: stands below it; in an empty table, the reason.
     """
 
     heads: Sequence[str] = ()
@@ -38,7 +38,7 @@ class Table:
         return [i < self.texts or i >= last for i in range(len(self.heads))]
 
     def _longest_word(self, column: int, most: int) -> int:
-        """Letters of the longest word of a column, of those that have at most so many."""
+        """Letters of the longest word of a column that has at most ``most`` letters."""
         texts = (row[column] for row in self.rows if isinstance(row[column], str))
         words = (len(word) for text in texts for word in text.split())
         return max((length for length in words if length <= most), default=0)
@@ -62,21 +62,23 @@ class Table:
             "caption_justify": "left",
         }
         shown = Drawn(
-            title=Text(spelt(self.title)) if self.title else None,
-            caption=Text(spelt(self.note)) if self.note else None,
+            title=Text(escape_control(self.title)) if self.title else None,
+            caption=Text(escape_control(self.note)) if self.note else None,
             **{**plain, **options},
         )
         for i, (head, words) in enumerate(zip(self.heads, self._words(), strict=True)):
             width = max(least or 0, self._longest_word(i, word) if words else 0)
             shown.add_column(
-                Text(spelt(head)),
+                Text(escape_control(head)),
                 justify="left" if words else "right",
                 no_wrap=not words,
                 overflow="fold",
                 min_width=width or None,
             )
         for row in self.rows:
-            shown.add_row(*(Text(spelt(cell)) if isinstance(cell, str) else cell for cell in row))
+            shown.add_row(
+                *(Text(escape_control(cell)) if isinstance(cell, str) else cell for cell in row)
+            )
         return shown
 
     def markdown(self) -> str:

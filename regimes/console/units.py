@@ -20,10 +20,10 @@ def human(count: float | int, unit: str = "") -> str:
     return f"{count:.0f} {unit}".rstrip()
 
 
-def ends_text(low: float, high: float, form: str) -> str:
+def interval_text(low: float, high: float, form: str) -> str:
     """An interval; empty where there is none.
 
-    >>> ends_text(-0.51, 1.0, "+.1f")
+    >>> interval_text(-0.51, 1.0, "+.1f")
     '[-0.5, +1.0]'
     """
     return "" if math.isnan(low) else f"[{low:{form}}, {high:{form}}]"

@@ -78,7 +78,8 @@ def _levels(parts: Run, workers: int, steps: int, per_epoch: int) -> dict[str, W
 def _work(
     run: Run, world: World, level: str, compute: float, losses: Tensor, steps: int, per_epoch: int
 ) -> Work:
-    reducer = Reducer(run.compressor, run.layers, world, run.config.seed, run.reducer.buckets)
+    chosen, buckets = run.plug_ins.compressor, run.reducer.buckets
+    reducer = Reducer(chosen, run.layers, world, run.config.seed, buckets)
     values = [run.value(level) if layer.compressed else DENSE for layer in run.layers]
     layers, stack = run.gradients.layers, run.gradients.stack
     compress = median_seconds(

@@ -92,7 +92,7 @@ class ImageTask:
     ) -> tuple[float, float]:
         return self._evaluated(model, device, dtype, world, "validation")
 
-    def beside(self, loss: float) -> dict[str, float]:
+    def extra_metrics(self, loss: float) -> dict[str, float]:
         return {}
 
     @torch.no_grad()

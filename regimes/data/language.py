@@ -135,7 +135,7 @@ class TextTask:
             raise DataError("there is no text for validation: set data.validation_size")
         return self._evaluated(model, self.corpus.validation, world)
 
-    def beside(self, loss: float) -> dict[str, float]:
+    def extra_metrics(self, loss: float) -> dict[str, float]:
         """The perplexity of a token, where it is not the metric."""
         return {"perplexity": perplexity(loss)} if self.metric == BITS else {}
 

@@ -138,7 +138,7 @@ class Task(Protocol):
         """The same on the samples held out by ``data.validation_size``; DataError without any."""
         ...
 
-    def beside(self, loss: float) -> dict[str, float]:
+    def extra_metrics(self, loss: float) -> dict[str, float]:
         """What the record says of a mean test loss, besides the metric: its name and value."""
         ...
 

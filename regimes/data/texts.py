@@ -133,7 +133,7 @@ def _files(root: Path) -> Iterator[Path]:
 
 def _content(path: Path) -> bytes:
     try:
-        inputs.note(path)
+        inputs.add(path)
         return path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error

@@ -148,7 +148,7 @@ def _content(file: Path) -> bytes:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(f"{file} is no regular file, nor a link to one")
     _check_size(str(file), status.st_size)
-    inputs.note(file)
+    inputs.add(file)
     return file.read_bytes()
 
 

@@ -5,11 +5,12 @@
     hook.epoch_end(lr=scheduler.get_last_lr()[0])
     torch.save(hook.state_dict(), f"hook-{rank}.pt")  # each process its own
 
-The compressors and policies are the trainer's, and so are the numbers. ``hook`` is what a user
-holds: levels, epochs, state; ``buckets`` drives DDP's buckets while backward goes on.
+The compressors and policies are the trainer's, and so are the numbers. ``hook`` is the
+class behind it: levels, units, state; ``buckets`` reduces DDP's buckets while backward goes on.
 """
 
-from regimes.ddp.hook import Hook, attach
-from regimes.ddp.recording import Recording
+from regimes.ddp.attaching import attach
+from regimes.ddp.hook import Hook
+from regimes.ddp.record import RecordOptions
 
-__all__ = ["Hook", "Recording", "attach"]
+__all__ = ["Hook", "RecordOptions", "attach"]

@@ -1,4 +1,4 @@
-"""One backward pass of DDP: what is known of it, when it ends, how its gradients lie in memory."""
+"""One backward pass of DDP: its state, its clock, its end, the memory order of its gradients."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Step:
 
 class StepClock:
     """Where the time of a unit's steps went, from its first bucket on. "communicate" and
-    "compress" are what the script waits for at the end of backward; "compute" is all the rest,
-    the script's own. Nothing waits for a GPU here.
+    "compress" are the waits at the end of backward; "compute" is all the rest, the script's own.
+    The clock never waits for a GPU.
 
     Attributes:
         seconds: so far, by name.
@@ -51,11 +51,12 @@ class StepClock:
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """The script waits for the results of a step."""
-        start, talked = time.perf_counter(), self.world.seconds
+        start, before = time.perf_counter(), self.world.seconds
         yield
         waited = time.perf_counter() - start
-        talked = min(waited, self.world.seconds - talked)
-        for name, spent in {"communicate": talked, "compress": waited - talked}.items():
+        # Collectives that overlap with backward cost the script nothing.
+        communicated = min(waited, self.world.seconds - before)
+        for name, spent in {"communicate": communicated, "compress": waited - communicated}.items():
             self.seconds[name] += spent
             self.seconds["compute"] -= spent
 
@@ -67,14 +68,14 @@ class StepClock:
 
 
 def after_backward(callback: Callable[[], None]) -> None:
-    """Callbacks run in the order in which they were asked for; DDP asks for its own when the last
-    bucket is full."""
+    """Queue a callback of the autograd engine for the end of backward. Callbacks run in the order
+    in which they were queued; DDP queues its own when the last bucket is full."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
 def in_memory_order(flat: Tensor, parameter: nn.Parameter) -> Tensor:
-    """A parameter's share of the bucket, ``[*shape]``. It lies there in the parameter's own memory
-    order where that has no gaps, which ``bucket.gradients()`` does not say."""
+    """A parameter's part of the bucket, ``[*shape]``. It is stored in the parameter's own memory
+    order if that has no gaps; ``bucket.gradients()`` gives it as if it were contiguous."""
     if parameter.is_contiguous():
         return flat
     extent = sum(s * (n - 1) for s, n in zip(parameter.stride(), parameter.shape, strict=True)) + 1

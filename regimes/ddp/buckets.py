@@ -1,15 +1,15 @@
-"""DDP's gradient buckets in, aggregated gradients out, while backward goes on.
+"""Reduces DDP's gradient buckets to aggregated gradients, while backward goes on.
 
-*Order.* DDP hands over buckets in the same order on every process, but fills them anew after the
-first step. What travels is therefore divided anew (``collectives.overlap``), into buckets of at
+*Order.* DDP gives its buckets in the same order on every process, but regroups parameters after the
+first step. Layers are therefore divided into buckets of our own (``collectives.overlap``), of at
 most DDP's size, on a communicator that nothing else uses. (Chained callbacks issue a bucket's
-second round whenever its first happens to be done, which differs between processes: torch's own
-PowerSGD hook aborts of that on gloo.)
+second round when its first is done, a moment that differs between processes: torch's own PowerSGD
+hook aborts on gloo because of that.)
 
 *Memory.* A layer's state belongs to its parameter, not to a place in a bucket. During backward only
-a copy changes. When DDP has handed the results to the parameters, the copies are kept, unless
-the aggregated gradient is not finite (then a GradScaler skips the step) or DDP has left a parameter
-alone because no process used it. Costs one residual more per process.
+a copy changes. The copy replaces the state after DDP has written the results to the parameters,
+unless the aggregated gradient is not finite (then a GradScaler skips the step) or DDP has not
+written a parameter because no process used it. This costs one more residual per process.
 """
 
 from __future__ import annotations
@@ -40,11 +40,13 @@ class Buckets:
     """The communication hook proper.
 
     Attributes:
-        levels: per layer, what a backward pass sends once ``dense_start`` of them are over.
+        levels: per layer, what a backward pass sends after the first ``dense_start`` of them.
         total: backward passes since training began.
-        steps, kept: backward passes since ``restart``, and those whose gradient was finite.
-        begin: called when a backward pass hands over its first bucket.
-        check: called once, in the thread, before the next gradient is reduced.
+        steps, finite_steps: backward passes since ``restart``, and those whose gradient was
+            finite.
+        scales: per layer, the scale of the loss in which its residual is stored.
+        begin: called at the first bucket of a backward pass.
+        check: called once, in the pipeline's thread, before the next gradient is reduced.
         clock: where the time since ``restart`` went.
     """
 
@@ -67,16 +69,17 @@ class Buckets:
             dense_start: so many steps send the gradient uncompressed.
             scale: what the loss is multiplied by (a GradScaler's scale).
         """
-        # Not held: the model holds the hook where no garbage collector looks, so both would stay,
-        # and the model's group with them.
+        # Weak: DDP keeps the hook in C++, where the garbage collector sees no cycle. A strong
+        # reference would keep the model, and its process group, for ever.
         self.model = weakref.proxy(model)
         self.reducer, self.gauges, self.scale = reducer, gauges, scale
         self.parameters = list(parameters)
         self.index = {parameter: i for i, parameter in enumerate(parameters)}
         self.levels: Sequence[Level] = []
         self.dense_start, self.total = dense_start, 0
-        self.spare: list[Tensor | None] = [None] * len(parameters)  # a retired residual's memory
-        self.units = [1.0] * len(parameters)  # the scale in which a residual is kept
+        # The residual before the last step: the next step writes to its memory.
+        self.spare: list[Tensor | None] = [None] * len(parameters)
+        self.scales = [1.0] * len(parameters)
         sizes = [p.numel() for p in parameters]
         self.stack = parameters[0].new_zeros(1, sum(sizes) if keep_gradients else 0)
         self.rows = self.stack[0].split(sizes) if keep_gradients else None
@@ -91,7 +94,7 @@ class Buckets:
 
     def restart(self) -> None:
         """A unit begins."""
-        self.steps = self.kept = 0
+        self.steps = self.finite_steps = 0
         self.clock = StepClock(self.reducer.world)
 
     # -- in the thread of backward -----------------------------------------------------------
@@ -115,12 +118,14 @@ class Buckets:
         return future
 
     def _begin(self) -> None:
-        joins = self.model._join_config.enable
+        uneven = self.model._join_config.enable
         try:
+            # Queued at the first bucket, so before DDP queues its own callback at the last: the
+            # results are complete when DDP copies them to the parameters.
             after_backward(self._finish)
-        except RuntimeError:
-            joins = True
-        if joins:
+        except RuntimeError:  # not within backward: join() replays collectives outside of it
+            uneven = True
+        if uneven:
             raise ConfigError(
                 "the hook works inside backward() only: uneven inputs (model.join()) are not "
                 "supported, let every process take the same number of steps"
@@ -132,34 +137,36 @@ class Buckets:
         self.pipeline.begin()
 
     def _finish(self) -> None:
-        """The end of backward, just before DDP takes the results."""
+        """The end of backward, just before DDP copies the results to the parameters."""
         with self.clock.waiting():
             self.pipeline.finish()
-        after_backward(self._settle)
+        after_backward(self._settle)  # queued after DDP's callback
 
     @torch.no_grad()
     def _settle(self) -> None:
-        """Just after DDP has handed the results to the parameters: keep the step or drop it."""
+        """Just after DDP has copied the results to the parameters: adopt the step's states, but
+        those of layers that the optimiser will not step. Error feedback would otherwise forget what
+        was never applied."""
         step, self.step = self.step, None
         assert step is not None
-        left = self._unused_layers() if step.finite else set(step.states)
+        unapplied = self._unused_layers() if step.finite else set(step.states)
         states = self.reducer.states
         for i, new in step.states.items():
-            if i in left:
+            if i in unapplied:
                 self.spare[i] = new.residual
             else:
-                self.spare[i], states[i], self.units[i] = states[i].residual, new, step.scale
+                self.spare[i], states[i], self.scales[i] = states[i].residual, new, step.scale
         self.steps += 1
         self.total += 1
         if step.finite:
-            self.kept += 1
+            self.finite_steps += 1
             with self.on_hook_stream():
-                self._observe(step, left)
+                self._observe(step, unapplied)
         self.clock.stop()
 
     def _unused_layers(self) -> set[int]:
-        """Layers that no process has used: DDP does not touch their ``.grad``, unless it lies in
-        the bucket itself."""
+        """Layers that no process has used: DDP does not write their ``.grad``, unless it is a view
+        of the bucket."""
         if not (self.model.find_unused_parameters or self.model.static_graph):
             return set()
         used = self.model.reducer._get_local_used_map().tolist()
@@ -170,9 +177,9 @@ class Buckets:
             if not used[i] and not (inside and parameter.grad is not None)
         }
 
-    def _observe(self, step: Step, left: Collection[int]) -> None:
+    def _observe(self, step: Step, unapplied: Collection[int]) -> None:
         updates = [step.gradients[i] for i in range(len(self.parameters))]
-        for i in left:
+        for i in unapplied:
             updates[i] = torch.zeros_like(updates[i])
         if step.scale != 1.0:
             updates = list(torch._foreach_div(updates, step.scale))
@@ -182,23 +189,23 @@ class Buckets:
 
     @contextlib.contextmanager
     def on_hook_stream(self) -> Iterator[None]:
-        """On a GPU: in the hook's own stream, after what the present one has been given. What the
-        present one is given next comes later: it may change the buckets, where DDP keeps gradients
-        (``gradient_as_bucket_view``), or save what gauges have added up."""
+        """On a GPU, run in the hook's own stream, between past and future work of the current one.
+        Past work has written the gradients. Future work may overwrite them, where ``.grad`` is a
+        view of the bucket (``gradient_as_bucket_view``), or save what gauges have added up."""
         if (stream := self.pipeline.stream) is None:
             yield
             return
-        present = torch.cuda.current_stream(self.device)
-        stream.wait_stream(present)
+        current = torch.cuda.current_stream(self.device)
+        stream.wait_stream(current)
         with torch.cuda.stream(stream):
             yield
-        present.wait_stream(stream)
+        current.wait_stream(stream)
 
-    # -- in the thread of the hook -----------------------------------------------------------
+    # -- in the thread of the pipeline -------------------------------------------------------
 
     def _reduce(self, bucket: list[int]) -> None:
-        """One bucket. After an error nobody is left waiting for results (a static graph's first
-        pass does, before ``_finish`` can tell)."""
+        """One bucket. An error resolves all futures, because the first pass of a static graph waits
+        for them before ``_finish`` can raise it."""
         step = self.step
         assert step is not None
         try:
@@ -209,7 +216,7 @@ class Buckets:
             raise
 
     def _reduce_in(self, step: Step, bucket: list[int]) -> None:
-        """All rounds of one bucket; the flag of a non-finite gradient rides in the first."""
+        """All rounds of one bucket; the flag of a non-finite gradient is sent with the first."""
         if not step.states:
             step.scale = self.scale()
         if self.check is not None:
@@ -218,27 +225,31 @@ class Buckets:
         gradients = {i: step.gradients[i] for i in bucket}
         flag = finite_flag(list(gradients.values()))
         if not flag.isfinite():
-            torch._foreach_zero_(list(gradients.values()))  # NaN would stay in residuals for ever
+            torch._foreach_zero_(
+                list(gradients.values())
+            )  # or NaN would stay in residuals for ever
         for i, gradient in gradients.items():
             if self.rows is not None:
                 self.rows[i].view(gradient.shape).copy_(gradient)
             step.states[i] = self._copy(i, step.scale)
         stacked = {i: gradient[None] for i, gradient in gradients.items()}
-        found = self.reducer.reduce(
+        updates = self.reducer.reduce(
             [NO_LAYER, *bucket], stacked, step.levels, flag[None], step.states
         )
-        flag = found.pop(NO_LAYER) + finite_flag(list(found.values()))
-        for i, update in found.items():
+        flag = updates.pop(NO_LAYER) + finite_flag(list(updates.values()))
+        for i, update in updates.items():
             gradients[i].copy_(update)
         if not flag.isfinite():
             step.finite = False
             for gradient in gradients.values():
-                gradient.fill_(torch.nan)  # as without compression: a GradScaler must see it
-        if len(step.states) == len(self.parameters):  # a static graph's first pass awaits them here
-            self._resolve_futures(step)
+                gradient.fill_(torch.nan)  # a GradScaler must see it, as without compression
+        if len(step.states) == len(self.parameters):
+            self._resolve_futures(
+                step
+            )  # not in ``_finish``: a static graph's first pass waits here
 
     def _resolve_futures(self, step: Step) -> None:
-        with self.lock:
+        with self.lock:  # after an error, ``receive`` calls this in backward's thread as well
             while step.pending:
                 future, buffer = step.pending.pop()
                 future.set_result(buffer)
@@ -250,6 +261,6 @@ class Buckets:
             if name != "residual" and isinstance(value, Tensor):
                 setattr(state, name, value.clone())
         if state.residual is not None:
-            ratio = scale / self.units[layer]
+            ratio = scale / self.scales[layer]
             state.residual = torch.mul(state.residual, ratio, out=self.spare[layer])
         return state

@@ -1,72 +1,57 @@
-"""What a user of the hook holds: what ends an epoch, what is logged, its state."""
+"""The hook of a DDP model: its units, the levels decided between them, and its state.
+
+Compressors, policies and gauges are those of the trainer (``training.loop``). All processes of the
+model's group do the same with the same configuration, which is checked at the first bucket of each
+unit.
+"""
 
 from __future__ import annotations
 
+import atexit
+import sys
+import warnings
+import weakref
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, SupportsFloat
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Protocol, SupportsFloat, runtime_checkable
 
-from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from regimes.config import Level
-from regimes.ddp import elastic, pace, state, validate
-from regimes.ddp.fitting import fit
-from regimes.ddp.job import Job, Scaler
-from regimes.ddp.recording import Recording, recording
+from regimes.collectives.group import GroupWorld
+from regimes.collectives.requests import Layer
+from regimes.compression.reducer import Reducer, check_order, costs_per_step
+from regimes.config import DENSE
+from regimes.ddp import full_state, state
+from regimes.ddp.buckets import Buckets
+from regimes.ddp.choices import Choice
+from regimes.ddp.job import Job
+from regimes.ddp.model import trainable
+from regimes.ddp.record import RecordOptions, header
+from regimes.ddp.schedule import UnitSchedule, learning_rate
+from regimes.detectors.statistics import Statistic
 from regimes.errors import ConfigError
+from regimes.instruments.panel import Readings
 from regimes.policies import Decision
+from regimes.policies.controller import Controller, Levels
+from regimes.policies.history import level_costs
+from regimes.training.idle_policy import inactivity_warnings
+
+FIRST_STEP = 120.0  # seconds before a warning that a process is missing; one may still evaluate
+MANY_STEPS = 1000  # without the end of an epoch: then a warning
+SAME_OF_DDP = (  # attributes that decide the collectives, or which layers a step leaves alone
+    "bucket_bytes_cap",
+    "find_unused_parameters",
+    "static_graph",
+    "gradient_as_bucket_view",
+)
 
 
-def attach(
-    model: nn.Module,
-    *,
-    policy: Any = "accordion",
-    compressor: Any = "powersgd",
-    levels: Mapping[str, Level] | None = None,
-    signal: str = "update",
-    seed: int = 0,
-    start_compressing_after: int = 0,
-    optimizer: Any = None,
-    every: Any = "epoch",
-    record: str | Path | Recording | None = None,
-    scaler: Scaler | None = None,
-    timeout: float = 600.0,
-) -> Hook:
-    """Let a DDP model exchange its gradients compressed, at levels that a policy decides.
+@runtime_checkable
+class Scaler(Protocol):
+    """The part of a ``torch.amp.GradScaler`` that is used."""
 
-    Call it on every process, right after wrapping the model. ``.grad`` then holds the shared
-    update after each backward pass, as without the hook. To accumulate gradients, use
-    ``model.no_sync()`` for all backward passes of a step but the last.
-
-    Args:
-        model: a DistributedDataParallel model.
-        policy, compressor: a name, a table like ``{"name": "accordion", "interval": 5}``, or an
-            object.
-        levels: what the policy's words mean for the compressor, by default the compressor's own:
-            for PowerSGD ranks, ``{"low": 4, "high": 1}``.
-        signal: what the norm is of, see ``regimes.instruments.gradient_norm``. All but "update"
-            keep a copy of the gradients and send something at the end of an epoch.
-        seed: of the compressor's random numbers.
-        start_compressing_after: the first so many steps send the gradient uncompressed.
-        optimizer: whose learning rate the hook reads, that of the first group; then
-            ``epoch_end()`` needs none.
-        every: "epoch": a unit ends with ``epoch_end()``. A number: it ends by itself after so many
-            steps, ``len(loader)`` for an epoch. A ``DistributedSampler``: it ends by itself when
-            ``set_epoch`` names another epoch. The last two need the optimiser.
-        record: a folder for a record of the job, as the trainer writes one; process 0 writes it.
-        scaler: the GradScaler that scales the loss, if one does. The hook then works in units of
-            the unscaled loss, so that a change of scale changes neither residuals nor norms.
-        timeout: seconds until a process that the others wait for counts as lost.
-
-    Raises:
-        ConfigError: one sentence, before anything is registered.
-    """
-    ddp = validate.wrapped(model)
-    validate.check_wait(timeout, scaler)
-    validate.check_seed(seed)
-    chosen = validate.choose(policy, compressor, levels, signal, start_compressing_after)
-    paced = pace.choose(every, optimizer, ddp)
-    return Hook(ddp, chosen, paced, recording(record), seed, scaler, float(timeout))
+    def get_scale(self) -> float: ...
 
 
 class Hook(Job):
@@ -74,7 +59,64 @@ class Hook(Job):
 
     Attributes:
         rows: the units (epochs, or of so many steps) so far, as a record has them.
+        sends_at_end: whether the end of a unit contains a collective.
     """
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        chosen: Choice,
+        schedule: UnitSchedule,
+        options: RecordOptions | None,
+        seed: int,
+        scaler: Scaler | None,
+        timeout: float,
+    ) -> None:
+        parameters = trainable(model)
+        layers = [Layer(name, tuple(p.shape)) for name, p in parameters.items()]
+        group, first = model.process_group, next(iter(parameters.values()))
+        check_order(chosen.compressor, chosen.levels, layers, group.size())
+        self.controller = _controller(chosen, layers, group.size())
+        super().__init__(GroupWorld(group, first.device, timeout), layers, schedule)
+        self.world.meter.dtype = first.dtype
+        self.compressor, self.values = chosen.compressor, chosen.levels
+        self.reducer = Reducer(self.compressor, self.layers, self.world, seed)
+        needs = chosen.policy.needs
+        signal = chosen.signal if any(Statistic.parse(need).is_norm for need in needs) else None
+        self.panel = self._choose_gauges(model.module, seed, chosen, needs, signal)
+        from_updates = {"norms", "msdr"} if chosen.signal == "update" else {"msdr"}
+        self.sends_at_end = not self.panel.gauges.keys() <= from_updates
+        self.buckets = buckets = Buckets(
+            model,
+            list(parameters.values()),
+            self.reducer,
+            list(self.panel),
+            keep_gradients=self.sends_at_end,
+            scale=(lambda: 1.0) if scaler is None else scaler.get_scale,
+            dense_start=chosen.dense_start,
+        )
+        self.world.meeting.done = lambda: buckets.total
+        self.lr: float | None = None
+        of_ddp = {name: getattr(model, name) for name in SAME_OF_DDP}
+        self._agree_on_start(chosen.facts(), seed, scaler=scaler is not None, ddp=of_ddp)
+        about = options or RecordOptions("")
+        self._prepare_record(options, header(about, self, chosen, model.module, seed))
+        self._decide()
+        self._register(model)
+
+    def _register(self, model: DistributedDataParallel) -> None:
+        """Give DDP the hook, which then lives as long as the model: DDP keeps the closure, in C++,
+        where the garbage collector sees no cycle. References to the model are therefore weak. So is
+        that of ``atexit``, or no hook would be deleted before Python ends."""
+        self.buckets.begin = self._begin_step
+        receive = self.buckets.receive
+        model.register_comm_hook(weakref.ref(model), lambda state, bucket: receive(bucket))
+        atexit.register(_at_exit, weakref.ref(self))
+
+    @property
+    def levels(self) -> dict[str, str]:
+        """The level that each layer has now; "dense" for those that are never compressed."""
+        return dict(zip((layer.name for layer in self.layers), self.decided.names, strict=True))
 
     # -- what a script calls -----------------------------------------------------------------
 
@@ -82,13 +124,13 @@ class Hook(Job):
         self, *, lr: SupportsFloat | None = None, next_lr: SupportsFloat | None = None
     ) -> dict[str, Decision]:
         """Read the epoch's statistics and decide the next epoch's levels; all processes call this,
-        unless the hook was told to do so by itself.
+        unless the hook ends its units by itself.
 
         Args:
             lr: the learning rate now. Call this after ``scheduler.step()``: then it is that of the
-                next epoch, and the policy hears of a decay in time. Not needed where the hook has
-                the optimiser.
-            next_lr: that of the next epoch, where ``lr`` is still that of the epoch just trained.
+                next epoch, and the policy sees a decay in time. Not needed if the hook has the
+                optimiser.
+            next_lr: that of the next epoch, if ``lr`` is still that of the epoch just trained.
 
         Returns:
             The decision for each compressed layer.
@@ -97,56 +139,42 @@ class Hook(Job):
             ConfigError: no backward pass since the last call, a rate that is no number from zero
                 up, none at all, or a hook that ends its units by itself.
         """
-        if self.pace.own:
+        schedule = self.schedule
+        if schedule.automatic:
             raise ConfigError(
-                "epoch_end: this hook ends its units by itself, as attach(..., every=...) has told "
-                "it: leave epoch_end() out"
+                "epoch_end: this hook ends its units by itself, because of attach(..., every=...): "
+                "leave epoch_end() out"
             )
         if not self.buckets.steps:
             raise ConfigError(
                 "epoch_end: no gradient has been reduced since the epoch began: call it once per "
                 "epoch, after the training steps (backward under no_sync() reduces nothing)"
             )
-        given = lr if lr is not None else self.pace.rate()
+        given = lr if lr is not None else schedule.rate()
         if given is None:
             raise ConfigError(
                 "epoch_end: give the learning rate, epoch_end(lr=...), or the optimiser to "
                 "attach(..., optimizer=optimizer)"
             )
-        now, following = pace.rate(given, "epoch_end: lr"), None
+        now = learning_rate(given, "epoch_end: lr")
         if next_lr is not None:
-            following = pace.rate(next_lr, "epoch_end: next_lr")
-        else:
-            before = self.pace.first if lr is None else self.lr
-            now, following = (now if before is None else before), now
+            following = learning_rate(next_lr, "epoch_end: next_lr")
+        else:  # ``now`` is the next epoch's; this epoch's was that of the call before
+            following, before = now, schedule.first if lr is None else self.lr
+            now = now if before is None else before
         self.lr = following
         return self._end(now, following)
-
-    def log(self, **values: Any) -> None:
-        """Add numbers to the record: of the unit under way, or, before the next unit's first step,
-        of the one just ended. Several values of a name count as their mean. "train_loss",
-        "test_loss" and the record's metric have columns of their own. Process 0's count; without a
-        record it does nothing.
-
-        Raises:
-            ConfigError: a value that is no number.
-        """
-        if self.journal is not None:
-            self.journal.log(values)
 
     def close(self) -> None:
         """End the record; all processes call this, or none: when Python ends, it ends as well.
 
-        The steps since the last unit are its last, shorter unit, where the hook ends units by
-        itself.
+        The steps since the last unit are its last, shorter unit, if the hook ends units by itself.
         """
-        self._close(talks=True)
+        self._close(together=True)
 
-    # -- state -------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> state.HookState:
         """This process's state, which ``torch.load(weights_only=True)`` reads back. Each process
-        saves its own, because each owes something else. Nothing in it changes afterwards.
+        saves its own, because residuals differ. Nothing in it changes afterwards.
 
         Raises:
             ConfigError: within an epoch, when the policy reads more than the norm.
@@ -156,37 +184,38 @@ class Hook(Job):
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue where ``saved`` was taken; all processes call this.
 
-        Layers are known by their names. One that ``saved`` lacks, because it was frozen, starts
-        without a residual; one that is frozen now is left out. Process 0 warns of both.
+        Layers are matched by name. One that ``saved`` lacks, because it was frozen, starts without
+        a residual; one that is frozen now is left out. Process 0 warns of both.
 
         Raises:
             ConfigError: it is of another model, compressor, process or number of processes.
         """
         self.world.meeting.come("load_state_dict()")
-        self._continue(fit(self, saved))
+        self._continue(state.fit(self, saved))
 
     def full_state_dict(self) -> dict[str, Any] | None:
-        """The states of all processes in one, on process 0 (None on the others), which any number
-        of processes can continue from. All processes call this. Its tensors are on the CPU;
+        """The states of all processes in one, on process 0 (None on the others), from which any
+        number of processes can continue. All processes call this. Its tensors are on the CPU;
         ``torch.load(weights_only=True)`` reads it back.
 
-        A unit of so many steps that has had them ends now, where its statistics could not be
-        saved, and not with the next step: call this after ``scheduler.step()``.
+        Statistics other than the norm cannot be saved within a unit. A counted unit that has had
+        all its steps therefore ends here, and not with the next step: call this after
+        ``scheduler.step()``.
 
         Raises:
             ConfigError: as ``state_dict`` does, on all processes.
         """
         self.world.meeting.come("full_state_dict()")
-        if not state.within(self) and self.pace.over(self.buckets.steps):
-            self._end(*self.pace.rates())
-        return elastic.collect(self)
+        if not state.saves_within_unit(self) and self.schedule.is_over(self.buckets.steps):
+            self._end(*self.schedule.rates())
+        return full_state.collect(self)
 
     def load_full_state_dict(self, full: Mapping[str, Any] | None) -> None:
         """Continue where ``full`` was taken; all processes call this, and process 0 passes what
-        ``full_state_dict`` gave there (what the others pass is not looked at).
+        ``full_state_dict`` gave there (the argument of the others is ignored).
 
         On as many processes as then it is ``load_state_dict`` of each one's own state. On another
-        number the residuals are divided such that their mean over the processes is kept, and
+        number the residuals are divided such that their mean over the processes is preserved, and
         ``traffic`` goes on from that of process 0. Layers are matched as in ``load_state_dict``.
 
         Raises:
@@ -194,4 +223,135 @@ class Hook(Job):
                 processes, it was saved within an epoch and the signal is not "update".
         """
         self.world.meeting.come("load_full_state_dict()")
-        self._continue(elastic.deal(self, full))
+        self._continue(full_state.scatter(self, full))
+
+    # -- units -------------------------------------------------------------------------------
+
+    def _begin_step(self) -> None:
+        """The first bucket of a backward pass is full; on every process."""
+        steps = self.buckets.steps
+        if self.schedule.is_over(steps):
+            self._end(*self.schedule.rates())
+        if self.recorder is not None:
+            self.recorder.flush()
+        if not self.buckets.steps:
+            self.schedule.begin()
+        if steps == MANY_STEPS and not self.rows and self.world.rank == 0:
+            warnings.warn(self._no_end(), stacklevel=2)
+
+    def _end(self, lr: float, next_lr: float) -> dict[str, Decision]:
+        """End a unit: its row, without statistics if every step was skipped, and the levels of the
+        next."""
+        b = self.buckets
+        if self.sends_at_end:
+            self.world.meeting.come("the end of an epoch")
+        with b.on_hook_stream():
+            readings = self.panel.read(len(self.rows)) if b.finite_steps else Readings()
+        self._end_unit(
+            (b.steps, b.total),
+            (lr, next_lr),
+            readings,
+            self.decided,
+            b.clock.seconds,
+            skipped=b.steps - b.finite_steps,
+        )
+        b.restart()
+        return self._decide()
+
+    def _decide(self) -> dict[str, Decision]:
+        self._use(self.controller.decide(self.rows))
+        return {self.layers[i].name: d for i, d in self.decided.decisions.items()}
+
+    def _use(self, decided: Levels) -> None:
+        self.decided = decided
+        self.buckets.levels = [DENSE if x == DENSE else self.values[x] for x in decided.names]
+        self.buckets.check = self._agree_on_unit
+
+    def _agree_on_unit(self) -> None:
+        """At a unit's first bucket, in the thread that sends the buckets: processes at different
+        steps would wait for each other, and at different rates they would have other weights."""
+        self.world.meeting.come("the first step of an epoch", FIRST_STEP)
+        b = self.buckets
+        place = {"units": len(self.rows), "steps": [b.steps, b.total], "levels": self.decided.names}
+        self.world.agree(state=place, lr=self.schedule.all_rates())
+        if not self.record_opened:
+            self._open_record()
+
+    def _continue(self, fitted: state.Fitted) -> None:
+        """Go on from a state, at the levels that were in use. If a part that ``fit`` does not check
+        is damaged, the hook is put back, unless it is within an epoch that cannot be saved."""
+        before = None
+        with suppress(ConfigError):
+            before = state.fit(self, state.save(self)).state
+        try:
+            with state.damage_refused():
+                self._restore(fitted.state)
+        except ConfigError:
+            if before is not None:
+                self._restore(before)
+            raise
+        if fitted.warning is not None and self.world.rank == 0:
+            warnings.warn(fitted.warning, stacklevel=3)
+        self.continued, self.record_opened = True, False
+
+    def _restore(self, fitted: state.HookState) -> None:
+        state.restore(self, fitted)
+        names = [fitted["levels"][layer.name] for layer in self.layers]
+        self._use(replace(self.controller.decide(self.rows), names=names))
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def _no_end(self) -> str:
+        missing = (
+            "epoch_end() was not called"
+            if self.schedule.every == "epoch"
+            else "set_epoch() of the sampler has named no other epoch"
+        )
+        return (
+            f"{self.buckets.steps} steps, and {missing}: all levels are as they began "
+            f"({', '.join(sorted({*self.decided.names}))}); end each epoch, or let the hook decide "
+            "by itself: attach(..., optimizer=optimizer, every=STEPS)"
+        )
+
+    def _close(self, together: bool, why: str = "") -> None:
+        """End the job, once.
+
+        Args:
+            together: all processes call this now, so that a last unit may contain a collective.
+            why: the error that has ended the job.
+        """
+        if self.closed:
+            return
+        self.closed, steps = True, self.buckets.steps
+        if self.schedule.automatic and steps and not why and (together or not self.sends_at_end):
+            self._end(*self.schedule.rates())
+        if self.world.rank == 0 and not why:
+            said = inactivity_warnings({**self.header, "units": len(self.rows)}, self.rows)
+            if steps and not self.rows and type(self.controller.policy).__name__ != "Static":
+                said.append(self._no_end())
+            for sentence in said:
+                print(f"regimes: {sentence}", file=sys.stderr)
+        if self.recorder is not None:
+            self.recorder.close(len(self.rows), why)
+
+    def __del__(self) -> None:
+        """The model is gone before Python ends: end the record, without the other processes, which
+        may delete theirs at another time."""
+        recorder = getattr(self, "recorder", None)  # none where ``__init__`` has raised early
+        if recorder is not None and recorder.writer is not None:
+            self._close(together=False)
+
+
+def _controller(chosen: Choice, layers: list[Layer], workers: int) -> Controller:
+    """Applies the policy to the layers that are compressed."""
+    compressed = [i for i, layer in enumerate(layers) if layer.compressed]
+    per_step = costs_per_step(chosen.compressor, layers, chosen.levels, workers)
+    names, costs = [layer.name for layer in layers], level_costs(per_step, compressed)
+    return Controller(chosen.policy, names, compressed, chosen.signal, costs)
+
+
+def _at_exit(reference: weakref.ref[Hook]) -> None:
+    """End the record when Python ends: well, unless an error has ended Python."""
+    if (hook := reference()) is not None:
+        error = getattr(sys, "last_value", None)
+        hook._close(False, "" if error is None else f"{type(error).__name__} {error}".strip())

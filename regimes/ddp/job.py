@@ -1,286 +1,249 @@
-"""A job under a hook: its units, what is decided between them, what is recorded.
+"""What a hook and local steps share: a user's training job in units, its record and saved state.
 
-The same compressors, policies and gauges as the trainer's (``training.loop``), and the same rows of
-past units, so that a policy sees here what it would see there. All processes of the model's group
-do the same with the same configuration, which is checked at the first bucket of each unit.
+Rows of past units are those of the trainer (``training.rows``), so that a policy sees here what it
+would see there. All processes of a job make the same calls in the same order: most of them contain
+a collective.
 """
 
 from __future__ import annotations
 
-import atexit
-import sys
 import warnings
-import weakref
-from contextlib import suppress
-from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NoReturn, TypedDict, TypeVar, cast
 
 import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor, nn
 
 from regimes.collectives.group import GroupWorld
 from regimes.collectives.requests import Layer, Traffic
-from regimes.compression.reducer import Reducer, check_order, costs_per_step
-from regimes.config import DENSE
-from regimes.ddp import state, validate
-from regimes.ddp.buckets import Buckets
-from regimes.ddp.fitting import fit, intact
-from regimes.ddp.journal import Journal, open_together
-from regimes.ddp.pace import Pace
-from regimes.ddp.recording import Recording, header
-from regimes.detectors.statistics import Statistic
-from regimes.errors import ConfigError
+from regimes.config import Signal
+from regimes.ddp.choices import Choice
+from regimes.ddp.record import RecordOptions
+from regimes.ddp.recorder import JobRecorder
+from regimes.ddp.schedule import UnitSchedule
+from regimes.errors import ConfigError, RecordError, RegimesError
 from regimes.instruments.base import MeasurementContext
+from regimes.instruments.gradient_norm import NormsGauge
 from regimes.instruments.panel import Panel, Readings, choose
-from regimes.policies import Decision
-from regimes.policies.controller import Controller, Levels
-from regimes.policies.history import level_costs
+from regimes.policies.controller import Levels, Row
 from regimes.records import provenance
-from regimes.training.idle_policy import silence
-from regimes.training.rows import layer_entries, of_a_job, sent
+from regimes.training.rows import job_row, layer_entries, traffic_columns
 
-FIRST_STEP = 120.0  # seconds until processes wonder who is missing; one may evaluate meanwhile
-LONG = 1000  # steps after which it is said that no epoch has ended
+T = TypeVar("T")
 
 
-@runtime_checkable
-class Scaler(Protocol):
-    """What the hook wants of a ``torch.amp.GradScaler``."""
+class JobState(TypedDict):
+    """The part of a saved state that hooks and local steps have alike."""
 
-    def get_scale(self) -> float: ...
+    rows: list[Row]
+    sums: dict[str, list[Tensor]]  # of the norm, in the unit under way
+    traffic: list[float]  # floats and bytes of units that are over
+    meter: dict[str, Any]  # of the unit under way
+    pace: dict[str, Any]  # of the schedule
+    logged: dict[str, Any]  # of the recorder; empty without one
 
 
 class Job:
-    """One per model and process.
+    """The units of a job.
 
     Attributes:
-        rows: the units (epochs, or of so many steps) so far, as a record has them.
-        talks: whether the end of a unit sends something.
+        rows: the units so far, as a record has them.
+        panel: the gauges of the policy's statistics.
         header: of the record, written or not.
+        recorder: writes the record; None without one, and on all processes but 0.
+        past_traffic: of units that are over.
         continued: a state was loaded.
-        to_open: the record is opened once all processes agree.
     """
 
-    def __init__(
-        self,
-        model: DistributedDataParallel,
-        chosen: validate.Choice,
-        paced: Pace,
-        about: Recording | None,
-        seed: int,
-        scaler: Scaler | None,
-        timeout: float,
-    ) -> None:
-        rule, signal = chosen.policy, chosen.signal
-        self.compressor, self.values = chosen.compressor, chosen.levels
-        found = validate.trainable(model)
-        self.layers = [Layer(name, tuple(p.shape)) for name, p in found.items()]
-        check_order(self.compressor, self.values, self.layers, model.process_group.size())
-        compressed = [i for i, layer in enumerate(self.layers) if layer.compressed]
-        per_step = costs_per_step(
-            self.compressor, self.layers, self.values, model.process_group.size()
-        )
-        costs = level_costs(per_step, compressed)
-        self.controller = Controller(rule, list(found), compressed, signal, costs)
-        first = next(iter(found.values()))
-        self.world = GroupWorld(model.process_group, first.device, timeout)
-        self.world.meter.dtype = first.dtype
-        self.reducer = Reducer(self.compressor, self.layers, self.world, seed)
-        self.panel = self._choose(model.module, chosen, seed)
-        from_updates = {"norms", "msdr"} if signal == "update" else {"msdr"}
-        self.talks = not self.panel.gauges.keys() <= from_updates
-        self.buckets = buckets = Buckets(
-            model,
-            list(found.values()),
-            self.reducer,
-            list(self.panel),
-            keep_gradients=self.talks,
-            scale=(lambda: 1.0) if scaler is None else scaler.get_scale,
-            dense_start=chosen.dense_start,
-        )
-        self.world.meeting.done = lambda: buckets.total
-        self.rows: list[dict[str, Any]] = []
-        self.pace, self.continued, self.closed, self.to_open = paced, False, False, True
-        self.lr: float | None = None
-        self.earlier = Traffic(0, 0)
-        self._agree_on_all(chosen, seed, scaler is not None)
-        self.header = header(about or Recording(""), self, chosen, model.module, seed)
-        keeps = about is not None and self.world.rank == 0
-        self.journal = Journal(about, self.header) if about and keeps else None
-        if self.journal is not None:
-            self.world.claim(self.journal.claim)
-        self._decide()
-        self.buckets.begin = self._begin_step
-        receive = self.buckets.receive
-        model.register_comm_hook(weakref.ref(model), lambda state, bucket: receive(bucket))
-        atexit.register(_at_exit, weakref.ref(self))
+    panel: Panel
 
-    def _choose(self, model: nn.Module, chosen: validate.Choice, seed: int) -> Panel:
-        """The gauges of what the policy reads; they see gradients and no data."""
-        context = MeasurementContext(
-            model,
-            validate.no_data,
-            self.world,
-            self.layers,
-            seed,
-            False,
-            validate.no_data,
-            validate.no_data,
-            chosen.compressor,
-            chosen.levels,
-        )
-        needs = chosen.policy.needs
-        norm = any(Statistic.parse(need).is_norm for need in needs)
-        return choose({}, needs, chosen.signal if norm else None, context)
-
-    @property
-    def levels(self) -> dict[str, str]:
-        """The level that each layer has now; "dense" for those that are never compressed."""
-        return dict(zip((layer.name for layer in self.layers), self.decided.names, strict=True))
+    def __init__(self, world: GroupWorld, layers: Sequence[Layer], schedule: UnitSchedule) -> None:
+        self.world, self.layers, self.schedule = world, list(layers), schedule
+        self.rows: list[Row] = []
+        self.past_traffic = Traffic(0, 0)
+        self.recorder: JobRecorder | None = None
+        self.closed = self.continued = self.record_opened = False
 
     @property
     def traffic(self) -> Traffic:
-        """What this process has handed to the collectives since training began, detectors'
-        signals and the news of non-finite gradients included."""
-        return sum(self.world.meter.layers.values(), self.earlier)
+        """What this process has handed to the collectives since training began, detectors' signals
+        and flags of non-finite gradients included."""
+        return sum(self.world.meter.layers.values(), self.past_traffic)
 
-    # -- units -------------------------------------------------------------------------------
+    def log(self, **values: Any) -> None:
+        """Add numbers to the record: of the unit under way, or, before the next unit's first step,
+        of the one just ended. Several values of a name count as their mean. "train_loss",
+        "test_loss" and the record's metric have columns of their own. Values of process 0 are
+        recorded; without a record nothing happens.
 
-    def _begin_step(self) -> None:
-        """The first bucket of a backward pass is full; on every process."""
-        steps = self.buckets.steps
-        if self.pace.over(steps):
-            self._end(*self.pace.rates())
-        if self.journal is not None:
-            self.journal.flush()
-        if not self.buckets.steps:
-            self.pace.begin()
-        if steps == LONG and not self.rows and self.world.rank == 0:
-            warnings.warn(self._no_end(), stacklevel=2)
+        Raises:
+            ConfigError: a value that is no number.
+        """
+        if self.recorder is not None:
+            self.recorder.log(values)
 
-    def _end(self, lr: float, following: float) -> dict[str, Decision]:
-        """A unit is over: its row, and the levels of the next."""
-        row, details = self._row(lr, following)
-        self.rows.append(row)
-        if self.journal is not None and not self.journal.closed:
-            self.journal.add(row, self.buckets.clock.seconds, details)
-        self.buckets.restart()
-        return self._decide()
+    def _agree_on_start(self, chosen: Mapping[str, Any], seed: int, **more: Any) -> None:
+        """Refuse, on all processes, a job whose processes would compute different numbers.
 
-    def _row(self, lr: float, following: float) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The unit as a record has it, and the instruments' details; without statistics when every
-        step was skipped."""
-        buckets, kept = self.buckets, self.buckets.kept
-        if self.talks:
-            self.world.meeting.come("the end of an epoch")
-        with buckets.on_hook_stream():
-            readings = self.panel.read(len(self.rows)) if kept else Readings()
-        meter = self.world.meter.take()
-        self.earlier = sum(meter.layers.values(), self.earlier)
-        size = self.header["config"]["batch_size"]
-        rates = lr, following
-        row = of_a_job(
-            len(self.rows), buckets.steps, buckets.total, rates, size, readings, self.pace.groups
-        )
-        row |= {"skipped": buckets.steps - kept, **sent(meter, self.decided)}
-        return row, readings.details
-
-    def _decide(self) -> dict[str, Decision]:
-        self._use(self.controller.decide(self.rows))
-        return {self.layers[i].name: d for i, d in self.decided.decisions.items()}
-
-    def _use(self, decided: Levels) -> None:
-        self.decided = decided
-        self.buckets.levels = [DENSE if x == DENSE else self.values[x] for x in decided.names]
-        self.buckets.check = self._agree
-
-    def _continue(self, fitted: state.Fitted) -> None:
-        """Go on from a state, at the levels that were in use. One that is damaged further in than
-        ``fit`` looks leaves the hook as it was, but within an epoch that cannot be saved."""
-        before = None
-        with suppress(ConfigError):
-            before = fit(self, state.save(self))
-        try:
-            with intact():
-                self._restore(fitted)
-        except ConfigError:
-            if before is not None:
-                self._restore(before)
-            raise
-        self.continued = self.to_open = True
-
-    def _restore(self, fitted: state.Fitted) -> None:
-        levels = state.restore(self, fitted)
-        self._use(replace(self.controller.decide(self.rows), names=levels))
-
-    def _agree_on_all(self, chosen: validate.Choice, seed: int, scaled: bool) -> None:
-        """Processes whose numbers would not be the same are refused before a hook is registered."""
-        model = self.buckets.model
+        Args:
+            chosen: the checked arguments in plain types.
+            more: other facts that must be the same on all processes.
+        """
         self.world.agree(
-            **validate.facts(chosen),
-            **self.pace.facts(),
+            **chosen,
+            **self.schedule.facts(),
             seed=seed,
-            scaler=scaled,
             dtype=str(self.world.meter.dtype),
             layers=layer_entries(self.layers),
-            ddp={name: getattr(model, name) for name in validate.SAME_OF_DDP},
+            **more,
             code=provenance.code_digest(),
             torch=torch.__version__,
         )
 
-    def _agree(self) -> None:
-        """Processes in different places, or at different rates, would wait for each other or hold
-        other weights."""
-        self.world.meeting.come("the first step of an epoch", FIRST_STEP)
-        b = self.buckets
-        place = {"units": len(self.rows), "steps": [b.steps, b.total], "levels": self.decided.names}
-        self.world.agree(state=place, lr=self.pace.all_rates())
-        if self.to_open:
-            self._open()
+    def _choose_gauges(
+        self,
+        model: nn.Module,
+        seed: int,
+        exchange: Choice,
+        needs: Collection[str],
+        signal: Signal | None,
+        is_local: Callable[[], bool] | None = None,
+    ) -> Panel:
+        """The gauges of the statistics that a policy needs; they see gradients, or movements, and
+        no data.
 
-    def _open(self) -> None:
-        """Begin the record, or go on with it; where process 0 cannot, all hear of it."""
-        self.to_open = False
-        self.journal = open_together(self.world, self.journal, self.rows, self.continued)
-
-    def _no_end(self) -> str:
-        missing = (
-            "epoch_end() was not called"
-            if self.pace.every == "epoch"
-            else ("set_epoch() of the sampler has named no other epoch")
+        Args:
+            signal: the norm that is read; None: none.
+            is_local: for local steps, see ``MeasurementContext.apart``.
+        """
+        context = MeasurementContext(
+            model,
+            loss=no_data,
+            world=self.world,
+            layers=self.layers,
+            seed=seed,
+            union=False,
+            probe=no_data,
+            samples=no_data,
+            compressor=exchange.compressor,
+            levels=exchange.levels,
+            apart=is_local,
         )
-        return (
-            f"{self.buckets.steps} steps, and {missing}: all levels are as they began "
-            f"({', '.join(sorted({*self.decided.names}))}); end each epoch, or let the hook decide "
-            "by itself: attach(..., optimizer=optimizer, every=STEPS)"
+        return choose({}, needs, signal, context)
+
+    # -- record ------------------------------------------------------------------------------
+
+    def _prepare_record(self, options: RecordOptions | None, header: dict[str, Any]) -> None:
+        self.header = header
+        if options is not None and self.world.rank == 0:
+            self.recorder = JobRecorder(options, header)
+            self.world.claim(self.recorder.key)
+
+    def _open_record(self) -> None:
+        """Start or continue the record. Where several groups of a job have one folder (a group for
+        each tensor-parallel rank), the group of the lowest process writes it.
+
+        Raises:
+            RecordError: on all processes, if process 0 cannot.
+        """
+        self.record_opened = True
+        if self.recorder is not None:
+            first, *others = self.world.claimants(self.recorder.key)
+            if first != self.world.first:
+                warnings.warn(
+                    f"hook: {self.recorder.folder} has the record of the group of process {first}: "
+                    f"levels and traffic of the group of process {self.world.first} are not in it",
+                    stacklevel=2,
+                )
+                self.recorder = None
+            elif others:
+                self.recorder.header["world"]["groups"] = 1 + len(others)
+        recorder = self.recorder
+        on_all_processes(
+            self.world,
+            lambda: None if recorder is None else recorder.open(self.rows, self.continued),
+            RecordError,
         )
 
-    def _close(self, talks: bool, why: str = "") -> None:
-        """The end of the job, once; ``talks``: the other processes are there as well."""
-        if self.closed:
-            return
-        self.closed, steps = True, self.buckets.steps
-        if self.pace.own and steps and not why and (talks or not self.talks):
-            self._end(*self.pace.rates())
-        if self.world.rank == 0 and not why:
-            said = silence({**self.header, "units": len(self.rows)}, self.rows)
-            if steps and not self.rows and type(self.controller.policy).__name__ != "Static":
-                said.append(self._no_end())
-            for sentence in said:
-                print(f"regimes: {sentence}", file=sys.stderr)
-        if self.journal is not None:
-            self.journal.close(len(self.rows), why)
+    def _end_unit(
+        self,
+        span: tuple[int, int],
+        rates: tuple[float, float],
+        readings: Readings,
+        levels: Levels,
+        seconds: dict[str, float],
+        **more: Any,
+    ) -> None:
+        """Append the row of a unit and pass it to the recorder.
 
-    def __del__(self) -> None:
-        """Nobody has it any more, Python goes on: its record ends here."""
-        journal = getattr(self, "journal", None)  # an attach that is refused may have none
-        if journal is not None and journal.writer is not None:
-            self._close(False)
+        Args:
+            span: steps of the unit, and of the job so far.
+            rates: at the first step of the unit, and of the next unit.
+            more: columns of this kind of job.
+        """
+        meter = self.world.meter.take()
+        self.past_traffic = sum(meter.layers.values(), self.past_traffic)
+        size, groups = self.header["config"]["batch_size"], self.schedule.groups
+        row = job_row(len(self.rows), *span, rates, size, readings, groups)
+        row |= more | traffic_columns(meter, levels)
+        self.rows.append(row)
+        if self.recorder is not None and not self.recorder.closed:
+            self.recorder.add(row, seconds, readings.details)
+
+    # -- state -------------------------------------------------------------------------------
+
+    def _job_state(self) -> JobState:
+        if self.recorder is not None:
+            self.recorder.merge_logged()  # into the rows, which are saved next
+        return {
+            "rows": self.rows,
+            "sums": self._norm_sums(),
+            "traffic": [self.past_traffic.floats, self.past_traffic.bytes],
+            "meter": self.world.meter.state_dict(),
+            "pace": self.schedule.state_dict(),
+            "logged": {} if self.recorder is None else self.recorder.state_dict(),
+        }
+
+    def _restore_job(self, state: Mapping[str, Any]) -> None:
+        """The inverse; the record is opened again at the next step."""
+        sums, device = self._norm_sums(), self.world.device
+        sums.clear()
+        sums |= {name: [t.to(device) for t in tensors] for name, tensors in state["sums"].items()}
+        self.rows = state["rows"]
+        self.past_traffic = Traffic(*state["traffic"])
+        self.world.meter.load_state_dict(state["meter"])
+        self.schedule.load_state_dict(state["pace"])
+        if self.recorder is not None:
+            self.recorder.suspend()
+            self.recorder.load_state_dict(state["logged"])
+
+    def _norm_sums(self) -> dict[str, list[Tensor]]:
+        """What the norm has accumulated in the unit under way."""
+        norms = self.panel.gauges.get("norms")
+        return norms.sums if isinstance(norms, NormsGauge) else {}
 
 
-def _at_exit(found: weakref.ref[Job]) -> None:
-    """Python ends: so does the record, well unless an error ends Python."""
-    if (hook := found()) is not None:
-        error = getattr(sys, "last_value", None)
-        hook._close(False, "" if error is None else f"{type(error).__name__} {error}".strip())
+def on_all_processes(
+    world: GroupWorld, action: Callable[[], T], error: type[RegimesError] = ConfigError
+) -> T:
+    """The result of an action on every process. If it fails on one, all raise an ``error``: the
+    others would wait for that process in their next collective."""
+    failure, result = None, None
+    try:
+        result = action()
+    except Exception as raised:
+        failure = raised
+    sentences = world.gather_object(None if failure is None else str(failure))
+    if isinstance(failure, RegimesError):
+        raise error(str(failure)) from failure
+    if failure is not None:
+        raise failure
+    for sentence in sentences:
+        if sentence is not None:
+            raise error(sentence)
+    return cast(T, result)
+
+
+def no_data(*_: Any) -> NoReturn:
+    """In place of the training data, which a hook does not have."""
+    raise ConfigError("a hook has no training data to measure on")

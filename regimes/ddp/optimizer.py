@@ -1,4 +1,4 @@
-"""What an optimiser says of itself: its class, the hyper-parameters and the rates of its groups."""
+"""An optimiser's class, hyper-parameters and learning rates in plain types."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ def described(optimizer: Any) -> dict[str, Any]:
     """The class and hyper-parameters of an optimiser, in plain types.
 
     Returns:
-        "name"; "options", which all parameter groups have alike; and where there are several
-        groups, "groups": of each the number of its ``parameters``, and the options that are not
-        the same in all. An option that is None is left out, because torch then takes its own
-        default; one that is no plain value is None.
+        "name"; "options", those that are the same in all parameter groups; and if there are
+        several groups, "groups": the number of ``parameters`` of each, and its other options. An
+        option that is None is left out, because torch then takes its own default; one that is no
+        plain value is None.
     """
     groups = [_options(optimizer, group) for group in optimizer.param_groups]
     shared = {k: v for k, v in groups[0].items() if all(k in g and g[k] == v for g in groups)}
-    found: dict[str, Any] = {"name": type(optimizer).__name__, "options": shared}
+    result: dict[str, Any] = {"name": type(optimizer).__name__, "options": shared}
     if len(groups) > 1:
-        found["groups"] = [
+        result["groups"] = [
             {"parameters": sum(p.numel() for p in group["params"])}
             | {key: value for key, value in own.items() if key not in shared}
             for group, own in zip(optimizer.param_groups, groups, strict=True)
         ]
-    return found
+    return result
 
 
 def rates(optimizer: Any) -> list[Any]:
-    """The learning rate of each parameter group now, as ``_plain`` has it."""
+    """The learning rate of each parameter group now; None for one that is no finite number."""
     return [_plain(group["lr"]) for group in optimizer.param_groups]
 
 
 def _options(optimizer: Any, group: Mapping[str, Any]) -> dict[str, Any]:
-    """A group's hyper-parameters: those that its class has defaults for, as schedulers keep notes
-    of their own beside them."""
+    """A group's hyper-parameters: those for which its class has defaults. Schedulers add keys of
+    their own, such as "initial_lr"."""
     known = getattr(optimizer, "defaults", None) or group
     names = [name for name in group if name in known and name not in LEFT_OUT]
     return {name: _plain(group[name]) for name in names if group[name] is not None}

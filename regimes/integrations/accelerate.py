@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
 
-from regimes.ddp import Hook
-from regimes.integrations.shared import Wishes, load, save
+from regimes.ddp import Hook, RecordOptions
+from regimes.integrations.shared import HookSettings, load, save
 
 
 def attach(
@@ -16,7 +17,7 @@ def attach(
     optimizer: Any,
     *,
     every: int,
-    record: Any = None,
+    record: str | Path | RecordOptions | None = None,
     **options: Any,
 ) -> Hook:
     """Let a model that ``accelerator.prepare`` has wrapped exchange its gradients compressed::
@@ -25,19 +26,19 @@ def attach(
         hook = attach(accelerator, model, optimizer, every=50, record="runs/mine")
 
     The loop stays as it is: ``accelerator.accumulate``, ``clip_grad_norm_`` (it sees the shared
-    update) and mixed precision included. ``accelerator.save_state(folder)`` puts the hook's state
-    beside the others, ``load_state`` continues from it, on any number of processes.
+    update) and mixed precision included. ``accelerator.save_state(folder)`` saves the
+    hook's state with the others, ``load_state`` continues from it, on any number of processes.
 
     Args:
         model, optimizer: as ``prepare`` gave them; call this before the first step.
         every: levels are decided after so many optimiser steps.
-        record: a folder for a record of the job, or a ``regimes.Recording``.
+        record: a folder for a record of the job, or a ``regimes.RecordOptions``.
         options: of ``regimes.attach``: ``policy``, ``compressor``, ``levels``, ...
 
     Raises:
         ConfigError: one sentence, before anything is registered.
     """
-    hook = Wishes(every, record, options).attach(
+    hook = HookSettings(every, record, options).attach(
         model, optimizer, epoch=None, total=None, batch_size=None, scaler=accelerator.scaler
     )
     accelerator.register_save_state_pre_hook(lambda models, weights, folder: save(hook, folder))

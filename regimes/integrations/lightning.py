@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from regimes.ddp import Hook
-from regimes.integrations.shared import TESTED, Wishes
+from regimes.ddp import Hook, RecordOptions
+from regimes.integrations.shared import EVALUATED, HookSettings
 
-LOSSES = {"loss", "train_loss", "train/loss"}  # of training: taken at each step
+LOSSES = {"loss", "train_loss", "train/loss"}  # of training: logged at each step
 
 
 class RegimesCallback(Callback):
@@ -27,23 +28,29 @@ class RegimesCallback(Callback):
         hook: of the training under way, or of the last one; None before.
     """
 
-    def __init__(self, *, every: Any = "epoch", record: Any = None, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        every: int | str = "epoch",
+        record: str | Path | RecordOptions | None = None,
+        **options: Any,
+    ) -> None:
         """
         Args:
             every: levels are decided every "epoch", or after so many optimiser steps.
-            record: a folder for a record of the job, or a ``regimes.Recording``.
+            record: a folder for a record of the job, or a ``regimes.RecordOptions``.
             options: of ``regimes.attach``: ``policy``, ``compressor``, ``levels``, ...
 
         Raises:
             ConfigError: an option that is none.
         """
-        self.wishes = Wishes(every, record, options)
+        self.settings = HookSettings(every, record, options)
         self.hook: Hook | None = None
-        self.saved: Mapping[str, Any] | None = None  # until there is a hook
+        self.loaded: Mapping[str, Any] | None = None  # a state, until there is a hook
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         accumulated = trainer.accumulate_grad_batches
-        self.hook = self.wishes.attach(
+        self.hook = self.settings.attach(
             trainer.strategy.model or pl_module,
             trainer.optimizers[0] if trainer.optimizers else None,
             epoch=trainer.num_training_batches / accumulated,
@@ -51,44 +58,46 @@ class RegimesCallback(Callback):
             batch_size=None,
             scaler=getattr(trainer.precision_plugin, "scaler", None),
         )
-        if self.saved:
-            self.hook.load_full_state_dict(self.saved)
-        self.saved = None
+        if self.loaded:
+            self.hook.load_full_state_dict(self.loaded)
+        self.loaded = None
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any
     ) -> None:
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if self.hook is not None and loss is not None:
-            whole = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
-            self.hook.log(train_loss=loss * whole)
+            # Lightning divides the loss by the number of accumulated batches.
+            parts = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
+            self.hook.log(train_loss=loss * parts)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking:
-            self._log(trainer, tested=True)
+            self._log(trainer, evaluated=True)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._log(trainer, tested=False)
+        self._log(trainer, evaluated=False)
 
-    def _log(self, trainer: Trainer, tested: bool) -> None:
-        """Those of the last validation are old by the end of an epoch without one."""
+    def _log(self, trainer: Trainer, evaluated: bool) -> None:
+        """Log metrics of the evaluation, or only the others: at the end of an epoch, those of the
+        evaluation may be of an earlier epoch."""
         if self.hook is not None:
-            found = {
+            metrics = {
                 name: value
                 for name, value in trainer.callback_metrics.items()
-                if name not in LOSSES and bool(TESTED.fullmatch(name)) is tested
+                if name not in LOSSES and bool(EVALUATED.fullmatch(name)) is evaluated
             }
-            self.hook.log(**self.wishes.numbers(found))
+            self.hook.log(**self.settings.numbers(metrics))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.hook is not None:
             self.hook.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all processes, on process 0; Lightning asks all of them."""
+        """The states of all processes, on process 0; Lightning calls this on all processes."""
         full = None if self.hook is None else self.hook.full_state_dict()
         return full or {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Kept until the model is wrapped."""
-        self.saved = state_dict
+        """Continue from the state once the model is wrapped."""
+        self.loaded = state_dict

@@ -1,4 +1,4 @@
-"""What the integrations share: a hook from what a trainer knows, its numbers, its saved state."""
+"""What the integrations share: making the hook, naming logged numbers, saving the state."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from regimes.collectives.launcher import launched
-from regimes.ddp import Hook, Recording, attach
-from regimes.ddp.recording import recording
+from regimes.ddp import Hook, RecordOptions, attach
+from regimes.ddp.record import record_options
 from regimes.errors import ConfigError, is_whole, nearest, require
 
 STATE = "regimes.pt"  # in the folder of a checkpoint: the states of all processes
-OWN = {"model", "optimizer", "every", "record", "scaler"}  # of ``attach``, known to the trainer
-TESTED = re.compile(r"(?:eval|val|valid|validation|test)[_/](.+)")
+FROM_TRAINER = {"model", "optimizer", "every", "record", "scaler"}  # arguments of ``attach``
+EVALUATED = re.compile(r"(?:eval|val|valid|validation|test)[_/](.+)")
 
 
 @dataclass
-class Wishes:
-    """What a user has asked of the hook before there is a wrapped model.
+class HookSettings:
+    """A user's arguments for the hook, until the trainer has wrapped the model.
 
     Attributes:
         every: "epoch", or so many optimiser steps: when levels are decided.
-        record: a folder, a ``Recording`` or None.
+        record: a folder, a ``RecordOptions`` or None.
         options: other arguments of ``regimes.attach``.
     """
 
-    every: Any
-    record: Any
+    every: int | str
+    record: str | Path | RecordOptions | None
     options: Mapping[str, Any]
 
     def __post_init__(self) -> None:
         good = self.every == "epoch" or is_whole(self.every, 1)
         require(good, "every", self.every, '"epoch" or a number of steps from 1 up')
-        self.record = recording(self.record)
-        known = inspect.signature(attach).parameters.keys() - OWN
+        self.about = record_options(self.record)
+        known = inspect.signature(attach).parameters.keys() - FROM_TRAINER
         for name in self.options:
             if name not in known:
                 raise ConfigError(f"unknown option {name!r}: {nearest(name, known)}")
@@ -58,74 +58,72 @@ class Wishes:
         batch_size: int | None,
         scaler: Any = None,
     ) -> Hook:
-        """The hook on a wrapped model, all that a trainer knows filled in.
+        """Attach the hook to a wrapped model.
 
         Args:
-            epoch: optimiser steps of an epoch, None if nobody knows.
-            total: those of the whole job, likewise.
-            batch_size: samples per process and step, likewise.
+            epoch: optimiser steps of an epoch; None if not known.
+            total: optimiser steps of the whole job; None if not known.
+            batch_size: samples per process and step; None if not known.
         """
-        every = self.every
-        if every == "epoch":
-            if epoch is None or not math.isfinite(epoch):
-                raise ConfigError(
-                    'every = "epoch": the training data has no length, so nobody knows how many '
-                    "steps an epoch has: give a number of steps"
-                )
+        if isinstance(self.every, int):
+            every = self.every
+        elif epoch is not None and math.isfinite(epoch):
             every = max(1, math.ceil(epoch))
-        units = math.ceil(total / every) if total and math.isfinite(total) else None
+        else:
+            raise ConfigError(
+                'every = "epoch": the training data has no length, so the number of steps of an '
+                "epoch is not known: give a number of steps"
+            )
+        about = self.about
+        if about is not None:
+            units = math.ceil(total / every) if total and math.isfinite(total) else None
+            size = about.batch_size or batch_size
+            about = replace(about, units=about.units or units, batch_size=size)
         return attach(
-            parallel(model),
-            optimizer=plain(optimizer),
+            ddp_model(model),
+            optimizer=torch_optimizer(optimizer),
             every=every,
             scaler=scaler,
-            record=filled(self.record, units, batch_size),
+            record=about,
             **self.options,
         )
 
     def numbers(self, logged: Mapping[str, Any]) -> dict[str, Any]:
-        """What a trainer has logged, as ``Hook.log`` wants it: numbers alone, the loss on other
-        data under "test_loss", the record's metric under its name."""
-        found = {}
+        """Arguments of ``Hook.log`` from what a trainer has logged: only numbers, the evaluation's
+        loss as "test_loss", and the record's metric under its name."""
+        metric = None if self.about is None else self.about.metric
+        named = {}
         for name, value in logged.items():
             if isinstance(value, torch.Tensor) and value.numel() != 1:
                 continue
             if isinstance(value, int | float | torch.Tensor) and not isinstance(value, bool):
-                tested = TESTED.fullmatch(name)
-                short = tested[1] if tested else ""
-                metric = None if self.record is None else self.record.metric
-                found[{metric: metric, "loss": "test_loss"}.get(short) or name] = value
-        return found
+                evaluated = EVALUATED.fullmatch(name)
+                short = evaluated[1] if evaluated else ""
+                named[{metric: metric, "loss": "test_loss"}.get(short) or name] = value
+        return named
 
 
-def filled(about: Recording | None, units: int | None, batch_size: int | None) -> Recording | None:
-    """What a user has not said of a job, said by its trainer."""
-    if about is None:
-        return None
-    return replace(about, units=about.units or units, batch_size=about.batch_size or batch_size)
-
-
-def parallel(model: nn.Module) -> nn.Module:
+def ddp_model(model: nn.Module) -> nn.Module:
     """The DDP model that a trainer has made, compiled afterwards or not."""
     inner = getattr(model, "_orig_mod", model)
     if isinstance(inner, DistributedDataParallel):
         return inner
     if launched().count > 1:
-        return model  # FSDP and others: `attach` says why not
+        return model  # FSDP and others: ``attach`` raises the error
     raise ConfigError(
         "the trainer has not wrapped the model in DistributedDataParallel, as it does where there "
         "are several processes: start the script with torchrun --nproc-per-node 2 SCRIPT"
     )
 
 
-def plain(optimizer: Any) -> Any:
-    """The optimiser of torch inside a trainer's."""
+def torch_optimizer(optimizer: Any) -> Any:
+    """The optimiser of torch inside a trainer's wrapper."""
     inner = getattr(optimizer, "optimizer", optimizer)
     return inner if hasattr(inner, "param_groups") else optimizer
 
 
 def save(hook: Hook, folder: str | Path) -> None:
-    """Put the hook's state into the folder of a checkpoint; all processes call this."""
+    """Save the hook's state in the folder of a checkpoint; all processes call this."""
     full = hook.full_state_dict()
     if full is not None:
         Path(folder).mkdir(parents=True, exist_ok=True)

@@ -9,10 +9,10 @@ from typing import Any
 
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from regimes.ddp import Hook
-from regimes.integrations.shared import Wishes, load, save
+from regimes.ddp import Hook, RecordOptions
+from regimes.integrations.shared import HookSettings, load, save
 
-SUMMARY = "train_runtime"  # only in what is logged once, of the whole job
+SUMMARY = "train_runtime"  # is only in the one entry about the whole job
 KNOWN = {"learning_rate", "epoch"}  # the record has them
 
 
@@ -36,8 +36,8 @@ class RegimesCallback(TrainerCallback):
         self,
         trainer: Trainer,
         *,
-        every: Any = "epoch",
-        record: Any = None,
+        every: int | str = "epoch",
+        record: str | Path | RecordOptions | None = None,
         resume_from: str | Path | None = None,
         **options: Any,
     ) -> None:
@@ -45,7 +45,7 @@ class RegimesCallback(TrainerCallback):
         Args:
             trainer: the one that gets this callback.
             every: levels are decided every "epoch", or after so many optimiser steps.
-            record: a folder for a record of the job, or a ``regimes.Recording``.
+            record: a folder for a record of the job, or a ``regimes.RecordOptions``.
             resume_from: the checkpoint that ``trainer.train`` resumes from, where that is not in
                 the Trainer's ``output_dir``.
             options: of ``regimes.attach``: ``policy``, ``compressor``, ``levels``, ...
@@ -54,7 +54,7 @@ class RegimesCallback(TrainerCallback):
             ConfigError: an option that is none.
         """
         self.trainer, self.resume_from = trainer, resume_from
-        self.wishes = Wishes(every, record, options)
+        self.settings = HookSettings(every, record, options)
         self.hook: Hook | None = None
 
     def on_train_begin(
@@ -62,7 +62,7 @@ class RegimesCallback(TrainerCallback):
     ) -> None:
         loader, accumulated = given.get("train_dataloader"), args.gradient_accumulation_steps
         length = len(loader) if isinstance(loader, Sized) else None
-        self.hook = self.wishes.attach(
+        self.hook = self.settings.attach(
             self.trainer.model_wrapped,
             given.get("optimizer"),
             epoch=None if length is None else math.ceil(length / accumulated),
@@ -84,10 +84,10 @@ class RegimesCallback(TrainerCallback):
         if self.hook is None or not logs or SUMMARY in logs:
             return
         cost = ("_runtime", "_per_second")
-        left = {k: v for k, v in logs.items() if k not in KNOWN and not k.endswith(cost)}
-        if "loss" in left:
-            left["train_loss"] = left.pop("loss")
-        self.hook.log(**self.wishes.numbers(left))
+        values = {k: v for k, v in logs.items() if k not in KNOWN and not k.endswith(cost)}
+        if "loss" in values:
+            values["train_loss"] = values.pop("loss")
+        self.hook.log(**self.settings.numbers(values))
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any

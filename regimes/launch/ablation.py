@@ -36,10 +36,12 @@ def main(
     console = stdout.console(quiet=not leader, highlight=False)
     cells = sweep.cells(grid, seeds, out)
     todo = [cell for cell in cells if not sweep.done(*cell)]
-    stdout.tell(console, f"{len(cells)} runs in {out}, {len(cells) - len(todo)} already finished")
+    stdout.try_print_on(
+        console, f"{len(cells)} runs in {out}, {len(cells) - len(todo)} already finished"
+    )
     for folder, config in {cell[0].parent: cell for cell in todo}.values():
         if said := apart_from(to_dict(config), folder):
-            stdout.tell(console, f"note: {said}", markup=False)
+            stdout.try_print_on(console, f"note: {said}", markup=False)
     progress = Progress(console, out, len(todo))
     if executor is None:
         failures = sweep.ablate(todo, jobs, progress)
@@ -57,11 +59,11 @@ def main(
         "floats: the paper's count; bytes: sent by each worker"
     )
     columns = ("n", "metric", "floats", "of_base", "bytes", "seconds")
-    stdout.tell(console, found.table(columns, note).drawn())
+    stdout.try_print_on(console, found.table(columns, note).drawn())
     if against := between(runs):
-        stdout.tell(console, "", against.drawn())
+        stdout.try_print_on(console, "", against.drawn())
     for sentence in notes(runs):
-        stdout.tell(console, f"note: {sentence}", markup=False)
+        stdout.try_print_on(console, f"note: {sentence}", markup=False)
 
 
 class Progress:
@@ -77,7 +79,7 @@ class Progress:
         said = f"failed: {error}" if error else self._reached(folder)
         place = f"[{self.ended}/{self.runs}] {folder.relative_to(self.out)}"
         line = escape(f"{place}: {said}, {left / 60:.1f} min left")
-        stdout.tell(self.console, line, soft_wrap=True)
+        stdout.try_print_on(self.console, line, soft_wrap=True)
 
     @staticmethod
     def _reached(folder: Path) -> str:

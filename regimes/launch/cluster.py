@@ -31,7 +31,7 @@ def submit(
     Args:
         options: of ``submitit.AutoExecutor.update_parameters``, e.g. ``slurm_partition``.
     """
-    pool, grace = _executor(out, executor, options), termination.seconds()
+    pool, grace = _executor(out, executor, options), termination.grace_seconds()
     jobs = {pool.submit(Cell(), *cell): cell[0] for cell in todo}
     from submitit import helpers
 
@@ -85,7 +85,7 @@ class Cell:
     """``run_cell`` as a job that submitit may stop and queue again."""
 
     def __call__(self, folder: Path, config: RunConfig) -> str | None:
-        termination.note()
+        termination.remember_sigterm()
         return run_cell(folder, config)
 
     def checkpoint(self, folder: Path, config: RunConfig) -> Any:

@@ -35,7 +35,7 @@ def spawn(
     require(count >= 1, "--processes", count, "at least 1")
     multiple = f"a multiple of the number of processes, {count}"
     require(config.workers % count == 0, "workers", config.workers, multiple)
-    grace = termination.seconds()
+    grace = termination.grace_seconds()
     with tempfile.TemporaryDirectory(prefix="regimes-") as scratch:
         toml = Path(scratch, "run.toml")
         toml.write_text(to_toml(config))

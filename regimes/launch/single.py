@@ -10,7 +10,7 @@ from regimes.console import stdout
 from regimes.monitor.terminal import reporters
 from regimes.monitor.text import metric_text
 from regimes.records import reporters as named
-from regimes.training.idle_policy import silence
+from regimes.training.idle_policy import inactivity_warnings
 
 
 def train(config: RunConfig, out: Path, resume: bool, quiet: bool) -> None:
@@ -26,10 +26,10 @@ def train(config: RunConfig, out: Path, resume: bool, quiet: bool) -> None:
     record = run(config, out, resume=resume, reporters=reporters(config, out))
     last, name = record.epochs.iloc[-1], record.header["metric"]
     unit = " %" if name == "accuracy" else ""
-    stdout.say(
+    stdout.try_print(
         f"{out}: {name} {metric_text(record.header, last['metric'])[1]}{unit}, "
         f"{last['total_floats'] / 1e6:.3f} M floats, {last['total_bytes'] / 1e6:.2f} MB "
         "sent by each worker"
     )
-    for sentence in silence(record.header, record.rows):
-        stdout.say(sentence)
+    for sentence in inactivity_warnings(record.header, record.rows):
+        stdout.try_print(sentence)

@@ -66,7 +66,7 @@ def ablate(
     """
     alone = "1 where a launcher has started several processes, which share each run"
     require(jobs == 1 or launched().count == 1, "--jobs", jobs, alone)
-    termination.seconds()  # is it a time? Now, not when the signal comes
+    termination.grace_seconds()  # is it a time? Now, not when the signal comes
     with ends_by_sigterm():
         if jobs > 1:
             return _ablate_abreast(todo, jobs, progress)
@@ -184,7 +184,7 @@ def collected(outcomes, progress: Callable[[Path, str | None], None]) -> list[st
 def _start_worker(threads: int, gpu: str | None) -> None:
     """In each process: its GPU and its share of the cores. Ctrl-C is the parent's business, and its
     death the end. SIGTERM is for all runs of the process, also those that it has not begun."""
-    termination.note()
+    termination.remember_sigterm()
     gpus.take(gpu)
     import torch
 

@@ -52,7 +52,7 @@ def main(
 
     def progress(folder: Path, error: str | None) -> None:
         said = f"failed: {error}" if error else "done"
-        stdout.tell(console, escape(f"{folder.relative_to(out)}: {said}"), soft_wrap=True)
+        stdout.try_print_on(console, escape(f"{folder.relative_to(out)}: {said}"), soft_wrap=True)
 
     for path in (out / "tune.json", *(chosen_file(out, cell) for cell in cells)):
         check_output(path)  # now, not after the training
@@ -67,8 +67,8 @@ def main(
         progress=progress,
     )
     write(found, out)
-    stdout.tell(console, found.table().drawn())
-    stdout.tell(console, f"{out}/chosen: a configuration for each", markup=False)
+    stdout.try_print_on(console, found.table().drawn())
+    stdout.try_print_on(console, f"{out}/chosen: a configuration for each", markup=False)
 
 
 def read_values(texts: Sequence[str]) -> dict[str, list[str]]:

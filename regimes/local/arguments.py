@@ -1,4 +1,4 @@
-"""The arguments of ``local_steps``, checked before anything travels."""
+"""The arguments of ``local_steps``, checked before anything is sent."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from regimes import compression, policies
 from regimes.collectives.group import default_group
 from regimes.collectives.requests import Layer
 from regimes.config import DENSE, Level, OuterConfig, from_dict
-from regimes.ddp import validate
-from regimes.detectors.statistics import INSTRUMENT, Statistic
+from regimes.ddp import choices
+from regimes.ddp.model import check_parameters
 from regimes.errors import ConfigError, is_whole, require, unexpected
 from regimes.policies import Policy, Static, check_levels
 from regimes.policies.controller import Levels
@@ -26,30 +26,40 @@ PERIODS = {"low": 1, "high": 32}
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """What a user of local steps has chosen.
+class LocalChoice:
+    """A rule for the period, what a synchronisation does, and how movements are compressed.
 
     Attributes:
         rule: decides the period.
-        exchange: what is sent of the movement; its level is the same throughout.
+        exchange: the compressor of movements, and its only level.
         every: steps of a unit.
     """
 
     rule: Policy
     periods: Mapping[str, int]
     outer: OuterConfig
-    exchange: validate.Choice
+    exchange: choices.Choice
     every: int
 
     def value(self, name: str) -> Level:
-        """What a level's name means."""
+        """What a level's name stands for."""
         return DENSE if name == DENSE else self.exchange.levels[name]
 
     def levels(self, layers: Sequence[Layer]) -> Levels:
-        """The level of each layer: the one chosen, or dense where none is compressed."""
+        """The level of each layer, the same throughout; dense if the layer is not compressed."""
         level = next(iter(self.exchange.levels), DENSE)
         names = [level if layer.compressed else DENSE for layer in layers]
         return Levels(names, [None] * len(names), {})
+
+    def facts(self) -> dict[str, Any]:
+        """In plain types; must be the same on all processes."""
+        return {
+            "policy": policies.REGISTRY.table(self.rule),
+            "periods": dict(self.periods),
+            "outer": asdict(self.outer),
+            "compressor": compression.REGISTRY.table(self.exchange.compressor),
+            "level": next(iter(self.exchange.levels.values()), DENSE),
+        }
 
 
 def choose(
@@ -59,26 +69,16 @@ def choose(
     compressor: Any,
     level: Level,
     every: int,
-) -> Chosen:
-    """ConfigError unless they go together."""
+) -> LocalChoice:
+    """The arguments of ``local_steps``; ConfigError unless they go together."""
     require(is_whole(every, 1), "every", every, "a number of steps from 1 up")
     words = _periods(PERIODS if periods is None else periods)
-    return Chosen(_rule(policy, words), words, _outer(outer), _exchange(compressor, level), every)
-
-
-def facts(chosen: Chosen) -> dict[str, Any]:
-    """A choice in plain types, which must be the same on all processes."""
-    return {
-        "policy": policies.REGISTRY.table(chosen.rule),
-        "periods": dict(chosen.periods),
-        "outer": asdict(chosen.outer),
-        "compressor": compression.REGISTRY.table(chosen.exchange.compressor),
-        "level": next(iter(chosen.exchange.levels.values()), DENSE),
-    }
+    rule = _rule(policy, words)
+    return LocalChoice(rule, words, _outer(outer), _exchange(compressor, level), every)
 
 
 def trainable(model: nn.Module, optimizer: Any) -> dict[str, nn.Parameter]:
-    """The parameters that are trained, by name; ConfigError unless these can be local steps."""
+    """The parameters that are trained, by name; ConfigError unless steps of them can be local."""
     if default_group() is None:
         raise ConfigError(
             "local_steps: there is no process group: start with torchrun and call "
@@ -94,15 +94,15 @@ def trainable(model: nn.Module, optimizer: Any) -> dict[str, nn.Parameter]:
         raise unexpected("model", model, "a torch.nn.Module")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise unexpected("optimizer", optimizer, "an optimiser of torch")
-    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if not found or stepped != {id(p) for p in found.values()}:
+    if not parameters or stepped != {id(p) for p in parameters.values()}:
         raise ConfigError(
             "optimizer: it has other parameters than the model trains: build it from the "
             "model's parameters"
         )
-    validate.suited(found)
-    return found
+    check_parameters(parameters)
+    return parameters
 
 
 def _periods(given: Any) -> dict[str, int]:
@@ -118,37 +118,27 @@ def _rule(given: Any, periods: dict[str, int]) -> Policy:
     if isinstance(given, int) and not isinstance(given, bool):
         require(1 <= given <= LONGEST, "policy", given, "a period from 1 step up, or a policy")
         return Static(str(given))
-    table = {"name": given} if isinstance(given, str) else given
-    rule = policies.policy(dict(table)) if isinstance(table, Mapping) else table
-    if not isinstance(rule, Policy):
-        raise unexpected("policy", given, "a period in steps, or a policy's name, table or object")
+    rule = choices.pick_policy(given, "a period in steps, or a policy's name, table or object")
     check_levels(rule, periods, "sync_policy")
-    for need in rule.needs:
-        if INSTRUMENT.get(Statistic.parse(need).family) not in MEASURED:
-            raise ConfigError(
-                f"the policy needs the statistic {need!r}, but only what is exchanged is seen "
-                "here: norm, spread, noise_scale, diversity, error; or train with regimes.run"
-            )
+    choices.check_needs(rule, MEASURED, "only what is exchanged is seen here, which gives")
     return rule
 
 
 def _outer(given: Any) -> OuterConfig:
     if given is None or isinstance(given, OuterConfig):
-        made = given or OuterConfig()
+        config = given or OuterConfig()
     elif isinstance(given, Mapping):
-        made = from_dict(OuterConfig, given, "outer.")
+        config = from_dict(OuterConfig, given, "outer.")
     else:
         raise unexpected("outer", given, 'a table like {"lr": 0.7, "momentum": 0.9}')
-    good = made.lr > 0 and 0 <= made.momentum < 1 and (made.momentum > 0 or not made.nesterov)
-    require(
-        good, "outer", made, "lr above 0, momentum from 0 up and below 1, nesterov only with it"
-    )
-    return replace(made, period_one="parameters")
+    momentum = config.momentum
+    good = config.lr > 0 and 0 <= momentum < 1 and (momentum > 0 or not config.nesterov)
+    expected = "lr above 0, momentum from 0 up and below 1, nesterov only with it"
+    require(good, "outer", config, expected)
+    return replace(config, period_one="parameters")
 
 
-def _exchange(compressor: Any, level: Level) -> validate.Choice:
-    chosen, levels = validate.pick_compressor(compressor), {}
-    if level != DENSE:
-        levels = validate.pick_levels({"sent": level})
-        validate.check_values(chosen, levels)
-    return validate.Choice(Static(next(iter(levels), DENSE)), chosen, levels, "update")
+def _exchange(compressor: Any, level: Level) -> choices.Choice:
+    chosen = choices.pick_compressor(compressor)
+    levels = {} if level == DENSE else choices.pick_levels(chosen, {"sent": level})
+    return choices.Choice(Static(next(iter(levels), DENSE)), chosen, levels, "update")

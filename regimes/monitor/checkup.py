@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from regimes.console.stdout import spelt
+from regimes.console.stdout import escape_control
 from regimes.errors import RecordError
 from regimes.monitor.watch import BUSY, state
 from regimes.records import edited, find, load, opened
@@ -28,7 +28,11 @@ def check(places: Sequence[Path]) -> bool:
             for run in runs:
                 name = str(place / run.relative_to(root))
                 what, more = verdict(run)
-                print(spelt(f"{name}: {what}{'; ' * bool(more)}{more.replace(str(run), name)}"))
+                print(
+                    escape_control(
+                        f"{name}: {what}{'; ' * bool(more)}{more.replace(str(run), name)}"
+                    )
+                )
                 well &= what not in SICK
     return well
 

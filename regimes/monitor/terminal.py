@@ -20,7 +20,7 @@ from regimes.records import reporters as named
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from regimes.training.watchers import Reporter
+    from regimes.training.reporters import Reporter
 
 
 def reporters(config: RunConfig, out: Path, terminal: bool | None = None) -> list[Reporter]:

@@ -32,12 +32,12 @@ def metric_text(header: Row, value: float | int | None) -> tuple[str, str]:
     """(short name, value): accuracy as a percentage, any other metric as it is, bits per byte in
     fewer letters."""
     if header["metric"] == "accuracy":
-        return "acc %", spelt(None if value is None else 100 * value, ".1f")
+        return "acc %", format_value(None if value is None else 100 * value, ".1f")
     name = str(header["metric"])
-    return SHORT.get(name, name), spelt(value, ".4g")
+    return SHORT.get(name, name), format_value(value, ".4g")
 
 
-def spelt(value: float | int | None, form: str) -> str:
+def format_value(value: float | int | None, form: str) -> str:
     """A number; a dash for what was not logged."""
     return DASH if value is None else f"{value:{form}}"
 
@@ -100,13 +100,13 @@ def cells(header: Row, rows: Sequence[Row], seconds: float | None) -> dict[str, 
     return {
         **_place(header, row),
         "lr": f"{row['lr']:.3g}",
-        "train loss": spelt(row["train_loss"], ".3f"),
-        "test loss": spelt(row["test_loss"], ".3f"),
+        "train loss": format_value(row["train_loss"], ".3f"),
+        "test loss": format_value(row["test_loss"], ".3f"),
         **({} if name == "loss" else {name: value}),  # the test loss, where no metric has a name
         "floats": human(sum(r["floats"] for r in rows)),
-        **({"of low": spelt(of_low, ".2f"), "at low": f"{low}/{layers}"} if has_low else {}),
+        **({"of low": format_value(of_low, ".2f"), "at low": f"{low}/{layers}"} if has_low else {}),
         **_rounds(row, has_low),
-        "s": spelt(seconds, ".1f"),
+        "s": format_value(seconds, ".1f"),
     }
 
 
@@ -116,12 +116,14 @@ def _rounds(row: Row, beside_low: bool) -> dict[str, str]:
     if not sync.get("level"):
         return {}
     found = {"period": str(sync["period"])}
-    return found if beside_low else found | {"rounds": spelt(sync.get("rounds"), "d")}
+    return found if beside_low else found | {"rounds": format_value(sync.get("rounds"), "d")}
 
 
 def logged_text(row: Row) -> str:
     """What else a user's own training has logged, in one line; empty if nothing."""
-    return ", ".join(f"{name} {spelt(v, '.4g')}" for name, v in row.get("logged", {}).items())
+    return ", ".join(
+        f"{name} {format_value(v, '.4g')}" for name, v in row.get("logged", {}).items()
+    )
 
 
 def _place(header: Row, row: Row) -> dict[str, str]:

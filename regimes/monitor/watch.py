@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regimes.console.stdout import console as new_console
-from regimes.console.stdout import spelt
+from regimes.console.stdout import escape_control
 from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.monitor.text import (
@@ -39,7 +39,7 @@ from regimes.records import (
     read_lines,
     units,
 )
-from regimes.training.idle_policy import silence
+from regimes.training.idle_policy import inactivity_warnings
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -134,11 +134,11 @@ def state(folder: Path, header: Row, rows: Sequence[Row]) -> tuple[str, str]:
     if complete(header, rows) and ended(events):
         return "finished", ""
     if last["event"] == "stopped":
-        return "stopped", spelt(last.get("why", ""))
+        return "stopped", escape_control(last.get("why", ""))
     if in_use(folder):
         return ("running", "") if rows else ("starting", "")
     how = "" if header.get("written_by") == "hook" else "; continue with --resume"
-    return "broken off", f"no process writes to {spelt(str(folder))}{how}"
+    return "broken off", f"no process writes to {escape_control(str(folder))}{how}"
 
 
 def in_use(folder: Path) -> bool:
@@ -207,13 +207,13 @@ def _one(folder: Path) -> tuple[RenderableType, bool]:
     if rows:
         parts.append(epoch_table(header, rows, seconds))
     if rows and (others := logged_text(rows[-1])):
-        parts.append(Text(spelt(f"logged: {others}")))
+        parts.append(Text(escape_control(f"logged: {others}")))
     if missing := not_said_text(header):
         parts.append(Text(missing, "dim"))
     if each and (waiting := straggler(each[-1])):
         parts.append(Text(waiting, "yellow"))
     if what == "finished":
-        parts += [Text(sentence, "yellow") for sentence in silence(header, rows)]
+        parts += [Text(sentence, "yellow") for sentence in inactivity_warnings(header, rows)]
     return Group(*parts), what in BUSY
 
 
@@ -238,7 +238,7 @@ def _many(folder: Path, height: int | None, called: str = "") -> tuple[Renderabl
     said = ", ".join(f"{n} {what}" for what, n in count.items())
     more = f" ({len(done)} finished ones not shown)" if done else ""
     total = Text(f"{len(lines)} runs: {said}{more}")
-    return Group(Text(spelt(called or str(folder)), style="bold"), table, total), any(
+    return Group(Text(escape_control(called or str(folder)), style="bold"), table, total), any(
         w in BUSY for w in count
     )
 
@@ -253,7 +253,7 @@ def _line(path: Path, folder: Path) -> tuple[str, list[RenderableType], str]:
         header, rows = _run(path)
         what, more = state(path, header, rows)
     except RecordError as error:
-        return "damaged", [name, *[""] * 5, Text(spelt(str(error)), style="bold red")], ""
+        return "damaged", [name, *[""] * 5, Text(escape_control(str(error)), style="bold red")], ""
     wanted, text = units(header), cells(header, rows, None) if rows else {}
     known = [row["metric"] for row in rows if row["metric"] is not None]
     name_of_metric, metric = metric_text(header, known[-1] if known else None)

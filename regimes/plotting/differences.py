@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from regimes.console.tables import Table
-from regimes.console.units import ends_text
+from regimes.console.units import interval_text
 from regimes.errors import RecordError
 from regimes.plotting.curves import has, values
 from regimes.plotting.groups import BASELINES, check_setting, groups, tested_by
@@ -136,7 +136,7 @@ def as_table(rows: pd.DataFrame, shown: Metric, note: bool = False) -> Table:
     """
     lines, digits = [], shown.digits
     for row in rows.to_dict("records"):
-        ends = ends_text(row["ci_low"], row["ci_high"], f"+.{digits}f") or "-"
+        ends = interval_text(row["ci_low"], row["ci_high"], f"+.{digits}f") or "-"
         ratio = "-" if math.isnan(row["traffic_ratio"]) else f"{row['traffic_ratio']:.2f}"
         lines.append(
             [

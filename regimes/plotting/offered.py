@@ -29,12 +29,14 @@ class Offer:
     Attributes:
         says: one sentence.
         start: takes the words after the name: records and options.
-        grids: those whose records it draws (`regimes presets`); none: it says itself what it needs.
+        grids: those whose records it draws (`regimes presets`); none: its help says what it needs.
+        section: the heading under which it is listed.
     """
 
     says: str
     start: Callable[[Sequence[str]], object]
     grids: tuple[str, ...] = ()
+    section: str = ""
 
 
 def offered() -> dict[str, Offer]:
@@ -95,14 +97,17 @@ def conditions(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def show() -> None:
-    """Print all offers: those that draw a grid's records, then the others."""
-    known = _all().items()
-    drawn = [(name, o.says, "\n".join(o.grids)) for name, o in known if o.grids]
-    others = [(name, o.says) for name, o in known if not o.grids]
+    """Print all offers, one table per section."""
+    sections: dict[str, list[tuple[str, str, str]]] = {}
+    for name, offer in _all().items():
+        row = (name, offer.says, "\n".join(offer.grids))
+        sections.setdefault(offer.section, []).append(row)
     console = stdout.console(highlight=False)
-    for heads, rows in (("figure", "shows", "records of"), drawn), (("also", "does"), others):
-        if rows:
-            console.print(Table(heads, rows, texts=len(heads)).drawn(), "")
+    for title, rows in sections.items():
+        of_grids = any(grids for _, _, grids in rows)
+        heads = ("figure", "shows", "records of")[: 3 if of_grids else 2]
+        table = Table(heads, [row[: len(heads)] for row in rows], texts=len(heads), title=title)
+        console.print(table.drawn(), "")
     print("regimes figure NAME RECORDS draws; regimes figure NAME --help says what else it takes;")
     print(
         "all take --where FIELD=VALUE, e.g. --where optimizer.lr=0.4: only runs of which it is true"

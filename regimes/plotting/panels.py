@@ -1,4 +1,4 @@
-"""One panel of curves: what the report and `analysis.curves`, `figure2` and `batch` draw alike."""
+"""One panel of curves: what the report and the study draw alike."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from regimes.config import RunConfig, from_dict, overlaid, override
+from regimes.config import RunConfig, from_dict, override, override_table
 from regimes.config.toml import read_tables
 from regimes.errors import ConfigError, is_whole, nearest, require, unexpected
 from regimes.presets.families import at_rate
@@ -71,7 +71,7 @@ def read_grid(path: str, preset: Presets) -> Grid:
         own = {**table, "base": changes["base"]} if "base" in changes else None
         base = _base(where, own, preset) if own else common
         try:
-            cell = overlaid(replace(base, name=name), fields)
+            cell = override_table(replace(base, name=name), fields)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
         says_rates = changes if changes.keys() & {"rate", "rates"} else table

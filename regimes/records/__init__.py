@@ -60,7 +60,7 @@ from regimes.records.reporting import check_reporters, reporters
 from regimes.records.said import NOT_SAID, OWN, not_said
 from regimes.records.schema import SCHEMA
 from regimes.records.selection import gathered, reading, select
-from regimes.records.writer import Writer
+from regimes.records.writer import RecordWriter
 
 __all__ = [
     "FREE_ON_RESUME",
@@ -68,7 +68,7 @@ __all__ = [
     "OWN",
     "SCHEMA",
     "Record",
-    "Writer",
+    "RecordWriter",
     "apart_from",
     "check_one",
     "check_output",

@@ -46,7 +46,7 @@ def opened(place: str | Path) -> Iterator[Path]:
     if not place.is_file():
         yield place
         return
-    inputs.note(place)
+    inputs.add(place)
     with scratch_folder() as scratch:
         try:
             with tarfile.open(place, tarinfo=Member) as archive:

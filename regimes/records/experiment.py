@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regimes.config import RunConfig, from_dict, read_value, to_dict
-from regimes.config.convert import today
+from regimes.config.convert import current_names
 from regimes.errors import ConfigError, RecordError
 from regimes.records.lines import read_header
 
@@ -53,7 +53,7 @@ def resolved(config: Mapping[str, Any]) -> Fields:
     try:
         return to_dict(from_dict(RunConfig, plain))
     except ConfigError:  # of a later version, or edited: as it is where it says something
-        return _filled(today(RunConfig, plain), to_dict(RunConfig()))
+        return _filled(current_names(RunConfig, plain), to_dict(RunConfig()))
 
 
 def _filled(said: Mapping[str, Any], usual: Mapping[str, Any]) -> Fields:
@@ -119,14 +119,14 @@ def differing(tables: Sequence[Fields]) -> dict[str, list[str]]:
     found = {}
     for name in names:
         if any(table.get(name) != tables[0].get(name) for table in tables):
-            found[name] = [spelt(name, table.get(name)) for table in tables]
+            found[name] = [field_text(name, table.get(name)) for table in tables]
     for name, values in found.items():
         if len({*values}) < len({json.dumps(t.get(name), sort_keys=True) for t in tables}):
             found[name] = [_whole(table.get(name)) for table in tables]  # abbreviated alike
     return found
 
 
-def spelt(field: str, value: Any) -> str:
+def field_text(field: str, value: Any) -> str:
     """A value for a name: short, as ``--set`` and ``--where`` take it."""
     text = _whole(value)
     if field.endswith("digest"):

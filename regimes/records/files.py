@@ -145,7 +145,7 @@ def check_output(path: Path) -> None:
     for folder in records:
         if (folder / "run.json").is_file():
             raise RecordError(f"cannot write {path}: it is a file of the record in {folder}")
-    if inputs.is_one(path):
+    if inputs.was_read(path):
         raise RecordError(f"cannot write {path}: the command has read it; choose another name")
 
 

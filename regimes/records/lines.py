@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from regimes.config import RunConfig, today
+from regimes.config import RunConfig, current_names
 from regimes.errors import RecordError
 from regimes.records.files import opened_to_read
 from regimes.records.kinds import fault
@@ -120,7 +120,7 @@ def read_header(folder: Path) -> Row:
         )
     if why := header_fault(found):
         raise RecordError(f"{path} is damaged: {why}")
-    found["config"] = today(RunConfig, found["config"])
+    found["config"] = current_names(RunConfig, found["config"])
     return as_said(found)
 
 

@@ -5,7 +5,7 @@ A package offers a reporter by an entry point ::
     [project.entry-points."regimes.reporters"]
     mine = "package.module:Class"
 
-``Class(folder)`` is made for the run in that folder and called as ``training.watchers.Reporter``
+``Class(folder)`` is made for the run in that folder and called as ``training.reporters.Reporter``
 says, on process 0. No torch here; what a name stands for is imported when it is asked for.
 """
 

@@ -13,7 +13,7 @@ import typing
 from collections.abc import Sequence
 from typing import Any
 
-from regimes.config import RunConfig
+from regimes.config import MOST_EPOCHS, RunConfig
 from regimes.records.kinds import (
     AMOUNT,
     AMOUNTS,
@@ -40,7 +40,7 @@ from regimes.records.kinds import (
 from regimes.records.said import hooked
 
 SCHEMA = 1
-MOST_EPOCHS, MOST_WORKERS = 10_000_000, 1_000_000
+MOST_WORKERS = 1_000_000
 EPOCHS = whole(0, MOST_EPOCHS, f"from 0 to {MOST_EPOCHS}")
 WORKERS = whole(1, MOST_WORKERS, f"from 1 to {MOST_WORKERS}")
 PLUG_IN = Fields({"name": NAME})

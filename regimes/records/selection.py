@@ -16,9 +16,9 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from regimes.config import read_value
-from regimes.console.stdout import spelt as spelt_out
+from regimes.console.stdout import escape_control
 from regimes.errors import ConfigError, RecordError, nearest
-from regimes.records.experiment import Fields, notes, separate, spelt
+from regimes.records.experiment import Fields, field_text, notes, separate
 
 if TYPE_CHECKING:
     from regimes.records.reader import Record
@@ -47,7 +47,7 @@ def reading(where: Sequence[str] = (), say: bool = False) -> Iterator[dict[str, 
     finally:  # of a command that refuses the runs, the notes say why
         _reading.reset(token)
         for sentence in said if say else ():
-            print(f"note: {spelt_out(sentence)}")
+            print(f"note: {escape_control(sentence)}")
 
 
 def gathered(runs: Iterable[Record], where: Sequence[str] = ()) -> list[Record]:
@@ -106,4 +106,4 @@ def _equal(field: str, found: Any, wanted: Any, raw: str) -> bool:
 
 
 def _shown(field: str, table: Fields) -> str:
-    return spelt(field, table.get(field))
+    return field_text(field, table.get(field))

@@ -27,7 +27,7 @@ from regimes.records.schema import ROWS, SCHEMA, header_fault, row_misfit
 REWOUND = ("epochs.jsonl", "seconds.jsonl", "instruments.jsonl")  # by a resume
 
 
-class Writer:
+class RecordWriter:
     """Appends to one run's record; holds the folder's lock until ``close``.
 
     Raises:
@@ -55,7 +55,7 @@ class Writer:
             raise
 
     @classmethod
-    def create(cls, folder: Path, header: dict[str, Any]) -> Writer:
+    def create(cls, folder: Path, header: dict[str, Any]) -> RecordWriter:
         """Start a record with its provenance; in place of one that has no epoch yet."""
         writer = cls(folder)
         try:
@@ -76,13 +76,13 @@ class Writer:
         return writer
 
     @classmethod
-    def resume(cls, folder: Path, epochs: int, **details: Any) -> Writer:
+    def resume(cls, folder: Path, epochs: int, **details: Any) -> RecordWriter:
         """Continue a record after its first ``epochs`` epochs; later lines are set aside.
 
         Killed at any point, it leaves a record that reads, and that the next resume continues.
 
         Args:
-            details: what the diary should say about who continues it.
+            details: what the event log says of the process that continues it.
         """
         if not (folder / "run.json").exists():
             raise RecordError(f"{folder} holds no run to resume: start one without --resume")
@@ -154,7 +154,7 @@ class Writer:
         self._append([("seconds.jsonl", {**at, **seconds}), *found, ("epochs.jsonl", row)])
 
     def event(self, what: str, **details: Any) -> None:
-        """Append to the run's diary."""
+        """Append to the run's event log."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._append([("events.jsonl", {"time": now, "event": what, **details})])
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from regimes.cost.network import Network
 from regimes.errors import RecordError
-from regimes.inputs import noted
+from regimes.inputs import track_inputs
 from regimes.records import opened, write_output
 from regimes.report import content, origin, pictures
 
 
-@noted()
+@track_inputs()
 def write(place: Path, network: str, out: Path, baseline: str | None = None) -> None:
     """Write the page of the records in a folder or archive.
 

@@ -23,7 +23,7 @@ from regimes.plotting.looks import styles_of
 from regimes.plotting.metrics import Metric
 from regimes.plotting.schedules import DASH, schedules
 from regimes.records import Record, find, gathered, load, notes, progress, read_header
-from regimes.training.idle_policy import silence
+from regimes.training.idle_policy import inactivity_warnings
 
 PARTS = ("compute", "compress", "communicate", "evaluate")  # further clocks follow these
 
@@ -85,7 +85,7 @@ class Study:
             f"{run.name}: {sentence}"
             for run in self.runs
             if run.finished
-            for sentence in silence(run.header, run.rows)
+            for sentence in inactivity_warnings(run.header, run.rows)
         )
         return [f"{sentence} (Runs: {n}.)" for sentence, n in said.items()]
 

@@ -17,19 +17,20 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class PerWorkerBatchNorm:
-    """The BatchNorm layers of one model, in training; evaluation and the state dictionary stay as
-    they are. Outside of ``during`` a layer normalises one batch and updates nothing.
+    """The BatchNorm layers of one model, in training; evaluation and the state dictionary do not
+    change. Outside of ``during`` a layer normalises one batch and updates nothing.
 
-    What the layers need for a pass of several workers is made for all of them at once, because on
-    a GPU each operation has its price.
+    Buffers for a pass of several workers are prepared for all layers at once: on a GPU each kernel
+    launch costs more than the copy.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         self.groups, self.update = 1, False
         self._scales: dict[_BatchNorm, list[Tensor]] = {}  # weight and bias, once per worker
-        self._running: dict[_BatchNorm, list[Tensor]] = {}  # [groups * C]; worker 0's come first
-        self._used: list[_BatchNorm] = []  # layers in this pass whose statistics are to follow
+        # running mean and variance of all groups, [groups * C]; only worker 0's, the first C, count
+        self._running: dict[_BatchNorm, list[Tensor]] = {}
+        self._used: list[_BatchNorm] = []  # layers in this pass whose statistics are updated
         for layer in self.layers:
             original = layer.forward
 
@@ -40,62 +41,62 @@ class PerWorkerBatchNorm:
 
     @contextmanager
     def during(self, groups: int, update: bool) -> Iterator[None]:
-        """For one forward pass.
+        """Set the mode of one forward pass.
 
         Args:
             groups: how many workers' samples the batch interleaves (sample i: worker i mod groups).
-            update: whether the running statistics follow the first of them.
+            update: whether the first worker's batch updates the running statistics.
         """
         self.groups, self.update = groups, update
         if groups > 1:
-            self._scales = self._repeated()
+            self._scales = self._repeat_scales()
             if update:
                 self._copy_running()
         try:
             yield
             if update:
-                self._follow()
+                self._store_running()
         finally:
             self.groups, self.update = 1, False
             self._scales, self._used = {}, []
 
-    def _repeated(self) -> dict[_BatchNorm, list[Tensor]]:
-        """Weights and biases, of layers with equally many channels together."""
+    def _repeat_scales(self) -> dict[_BatchNorm, list[Tensor]]:
+        """Weight and bias once per worker, of layers with equally many channels together."""
         alike: dict[int, list[_BatchNorm]] = {}
         for bn in self.layers:
             if bn.affine:
                 alike.setdefault(bn.num_features, []).append(bn)
-        found: dict[_BatchNorm, list[Tensor]] = {}
+        scales: dict[_BatchNorm, list[Tensor]] = {}
         for layers in alike.values():
             for name in ("weight", "bias"):
                 rows = torch.stack([getattr(bn, name) for bn in layers]).repeat(1, self.groups)
                 for bn, row in zip(layers, rows.unbind(), strict=True):
-                    found.setdefault(bn, []).append(row)
-        return found
+                    scales.setdefault(bn, []).append(row)
+        return scales
 
     def _copy_running(self) -> None:
-        """The running statistics to where a pass of several workers updates them."""
-        followed = [bn for bn in self.layers if bn.running_mean is not None]
-        for bn in followed:
+        """Copy the running statistics into the buffers that a pass of several workers updates."""
+        tracked = [bn for bn in self.layers if bn.running_mean is not None]
+        for bn in tracked:
             like, size = _running(bn), self.groups * bn.num_features
             known = self._running.get(bn, [])
             if [(len(t), t.dtype, t.device) for t in known] != [
                 (size, t.dtype, t.device) for t in like
             ]:
                 self._running[bn] = [t.new_zeros(size) for t in like]
-        if followed:
-            torch._foreach_copy_(self._first(followed), _all_running(followed))
+        if tracked:
+            torch._foreach_copy_(self._of_worker_0(tracked), _all_running(tracked))
 
-    def _follow(self) -> None:
-        """What the pass has found becomes the layers' own."""
+    def _store_running(self) -> None:
+        """Copy the updated statistics of worker 0 into the layers."""
         used = list(dict.fromkeys(self._used))
         counts = [cast(Tensor, bn.num_batches_tracked) for bn in used if bn.momentum is not None]
         if counts:
             torch._foreach_add_(counts, 1)
         if self.groups > 1 and used:
-            torch._foreach_copy_(_all_running(used), self._first(used))
+            torch._foreach_copy_(_all_running(used), self._of_worker_0(used))
 
-    def _first(self, layers: list[_BatchNorm]) -> list[Tensor]:
+    def _of_worker_0(self, layers: list[_BatchNorm]) -> list[Tensor]:
         return [t[: bn.num_features] for bn in layers for t in self._running[bn]]
 
     def _normalise(self, bn: _BatchNorm, x: Tensor) -> Tensor:
@@ -111,7 +112,7 @@ class PerWorkerBatchNorm:
             return F.batch_norm(x, mean, var, bn.weight, bn.bias, True, factor, bn.eps)
         weight, bias = self._scales.get(bn, [None, None])
         grouped = _merge(x, self.groups)
-        return _part(F.batch_norm(grouped, mean, var, weight, bias, True, factor, bn.eps), x)
+        return _split(F.batch_norm(grouped, mean, var, weight, bias, True, factor, bn.eps), x)
 
 
 def _running(bn: _BatchNorm) -> list[Tensor]:
@@ -123,7 +124,7 @@ def _all_running(layers: list[_BatchNorm]) -> list[Tensor]:
 
 
 def _cumulative(bn: _BatchNorm) -> float:
-    """The weight of this batch in a mean over all, which is counted here."""
+    """Count this batch; returns its weight in the mean over all batches so far."""
     return 1.0 / float(cast(Tensor, bn.num_batches_tracked).add_(1))
 
 
@@ -136,8 +137,8 @@ def _merge(x: Tensor, groups: int) -> Tensor:
     return pixels.permute(0, 2, 3, 1, 4).flatten(3).permute(0, 3, 1, 2)
 
 
-def _part(y: Tensor, x: Tensor) -> Tensor:
-    """The inverse, for ``x`` as it was."""
+def _split(y: Tensor, x: Tensor) -> Tensor:
+    """The inverse of `_merge`; ``x`` is its input."""
     if not _channels_last(x):
         return y.reshape(x.shape)
     pixels = y.permute(0, 2, 3, 1).unflatten(3, (-1, x.shape[1]))  # [n, h, w, groups, C]

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from regimes.collectives.processes import connect, pick_device
-from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression import Compressor, compressor
 from regimes.compression.reducer import Reducer, check_order, costs_per_step
-from regimes.config import DENSE, Level, RunConfig, to_dict
-from regimes.data import registry
-from regimes.data.deficits import Deficit, deficit
-from regimes.data.task import Batches, Task
+from regimes.config import DENSE, Level, RunConfig, check_bounds, to_dict
+from regimes.data import deficits, registry
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import PER_WORKER
-from regimes.instruments.panel import Panel, choose
-from regimes.models.loss import Batch
+from regimes.instruments.panel import choose
 from regimes.policies import Policy, check_levels, policy
 from regimes.policies.controller import Controller, WholeController
 from regimes.policies.history import level_costs
@@ -31,14 +25,13 @@ from regimes.records import provenance
 from regimes.training.checks import (
     build_batch_policy,
     build_sync_policy,
-    check_numbers,
+    check_fields,
     check_size,
     check_windows_fit,
 )
 from regimes.training.gradients import Gradients, draws_random_numbers, layer_table
 from regimes.training.learning_rate import LearningRate
 from regimes.training.numerics import Numerics
-from regimes.training.optimizers import Optimizers
 from regimes.training.optimizers import build as build_optimizer
 from regimes.training.pruning import Pruning
 from regimes.training.rounds import Rounds
@@ -46,55 +39,165 @@ from regimes.training.step import TrainingStep, buckets_of
 from regimes.training.units import Units
 
 
-@dataclass
-class Run:
-    """All that a run is made of."""
+@dataclass(frozen=True)
+class PlugIns:
+    """The plug-ins that a configuration names, checked against its levels."""
 
-    config: RunConfig
-    world: World
-    device: torch.device
-    numerics: Numerics
-    task: Task
-    batches: Batches
-    model: nn.Module
-    layers: list[Layer]
-    controller: Controller
     compressor: Compressor
-    gradients: Gradients
-    reducer: Reducer
-    step: TrainingStep
-    context: MeasurementContext
-    panel: Panel
-    optimizer: Optimizers
-    units: Units
-    learning_rate: LearningRate
-    batch_controller: WholeController | None
-    sync_controller: WholeController | None
-    local: Rounds | None
-    deficit: Deficit
-    pruning: Pruning | None
-    header: dict[str, Any] = field(default_factory=dict)  # of the record
-    rows: list[dict[str, Any]] = field(default_factory=list)  # the record so far
-    saved: float = field(default_factory=time.monotonic)  # when: the start, or the last checkpoint
+    policy: Policy
+    batch_policy: Policy | None
+    sync_policy: Policy | None
+    deficit: deficits.Deficit
+
+    @classmethod
+    def of(cls, config: RunConfig) -> PlugIns:
+        """Build those of a configuration.
+
+        Raises:
+            ConfigError: an unknown name, bad fields, levels that one of them does not have.
+        """
+        chosen, rule = compressor(config.compressor), policy(config.policy)
+        batch_rule, deficit = build_batch_policy(config), deficits.deficit(config.deficit)
+        sync_rule = build_sync_policy(config, deficit)
+        check_fields(config)
+        check_levels(rule, config.levels)
+        for level in config.levels.values():
+            chosen.check(level)
+        return cls(chosen, rule, batch_rule, sync_rule, deficit)
 
     @property
     def needs(self) -> list[str]:
         """The statistics that the policies read."""
-        whole = [self.batch_controller, self.sync_controller]
-        rules = [one.policy for one in (self.controller, *whole) if one is not None]
-        return [need for rule in rules for need in rule.needs]
+        rules = self.policy, self.batch_policy, self.sync_policy
+        return [need for rule in rules if rule is not None for need in rule.needs]
+
+
+class Run:
+    """All parts of a run, and what it has recorded so far.
+
+    Attributes:
+        local: the workers' own steps; None while a sync policy is missing.
+        header, rows: of the record.
+        saved: time of the start, or of the last checkpoint.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        plug_ins: PlugIns,
+        world: World,
+        device: torch.device,
+        numerics: Numerics,
+    ) -> None:
+        """Build what depends on data and model; all processes check that they agree on it."""
+        self.config, self.plug_ins, self.world = config, plug_ins, world
+        self.device, self.numerics = device, numerics
+        world.meter.dtype = dtype = getattr(torch, config.dtype)
+        self.task = registry.load(config)
+        check_size(config, self.task)
+        world.agree(
+            **to_dict(config),
+            data_digest=self.task.digest,
+            code=provenance.code_digest(),
+            torch=torch.__version__,
+        )
+        self.model = self.task.build(config).to(device, dtype)
+        self.layers = layer_table(self.model)
+        chosen, signal = plug_ins.compressor, config.signal
+        check_order(chosen, config.levels, self.layers, config.workers)
+        self.batches = self.task.batches(config, device, dtype)
+        self.gradients = self._gradients()
+        parameters = self.gradients.parameters
+        buckets = buckets_of(parameters, config.bucket_mb, config.optimizer.clip is not None)
+        self.reducer = Reducer(chosen, self.layers, world, config.seed, buckets)
+        self.pruning = Pruning.of(config.pruning, self.layers, parameters)
+        self.controller = self._controller()
+        batch, sync = plug_ins.batch_policy, plug_ins.sync_policy
+        self.batch_controller = None if batch is None else WholeController(batch, signal, "batch")
+        self.sync_controller = None if sync is None else WholeController(sync, signal, "sync")
+        self.units = Units.of(config, len(self.batches))
+        check_windows_fit(config, len(self.units))
+        self.learning_rate = LearningRate(config.optimizer, self.units.per_epoch, self.units.total)
+        build = functools.partial(build_optimizer, config.optimizer, self.model, self.task.classes)
+        self.optimizer = build()
+        self.local: Rounds | None = None
+        if sync is not None:
+            late = Reducer(chosen, self.layers, world, config.seed)
+            self.local = Rounds(self.gradients, self.optimizer, build, late, config.outer)
+        self.context = self._context()
+        self.panel = choose(config.instruments, plug_ins.needs, signal, self.context)
+        self.step = TrainingStep(self.gradients, self.reducer)
+        self.header: dict[str, Any] = {}
+        self.rows: list[dict[str, Any]] = []
+        self.saved = time.monotonic()
+
+    def _gradients(self) -> Gradients:
+        config = self.config
+        gradients = Gradients(
+            self.model,
+            self.task.loss,
+            self.world,
+            union=self._union(),
+            seed=config.seed,
+            micro_batch=config.batch_size,
+            clip=config.optimizer.clip,
+            autocast=torch.bfloat16 if config.precision == "bfloat16" else None,
+            compiled=config.compile,
+        )
+        if config.compile:
+            gradients.check_compiles(*next(iter(self.batches.epoch(0, self.world.hosted))))
+        return gradients
+
+    def _union(self) -> bool:
+        """May one pass serve all hosted workers? The configuration alone decides, so that the
+        numbers do not depend on how many processes share the workers."""
+        config = self.config
+        per_worker = config.signal in PER_WORKER or config.optimizer.clip is not None
+        per_worker |= config.sync_policy is not None
+        if not config.union_pass or not self.plug_ins.compressor.linear or per_worker:
+            return False
+        x, _ = next(iter(self.batches.epoch(0, [0])))
+        return not draws_random_numbers(self.model, x[0])
+
+    def _controller(self) -> Controller:
+        config, layers = self.config, self.layers
+        compressed = [i for i, layer in enumerate(layers) if layer.compressed]
+        per_step = costs_per_step(self.plug_ins.compressor, layers, config.levels, config.workers)
+        costs = level_costs(per_step, compressed)
+        names = [layer.name for layer in layers]
+        return Controller(self.plug_ins.policy, names, compressed, config.signal, costs)
+
+    def _context(self) -> MeasurementContext:
+        """What instruments see of the run: probes of the training set, and an epoch's batches."""
+        task, config, world, local = self.task, self.config, self.world, self.local
+        batches, optimizer = self.batches, self.optimizer
+        decays = optimizer.decoupled_decay(self.gradients.parameters)
+        return MeasurementContext(
+            self.model,
+            task.loss,
+            world,
+            self.layers,
+            config.seed,
+            self.gradients.union,
+            lambda size, batch: task.probe(batches, world, size, batch),
+            lambda epoch, count, batch: task.samples(batches, config.seed, epoch, count, batch),
+            self.plug_ins.compressor,
+            config.levels,
+            lambda: (optimizer.lr, decays),
+            (lambda: local.is_local) if local else None,
+        )
 
     def batch_size(self, level: str | None) -> int:
         """Samples per worker and step at a level of the batch policy."""
         return self.config.batch_size if level is None else self.config.batch_levels[level]
 
     def value(self, level: str) -> Level:
-        """What a level's name means: ``levels`` of the configuration."""
+        """The level that a name stands for: ``levels`` of the configuration."""
         return DENSE if level == DENSE else self.config.levels[level]
 
     def close(self) -> None:
         """Leave the other processes."""
-        self.step.close()
+        self.step.close()  # before the group: the pipeline's thread may be inside a collective
         self.world.close()
         self.numerics.close()
 
@@ -105,159 +208,14 @@ def prepare(config: RunConfig) -> Run:
     Raises:
         ConfigError, DataError: one sentence.
     """
-    chosen, rule = compressor(config.compressor), policy(config.policy)
-    batch_rule, worse = build_batch_policy(config), deficit(config.deficit)
-    sync_rule = build_sync_policy(config, worse)
-    check_numbers(config)
-    check_levels(rule, config.levels)
-    for level in config.levels.values():
-        chosen.check(level)
+    check_bounds(config)
+    plug_ins = PlugIns.of(config)
     device = pick_device(config.device)
     world, numerics = connect(config.workers, device, config.timeout), Numerics(config, device)
     try:
-        return _build(config, chosen, (rule, batch_rule, sync_rule), worse, world, device, numerics)
+        return Run(config, plug_ins, world, device, numerics)
     except BaseException:
-        world.abort()
+        world.abort()  # or closing would wait for processes that have not failed
         world.close()
         numerics.close()
         raise
-
-
-def _build(
-    config: RunConfig,
-    chosen: Compressor,
-    rules: tuple[Policy, Policy | None, Policy | None],
-    worse: Deficit,
-    world: World,
-    device: torch.device,
-    numerics: Numerics,
-) -> Run:
-    """What is built when the processes have met; they check that they mean the same run.
-
-    Args:
-        rules: what decides levels, the batch, and the period between synchronisations.
-    """
-    world.meter.dtype = dtype = getattr(torch, config.dtype)
-    task = registry.load(config)
-    check_size(config, task)
-    world.agree(
-        **to_dict(config),
-        data_digest=task.digest,
-        code=provenance.code_digest(),
-        torch=torch.__version__,
-    )
-    model = task.build(config).to(device, dtype)
-    layers = layer_table(model)
-    check_order(chosen, config.levels, layers, config.workers)
-    batches = task.batches(config, device, dtype)
-    gradients = _gradients(config, task, model, world, _union(config, chosen, model, batches))
-    if config.compile:
-        gradients.check_compiles(*next(iter(batches.epoch(0, world.hosted))))
-    buckets = buckets_of(gradients.parameters, config.bucket_mb, config.optimizer.clip is not None)
-    reducer = Reducer(chosen, layers, world, config.seed, buckets)
-    compressed = [i for i, layer in enumerate(layers) if layer.compressed]
-    costs = level_costs(costs_per_step(chosen, layers, config.levels, config.workers), compressed)
-    names = [layer.name for layer in layers]
-    pruning = Pruning.of(config.pruning, layers, gradients.parameters)
-    controller = Controller(rules[0], names, compressed, config.signal, costs)
-    batch = None if rules[1] is None else WholeController(rules[1], config.signal, "batch")
-    sync = None if rules[2] is None else WholeController(rules[2], config.signal, "sync")
-    units = Units.of(config, len(batches))
-    check_windows_fit(config, len(units))
-    rate = LearningRate(config.optimizer, units.per_epoch, units.total)
-    optimizer = build_optimizer(config.optimizer, model, task.classes)
-    local = None
-    if rules[2] is not None:
-        build = functools.partial(build_optimizer, config.optimizer, model, task.classes)
-        late = Reducer(chosen, layers, world, config.seed)
-        local = Rounds(gradients, optimizer, build, late, config.outer)
-    context = _context(task, chosen, gradients, layers, config, batches, optimizer, local)
-    needs = [need for rule in rules if rule is not None for need in rule.needs]
-    panel = choose(config.instruments, needs, config.signal, context)
-    return Run(
-        config,
-        world,
-        device,
-        numerics,
-        task,
-        batches,
-        model,
-        layers,
-        controller,
-        chosen,
-        gradients,
-        reducer,
-        TrainingStep(gradients, reducer),
-        context,
-        panel,
-        optimizer,
-        units,
-        rate,
-        batch,
-        sync,
-        local,
-        worse,
-        pruning,
-    )
-
-
-def _gradients(
-    config: RunConfig, task: Task, model: nn.Module, world: World, union: bool
-) -> Gradients:
-    return Gradients(
-        model,
-        task.loss,
-        world,
-        union=union,
-        seed=config.seed,
-        micro_batch=config.batch_size,
-        clip=config.optimizer.clip,
-        autocast=torch.bfloat16 if config.precision == "bfloat16" else None,
-        compiled=config.compile,
-    )
-
-
-def _union(config: RunConfig, chosen: Compressor, model: nn.Module, batches: Any) -> bool:
-    """May one pass serve all hosted workers? Decided by the configuration alone."""
-    per_worker = config.signal in PER_WORKER or config.optimizer.clip is not None
-    per_worker |= config.sync_policy is not None
-    if not config.union_pass or not chosen.linear or per_worker:
-        return False
-    x, _ = next(iter(batches.epoch(0, [0])))
-    return not draws_random_numbers(model, x[0])
-
-
-def _context(
-    task: Task,
-    chosen: Compressor,
-    gradients: Gradients,
-    layers: Sequence[Layer],
-    config: RunConfig,
-    batches: Batches,
-    optimizer: Optimizers,
-    local: Rounds | None,
-) -> MeasurementContext:
-    """What instruments see of the data: probes of the training set, and an epoch's batches."""
-    g = gradients
-    decays = optimizer.decoupled_decay(g.parameters)
-
-    def probe(size: int, batch: int) -> list[Batch]:
-        return task.probe(batches, g.world, size, batch)
-
-    def samples(epoch: int, count: int, batch: int) -> list[Batch]:
-        return task.samples(batches, config.seed, epoch, count, batch)
-
-    return MeasurementContext(
-        g.model,
-        task.loss,
-        g.world,
-        layers,
-        config.seed,
-        g.union,
-        probe,
-        samples,
-        chosen,
-        config.levels,
-        lambda: (optimizer.lr, decays),
-        (lambda: local.apart) if local else None,
-    )

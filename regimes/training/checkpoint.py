@@ -1,9 +1,9 @@
-"""Everything that a bit-exact resume needs, safe against a kill at any byte.
+"""Checkpoints on disk: all that a bit-exact resume needs, safe against a kill at any byte.
 
 A checkpoint is a folder ``checkpoints/epoch-0012`` (12 epochs are done): one file per process with
-its workers' residuals, process 0's with the shared rest, and ``manifest.json`` with their SHA-256,
-written last. The folder is made under another name and renamed when complete; the last two are
-kept. Files hold tensors and plain types only and are read with ``weights_only=True``.
+its workers' residuals, the shared state in that of process 0, and ``manifest.json`` with the
+SHA-256 of each. The folder is written under another name and renamed when complete; the last two
+are kept. Files hold tensors and plain types only and are read with ``weights_only=True``.
 Random streams are functions of their keys (``seeding``) and policies of the record, so neither
 needs saving.
 """
@@ -18,9 +18,10 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import torch
+from torch import Tensor
 
 from regimes.collectives.world import World
 from regimes.errors import RecordError
@@ -32,36 +33,68 @@ KEEP = 2
 NAME, PART = re.compile(r"epoch-\d{4,}"), re.compile(r"process-\d+\.pt")
 
 
-def save(
-    folder: Path, epochs: int, shared: dict[str, Any], own: dict[str, Any], world: World
-) -> None:
-    """Write the checkpoint after ``epochs`` epochs; every process calls this together.
+class LocalState(TypedDict):
+    """Of one process's workers while they step locally (``rounds``)."""
 
-    Args:
-        shared: state that is the same on all processes; process 0 writes it.
-        own: state of this process's workers.
+    residuals: dict[str, Tensor | None]
+    workers: list[dict[str, Any]]  # each one's parameters and optimiser, empty in shared steps
+
+
+class OwnState(TypedDict):
+    """Of one process's workers."""
+
+    residuals: dict[str, Tensor | None]  # by layer, [rows, ...]
+    hidden: NotRequired[list[Any]]  # per worker, of a language model; older files lack it
+    local: NotRequired[LocalState]
+
+
+class SharedState(TypedDict):
+    """The same on all processes."""
+
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
+    memories: dict[str, Any]  # of the compressor, by layer
+    gauges: dict[str, Any]  # by instrument
+    pruning: NotRequired[dict[str, Tensor]]
+    local: NotRequired[dict[str, Any]]
+    momentum: NotRequired[dict[str, Tensor | None]]  # of SGD, in old files without ``optimizer``
+
+
+class ProcessFile(TypedDict):
+    """What one process writes; ``shared`` is in process 0's file only."""
+
+    own: OwnState
+    workers: list[int]
+    shared: NotRequired[SharedState]
+
+
+def save(folder: Path, epochs: int, shared: SharedState, own: OwnState, world: World) -> None:
+    """Write the checkpoint after ``epochs`` epochs; every process calls this together.
 
     Raises:
         RecordError: the disk is full or not writable; earlier checkpoints are intact.
     """
     final = folder / "checkpoints" / f"epoch-{epochs:04d}"
     partial = final.with_suffix(".partial")
-    state = {"own": own, "workers": list(world.hosted)}
+    state = ProcessFile(own=own, workers=list(world.hosted))
     if world.rank == 0:
         state["shared"] = shared
+    # Failures are gathered, not raised: a process that leaves here alone would let the others wait.
+    # The first gather also ensures that all files are there before process 0 renames the folder.
     reports = world.gather_object(_write(partial, f"process-{world.rank}.pt", state))
-    failed = next((e for *_, e in reports if e), None)
+    failure = next((why for *_, why in reports if why), None)
     if world.rank == 0:
-        failed = failed or _publish(partial, final, epochs, {n: d for n, d, _ in reports})
-    failed = world.gather_object(failed)[0]
-    if failed:
+        digests = {name: digest for name, digest, _ in reports}
+        failure = failure or _publish(partial, final, epochs, digests)
+    failure = world.gather_object(failure)[0]
+    if failure:
         raise RecordError(
-            f"cannot write the checkpoint {final}: {failed}; the record and earlier checkpoints "
+            f"cannot write the checkpoint {final}: {failure}; the record and earlier checkpoints "
             "are intact, continue with --resume when there is room"
         )
 
 
-def _write(partial: Path, name: str, state: dict[str, Any]) -> list[str | None]:
+def _write(partial: Path, name: str, state: ProcessFile) -> list[str | None]:
     """[name, SHA-256, what went wrong] of one process's file."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
@@ -76,14 +109,15 @@ def _write(partial: Path, name: str, state: dict[str, Any]) -> list[str | None]:
     return [name, hashlib.sha256(content).hexdigest(), None]
 
 
-def _publish(partial: Path, final: Path, epochs: int, files: dict[str, str]) -> str | None:
+def _publish(partial: Path, final: Path, epochs: int, digests: dict[str, str]) -> str | None:
     """Complete the folder and drop old ones; returns what went wrong."""
     try:
-        manifest = json.dumps({"epochs": epochs, "files": files}, indent=1)
+        manifest = json.dumps({"epochs": epochs, "files": digests}, indent=1)
         write_atomically(partial / "manifest.json", manifest.encode())
-        for left in partial.iterdir():  # by a kill, when the same epoch was saved before
-            if left.name not in {*files, "manifest.json"}:
-                left.unlink()
+        for file in partial.iterdir():
+            # left by a kill during an earlier save of this epoch, by more processes
+            if file.name not in {*digests, "manifest.json"}:
+                file.unlink()
         if final.exists():
             shutil.rmtree(final)
         os.replace(partial, final)
@@ -96,28 +130,27 @@ def _publish(partial: Path, final: Path, epochs: int, files: dict[str, str]) -> 
 
 
 def _all(folder: Path) -> list[Path]:
-    """Checkpoints, oldest first; nothing else that lies there, a copy of one for example."""
-    whole = (p for p in folder.glob("epoch-*") if NAME.fullmatch(p.name))
-    return sorted(whole, key=_epochs)
+    """The checkpoints in a folder, oldest first; other files there, such as copies, are ignored."""
+    return sorted((p for p in folder.glob("epoch-*") if NAME.fullmatch(p.name)), key=_epochs)
 
 
 def _epochs(path: Path) -> int:
     return int(path.name.removeprefix("epoch-"))
 
 
-def load(folder: Path) -> tuple[int, list[dict[str, Any]]] | None:
-    """The newest whole checkpoint: epochs done and the files' states, or None if there is none.
+def load(folder: Path) -> tuple[int, list[ProcessFile]] | None:
+    """The newest complete checkpoint: epochs done and the content of its files; None without one.
 
-    A damaged one is passed over, with a warning in the log, for the one before.
+    A damaged one is skipped, with a warning in the log, for the one before.
 
     Raises:
-        RecordError: checkpoints exist, but none is whole.
+        RecordError: checkpoints exist, but none is complete.
     """
     candidates = _all(folder / "checkpoints")
     for path in reversed(candidates):
         try:
             return _read(path)
-        except Exception as error:  # what a foreign file makes torch and json raise has no end
+        except Exception as error:  # torch and json raise anything for a file of unknown content
             reason = str(error).partition("\n")[0] or type(error).__name__
             log.warning("checkpoint %s is damaged and passed over: %s", path, reason)
     if candidates:
@@ -130,13 +163,13 @@ def _content(path: Path) -> bytes:
         return file.read()
 
 
-def _read(path: Path) -> tuple[int, list[dict[str, Any]]]:
+def _read(path: Path) -> tuple[int, list[ProcessFile]]:
     manifest = json.loads(_content(path / "manifest.json"))
     if not isinstance(manifest, dict) or manifest.get("epochs") != _epochs(path):
         raise ValueError(f"its manifest is not that of {_epochs(path)} epochs")
-    states: list[dict[str, Any]] = []
+    states: list[ProcessFile] = []
     for name, digest in manifest["files"].items():
-        if not PART.fullmatch(name):
+        if not PART.fullmatch(name):  # nor may a name lead out of the folder
             raise ValueError(f"{name} is no file of a checkpoint")
         content = _content(path / name)
         if hashlib.sha256(content).hexdigest() != digest:

@@ -1,9 +1,8 @@
 """Where the loop's time goes: ``seconds`` of the record.
 
-"compute", "compress" and "communicate" are what the loop itself has spent or waited for. What is
-reduced meanwhile, in the thread of ``collectives.overlap``, is in none of them, except that it may
-slow down "compute" where both share a processor. So they add up to the time of a step in every
-mode.
+"compute", "compress" and "communicate" are the time that the loop itself spends or waits; they add
+up to the time of a step in every mode. Work of the thread of ``collectives.overlap`` is not
+counted, but may slow down "compute" where both share a processor.
 """
 
 from __future__ import annotations
@@ -16,15 +15,17 @@ from typing import Any
 
 import torch
 
-LOOP = ("compute", "compress", "communicate")  # what the loop itself spends
+LOOP = ("compute", "compress", "communicate")
 
 
 class Clock:
-    """Adds up seconds by name. A GPU marks the begin and the end when it comes to them, which is
-    read by ``settle``, so that the loop need not wait at each.
+    """Adds up seconds by name.
+
+    A GPU runs behind the loop, so events in its stream take the times there; ``settle`` reads them,
+    which is a wait for the GPU.
 
     Attributes:
-        seconds: by name, as far as settled.
+        seconds: by name, as of the last ``settle``.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -49,19 +50,18 @@ class Clock:
         return event
 
     def settle(self) -> None:
-        """Wait for the GPU, and add up what it has marked. A wait that began in another thread,
-        during backward, may be longer than what it was moved out of: no time is negative, and the
-        sum stays.
-        """
+        """Wait for the GPU, and add up the times of its events."""
         if self._marked:
             self._marked[-1][2].synchronize()
         for name, start, end in self._marked:
             self.seconds[name] += start.elapsed_time(end) / 1e3  # of milliseconds
         self._marked.clear()
-        short = min(self.seconds["compress"], 0.0)
-        self.move(short, "compress", "communicate")
+        # A wait counted as communication may have begun in the other thread during backward, and
+        # so be longer than the "compress" it was moved out of. No time is negative; the sum stays.
+        excess = min(self.seconds["compress"], 0.0)
+        self.move(excess, "compress", "communicate")
 
     def move(self, seconds: float, source: str, target: str) -> None:
-        """Book time that was spent within ``source`` on ``target`` instead."""
+        """Count time spent within ``source`` as ``target`` instead."""
         self.seconds[source] -= seconds
         self.seconds[target] += seconds

@@ -1,7 +1,7 @@
-"""Do all processes hold the same weights? A number of their bits, compared once per unit.
+"""A hash of the weights, compared between processes once per unit.
 
-Every process steps by itself along the shared updates, so a single bit that one of them computes
-otherwise would stay, grow, and lead to other decisions: collectives that do not match.
+Every process applies the shared updates by itself. A single bit that one computes differently would
+stay and grow until its decisions differ, and then its collectives no longer match the others'.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from torch import Tensor
 
 from regimes.errors import TrainingError
 
-ROW = 256  # words of 8 bytes that are added up plainly; rows are weighed by their place
+ROW = 256  # words of 8 bytes that are added without weights; rows are weighted by their index
 ODD = 0x9E3779B97F4A7C15 - 2**64  # 2^64 / golden ratio
 
 
 def fingerprint(tensors: Sequence[Tensor]) -> int:
-    """A number of all bits of the tensors (of 4 or 8 bytes an entry), found on their device.
+    """A 64-bit hash of the tensors (4 or 8 bytes per entry), computed on their device.
 
-    Sums modulo 2^64 are the same in any order. Changes of one entry, or of several in different
-    rows, show but for chance; two in one row could cancel.
+    Sums modulo 2^64 do not depend on the order of additions. A change of one entry always changes
+    the hash, changes in several rows almost always; two changes in one row can cancel.
     """
     words = torch.cat([part for tensor in tensors for part in _words(tensor)])
     places = torch.arange(1, 2 * len(words), 2, device=words.device)
     return int((words * (places * ODD)).sum())
 
 
-def check_same_weights(found: Sequence[int | None], unit: str) -> None:
+def check_same_weights(fingerprints: Sequence[int | None], unit: str) -> None:
     """Raise TrainingError unless all processes have the fingerprint of process 0.
 
     Args:
         unit: what has just ended, e.g. "epoch 3".
     """
-    odd = [str(rank) for rank, theirs in enumerate(found) if theirs != found[0]]
+    odd = [str(rank) for rank, theirs in enumerate(fingerprints) if theirs != fingerprints[0]]
     if odd:
         raise TrainingError(
             f"process {', '.join(odd)} holds other weights than process 0 at the end of {unit}: "

@@ -24,7 +24,7 @@ from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.errors import ConfigError, unexpected
 from regimes.models.loss import CarryingLoss, Loss
-from regimes.seeding import begin_stream, derive
+from regimes.seeding import derive, seed_generators
 from regimes.training.batchnorm import PerWorkerBatchNorm
 from regimes.training.replicas import Replicas
 
@@ -48,8 +48,9 @@ class Gradients:
     Attributes:
         stack: ``[G, N]``, all layers' gradients end to end; G is 1 in a union pass, else L.
         layers: its views, ``[G, *shape]`` each, in parameter order.
-        replicas: where the workers' own parameters are, while they step locally: then each also
-            follows its own running statistics, and nothing is announced.
+        hidden: by row, the state that a language model carries from batch to batch.
+        replicas: the workers' own parameters while they step locally. Each worker then updates its
+            own running statistics, and ``on_layer_complete`` is not called.
     """
 
     def __init__(
@@ -69,36 +70,33 @@ class Gradients:
         self.carrying = loss if isinstance(loss, CarryingLoss) else None
         self.network: Any = torch.compile(model, dynamic=False) if compiled else model
         self.union, self.micro_batch, self.clip, self.autocast = union, micro_batch, clip, autocast
-        self.hidden: dict[int, Any] = {}  # per row, what a language model carries along
+        self.hidden: dict[int, Any] = {}
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.last = False  # is the last backward pass of a step under way?
+        self._final_backward = False  # is the last backward pass of a step in progress?
         self.replicas: Replicas | None = None
         self.batchnorm = PerWorkerBatchNorm(model)
-        like = self.parameters[0]
-        rows = 1 if union else world.local
-        self.stack = like.new_zeros(rows, sum(p.numel() for p in self.parameters))
-        parts = self.stack.split([p.numel() for p in self.parameters], dim=1)
-        self.layers = [
-            part.view(rows, *p.shape) for part, p in zip(parts, self.parameters, strict=True)
-        ]
+        rows, sizes = 1 if union else world.local, [p.numel() for p in self.parameters]
+        self.stack = self.parameters[0].new_zeros(rows, sum(sizes))
+        parts = zip(self.stack.split(sizes, dim=1), self.parameters, strict=True)
+        self.layers = [part.view(rows, *p.shape) for part, p in parts]
 
-    def announce(self, complete: Callable[[Iterable[int]], None]) -> None:
-        """From now on call ``complete`` during the last backward pass of a step, with each layer
-        as soon as nothing is added to its gradients any more; not with one that is not used."""
+    def on_layer_complete(self, callback: Callable[[Iterable[int]], None]) -> None:
+        """Call ``callback([layer])`` from now on during the last backward pass of each step, as
+        soon as a layer's gradient is final; never for a layer that the pass does not use."""
         for i, parameter in enumerate(self.parameters):
 
-            def added(_: Tensor, layer: int = i) -> None:
-                if self.last:
-                    complete([layer])
+            def accumulated(_: Tensor, layer: int = i) -> None:
+                if self._final_backward:  # earlier passes are followed by another addition
+                    callback([layer])
 
-            parameter.register_post_accumulate_grad_hook(added)
+            parameter.register_post_accumulate_grad_hook(accumulated)
 
     def compute(self, x: Tensor, y: Tensor, epoch: int, step: int) -> Float[Tensor, " rows"]:
         """Fill ``stack`` from a batch ``x [L, b, ...]``, ``y [L, b]``; returns the losses.
 
-        ``x.transpose(0, 1)`` should be contiguous (``Batches`` gives it so): then a union pass
-        copies nothing. Parameters' ``.grad`` are left pointing into the buffer. A batch larger
-        than ``micro_batch`` is cut along b and accumulated, each part weighed by its share.
+        ``x.transpose(0, 1)`` should be contiguous (as ``Batches`` yields it): then a union pass
+        copies nothing. Parameters' ``.grad`` are left as views of the buffer. A batch larger than
+        ``micro_batch`` is cut along b and accumulated, each part weighted by its share.
         """
         self.model.train()
         self.stack.zero_()
@@ -109,12 +107,56 @@ class Gradients:
         losses = torch.zeros_like(self.stack[:, 0])
         for i, (inputs, targets) in enumerate(pieces):
             share, last = inputs.shape[1] / x.shape[1], i == len(pieces) - 1
-            losses += self._micro(inputs, targets, share, (epoch, step * len(pieces) + i), last)
-        self.last = False
+            key = epoch, step * len(pieces) + i
+            losses += self._add_micro_batch(inputs, targets, share, key, last)
+        self._final_backward = False
         if self.clip is not None:
             norms = torch.linalg.vector_norm(self.stack, dim=1, keepdim=True)
             self.stack *= (self.clip / norms.clamp_min(1e-12)).clamp_max(1)
         return losses
+
+    def _add_micro_batch(
+        self, x: Tensor, y: Tensor, share: float, key: tuple[int, int], last: bool
+    ) -> Float[Tensor, " rows"]:
+        """Add one micro-batch's gradient to ``stack``; returns its losses.
+
+        Args:
+            key: of the random numbers, with the worker.
+        """
+        if self.union:
+            self._final_backward = last
+            mode = self.batchnorm.during(len(x), update=0 in self.world.hosted)
+            x, y = x.transpose(0, 1).flatten(0, 1), y.transpose(0, 1).flatten(0, 1)
+            return self._forward_backward(0, x, y, share, mode)[None]
+        losses, local = [], self.replicas is not None
+        each = self.world.hosted if self.replicas is None else self.replicas.each()
+        for row, (worker, _) in enumerate(zip(self.world.hosted, each, strict=True)):
+            self._final_backward = last and row == len(x) - 1 and not local
+            seed_generators(derive(self.seed, "dropout", *key, worker), x.device)
+            mode = self.batchnorm.during(1, update=local or worker == 0)
+            losses.append(self._forward_backward(row, x[row], y[row], share, mode))
+        return torch.stack(losses)
+
+    def _forward_backward(
+        self, row: int, x: Tensor, y: Tensor, share: float, mode: AbstractContextManager[None]
+    ) -> Float[Tensor, ""]:
+        """One pass, which adds its gradient to a row of ``stack``."""
+        # backward adds to an existing .grad in place: as views, they accumulate in the buffer
+        for parameter, layer in zip(self.parameters, self.layers, strict=True):
+            parameter.grad = layer[row]
+        context: AbstractContextManager[Any] = nullcontext()
+        if self.autocast is not None:
+            context = torch.autocast(x.device.type, self.autocast)
+        with mode, context:
+            if self.carrying is not None:
+                loss, self.hidden[row] = self.carrying.carry(
+                    self.network, x, y, self.hidden.get(row)
+                )
+            else:
+                loss = self.loss(self.network, x, y)
+        loss = loss * share
+        loss.backward()
+        return loss.detach()
 
     def check_compiles(self, x: Tensor, y: Tensor) -> None:
         """Raise ConfigError unless torch can compile a pass over a batch ``x [L, b, ...]``,
@@ -131,78 +173,43 @@ class Gradients:
             reason = str(error).strip().splitlines()[0]
             raise unexpected("compile", True, f"a model that torch can compile: {reason}") from None
 
-    def carried(self) -> list[Any]:
-        """What each hosted worker's language model carries along; empty if none does."""
+    def hidden_states(self) -> list[Any]:
+        """The state that each hosted worker's language model carries on; empty for other models."""
         states = [self.hidden[row] for row in sorted(self.hidden) if self.hidden[row] is not None]
         if not states or not self.union:
             return states
+        # a union pass interleaves the workers' samples: sample i is worker i mod L's
         rows = [t.unflatten(1, (-1, self.world.local)) for t in states[0]]
         return [tuple(t[:, :, i].clone() for t in rows) for i in range(self.world.local)]
 
-    def carry_on(self, states: Sequence[Any]) -> None:
-        """The inverse of ``carried``."""
+    def load_hidden_states(self, states: Sequence[Any]) -> None:
+        """The inverse of ``hidden_states``."""
         if self.union:
             parts = zip(*states, strict=True)
             states = [tuple(torch.stack(part, 2).flatten(1, 2) for part in parts)]
         self.hidden = dict(enumerate(states))
-
-    def _micro(
-        self, x: Tensor, y: Tensor, share: float, when: tuple[int, int], last: bool
-    ) -> Tensor:
-        """Add one micro-batch's gradient to ``stack``; its losses, ``[rows]``."""
-        if self.union:
-            self.last = last
-            mode = self.batchnorm.during(len(x), update=0 in self.world.hosted)
-            x, y = x.transpose(0, 1).flatten(0, 1), y.transpose(0, 1).flatten(0, 1)
-            return self._pass(0, x, y, share, mode)[None]
-        losses, alone = [], self.replicas is not None
-        each = self.world.hosted if self.replicas is None else self.replicas.each()
-        for row, (worker, _) in enumerate(zip(self.world.hosted, each, strict=True)):
-            self.last = last and row == len(x) - 1 and not alone
-            begin_stream(derive(self.seed, "dropout", *when, worker), x.device)
-            mode = self.batchnorm.during(1, update=alone or worker == 0)
-            losses.append(self._pass(row, x[row], y[row], share, mode))
-        return torch.stack(losses)
-
-    def _pass(
-        self, row: int, x: Tensor, y: Tensor, share: float, mode: AbstractContextManager[None]
-    ) -> Tensor:
-        for parameter, layer in zip(self.parameters, self.layers, strict=True):
-            parameter.grad = layer[row]
-        context: Any = nullcontext()
-        if self.autocast is not None:
-            context = torch.autocast(x.device.type, self.autocast)
-        with mode, context:
-            if self.carrying is not None:
-                loss, self.hidden[row] = self.carrying.carry(
-                    self.network, x, y, self.hidden.get(row)
-                )
-            else:
-                loss = self.loss(self.network, x, y)
-        loss = loss * share
-        loss.backward()
-        return loss.detach()
 
 
 def layer_table(model: nn.Module) -> list[Layer]:
     """The trainable parameters, in order; a tensor shared by several modules appears once.
 
     Raises:
-        ConfigError: there is none, or one without an entry.
+        ConfigError: there are none, or one is empty.
     """
-    found = [Layer(name, tuple(p.shape)) for name, p in model.named_parameters() if p.requires_grad]
-    if not found:
+    named = model.named_parameters()
+    layers = [Layer(name, tuple(p.shape)) for name, p in named if p.requires_grad]
+    if not layers:
         raise ConfigError(f"the model {type(model).__name__} has no parameter to train")
-    for layer in found:
+    for layer in layers:
         if 0 in layer.shape:
             raise ConfigError(
                 f"the model's parameter {layer.name!r} of shape {list(layer.shape)} is empty: "
                 "leave it out, or build it larger"
             )
-    return found
+    return layers
 
 
 def install(parameters: Sequence[nn.Parameter], updates: Sequence[Tensor]) -> None:
-    """Hand the updates to the optimiser as gradients."""
+    """Set the updates as the gradients that the optimiser reads."""
     for parameter, update in zip(parameters, updates, strict=True):
         parameter.grad = update

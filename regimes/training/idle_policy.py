@@ -1,5 +1,7 @@
-"""What a policy has not done: a run may end well and have tested nothing. From the record alone,
-without torch: the trainer's rows and those of the DDP hook alike."""
+"""Warnings for policies that made no difference: a run may end well and have tested nothing.
+
+From the record alone, without torch: of the trainer and of the DDP hook alike.
+"""
 
 from __future__ import annotations
 
@@ -14,71 +16,70 @@ from regimes.records import count_units
 Row = dict[str, Any]
 
 
-def silence(header: Row, rows: Sequence[Row]) -> list[str]:
+def inactivity_warnings(header: Row, rows: Sequence[Row]) -> list[str]:
     """One sentence for each way in which the policies of a run made no difference.
 
     A policy chose one level for everything in the whole run; its interval is as long as the run;
     or a decay of the learning rate decided most of the time, in place of the detector.
     """
-    config = header["config"]
+    config, warnings = header["config"], list[str]()
+    if len(rows) < 2:
+        return warnings
     compressed = [i for i, layer in enumerate(header["layers"]) if layer["compressed"]]
-    found = []
-    if len(rows) > 1 and compressed and config.get("policy"):
+    if compressed and config.get("policy"):
         levels = [[row["layers"]["level"][i] for i in compressed] for row in rows]
         why = [[row["layers"]["why"][i] for i in compressed] for row in rows]
-        found += _said(header, rows, "policy", levels, why)
-    for what in ("batch", "sync"):
-        if len(rows) > 1 and config.get(f"{what}_policy"):
-            whole = [row[what] for row in rows]
-            levels, why = [[x["level"]] for x in whole], [[x["why"]] for x in whole]
-            found += _said(header, rows, f"{what}_policy", levels, why)
-    return found
+        warnings += _of_policy(header, rows, "policy", levels, why)
+    for table in ("batch", "sync"):
+        if config.get(f"{table}_policy"):
+            levels = [[row[table]["level"]] for row in rows]
+            why = [[row[table]["why"]] for row in rows]
+            warnings += _of_policy(header, rows, f"{table}_policy", levels, why)
+    return warnings
 
 
-def _said(
+def _of_policy(
     header: Row,
     rows: Sequence[Row],
     where: str,
     levels: list[list[str]],
     why: list[list[Row | None]],
 ) -> list[str]:
+    """The warnings for one policy, from its decisions per unit."""
     table, units = header["config"][where], len(levels)
-    name, chosen, found = table["name"], {x for row in levels for x in row}, []
+    name, chosen, warnings = table["name"], {x for row in levels for x in row}, []
     if name == "static":
         return []
     interval = _interval(table)
     # the first comparison follows unit ``interval``; one after the last unit decides nothing
     compared = None if interval is None or interval < 2 else max(0, units - 2) // interval
     if compared == 0:
-        found.append(
+        warnings.append(
             f"{where}: {name} compares every {interval} units, and the run has {units}: it has "
             f"compared nothing. Set {where}.interval lower."
         )
     decays = sum(any(w and w.get("rule") == "lr decay" for w in row) for row in why)
     if decays > units / 2:
-        found.append(
+        warnings.append(
             f"{where}: the learning rate decayed before {decays} of {units} units, so that the "
             f"decay rule of {name} held nearly all the time. Set {where}.step_decay higher."
         )
     if len(chosen) == 1:
-        found.append(
+        more = f"It compares every {interval} units, here {compared} time{'s' * (compared != 1)}: "
+        more += f"set {where}.interval lower to compare more often."
+        warnings.append(
             f"{where}: {name} chose {chosen.pop()!r} for everything in all of "
             f"{count_units(header, rows)}: the run is one at a static level."
-            + (
-                f" It compares every {interval} units, here {compared} time{'s' * (compared > 1)}: "
-                f"set {where}.interval lower to compare more often."
-                if compared
-                else ""
-            )
+            + (f" {more}" if compared else "")
         )
-    return found
+    return warnings
 
 
 def _interval(table: Row) -> int | None:
-    """Units between a policy's comparisons, if it has such a thing; of somebody's own class, which
-    a reader does not import, as the table has it."""
-    found = table.get("interval")
+    """Units between a policy's comparisons, if it has such a field. A user's class, which a reader
+    does not import, has what the table says."""
+    interval = table.get("interval")
     if table["name"] in REGISTRY:
         with contextlib.suppress(RegimesError):  # a field of another version
-            found = getattr(policy(table), "interval", None)
-    return found if type(found) is int else None
+            interval = getattr(policy(table), "interval", None)
+    return interval if type(interval) is int else None

@@ -40,18 +40,18 @@ class LearningRate:
     total: int
 
     def __call__(self, step: int) -> float:
-        """The rate that ``step`` (from 0) trains at."""
+        """The rate of ``step``, counted from 0."""
         c = self.config
         if c.per == "epoch":
             step -= step % self.per_epoch
         held, ramp = self._warmup()
         if step < held + ramp:
             start, done = c.warmup_from or 0.0, max(0, step - held) / ramp
-            return self._fallen(start + (c.lr - start) * done, step)
-        return self._fallen(c.lr, step) * self._share(step)
+            return self._decayed(start + (c.lr - start) * done, step)
+        return self._decayed(c.lr, step) * self._schedule(step)
 
     def _warmup(self) -> tuple[int, int]:
-        """Steps at its first rate, and steps in which the rate rises."""
+        """(steps at the first rate, steps in which the rate rises)."""
         c = self.config
         if c.warmup_steps is not None:
             return 0, c.warmup_steps
@@ -59,8 +59,8 @@ class LearningRate:
             return 0, 0
         return c.warmup_hold * self.per_epoch, c.warmup_epochs * self.per_epoch
 
-    def _fallen(self, rate: float, step: int) -> float:
-        """After the decays of a step schedule, also of those within the warm-up."""
+    def _decayed(self, rate: float, step: int) -> float:
+        """``rate`` after the decays of a step schedule, including those within the warm-up."""
         c = self.config
         if c.schedule != "step":
             return rate
@@ -70,28 +70,28 @@ class LearningRate:
         except OverflowError:  # no float is as large as the divisor
             return 0.0
 
-    def _share(self, step: int) -> float:
-        """Of the highest rate, after the warm-up, by the smooth schedules; 1 by the others."""
+    def _schedule(self, step: int) -> float:
+        """The factor of a smooth schedule after the warm-up; 1 for the others."""
         c, first = self.config, sum(self._warmup())
         done = min(1.0, (step - first) / max(1, self.total - first))
         match c.schedule:
             case "cosine":
-                return self._between(_cosine(done))
+                return self._down_to_final(_cosine(done))
             case "linear":
-                return self._between(1 - done)
+                return self._down_to_final(1 - done)
             case "wsd":
                 falling = round(c.decay_share * self.total)
-                return self._between(min(1.0, max(0, self.total - step) / max(1, falling)))
+                return self._down_to_final(min(1.0, max(0, self.total - step) / max(1, falling)))
             case "cyclic":
-                return self._between(_cosine(self._of_cycle(step - first)))
+                return self._down_to_final(_cosine(self._cycle_position(step - first)))
         return 1.0
 
-    def _between(self, share: float) -> float:
-        """1 stays 1, 0 becomes ``final``."""
+    def _down_to_final(self, share: float) -> float:
+        """Map 1 to 1 and 0 to ``final``."""
         return self.config.final + (1 - self.config.final) * share
 
-    def _of_cycle(self, step: int) -> float:
-        """How far, from 0 to 1, the cycle is that a step lies in."""
+    def _cycle_position(self, step: int) -> float:
+        """The position of a step within its cycle, from 0 to 1."""
         c = self.config
         length = c.cycle_steps or c.cycle_epochs * self.per_epoch
         while step >= length:

@@ -1,8 +1,8 @@
 """The mean losses of a unit's steps, and the end of a run in which one is not finite.
 
-To look at a number that a GPU has computed is to wait for it, so a GPU is looked at every so many
-steps only. Steps after a broken one are then taken in vain, but nothing of them remains: before a
-unit is measured, recorded or saved, all its losses have been looked at.
+Reading a number that a GPU computes means waiting for it, so on a GPU the losses are checked every
+`GPU_INTERVAL` steps. Steps after a non-finite one are then wasted, but leave nothing: all losses of
+a unit are checked before it is measured, recorded or saved.
 """
 
 from __future__ import annotations
@@ -17,61 +17,61 @@ from regimes.errors import TrainingError
 from regimes.training.build import Run
 from regimes.training.clock import Clock
 
-LOOK = 16  # steps between two looks at a GPU
+GPU_INTERVAL = 16  # steps between two checks on a GPU
 
 
-def look_every(device: torch.device) -> int:
-    return 1 if device.type == "cpu" else LOOK
+def check_interval(device: torch.device) -> int:
+    return 1 if device.type == "cpu" else GPU_INTERVAL
 
 
 class Losses:
     """Sums up the losses of one unit, in float64 and in order.
 
     Attributes:
-        total: of those looked at.
-        every: steps between two looks; 1 on the CPU, where no update comes of a broken step.
+        total: of the losses checked so far.
+        every: steps between two checks; 1 on the CPU, where a non-finite step changes no weight.
     """
 
     def __init__(self, run: Run, clock: Clock) -> None:
         self.run, self.clock, self.total = run, clock, 0.0
-        self.every = look_every(run.device)
-        self._unseen: list[tuple[Tensor, Tensor, int, int]] = []
+        self.every = check_interval(run.device)
+        self._unchecked: list[tuple[Tensor, Tensor, int, int]] = []
 
     def add(
         self, loss: Float[Tensor, ""], rows: Float[Tensor, " rows"], epoch: int, step: int
     ) -> None:
-        """One step's mean loss, and those of this process's rows: NaN for a gradient that is not
-        finite."""
-        # a copy, because what a collective gives is a part of its buffer
-        self._unseen.append((loss.clone(), rows, epoch, step))
-        if len(self._unseen) == self.every:
-            self.look()
+        """Add one step's mean loss, and the losses of this process's rows: NaN for a gradient that
+        is not finite."""
+        # a copy: the mean is a view of the collective's buffer, which the next step overwrites
+        self._unchecked.append((loss.clone(), rows, epoch, step))
+        if len(self._unchecked) == self.every:
+            self.check()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Wait for all steps so far.
 
         Raises:
-            TrainingError: the loss of one is not finite. All processes have the same losses, so
-                that all of them come here.
+            TrainingError: a loss is not finite. All processes have the same mean losses, so all
+                raise in the same step.
         """
-        if not self._unseen:
+        if not self._unchecked:
             return
-        values = torch.stack([loss for loss, *_ in self._unseen]).tolist()
-        for value, (_, rows, epoch, step) in zip(values, self._unseen, strict=True):
+        values = torch.stack([loss for loss, *_ in self._unchecked]).tolist()
+        for value, (_, rows, epoch, step) in zip(values, self._unchecked, strict=True):
             if not math.isfinite(value):
-                _not_finite(self.run, rows, epoch, step)
+                raise _not_finite(self.run, rows, epoch, step)
             self.total += value
-        self._unseen.clear()
+        self._unchecked.clear()
         self.clock.settle()
 
 
-def _not_finite(run: Run, rows: Float[Tensor, " rows"], epoch: int, step: int) -> None:
-    """Say which workers it was."""
+def _not_finite(run: Run, rows: Float[Tensor, " rows"], epoch: int, step: int) -> TrainingError:
+    """The error that names the workers; every process calls this together."""
     rows = rows.expand(run.world.local) if len(rows) == 1 else rows
     finite = run.world.gather([rows])[0].isfinite().tolist()
-    culprits = ", ".join(str(w) for w, ok in enumerate(finite) if not ok)
+    workers = ", ".join(str(worker) for worker, ok in enumerate(finite) if not ok)
     who = "the union of workers" if run.gradients.union and run.world.local > 1 else "worker"
-    raise TrainingError(
-        f"the loss or a gradient of {who} {culprits} is not finite in epoch {epoch}, step {step}: "
+    return TrainingError(
+        f"the loss or a gradient of {who} {workers} is not finite in epoch {epoch}, step {step}: "
         "lower optimizer.lr or lengthen the warm-up; the record up to the last epoch is intact"
     )

@@ -1,10 +1,11 @@
 """How exactly a GPU computes: ``deterministic`` and ``precision`` of a configuration.
 
-torch keeps this in flags of the whole process. A run on a GPU sets them at its start and puts them
-back at its end; a run on the CPU, whose numbers they could change, leaves them alone. Whatever the
-precision, TF32 is allowed in training steps only (forward, backward, compression: the flags hold
-for all threads, and processes must round alike). Instruments, evaluation and optimisers have full
-float32, and only the forward and backward passes are under autocast (`training.gradients`).
+torch keeps both in flags of the whole process. A run on a GPU sets them at its start and restores
+them at its end; a run on the CPU leaves them alone, because they could change its numbers. TF32 is
+allowed in training steps only: in forward, backward and compression, which share the flags because
+compression may run in another thread during backward. Instruments, evaluation and optimisers use
+full float32. Autocast covers the forward pass, whose types backward uses too
+(`training.gradients`).
 """
 
 from __future__ import annotations
@@ -71,15 +72,15 @@ def _deterministic() -> Iterator[None]:
 
 @contextmanager
 def _allow_tf32(allowed: bool) -> Iterator[None]:
-    """In products of matrices and in cuDNN.
+    """Allow TF32, or forbid it, in matrix products and in cuDNN.
 
-    torch has two interfaces for it: flags (``allow_tf32``, ``set_float32_matmul_precision``) and
-    words (``fp32_precision``). Both are set, because a flag that contradicts the words raises when
-    it is asked, which ``cudnn.flags`` does in models.
+    torch has two interfaces: flags (``allow_tf32``, ``set_float32_matmul_precision``) and words
+    (``fp32_precision``). Both are set: reading a flag that contradicts the words raises, and models
+    read them through ``cudnn.flags``.
     """
     backends: Any = torch.backends
     cudnn, matmul = backends.cudnn, backends.cuda.matmul
-    # wider words first: a word "none" stands for the wider one, and is read as that
+    # wider scopes first: a word "none" inherits from the wider scope, and is read as its word
     words = [backends, cudnn, cudnn.conv, cudnn.rnn, matmul, backends.mkldnn.matmul]
     with _set([(place, "fp32_precision", "none") for place in words]):  # now no flag contradicts
         ours, word = ("high", "tf32") if allowed else ("highest", "ieee")
@@ -96,7 +97,7 @@ def _allow_tf32(allowed: bool) -> Iterator[None]:
 
 
 def _cudnn_allows_tf32() -> bool:
-    """The flag, while no word allows it; torch refuses to read a flag that does."""
+    """The flag; torch refuses to read one that contradicts a word, which then allows TF32."""
     try:
         return torch.backends.cudnn.allow_tf32
     except RuntimeError:
@@ -105,7 +106,7 @@ def _cudnn_allows_tf32() -> bool:
 
 @contextmanager
 def _set(wanted: list[tuple[Any, str, Any]]) -> Iterator[None]:
-    """(place, attribute, value) while inside."""
+    """Set attributes, given as (object, name, value), while inside."""
     before: list[Any] = []
     try:
         for place, name, value in wanted:
@@ -118,8 +119,8 @@ def _set(wanted: list[tuple[Any, str, Any]]) -> Iterator[None]:
 
 
 @contextmanager
-def explained() -> Iterator[None]:
-    """ConfigError for an operation that cannot be had deterministically."""
+def explain_nondeterminism() -> Iterator[None]:
+    """Turn torch's error for an operation without a deterministic version into a ConfigError."""
     try:
         yield
     except RuntimeError as error:

@@ -1,37 +1,36 @@
 """The optimiser of a run: torch's own, over groups of parameters, after the exchange.
 
-What it sees as gradients are the shared updates, as in a user's own loop with
-DistributedDataParallel. Every process steps alike, so nothing crosses them here.
+Its gradients are the shared updates, as in a loop with DistributedDataParallel. Every process takes
+the same step, so no communication happens here.
 
-Muon (Jordan et al., "Muon", 2024) is for the matrices of hidden layers; embeddings, the output
-layer, convolutions and vectors are AdamW's, as its authors advise. Its step is scaled to the size
+Muon (Jordan et al., "Muon", 2024) updates the matrices of hidden layers; AdamW updates embeddings,
+the output layer, convolutions and vectors, as its authors advise. Its step is scaled to the size
 of AdamW's (Liu et al., "Muon is scalable for LLM training", 2025), so that one rate serves both.
-Its iteration runs in bfloat16: equal runs on other processors are equal to that only.
+Its iteration runs in bfloat16, so runs on different processors agree to that precision only.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from regimes.config import OptimizerConfig
-from regimes.errors import ConfigError, TrainingError, nearest
+from regimes.config import OptimizerConfig, Registry
+from regimes.errors import ConfigError, TrainingError
 
 Groups = list[dict[str, Any]]
-NAMES = ("sgd", "adamw", "muon")
+CLASSES = Registry("optimizer", dict.fromkeys(("sgd", "adamw", "muon")))  # built by name
 
 
 class Optimizers:
     """One or more torch optimisers that step together, at one rate.
 
     Attributes:
-        parts: the optimisers; between them they have each trainable parameter once.
-        lr: the rate of the next step; or, while instruments look at a synchronisation of workers
-            that step locally, the sum of the rates since the last one.
+        parts: the optimisers; each trainable parameter is in one of them.
+        lr: the rate of the next step; while instruments see a synchronisation after local steps,
+            the sum of the rates since the last one.
     """
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer], lr: float) -> None:
@@ -58,7 +57,7 @@ class Optimizers:
                 ) from None
 
     def decoupled_decay(self, parameters: Sequence[nn.Parameter]) -> list[float]:
-        """What each parameter loses of itself in a step at rate 1, beside its gradient."""
+        """The decoupled weight decay of each parameter, 0 where decay is part of the gradient."""
         decay = {
             id(p): float(group["weight_decay"])
             for part in self.parts
@@ -69,7 +68,7 @@ class Optimizers:
         return [decay.get(id(p), 0.0) for p in parameters]
 
     def forget(self) -> None:
-        """All momenta and counts."""
+        """Reset all momenta and counts."""
         for part in self.parts:
             part.state.clear()
 
@@ -99,9 +98,8 @@ def build(config: OptimizerConfig, model: nn.Module, classes: int) -> Optimizers
                 return Optimizers([_adamw(config, named.values())], config.lr)
             case "muon":
                 return Optimizers(_muon(config, model, named, classes), config.lr)
-        made = _class(config.name)(
-            _groups(config, named.values(), vectors=False), lr=config.lr, **config.options
-        )
+        groups = _groups(config, named.values(), vectors=False)
+        made = CLASSES.load(config.name)(groups, lr=config.lr, **config.options)
     except (TypeError, ValueError) as error:
         why = str(error).splitlines()[0]
         raise ConfigError(f"the optimizer {config.name!r} cannot be built: {why}") from None
@@ -111,7 +109,7 @@ def build(config: OptimizerConfig, model: nn.Module, classes: int) -> Optimizers
     return Optimizers([made], config.lr)
 
 
-def _sgd(config: OptimizerConfig, parameters: Any) -> torch.optim.Optimizer:
+def _sgd(config: OptimizerConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(
         _groups(config, parameters, vectors=True),
         lr=config.lr,
@@ -122,7 +120,7 @@ def _sgd(config: OptimizerConfig, parameters: Any) -> torch.optim.Optimizer:
     )
 
 
-def _adamw(config: OptimizerConfig, parameters: Any) -> torch.optim.Optimizer:
+def _adamw(config: OptimizerConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     groups = _groups(config, parameters, vectors=False)
     return torch.optim.AdamW(groups, lr=config.lr, foreach=True, **config.options)
 
@@ -158,9 +156,9 @@ def _muon(
 def output_layer(model: nn.Module, classes: int) -> nn.Linear | None:
     """The linear layer whose outputs are the logits.
 
-    The last one of what the model has as ``head``; None where ``head`` is None, as in a model whose
-    logits are products with its embedding. In a model without that attribute, the last linear layer
-    that it has made, if it has ``classes`` outputs.
+    The last linear layer of the attribute ``head``; None where that is None (logits are products
+    with the embedding). In a model without the attribute, its last linear layer, if it has
+    ``classes`` outputs.
     """
     head = getattr(model, "head", model)
     if head is None:
@@ -171,19 +169,19 @@ def output_layer(model: nn.Module, classes: int) -> nn.Linear | None:
     return last if declared or (last is not None and last.out_features == classes) else None
 
 
-def _groups(config: OptimizerConfig, parameters: Any, vectors: bool) -> Groups:
+def _groups(config: OptimizerConfig, parameters: Iterable[nn.Parameter], vectors: bool) -> Groups:
     """Two groups, with and without weight decay; one where all have it or none.
 
     Args:
         vectors: whether 1-D parameters decay, unless the configuration says.
     """
     vectors = vectors if config.decay_vectors is None else config.decay_vectors
-    every = list(parameters)
+    parameters = list(parameters)
     if vectors or not config.weight_decay:
-        return [{"params": every, "weight_decay": config.weight_decay}]
+        return [{"params": parameters, "weight_decay": config.weight_decay}]
     parts = {
-        config.weight_decay: [p for p in every if p.ndim > 1],
-        0.0: [p for p in every if p.ndim <= 1],
+        config.weight_decay: [p for p in parameters if p.ndim > 1],
+        0.0: [p for p in parameters if p.ndim <= 1],
     }
     return [{"params": ps, "weight_decay": decay} for decay, ps in parts.items() if ps]
 
@@ -195,16 +193,6 @@ def _check_steps(config: OptimizerConfig, kind: type[torch.optim.Optimizer]) -> 
     try:
         with torch.random.fork_rng([]):
             kind([probe], lr=config.lr, **config.options).step()  # type: ignore[call-arg]
-    except Exception as error:  # what another package's class raises has no end
+    except Exception as error:  # a class of another package may raise anything
         why = (str(error) or type(error).__name__).splitlines()[0]
         raise ConfigError(f"the optimizer {config.name!r} cannot be used: {why}") from None
-
-
-def _class(name: str) -> Any:
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        raise ConfigError(f"unknown optimizer {name!r}: {nearest(name, NAMES)}")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"cannot import the optimizer {name!r}: {error}") from None

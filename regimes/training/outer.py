@@ -1,7 +1,7 @@
-"""What brings workers together that have stepped locally: one outer step along their mean movement.
+"""Synchronises workers that have stepped locally, by an outer step along their mean movement.
 
-The pseudo-gradient of a worker is where all began less where it is now. It goes through any
-compressor with its error feedback, like a gradient; the result is the gradient of an outer SGD
+The pseudo-gradient of a worker is the last synchronised parameters less its own. Any compressor
+reduces it with error feedback, like a gradient; the result is the gradient of an outer SGD
 (Reddi et al., "Adaptive federated optimization", 2021; DiLoCo: Douillard et al., 2023). Without
 compression, at rate 1 and without momentum, that is the mean of the workers' parameters.
 """
@@ -25,13 +25,13 @@ def pseudo_gradients(
     start: Sequence[Tensor], rows: Sequence[Tensor], out: Sequence[Tensor]
 ) -> None:
     """``start [*shape] - rows [L, *shape]`` per layer, into ``out [L, *shape]``."""
-    for common, own, into in zip(start, rows, out, strict=True):
-        torch.sub(common, own, out=into)
+    for synced, own, into in zip(start, rows, out, strict=True):
+        torch.sub(synced, own, out=into)
 
 
 class OuterStep:
-    """The outer optimiser over the parameters at which all workers have met last, and the reducer
-    of pseudo-gradients, which has memories of its own."""
+    """The outer optimiser, over the synchronised parameters, and the reducer of pseudo-gradients,
+    which has memories of its own."""
 
     def __init__(self, parameters: Iterable[Tensor], reducer: Reducer, config: OuterConfig) -> None:
         self.parameters, self.reducer, self.config = list(parameters), reducer, config
@@ -50,14 +50,15 @@ class OuterStep:
         losses: Float[Tensor, "rows steps"],
     ) -> tuple[list[Tensor], Float[Tensor, " steps"]]:
         """The shared pseudo-gradient ``[*shape]`` per layer, and the workers' mean losses
-        ``[steps]``, which travel with it."""
-        found: dict[int, Tensor] = {}
+        ``[steps]``, which are sent with it."""
+        means: dict[int, Tensor] = {}
         for bucket in self.reducer.buckets:
-            found.update(self.reducer.reduce(bucket, stacks, levels, losses))
-        return [found[i] for i in range(len(levels))], found[NO_LAYER]
+            means.update(self.reducer.reduce(bucket, stacks, levels, losses))
+        return [means[i] for i in range(len(levels))], means[NO_LAYER]
 
     def step(self, updates: Sequence[Tensor], replicas: Replicas) -> None:
-        """From one meeting point to the next, with all that workers have; they start anew there."""
+        """Step the synchronised parameters and copy them to the workers; average buffers, and the
+        optimisers' states as configured."""
         world, states = self.reducer.world, self.config.states
         for parameter, update in zip(self.parameters, updates, strict=True):
             parameter.grad = update

@@ -1,9 +1,9 @@
 """A pruning event: from one unit on the smallest weights are zero, and stay so.
 
 By magnitude, over all compressed layers at once (global magnitude pruning: Blalock et al., MLSys
-2020, section 7). A pruned weight has no gradient. A level sends as many floats as before, and what
-a low rank or error feedback puts in the place of a pruned weight is dropped after each step: it is
-zero again. Processes prune alike, for they hold the same weights.
+2020, section 7). A pruned weight has no gradient. A low rank, momentum or error feedback may still
+change it, so the masks are applied after each step. A level sends as many floats as before. All
+processes prune the same weights, because they hold the same weights.
 """
 
 from __future__ import annotations
@@ -70,11 +70,10 @@ class Pruning:
                 strict=True,
             )
         }
-        self.keep()
+        self.apply_masks()
 
-    def keep(self) -> None:
-        """After each step: what is pruned is zero again, whatever momentum and error feedback
-        made of it."""
+    def apply_masks(self) -> None:
+        """After each step: pruned weights are zero again."""
         with torch.no_grad():
             for name, mask in self.masks.items():
                 self.parameters[name] *= mask

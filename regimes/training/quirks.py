@@ -3,12 +3,12 @@
 Every quirk is an ordinary field of the configuration; this module only sets them together:
 
 - the detector reads worker 0's own accumulated gradient;
-- TopK sums over workers, has no error feedback, and cuts K n off to a whole number;
-- PowerSGD forgets Q at a change of level, and its residual at a change to dense;
+- TopK sums over workers, has no error feedback, and rounds K n down;
+- PowerSGD drops Q at a change of level, and its residual at a change to dense;
 - the order of the training data is the same in all epochs;
-- SGD has plain momentum and a weight decay of 1e-4. Of the LSTM it has no weight decay, and its
-  step is g + m with m = 0.9 m + g. torch's Nesterov is g + 0.9 m with the same m, the nearest that
-  it has, so that stays: a gradient's steps add up to 10 g in place of 11 g.
+- SGD has plain momentum and a weight decay of 1e-4. For the LSTM it has no weight decay, and a step
+  is g + m with m = 0.9 m + g. The nearest that torch has is Nesterov's g + 0.9 m with the same m:
+  the steps along one gradient add up to 10 g in place of 11 g.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LSTM: dict[str, Any] = {"nesterov": True, "weight_decay": 0.0}
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """The configuration with its quirks spelt out as fields."""
+    """The configuration with the fields that its ``quirks`` stand for."""
     if config.quirks == "none":
         return config
     extra = COMPRESSOR.get(config.compressor.get("name", ""), {})

@@ -1,7 +1,7 @@
 """The hosted workers' own parameters, buffers and optimisers, while each steps by itself.
 
-One module serves all workers: it is lent one worker's tensors after the other's. What it holds in
-between is the model that all workers have met at.
+One module serves all workers: its tensors are set to those of one worker after the other. In
+between they are those of the last synchronisation.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from regimes.training.optimizers import Optimizers
 
 
 class Replicas:
-    """L models, and the one that all workers have met at last.
+    """L models, and the one of the last synchronisation.
 
     Attributes:
         parameters, buffers: of the module.
-        stacks: of both, in that order, ``[L, *shape]`` each.
+        synced_tensors: parameters, then buffers, of the last synchronisation, ``[*shape]`` each.
+        stacks: the workers' own, in the same order, ``[L, *shape]`` each.
         optimizers: one per hosted worker, all over the module's parameters.
     """
 
@@ -33,30 +34,25 @@ class Replicas:
         buffers: Sequence[Tensor],
         optimizers: Sequence[Optimizers],
         *,
-        theirs: bool = False,
+        in_place: bool = False,
     ) -> None:
         """
         Args:
-            theirs: the module's memory is that of the only hosted worker, as in somebody's own
-                loop, and what all have met at is kept beside it; else the other way round.
+            in_place: the module holds the parameters of the only hosted worker, as in a user's
+                own loop, and the synchronised copy is separate; otherwise reversed.
         """
         self.parameters, self.buffers = list(parameters), list(buffers)
         self.optimizers, self._all = list(optimizers), [*parameters, *buffers]
-        data = [t.data for t in self._all]
-        self._common = [t.clone() for t in data] if theirs else data
-        self.stacks = [t[None] if theirs else t.new_empty(len(optimizers), *t.shape) for t in data]
-        self._rows = [[stack[row] for stack in self.stacks] for row in range(len(optimizers))]
-        self._spread(0, len(self._all))
+        data, count = [t.data for t in self._all], len(optimizers)
+        self.synced_tensors = [t.clone() for t in data] if in_place else data
+        self.stacks = [t[None] if in_place else t.new_empty(count, *t.shape) for t in data]
+        self._rows = [[stack[row] for stack in self.stacks] for row in range(count)]
+        self._copy_synced(0, len(self._all))
 
     @property
-    def common(self) -> list[Tensor]:
-        """The parameters that all have met at last, ``[*shape]`` per layer."""
-        return self._common[: len(self.parameters)]
-
-    @property
-    def met(self) -> list[Tensor]:
-        """The same, and the buffers."""
-        return self._common
+    def synced_parameters(self) -> list[Tensor]:
+        """The parameters of the last synchronisation, ``[*shape]`` per layer."""
+        return self.synced_tensors[: len(self.parameters)]
 
     @property
     def rows(self) -> list[Tensor]:
@@ -64,40 +60,41 @@ class Replicas:
         return self.stacks[: len(self.parameters)]
 
     def each(self) -> Iterator[Optimizers]:
-        """One hosted worker after the other: the module is his, and this is his optimiser."""
+        """The optimiser of each hosted worker in turn, while the module holds its tensors."""
         try:
             for row, optimizer in zip(self._rows, self.optimizers, strict=True):
-                self._lend(row)
+                self._set_module(row)
                 yield optimizer
         finally:
-            self._lend(self._common)
+            self._set_module(self.synced_tensors)
 
-    def _lend(self, tensors: Sequence[Tensor]) -> None:
+    def _set_module(self, tensors: Sequence[Tensor]) -> None:
         for tensor, data in zip(self._all, tensors, strict=True):
             tensor.data = data
 
     def restart(self) -> None:
-        """Every worker goes on from the common parameters."""
-        self._spread(0, len(self.parameters))
+        """Every worker goes on from the synchronised parameters."""
+        self._copy_synced(0, len(self.parameters))
 
-    def _spread(self, first: int, stop: int) -> None:
-        for common, stack in zip(self._common[first:stop], self.stacks[first:stop], strict=True):
-            stack.copy_(common.expand_as(stack))
+    def _copy_synced(self, first: int, stop: int) -> None:
+        synced = self.synced_tensors[first:stop]
+        for tensor, stack in zip(synced, self.stacks[first:stop], strict=True):
+            stack.copy_(tensor.expand_as(stack))
 
     def average_buffers(self, world: World) -> None:
         """Every worker's floating-point buffers become the mean of all workers'."""
-        first, every = len(self.parameters), len(self._all)
-        places = [i for i in range(first, every) if self.stacks[i].is_floating_point()]
-        means = world.drive([_mean(self.stacks[i]) for i in places], [NO_LAYER] * len(places))
-        found = dict(zip(places, means, strict=True))
-        for i in range(first, every):  # counts are alike everywhere
-            self._common[i].copy_(found.get(i, self.stacks[i][0]))
-        self._spread(first, every)
+        first, stop = len(self.parameters), len(self._all)
+        floating = [i for i in range(first, stop) if self.stacks[i].is_floating_point()]
+        means = world.drive([_mean(self.stacks[i]) for i in floating], [NO_LAYER] * len(floating))
+        mean_of = dict(zip(floating, means, strict=True))
+        for i in range(first, stop):  # integers, counts of batches, are the same on all workers
+            self.synced_tensors[i].copy_(mean_of.get(i, self.stacks[i][0]))
+        self._copy_synced(first, stop)
 
     # -- optimisers --------------------------------------------------------------------------
 
-    def take_over(self, optimizer: Optimizers) -> None:
-        """Every worker's optimiser continues from the state of one."""
+    def copy_state(self, optimizer: Optimizers) -> None:
+        """Every worker's optimiser continues from the state of this one."""
         for other in self.optimizers:
             if other is not optimizer:
                 other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
@@ -107,13 +104,13 @@ class Replicas:
             optimizer.forget()
 
     def average_states(self, world: World) -> None:
-        """The optimisers' momenta become their means over all workers, each layer's on its account;
-        counts of steps are alike everywhere."""
+        """The optimisers' momenta become their means over all workers, counted as traffic of their
+        layers; counts of steps are the same on all workers."""
         places = [
             (layer, part, key)
             for layer, parameter in enumerate(self.parameters)
-            for part, chosen in enumerate(self.optimizers[0].parts)
-            for key, value in chosen.state.get(parameter, {}).items()
+            for part, optimizer in enumerate(self.optimizers[0].parts)
+            for key, value in optimizer.state.get(parameter, {}).items()
             if isinstance(value, Tensor) and value.ndim and value.is_floating_point()
         ]
         programs = [self._mean_state(*place) for place in places]
@@ -129,7 +126,7 @@ class Replicas:
     # -- checkpoint --------------------------------------------------------------------------
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """Of each hosted worker: its tensors and its optimiser's state."""
+        """Per hosted worker: its tensors and its optimiser's state."""
         return [
             {"tensors": list(row), "optimizer": optimizer.state_dict()}
             for row, optimizer in zip(self._rows, self.optimizers, strict=True)
@@ -138,8 +135,8 @@ class Replicas:
     def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
         """The inverse."""
         for row, optimizer, state in zip(self._rows, self.optimizers, states, strict=True):
-            for mine, saved in zip(row, state["tensors"], strict=True):
-                mine.copy_(saved)
+            for tensor, saved in zip(row, state["tensors"], strict=True):
+                tensor.copy_(saved)
             optimizer.load_state_dict(state["optimizer"])
 
 

@@ -1,12 +1,12 @@
-"""Local steps: each worker steps by itself, and all meet every so many steps.
+"""Local steps: each worker steps by itself, and all synchronise every so many steps.
 
-A round is a period of local steps and the synchronisation at its end. Which period comes next is
-taken up when a round is over. A period of 1 is the ordinary step with shared gradients, and one
-model for all workers, unless the configuration has it otherwise (``outer.period_one``, or an outer
-optimiser that does more than average).
+A round is a period of local steps and the synchronisation at its end. A new period applies from the
+next round on. A period of 1 is the ordinary step with shared gradients and one model for all
+workers, unless the configuration says otherwise (``outer.period_one``, or an outer optimiser that
+does more than average).
 
-Who leaves the shared step takes its optimiser's state along; on the way back the workers' states
-become one by their mean (or are forgotten, where ``outer.states`` says so).
+When shared steps end, every worker starts with a copy of the optimiser's state; when they begin
+again, the workers' states become their mean (or are reset, with ``outer.states = "reset"``).
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ from regimes.training.optimizers import Optimizers
 from regimes.training.outer import OuterStep, pseudo_gradients
 from regimes.training.replicas import Replicas
 
-Pending = tuple[Tensor, int, int]  # losses [rows] of this process, epoch, step
+Pending = tuple[Tensor, int, int]  # losses [rows] of this process's workers, epoch, step
 
 
 class Rounds:
-    """The workers of this process, one by one.
+    """Rounds of this process's workers.
 
     Attributes:
-        apart: each has parameters of its own.
         period: of the round under way.
         since: local steps taken in it.
-        rounds: synchronisations since ``take_rounds``, shared steps among them.
+        rounds: synchronisations since ``take_rounds``, shared steps included.
+        rates: sum of the learning rates of the round's steps.
+        pending: losses that no collective has averaged yet.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Rounds:
         self.optimizer, self._build = optimizer, build
         self.outer = OuterStep(gradients.parameters, reducer, config)
         self.period, self.since, self.rounds = 1, 0, 0
-        self.rates = 0.0  # of the steps of this round, summed
+        self.rates = 0.0
         self.pending: list[Pending] = []
 
     @property
@@ -61,20 +62,21 @@ class Rounds:
         return self.gradients.replicas
 
     @property
-    def apart(self) -> bool:
+    def is_local(self) -> bool:
+        """Whether each worker has parameters of its own now."""
         return self.replicas is not None
 
     def begin(self, wanted: int) -> bool:
-        """A step begins, and between two rounds also a period. Is the step a local one?"""
+        """A step begins, and after a round also a new period; returns whether the step is local."""
         if not self.since:
             self.period = wanted
             shares = wanted == 1 and self.config.plain and self.config.period_one == "gradients"
-            if shares and self.apart:
-                self._join()
-            elif not shares and not self.apart:
-                self._part()
-        self.rounds += not self.apart
-        return self.apart
+            if shares and self.is_local:
+                self._merge()
+            elif not shares and not self.is_local:
+                self._fork()
+        self.rounds += not self.is_local
+        return self.is_local
 
     def step(self, x: Tensor, y: Tensor, epoch: int, step: int, lr: float, clock: Clock) -> None:
         """One step of each hosted worker on its samples of ``x [L, b, ...]``, ``y [L, b]``."""
@@ -92,38 +94,39 @@ class Rounds:
 
     @property
     def over(self) -> bool:
-        """Is the round at its end?"""
+        """Whether the round's local steps are done."""
         return self.since >= self.period
 
-    def meet(
+    def synchronize(
         self, levels: Sequence[Level], clock: Clock, panel: Panel
     ) -> list[tuple[Tensor, Pending]]:
-        """The synchronisation at the end of a round.
+        """End a round.
 
         Args:
             panel: sees what is exchanged before it is applied.
 
         Returns:
-            The mean loss of each step that nobody has heard of yet, and this process's.
+            For each step since the last synchronisation or flush, the mean loss over all workers
+            and this process's losses.
         """
         assert self.replicas is not None
-        waited, g = self.world.seconds, self.gradients
+        before, g = self.world.seconds, self.gradients
         with clock("compress"):
             pseudo_gradients([p.data for p in g.parameters], self.replicas.rows, g.layers)
             updates, means = self.outer.reduce(g.layers, levels, self._losses())
-        told = self._told(means)
+        losses = self._flushed(means)
         self.optimizer.lr = self.rates
         panel.step(g.stack, updates, clock)
         with clock("compress"):
             self.outer.step(updates, self.replicas)
-        clock.move(self.world.seconds - waited, "compress", "communicate")
+        clock.move(self.world.seconds - before, "compress", "communicate")
         self.since, self.rates = 0, 0.0
         self.rounds += 1
-        return told
+        return losses
 
-    def tell(self) -> list[tuple[Tensor, Pending]]:
-        """Within a round, at the end of a unit: the losses that nobody has heard of yet."""
-        return self._told(self.world.ask(Mean(self._losses()))[0]) if self.pending else []
+    def flush_losses(self) -> list[tuple[Tensor, Pending]]:
+        """The same within a round, at the end of a unit, which records its mean loss."""
+        return self._flushed(self.world.ask(Mean(self._losses()))[0]) if self.pending else []
 
     def take_rounds(self) -> int:
         """Synchronisations since the last call."""
@@ -133,25 +136,26 @@ class Rounds:
     def _losses(self) -> Float[Tensor, "rows steps"]:
         return torch.stack([rows for rows, *_ in self.pending], 1)
 
-    def _told(self, means: Float[Tensor, " steps"]) -> list[tuple[Tensor, Pending]]:
+    def _flushed(self, means: Float[Tensor, " steps"]) -> list[tuple[Tensor, Pending]]:
         pending, self.pending = self.pending, []
         return list(zip(means.unbind(), pending, strict=True))
 
     # -- from one model to many, and back ----------------------------------------------------
 
-    def _part(self) -> None:
+    def _fork(self) -> None:
         """Every worker gets a model of its own."""
-        self.world.broadcast(list(self.gradients.model.buffers()))  # followed by process 0 only
-        self._open().take_over(self.optimizer)
+        # Running statistics of the shared model follow worker 0, so only process 0 has them.
+        self.world.broadcast(list(self.gradients.model.buffers()))
+        self._make_replicas().copy_state(self.optimizer)
 
-    def _open(self) -> Replicas:
+    def _make_replicas(self) -> Replicas:
         optimizers = [self.optimizer, *(self._build() for _ in range(self.world.local - 1))]
         buffers = list(self.gradients.model.buffers())
         self.gradients.replicas = Replicas(self.gradients.parameters, buffers, optimizers)
         return self.gradients.replicas
 
-    def _join(self) -> None:
-        """Back to one model; all have just met."""
+    def _merge(self) -> None:
+        """Back to one model, right after a synchronisation."""
         assert self.replicas is not None
         if self.config.states == "reset":
             self.replicas.reset_states()
@@ -162,7 +166,7 @@ class Rounds:
     # -- checkpoint --------------------------------------------------------------------------
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(shared, own): what all workers have alike, and what the hosted ones have."""
+        """(shared, own): the same on all processes, and of this process's workers."""
         memories, residuals = self.outer.reducer.state_dict()
         shared = {
             "period": self.period,
@@ -177,10 +181,10 @@ class Rounds:
     def load_state_dict(
         self, shared: dict[str, Any], residuals: dict[str, Any], workers: list[dict[str, Any]]
     ) -> None:
-        """The inverse; ``workers`` are the hosted ones, or none if they were not apart."""
+        """The inverse; ``workers`` are the hosted ones, or empty if steps were shared."""
         self.period, self.since, self.rates = shared["period"], shared["since"], shared["rates"]
         self.outer.load_state_dict(shared["optimizer"])
         self.outer.reducer.load_state_dict(shared["memories"], residuals)
         self.outer.reducer.to(self.gradients.stack.device)
         if workers:
-            self._open().load_state_dict(workers)
+            self._make_replicas().load_state_dict(workers)

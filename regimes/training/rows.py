@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from regimes.collectives.requests import NO_LAYER, Layer
 from regimes.collectives.world import Meter
@@ -11,7 +11,23 @@ from regimes.instruments.panel import Readings
 from regimes.policies.controller import Levels
 
 
-def sent(meter: Meter, levels: Levels) -> dict[str, Any]:
+class BatchColumn(TypedDict):
+    """The batch size of a unit: its level and why, None without a batch policy."""
+
+    level: str | None
+    why: dict[str, Any] | None
+    multiple: int  # of the configuration's ``batch_size``
+
+
+class SyncColumn(TypedDict):
+    """The period between synchronisations: its level and why, None without local steps."""
+
+    level: str | None
+    why: dict[str, Any] | None
+    period: int  # steps
+
+
+def traffic_columns(meter: Meter, levels: Levels) -> dict[str, Any]:
     """What a unit has sent, by its meter, and each layer's level with its reason."""
     counted = [meter.layers[i] for i in range(len(levels.names))]
     return {
@@ -27,7 +43,7 @@ def sent(meter: Meter, levels: Levels) -> dict[str, Any]:
     }
 
 
-def of_a_job(
+def job_row(
     unit: int,
     steps: int,
     stop: int,
@@ -36,7 +52,7 @@ def of_a_job(
     readings: Readings,
     groups: Sequence[float | None] | None = None,
 ) -> dict[str, Any]:
-    """A unit of a user's own training, apart from ``sent``: what it does not say is None.
+    """A unit of a user's own training, without ``traffic_columns``; what is unknown is None.
 
     Args:
         stop: steps of the job so far, ``steps`` of the unit among them.
@@ -50,8 +66,8 @@ def of_a_job(
         "next_lr": rates[1],
         **({} if groups is None else {"group_lr": list(groups)}),
         "batch_size": batch_size,
-        "batch": {"level": None, "why": None, "multiple": 1},
-        "sync": {"level": None, "why": None, "period": 1},
+        "batch": BatchColumn(level=None, why=None, multiple=1),
+        "sync": SyncColumn(level=None, why=None, period=1),
         "steps": steps,
         **dict.fromkeys(("train_loss", "test_loss", "metric")),
         "statistics": readings.layers,

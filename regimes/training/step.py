@@ -1,11 +1,10 @@
-"""From a batch to the shared updates: gradients and their reduction, bucket by bucket.
+"""One training step up to the shared updates: gradients and their reduction, bucket by bucket.
 
-Several processes with more than one bucket of gradients do both at the same time
-(``regimes.collectives.overlap``): buckets leave during the last backward pass of the step, and the
-mean loss, with the news of a non-finite gradient, leaves with the last of them. One process
-reduces the same buckets in the same order after backward, and so does everybody with a clipped
-gradient, whose norm is known at the end only. The numbers are the same but for the order in which
-more than two processes' terms are added.
+Several processes with more than one bucket overlap the two (``collectives.overlap``): a bucket is
+reduced while the last backward pass of the step goes on, and the mean loss, which carries the flag
+of a non-finite gradient, travels with the last bucket. A single process reduces the same buckets in
+the same order after backward, as do all with gradient clipping, which needs the norm of the whole
+gradient. The numbers differ only in the order of additions over more than two processes.
 """
 
 from __future__ import annotations
@@ -44,15 +43,15 @@ class TrainingStep:
     def __init__(self, gradients: Gradients, reducer: Reducer) -> None:
         self.gradients, self.reducer = gradients, reducer
         self.pipeline: Pipeline | None = None
-        # what the pipeline's thread reads and leaves; the main thread touches these between
-        # ``begin`` and the first bucket, and after ``finish``
+        # Shared with the pipeline's thread, without a lock: the main thread touches these only
+        # before the first bucket is ready and after ``finish``.
         self.levels: Sequence[Level] = []
         self.loss: Tensor | None = None
         self.updates: dict[int, Tensor] = {}
         if reducer.world.processes > 1 and len(reducer.buckets) > 1:
             buckets = [list(bucket) for bucket in reducer.buckets]
             self.pipeline = Pipeline(buckets, self._reduce, gradients.stack.device)
-            gradients.announce(self.pipeline.mark_ready)
+            gradients.on_layer_complete(self.pipeline.mark_ready)
 
     def take(
         self, x: Tensor, y: Tensor, epoch: int, step: int, levels: Sequence[Level], clock: Clock
@@ -60,7 +59,7 @@ class TrainingStep:
         """One batch ``x [L, b, ...]``, ``y [L, b]`` of the hosted workers.
 
         Returns:
-            The updates ``[*shape]`` per layer; the mean loss, and the losses ``[rows]`` of this
+            The updates ``[*shape]`` per layer, the mean loss, and the losses ``[rows]`` of this
             process, NaN if a gradient is not finite.
         """
         g, world, self.levels = self.gradients, self.reducer.world, levels
@@ -71,31 +70,28 @@ class TrainingStep:
         waited = world.seconds
         with clock("compress"):
             self.loss = rows = self.reducer.travelling(losses, g.stack)
-            self._rest()
-            found, self.updates = self.updates, {}
-            updates = [found[i] for i in range(len(levels))]
-            mean = self.reducer.judged(found[NO_LAYER], updates, levels)
-            if mean is not found[NO_LAYER]:
+            if self.pipeline is None:
+                for bucket in self.reducer.buckets:
+                    self._reduce(bucket)
+            else:
+                # The last bucket waits for the loss (NO_LAYER); other buckets may still wait for
+                # layers that this pass did not use and backward therefore never reported.
+                self.pipeline.mark_ready(range(NO_LAYER, len(levels)))
+                self.pipeline.finish()
+            by_layer, self.updates = self.updates, {}
+            updates = [by_layer[i] for i in range(len(levels))]
+            mean = self.reducer.judged(by_layer[NO_LAYER], updates, levels)
+            if mean is not by_layer[NO_LAYER]:  # the updates show a non-finite gradient
                 rows = loss_with_flag(losses, g.stack)
         clock.move(world.seconds - waited, "compress", "communicate")
         return updates, mean, rows
 
-    def _rest(self) -> None:
-        """What has not left during backward: everything, or the last bucket and layers that were
-        not used."""
-        if self.pipeline is None:
-            for bucket in self.reducer.buckets:
-                self._reduce(bucket)
-        else:
-            self.pipeline.mark_ready(range(NO_LAYER, len(self.levels)))
-            self.pipeline.finish()
-
     def _reduce(self, bucket: Sequence[int]) -> None:
-        """In the pipeline's thread, if there is one."""
+        """Called in the pipeline's thread, if there is one."""
         gradients = self.gradients.layers
         self.updates.update(self.reducer.reduce(bucket, gradients, self.levels, self.loss))
 
     def close(self) -> None:
-        """Let no collective go on behind the back of whoever ends the run."""
+        """End the pipeline's thread, so that no collective is in progress when the group ends."""
         if self.pipeline is not None:
             self.pipeline.close()

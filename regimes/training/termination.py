@@ -1,10 +1,8 @@
-"""SIGTERM with grace: the epoch under way is finished and saved, then the run ends.
+"""SIGTERM with grace: the epoch in progress is finished and saved, then the run ends.
 
-A scheduler that preempts a job sends SIGTERM and, some time later, SIGKILL. What a run has not
-saved by then is trained again after ``--resume``; nothing recorded is lost in either case.
-Many a scheduler signals every process of a job, and a launcher passes on what it gets itself:
-signals within a second of the first are that one. Here is who listens; ``loop`` saves and stops,
-``launch.sweep`` ends many runs.
+A scheduler that preempts a job sends SIGTERM and, some time later, SIGKILL. Steps that are not
+saved by then are trained again after ``--resume``; the record loses nothing in either case.
+This module handles the signal; ``loop`` saves and stops, ``launch.sweep`` ends many runs.
 """
 
 from __future__ import annotations
@@ -13,39 +11,41 @@ import os
 import signal
 import threading
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from regimes.errors import TrainingError, unexpected
 
 GRACE = "REGIMES_GRACE"
 SECONDS = 30.0  # between SIGTERM and the end, at most; REGIMES_GRACE overrides it
-LONGEST = 1e6  # what may be asked for
-SAME = 1.0  # seconds in which further signals are the first one, come by another way
+LONGEST = 1e6  # seconds that REGIMES_GRACE may ask for
+# Many schedulers signal every process of a job, and a launcher passes on its own signal. Signals
+# within so many seconds of the first are copies of it, not a second request.
+DUPLICATE_SECONDS = 1.0
 
 
 class Terminated(TrainingError):
-    """SIGTERM came; the record and the last checkpoint are whole."""
+    """SIGTERM came; the record and the last checkpoint are complete."""
 
     exit_code = 128 + signal.SIGTERM
 
 
-def seconds() -> float:
-    """The time that a run has to end by itself.
+def grace_seconds() -> float:
+    """The time between SIGTERM and the end of a run.
 
     Raises:
-        ConfigError: ``REGIMES_GRACE`` is no number of seconds.
+        ConfigError: ``REGIMES_GRACE`` is not a number of seconds.
     """
     text = os.environ.get(GRACE)
     if text is None:
         return SECONDS
     try:
-        asked = float(text)
+        seconds = float(text)
     except ValueError:
-        asked = -1.0
-    if not 0 <= asked <= LONGEST:
+        seconds = -1.0
+    if not 0 <= seconds <= LONGEST:
         raise unexpected(GRACE, text, f"a number of seconds, from 0 to {LONGEST:.0f}")
-    return asked
+    return seconds
 
 
 class _Noted:
@@ -60,9 +60,8 @@ class _Noted:
 _noted = _Noted()
 
 
-def note() -> None:
-    """From now on a SIGTERM ends the run under way and every later one of this process: those start
-    no epoch."""
+def remember_sigterm() -> None:
+    """From now on a SIGTERM ends the run in progress, and no later run of this process starts."""
     signal.signal(signal.SIGTERM, _noted)
 
 
@@ -72,17 +71,17 @@ def _check_noted() -> None:
 
 
 class GracefulShutdown:
-    """While entered, the first SIGTERM sets ``asked``; a later one, or the grace's end, raises
-    ``Terminated``. Only in the main thread, which alone receives signals.
+    """While entered, the first SIGTERM sets ``asked``; a second one, or the end of the grace time,
+    raises ``Terminated``. Does nothing outside the main thread, which alone receives signals.
 
     Raises:
-        ConfigError: when it is made: as ``seconds``.
-        Terminated: when it is made or entered: this process was asked to end before (``note``).
+        ConfigError: at construction, from ``grace_seconds``.
+        Terminated: at construction or entry, after a SIGTERM that ``remember_sigterm`` handled.
     """
 
     def __init__(self) -> None:
         _check_noted()
-        self.asked, self.grace = False, seconds()
+        self.asked, self.grace = False, grace_seconds()
         self._since = 0.0
         self._before: dict[int, Any] = {}
 
@@ -93,20 +92,15 @@ class GracefulShutdown:
                 self._before[number] = signal.signal(number, self._signal)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._before:
             signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def pass_on(self) -> None:
-        """Hand a signal that came too late to end this run, in its last epoch, to the handler that
-        would have had it: what began the run may have others to begin."""
+        """Call the previous handler if the signal came in the run's last epoch, too late to end
+        the run: the caller may have further runs to cancel."""
         handler = self._before.get(signal.SIGTERM)
         if self.asked and callable(handler):
             handler(signal.SIGTERM, None)
@@ -117,9 +111,10 @@ class GracefulShutdown:
                 self.asked, self._since = True, time.monotonic()
                 if self._before[number] is _noted:
                     _noted.asked = True
-                signal.setitimer(signal.ITIMER_REAL, max(self.grace, 1e-6))  # 0 would be never
+                # SIGALRM enforces the grace time; a timer of 0 would never fire
+                signal.setitimer(signal.ITIMER_REAL, max(self.grace, 1e-6))
                 return
-            if time.monotonic() < self._since + SAME:
+            if time.monotonic() < self._since + DUPLICATE_SECONDS:
                 return
         raise Terminated(
             "ended by SIGTERM within an epoch; the record up to the last epoch is intact: "

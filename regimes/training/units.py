@@ -34,7 +34,7 @@ class Units:
 
     @classmethod
     def of(cls, config: RunConfig, per_epoch: int) -> Units:
-        """Those of a configuration; ConfigError where batch sizes do not fit into its units."""
+        """The units of a configuration; ConfigError if a unit is no multiple of a batch size."""
         total = config.epochs * per_epoch if config.steps is None else config.steps
         size = config.unit_steps
         levels = config.batch_levels if size and config.batch_policy else {}

@@ -1,0 +1,1 @@
+"""The campaign: trains every grid behind figures, tables and findings."""

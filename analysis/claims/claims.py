@@ -1,0 +1,198 @@
+"""What holds at the scale of the records: every sentence, its effect, interval and verdict.
+
+::
+
+    regimes figure campaign --scale cpu                # about 4 hours on two cores
+    regimes figure claims runs
+    regimes figure claims data/reference --out data/reference/claims.md    # the committed ones
+
+An effect is one number per seed, its interval the 95 % t interval of their mean. The margin is one
+point of accuracy (1 % of the perplexity), chosen before the first interval was computed.
+`sentences` has what is claimed, `verdicts` how an interval becomes a verdict.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from regimes.console import stdout
+from regimes.console.tables import Table
+from regimes.console.units import interval_text, p_text
+from regimes.errors import RecordError
+from regimes.plotting.groups import check_setting, check_there
+from regimes.records import Record, load_all, write_output
+from regimes.statistics import LEAST, alike, holm, least_p, p_ranks, p_value, t_interval
+
+from ..common.verdicts import outcome, verdict
+from .pools import pool, same_code
+from .sentences import PAPER, QUESTIONS, Claim
+
+COLUMNS = (
+    "item",
+    "claim",
+    "effect",
+    "n",
+    "mean [95 % interval]",
+    "margin",
+    "p",
+    "p by ranks",
+    "p (Holm)",
+    "verdict",
+    "the claim is",
+    "records",
+)
+TASK = ("workers", "data.name", "data.digest", "model", "metric")  # what schedules of a claim share
+WIDTH = 200  # letters that twelve columns need
+DECIDE = ("expect", "ci_low", "ci_high", "margin", "p_holm")  # arguments of `outcome`
+ABOUT = (
+    "The mean effect over n seeds with its 95 % t interval, and the smallest effect that matters. "
+    "p: t test of no effect, two-sided; by ranks: exact signed-rank test, or ≥ and the least that "
+    "n seeds can reach (5 or fewer cannot reach 0.05); Holm: p corrected over the claims of the "
+    "item. Verdict: of the interval alone; better and worse are above and below zero. A claim of "
+    "more is supported if the effect is better, with p (Holm) < 0.05 and a mean of the margin or "
+    "more, and contradicted if an effect of the margin is excluded; a claim of no less is the "
+    "opposite of more in the other direction. †: the runs are of different code."
+)
+
+# -- records to verdicts ---------------------------------------------------------------------
+
+
+def find(folder: Path, source: str) -> list[Record]:
+    """The records of a grid in a folder: a folder or an archive of its name; none if not there."""
+    for path in (folder / source, folder / f"{source}.tar.xz"):
+        if path.exists():
+            return load_all(path)
+    return []
+
+
+def judge(folder: Path, claims: Sequence[Claim] = (*PAPER, *QUESTIONS)) -> pd.DataFrame:
+    """One row per claim whose records are there.
+
+    Columns: item, claim, records, effect, n, mean, ci_low, ci_high (of a 95 % t interval; nan where
+    all seeds are alike), margin, p, p_ranks, p_holm (within the item), verdict, outcome, and
+    mixed: whether the runs are of different code.
+
+    Raises:
+        RecordError: no records of any claim in the folder, or blocks that cannot be pooled.
+    """
+    known: dict[str, list[Record]] = {}
+    rows = []
+    for claim in claims:
+        blocks = {source: known.get(source) or find(folder, source) for source in claim.sources}
+        known |= blocks
+        if all(blocks.values()):
+            only = len(blocks) == 1
+            runs = blocks[claim.sources[0]] if only else pool(blocks, claim.schedules)
+            rows.append(_row(claim, runs))
+    if not rows:
+        raise RecordError(
+            f"{folder} has no records that a claim is about: expected folders or archives named "
+            "like grids, e.g. small or small.tar.xz"
+        )
+    frame = pd.DataFrame(rows)
+    frame["p_holm"] = frame.groupby("item", sort=False)["p"].transform(lambda p: holm(p.to_list()))
+    cells = zip(*(frame[name] for name in DECIDE), strict=True)
+    frame["outcome"] = [outcome(*cell) for cell in cells]
+    return frame
+
+
+def _row(claim: Claim, runs: Sequence[Record]) -> dict[str, Any]:
+    chosen = [run for run in runs if run.name in claim.schedules]
+    check_there(runs, claim.schedules)
+    check_setting(chosen, TASK)
+    values = claim.effect(chosen)
+    mean, low, high = t_interval(values)
+    if alike(values):
+        low = high = math.nan
+    codes = [str(run.header.get("code", {}).get("digest")) for run in chosen]
+    return {
+        "item": claim.item,
+        "claim": claim.says,
+        "records": " + ".join(claim.sources),
+        "effect": claim.name,
+        "n": len(values),
+        "mean": mean - claim.base,
+        "ci_low": low - claim.base,
+        "ci_high": high - claim.base,
+        "margin": claim.margin,
+        "p": p_value(values, claim.base),
+        "p_ranks": p_ranks(values, claim.base),
+        "verdict": verdict(low - claim.base, high - claim.base, claim.margin),
+        "expect": claim.expect,
+        "mixed": not same_code(codes),
+    }
+
+
+def summary(rows: pd.DataFrame) -> pd.DataFrame:
+    """Per item: how many of its claims there are, and are supported, contradicted and open."""
+    kinds = ["supported", "contradicted", "open"]
+    found = pd.crosstab(rows["item"], rows["outcome"]).reindex(columns=kinds, fill_value=0)
+    found.insert(0, "claims", found.sum(axis=1))
+    return found.loc[rows["item"].unique()].rename_axis(columns=None).reset_index()
+
+
+# -- verdicts to a table ---------------------------------------------------------------------
+
+
+def line(row: dict[str, Any]) -> list[str]:
+    """A row of `judge` as rounded text, in the order of `COLUMNS`."""
+    few = "[one seed]" if row["n"] == 1 else "[two seeds]"
+    none = "[all alike]" if row["n"] >= LEAST else few
+    ends = interval_text(row["ci_low"], row["ci_high"], "+.2f") or none
+    reach = least_p(row["n"])
+    ranks = p_text(row["p_ranks"]) if reach < 0.05 else f"≥ {reach:.3g}"
+    return [
+        row["item"],
+        row["claim"],
+        row["effect"],
+        str(row["n"]),
+        f"{row['mean']:+.2f} {ends}",
+        f"{row['margin']:g}",
+        p_text(row["p"]),
+        "" if math.isnan(row["p"]) else ranks,
+        p_text(row["p_holm"]),
+        row["verdict"],
+        row["outcome"],
+        row["records"] + " †" * row["mixed"],
+    ]
+
+
+def as_text(rows: pd.DataFrame) -> Table:
+    """All rows of `judge` as text, the paper's first; an item is named once."""
+    found = [line({str(key): cell for key, cell in row.items()}) for row in rows.to_dict("records")]
+    before = ["", *(cells[0] for cells in found)]
+    once = [
+        ["" if item == cells[0] else cells[0], *cells[1:]]
+        for item, cells in zip(before, found, strict=False)
+    ]
+    return Table(COLUMNS, once, texts=3, ends=3)
+
+
+def page(rows: pd.DataFrame) -> str:
+    """The table as Markdown, below what its columns are."""
+    return f"{ABOUT}\n\n{as_text(rows).markdown()}\n"
+
+
+def main(folder: Path, out: Path | None = None, paper: bool = False) -> pd.DataFrame:
+    """Print the verdict on every claim whose records are in FOLDER.
+
+    Args:
+        folder: of grids' records, each a folder or an archive of the grid's name.
+        out: file for the same as Markdown.
+        paper: only the paper's claims.
+    """
+    rows = judge(folder, PAPER if paper else (*PAPER, *QUESTIONS))
+    if out:
+        write_output(out, page(rows))
+    items = summary(rows).astype(str)
+    console = stdout.console(highlight=False)
+    console.width = max(console.width, WIDTH)
+    console.print(as_text(rows).drawn(), "")
+    console.print(Table(list(items.columns), items.to_numpy().tolist()).drawn(), "")
+    console.print(ABOUT)
+    return rows

@@ -1,0 +1,77 @@
+"""Effects: what a claim is about, as one number per seed. Records in, numbers out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from regimes.errors import RecordError
+from regimes.plotting.decays import decay_epochs
+from regimes.records import Record, summary
+from regimes.statistics import paired_differences
+
+from ..common import compare
+from ..common.compare import LAST
+from ..detection.unforced import pairs, scored
+
+Effect = Callable[[Sequence[Record]], list[float]]
+
+
+def minus(a: str, b: str) -> Effect:
+    """The metric of schedule ``a`` minus that of ``b``, paired over seeds, as it is shown."""
+
+    def values(runs: Sequence[Record]) -> list[float]:
+        each = summary([run for run in runs if run.name in (a, b)], LAST)
+        factor = compare.tested_by(runs[0]).factor
+        return [factor * x for x in paired_differences(each, a, b, "metric")]
+
+    return values
+
+
+def fall_at_decay(schedule: str) -> Effect:
+    """How often the norm halves over the first decay: log2 of its mean in the three epochs before
+    over that in the three after, mean over layers; negative where it rises."""
+
+    def values(runs: Sequence[Record]) -> list[float]:
+        found = []
+        for run in (run for run in runs if run.name == schedule):
+            decay, *_ = decay_epochs(run) or (None,)
+            if decay is None:
+                raise RecordError(f"{run.folder} does not say when its learning rate decays")
+            names = [layer["name"] for layer in compare.compressed(run)]
+            rows = run.layers[run.layers["layer"].isin(names)]
+            after = rows["epoch"].between(decay, decay + 2)
+            before = rows["epoch"].between(decay - 3, decay - 1)
+            norms = [rows[when].groupby("layer")[run.statistic].mean() for when in (before, after)]
+            found.append(float(np.log2(norms[0] / norms[1]).mean()))
+        return found
+
+    return values
+
+
+def unforced(a: str, b: str, schedule: str) -> Effect:
+    """Cohen's kappa of two detectors that call as many epochs each behind the warm-up, those in
+    which their statistics change most: 0 by chance (`analysis.detection.unforced`)."""
+
+    def values(runs: Sequence[Record]) -> list[float]:
+        rows = pairs(scored(run for run in runs if run.name == schedule))
+        kept = rows[(rows["a"] == a) & (rows["b"] == b)]
+        return kept.sort_values("seed")["kappa"].to_list()
+
+    return values
+
+
+def overlap(batch: int) -> Effect:
+    """Share of common top-10 % coordinates after the first epoch, in %."""
+
+    def values(runs: Sequence[Record]) -> list[float]:
+        found = []
+        for run in (run for run in runs if run.name == "dense"):
+            lines = [line for line in run.details if line["instrument"] == "overlap"]
+            if not lines:
+                raise RecordError(f"{run.folder} recorded no support overlap")
+            found.append(100 * float(lines[0]["sizes"][str(batch)]["mean"]))
+        return found
+
+    return values

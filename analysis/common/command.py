@@ -1,0 +1,148 @@
+"""What every command of the study does: begin from words, leave files, say which.
+
+A module's ``main`` reads records, prints what it found and leaves its files through `Files`::
+
+    files = Files(records, out)
+    files.figure("levels", level_map(load_all(records)))
+    return files.said()
+
+``python -m analysis NAME WORDS`` runs it by `start`, ``regimes figure NAME WORDS`` by `call`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regimes.console import stdout
+from regimes.errors import ConfigError, RegimesError
+from regimes.inputs import track_inputs
+from regimes.plotting.offered import conditions
+from regimes.records import reading, write_output
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+BLOCK = re.compile(r"^ {4}((?:regimes|python) .*?)(?:  +#.*)?$", re.MULTILINE)
+
+SELECT = "With --where FIELD=VALUE, e.g. --where optimizer.lr=0.4, only runs of which it is true."
+
+# -- what a command leaves -------------------------------------------------------------------
+
+
+def name_of(records: Path) -> str:
+    """What records are called: their folder's name, or their archive's without its suffixes."""
+    name = records.resolve().name
+    return name.partition(".")[0] if records.is_file() else name
+
+
+class Files:
+    """The files of one command: each is written, kept in mind, and named at the end.
+
+    Attributes:
+        folder: where they go.
+        paths: those that are written.
+    """
+
+    def __init__(self, records: Path | str, out: Path | None = None) -> None:
+        """Go to ``out``; default ``figures/NAME``, with the name of the records (or a name)."""
+        name = records if isinstance(records, str) else name_of(records)
+        self.folder, self.paths = out or Path("figures", name), list[Path]()
+
+    def figure(self, name: str, drawn: tuple[Figure, pd.DataFrame]) -> None:
+        """A figure as PNG and SVG, and the numbers that it shows as CSV.
+
+        Raises:
+            RecordError: they cannot be written; so do `table` and `text`.
+        """
+        from regimes.plotting import style
+
+        self.paths += style.save(drawn[0], self.folder / name, drawn[1])
+
+    def table(self, name: str, rows: pd.DataFrame) -> None:
+        """Rows in full precision, as NAME.csv."""
+        self.text(f"{name}.csv", rows.to_csv(index=False, lineterminator="\n"))
+
+    def text(self, name: str, words: str) -> None:
+        """Words, as a file of that name."""
+        path = self.folder / name
+        write_output(path, words)
+        self.paths.append(path)
+
+    def compared(
+        self, tables: tuple[pd.DataFrame, pd.DataFrame], about: str, prefix: str = ""
+    ) -> None:
+        """The two tables of `compare.table`: printed; as CSV, and rounded as Markdown.
+
+        Args:
+            about: the setting, in words.
+        """
+        from . import compare
+
+        rows, pairs = tables
+        compare.show(rows, pairs)
+        self.table(f"{prefix}table", rows)
+        self.table(f"{prefix}differences", pairs)
+        self.text(f"{prefix}table.md", compare.markdown(rows, pairs, about))
+
+    def said(self) -> list[Path]:
+        """Print what was written, and return it."""
+        print(*self.paths, sep="\n")
+        return self.paths
+
+
+# -- how a command begins --------------------------------------------------------------------
+
+
+def call(main: Callable[..., Any], words: Sequence[str], program: str) -> None:
+    """Run ``main`` with its arguments from words.
+
+    Raises:
+        ConfigError: it needs records, and there are no words.
+    """
+    import tyro
+
+    if not words and _needs(main):
+        lines = BLOCK.findall(main.__globals__["__doc__"] or "")
+        how = ", then ".join(f"`{line}`" for line in lines[:2])
+        raise ConfigError(f"{program} needs records: {how}")
+    about = (inspect.getdoc(main) or "").partition("Args:")[0] + SELECT
+    with track_inputs():
+        tyro.cli(
+            main,
+            prog=program,
+            args=words,
+            config=(tyro.conf.PositionalRequiredArgs,),
+            description=about,
+        )
+
+
+def _needs(main: Callable[..., Any]) -> bool:
+    return any(p.default is p.empty for p in inspect.signature(main).parameters.values())
+
+
+def start(main: Callable[..., Any], program: str = "", words: Sequence[str] | None = None) -> None:
+    """Run ``main`` with its arguments from the command line. An error is one sentence and an exit
+    code, as of `regimes`; so is a closed pipe.
+
+    Args:
+        program: what help and errors call it; default the file that Python runs.
+        words: default those of the command line.
+    """
+    try:
+        where, others = conditions(sys.argv[1:] if words is None else words)
+        with reading(where, say=True):
+            call(main, others, program or f"python {sys.argv[0]}")
+        stdout.flush()
+    except RegimesError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except OSError as error:
+        if not stdout.is_stdout_failure(error):
+            raise
+        sys.exit(stdout.exit_code_of(error))

@@ -1,0 +1,165 @@
+"""Schedules compared: records to numbers, and numbers to a table. No drawing here.
+
+The runs of one folder are grouped by schedule (``config["name"]``) and seed; comparisons are paired
+over common seeds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import pandas as pd
+
+from regimes.console import stdout
+from regimes.console.tables import Table
+from regimes.errors import RecordError
+from regimes.plotting import metrics
+from regimes.plotting.differences import LAST as LAST
+from regimes.plotting.differences import as_table, differences, pair, pairs_of, reached
+from regimes.plotting.groups import BASELINES, compressed, groups
+from regimes.plotting.groups import Groups as Groups
+from regimes.plotting.groups import tested_by as tested_by
+from regimes.plotting.groups import windows as windows
+from regimes.records import Record
+
+from ..grids.names import PAPER
+
+SCHEDULES = ("dense", "low", "high", "low-in-critical", "high-in-critical", "accordion", "low-late")
+PAIRS = (
+    ("low", "high"),
+    ("low-in-critical", "high"),
+    ("dense", "high-in-critical"),
+    ("dense-deleted", "high-in-critical"),  # damage, or only lost time?
+    ("accordion", "low"),
+    ("low-in-critical", "low-late"),
+    ("low-early", "low-late"),  # only where both were run
+    ("small-batch", "large-batch"),
+    ("small-in-critical", "large-batch"),
+    ("small-batch", "large-in-critical"),
+    ("accordion-batch", "small-batch"),
+    ("smith", "small-batch"),
+    ("accordion-batch", "smith"),
+    ("adaqs", "low"),
+    ("accordion", "adaqs"),
+    ("adaqs-0.2", "low"),
+    ("accordion", "adaqs-0.2"),
+    ("high-longer", "low"),
+    ("accordion", "high-longer"),
+    ("accordion 4-1", "rank 2"),
+    ("accordion 4-2", "accordion 4-1"),
+    ("accordion-ladder", "accordion 4-1"),
+)
+
+# -- records to numbers ----------------------------------------------------------------------
+
+
+def schedules(runs: Iterable[Record]) -> list[Record]:
+    """The runs of a tournament that are schedules of the paper, under the names of its grids; runs
+    that have such names, or none of a tournament's, as they are."""
+    given = list(runs)
+    names = {run.name for run in given}
+    if "rank 1" not in names or names & ({*PAPER.values()} - {*PAPER}):
+        return given
+    return [_called(run, PAPER[run.name]) for run in given if run.name in PAPER]
+
+
+def _called(run: Record, name: str) -> Record:
+    return replace(run, header=run.header | {"config": run.config | {"name": name}})
+
+
+def norms(runs: Sequence[Record]) -> pd.DataFrame:
+    """Per epoch and compressed layer, the mean over ``runs`` of the detectors' statistic.
+
+    Raises:
+        RecordError: a run has none, since its policy reads none.
+    """
+    names = [layer["name"] for layer in compressed(runs[0])]
+    for run in runs:
+        if run.statistic not in run.layers:
+            raise RecordError(f"{run.folder} recorded no {run.statistic!r}, which this draws")
+    rows = pd.concat([run.layers.rename(columns={run.statistic: "norm"}) for run in runs])
+    rows = rows[rows["layer"].isin(names)]
+    frame = rows.groupby(["layer", "epoch"], as_index=False).agg(
+        norm=("norm", "mean"), n=("norm", "size")
+    )
+    frame.insert(1, "depth", frame["layer"].map(names.index))
+    return frame.sort_values(["depth", "epoch"], ignore_index=True)
+
+
+# -- the table -------------------------------------------------------------------------------
+
+
+def table(
+    runs: Iterable[Record],
+    needed: Sequence[str] = SCHEDULES,
+    others: bool = False,
+    baseline: str | None = None,
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """(one row per schedule, one row per comparison of `PAIRS`).
+
+    The metric (accuracy in %) is the mean of a run's last three epochs; sd over seeds. A comparison
+    is the mean over common seeds of the difference, with its 95 % t interval, and the ratio of the
+    two schedules' traffic.
+
+    Args:
+        others: compare all pairs of up to six schedules; of more, each with the baseline as well.
+        baseline: compare each other schedule with this one, and nothing else.
+    """
+    found = groups(runs, needed)
+    shown, each = reached([run for group in found.values() for run in group])
+    each["floats"] /= 1e6
+    rows = each.groupby("name", sort=False).agg(
+        **{"n": ("seed", "size"), shown.name: (shown.name, "mean"), "sd": (shown.name, "std")},
+        floats_M=("floats", "mean"),
+    )
+    base = next((name for name in BASELINES if name in found), None)
+    rows["of_low"] = rows["floats_M"] / (float(rows["floats_M"][base]) if base else math.nan)
+    chosen = [two for two in PAIRS if {*two} <= found.keys()]
+    if baseline is not None:
+        chosen = pairs_of(list(found), baseline)
+    elif others:
+        known = [{*two} for two in chosen]
+        chosen += [two for two in pairs_of(list(found)) if {*two} not in known]
+    if needed:
+        pairs = pd.DataFrame([pair(each, a, b, shown) for a, b in chosen])
+    else:
+        pairs = differences(each, chosen, shown)
+    return rows.rename_axis("schedule").reset_index(), pairs
+
+
+def as_text(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[Table, Table]:
+    """Both tables as rounded text."""
+    shown = metrics.named(str(rows.columns[2]))
+    base = next((name for name in BASELINES if name in set(rows["schedule"])), "baseline")
+    digits = shown.digits
+    first = []
+    for row in rows.to_dict("records"):
+        sd = "" if math.isnan(row["sd"]) else f" ± {row['sd']:.{digits}f}"
+        first.append(
+            [
+                row["schedule"],
+                str(row["n"]),
+                f"{row[shown.name]:.{digits}f}{sd}",
+                f"{row['floats_M']:.4g}",
+                f"{row['of_low']:.2f}",
+            ]
+        )
+    return (
+        Table(("schedule", "n", shown.heading, "floats (M)", f"of {base}"), first),
+        as_table(pairs, shown),
+    )
+
+
+def show(rows: pd.DataFrame, pairs: pd.DataFrame) -> None:
+    """Print both tables."""
+    console = stdout.console(highlight=False)
+    for shown in as_text(rows, pairs)[: 2 if len(pairs) else 1]:
+        console.print(shown.drawn(), "")
+
+
+def markdown(rows: pd.DataFrame, pairs: pd.DataFrame, about: str) -> str:
+    """Both tables, rounded, below words about their setting."""
+    parts = [about, *(shown.markdown() for shown in as_text(rows, pairs))]
+    return "\n\n".join(parts) + "\n"

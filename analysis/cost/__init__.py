@@ -1,0 +1,1 @@
+"""Cost: predicted seconds of runs, levels and policies on other networks."""

@@ -1,0 +1,233 @@
+"""What compression gains on a network: predicted curves over bandwidth and number of workers.
+
+Run, then draw (seconds)::
+
+    regimes ablate small --seeds 5
+    regimes figure cost runs/small --network 1Gbit/s,50us
+
+Left: the speed-up of an epoch over dense against bandwidth, at the runs' W; each curve crosses 1 at
+its break-even bandwidth, below which compression pays. Right: seconds per step against W at one
+network, each worker keeping its batch. Both from recorded traffic and measured seconds
+(`cost.predict`, `cost.network`); nothing here has been run on such a network. How well the model
+does where it has been: `benchmarks.network`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from regimes.config import DENSE
+from regimes.cost.cases import Case, cases
+from regimes.cost.network import Network, Values, spell
+from regimes.cost.predict import predict
+from regimes.cost.work import Work
+from regimes.plotting import style
+from regimes.records import Record, load_all
+from regimes.statistics import t_interval
+
+from ..common.command import Files
+from ..common.compare import groups
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SHOWN = ("dense", "low", "high", "accordion")
+BANDWIDTHS = np.logspace(6, 11, 101)  # bits/s: 1 Mbit/s to 100 Gbit/s
+WORKERS = 2.0 ** np.arange(1, 13)
+
+
+# -- records to numbers ----------------------------------------------------------------------
+
+
+def curves(
+    found: Sequence[Case], network: Network, workers: int, algorithm: str = "ring", buckets: int = 1
+) -> pd.DataFrame:
+    """Predicted seconds per step of each policy, over bandwidth and over W.
+
+    Columns: panel ("bandwidth" or "workers"), case, x (bits/s or W), n runs, seconds, dense (that
+    of an uncompressed step), speed_up and its 95 % t interval over the runs (ci_low, ci_high).
+    """
+    dense = next(case for case in found if case.name == DENSE and not case.runs).work
+    panels: dict[str, tuple[np.ndarray, Network, Values]] = {
+        "bandwidth": (BANDWIDTHS, Network(BANDWIDTHS, network.latency), workers),
+        "workers": (WORKERS, network, WORKERS),
+    }
+    frames = []
+    for panel, (x, net, w) in panels.items():
+        base = dense.seconds(net, w, algorithm, buckets)
+        for case in found:
+            if not case.runs:
+                continue
+            each = np.array([_per_step(run, net, w, algorithm, buckets) for run in _runs(case)])
+            spread = [t_interval(column.tolist()) for column in (base / each).T]
+            frames.append(
+                pd.DataFrame(
+                    {
+                        "panel": panel,
+                        "case": case.name,
+                        "x": x,
+                        "n": case.runs,
+                        "seconds": each.mean(0),
+                        "dense": base,
+                        **{
+                            name: [s[i] for s in spread]
+                            for i, name in enumerate(("speed_up", "ci_low", "ci_high"))
+                        },
+                    }
+                )
+            )
+    return pd.concat(frames, ignore_index=True)
+
+
+def _runs(case: Case) -> list[list[tuple[float, Work]]]:
+    """The epochs of each of a case's (equally long) runs."""
+    size = len(case.epochs) // case.runs
+    return [case.epochs[i : i + size] for i in range(0, len(case.epochs), size)]
+
+
+def _per_step(
+    epochs: list[tuple[float, Work]],
+    net: Network,
+    workers: Values,
+    algorithm: str,
+    buckets: int,
+) -> np.ndarray:
+    total = sum(n * np.asarray(w.seconds(net, workers, algorithm, buckets)) for n, w in epochs)
+    return np.asarray(total / sum(n for n, _ in epochs))
+
+
+# -- the figure ------------------------------------------------------------------------------
+
+
+def figure_cost(
+    runs: Iterable[Record],
+    network: Network,
+    workers: int | None = None,
+    *,
+    algorithm: str = "ring",
+    buckets: int = 1,
+    shown: Sequence[str] = SHOWN,
+) -> tuple[Figure, pd.DataFrame]:
+    """The two panels; the break-even bandwidths are marked on the left.
+
+    Raises:
+        RecordError: runs of different settings, or a schedule of ``shown`` that is missing.
+    """
+    known = groups(runs, shown)
+    chosen = [run for name in shown for run in known[name]]
+    workers = workers or int(chosen[0].config["workers"])
+    every = cases([run for each in known.values() for run in each], workers)
+    found = [case for case in every if not case.runs or case.name in shown]
+    numbers = curves(found, network, workers, algorithm, buckets)
+    table = predict(found, network, workers, algorithm, buckets)
+    with style.theme():
+        fig = style.figure(3.4)
+        left, right = fig.subplots(1, 2)
+        for name in shown:
+            _draw(left, numbers, "bandwidth", name, "speed_up")
+            _draw(right, numbers, "workers", name, "seconds")
+        marked = _mark(left, table)
+        left.axhline(1, color="#555555", linewidth=0.8, zorder=1)
+        left.set(
+            xscale="log",
+            xlabel=f"bandwidth of a link (bit/s), W = {workers}",
+            ylabel="speed-up over dense",
+        )
+        left.set_xticks(ticks := [10**k for k in range(6, 12)], [spell(t)[:-5] for t in ticks])
+        style.log_axis(left)
+        right.set_xscale("log", base=2)
+        right.set_xticks(ticks := [4**k for k in range(1, 7)], [f"{t:,}" for t in ticks])
+        right.set(yscale="log", xlabel=f"workers W, at {network}", ylabel="seconds per step")
+        handles, labels = right.get_legend_handles_labels()
+        fig.legend(handles, labels, loc="outside upper center", ncols=4, handlelength=3.4)
+        style.caption(fig, _caption(found, chosen, network, algorithm, buckets))
+    return fig, pd.concat([numbers.drop(columns="dense"), marked], ignore_index=True)
+
+
+def _draw(ax: Axes, numbers: pd.DataFrame, panel: str, name: str, y: str) -> None:
+    rows = numbers[(numbers["panel"] == panel) & (numbers["case"] == name)]
+    look = style.style_of(name)
+    every = 20 if panel == "bandwidth" else 2
+    ax.plot(rows["x"], rows[y], label=look.label, markevery=every, **look.line)
+    if y == "speed_up":
+        ax.fill_between(
+            rows["x"], rows["ci_low"], rows["ci_high"], color=look.colour, alpha=0.15, linewidth=0
+        )
+
+
+def _mark(ax: Axes, table: pd.DataFrame) -> pd.DataFrame:
+    """A tick on the line of no gain at each policy's break-even bandwidth; and where they are."""
+    within = table["break_even"].between(BANDWIDTHS[0], BANDWIDTHS[-1])
+    found = table.loc[within & (table["kind"] == "policy"), ["case", "break_even"]]
+    for case, at in found.itertuples(index=False):
+        ax.plot(
+            [at],
+            [1],
+            marker="|",
+            markersize=11,
+            markeredgewidth=1.6,
+            color=style.style_of(case).colour,
+            zorder=5,
+        )
+    return found.rename(columns={"break_even": "x"}).assign(panel="break-even", speed_up=1.0)
+
+
+def _caption(
+    found: Sequence[Case], runs: Sequence[Record], network: Network, algorithm: str, buckets: int
+) -> str:
+    """What is measured, what is predicted, and from what."""
+    dense = next(case for case in found if case.name == DENSE and not case.runs).work
+    seeds = [case.runs for case in found if case.runs]
+    overlap = (
+        "no overlap of backward and communication"
+        if buckets == 1
+        else f"{buckets} buckets reduced during the backward pass"
+    )
+    header, size = runs[0].header, runs[0].config.get("batch_size")
+    batch = f" of {size}" if size else ""
+    return (
+        f"Predicted, not measured: recorded traffic and measured seconds on the cost model of "
+        f"regimes.cost ({algorithm}, latency {float(network.latency) * 1e6:g} µs, {overlap}). "
+        f"Left: of an epoch; the ticks on the line of no gain are the break-even bandwidths. "
+        f"Right: each worker keeps its batch{batch}. Compute "
+        f"{1e3 * dense.compute:.1f} ms per worker and step on one core of "
+        f"{header['machine'].get('processor') or 'the machine'}. Mean over "
+        f"{style.seeds_in_words(seeds)}, bands: 95 % t interval (traffic alone differs between "
+        f"seeds, so most are too narrow to see). {style.setting(runs[0])}."
+    )
+
+
+# -- the command -----------------------------------------------------------------------------
+
+
+def main(
+    folder: Path,
+    network: str = "1Gbit/s,50us",
+    workers: int | None = None,
+    algorithm: str = "ring",
+    buckets: int = 1,
+    out: Path | None = None,
+) -> list[Path]:
+    """Draw the predicted cost of the runs under FOLDER on a network, and print the table.
+
+    Args:
+        folder: of the runs, or an archive of them.
+        network: bandwidth and latency.
+        workers: W of the left panel and the table; default that of the runs.
+        algorithm: of the collectives: ring, gloo or tree.
+        buckets: parts of the gradient that are reduced during the backward pass.
+        out: folder for the figures; default figures/NAME.
+    """
+    from regimes.cost.predict import main as show
+
+    files, runs, net = Files(folder, out), load_all(folder), Network.parse(network)
+    fig, numbers = figure_cost(runs, net, workers, algorithm=algorithm, buckets=buckets)
+    show([str(folder)], None, net, workers, algorithm=algorithm, buckets=buckets)
+    files.figure("cost", (fig, numbers))
+    return files.said()

@@ -1,0 +1,1 @@
+"""Detection: which epochs each statistic marks, how far detectors agree, what they miss."""

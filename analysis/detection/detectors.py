@@ -1,0 +1,66 @@
+"""Detectors beside each other: when each calls a run critical, and how far they agree.
+
+Run, then draw (a minute per run on one core, and 10 seconds)::
+
+    regimes ablate small --seeds 5 --schedules low accordion
+    regimes figure detectors runs/small/low runs/small/accordion
+
+The tables are those of ``regimes detect``; the figure has one band per detector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import pandas as pd
+import tyro
+
+from regimes.plotting import bands as drawing
+from regimes.plotting import style
+from regimes.records import Record
+from regimes.replay import detect
+from regimes.replay.compare import Comparison
+
+from ..common.command import Files, name_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def bands(runs: Sequence[Record], result: Comparison) -> tuple[Figure, pd.DataFrame]:
+    """`regimes.plotting.bands.bands`, with a caption."""
+    fig, numbers = drawing.bands(runs, result)
+    with style.theme():
+        style.caption(fig, _words(runs, result))
+    return fig, numbers
+
+
+def _words(runs: Sequence[Record], result: Comparison) -> str:
+    counts = result.detectors.groupby(["schedule", "detector"]).size().tolist()
+    return (
+        f"Mean over {style.seeds_in_words(counts)} per schedule. The darker, the more compressed "
+        "layers the detector calls critical in the epoch (those of one verdict for the model: the "
+        "more seeds), replayed over runs of the schedule named above each panel. Of low: traffic "
+        "of spending there and nowhere else, over low compression throughout. "
+        f"{style.setting(runs[0])}."
+    )
+
+
+def main(
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional],
+    detectors: tuple[str, ...] = (),
+    out: Path | None = None,
+) -> list[Path]:
+    """Print the tables of `regimes detect` and draw the bands.
+
+    Args:
+        runs: runs, or folders of runs.
+        detectors: NAME or NAME:key=value,key=value; default all whose signal was recorded.
+        out: folder for tables and figure; default figures/NAME/detectors.
+    """
+    files = Files(f"{name_of(runs[0])}/detectors", out)
+    result = detect.main(runs, detectors, files.folder)
+    files.figure("bands", bands(detect.read(runs), result))
+    return files.said()

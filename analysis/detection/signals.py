@@ -1,0 +1,120 @@
+"""The signals of one run beside each other: gradient norm, Fisher trace, Hessian trace, eigenvalue.
+
+Do Fisher trace and Hessian trace tell the same story around critical periods? In a notebook::
+
+    import regimes
+    from analysis.detection.signals import signals
+
+    record = regimes.run(regimes.get_preset("smoke-signals/low"), "runs/signals")
+    figure, numbers = signals(record)
+
+or from the command line::
+
+    regimes ablate smoke-signals --schedules low --seeds 1
+    regimes figure signals runs/smoke-signals/low/seed-0
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from regimes.errors import RecordError
+from regimes.plotting import style
+from regimes.records import Record, load
+
+from ..common.command import Files
+from ..common.compare import compressed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PANELS = {  # title: columns of ``record.epochs``, and their words
+    "gradient norm": {"norm": "accumulated update"},
+    "Fisher trace": {"fisher_trace": "running statistics"},
+    "Hessian trace": {
+        "hessian_trace": "running statistics",
+        "hessian_trace:batch": "batch statistics",
+    },
+    "top Hessian eigenvalue": {
+        "eigenvalue": "running statistics",
+        "eigenvalue:batch": "batch statistics",
+    },
+}
+WORDS = ("running statistics", "batch statistics")
+LINES = (("#0173b2", "-"), ("#de8f05", (0, (4, 1.5))))
+
+
+def numbers(record: Record) -> pd.DataFrame:
+    """One row per epoch: lr, the whole model's gradient norm, and every model statistic.
+
+    Raises:
+        RecordError: the run recorded no norm, or nothing but that.
+    """
+    known = [c for columns in PANELS.values() for c in columns if c in record.epochs]
+    if not known or record.statistic not in record.layers:
+        raise RecordError(
+            f"{record.folder} recorded no {'curvature' if not known else record.statistic}: switch "
+            "it on, e.g. --set instruments.curvature.probes=10 --set instruments.fisher={}"
+        )
+    names = [layer["name"] for layer in compressed(record)]
+    layers = record.layers[record.layers["layer"].isin(names)]
+    norm = layers.groupby("epoch")[record.statistic].apply(lambda v: float(np.sqrt((v**2).sum())))
+    return record.epochs[["epoch", "lr", *known]].merge(norm.rename("norm"), on="epoch")
+
+
+def signals(record: Record) -> tuple[Figure, pd.DataFrame]:
+    """One panel per signal over the epochs of one run, learning-rate decays marked.
+
+    Raises:
+        RecordError: see `numbers`.
+    """
+    table = numbers(record)
+    panels = {t: {c: w for c, w in columns.items() if c in table} for t, columns in PANELS.items()}
+    panels = {title: columns for title, columns in panels.items() if columns}
+    with style.theme():
+        fig = style.figure(1.0 + 1.15 * len(panels))
+        for ax, (title, columns) in zip(
+            fig.subplots(len(panels), 1, sharex=True), panels.items(), strict=True
+        ):
+            for (column, words), (colour, dash) in zip(columns.items(), LINES, strict=False):
+                rows = table[["epoch", column]].dropna()
+                ax.plot(rows["epoch"], rows[column], color=colour, linestyle=dash, label=words)
+            if all((table[c].dropna() > 0).all() for c in columns):
+                style.log_axis(ax)
+            ax.set_ylabel(title.replace(" Hess", "\nHess").replace("nt n", "nt\nn"))
+            style.mark_decays(ax, record, labelled=title == "gradient norm")
+        ax.set_xlabel(style.unit_of(record.config))
+        handles = {line.get_label(): line for line in ax.lines if line.get_label() in WORDS}
+        fig.legend(
+            handles.values(),
+            handles.keys(),
+            loc="outside upper right",
+            ncols=2,
+            title="BatchNorm in the curvature",
+            handlelength=4,
+        )
+        probe = record.config["instruments"].get("curvature", {}).get("images", 200)
+        style.caption(
+            fig,
+            f"One run ({record.name}, seed {record.seed}). Norm: of the gradient accumulated over "
+            f"an epoch, all compressed layers. Curvature: of the loss on {probe} training images. "
+            f"{style.setting(record)}.",
+        )
+    return fig, table
+
+
+def main(run: Path, out: Path | None = None) -> list[Path]:
+    """Draw the signals of one run.
+
+    Args:
+        run: its folder.
+        out: folder for the figure; default figures/NAME.
+    """
+    record = load(run)
+    files = Files(record.name, out)
+    files.figure("signals", signals(record))
+    return files.said()

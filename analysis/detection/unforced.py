@@ -1,0 +1,174 @@
+"""Which epochs detectors call when no rule forces them, and how far they agree: the numbers.
+
+After each epoch a statistic of the whole model is scored by its change since some epochs ago, one
+unless said otherwise, relative to its older value: what ACCORDION's rule holds against a threshold
+(`RelativeChange`). A score counts if both epochs lie behind the warm-up, in which everything
+changes. Each detector calls the epochs with its largest scores, a quarter of those that count, so
+that none agrees with another because both are eager, or late. Beside them is `FIRST`, which reads
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, permutations
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from regimes.detectors import RelativeChange
+from regimes.errors import RecordError
+from regimes.policies.signals import signal_values
+from regimes.records import Record
+from regimes.replay.replay import measured, past_epochs, signal_cost
+from regimes.statistics import kappa, t_interval
+
+from ..grids.names import STATISTICS
+
+FIRST = "first epochs"
+REFERENCE = "eigenvalue"
+SHARE = 0.25  # of the evaluations that count, called by each detector
+Scores = Mapping[int, pd.DataFrame]  # by seed: epochs x detectors
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a score is.
+
+    Attributes:
+        back: epochs that it looks back.
+        absolute: the change itself, in place of its ratio to the older value.
+    """
+
+    back: int = 1
+    absolute: bool = False
+
+
+RELATIVE = Change()
+
+
+def rule(statistic: str) -> RelativeChange:
+    """The rule that scores a statistic of the whole model; its threshold plays no part."""
+    return RelativeChange(statistic=statistic, interval=1, per_layer=False)
+
+
+def scores(run: Record, change: Change = RELATIVE) -> pd.DataFrame:
+    """A column of scores per detector whose statistic was recorded, a row per epoch that counts.
+    nan: the statistic was undefined.
+
+    Raises:
+        RecordError: a run without any of the statistics, or with fewer than four scores.
+    """
+    known = {name: rule(text) for name, text in STATISTICS.items() if measured(run, rule(text))}
+    if not known:
+        raise RecordError(
+            f"{run.folder} recorded none of the statistics: see `regimes presets "
+            "detection` for grids that do"
+        )
+    warm = int(run.epochs["lr"].to_numpy().argmax())  # the first epoch at the full rate
+    past, epochs = past_epochs(run), range(warm + change.back, len(run.rows))
+    if len(epochs) < 1 / SHARE:
+        raise RecordError(
+            f"{run.folder} has {len(epochs)} epochs behind its warm-up that can be "
+            "scored, too few to call a quarter of them"
+        )
+    found = {}
+    for name, made in known.items():
+        values = signal_values(past, made, 0)
+        both = [made((values[epoch - change.back], values[epoch])) for epoch in epochs]
+        found[name] = [
+            v.score if v.score is None or not change.absolute else v.score * abs(v.old or 0.0)
+            for v in both
+        ]
+    return pd.DataFrame(found, index=pd.Index(epochs, name="epoch"), dtype=float)
+
+
+def scored(runs: Iterable[Record], change: Change = RELATIVE) -> dict[int, pd.DataFrame]:
+    """`scores` of each run, by seed."""
+    return {run.seed: scores(run, change) for run in runs}
+
+
+def calls(table: pd.DataFrame) -> pd.DataFrame:
+    """What each detector calls: its largest scores, of equal ones the first, an undefined one last;
+    and the first epochs, as many.
+
+    >>> calls(pd.DataFrame({"a": [0.1, 0.9, 0.2, 0.3], "b": [np.nan, 0.0, 0.0, 0.0]})).to_numpy()
+    array([[False, False,  True],
+           [ True,  True, False],
+           [False, False, False],
+           [False, False, False]])
+    """
+    count = round(SHARE * len(table))
+    ranks = table.rank(ascending=False, method="first", na_option="bottom")
+    return (ranks <= count).assign(**{FIRST: np.arange(len(table)) < count})
+
+
+def pairs(tables: Scores) -> pd.DataFrame:
+    """One row per pair of detectors and seed: kappa of their calls, Spearman's correlation of their
+    scores (nan beside `FIRST`, and for scores that are all alike)."""
+    rows = []
+    for seed, table in tables.items():
+        called, ranks = calls(table), table.corr("spearman", min_periods=3)
+        for a, b in combinations(map(str, called), 2):
+            same = kappa(called[a].to_numpy(), called[b].to_numpy())
+            both = np.nan if b == FIRST else ranks.loc[a, b]
+            rows.append({"a": a, "b": b, "seed": seed, "kappa": same, "spearman": both})
+    return pd.DataFrame(rows)
+
+
+def other_runs(tables: Scores, reference: str = REFERENCE) -> pd.DataFrame:
+    """Per detector, kappa of its calls in one run with those of the reference (column ``with``) and
+    with its own (``itself``) in a run of another seed, means over all pairs of runs."""
+    called = [calls(table) for table in tables.values()]
+    rows = [
+        {
+            "detector": name,
+            "with": kappa(a[name].to_numpy(), b[reference].to_numpy()),
+            "itself": kappa(a[name].to_numpy(), b[name].to_numpy()),
+        }
+        for a, b in permutations(called, 2)
+        for name in a
+    ]
+    columns = ["detector", "with", "itself"]
+    means = pd.DataFrame(rows, columns=columns).groupby("detector", sort=False).mean()
+    return means.reindex(called[0].columns)
+
+
+def over_seeds(each: pd.DataFrame) -> pd.DataFrame:
+    """One row per pair: n, mean and 95 % t interval of kappa and of the correlation."""
+    rows = []
+    for (a, b), seeds in each.groupby(["a", "b"], sort=False):
+        row: dict[str, Any] = {"a": a, "b": b, "n": len(seeds)}
+        for column in ("kappa", "spearman"):
+            known = seeds[column].dropna().to_list()
+            ends = t_interval(known) if known else (np.nan,) * 3
+            row |= dict(zip((column, f"{column}_low", f"{column}_high"), ends, strict=True))
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def with_reference(rows: pd.DataFrame, reference: str = REFERENCE) -> pd.DataFrame:
+    """The pairs of which one detector is the reference, by the other's name.
+
+    Raises:
+        RecordError: it is in none.
+    """
+    found = rows[(rows["a"] == reference) | (rows["b"] == reference)]
+    if found.empty:
+        raise RecordError(f"the runs recorded no {reference!r} to hold the others against")
+    return found.assign(detector=found["a"].where(found["b"] == reference, found["b"]))
+
+
+def thresholds(tables: Scores) -> pd.Series:
+    """The change that a quarter of all scores exceed, by detector: what makes it as eager live."""
+    return pd.concat([*tables.values()]).quantile(1 - SHARE)
+
+
+def costs(runs: Sequence[Record]) -> pd.Series:
+    """Share of the training time that each detector's instrument takes, mean over runs; what the
+    instrument measures beside it counts."""
+    names = map(str, scores(runs[0]))
+    found = {name: [signal_cost(run, rule(STATISTICS[name]))[1] for run in runs] for name in names}
+    return pd.DataFrame(found).mean()

@@ -1,0 +1,1 @@
+"""The LASSO of the paper's theory: moments of its solutions, and why small gradients say little."""

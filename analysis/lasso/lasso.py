@@ -1,0 +1,231 @@
+"""Lemma 1: a sparse mean and a dense noise in the LASSO; and, from records, in a network.
+
+Draw (15 seconds), and a network below it from records with ``moments`` readings::
+
+    regimes figure lasso --out figures/lasso
+    regimes run smoke --set instruments.moments-frozen.every=1
+    regimes figure lasso runs/smoke --out figures/lasso
+
+Left: how many coordinates the mean gradient has at scikit-learn's solution, against lam. Right: the
+probability that the noise of n gradients stays below the least coordinate of the mean, against
+sigma, and the lower bound that the lemma's proof gives (`model`); halfway from zero to the
+solution, and at it. Below: how much of a gradient's energy its top 10 % coordinates hold, and where
+the noise is. That a network has it too is a conjecture of the paper (section 4.3), not a claim.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import pandas as pd
+import tyro
+from scipy.stats import norm
+
+from regimes.plotting import style
+from regimes.records import Record, load_all
+
+from ..common.command import Files
+from .model import largest_sigma
+from .numbers import FAMILIES, Setting, chances, network, shapes, sparsity
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BLACK, BLUE, RED, GREY = "#000000", "#0173b2", "#d55e00", "#8c8c8c"
+ORANGE, GREEN = "#de8f05", "#029e73"
+LONG, DOTS, MIXED, SHORT = (0, (5, 1.5)), (0, (1, 1)), (0, (6, 1, 1, 1)), (0, (2, 1))
+Lines = dict[str, tuple[str, str, Any, str]]  # series: words, colour, dash, marker
+SPARSITY: Lines = {
+    "|supp w| + |supp μ|": ("|supp w| + |supp μ| (lemma)", GREY, DOTS, ""),
+    "|supp E g|": ("mean gradient", BLACK, "-", "s"),
+    "|supp w|": ("solution w", BLUE, LONG, "o"),
+}
+CHANCES: Lines = {
+    "halfway: noise below γ": ("halfway: noise < γ", BLACK, "-", "s"),
+    "halfway: bound, exact variance": ("its bound, exact variance", BLUE, LONG, ""),
+    "halfway: bound, paper's variance": ("its bound, paper's variance", ORANGE, DOTS, ""),
+    "halfway: top k is the support": ("halfway: top k = support", GREEN, MIXED, "D"),
+    "at the solution: noise below γ": ("at the solution: noise < γ", RED, SHORT, "v"),
+}
+SHARES: Lines = {
+    "mean-top10": ("mean gradient", BLACK, "-", "s"),
+    "single-top10": ("one stochastic gradient", BLUE, LONG, "o"),
+    "null-top10": ("noise alone", GREY, DOTS, "v"),
+}
+PLACES: Lines = {
+    "noise-in-top10": ("noise in the mean's top 10 %", RED, SHORT, "v"),
+    "noise-density": ("participation of the noise", BLUE, LONG, "o"),
+    "resolved": ("|mean|² resolved", BLACK, "-", "s"),
+}
+
+
+def lasso(s: Setting, runs: list[Record]) -> tuple[Figure, pd.DataFrame]:
+    """The LASSO's two panels, and the network's two below them if there are runs.
+
+    Raises:
+        RecordError: runs without readings, or of several schedules.
+    """
+    below = network(runs) if runs else None
+    above = [sparsity(s), chances(s)]
+    with style.theme():
+        fig = style.figure(3.7 if below is None else 6.9)
+        axes = fig.subplots(1 if below is None else 2, 2, squeeze=False)
+        _sparsity(axes[0, 0], above[0], s)
+        _chances(axes[0, 1], above[1], s)
+        words = _words(s)
+        if below is not None:
+            _network(axes[1, 0], axes[1, 1], below, runs[0])
+            words += " " + _network_words(below, runs)
+        style.caption(fig, words)
+    return fig, pd.concat([*above, *([below] if below is not None else [])], ignore_index=True)
+
+
+def _draw(ax: Axes, numbers: pd.DataFrame, lines: Lines) -> None:
+    for series, (words, colour, dash, marker) in lines.items():
+        rows = numbers[numbers["series"] == series]
+        ax.plot(
+            rows["x"],
+            rows["mean"],
+            color=colour,
+            linestyle=dash,
+            marker=marker,
+            label=words,
+            markersize=3.5,
+            markeredgecolor="white",
+            markeredgewidth=0.4,
+        )
+        ax.fill_between(
+            rows["x"], rows["ci_low"], rows["ci_high"], color=colour, alpha=0.15, linewidth=0
+        )
+    ax.legend(
+        loc="lower center",
+        bbox_to_anchor=(0.5, 1),
+        ncols=2,
+        handlelength=2.5,
+        columnspacing=1,
+        fontsize=6.5,
+    )
+
+
+def _sparsity(ax: Axes, numbers: pd.DataFrame, s: Setting) -> None:
+    _draw(ax, numbers, SPARSITY)
+    ax.axhline(s.nonzero, color=GREY, linewidth=0.8, zorder=1)
+    ax.text(
+        0.02,
+        s.nonzero,
+        "|supp μ|",
+        fontsize=7,
+        va="bottom",
+        color="#444444",
+        transform=ax.get_yaxis_transform(),
+    )
+    ax.set(xscale="log", xlabel=f"λ (at the solution, σ = {s.sigma:g})")
+    ax.set_ylabel(f"nonzero coordinates of {s.dimension}")
+    style.log_axis(ax)
+
+
+def _chances(ax: Axes, numbers: pd.DataFrame, s: Setting) -> None:
+    _draw(ax, numbers, CHANCES)
+    limit = largest_sigma(s.halfway, s.n, s.epsilon)
+    ax.axvline(limit, color=BLUE, linewidth=0.8, zorder=1)
+    ax.text(limit / 1.1, 0.5, f"σ* = {limit:.2g}", fontsize=7, color=BLUE, ha="right")
+    ax.set(xscale="log", ylim=(-0.03, 1.05), xlabel=f"σ (λ = {s.lam:g}, n = {s.n} gradients)")
+    ax.set_ylabel("probability")
+
+
+def _network(left: Axes, right: Axes, numbers: pd.DataFrame, one: Record) -> None:
+    flat = 2 * (norm.ppf(0.95) * norm.pdf(norm.ppf(0.95)) + 0.05)  # E z^2 beyond the 10 % point
+    for ax, lines, height, words in (
+        (left, SHARES, flat, "equal Gaussian coordinates"),
+        (right, PLACES, 0.1, "dense noise: 0.1"),
+    ):
+        _draw(ax, numbers[numbers["panel"] == _family(numbers)], lines)
+        ax.axhline(height, color=GREY, linewidth=0.8, zorder=1)
+        ax.text(
+            0.01,
+            height + 0.01,
+            words,
+            fontsize=7,
+            va="bottom",
+            color="#444444",
+            transform=ax.get_yaxis_transform(),
+        )
+        style.mark_decays(ax, one, labelled=False)
+        ax.set_xlabel("epoch (dotted: learning-rate decay)")
+    left.set(ylim=(0, 1.02), ylabel="network: energy in the\ntop 10 % coordinates")
+    right.set(ylim=(-0.5, 1.02), ylabel="network: share")
+
+
+def _family(numbers: pd.DataFrame) -> str:
+    """What is drawn of a network: equation 1 as it is written, if it was measured."""
+    return next(family for family in FAMILIES if family in set(numbers["panel"]))
+
+
+def _words(s: Setting) -> str:
+    p = s.halfway
+    return (
+        f"LASSO: y\xa0=\xa0±1, x\xa0~\xa0N(yμ, σ²I), d\xa0=\xa0{s.dimension}, {s.nonzero} nonzero "
+        f"coordinates of μ (1 to 0.5), solved by scikit-learn on {s.train:,} samples. Left: mean "
+        f"of {s.draws} data sets, 95 % t interval. Right: {s.trials:,} draws per point, 95 % "
+        f"Clopper-Pearson interval; γ is the least nonzero |mean coordinate|; halfway: w is half "
+        f"the solution at σ\xa0=\xa0{s.sigma:g} (γ there {p.gamma:.2g}), held; at the solution: "
+        f"refitted for each σ. A bound below 0 is drawn at 0. σ*: up to it the bound is at least "
+        f"{1 - s.epsilon:g}."
+    )
+
+
+def _network_words(numbers: pd.DataFrame, runs: list[Record]) -> str:
+    lines = runs[0].details
+    line = next(x for x in lines if "gradients" in x and x["family"] == _family(numbers))
+    spread = "bands: 95 % t interval" if len(runs) > 1 else "one seed, so no interval"
+    return (
+        f"Below: a stochastic gradient is of a {line['gradient']}; mean and variance of every "
+        f"coordinate over {line['gradients']} of them, whole model. Noise alone: one Gaussian draw "
+        "of these variances v. Participation: (Σv)²/(NΣv²), 1 if they are equal. Resolved: what is "
+        "not expected in the mean of so many from noise alone (axis cut at -0.5); at 0, the mean "
+        f"has the shape of noise. Mean over {style.seeds_in_words([len(runs)])}; {spread}. "
+        f"{style.setting(runs[0])}."
+    )
+
+
+def table(s: Setting, runs: list[Record]) -> pd.DataFrame:
+    """The LASSO's statistics beside the network's after the first, middle and last epoch."""
+    found = shapes(s)
+    if runs:
+        numbers = network(runs)
+        epochs = sorted(numbers["x"].unique())
+        for panel in dict.fromkeys(numbers["panel"]):
+            for epoch in dict.fromkeys((epochs[0], epochs[len(epochs) // 2], epochs[-1])):
+                rows = numbers[(numbers["panel"] == panel) & (numbers["x"] == epoch)]
+                found[f"{panel}, {epoch:g}"] = rows.set_index("series")["mean"]
+    return found
+
+
+def main(
+    records: Annotated[tuple[Path, ...], tyro.conf.Positional] = (),
+    out: Path | None = None,
+    setting: Annotated[Setting, tyro.conf.arg(name="")] = Setting(),  # noqa: B008 (frozen)
+) -> list[Path]:
+    """Draw Lemma 1, and print its table.
+
+    Args:
+        records: folders (or archives) of runs of one schedule with the moments instrument.
+        out: folder for the figure; default figures/lasso.
+        setting: the LASSO.
+    """
+    runs = load_all(*records) if records else []
+    files = Files("lasso", out)
+    files.figure("lasso", lasso(setting, runs))
+    halfway, there = setting.halfway, setting.there
+    for words, p in (("halfway", halfway), ("at the solution", there)):
+        print(
+            f"{words}: |supp w| = {(p.w != 0).sum()}, |supp μ| = {(p.mu != 0).sum()}, |supp E g| = "
+            f"{p.support.sum()}, γ = {p.gamma:.3g}, largest noise deviation "
+            f"{p.variance.max() ** 0.5:.3g}; w held, the bound is {1 - setting.epsilon:g} up to "
+            f"σ = {largest_sigma(p, setting.n, setting.epsilon):.3g}"
+        )
+    with pd.option_context("display.width", 250, "display.max_columns", None):
+        print(table(setting, runs).round(3).to_string(), "\n")
+    return files.said()

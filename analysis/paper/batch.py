@@ -1,0 +1,155 @@
+"""Figures 4b, 5 and 10: the batch size as the level.
+
+Run, then draw (10 minutes on two cores, and some seconds)::
+
+    regimes ablate small-batch --seeds 5 --jobs 2
+    regimes figure batch runs/small-batch --schedules small-batch accordion-batch smith
+
+Above, the curves of `curves`; below, what was decided: samples per step of all workers
+together, and the learning rate, which is scaled with them (section 5.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+from matplotlib.ticker import NullLocator
+
+from regimes.errors import RecordError
+from regimes.plotting import panels, style
+from regimes.records import Record, load_all
+
+from ..common import compare
+from ..common.command import Files
+from ..common.compare import Groups
+from . import curves as lines
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DECIDED = {"batch": "samples per step", "lr": "learning rate"}
+
+
+def decided(found: Groups) -> pd.DataFrame:
+    """Per schedule, seed and epoch: batch (samples per step, all workers), lr, steps.
+
+    Raises:
+        RecordError: a hook's record was not told the batch size.
+    """
+    parts = []
+    for name, runs in found.items():
+        for run in runs:
+            rows = run.epochs[["epoch", "lr", "steps"]].assign(schedule=name, seed=run.seed)
+            if run.epochs["batch_size"].isna().any():
+                raise RecordError(f"{run.folder} does not say what its batch size was")
+            rows["batch"] = run.config["workers"] * run.epochs["batch_size"]
+            parts.append(rows)
+    return pd.concat(parts, ignore_index=True)[
+        ["schedule", "seed", "epoch", "batch", "lr", "steps"]
+    ]
+
+
+def figure(
+    runs: Iterable[Record], *, schedules: Sequence[str] = ()
+) -> tuple[Figure, pd.DataFrame, pd.DataFrame]:
+    """Metric against epoch and floats; batch size and learning rate against epoch.
+
+    Args:
+        schedules: which ones; default all there are.
+
+    Returns:
+        The figure, the numbers of the curves, and `decided`.
+
+    Raises:
+        RecordError: see `compare.groups`.
+    """
+    found = compare.groups(runs, schedules, only=bool(schedules))
+    shown = compare.tested_by(next(iter(found.values()))[0])
+    numbers, last, steps = lines.curves(found), lines.ends(found), decided(found)
+    with style.theme():
+        fig = style.figure(5.4)
+        grid = fig.subplots(2, 2, height_ratios=[3, 2])
+        for ax, against in zip(grid[0], ("epoch", "floats"), strict=True):
+            panels.fill(ax, against, numbers, last, shown)
+            panels.format_axis(ax, against, last, lines.decaying(found).config)
+            panels.limits(ax, numbers, shown, last)
+            ax.set_ylabel(shown.label)
+        for ax, (column, label) in zip(grid[1], DECIDED.items(), strict=True):
+            _step(ax, steps, column)
+            ax.set(xlabel=grid[0, 0].get_xlabel(), ylabel=label)
+            ax.margins(x=0.02)
+        for ax in (grid[0, 0], *grid[1]):
+            style.shade(ax, compare.windows(found))
+            style.mark_decays(ax, lines.decaying(found), labelled=ax is grid[0, 0])
+        fig.legend(
+            *grid[0, 0].get_legend_handles_labels(),
+            loc="outside upper center",
+            ncols=3,
+            handlelength=4,
+        )
+        below = "Below, thin: each seed; thick: the median. "
+        style.caption(fig, below + lines.words(found, ("epoch", "floats")))
+    return fig, pd.concat([numbers.assign(part="curve"), last.assign(part="end")]), steps
+
+
+def _step(ax: Axes, steps: pd.DataFrame, column: str) -> None:
+    """Each seed thin, the median thick, on a logarithmic axis with ticks at what occurs."""
+    for name, look in style.styles_of(steps["schedule"]).items():
+        rows = steps[steps["schedule"] == name]
+        for _, one in rows.groupby("seed"):
+            ax.step(
+                one["epoch"], one[column], where="mid", color=look.colour, linewidth=0.5, alpha=0.6
+            )
+        middle = rows.groupby("epoch")[column].median()
+        ax.step(
+            middle.index,
+            middle,
+            where="mid",
+            color=look.colour,
+            linestyle=look.dash,
+            linewidth=look.width,
+        )
+    ax.set_yscale("log")
+    if column == "batch":
+        sizes = _apart(sorted(steps["batch"].unique()))
+        ax.set_yticks(sizes, [f"{size:,}" for size in sizes])
+        ax.yaxis.set_minor_locator(NullLocator())
+    else:
+        style.log_axis(ax)
+
+
+def _apart(sizes: Sequence[int]) -> list[int]:
+    """Those that have room for a label: each at least 1.3 times the one before."""
+    kept: list[int] = []
+    for size in sizes:
+        if not kept or size >= 1.3 * kept[-1]:
+            kept.append(size)
+    return kept
+
+
+def main(
+    records: Path,
+    out: Path | None = None,
+    schedules: tuple[str, ...] = (),
+    name: str = "batch",
+) -> list[Path]:
+    """Draw schedules of the batch size from the records under RECORDS and print their table.
+
+    Args:
+        records: a folder of runs, or an archive of them.
+        out: folder for the figure; default figures/NAME.
+        schedules: which ones; default all.
+        name: of the files.
+    """
+    files, runs = Files(records, out), load_all(records)
+    fig, numbers, steps = figure(runs, schedules=schedules)
+    files.figure(name, (fig, numbers))
+    chosen = [run for run in runs if not schedules or run.name in schedules]
+    tables = compare.table(chosen, needed=(), others=True)
+    files.compared(tables, f"{style.setting(chosen[0])}.", f"{name}-")
+    files.table(f"{name}-decided", steps)
+    return files.said()

@@ -1,0 +1,177 @@
+"""Metric against epoch, floats and seconds: the plot of Figures 1 and 5-17.
+
+Run a grid, then draw (10 seconds)::
+
+    regimes ablate small --seeds 5
+    regimes figure curves runs/small --schedules low high accordion --x epoch floats
+
+Mean and 95 % t interval over seeds; what a schedule has reached at its end is a marker with error
+bars in all panels. Schedules, and seeds of one, may end after different numbers of epochs (Figure
+8: as many floats, not as many epochs). ``--published`` draws the authors' logs beside runs of the
+same setting. `figures` says which figure of the paper is which grid.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import pandas as pd
+
+from regimes.errors import require
+from regimes.plotting import panels, style
+from regimes.plotting.curves import CLOCK as CLOCK
+from regimes.plotting.curves import curves, ends, has
+from regimes.plotting.curves import seconds as seconds
+from regimes.plotting.decays import decay_epochs
+from regimes.plotting.groups import decaying, measured
+from regimes.records import Record, length, load_all
+
+from ..common import compare
+from ..common.command import Files
+from ..common.compare import Groups
+from . import published as logs
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Against = Literal["epoch", "floats", "seconds"]
+
+
+# -- the figure ------------------------------------------------------------------------------
+
+
+def figure(
+    runs: Iterable[Record],
+    *,
+    schedules: Sequence[str] = (),
+    x: Sequence[Against] = ("epoch", "floats"),
+    column: str | None = None,
+    overlay: bool = False,
+) -> tuple[Figure, pd.DataFrame]:
+    """One panel per ``x``, one curve per schedule, and the numbers behind it.
+
+    Args:
+        schedules: which ones; default all there are.
+        column: "train_loss", "test_loss" or the metric of the runs, which is the default.
+        overlay: the authors' logs of the same setting, against epochs.
+
+    Raises:
+        RecordError: see `compare.groups`; no such column; no such logs.
+    """
+    found = compare.groups(runs, schedules, only=bool(schedules))
+    one = next(iter(found.values()))[0]
+    shown = measured(one, column) if column else compare.tested_by(one)
+    numbers, last = curves(found, shown), ends(found, shown)
+    authors = logs.of(one, shown) if overlay else None
+    with style.theme():
+        fig = style.figure(3.7)
+        axes = fig.subplots(1, len(x), sharey=True, squeeze=False)[0]
+        for ax, against in zip(axes, x, strict=True):
+            panels.fill(ax, against, numbers, last, shown)
+            if authors is not None and against == "epoch":
+                panels.overlay(ax, authors[authors["schedule"].isin(found)], shown)
+            panels.format_axis(ax, against, last, decaying(found).config)
+            if against == "epoch":
+                style.shade(ax, compare.windows(found))
+                style.mark_decays(ax, decaying(found))
+        axes[0].set_ylabel(shown.label)
+        panels.limits(axes[0], numbers, shown, last)
+        shown_in = axes[list(x).index("epoch") if "epoch" in x else 0]
+        handles, labels = shown_in.get_legend_handles_labels()
+        fig.legend(
+            handles,
+            labels,
+            loc="outside upper center",
+            handlelength=4,
+            ncols=style.legend_columns(labels, style.WIDTH, 3),
+        )
+        style.caption(fig, words(found, x, authors is not None))
+    parts = {"curve": numbers, "end": last, "authors": authors}
+    drawn = [frame.assign(part=part) for part, frame in parts.items() if frame is not None]
+    return fig, pd.concat(drawn, ignore_index=True)
+
+
+def words(found: Groups, x: Sequence[str], overlay: bool = False) -> str:
+    """The caption."""
+    one, counts = decaying(found), [len(runs) for runs in found.values()]
+    parts = [
+        f"Mean over {style.seeds_in_words(counts)}; "
+        f"{style.intervals_in_words(counts, len(counts))}; a large marker is the "
+        f"{'last value' if one.hooked else 'end of training'}"
+    ]
+    if compare.windows(found) and "epoch" in x:
+        parts.append("Shaded: the hand-made critical windows")
+    notes: dict[str, list[str]] = {}
+    for name, runs in found.items():
+        for note in _differences(runs, one):
+            notes.setdefault(note, []).append(style.style_of(name).label)
+    parts += [f"{' and '.join(labels)}: {note}" for note, labels in notes.items()]
+    if "seconds" in x:
+        world = one.header["world"]
+        plural = "es" if world["processes"] > 1 else ""
+        parts.append(
+            f"Seconds: compute, compression and communication of {world['processes']} "
+            f"process{plural} on {world.get('device', 'cpu')}"
+        )
+    if overlay:
+        parts.append("Thin: the authors' logs, one seed")
+    return ". ".join([*parts, f"{style.setting(one)}."])
+
+
+def _differences(runs: Sequence[Record], one: Record) -> list[str]:
+    """What a reader should know of a schedule that was not trained like most."""
+    said = []
+    decays = decay_epochs(runs[0])
+    if decays != decay_epochs(one):
+        said.append(f"decays at epoch {', '.join(map(str, decays)) or 'none'}")
+    rate, common = runs[0].rate, one.rate
+    if rate != common and math.isfinite(rate) and math.isfinite(common):
+        said.append(f"learning rate {rate:g}, in place of {common:g}")
+    meant, usual = style.levels(runs[0].config), style.levels(one.config)
+    if meant != usual:
+        said.append(meant)
+    lengths = sorted({len(run.epochs) for run in runs})
+    if lengths != [length(one.header, one.rows)]:
+        spelt = " to ".join(map(str, {lengths[0]: 0, lengths[-1]: 0}))
+        rest = "; the curve goes as far as all seeds" if len(lengths) > 1 else ""
+        said.append(f"{spelt} {style.unit_of(one.config).partition(' ')[0]}s{rest}")
+    return said
+
+
+# -- the command -----------------------------------------------------------------------------
+
+
+def main(
+    records: Path,
+    out: Path | None = None,
+    x: tuple[Against, ...] = ("epoch", "floats"),
+    metric: str | None = None,
+    schedules: tuple[str, ...] = (),
+    baseline: str | None = None,
+    published: bool = False,
+    name: str = "curves",
+) -> list[Path]:
+    """Draw curves from the records under RECORDS and print the table of their ends, if they were
+    tested.
+
+    Args:
+        records: a folder of runs, or an archive of them.
+        out: folder for the figure; default figures/NAME.
+        x: one panel for each.
+        metric: a column of the epochs, e.g. test_loss; default what the runs were tested by.
+        schedules: which ones; default all.
+        baseline: the schedule that the others are compared with; default all pairs of up to six.
+        published: draw the authors' logs of the same setting beside the runs.
+        name: of the files.
+    """
+    require(bool(x), "--x", (), "epoch, floats or seconds, one or several")
+    files, runs = Files(records, out), load_all(records)
+    files.figure(name, figure(runs, schedules=schedules, x=x, column=metric, overlay=published))
+    runs = [run for run in runs if not schedules or run.name in schedules]
+    if all(has(run, compare.tested_by(run)) for run in runs):
+        tables = compare.table(runs, needed=(), others=True, baseline=baseline)
+        files.compared(tables, f"{style.setting(runs[0])}.", f"{name}-")
+    return files.said()

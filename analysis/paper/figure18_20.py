@@ -1,0 +1,82 @@
+"""Figures 18-20: the level of each compressed layer in each epoch, as a map.
+
+Run any grid with an adaptive policy, then draw (some seconds)::
+
+    regimes ablate small --seeds 5
+    regimes figure levels runs/small --schedule accordion
+
+The darker, the more a level sends. The paper shows the rank of each layer of ResNet-18 on CIFAR-100
+in three figures; here one map has all layers, in network order, whatever their number of levels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from regimes.errors import RecordError
+from regimes.plotting import levels as drawing
+from regimes.plotting import style
+from regimes.plotting.levels import layer_name as layer_name
+from regimes.plotting.levels import levels as levels
+from regimes.plotting.levels import palette as palette
+from regimes.records import Record, load_all
+
+from ..common.command import Files
+from ..common.compare import groups
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def level_map(
+    runs: Iterable[Record], schedule: str = "accordion", seed: int | None = None
+) -> tuple[Figure, pd.DataFrame]:
+    """`regimes.plotting.levels.level_map` of one schedule, with a caption.
+
+    Args:
+        seed: of the run in the map; default the first.
+
+    Raises:
+        RecordError: no run of that schedule or seed.
+    """
+    chosen = groups(runs, [schedule], only=True)[schedule]
+    shown = next((run for run in chosen if seed in (None, run.seed)), None)
+    if shown is None:
+        raise RecordError(
+            f"no {schedule!r} run of seed {seed}: there are {[r.seed for r in chosen]}"
+        )
+    fig, numbers = drawing.level_map(chosen, shown)
+    with style.theme():
+        style.caption(
+            fig,
+            f"Top: compression level of each compressed layer (network order) in the run of seed "
+            f"{shown.seed}, schedule {schedule!r}. Bottom: share of layers at each level but the "
+            f"highest compression, thick: mean over {style.seeds_in_words([len(chosen)])}, thin: "
+            f"each seed. {style.setting(shown)}.",
+        )
+    return fig, numbers
+
+
+def main(
+    records: Path,
+    out: Path | None = None,
+    schedule: str = "accordion",
+    seed: int | None = None,
+    name: str = "levels",
+) -> list[Path]:
+    """Draw the map of levels of one schedule's runs.
+
+    Args:
+        records: a folder of runs, or an archive of them.
+        out: folder for the figure; default figures/NAME.
+        schedule: whose runs.
+        seed: of the run in the map; default the first.
+        name: of the files.
+    """
+    files = Files(records, out)
+    files.figure(name, level_map(load_all(records), schedule, seed))
+    return files.said()

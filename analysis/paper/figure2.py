@@ -1,0 +1,175 @@
+"""Figure 2 (and 1, 18-20): what compression costs inside and outside the critical regimes.
+
+Run, then draw (2 minutes and 10 seconds on two cores)::
+
+    regimes ablate smoke --seeds 5
+    regimes figure 2 runs/smoke
+
+- 2a: the gradient norm per layer falls fast in the critical windows (paper, section 3).
+- 2b: low compression in the critical windows alone is enough; high compression in them is not
+  made up for by sending everything elsewhere. ACCORDION finds the windows. The controls spend
+  their traffic at another time.
+- The levels that ACCORDION chose, per layer and epoch (appendix).
+- The table: accuracy, traffic, and paired differences between schedules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+import seaborn as sns
+
+from regimes.plotting import panels, style
+from regimes.plotting.looks import style_of
+from regimes.records import Record, load_all
+
+from ..common.command import Files
+from ..common.compare import (
+    LAST,
+    SCHEDULES,
+    Groups,
+    compressed,
+    groups,
+    norms,
+    schedules,
+    table,
+    tested_by,
+    windows,
+)
+from .curves import curves, ends
+from .figure18_20 import layer_name, level_map
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+RECOVER, DAMAGE = "Low compression where it is critical", "High compression where it is critical"
+PANELS = {  # the two halves of the argument; schedules that no figure knows go to the first
+    RECOVER: ("low", "high", "low-in-critical", "accordion", "low-early", "low-late"),
+    DAMAGE: ("dense", "low", "high-in-critical", "dense-deleted"),
+}
+
+
+# -- the figures -----------------------------------------------------------------------------
+
+
+def figure2a(runs: Iterable[Record], schedule: str = "low") -> tuple[Figure, pd.DataFrame]:
+    """Gradient norm per layer against epoch, and the numbers behind it."""
+    found = groups(runs, [schedule])
+    chosen, critical = found[schedule], windows(found)
+    numbers, layers, config = norms(chosen), compressed(chosen[0]), chosen[0].config
+    colours = sns.color_palette("viridis", len(layers) + 1)[: len(layers)]  # the last is too pale
+    with style.theme():
+        fig = style.figure(3.3)
+        ax = fig.add_subplot()
+        style.shade(ax, critical)
+        style.mark_decays(ax, chosen[0])
+        for (depth, rows), colour in zip(numbers.groupby("depth"), colours, strict=True):
+            positive = rows["norm"].where(rows["norm"] > 0)
+            i, width = int(str(depth)), 1.4 if len(layers) <= 14 else 0.8
+            dash = ("-", (0, (5, 1)), (0, (1.5, 1)))[i % 3]
+            ax.plot(
+                rows["epoch"],
+                positive,
+                color=colour,
+                linestyle=dash,
+                linewidth=width,
+                label=layer_name(layers[i]),
+            )
+        ax.set(xlabel=style.unit_of(config), ylabel=f"gradient norm ({config['signal']})")
+        ax.margins(x=0.01)
+        style.log_axis(ax)
+        size = 7.5 if len(layers) <= 30 else 4.5
+        title = "layer, from input to output"
+        fig.legend(
+            loc="outside right upper",
+            title=title,
+            ncols=1 if len(layers) <= 14 else 2,
+            fontsize=size,
+        )
+        shaded = "Shaded: the hand-made critical windows. " if critical else ""
+        style.caption(
+            fig,
+            f"Norm of a layer's gradient accumulated over an epoch (signal {config['signal']!r}), "
+            f"schedule {schedule!r}, mean over {style.seeds_in_words([len(chosen)])}. {shaded}"
+            f"{style.setting(chosen[0])}.",
+        )
+    return fig, numbers
+
+
+def figure2b(runs: Iterable[Record]) -> tuple[Figure, pd.DataFrame]:
+    """Accuracy against epoch and against floats, per schedule, and the numbers behind it."""
+    every = groups(runs, SCHEDULES)
+    strangers = tuple(name for name in every if name not in style.LOOKS)
+    shown_here = {*strangers, *sum(PANELS.values(), ())}
+    found = {name: group for name, group in every.items() if name in shown_here}
+    numbers, last, one = curves(found), ends(found), found["low"][0]
+    shown = tested_by(one)
+    with style.theme():
+        fig = style.figure(6.6)
+        grid = fig.add_gridspec(2, 1, hspace=0.04)
+        halves = [fig.add_subfigure(grid[i]) for i in range(2)]
+        for (title, names), half in zip(PANELS.items(), halves, strict=True):
+            left, right = half.subplots(1, 2, sharey=True)
+            style.shade(left, windows(found))
+            style.mark_decays(left, one)
+            drawn = names + (strangers if title == RECOVER else ())
+            for ax, against in ((left, "epoch"), (right, "floats")):
+                panels.fill(ax, against, numbers[numbers["schedule"].isin(drawn)], last, shown)
+                panels.format_axis(ax, against, last, one.config)
+            panels.limits(left, numbers, shown, last)
+            left.set_ylabel(shown.label)
+            half.legend(
+                *left.get_legend_handles_labels(),
+                loc="outside upper center",
+                ncols=3,
+                title=title,
+                handlelength=4,
+            )
+        counts = [len(group) for group in found.values()]
+        sooner = found.get("dense-deleted", [one])[0].config["epochs"] - one.config["epochs"]
+        early = f"The last control decays {-sooner} epochs earlier. " if sooner else ""
+        most = max(len([n for n in names if n in found]) for names in PANELS.values())
+        style.caption(
+            fig,
+            f"Mean over {style.seeds_in_words(counts)}; "
+            f"{style.intervals_in_words(counts, most + len(strangers))}. Shaded: the hand-made "
+            "critical windows. Right: the same curves; a large marker is the end of training. "
+            f"{early}{_rates(found)}{style.setting(one)}.",
+        )
+    parts = {"curve": numbers, "end": last}
+    tables = [rows.assign(part=part) for part, rows in parts.items()]
+    return fig, pd.concat(tables, ignore_index=True)
+
+
+def _rates(found: Groups) -> str:
+    """Which schedule has which learning rate, where they differ."""
+    by_rate: dict[float, list[str]] = {}
+    for name, runs in found.items():
+        by_rate.setdefault(runs[0].rate, []).append(style_of(name).label)
+    said = (f"{rate:g} ({'; '.join(labels)})" for rate, labels in sorted(by_rate.items()))
+    return f"Learning rates: {', '.join(said)}. " if len(by_rate) > 1 else ""
+
+
+# -- the command -----------------------------------------------------------------------------
+
+
+def main(folder: Path, out: Path | None = None) -> list[Path]:
+    """Draw Figure 2 and its table from the records under FOLDER.
+
+    Args:
+        folder: of the runs, e.g. runs/smoke, or runs/tournament-small, where each schedule has the
+            learning rate that validation data chose.
+        out: folder for the figures; default figures/NAME.
+    """
+    files, runs = Files(folder, out), schedules(load_all(folder))
+    about = (
+        f"{style.setting(runs[0])}. Accuracy: mean of the last {LAST} epochs; mean ± sd over "
+        "seeds. Floats: the paper's count. Differences: paired over seeds, in points of accuracy."
+    )
+    files.compared(table(runs), about)
+    for name, draw in (("figure2a", figure2a), ("figure2b", figure2b), ("levels", level_map)):
+        files.figure(name, draw(runs))
+    return files.said()

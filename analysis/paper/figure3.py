@@ -1,0 +1,238 @@
+"""Figure 3: the top Hessian eigenvalue beside the gradient norm, and the regimes that each flags.
+
+Run, then draw (8 minutes and 10 seconds on one core)::
+
+    regimes ablate smoke-signals --seeds 5
+    regimes figure 3 runs/smoke-signals
+
+The paper (section 4.1) says that both flag the same regimes, the norm being orders of magnitude
+cheaper. The eigenvalue is measured twice: with BatchNorm's running statistics and with those of
+the batch, which can differ by an order of magnitude.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from regimes.detectors import Detector, FixedWindows, NormChange, RelativeChange
+from regimes.detectors.statistics import setting
+from regimes.errors import RecordError
+from regimes.plotting import style
+from regimes.records import Record, load_all
+from regimes.replay.compare import compare
+from regimes.statistics import t_interval
+
+from ..common.command import Files
+from ..common.compare import compressed, groups
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+NORM, EVAL, BATCH = (
+    "gradient norm",
+    "eigenvalue, running statistics",
+    "eigenvalue, batch statistics",
+)
+CONTROL = "the first epochs, as many as the norm flags"
+LINES = {  # what is drawn: (column, colour, dash)
+    EVAL: ("eigenvalue", "#0173b2", "-"),
+    BATCH: ("eigenvalue:batch", "#de8f05", (0, (4, 1.5))),
+    NORM: ("norm", "#222222", "-"),
+}
+
+
+def rules(interval_: int, eta: float) -> dict[str, Detector]:
+    """The paper's rule on the norm, and rapid decay of either eigenvalue at the same threshold."""
+    per_model = {"per_layer": False, "direction": "decay", "eta": eta, "interval": interval_}
+    return {
+        NORM: NormChange(eta=eta, interval=interval_),
+        EVAL: RelativeChange(statistic="eigenvalue", **per_model),  # type: ignore[arg-type]
+        BATCH: RelativeChange(statistic="eigenvalue:batch", **per_model),  # type: ignore[arg-type]
+    }
+
+
+def signals(runs: list[Record]) -> pd.DataFrame:
+    """Per seed and epoch: both eigenvalues and the norm of the whole model's gradient.
+
+    Raises:
+        RecordError: a run without the eigenvalues.
+    """
+    parts = []
+    for run in runs:
+        missing = [c for c, *_ in LINES.values() if c != "norm" and c not in run.epochs]
+        if missing:
+            raise RecordError(
+                f"{run.folder} recorded no {' and no '.join(map(repr, missing))}: train it with "
+                f"{setting('eigenvalue', 'eigenvalue:batch')}, or a grid that has it, e.g. regimes "
+                "ablate smoke-signals"
+            )
+        names = [layer["name"] for layer in compressed(run)]
+        layers = run.layers[run.layers["layer"].isin(names)]
+        norm = layers.groupby("epoch")[run.statistic].apply(lambda v: float(np.sqrt((v**2).sum())))
+        frame = run.epochs[["epoch", "eigenvalue", "eigenvalue:batch"]].assign(seed=run.seed)
+        parts.append(frame.merge(norm.rename("norm"), on="epoch"))
+    return pd.concat(parts, ignore_index=True)
+
+
+def with_control(run: Record, interval_: int, eta: float) -> dict[str, Detector]:
+    """The rules, and one that reads nothing: the first epochs, as many as the norm's rule flags."""
+    known = rules(interval_, eta)
+    norm = compare(run, {NORM: known[NORM]}).epochs
+    flagged = int((norm["critical"] >= 0.5).sum())
+    return known | {CONTROL: FixedWindows(((0, flagged),) if flagged else ())}
+
+
+def agreement(runs: list[Record], interval_: int, eta: float) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """(one row per detector and the control, one per pair): means over seeds with 95 % t intervals.
+
+    The share of training time of both eigenvalues is that of the whole curvature instrument.
+    """
+    found = [compare(run, with_control(run, interval_, eta)) for run in runs]
+    alone = pd.concat([f.detectors for f in found], ignore_index=True)
+    pairs = pd.concat([f.pairs for f in found], ignore_index=True)
+    one = ["critical", "of_low", "seconds_per_epoch", "share_of_training"]
+    return _over_seeds(alone, ["detector"], one), _over_seeds(
+        pairs, ["a", "b"], ["jaccard", "kappa", "lag"]
+    )
+
+
+def _over_seeds(frame: pd.DataFrame, by: list[str], columns: list[str]) -> pd.DataFrame:
+    rows = []
+    for key, group in frame.groupby(by, sort=False):
+        row = {**dict(zip(by, key, strict=True)), "n": len(group)}
+        for column in columns:
+            values = group[column].dropna().to_list()
+            ends = t_interval(values) if values else (np.nan,) * 3
+            row |= dict(zip((column, f"{column}_low", f"{column}_high"), ends, strict=True))
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def figure3(
+    runs: Iterable[Record], schedule: str = "low", interval_: int = 3, eta: float = 0.5
+) -> tuple[Figure, pd.DataFrame]:
+    """Eigenvalues, norm, and a band per detector, over training.
+
+    Returns:
+        The figure, and its numbers: per signal and epoch n, mean, 95 % t interval, and the share
+        of layers and seeds that its rule calls critical.
+
+    Raises:
+        RecordError: no run of the schedule, or runs without eigenvalues.
+    """
+    chosen = groups(runs, [schedule])[schedule]
+    values, alone, pairs = signals(chosen), *agreement(chosen, interval_, eta)
+    calls = [compare(run, rules(interval_, eta)).epochs for run in chosen]
+    shares = pd.concat(calls).groupby(["detector", "epoch"])["critical"].mean()
+    numbers = pd.concat([_curve(values, name, shares) for name in LINES], ignore_index=True)
+    with style.theme():
+        fig = style.figure(4.6)
+        top, middle, bottom = fig.subplots(3, 1, sharex=True, height_ratios=[3, 2, 1.1])
+        for ax, names in ((top, (EVAL, BATCH)), (middle, (NORM,))):
+            for name in names:
+                _draw(ax, numbers[numbers["signal"] == name], name)
+            style.log_axis(ax)
+            ax.margins(x=0.01)
+            style.mark_decays(ax, chosen[0], labelled=ax is top)
+        top.set_ylabel("top eigenvalue\nof the Hessian")
+        middle.set_ylabel("gradient norm,\nwhole model")
+        fig.legend(
+            *top.get_legend_handles_labels(), loc="outside upper right", ncols=2, handlelength=4
+        )
+        _bands(bottom, numbers)
+        style.mark_decays(bottom, chosen[0], labelled=False, behind="white")
+        bottom.set_xlabel(style.unit_of(chosen[0].config))
+        style.caption(fig, _words(chosen, alone, pairs, interval_, eta))
+    return fig, numbers
+
+
+def _curve(values: pd.DataFrame, name: str, shares: pd.Series) -> pd.DataFrame:
+    column = LINES[name][0]
+    rows = []
+    for epoch, group in values.groupby("epoch"):
+        seen = group[column].dropna().to_list()
+        rows.append((name, epoch, len(seen), *t_interval(seen), shares.get((name, epoch), np.nan)))
+    columns = ["signal", "epoch", "n", "mean", "ci_low", "ci_high", "critical"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _draw(ax: Axes, rows: pd.DataFrame, name: str) -> None:
+    _, colour, dash = LINES[name]
+    ax.plot(rows["epoch"], rows["mean"], color=colour, linestyle=dash, linewidth=1.5, label=name)
+    floor = rows["ci_low"].clip(lower=rows["mean"].min() / 10)  # a log axis has no room below zero
+    ax.fill_between(rows["epoch"], floor, rows["ci_high"], color=colour, alpha=0.18, linewidth=0)
+
+
+def _bands(ax: Axes, numbers: pd.DataFrame) -> None:
+    """One row per detector; the darker, the more layers and seeds it calls critical."""
+    table = numbers.pivot(index="signal", columns="epoch", values="critical").loc[list(LINES)]
+    ax.imshow(
+        table.to_numpy(), cmap="Greys", vmin=0, vmax=1.2, aspect="auto", interpolation="nearest"
+    )
+    ax.set_yticks(range(len(table)), [name.removesuffix(" statistics") for name in table.index])
+    ax.tick_params(axis="y", length=0, labelsize=7)
+    ax.grid(False)
+    for edge in range(1, len(table)):
+        ax.axhline(edge - 0.5, color="white", linewidth=2)
+
+
+def _words(
+    runs: list[Record], alone: pd.DataFrame, pairs: pd.DataFrame, interval_: int, eta: float
+) -> str:
+    cost = alone.set_index("detector")["share_of_training"]
+
+    def of(a: str, b: str, column: str) -> str:
+        return _spread(pairs[(pairs["a"] == a) & (pairs["b"] == b)].iloc[0], column)
+
+    agree = "; ".join(
+        f"{name}: Jaccard {of(NORM, name, 'jaccard')}, kappa {of(NORM, name, 'kappa')}, with "
+        f"{CONTROL}, which read nothing, kappa {of(name, CONTROL, 'kappa')}"
+        for name in (EVAL, BATCH)
+    )
+    return (
+        f"Mean over {style.seeds_in_words([len(runs)])}; bands: 95 % t interval of the mean. "
+        f"Below: what each rule calls critical (relative change of {eta:g} or more over "
+        f"{interval_} epochs; of eigenvalues, falls only), dark where more layers and seeds are. "
+        f"Agreement with the norm per epoch: {agree}. Cost: norm {cost[NORM]:.1%} of training "
+        f"time, the curvature instrument {cost[EVAL]:.0%}. {style.setting(runs[0])}."
+    )
+
+
+def _spread(row: pd.Series, column: str) -> str:
+    mean, high = float(row[column]), float(row[f"{column}_high"])
+    if np.isfinite(high) and high - mean < 0.005:
+        return f"{mean:.2f} in every seed"
+    return f"{mean:.2f} ± {high - mean:.2f}" if np.isfinite(high) else f"{mean:.2f}"
+
+
+def main(
+    folder: Path,
+    out: Path | None = None,
+    schedule: str = "low",
+    interval: int = 3,
+    eta: float = 0.5,
+) -> list[Path]:
+    """Draw Figure 3 from the records under FOLDER and print the agreement.
+
+    Args:
+        folder: of runs with the curvature instrument.
+        out: folder for the figure; default figures/NAME.
+        schedule: whose runs.
+        interval: epochs between evaluations of both rules.
+        eta: relative change that counts as critical.
+    """
+    files, runs = Files(folder, out), load_all(folder)
+    alone, pairs = agreement(groups(runs, [schedule])[schedule], interval, eta)
+    with pd.option_context("display.width", 200, "display.max_columns", None):
+        print(alone.round(3).to_string(index=False), "\n")
+        print(pairs.round(3).to_string(index=False), "\n")
+    files.figure(f"figure3-{schedule}", figure3(runs, schedule, interval, eta))
+    files.table(f"figure3-{schedule}-detectors", alone)
+    files.table(f"figure3-{schedule}-pairs", pairs)
+    return files.said()

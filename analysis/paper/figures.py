@@ -1,0 +1,280 @@
+"""Every figure of the paper: what it shows, the grids to run, the module that draws it.
+
+::
+
+    regimes figure                                     # the list
+    regimes ablate small-budget --seeds 5 --jobs 2     # a grid that it names
+    regimes figure 8 runs/small-budget                 # the figure from its records
+
+``python -m analysis figures`` in a checkout, with the module that draws each.
+
+Each figure has a grid at CPU scale and those at the paper's; both are drawn by the same code.
+Figures 12-17 are one grid per network: give several folders, or one at a time.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from regimes.console import stdout
+from regimes.console.tables import Table
+from regimes.errors import ConfigError, nearest
+from regimes.records import load_all
+
+from ..common.command import name_of
+
+THREE = ("low", "high", "accordion")
+BATCHES = ("small-batch", "large-batch", "accordion-batch")
+TIMED = {"x": ("epoch", "floats", "seconds")}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """How one figure comes about.
+
+    Attributes:
+        shows: one sentence.
+        module: of this room, has ``main(records, out, ...)``.
+        small, paper: the grids to run at CPU scale and at the paper's; any of them is enough.
+        schedules: those that it needs, where the module can choose; none: all that were run.
+        also: further ones, drawn where they were run.
+        options: other arguments of ``main``.
+    """
+
+    shows: str
+    module: str
+    small: tuple[str, ...]
+    paper: tuple[str, ...] = ()
+    schedules: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def grids(self) -> tuple[str, ...]:
+        return self.small + self.paper
+
+
+def _rows(table: int, *networks: str) -> tuple[str, ...]:
+    return tuple(f"paper-table{table}-{network}" for network in networks)
+
+
+def _curves(
+    shows: str,
+    small: str,
+    paper: tuple[str, ...],
+    schedules: tuple[str, ...],
+    *,
+    also: tuple[str, ...] = (),
+    **options: Any,
+) -> Drawn:
+    return Drawn(shows, "curves", (small,), paper, schedules, also, options)
+
+
+def _batch(
+    shows: str, paper: tuple[str, ...], *schedules: str, also: tuple[str, ...] = ()
+) -> Drawn:
+    return Drawn(shows, "batch", ("small-batch",), paper, schedules, also)
+
+
+FIGURES = {
+    "1": _curves(
+        "Low compression in the critical windows alone is enough.",
+        "small",
+        ("paper-figure2",),
+        ("low", "high", "low-in-critical"),
+    ),
+    "2": Drawn(
+        "The gradient norm per layer; low compression in critical windows is enough, high "
+        "compression in them is not made up for.",
+        "figure2",
+        ("small", "smoke"),
+        ("paper-figure2",),
+    ),
+    "3": Drawn(
+        "Top Hessian eigenvalue beside the gradient norm, and the regimes each flags.",
+        "figure3",
+        ("small-signals", "smoke-signals"),
+        ("paper-figure3",),
+    ),
+    "4a": Drawn(
+        "How many of their largest coordinates two stochastic gradients share.",
+        "figure4a",
+        ("small-overlap", "smoke-overlap"),
+        ("paper-figure4a",),
+    ),
+    "4b": _batch(
+        "Small batches in the critical windows alone are enough.",
+        ("paper-batch-cifar10",),
+        "small-batch",
+        "large-batch",
+        "small-in-critical",
+        also=("large-in-critical",),
+    ),
+    "5": _batch(
+        "Batch-size ACCORDION against Smith et al. (2017).",
+        ("paper-batch-cifar10", "paper-batch-cifar100"),
+        "small-batch",
+        "accordion-batch",
+        "smith",
+    ),
+    "6": _curves(
+        "ACCORDION bridges the gap that rank 1 leaves without skip connections.",
+        "small",
+        ("paper-table1-vgg19bn",),
+        THREE,
+    ),
+    "7": _curves(
+        "ACCORDION against AdaQS (Guo et al., 2020).",
+        "small-adaqs",
+        ("paper-adaqs",),
+        (*THREE, "adaqs"),
+        also=("adaqs-0.2",),
+    ),
+    "8": _curves(
+        "High compression trained until it has sent as many floats as low.",
+        "small-budget",
+        ("paper-budget",),
+        ("low", "high", "high-longer", "accordion"),
+        also=("high-stretched",),
+    ),
+    "9": _curves(
+        "The limit: how good ACCORDION gets depends on the two levels it is given.",
+        "small-ladder",
+        ("paper-ladder",),
+        ("rank 4", "rank 2", "rank 1", "accordion 4-1", "accordion 4-2"),
+        also=("error-ladder", "accordion-ladder"),
+    ),
+    "10": _batch(
+        "Extremely large batches.",
+        ("paper-batch-16384",),
+        *BATCHES,
+        also=("large-batch-8x", "accordion-batch-8x"),
+    ),
+    "11": _curves(
+        "LSTM on WikiText-2 with TopK: perplexity.", "lstm-small", ("paper-lstm",), THREE, **TIMED
+    ),
+    "12": _curves(
+        "Table 1 as curves: PowerSGD, CIFAR-10.",
+        "small",
+        _rows(1, "resnet18", "vgg19bn", "senet"),
+        THREE,
+        **TIMED,
+    ),
+    "13": _curves(
+        "Table 2 as curves: PowerSGD, CIFAR-100.",
+        "small",
+        _rows(2, "resnet18", "densenet", "senet"),
+        THREE,
+        **TIMED,
+    ),
+    "14": _curves(
+        "Table 3 as curves: TopK, CIFAR-10.",
+        "small-topk",
+        _rows(3, "resnet18", "googlenet", "senet"),
+        THREE,
+        **TIMED,
+    ),
+    "15": _curves(
+        "Table 4 as curves: TopK, CIFAR-100.",
+        "small-topk",
+        _rows(4, "resnet18", "googlenet", "senet"),
+        THREE,
+        **TIMED,
+    ),
+    "16": _curves(
+        "Table 5 as curves: batch size, CIFAR-10.",
+        "small-batch",
+        ("paper-batch-cifar10", *_rows(5, "googlenet", "densenet")),
+        BATCHES,
+        **TIMED,
+    ),
+    "17": _curves(
+        "Table 6 as curves: batch size, CIFAR-100.",
+        "small-batch",
+        ("paper-batch-cifar100", *_rows(6, "googlenet", "densenet")),
+        BATCHES,
+        **TIMED,
+    ),
+    **{
+        number: Drawn(
+            "The rank that ACCORDION chose, per layer and epoch (18-20 are one map here).",
+            "figure18_20",
+            ("small",),
+            ("paper-figure2",),
+        )
+        for number in ("18", "19", "20")
+    },
+    "deficit": _curves(
+        "Not in the paper: deficits in the data, early against late (Achille et al., 2019).",
+        "small-deficit",
+        (),
+        (),
+        x=("epoch",),
+    ),
+    "joint": _curves(
+        "Not in the paper (its future work): compression and batch size together.",
+        "small-joint",
+        (),
+        (),
+    ),
+}
+
+
+def draw(number: str, records: Path, out: Path) -> list[Path]:
+    """Draw one figure from its records; returns the files.
+
+    Raises:
+        RecordError: no records, or not those that it needs.
+    """
+    figure, options = FIGURES[number], dict(FIGURES[number].options)
+    if figure.module in ("curves", "batch", "figure18_20"):
+        options["name"] = f"figure{number}" if number[0].isdigit() else number
+    if figure.schedules:
+        there = {run.name for run in load_all(records)}
+        options["schedules"] = figure.schedules + tuple(s for s in figure.also if s in there)
+    return importlib.import_module(f".{figure.module}", __package__).main(records, out, **options)
+
+
+def main(
+    number: Annotated[str | None, tyro.conf.Positional] = None,
+    records: Annotated[tuple[Path, ...], tyro.conf.Positional] = (),
+    out: Path = Path("figures"),
+) -> list[Path]:
+    """List the figures of the paper, or draw one from its records.
+
+    Args:
+        number: of the figure, as the paper has it; default the list.
+        records: folders of runs, or archives of them.
+        out: folder for the figures; each of RECORDS has its own in it.
+    """
+    if number is None:
+        _list()
+        return []
+    if number not in FIGURES:
+        raise ConfigError(f"no figure {number!r}: {nearest(number, FIGURES)}")
+    if not records:
+        grid, *others = FIGURES[number].grids
+        also = f" (or {', '.join(others)})" if others else ""
+        raise ConfigError(
+            f"figure {number} needs records of the grid {grid}{also}: first `regimes "
+            f"ablate {grid} --seeds 5`, then `regimes figure {number} runs/{grid}`"
+        )
+    paths = []
+    for path in records:
+        paths += draw(number, path, out / name_of(path))
+    return paths
+
+
+def _list() -> None:
+    heads = ("figure", "shows", "grids: small", "grids: paper's scale", "module")
+    rows = [
+        (number, f.shows, "\n".join(f.small), "\n".join(f.paper), f.module)
+        for number, f in FIGURES.items()
+    ]
+    stdout.console(highlight=False).print(Table(heads, rows, texts=5).drawn())

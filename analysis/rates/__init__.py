@@ -1,0 +1,1 @@
+"""Learning rates: which are usable at each level of compression, and why."""

@@ -1,0 +1,158 @@
+"""How often training collapses, by schedule: where means say little, because a few runs are lost.
+
+Run a grid with many seeds, then count::
+
+    regimes ablate smoke-quirks-topk --seeds 16
+    regimes figure collapse runs/smoke-quirks-topk
+
+A run has *collapsed* if its accuracy, the mean of the last three epochs, is nearer to guessing than
+to the median of the best schedule, or is not finite. Shares have exact binomial intervals (Clopper
+& Pearson 1934). Against the best schedule: the exact sign test over the seeds in which just one of
+both collapsed (McNemar 1947), and Holm's correction over all schedules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from regimes.console import stdout
+from regimes.console.tables import Table
+from regimes.console.units import interval_text, p_text
+from regimes.errors import RecordError
+from regimes.plotting import style
+from regimes.plotting.groups import tested_by
+from regimes.records import Record, load_all
+from regimes.statistics import holm, t_interval
+
+from ..common.command import Files
+from ..common.compare import LAST
+
+# -- records to numbers ----------------------------------------------------------------------
+
+
+def entries(runs: Sequence[Record]) -> pd.DataFrame:
+    """One row per run: name, seed, accuracy in % (nan if a loss was not finite), collapsed.
+
+    Raises:
+        RecordError: an unfinished run, another metric than accuracy, or other classes.
+    """
+    classes = {len(run.header["data"].get("classes") or ()) for run in runs}
+    if {tested_by(run).name for run in runs} != {"accuracy"} or len(classes) != 1:
+        raise RecordError(
+            "collapse is counted of accuracies on the same classes, which these runs "
+            "do not all have"
+        )
+    rows = []
+    for run in runs:
+        run.check_finished()
+        last = run.epochs["metric"].astype(float).tail(LAST).mean(skipna=False)
+        rows.append({"name": run.name, "seed": run.seed, "accuracy": 100 * last})
+    each = pd.DataFrame(rows)
+    guessing = 100 / classes.pop()
+    limit = (guessing + each.groupby("name")["accuracy"].median().max()) / 2
+    return each.assign(collapsed=~(each["accuracy"] >= limit))
+
+
+def table(each: pd.DataFrame) -> pd.DataFrame:
+    """One row per schedule, the best median first: n, how many collapsed, their share with its
+    interval, p against the best before and after Holm's correction, mean accuracy of the rest."""
+    medians = each.fillna({"accuracy": 0}).groupby("name")["accuracy"].median()
+    best, *_ = order = medians.sort_values(ascending=False, kind="stable").index
+    wide = each.pivot(index="seed", columns="name", values="collapsed")
+    rows = []
+    for name in order:
+        runs = each[each["name"] == name]
+        count, n = int(runs["collapsed"].sum()), len(runs)
+        low, high = exact(count, n)
+        rest = runs.loc[~runs["collapsed"], "accuracy"].to_list()
+        mean, ci_low, ci_high = t_interval(rest) if rest else (math.nan,) * 3
+        both = wide[[best, name]].dropna().astype(bool)
+        rows.append(
+            {
+                "schedule": name,
+                "n": n,
+                "collapsed": count,
+                "share": count / n,
+                "share_low": low,
+                "share_high": high,
+                "p": math.nan if name == best else paired(both[name], both[best]),
+                "accuracy": mean,
+                "ci_low": ci_low,
+                "ci_high": ci_high,
+            }
+        )
+    found = pd.DataFrame(rows)
+    found.insert(7, "p_holm", holm(found["p"].to_list()))
+    return found
+
+
+def exact(count: int, n: int) -> tuple[float, float]:
+    """The 95 % interval of a share.
+
+    >>> [round(end, 3) for end in exact(0, 5)]  # 1 - 0.025 ** (1 / 5)
+    [0.0, 0.522]
+    """
+    from scipy import stats
+
+    found = stats.binomtest(count, n).proportion_ci(method="exact")
+    return float(found.low), float(found.high)
+
+
+def paired(ours: Sequence[bool], theirs: Sequence[bool]) -> float:
+    """Two-sided p that one of both collapses as often as the other, over seeds; nan if no seed
+    tells them apart.
+
+    >>> paired([True] * 6, [False] * 6)
+    0.03125
+    """
+    from scipy import stats
+
+    only = [a for a, b in zip(ours, theirs, strict=True) if a != b]
+    return float(stats.binomtest(sum(only), len(only)).pvalue) if only else math.nan
+
+
+# -- numbers to text -------------------------------------------------------------------------
+
+
+def as_text(rows: pd.DataFrame) -> Table:
+    """The table, rounded."""
+    heads = ("schedule", "n", "collapsed", "share [95 %]", "p", "p (Holm)", "the rest's accuracy")
+    return Table(
+        heads,
+        [
+            (
+                row["schedule"],
+                str(row["n"]),
+                str(row["collapsed"]),
+                f"{row['share']:.2f} {interval_text(row['share_low'], row['share_high'], '.2f')}",
+                p_text(row["p"]),
+                p_text(row["p_holm"]),
+                _mean(row["accuracy"], row["ci_low"], row["ci_high"]),
+            )
+            for row in rows.to_dict("records")
+        ],
+    )
+
+
+def _mean(mean: float, low: float, high: float) -> str:
+    return "" if math.isnan(mean) else f"{mean:.1f} {interval_text(low, high, '.1f')}".rstrip()
+
+
+def main(records: Path, out: Path | None = None) -> list[Path]:
+    """Count the collapsed runs under RECORDS and print a table.
+
+    Args:
+        records: a folder of runs, or an archive of them.
+        out: folder for the table; default figures/NAME.
+    """
+    files, runs = Files(records, out), load_all(records)
+    rows = table(entries(runs))
+    text = as_text(rows)
+    stdout.console(highlight=False).print(text.drawn(), "")
+    files.table("collapse", rows)
+    files.text("collapse.md", f"{style.setting(runs[0])}.\n\n{text.markdown()}\n")
+    return files.said()

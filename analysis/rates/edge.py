@@ -1,0 +1,187 @@
+"""How near the edge of stability does each level train? The top Hessian eigenvalue times the rate.
+
+Train with curvature at constant rates, then draw (`grids/rates-edge.toml` is the grid)::
+
+    regimes ablate rates-edge --seeds 8 --first-seed 4000
+    regimes figure edge runs/rates-edge
+
+On a quadratic SGD with Nesterov's momentum m is stable while an eigenvalue times the rate is below
+2 (1 + m) / (1 + 2 m), the *edge*; networks that are trained without compression come near it by
+themselves (Cohen et al., 2021). What compression leaves out of a gradient could move that edge: a
+level whose training stays below it, where dense does not, is held back by something else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from regimes.console import stdout
+from regimes.console.tables import Table
+from regimes.console.units import interval_text
+from regimes.errors import RecordError
+from regimes.plotting import style
+from regimes.plotting.looks import styles_of
+from regimes.presets.own import AT
+from regimes.records import Record, load_all
+from regimes.statistics import t_interval
+
+from ..common.command import Files
+from .usable import arm_of, check_arms
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLUMN = "eigenvalue:batch"
+
+
+def edge(momentum: float) -> float:
+    """The largest stable product on a quadratic, of Nesterov's SGD.
+
+    >>> edge(0.0), round(edge(0.9), 3)
+    (2.0, 1.357)
+    """
+    return 2 * (1 + momentum) / (1 + 2 * momentum)
+
+
+def edge_of(runs: Sequence[Record]) -> float:
+    """`edge` of the momentum that all have.
+
+    Raises:
+        RecordError: they differ in it, or are not all of SGD with Nesterov's momentum, or none.
+    """
+    found = {
+        (o.get("name"), o.get("momentum"), o.get("nesterov") or not o.get("momentum"))
+        for o in (run.config["optimizer"] for run in runs)
+    }
+    name, momentum, good = found.pop()
+    if found or name != "sgd" or not good:
+        raise RecordError("the edge is drawn for runs of SGD with one Nesterov momentum alone")
+    return edge(momentum)
+
+
+def products(runs: Sequence[Record]) -> pd.DataFrame:
+    """One row per run and measured epoch: arm, rate, seed, epoch, and the eigenvalue of the loss
+    with batch statistics times the epoch's rate.
+
+    Raises:
+        RecordError: a run without such eigenvalues, or whose name has no rate.
+    """
+    rows = []
+    for run in runs:
+        arm, at = arm_of(run)
+        if not at or COLUMN not in run.epochs:
+            lacks = f"no {COLUMN} was recorded" if at else f"{run.name!r} is no arm at a rate"
+            raise RecordError(f"{run.folder}: {lacks}: see `regimes presets rates-edge`")
+        kept = run.epochs[["epoch", "lr", COLUMN]].dropna()
+        rows.append(
+            pd.DataFrame(
+                {
+                    "arm": arm,
+                    "rate": run.rate,
+                    "seed": run.seed,
+                    "epoch": kept["epoch"],
+                    "product": kept[COLUMN] * kept["lr"],
+                }
+            )
+        )
+    return pd.concat(rows, ignore_index=True)
+
+
+def table(each: pd.DataFrame, warm: int) -> pd.DataFrame:
+    """One row per rate and arm: n; the mean product from epoch ``warm`` on, with its 95 % t
+    interval over seeds; the largest of any seed."""
+    rows = []
+    behind = each[each["epoch"] >= warm]
+    for key, runs in behind.groupby(["rate", "arm"], sort=False):
+        rate, arm = key
+        mean, low, high = t_interval(runs.groupby("seed")["product"].mean().to_list())
+        rows.append(
+            {
+                "rate": rate,
+                "arm": arm,
+                "n": runs["seed"].nunique(),
+                "product": mean,
+                "low": low,
+                "high": high,
+                "largest": runs["product"].max(),
+            }
+        )
+    return pd.DataFrame(rows).sort_values(["rate", "arm"], ignore_index=True)
+
+
+def as_text(rows: pd.DataFrame) -> Table:
+    lines = [
+        (
+            f"{row['rate']:g}",
+            row["arm"],
+            str(row["n"]),
+            f"{row['product']:.2f} {interval_text(row['low'], row['high'], '.2f')}".strip(),
+            f"{row['largest']:.2f}",
+        )
+        for row in rows.to_dict("records")
+    ]
+    return Table(("rate", "arm", "n", "eigenvalue x rate [95 %]", "largest"), lines, texts=2)
+
+
+def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
+    """A panel per rate: the product over the epochs, by arm, and the edge."""
+    limit, each = edge_of(runs), products(runs)
+    check_arms(runs)
+    rates = sorted(each["rate"].unique())
+    with style.theme():
+        fig = style.figure(3.2)
+        panels = fig.subplots(1, len(rates), sharey=True, squeeze=False)[0]
+        for ax, rate in zip(panels, rates, strict=True):
+            _panel(ax, each[each["rate"] == rate])
+            ax.axhline(limit, color="black", linewidth=0.8, linestyle=style.DOTTED)
+            ax.set_title(f"rate {rate:g}", loc="left")
+            ax.set(xlabel="epoch", yscale="log")
+        panels[0].set_ylabel("top eigenvalue x rate")
+        handles = panels[0].get_legend_handles_labels()
+        fig.legend(*handles, loc="outside upper center", ncols=4, handlelength=4)
+        counts = each.groupby(["arm", "rate"])["seed"].nunique().to_list()
+        style.caption(
+            fig,
+            "Top Hessian eigenvalue of the training loss, of batch statistics, times the rate of "
+            f"the epoch{_how_often(runs[0])}. Dotted: where a quadratic becomes unstable with this "
+            f"momentum, without compression. Mean over {style.seeds_in_words(counts)}, thin: "
+            f"each seed. {style.setting(runs[0])} ({runs[0].name.partition(AT)[0]}).",
+        )
+    return fig, each
+
+
+def _how_often(run: Record) -> str:
+    every = int(run.config["instruments"]["curvature"].get("every", 1))
+    return "" if every == 1 else f", every {every} epochs"
+
+
+def _panel(ax: Axes, rows: pd.DataFrame) -> None:
+    for arm, look in styles_of(rows["arm"]).items():
+        own = rows[rows["arm"] == arm]
+        for _, one in own.groupby("seed"):
+            ax.plot(one["epoch"], one["product"], color=look.colour, linewidth=0.5, alpha=0.5)
+        mean = own.groupby("epoch")["product"].mean()
+        ax.plot(mean.index, mean, label=look.label, **look.line)
+
+
+def main(records: Path, out: Path | None = None) -> list[Path]:
+    """Draw eigenvalue times rate over training, and print its mean behind the warm-up.
+
+    Args:
+        records: a folder of runs of rates-edge, or an archive of them.
+        out: folder for the figure; default figures/NAME.
+    """
+    files, runs = Files(records, out), load_all(records)
+    drawn, each = figure(runs)
+    text = as_text(table(each, math.ceil(runs[0].config["optimizer"]["warmup_epochs"])))
+    stdout.console(highlight=False).print(text.drawn())
+    print(f"edge: {edge_of(runs):.2f}")
+    files.figure("edge", (drawn, each))
+    files.text("edge.md", f"{text.markdown()}\n")
+    return files.said()

@@ -1,0 +1,195 @@
+"""The largest stable rate of a quadratic whose gradients are compressed: computed, and simulated.
+
+Draw it; no records are needed (seconds on one core)::
+
+    regimes figure quadratic
+
+Computed: one direction, of which a filter sends now and then, or a share, or late
+(`quadratic_model`). Simulated: a matrix of directions of different curvature, with
+PowerSGD's power iteration and residual. Does its largest stable rate follow one of the
+filters at the share of the energy that it sends, and do either say what a network does
+(`regimes figure mechanism`)?
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from regimes.config import DENSE, Level
+from regimes.console import stdout
+from regimes.console.tables import Table
+from regimes.plotting import style
+from regimes.plotting.looks import SPARE
+
+from ..common.command import Files
+from .quadratic_model import COLUMNS, FILTERS, ROWS, STEPS, computed, simulated
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOMENTA = (0.0, 0.5, 0.9)  # Nesterov's, as in the presets
+PERIODS = (1, 2, 3, 4, 6, 8, 12, 16)
+LEVELS: tuple[Level, ...] = (DENSE, 4, 2, 1)
+WITH, WITHOUT = "PowerSGD", "no feedback"
+BESIDE = ("delayed", "in turns", "low-pass")  # filters whose limits the table has
+
+# -- numbers ---------------------------------------------------------------------------------
+
+
+def energy(name: str, period: int) -> float:
+    """The mean share of the energy of what is owed that a filter sends in a step; of a delay,
+    which sends all of another step, the steps that it sends of those it waits for."""
+    return 1 - (1 - 1 / period) ** 2 if name == "low-pass" else 1 / period
+
+
+def lines(momenta: Sequence[float] = MOMENTA, periods: Sequence[int] = PERIODS) -> pd.DataFrame:
+    """One row per filter, period and momentum: the share of the energy sent, and the largest
+    stable rate times the curvature."""
+    return pd.DataFrame(
+        [
+            {
+                "how": name,
+                "level": f"p = {period}",
+                "momentum": momentum,
+                "share": energy(name, period),
+                "limit": computed(name, period, momentum),
+            }
+            for momentum in momenta
+            for name in FILTERS
+            for period in periods
+        ]
+    )
+
+
+def points(momenta: Sequence[float] = MOMENTA, levels: Sequence[Level] = LEVELS) -> pd.DataFrame:
+    """The same of PowerSGD on a matrix, with and without error feedback; the curvature is the
+    largest."""
+    rows = []
+    for momentum in momenta:
+        for name, feedback in ((WITH, True), (WITHOUT, False)):
+            for level in levels:
+                most, share = simulated(level, momentum, feedback)
+                word = DENSE if level == DENSE else f"rank {level}"
+                rows.append(
+                    {
+                        "how": name,
+                        "level": word,
+                        "momentum": momentum,
+                        "share": share,
+                        "limit": most,
+                    }
+                )
+    return pd.DataFrame(rows)
+
+
+def of_dense(rows: pd.DataFrame) -> pd.Series:
+    """Each limit over the one of the same kind and momentum that sends all."""
+    whole = rows[rows["share"] > 1 - 1e-9].set_index(["how", "momentum"])["limit"]
+    keys = pd.MultiIndex.from_frame(rows[["how", "momentum"]])
+    return pd.Series(rows["limit"].to_numpy() / whole.reindex(keys).to_numpy(), index=rows.index)
+
+
+# -- the table and the figure ----------------------------------------------------------------
+
+
+def as_text(rows: pd.DataFrame) -> Table:
+    """The simulated limits beside those that filters have at the same share, rounded."""
+    kept = rows[rows["how"].isin([WITH, WITHOUT])].to_dict("records")
+    texts = [
+        (
+            row["how"],
+            f"{row['momentum']:g}",
+            row["level"],
+            f"{row['share']:.2f}",
+            f"{row['limit']:.2f}",
+            f"{row['of_dense']:.2f}",
+            *(_limit(at_share(rows, name, row["momentum"], row["share"])) for name in BESIDE),
+        )
+        for row in kept
+    ]
+    heads = ("", "momentum", "level", "sent", "limit", "of dense's", *BESIDE)
+    return Table(heads, texts)
+
+
+def _limit(value: float) -> str:
+    return "none" if value == math.inf else "" if math.isnan(value) else f"{value:.2f}"
+
+
+def at_share(rows: pd.DataFrame, how: str, momentum: float, share: float) -> float:
+    """A filter's limit, of dense's, at a share of the energy between two of its own; nan beyond
+    them."""
+    known = rows[(rows["how"] == how) & (rows["momentum"] == momentum)].sort_values("share")
+    shares, limits = known["share"].to_list(), known["of_dense"].to_list()
+    for i in range(len(shares) - 1):
+        low, high = shares[i], shares[i + 1]
+        if low - 1e-12 <= share <= high + 1e-12:
+            part = math.log(share / low) / math.log(high / low)
+            return float(limits[i] ** (1 - part) * limits[i + 1] ** part)
+    return math.nan
+
+
+def figure(rows: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
+    """A panel for each momentum: limits of dense's against the share that is sent."""
+    momenta = list(dict.fromkeys(rows["momentum"]))
+    with style.theme():
+        fig = style.figure(3.4)
+        for ax, momentum in zip(fig.subplots(1, len(momenta), sharey=True), momenta, strict=True):
+            part = rows[rows["momentum"] == momentum]
+            for (colour, dash, _), name in zip(SPARE, FILTERS, strict=False):
+                line = part[part["how"] == name]
+                ax.plot(
+                    line["share"],
+                    line["of_dense"],
+                    color=colour,
+                    linestyle=dash,
+                    label=f"{name}, computed",
+                )
+            for name, fill in ((WITH, "black"), (WITHOUT, "white")):
+                dots = part[part["how"] == name]
+                ax.plot(
+                    dots["share"],
+                    dots["of_dense"],
+                    color="black",
+                    marker="o",
+                    linestyle="",
+                    markerfacecolor=fill,
+                    label=f"{name}, simulated",
+                )
+            ax.set(xscale="log", xlabel="share of the energy sent", title=f"momentum {momentum:g}")
+            style.log_axis(ax)
+            ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        fig.axes[0].set_ylabel("largest stable rate, of dense's")
+        fig.axes[0].legend(loc="lower right", fontsize=5.5, handlelength=3, borderpad=0.2)
+        style.caption(
+            fig,
+            "Computed: one direction of a quadratic. Delayed: a delay of p - 1 steps is drawn at "
+            f"1 / p. Simulated: {ROWS} x {COLUMNS} directions with curvatures from 0.1 to 1, "
+            f"PowerSGD at ranks 4, 2, 1, one worker, {STEPS} steps; the share is that at the "
+            "largest rate at which the weights do not grow.",
+        )
+    return fig, rows
+
+
+def table() -> pd.DataFrame:
+    """`lines` and `points`, and each limit as a share of dense's."""
+    rows = pd.concat([lines(), points()], ignore_index=True)
+    return rows.assign(of_dense=of_dense(rows))
+
+
+def main(out: Path | None = None) -> list[Path]:
+    """Draw the largest stable rates of a quadratic by what is sent of its gradients, and print
+    them.
+
+    Args:
+        out: folder for the figure; default figures/quadratic.
+    """
+    files, rows = Files("quadratic", out), table()
+    stdout.console(highlight=False).print(as_text(rows).drawn(), "")
+    files.figure("quadratic", figure(rows))
+    files.text("quadratic.md", as_text(rows).markdown() + "\n")
+    return files.said()

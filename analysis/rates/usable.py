@@ -1,0 +1,280 @@
+"""The usable range of learning rates, by level of compression.
+
+Train each level at many rates, then draw (`grids/rates-smoke.toml` has the arms)::
+
+    regimes ablate rates-smoke --seeds 4 --first-seed 4000 --out runs/rates/smoke
+    regimes figure mechanism runs/rates
+
+A rate is *usable* for an arm by two rules, of the mean of a run's last three units:
+
+- *own best*: the metric is no worse than that of the arm at its own best rate, but for a tolerance;
+- *loss*: the training loss is at most so many nats above the lowest of the arm ``dense``.
+
+From the arm's best rate (of the mean over seeds) upwards, and downwards, the range ends where a
+seed's line through the points, over the logarithm of the rate, first leaves what is allowed; beside
+a run that is not finite, halfway. A seed that stays within to the last rate that was tried ends
+there, and the table says of how many that is so: the range is at least as wide. A seed that is
+outside at the arm's best rate has no range and is left out of n. Intervals are 95 % t intervals of
+the mean logarithm over seeds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+import pandas as pd
+import tyro
+
+from regimes.console import stdout
+from regimes.errors import RecordError
+from regimes.plotting import style
+from regimes.plotting.groups import tested_by
+from regimes.plotting.metrics import Metric
+from regimes.presets.own import AT
+from regimes.records import Record, check_one, load_all
+from regimes.statistics import t_interval
+
+from ..common.command import Files
+from ..common.compare import LAST
+from ..grids.names import ARMS, LATE
+from . import usable_figure
+from .usable_figure import as_text as as_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TOLERANCE = {"accuracy": 5.0, "bits per byte": 0.25}  # in the shown unit
+LOSSES = (0.3, 1.0)  # nats above dense's lowest
+REFERENCE = "dense"
+
+# -- records to numbers ----------------------------------------------------------------------
+
+
+def check_arms(runs: Sequence[Record]) -> None:
+    """Raise RecordError unless the runs of an arm at a rate are of one experiment, however the rate
+    is spelt in their names."""
+    found: dict[tuple[str, float], list[Record]] = {}
+    for run in runs:
+        found.setdefault((arm_of(run)[0], run.rate), []).append(run)
+    for alike in found.values():
+        check_one(alike)
+
+
+def arm_of(run: Record) -> tuple[str, bool]:
+    """The arm of a run called "ARM at RATE", with what sets it apart from others of that name; and
+    whether it is called so."""
+    arm, at, _ = run.config["name"].rpartition(AT)
+    return f"{arm} ({run.variant})" if run.variant else arm, bool(at)
+
+
+def entries(runs: Sequence[Record], shown: Metric) -> pd.DataFrame:
+    """One row per run: arm, rate, momentum (nan of AdamW), seed, metric as it is shown, and
+    training loss; nan where one of the last units has none.
+
+    Raises:
+        RecordError: an unfinished run, one whose name has no rate, two alike, other metrics.
+    """
+    rows = []
+    for run in runs:
+        run.check_finished()
+        arm, at = arm_of(run)
+        if not at:
+            raise RecordError(
+                f"{run.folder}: {run.name!r} is no arm at a rate: see `regimes "
+                "presets mechanism` for grids of them"
+            )
+        if tested_by(run) != shown:
+            raise RecordError(f"{run.folder} has no {shown.name}: draw it in a figure of its own")
+        optimizer = run.config["optimizer"]
+        momentum = optimizer.get("momentum") if optimizer.get("name") == "sgd" else None
+        last = run.epochs[["metric", "train_loss"]].astype(float).tail(LAST).mean(skipna=False)
+        rows.append(
+            {
+                "arm": arm,
+                "rate": run.rate,
+                "seed": run.seed,
+                "momentum": math.nan if momentum is None else momentum,
+                shown.name: shown.factor * last["metric"],
+                "train_loss": last["train_loss"],
+            }
+        )
+    check_arms(runs)
+    each = pd.DataFrame(rows)
+    if (twice := each.duplicated(["arm", "rate", "seed"])).any():
+        arm, rate, seed = each.loc[twice, ["arm", "rate", "seed"]].iloc[0]
+        raise RecordError(f"two runs of {arm!r} at {rate:g} with seed {seed}")
+    places = {arm: place for place, arm in enumerate([*ARMS, *LATE])}
+    place = each["arm"].str.partition(", momentum")[0].map(places)  # nan, so last: of another grid
+    order = ["place", "arm", "rate", "seed"]
+    return each.assign(place=place).sort_values(order, ignore_index=True).drop(columns="place")
+
+
+def end(rates: Sequence[float], losses: Sequence[float], best: int, limit: float) -> float:
+    """Where a line through losses, over the logarithm of rates, first exceeds the limit, on the way
+    from ``best`` to the last rate; inf if it never does, nan if it does at ``best``.
+
+    >>> end([1, 2, 4, 16], [0, 0, 1, 3], best=0, limit=2)  # halfway from 4 to 16
+    8.0
+    >>> end([1, 2, 4], [0, 1, math.nan], best=0, limit=2) == 8**0.5
+    True
+    """
+    if not losses[best] <= limit:
+        return math.nan
+    for i in range(best, len(rates) - 1):
+        if not losses[i + 1] <= limit:
+            known = math.isfinite(losses[i + 1])
+            share = (limit - losses[i]) / (losses[i + 1] - losses[i]) if known else 0.5
+            return float(rates[i] ** (1 - share) * rates[i + 1] ** share)
+    return math.inf
+
+
+def rules(each: pd.DataFrame, shown: Metric) -> dict[str, tuple[str, pd.Series]]:
+    """Per rule the column it reads, and the largest loss that it allows each arm: of a metric of
+    which more is better, its negative."""
+    tolerance = TOLERANCE.get(shown.name, math.nan)
+    best = _means(each, shown.name, shown).groupby("arm").min()
+    found = {}
+    if not math.isnan(tolerance):
+        found[f"own best within {tolerance:g} {shown.unit}"] = (shown.name, best + tolerance)
+    losses = _means(each, "train_loss", shown)
+    losses = losses[losses.index.get_level_values("arm") == REFERENCE]
+    for more in LOSSES if len(losses) else ():
+        limits = pd.Series(float(losses.min()) + more, index=best.index)
+        found[f"training loss within {more:g} of dense"] = ("train_loss", limits)
+    return found
+
+
+def _means(each: pd.DataFrame, column: str, shown: Metric) -> pd.Series:
+    """Mean losses by arm and rate; infinite where a seed has none."""
+    loss = each[column] * (-1 if column == shown.name and not shown.lower else 1)
+    means = loss.groupby([each["arm"], each["rate"]]).agg(lambda x: x.mean(skipna=False))
+    return means.fillna(math.inf)
+
+
+def ends(each: pd.DataFrame, shown: Metric) -> pd.DataFrame:
+    """One row per rule, arm and seed: the ends of the usable range, ``smallest`` and ``largest``;
+    0 and inf where all rates on that side are usable, nan where none is.
+
+    Raises:
+        RecordError: a seed was not run at an arm's best rate.
+    """
+    rows = []
+    for rule, (column, limits) in rules(each, shown).items():
+        means = _means(each, column, shown)
+        sign = -1 if column == shown.name and not shown.lower else 1
+        for key, runs in each.groupby(["arm", "seed"], sort=False):
+            arm, seed = str(key[0]), key[1]
+            rates, losses = runs["rate"].to_list(), (sign * runs[column]).to_list()
+            if (rate := means[arm].idxmin()) not in rates:
+                raise RecordError(
+                    f"{arm!r} has no run at {rate:g} with seed {seed}: run all rates "
+                    "with the same seeds"
+                )
+            best = rates.index(rate)
+            back = end(
+                [1 / rate for rate in rates[::-1]], losses[::-1], len(rates) - 1 - best, limits[arm]
+            )
+            rows.append(
+                {
+                    "rule": rule,
+                    "arm": arm,
+                    "seed": seed,
+                    "smallest": 1 / back,
+                    "largest": end(rates, losses, best, limits[arm]),
+                    "least": rates[0],
+                    "most": rates[-1],
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def table(each: pd.DataFrame, shown: Metric) -> pd.DataFrame:
+    """One row per rule and arm: momentum, best rate, n of seeds that have a range; its smallest and
+    largest rate, geometric means with 95 % t intervals; at how many seeds each is the last tried;
+    and the largest as a share of that of dense with the same momentum, on common seeds."""
+    found, rows = ends(each, shown), []
+    best = _means(each, shown.name, shown)
+    momentum = each.groupby("arm")["momentum"].first()
+    for key, seeds in found.groupby(["rule", "arm"], sort=False):
+        rule, arm = map(str, key)
+        kept = seeds.dropna(subset="largest")
+        row = {
+            "rule": rule,
+            "arm": arm,
+            "momentum": momentum[arm],
+            "best": best[arm].idxmin(),
+            "n": len(kept),
+        }
+        for side, edge in (("smallest", "least"), ("largest", "most")):
+            beyond = kept[side].isin([0.0, math.inf])
+            values = kept[side].where(~beyond, kept[edge]).to_numpy()
+            row |= dict(zip((side, f"{side}_low", f"{side}_high"), _mean(values), strict=True))
+            row[f"{side}_beyond"] = int(beyond.sum())
+        rows.append(row | _of_dense(found, rule, arm, momentum))
+    return pd.DataFrame(rows)
+
+
+def _of_dense(found: pd.DataFrame, rule: str, arm: str, momentum: pd.Series) -> dict[str, float]:
+    """The largest usable rate over that of the dense arm of the same optimiser, by seed; nan where
+    no seed has both inside what was tried."""
+    dense = [
+        name
+        for name in momentum.index
+        if name.partition(",")[0] == REFERENCE
+        and (momentum[name] == momentum[arm] or math.isnan(momentum[arm]))
+    ]
+    wide = found[found["rule"] == rule].pivot(index="seed", columns="arm", values="largest")
+    ratios = (wide[arm] / wide[dense[0]] if dense else pd.Series(dtype=float)).to_numpy()
+    kept = ratios[np.isfinite(ratios) & (ratios > 0)]
+    keys = ("of_dense", "of_dense_low", "of_dense_high")
+    return dict(zip(keys, _mean(kept), strict=True))
+
+
+def _mean(values: np.ndarray) -> tuple[float, float, float]:
+    """Geometric, with its interval."""
+    if not len(values):
+        return (math.nan,) * 3
+    mean, low, high = t_interval(np.log(values).tolist())
+    return math.exp(mean), math.exp(low), math.exp(high)
+
+
+# -- the command ---------------------------------------------------------------------------
+
+
+def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame, pd.DataFrame]:
+    """`usable_figure.figure` of runs, the means that it draws, and `table`."""
+    shown = tested_by(runs[0])
+    each = entries(runs, shown)
+    rows = table(each, shown)
+    return *usable_figure.figure(each, rows, _plain(runs), shown), rows
+
+
+def _plain(runs: Sequence[Record]) -> Record:
+    return next((run for run in runs if run.name.startswith(REFERENCE)), runs[0])
+
+
+def main(
+    records: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path | None = None
+) -> list[Path]:
+    """Draw metric and training loss against the rate, and print the usable range of each arm.
+
+    Args:
+        records: folders of runs, or archives of them, which share network and data.
+        out: folder for the figure; default figures/NAME, of the first.
+    """
+    files, runs = Files(records[0], out), load_all(*records)
+    drawn, points, rows = figure(runs)
+    console, texts = stdout.console(highlight=False), as_text(rows)
+    for rule, text in texts.items():
+        console.print(f"usable: {rule}", text.drawn(), "", sep="\n")
+    files.figure("mechanism", (drawn, points))
+    files.table("ranges", rows)
+    plain = _plain(runs)
+    parts = [f"{style.setting(plain)} ({plain.name.partition(AT)[0]})."]
+    parts += [f"Usable: {rule}.\n\n{text.markdown()}" for rule, text in texts.items()]
+    files.text("ranges.md", "\n\n".join(parts) + "\n")
+    return files.said()

@@ -1,0 +1,148 @@
+"""The table and the figure of `usable`: metric, training loss and usable range by rate."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from regimes.console.tables import Table
+from regimes.console.units import interval_text
+from regimes.plotting import style
+from regimes.plotting.metrics import named
+
+from ..common.panels import draw_over_rates, over_rates, rates_axis
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from regimes.plotting.metrics import Metric
+    from regimes.records import Record
+
+
+def as_text(rows: pd.DataFrame) -> dict[str, Table]:
+    """A table per rule, rounded; ``>=`` where a seed is usable to the last rate that was tried."""
+    heads = ("arm", "best", "n", "from", "to [95 %]", "of dense's")
+    found = {}
+    for rule, part in rows.groupby("rule", sort=False):
+        texts = [
+            (
+                row["arm"],
+                f"{row['best']:g}",
+                str(row["n"]),
+                _smallest(row),
+                _largest(row),
+                _span(row, "of_dense"),
+            )
+            for row in part.to_dict("records")
+        ]
+        found[str(rule)] = Table(heads, texts)
+    return found
+
+
+def _smallest(row: dict[Any, Any]) -> str:
+    beyond = "<= " if row["smallest_beyond"] else ""
+    return "" if not row["n"] else f"{beyond}{row['smallest']:.2g}"
+
+
+def _largest(row: dict[Any, Any]) -> str:
+    beyond = ">= " if row["largest_beyond"] else ""
+    return "none" if not row["n"] else beyond + _span(row, "largest")
+
+
+def _span(row: dict[Any, Any], key: str) -> str:
+    if math.isnan(row[key]):
+        return ""
+    ends = interval_text(row[f"{key}_low"], row[f"{key}_high"], ".2g")
+    return f"{row[key]:.2g} {ends}".rstrip()
+
+
+def figure(
+    each: pd.DataFrame, rows: pd.DataFrame, run: Record, shown: Metric
+) -> tuple[Figure, pd.DataFrame]:
+    """A row of panels for each momentum, and the means that are drawn.
+
+    Args:
+        each, rows: of `usable.entries` and `usable.table`.
+        run: any of them, for the setting.
+    """
+    kinds = list(dict.fromkeys(each["momentum"].fillna(-1)))
+    numbers, first = [], rows["rule"].iloc[0] if len(rows) else ""
+    every = _looks(each)
+    with style.theme():
+        fig = style.figure(2.6 * len(kinds) + 0.5)
+        panels = fig.subplots(len(kinds), 3, squeeze=False)
+        for axes, kind in zip(panels, sorted(kinds, reverse=True), strict=True):
+            part = each[each["momentum"].fillna(-1) == kind]
+            looks = {arm: look for arm, look in every.items() if arm in {*part["arm"]}}
+            for ax, column in zip(axes, (shown.name, "train_loss"), strict=False):
+                metric = shown if column == shown.name else named(column)
+                numbers.append(_curves(ax, part, metric, column, looks))
+            ranges = rows[(rows["rule"] == first) & rows["arm"].isin(looks)]
+            _ranges(axes[2], ranges, looks)
+            axes[0].set_title("AdamW" if kind < 0 else f"momentum {kind:g}", loc="left")
+        counts = each.groupby(["arm", "rate"]).size().to_list()
+        style.caption(fig, _caption(first, counts, run))
+    return fig, pd.concat(numbers, ignore_index=True)
+
+
+def _looks(part: pd.DataFrame) -> dict[str, Any]:
+    """How each arm of a panel is drawn: an arm of another momentum as that of the preset's."""
+    short = {arm: arm.partition(", momentum")[0] for arm in dict.fromkeys(part["arm"])}
+    found = style.styles_of(dict.fromkeys(short.values()))
+    return {arm: found[name] for arm, name in short.items()}
+
+
+def _curves(
+    ax: Axes, part: pd.DataFrame, metric: Metric, column: str, looks: dict[str, Any]
+) -> pd.DataFrame:
+    drawn = []
+    for arm, look in looks.items():
+        points = over_rates(part[part["arm"] == arm], column)
+        draw_over_rates(ax, points, look)
+        drawn.append(points.assign(panel=metric.name, arm=arm))
+    ax.set(xlabel="learning rate", ylabel=metric.label)
+    rates_axis(ax)
+    low, high = ax.get_ylim()
+    if metric.name == "train_loss" and not high < 4 * low:  # with less, no power of ten is there
+        ax.set_yscale("log")
+    return pd.concat(drawn, ignore_index=True)
+
+
+def _ranges(ax: Axes, rows: pd.DataFrame, looks: dict[str, Any]) -> None:
+    """Smallest to largest usable rate, an arm a line with its marker at the best rate; an arrow
+    where all rates tried on that side are usable at a seed or more."""
+    kept = rows[rows["n"] > 0]
+    for y, row in enumerate(kept.to_dict("records")):
+        rates = [row["smallest"], row["best"], row["largest"]]
+        ax.plot(rates, [y] * 3, markevery=[1], **looks[row["arm"]].line)
+        for side, arrow in (("smallest", "<"), ("largest", ">")):
+            bars = [[row[side] - row[f"{side}_low"]], [row[f"{side}_high"] - row[side]]]
+            marker = arrow if row[f"{side}_beyond"] else "|"
+            ax.errorbar(
+                row[side],
+                y,
+                xerr=np.nan_to_num(bars),
+                color="black",
+                marker=marker,
+                markersize=5,
+                elinewidth=0.8,
+                capsize=2,
+            )
+    names = [looks[arm].label for arm in kept["arm"]]
+    ax.set_yticks(range(len(kept)), names, fontsize=6)
+    ax.set(xlabel="usable learning rates")
+    rates_axis(ax)
+    ax.invert_yaxis()
+
+
+def _caption(rule: str, counts: list[int], run: Record) -> str:
+    return (
+        f"Means of the last units, {style.seeds_in_words(counts)}; bars: 95 % t intervals. No "
+        f"point where a run is not finite. Right, with each arm's line and its marker at the best "
+        f"rate: usable is {rule}; an arrow where the rates that were tried do not reach the end of "
+        f"the range. {style.setting(run)} (dense)."
+    )

@@ -1,0 +1,1 @@
+"""Tournament: schedules against controls that send as many floats."""

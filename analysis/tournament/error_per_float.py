@@ -1,0 +1,201 @@
+"""Error per float: what each compressor loses of the same gradients, against what it sends.
+
+Run, then draw (5 minutes on one core)::
+
+    regimes ablate smoke-rivals --seeds 3
+    regimes figure rivals runs/smoke-rivals
+
+The training is dense; the instrument `rivals` has compressed its gradients beside it. *A step*:
+without error feedback, the mean over the epochs. *The sum*: all updates since the start, with the
+error feedback that the compressor has, at the end of the run. Both relative, in the norm of the
+whole model's gradient; 1 is to send nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from matplotlib.ticker import LogLocator, NullLocator
+
+from regimes.config import DENSE
+from regimes.console import stdout
+from regimes.console.tables import Table
+from regimes.errors import RecordError
+from regimes.plotting import style
+from regimes.plotting.groups import groups
+from regimes.plotting.looks import SPARE, SPELT
+from regimes.records import Record, load_all
+from regimes.statistics import t_interval
+
+from ..common.command import Files
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ERRORS = {"once": "relative error of a step", "summed": "relative error of the sum"}
+COSTS = {"floats": "floats of a step, of dense's", "bytes": "bytes of a step, of dense's"}
+KEY = ["compressor", "level"]
+LINES = (("#000000", "-", "o"), *SPARE)
+
+# -- records to numbers ----------------------------------------------------------------------
+
+
+def errors(runs: Sequence[Record]) -> pd.DataFrame:
+    """One row per compressor and level, as the configuration has them: n, floats and bytes of a
+    step as shares of dense's, and both errors: geometric means over seeds with their 95 % t
+    intervals (of the logarithm).
+
+    Raises:
+        RecordError: a run without readings of the instrument, or runs of different settings.
+    """
+    found = [row for each in groups(runs).values() for run in each for row in _of(run)]
+    rows = []
+    for (name, level), each in pd.DataFrame(found).groupby(KEY, sort=False):
+        row = {
+            "compressor": name,
+            "level": level,
+            "n": len(each),
+            "floats": each["floats"].iloc[0],
+            "bytes": each["bytes"].iloc[0],
+        }
+        for error in ERRORS:
+            ends = _geometric(each[error].to_list())
+            row |= dict(zip((error, f"{error}_low", f"{error}_high"), ends, strict=True))
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _of(run: Record) -> list[dict[str, Any]]:
+    lines = [line["rivals"] for line in run.details if line["instrument"] == "rivals"]
+    if not lines:
+        raise RecordError(
+            f"{run.folder} has no readings of the instrument rivals: run the grid smoke-rivals or "
+            "lm-rivals"
+        )
+    whole = run.header["per_step"][DENSE]
+    steps = pd.DataFrame([[rival["once"] for rival in line] for line in lines], dtype=float)
+    return [
+        {
+            "compressor": name_of(last["compressor"]),
+            "level": str(last["level"]),
+            "floats": last["floats"] / whole["floats"],
+            "bytes": last["bytes"] / whole["bytes"],
+            "once": once,
+            "summed": last["summed"],
+        }
+        for last, once in zip(lines[-1], steps.mean(), strict=True)
+    ]
+
+
+def _geometric(values: Sequence[float]) -> tuple[float, ...]:
+    """Mean and interval by logarithms; plainly where an error is 0."""
+    if min(values) <= 0:
+        return t_interval(values)
+    return tuple(math.exp(x) for x in t_interval([math.log(x) for x in values]))
+
+
+def name_of(table: dict[str, Any]) -> str:
+    """A compressor with the fields that it was given: "acp-sgd, iterations 2"."""
+    given = [f"{key} {json.dumps(value)}" for key, value in table.items() if key != "name"]
+    return ", ".join([table["name"], *given])
+
+
+def level_label(name: str, level: str) -> str:
+    """A level as one says it: "rank 4"; nothing where a compressor has one only."""
+    return SPELT.get(name.partition(",")[0], "").format(level)
+
+
+# -- the table and the figure ----------------------------------------------------------------
+
+
+def as_text(rows: pd.DataFrame) -> Table:
+    """Rounded, from few bytes to many."""
+    shown = [
+        (
+            row["compressor"],
+            level_label(row["compressor"], row["level"]),
+            str(row["n"]),
+            f"{row['floats']:.1%}",
+            f"{row['bytes']:.1%}",
+            f"{row['once']:.3f}",
+            f"{row['summed']:.2%}",
+        )
+        for row in rows.sort_values("bytes", kind="stable").to_dict("records")
+    ]
+    heads = ("compressor", "level", "n", "floats", "bytes", "error of a step", "of the sum")
+    return Table(heads, shown, texts=2)
+
+
+def figure(rows: pd.DataFrame, run: Record) -> tuple[Figure, pd.DataFrame]:
+    """Both errors against floats and bytes: a line per compressor, a point per level."""
+    with style.theme():
+        fig = style.figure(5.2)
+        panels = fig.subplots(2, 2, sharey="row", sharex="col")
+        for line, (error, label) in zip(panels, ERRORS.items(), strict=True):
+            for ax, cost in zip(line, COSTS, strict=True):
+                _draw(ax, rows, cost, error)
+            line[0].set_ylabel(label)
+        for ax, label in zip(panels[1], COSTS.values(), strict=True):
+            ax.set_xlabel(label)
+        fig.legend(
+            *panels[0][0].get_legend_handles_labels(),
+            loc="outside upper center",
+            ncols=3,
+            handlelength=3.4,
+        )
+        style.caption(
+            fig,
+            "What each compressor makes of the gradients of one dense training, "
+            f"{style.seeds_in_words(rows['n'].to_list())}, geometric means, bars: 95 % t "
+            "interval. Above: a step without error feedback, mean over the run. Below: all "
+            f"updates of the run, with the error feedback that each has by default. "
+            f"{style.setting(run)}.",
+        )
+    return fig, rows
+
+
+def _draw(ax: Axes, rows: pd.DataFrame, cost: str, error: str) -> None:
+    for place, (name, each) in enumerate(rows.groupby("compressor", sort=False)):
+        colour, dash, marker = LINES[place % len(LINES)]
+        points = each.sort_values(cost)
+        half = [points[error] - points[f"{error}_low"], points[f"{error}_high"] - points[error]]
+        ax.errorbar(
+            points[cost],
+            points[error],
+            half,
+            color=colour,
+            linestyle=dash,
+            marker=marker,
+            markersize=5,
+            linewidth=1.2,
+            elinewidth=0.8,
+            label=str(name),
+        )
+    if error == "summed":
+        style.log_axis(ax)
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    ax.xaxis.set_minor_locator(NullLocator())
+
+
+def main(records: Path, out: Path | None = None) -> list[Path]:
+    """Draw the error of compressors against what they send and print the table.
+
+    Args:
+        records: a folder of runs of one grid with the instrument rivals, or an archive of them.
+        out: folder for the figure; default figures/NAME.
+    """
+    files, runs = Files(records, out), load_all(records)
+    rows = errors(runs)
+    text = as_text(rows)
+    stdout.console(highlight=False).print(text.drawn(), "")
+    files.figure("rivals", figure(rows, runs[0]))
+    files.text("rivals.md", f"{style.setting(runs[0])}.\n\n{text.markdown()}\n")
+    return files.said()

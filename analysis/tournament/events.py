@@ -1,0 +1,152 @@
+"""Something happens in the middle of a training: does anybody spend better than evenly?
+
+Tune and run each setting (commands in `grids/shift-smoke.toml`), then draw them together::
+
+    regimes figure events runs/shift-smoke runs/restarts-smoke runs/ramp-smoke runs/pruned-smoke
+
+`PAIRS` are arms against controls that send as many floats (`equal_floats`): the same rank
+throughout, rank 4 first, and rank 4 at the event by an arm that knows it. A policy that finds the
+event would come near that one, and beat the other two if the event matters. Holm's correction is
+over all comparisons of a setting, as ``regimes figure tournament`` prints them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import pandas as pd
+import tyro
+
+from regimes.console import stdout
+from regimes.console.tables import Table
+from regimes.console.units import interval_text
+from regimes.errors import RecordError
+from regimes.plotting import style
+from regimes.plotting.groups import tested_by
+from regimes.plotting.metrics import Metric
+from regimes.records import Record, load_all
+
+from ..common.command import Files, name_of
+from ..common.panels import draw_forest
+from .equal_floats import comparisons
+from .tournament import entries
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+POLICIES = ("accordion 1", "accordion 3", "forced 3", "random 6")
+PAIRS = (  # arm, control
+    *((arm, "static") for arm in ("event 6", "event 12", *POLICIES)),
+    *((arm, "first") for arm in ("event 6", "event 12", *POLICIES)),
+    *((arm, "event") for arm in POLICIES),
+)
+WORDS = {  # of a grid; a line break, because panels are narrow
+    "shift-smoke": "another task\nuntil epoch 12",
+    "restarts-smoke": "the rate restarts\nat 8 and 16",
+    "ramp-smoke": "batches x 4\nfrom epoch 12",
+    "pruned-smoke": "90 % of weights\npruned at 12",
+}
+ALPHA = 0.05  # of p after correction
+
+# -- records to numbers ----------------------------------------------------------------------
+
+
+def differences(runs: list[Record]) -> pd.DataFrame:
+    """`PAIRS` of one setting: a row each of `equal_floats.comparisons`.
+
+    Raises:
+        RecordError: the runs lack one of the arms.
+    """
+    found = comparisons(entries(runs, ()), tested_by(runs[0])).set_index(["arm", "control"])
+    lacking = [f"{arm} - {control}" for arm, control in PAIRS if (arm, control) not in found.index]
+    if lacking:
+        raise RecordError(
+            f"no runs for {', '.join(lacking)}: run shift-smoke, ramp-smoke or restarts-smoke"
+        )
+    return found.loc[list(PAIRS)].reset_index()
+
+
+# -- numbers to text and figure --------------------------------------------------------------
+
+
+def as_text(found: Mapping[str, pd.DataFrame], shown: Metric) -> Table:
+    """All settings beside each other; * where p is below 0.05 after the setting's correction."""
+    lines = []
+    for i, (arm, control) in enumerate(PAIRS):
+        cells = (_cell(rows.iloc[i], shown) for rows in found.values())
+        lines.append((arm, control, *cells))
+    return Table(("arm", "minus", *found), lines, texts=2)
+
+
+def _cell(row: pd.Series, shown: Metric) -> str:
+    if not row["n"]:
+        return "other floats"
+    digits = shown.digits
+    ends = interval_text(row["ci_low"], row["ci_high"], f"+.{digits}f")
+    star = "*" if row["p_holm"] < ALPHA else ""
+    return f"{row['difference']:+.{digits}f} {ends}{star}"
+
+
+def figure(
+    found: Mapping[str, pd.DataFrame], run: Record, shown: Metric
+) -> tuple[Figure, pd.DataFrame]:
+    """A panel per setting, a line per pair; filled where the difference survives correction.
+
+    Args:
+        run: any of them, for the setting that all share.
+    """
+    with style.theme():
+        fig = style.figure(1.6 + 0.19 * len(PAIRS))
+        panels = fig.subplots(1, len(found), sharex=True, sharey=True, squeeze=False)[0]
+        for ax, (name, rows) in zip(panels, found.items(), strict=True):
+            _panel(ax, rows)
+            ax.set_title(WORDS.get(name, name), loc="left")
+            ax.set_xlabel(f"difference, {shown.unit}")
+        panels[0].set_yticks(range(len(PAIRS)), [f"{arm} - {control}" for arm, control in PAIRS])
+        counts = [int(n) for rows in found.values() for n in rows["n"] if n]
+        style.caption(fig, _words(counts, run))
+    return fig, pd.concat([rows.assign(setting=name) for name, rows in found.items()])
+
+
+def _panel(ax: Axes, rows: pd.DataFrame) -> None:
+    ends = rows[["difference", "ci_low", "ci_high"]]
+    draw_forest(ax, ends, list(rows["p_holm"] < ALPHA))
+    kinds = [control for _, control in PAIRS]
+    for place in range(1, len(kinds)):
+        if kinds[place] != kinds[place - 1]:
+            ax.axhline(place - 0.5, color="#bbbbbb", linewidth=0.8)
+
+
+def _words(counts: list[int], run: Record) -> str:
+    return (
+        "An arm minus what controls reach at its floats: the same rank throughout (static), rank 4 "
+        "first, rank 4 at the event, which is known (event). Mean and 95 % t interval, "
+        f"{style.seeds_in_words(counts)}, every arm at its own rate. Filled: p < {ALPHA} after "
+        f"Holm's correction over all comparisons of the setting. {style.setting(run)} (the first)."
+    )
+
+
+def main(
+    records: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path | None = None
+) -> list[Path]:
+    """Print and draw what arms reach against controls at the same floats, setting by setting.
+
+    Args:
+        records: folders of runs, or archives of them, one per setting.
+        out: folder for table and figure; default figures/events.
+    """
+    files, found = Files("events", out), {}
+    ones = []  # a run of each setting
+    for path in records:
+        runs = load_all(path)
+        found[name_of(path)] = differences(runs)
+        ones.append(runs[0])
+    shown = tested_by(ones[0])
+    table = as_text(found, shown)
+    stdout.console(highlight=False).print(table.drawn())
+    files.figure("events", figure(found, ones[0], shown))
+    files.text("events.md", f"{table.markdown()}\n")
+    return files.said()

@@ -1,0 +1,71 @@
+"""``regimes.attach``: the arguments of a hook, checked before anything is registered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from regimes.config import Level
+from regimes.ddp import choices
+from regimes.ddp.hook import Hook, Scaler
+from regimes.ddp.model import wrapped
+from regimes.ddp.record import RecordOptions, record_options
+from regimes.ddp.schedule import unit_schedule
+from regimes.errors import unexpected
+
+
+def attach(
+    model: nn.Module,
+    *,
+    policy: Any = "accordion",
+    compressor: Any = "powersgd",
+    levels: Mapping[str, Level] | None = None,
+    signal: str = "update",
+    seed: int = 0,
+    start_compressing_after: int = 0,
+    optimizer: Any = None,
+    every: Any = "epoch",
+    record: str | Path | RecordOptions | None = None,
+    scaler: Scaler | None = None,
+    timeout: float = 600.0,
+) -> Hook:
+    """Let a DDP model exchange its gradients compressed, at levels that a policy decides.
+
+    Call it on every process, right after wrapping the model. ``.grad`` then holds the shared
+    update after each backward pass, as without the hook. To accumulate gradients, use
+    ``model.no_sync()`` for all backward passes of a step but the last.
+
+    Args:
+        model: a DistributedDataParallel model.
+        policy, compressor: a name, a table like ``{"name": "accordion", "interval": 5}``, or an
+            object.
+        levels: what the policy's words mean for the compressor, by default the compressor's own:
+            for PowerSGD ranks, ``{"low": 4, "high": 1}``.
+        signal: what the norm is of, see ``regimes.instruments.gradient_norm``. All but "update"
+            keep a copy of the gradients and send something at the end of an epoch.
+        seed: of the compressor's random numbers.
+        start_compressing_after: the first so many steps send the gradient uncompressed.
+        optimizer: the hook reads the learning rate of its first group; then ``epoch_end()`` needs
+            no rate.
+        every: "epoch": a unit ends with ``epoch_end()``. A number: it ends by itself after so many
+            steps, ``len(loader)`` for an epoch. A ``DistributedSampler``: it ends by itself when
+            ``set_epoch`` names another epoch. The last two need the optimiser.
+        record: a folder for a record of the job, as the trainer writes one; process 0 writes it.
+        scaler: the GradScaler that scales the loss, if one does. The hook then works in units of
+            the unscaled loss, so that a change of scale changes neither residuals nor norms.
+        timeout: seconds until a process that the others wait for counts as lost.
+
+    Raises:
+        ConfigError: one sentence, before anything is registered.
+    """
+    ddp = wrapped(model)
+    choices.check_timeout(timeout)
+    if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
+        raise unexpected("scaler", scaler, "a GradScaler of torch, with get_scale(), or None")
+    choices.check_seed(seed)
+    chosen = choices.choose(policy, compressor, levels, signal, start_compressing_after)
+    schedule = unit_schedule(every, optimizer, ddp)
+    return Hook(ddp, chosen, schedule, record_options(record), seed, scaler, float(timeout))

@@ -1,0 +1,135 @@
+"""The arguments of ``attach``, checked before anything is sent; some are also of local steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, cast, get_args
+
+from regimes import compression, policies
+from regimes.compression import Compressor
+from regimes.config import DENSE, Level, Signal
+from regimes.detectors.statistics import INSTRUMENT, Statistic
+from regimes.errors import ConfigError, is_whole, nearest, require, unexpected
+from regimes.policies import Policy, check_levels
+
+LONGEST = 1e9  # seconds
+FROM_GRADIENTS = ("norms", "msdr", "noise", "error")  # instruments that need no data
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A policy, a compressor with its levels and a signal that go together.
+
+    Attributes:
+        dense_start: the first so many steps send the gradient uncompressed.
+    """
+
+    policy: Policy
+    compressor: Compressor
+    levels: Mapping[str, Level]
+    signal: Signal
+    dense_start: int = 0
+
+    def facts(self) -> dict[str, Any]:
+        """In plain types; must be the same on all processes."""
+        return {
+            "policy": policies.REGISTRY.table(self.policy),
+            "compressor": compression.REGISTRY.table(self.compressor),
+            "levels": dict(self.levels),
+            "signal": self.signal,
+            "start_compressing_after": self.dense_start,
+        }
+
+
+def choose(
+    policy: Any, compressor: Any, levels: Mapping[str, Level] | None, signal: str, dense_start: int
+) -> Choice:
+    """The arguments of ``attach``; ConfigError unless they go together."""
+    good = is_whole(dense_start, 0)
+    require(good, "start_compressing_after", dense_start, "a number of steps, from 0 up")
+    if signal not in get_args(Signal):
+        raise ConfigError(f"signal = {signal!r}: {nearest(str(signal), get_args(Signal))}")
+    chosen = pick_compressor(compressor)
+    known = pick_levels(chosen, chosen.usual if levels is None else levels)
+    objects = "an object with decide(), needs and names"
+    rule = pick_policy(policy, f"a name, a table with a name, or {objects}")
+    check_levels(rule, known)
+    check_needs(rule, FROM_GRADIENTS, "a hook sees gradients only and can measure")
+    return Choice(rule, chosen, known, cast(Signal, signal), dense_start)
+
+
+def pick_policy(given: Any, expected: str) -> Policy:
+    """A policy from a name, a table or an object; ConfigError with what was expected otherwise."""
+    rule = _made(given, policies.policy)
+    if not isinstance(rule, Policy):
+        raise unexpected("policy", given, expected)
+    return rule
+
+
+def pick_compressor(given: Any) -> Compressor:
+    """A compressor from a name, a table or an object; ConfigError otherwise."""
+    chosen = _made(given, compression.compressor)
+    if not isinstance(chosen, Compressor):
+        raise unexpected("compressor", given, "a name, a table with a name, or a Compressor")
+    return chosen
+
+
+def _made(given: Any, make: Callable[[dict[str, Any]], Any]) -> Any:
+    """What ``make`` builds from a name or a table; anything else unchanged."""
+    table = {"name": given} if isinstance(given, str) else given
+    return make(dict(table)) if isinstance(table, Mapping) else table
+
+
+def check_needs(rule: Policy, measured: Collection[str], limit: str) -> None:
+    """Raise ConfigError if a policy reads a statistic of an instrument that is not measured.
+
+    Args:
+        measured: names of instruments.
+        limit: why only these; begins the list of their statistics.
+    """
+    for statistic in rule.needs:
+        if INSTRUMENT.get(Statistic.parse(statistic).family) not in measured:
+            known = [s for s, instrument in INSTRUMENT.items() if instrument in measured]
+            raise ConfigError(
+                f"the policy needs the statistic {statistic!r}, but {limit} {', '.join(known)}: "
+                "train with regimes.run, or take a policy that reads one of these"
+            )
+
+
+def pick_levels(compressor: Compressor, given: Any) -> dict[str, Level]:
+    """Levels of a compressor by name; ConfigError if it has no such level."""
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise unexpected("levels", given, 'a table of levels by name, like {"low": 4, "high": 1}')
+    levels = {name: _plain_number(level) for name, level in given.items()}
+    if not levels:
+        raise ConfigError(
+            f"levels: {type(compressor).__name__} has none of its own: say what low and high are, "
+            'e.g. levels={"low": ..., "high": ...}'
+        )
+    if DENSE in levels:
+        raise ConfigError('levels: "dense" is always known, give the level another name')
+    for level in levels.values():
+        compressor.check(level)
+    return levels
+
+
+def _plain_number(level: Any) -> Any:
+    """A number of Python for one of NumPy, which a record could not write."""
+    if isinstance(level, bool | int | float) or not isinstance(level, Real):
+        return level
+    return int(level) if isinstance(level, Integral) else float(level)
+
+
+def check_seed(seed: Any) -> None:
+    """As in a configuration; ConfigError otherwise."""
+    good = is_whole(seed, -(2**63)) and seed < 2**63
+    require(good, "seed", seed, "a whole number of at most 63 bits")
+
+
+def check_timeout(timeout: Any) -> None:
+    """Raise ConfigError unless it is a number of seconds."""
+    number = isinstance(timeout, Real) and not isinstance(timeout, bool)
+    if not number or not 0 < float(timeout) <= LONGEST:
+        raise unexpected("timeout", timeout, f"a positive number of seconds up to {LONGEST:g}")

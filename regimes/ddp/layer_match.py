@@ -1,0 +1,103 @@
+"""Matches the layers of a saved state with those of a model, by name.
+
+A layer that the state lacks (it was frozen then) begins empty; a layer that the model lacks (it is
+frozen now) is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regimes.collectives.requests import Layer
+from regimes.policies.controller import Row
+
+NAMED = 3  # layers that a sentence names; it counts the others
+
+
+@dataclass(frozen=True)
+class LayerMatch:
+    """The layers of a state and those of a model.
+
+    Attributes:
+        saved: shape by name of the state's layers, in the order of the state's lists.
+        layers: the model's.
+    """
+
+    saved: Mapping[str, Sequence[int]]
+    layers: Sequence[Layer]
+
+    @property
+    def same(self) -> bool:
+        """Whether the state's lists fit the model unchanged."""
+        return list(self.saved) == [layer.name for layer in self.layers]
+
+    @property
+    def new(self) -> list[str]:
+        """Layers that the state lacks."""
+        return [layer.name for layer in self.layers if layer.name not in self.saved]
+
+    @property
+    def warning(self) -> str | None:
+        """One sentence that names new layers and those left out; None if there are none."""
+        here = {layer.name for layer in self.layers}
+        left_out = [name for name in self.saved if name not in here]
+        parts = []
+        if self.new:
+            parts.append(f"the state has no layer {several(self.new)}: no residual at first")
+        if left_out:
+            parts.append(f"the model does not train {several(left_out)} of the state: left out")
+        return f"hook: {'; '.join(parts)}" if parts else None
+
+    def values(self, saved: Sequence[Any], default: Sequence[Any]) -> list[Any]:
+        """The state's list of one value per layer, in the model's order.
+
+        Args:
+            default: per layer of the model, the value if the state lacks it.
+        """
+        by_name = dict(zip(self.saved, saved, strict=True))
+        return [by_name.get(x.name, d) for x, d in zip(self.layers, default, strict=True)]
+
+    def rows(self, rows: Iterable[Row], levels: Sequence[str]) -> list[Row]:
+        """Rows of past units; what a new layer did not measure is None.
+
+        Args:
+            levels: per layer of the model, its level in past units if it is new.
+        """
+        none = [None] * len(self.layers)
+        return [
+            {
+                **row,
+                "layers": {
+                    name: self.values(values, levels if name == "level" else none)
+                    for name, values in row["layers"].items()
+                },
+                "statistics": {k: self.values(v, none) for k, v in row["statistics"].items()},
+            }
+            for row in rows
+        ]
+
+    def sums(self, sums: Mapping[str, list[Tensor]]) -> dict[str, list[Tensor]]:
+        """The norm's sums of a unit under way, zero for a new layer. "update" has a tensor per
+        layer; any other has one tensor whose last dimension holds all layers end to end."""
+        return {name: self._sum(name, tensors) for name, tensors in sums.items()}
+
+    def _sum(self, name: str, tensors: list[Tensor]) -> list[Tensor]:
+        like = tensors[0]
+        if name == "update":
+            return self.values(tensors, [like.new_zeros(layer.shape) for layer in self.layers])
+        parts = like.split([math.prod(shape) for shape in self.saved.values()], -1)
+        zeros = [like.new_zeros(*like.shape[:-1], layer.size) for layer in self.layers]
+        return [torch.cat(self.values(parts, zeros), -1)]
+
+
+def several(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    more = len(names) - NAMED
+    rest = f" and {more} other{'s' * (more > 1)}" if more > 0 else ""
+    return ", ".join(map(repr, names[:NAMED])) + rest

@@ -1,0 +1,77 @@
+"""Reporters. An exception in one never stops training.
+
+A reporter may be a user's code, or write to a pipe that another program closes. The first exception
+of one is logged and recorded, then it is removed; the record is otherwise unaffected.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from regimes.errors import RecordError
+from regimes.training.termination import Terminated
+
+log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class Reporter(Protocol):
+    """What follows a training. Called on process 0 only; removed after an exception."""
+
+    def start(self, header: dict[str, Any], rows: list[dict[str, Any]]) -> None: ...
+    def step(self, epoch: int, done: int, steps: int) -> None: ...
+    def epoch(self, row: dict[str, Any], seconds: dict[str, float]) -> None: ...
+    def stop(self, message: str) -> None: ...
+
+
+class Reporters:
+    """Several reporters as one. Only KeyboardInterrupt, ``Terminated`` and other exceptions that
+    are no ``Exception`` pass through.
+
+    Attributes:
+        event_log: records a failure (``RecordWriter.event``); None before there is a record.
+    """
+
+    def __init__(self, reporters: Sequence[Reporter]) -> None:
+        self._active = list(reporters)
+        self.event_log: Callable[..., None] | None = None
+
+    def start(self, header: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+        self._call("start", header, rows)
+
+    def step(self, epoch: int, done: int, steps: int) -> None:
+        self._call("step", epoch, done, steps)
+
+    def epoch(self, row: dict[str, Any], seconds: dict[str, float]) -> None:
+        self._call("epoch", row, seconds)
+
+    def stop(self, message: str) -> None:
+        self._call("stop", message)
+
+    def _call(self, method: str, *arguments: Any) -> None:
+        for reporter in tuple(self._active):
+            try:
+                getattr(reporter, method)(*arguments)
+            except Terminated:  # SIGTERM arrived inside the reporter, which is not at fault
+                raise
+            except Exception as error:
+                self._active = [r for r in self._active if r is not reporter]
+                self._report_failure(reporter, method, error)
+
+    def _report_failure(self, reporter: Reporter, method: str, error: Exception) -> None:
+        name, why = type(reporter).__name__, f"{type(error).__name__} {error}".strip()
+        if self.event_log:
+            with contextlib.suppress(RecordError):  # a full disk is an error of the next epoch
+                self.event_log("reporter failed", reporter=name, during=method, why=why)
+        with contextlib.suppress(OSError, ValueError):
+            log.warning("the reporter %s failed and is left out: %s; training goes on", name, why)
+        if method not in ("start", "stop"):
+            try:
+                reporter.stop("")  # it may hold a terminal or a file
+            except Terminated:
+                raise
+            except Exception:
+                log.debug("the reporter %s could not be stopped", name, exc_info=True)

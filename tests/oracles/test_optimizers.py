@@ -1,0 +1,388 @@
+"""Optimisers against torch.optim in a plain loop, and what runs with them must keep."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import io
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import forked
+import pytest
+import torch
+from runs import weights
+from torch import nn
+from torch.nn import functional as F
+
+import regimes
+from regimes import models
+from regimes.config import OptimizerConfig, RunConfig, override
+from regimes.data import registry
+from regimes.errors import ConfigError, TrainingError
+from regimes.instruments.gradient_norm import Movement
+from regimes.records import read_lines
+from regimes.training import checkpoint, optimizers
+from regimes.training.build import prepare
+from regimes.training.learning_rate import LearningRate
+
+torch.set_num_threads(1)
+ADAMW = (
+    "optimizer.name=adamw",
+    "optimizer.lr=0.003",
+    "optimizer.warmup_from=none",
+    "optimizer.weight_decay=0.1",
+    "optimizer.schedule=cosine",
+    "optimizer.per=step",
+)
+MUON = ("optimizer.name=muon", *ADAMW[1:])
+CUSTOM = (
+    "optimizer.name=torch.optim:NAdam",
+    "optimizer.options={decoupled_weight_decay=true}",
+    *ADAMW[1:],
+)
+
+
+def config(*settings: str) -> RunConfig:
+    short = [
+        "epochs=3",
+        "data.train_size=120",
+        "data.test_size=100",
+        "policy.interval=1",
+        "dtype=float64",
+    ]
+    return override(regimes.get_preset("smoke"), [*short, *settings])
+
+
+def adamw(parameters: list[nn.Parameter]) -> list[torch.optim.Optimizer]:
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1]},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return [torch.optim.AdamW(groups, weight_decay=0.1)]
+
+
+def muon(parameters: list[nn.Parameter]) -> list[torch.optim.Optimizer]:
+    """VGG-7 has one linear layer, its head: nothing is left for Muon, see the test of groups."""
+    return adamw(parameters)
+
+
+def nadam(parameters: list[nn.Parameter]) -> list[torch.optim.Optimizer]:
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1]},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return [torch.optim.NAdam(groups, weight_decay=0.1, decoupled_weight_decay=True)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "make"),
+    [(ADAMW, adamw), (MUON, muon), (CUSTOM, nadam)],
+    ids=["adamw", "muon", "custom"],
+)
+def test_one_worker_without_compression_is_a_plain_loop(
+    settings: tuple[str, ...],
+    make: Callable[[list[nn.Parameter]], list[torch.optim.Optimizer]],
+    tmp_path: Path,
+) -> None:
+    c = config("workers=1", "policy=static", "policy.level=dense", *settings)
+    regimes.run(c, tmp_path / "run")
+    task = registry.load(c)
+    batches = task.batches(c, torch.device("cpu"), torch.float64)
+    model = task.build(c).to(torch.float64)
+    rate = LearningRate(c.optimizer, len(batches), 3 * len(batches))
+    parts, at = make(list(model.parameters())), 0
+    for epoch in range(3):
+        for x, y in batches.epoch(epoch, [0]):
+            model.train()
+            model.zero_grad()
+            F.cross_entropy(model(x[0]), y[0]).backward()
+            for part in parts:
+                for group in part.param_groups:
+                    group["lr"] = rate(at)
+                part.step()
+            at += 1
+    ours = weights(tmp_path / "run")
+    for name, parameter in model.named_parameters():
+        assert torch.equal(ours[name], parameter.detach()), name
+
+
+class TwoLayers(nn.Module):
+    """A hidden matrix, a head, an embedding, a convolution and vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 6)
+        self.convolution = nn.Conv1d(6, 6, 3)
+        self.hidden = nn.Linear(6, 5)
+        self.head = nn.Linear(5, 7)
+
+
+def test_muon_takes_hidden_matrices_only() -> None:
+    model = TwoLayers()
+    found = optimizers.build(OptimizerConfig(name="muon", weight_decay=0.1), model, 7)
+    muon, adamw = found.parts
+    assert [p is model.hidden.weight for p in muon.param_groups[0]["params"]] == [True]
+    assert isinstance(adamw, torch.optim.AdamW)
+    every = {id(p) for part in found.parts for g in part.param_groups for p in g["params"]}
+    assert every == {id(p) for p in model.parameters()}
+    decays = dict(
+        zip(
+            (n for n, _ in model.named_parameters()),
+            found.decoupled_decay(list(model.parameters())),
+            strict=True,
+        )
+    )
+    assert decays == {n: 0.0 if p.ndim < 2 else 0.1 for n, p in model.named_parameters()}
+
+
+class HeadFirst(nn.Module):
+    """The head is made before a hidden layer that has as many outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(7, 7)
+        self.hidden = nn.Linear(6, 7)
+
+
+class Headless(nn.Module):
+    """Its logits are products with the embedding; a hidden layer has as many outputs."""
+
+    head = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 6)
+        self.hidden = nn.Linear(6, 7)
+
+
+def perceptron() -> nn.Module:
+    """Equal sizes everywhere, and no ``head``: the last layer is it."""
+    return nn.Sequential(nn.Linear(7, 7), nn.ReLU(), nn.Linear(7, 7), nn.ReLU(), nn.Linear(7, 7))
+
+
+TEXT = {"classes": 256, "width": 64, "depth": 2}
+IMAGES = {"channels": 1, "image_size": 32}
+SPLIT: dict[str, tuple[Callable[[], nn.Module], int, str]] = {  # model, classes, Muon's
+    "an MLP of 4 x 64 and 256 classes": (
+        lambda: models.build("gpt", sequence=8, heads=2, **TEXT),
+        256,
+        r"blocks\.\d\.(qkv|out|up|down)\.weight",
+    ),
+    "the same, tied": (
+        lambda: models.build("gpt", sequence=8, heads=2, tied=True, **TEXT),
+        256,
+        r"blocks\.\d\.(qkv|out|up|down)\.weight",
+    ),
+    "a transformer": (
+        lambda: models.build("transformer", **TEXT | {"width": 32, "classes": 32}),
+        32,
+        r"blocks\.layers\.\d\.(self_attn\.(in_proj_weight|out_proj\.weight)|linear\d\.weight)",
+    ),
+    "an LSTM as wide as its words": (
+        lambda: models.build("lstm", classes=12, width=12, depth=2),
+        12,
+        r"lstm\.weight_(ih|hh)_l\d",
+    ),
+    "a VGG-19's classifier": (
+        lambda: models.build("vgg19bn-cifar10", classes=8, width=1, **IMAGES),
+        8,
+        r"head\.[14]\.weight",
+    ),
+    "squeeze and excitation": (
+        lambda: models.build("se-resnet18-cifar10", classes=16, width=16, **IMAGES),
+        16,
+        r".*\.(squeeze|excite)\.weight",
+    ),
+    "a matrix": (
+        lambda: models.build("deep-linear", classes=1, rows=1, width=4),
+        1,
+        r"factors\.\d\.weight",
+    ),
+    "a head that is made first": (HeadFirst, 7, r"hidden\.weight"),
+    "no head": (Headless, 7, r"hidden\.weight"),
+    "no word of a head": (perceptron, 7, r"[02]\.weight"),
+    "more outputs than classes": (perceptron, 5, r"[024]\.weight"),
+}
+
+
+@pytest.mark.parametrize(("make", "classes", "muons"), SPLIT.values(), ids=SPLIT)
+def test_muon_takes_matrices_by_what_they_are_and_steps_as_torchs_own(
+    make: Callable[[], nn.Module], classes: int, muons: str
+) -> None:
+    torch.manual_seed(0)
+    ours = make()
+    theirs = copy.deepcopy(ours)
+    config = OptimizerConfig(name="muon", lr=0.02, weight_decay=0.1, momentum=0.95)
+    built = optimizers.build(config, ours, classes)
+    named = dict(theirs.named_parameters())
+    hidden = [p for name, p in named.items() if re.fullmatch(muons, name)]
+    rest = [p for name, p in named.items() if not re.fullmatch(muons, name)]
+    groups = [[p for p in rest if p.ndim > 1], [p for p in rest if p.ndim < 2]]
+    parts = [
+        torch.optim.Muon(
+            hidden, lr=0.02, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+        ),
+        *[
+            torch.optim.AdamW(group, lr=0.02, weight_decay=decay)
+            for group, decay in zip(groups, (0.1, 0.0), strict=True)
+            if group
+        ],
+    ]
+    for _ in range(3):
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            a.grad = torch.randn_like(a)
+            b.grad = a.grad.clone()
+        built.step()
+        for part in parts:
+            part.step()
+    for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(a, b), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [ADAMW, CUSTOM], ids=["adamw", "custom"])
+def test_processes_equal_simulation(settings: tuple[str, ...], tmp_path: Path) -> None:
+    c = config(*settings)
+    regimes.run(c, tmp_path / "one")
+    forked.train(c, tmp_path / "two", 2)
+    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    for name, tensor in one.items():
+        torch.testing.assert_close(tensor, two[name], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [ADAMW, MUON, pytest.param(CUSTOM, marks=pytest.mark.slow)],
+    ids=["adamw", "muon", "custom"],
+)
+def test_resumed_equals_uninterrupted(
+    settings: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c = config(*settings, "dtype=float32")
+    regimes.run(c, tmp_path / "whole")
+    real = checkpoint.save
+
+    def killed(folder: Path, epochs: int, *rest: Any) -> None:
+        real(folder, epochs, *rest)
+        if epochs == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint, "save", killed)
+    with pytest.raises(KeyboardInterrupt):
+        regimes.run(c, tmp_path / "broken")
+    monkeypatch.setattr(checkpoint, "save", real)
+    regimes.run(c, tmp_path / "broken", resume=True)
+    for name in ("epochs.jsonl",):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "broken" / name).read_bytes()
+    for name, tensor in weights(tmp_path / "whole").items():
+        assert torch.equal(tensor, weights(tmp_path / "broken")[name])
+
+
+# -- the optimiser's step as a signal --------------------------------------------------------
+
+
+def test_movement_is_what_the_weights_did(tmp_path: Path) -> None:
+    """SGD without momentum and decay moves by rate times update: movement/lr is the mean update's
+    norm, which is that of the summed update over the steps."""
+    plain = (
+        "optimizer.momentum=0.0",
+        "optimizer.weight_decay=0.0",
+        "optimizer.warmup_from=none",
+        "optimizer.decay_epochs=[]",
+        "signal=movement/lr",
+        "optimizer.lr=0.05",
+        'instruments.norms.readings=["update","movement"]',
+    )
+    record = regimes.run(config(*plain), tmp_path / "run")
+    for row in record.rows:
+        found = row["statistics"]
+        for update, moved, rate in zip(
+            found["norm:update"], found["norm:movement"], found["norm:movement/lr"], strict=True
+        ):
+            assert moved == pytest.approx(0.05 * update, rel=1e-9)
+            assert rate == pytest.approx(update / row["steps"], rel=1e-9)
+
+
+def test_movement_leaves_decoupled_decay_out() -> None:
+    """With gradients of zero AdamW only decays: there is no movement of its own."""
+    model = TwoLayers().double()
+    built = optimizers.build(OptimizerConfig(name="adamw", weight_decay=0.5), model, 7)
+    decays = built.decoupled_decay(list(model.parameters()))
+    gauge = Movement(lambda: (built.lr, decays), list(model.parameters()))
+    before = [p.detach().clone() for p in model.parameters()]
+    for rate in (0.1, 0.2, 0.05):
+        built.lr = rate
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        gauge.step()
+        built.step()
+    assert not torch.equal(before[0], model.embedding.weight)
+    assert gauge.read()["movement"] == pytest.approx([0.0] * len(before), abs=1e-14)
+
+
+def test_measuring_movement_leaves_no_trace(tmp_path: Path) -> None:
+    plain, measured = config(*ADAMW), config(*ADAMW, 'instruments.norms.readings=["movement"]')
+    for c, name in ((plain, "plain"), (measured, "measured")):
+        regimes.run(c, tmp_path / name)
+    for name, tensor in weights(tmp_path / "plain").items():
+        assert torch.equal(tensor, weights(tmp_path / "measured")[name])
+
+
+# -- refusals --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (("optimizer.name=adamv",), "unknown optimizer 'adamv': did you mean 'adamw'"),
+        (("optimizer.name=no.such:Thing",), "cannot import the optimizer"),
+        (("optimizer.name=adamw", "optimizer.options={speed=3}"), "cannot be built: .*speed"),
+        (("optimizer.name=torch.nn:Linear",), "cannot be built|is no torch.optim.Optimizer"),
+        (
+            ("optimizer.warmup_steps=10",),
+            "optimizer.warmup_steps: .* set optimizer.per",
+        ),
+        (("optimizer.final=1.5",), "optimizer.final = 1.5: expected a share"),
+    ],
+)
+def test_bad_input_is_one_sentence(settings: tuple[str, ...], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        prepare(config(*settings))
+
+
+def test_a_run_of_before_with_a_momentum_resumes(tmp_path: Path) -> None:
+    """Older checkpoints have the momenta by name in place of the optimiser's whole state."""
+    c = config()
+    regimes.run(c, tmp_path / "run")
+    last = sorted((tmp_path / "run" / "checkpoints").glob("epoch-*"))[-2]
+    (file,) = last.glob("process-0.pt")
+    state = torch.load(file, weights_only=True)
+    names = [name for name, _ in registry.load(c).build(c).named_parameters()]
+    saved = state["shared"].pop("optimizer")["parts"][0]["state"]
+    state["shared"]["momentum"] = {n: saved[i]["momentum_buffer"] for i, n in enumerate(names)}
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    file.write_bytes(buffer.getvalue())
+    manifest = json.loads((last / "manifest.json").read_text())
+    manifest["files"][file.name] = hashlib.sha256(buffer.getvalue()).hexdigest()
+    (last / "manifest.json").write_text(json.dumps(manifest))
+    before = (tmp_path / "run" / "epochs.jsonl").read_bytes()
+    shutil.rmtree(sorted((tmp_path / "run" / "checkpoints").glob("epoch-*"))[-1])
+    regimes.run(c, tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "epochs.jsonl").read_bytes() == before
+    assert len(read_lines(tmp_path / "run" / "epochs.jsonl")) == 3
+
+
+def test_a_step_that_no_weight_can_take_is_one_sentence() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = optimizers.build(OptimizerConfig(), model, 2)
+    optimizer.lr = 1e300
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    with pytest.raises(TrainingError, match=r"rate 1e\+300 overflows: lower optimizer\.lr"):
+        optimizer.step()

@@ -1,0 +1,338 @@
+"""The hook: equal to a simulation of the same training and to the trainer; its traffic; what it
+does about gradients that are not finite; what it says when something is wrong."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from configs import smoke
+from ddp_scripts import cases, group, jobs
+from ddp_scripts.cases import Case
+from ddp_scripts.jobs import SMALL  # several buckets, rebuilt after the first step
+from hypothesis import given
+from hypothesis import strategies as st
+from runs import weights
+
+import regimes
+from regimes.ddp.backward import in_memory_order
+from regimes.records import read_lines
+
+VIEW = {"gradient_as_bucket_view": True}
+UNUSED = {"find_unused_parameters": True}
+TOPK = {"compressor": "topk", "levels": (("low", 40), ("high", 5))}
+CASES = {
+    "one bucket": Case(),
+    "buckets, rebuilt after the first step": Case(ddp=SMALL),
+    "grad inside the bucket": Case(ddp={**SMALL, **VIEW}),
+    "grad inside the bucket and kept": Case(ddp={**SMALL, **VIEW}, set_to_none=False),
+    "accumulation under no_sync": Case(ddp=SMALL, accumulate=3),
+    "accumulation inside the bucket": Case(ddp={**SMALL, **VIEW}, accumulate=2),
+    "unused at times": Case(ddp={**SMALL, **UNUSED}, branch="sometimes"),
+    "unused at times, in the bucket": Case(ddp={**SMALL, **UNUSED, **VIEW}, branch="sometimes"),
+    "unused, .grad kept": Case(ddp={**SMALL, **UNUSED}, branch="sometimes", set_to_none=False),
+    "unused, kept in the bucket": Case(
+        ddp={**SMALL, **UNUSED, **VIEW}, branch="sometimes", set_to_none=False
+    ),
+    "never used": Case(ddp={**SMALL, **UNUSED}, branch="never"),
+    "static graph": Case(ddp={**SMALL, "static_graph": True}),
+    "static graph, never used": Case(ddp={**SMALL, "static_graph": True}, branch="never"),
+    "channels last": Case(ddp=SMALL, channels_last=True),
+    "TopK": Case(ddp=SMALL, **TOPK),
+    "ACP-SGD, unused at times": Case(
+        ddp={**SMALL, **UNUSED}, branch="sometimes", compressor="acp-sgd", workers=2
+    ),
+    "DCT-TopK, fading": Case(
+        ddp=SMALL, compressor={"name": "dct-topk", "error_feedback": 0.9}, levels=TOPK["levels"]
+    ),
+    "sign": Case(ddp=SMALL, compressor="sign", levels=(("low", "dense"), ("high", 1))),
+    "random K, three workers": Case(
+        ddp=SMALL, compressor="randomk", levels=(("low", 50), ("high", 10)), workers=3
+    ),
+}
+SLOW = {  # mixtures of two that are tested alone
+    "grad inside the bucket and kept",
+    "accumulation inside the bucket",
+    "unused at times, in the bucket",
+    "unused, .grad kept",
+    "unused, kept in the bucket",
+    "static graph, never used",
+}
+
+
+def close(mine: Any, theirs: Any, tolerance: float) -> None:
+    """Dictionaries of tensors (or None) are equal, relative to each tensor's largest entry."""
+    assert mine.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        assert (mine[name] is None) == (tensor is None), name
+        if tensor is not None:
+            scale = tensor.abs().max().clamp_min(1e-30)
+            assert ((mine[name] - tensor).abs().max() / scale) <= tolerance, name
+
+
+# -- equivalence: a simulation ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES]
+)
+def test_the_hook_equals_the_simulation(name: str) -> None:
+    case = CASES[name]
+    results = group.run(cases.trained, case.workers, case)
+    oracle = cases.simulated(case)
+    for rank, result in enumerate(results):
+        close(result["weights"], oracle["weights"], 1e-11)
+        owed = {k: v if v is None else v[rank : rank + 1] for k, v in oracle["residuals"].items()}
+        close(result["residuals"], owed, 1e-9)
+        assert result["levels"] == oracle["levels"]
+        for row, theirs in zip(result["rows"], oracle["rows"], strict=True):
+            norms = (r["statistics"]["norm:update"] for r in (row, theirs))
+            assert next(norms) == pytest.approx(next(norms), rel=1e-10)
+    assert len({str(x) for x in oracle["levels"]}) > 1  # the policy has changed levels
+    if case.ddp:
+        assert len(results[0]["buckets"]) > 2 * cases.EPOCHS * cases.STEPS
+
+
+@given(st.permutations([2, 3, 4]), st.permutations([0, 1, 2]))
+def test_a_bucket_is_read_in_the_parameters_own_memory_order(
+    shape: list[int], order: list[int]
+) -> None:
+    memory = torch.arange(24.0)
+    parameter = torch.nn.Parameter(memory.view(shape).permute(order))
+    found = in_memory_order(torch.arange(24.0).view(parameter.shape), parameter)
+    assert torch.equal(found, parameter)
+
+
+# -- equivalence: the trainer ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (),
+        pytest.param(("compressor=topk", "levels.low=50", "levels.high=2"), marks=pytest.mark.slow),
+        pytest.param(("start_compressing_after=5",), marks=pytest.mark.slow),
+    ],
+    ids=["powersgd", "topk", "dense start"],
+)
+def test_hook_trainer_and_simulation_are_the_same(
+    settings: tuple[str, ...], tmp_path: Path
+) -> None:
+    config = smoke("device=cpu", *settings)
+    regimes.run(config, tmp_path / "simulated")
+    group.run(jobs.trainer, 4, config, 4, tmp_path / "real")
+    hooked = group.run(jobs.smoke, 4, config)[0]
+    for folder in ("simulated", "real"):
+        close(hooked["weights"], weights(tmp_path / folder), 1e-12)
+        rows = read_lines(tmp_path / folder / "epochs.jsonl")
+        assert [row["layers"]["level"] for row in rows] == hooked["levels"]
+    assert {x for row in hooked["levels"] for x in row} == {"low", "high", "dense"}
+
+
+@pytest.mark.parametrize("signal", ["update", "global", "local-mean", "worker0"])
+def test_signals_are_those_of_the_trainer(signal: str, tmp_path: Path) -> None:
+    config = smoke("device=cpu", "workers=2", f"signal={signal}", epochs=2)
+    regimes.run(config, tmp_path / "run")
+    name = f"norm:{signal}"
+    rows = group.run(jobs.smoke, 2, config)[1]["rows"]
+    for row, theirs in zip(rows, read_lines(tmp_path / "run" / "epochs.jsonl"), strict=True):
+        assert row["statistics"][name] == pytest.approx(theirs["statistics"][name], rel=1e-11)
+
+
+@pytest.mark.parametrize("policy", ["adaqs", "error-ladder"])
+def test_statistics_other_than_the_norm(policy: str, tmp_path: Path) -> None:
+    ladder = (f"policy={policy}", 'policy.levels=["high", "low"]')
+    config = smoke("device=cpu", "workers=2", *ladder, epochs=2)
+    regimes.run(config, tmp_path / "run")
+    rows = group.run(jobs.smoke, 2, config)[0]["rows"]
+    for row, theirs in zip(rows, read_lines(tmp_path / "run" / "epochs.jsonl"), strict=True):
+        assert row["model"].keys() >= {"msdr"} or row["model"].keys() >= {"error:low"}
+        for name, value in row["model"].items():
+            assert value == pytest.approx(theirs["model"][name], rel=1e-9)
+
+
+# -- conservation: what is reported is what is sent ------------------------------------------
+
+
+@pytest.mark.parametrize("find_unused", [False, True])
+@pytest.mark.parametrize(
+    ("compressor", "levels", "names", "rounds"),
+    [
+        (
+            "powersgd",
+            (("one", 1), ("four", 4), ("two", 2)),
+            ("one", "four", "dense", "two"),
+            (2, 2, 1, 2),
+        ),
+        ("topk", (("some", 10), ("most", 90)), ("some", "dense", "most"), (2, 1, 2)),
+        ("sign", (("bit", 1),), ("bit", "dense"), (2, 1)),
+    ],
+    ids=["powersgd", "topk", "sign"],
+)
+def test_bytes_at_the_collective_are_the_bytes_reported(
+    compressor: str, levels: Any, names: Any, rounds: Any, find_unused: bool
+) -> None:
+    ddp = {**SMALL, "find_unused_parameters": find_unused}
+    case = Case(ddp=ddp, compressor=compressor, levels=levels)
+    for steps in group.run(jobs.traffic, 2, case, names):
+        for i, step in enumerate(steps):
+            news = 8 * step["buckets"]  # one float64 each: is the gradient finite?
+            assert step["bytes"] == step["seen"] == step["formula"] + news, i
+            assert step["floats"] == step["formula_floats"], i
+            assert step["calls"] <= _most_calls(compressor, rounds[i // 3]) * step["buckets"]
+        assert len({step["bytes"] for step in steps[-2:]}) == 1
+        assert steps[-1]["buckets"] > 2
+
+
+def _most_calls(compressor: str, rounds: int) -> int:
+    """Collectives per bucket: one per kind and round (sign's and TopK's first round has both)."""
+    return rounds if compressor == "powersgd" or rounds == 1 else rounds + 1
+
+
+@pytest.mark.parametrize(
+    "name", ["buckets, rebuilt after the first step", "unused at times", "TopK"]
+)
+def test_collectives_are_issued_in_one_order(name: str) -> None:
+    orders = group.run(jobs.order, 3, CASES[name])
+    assert orders[0] == orders[1] == orders[2]
+    assert len(orders[0]) > 6 * 2 * 2
+
+
+def test_reduction_goes_on_during_backward() -> None:
+    assert group.run(jobs.overlap, 2) == [[True], [True]]
+
+
+# -- gradients that are not finite -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("poison", [math.inf, math.nan])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(ddp={**SMALL, **VIEW}),
+        Case(ddp=SMALL, **TOPK),
+        Case(ddp=SMALL, compressor="randomk", levels=(("low", 50), ("high", 10))),
+        Case(ddp=SMALL, compressor="acp-sgd"),  # which side is next is part of the state
+        Case(ddp=SMALL, compressor=jobs.Counting()),
+    ],
+    ids=["powersgd", "topk", "randomk", "acp-sgd", "a user's"],
+)
+def test_a_skipped_step_leaves_no_trace(case: Case, poison: float) -> None:
+    """As if the step had not been there: scales are powers of two, so bit for bit."""
+    spoilt = group.run(jobs.scaled, 2, case, poison, True, True, False)
+    clean = group.run(jobs.scaled, 2, case, None, False, False, True)
+    for result, theirs in zip(spoilt, clean, strict=True):
+        assert max(result["scales"]) > result["scales"][0] == 4.0  # the scale has grown,
+        assert result["scales"][jobs.BAD] < result["scales"][jobs.BAD - 1]  # and was cut
+        assert result["skipped"] == [0, 1, 0]
+        assert result["statistics"] == theirs["statistics"]
+        for name, tensor in theirs["weights"].items():
+            assert torch.equal(result["weights"][name], tensor), name
+
+
+def test_a_hook_that_is_not_told_of_the_scaler_mixes_units() -> None:
+    """Why ``attach`` takes the scaler: this is the control of the test above."""
+    case = Case(ddp=SMALL)
+    untold = group.run(jobs.scaled, 2, case, None, True, False, False)[0]
+    clean = group.run(jobs.scaled, 2, case, None, False, False, False)[0]
+    assert not torch.equal(untold["weights"]["inner.weight"], clean["weights"]["inner.weight"])
+
+
+def test_an_epoch_of_skipped_steps_has_no_statistics() -> None:
+    result = group.run(jobs.all_skipped, 2)[0]
+    assert result["skipped"] == [0, 2, 0]
+    assert result["statistics"] == [["norm:update"], [], ["norm:update"]]
+    assert result["finite"]
+
+
+# -- state -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stop", [3, 6, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 5))])
+@pytest.mark.parametrize(
+    "case", [Case(ddp=SMALL), Case(ddp={**SMALL, **VIEW}, **TOPK)], ids=["powersgd", "topk"]
+)
+def test_resumed_is_uninterrupted(case: Case, stop: int) -> None:
+    results = group.run(jobs.resumed, 2, case, stop)
+    for result in results:
+        whole, resumed = result["whole"], result["resumed"]
+        assert resumed["rows"] == whole["rows"]
+        assert resumed["levels"] == whole["levels"]
+        assert resumed["traffic"] == whole["traffic"]
+        for name, tensor in whole["weights"].items():
+            assert torch.equal(resumed["weights"][name], tensor), name
+    assert results[0]["residual"] != results[1]["residual"]  # each process owes something else
+
+
+def test_a_policy_hears_of_a_decay_before_the_epoch_that_trains_at_it() -> None:
+    assert group.run(jobs.decay, 1)[0] == [
+        [0.2, 0.2, "norm change"],
+        [0.2, 0.2, "norm change"],
+        [0.2, 0.02, "lr decay"],
+        [0.02, 0.002, "lr decay"],
+        [0.125, 0.0, "lr decay"],  # numbers of NumPy and torch; schedules that end at zero
+        [0.0, 0.0, "norm change"],
+    ]
+
+
+# -- what it says ----------------------------------------------------------------------------
+
+
+def test_bad_input_gets_one_sentence() -> None:
+    heard = group.run(jobs.bad_input, 1)[0]
+    expected = {
+        "not wrapped": "needs a DistributedDataParallel model, got Linear: wrap it first",
+        "twice": "has a communication hook already",
+        "policy name": "did you mean 'accordion'",
+        "policy object": "policy = 3: expected a name, a table",
+        "policy level": "asks for level 'medium', but",
+        "policy data": "'fisher_trace', but a hook sees gradients only",
+        "compressor name": "did you mean 'powersgd'",
+        "compressor object": "expected a name, a table with a name, or a Compressor",
+        "level": "level of PowerSGD = 0: expected a rank",
+        "level dense": '"dense" is always known',
+        "levels swapped": "levels.low = 1 sends less than levels.high = 4",
+        "signal": "did you mean 'update'",
+        "half": "'weight' is of type torch.float16: the hook needs float32 or float64",
+        "sparse": "build it with sparse=False",
+        "no backward": "epoch_end: no gradient has been reduced since the epoch began",
+        "rate": "lr = -1.0: expected a number from zero up",
+        "rate of truth": "lr = True: expected a number from zero up",
+        "state of others": "saved by process 2 of 4, this is process 0 of 1",
+        "state of a model": "layer 'head.weight' has shape [7, 24], and here it has shape [5, 24]",
+        "state of a compressor": "it is of TopK(), and here is PowerSGD(",
+        "state of levels": "it has a level 'medium', and here are low, high",
+        "state of a policy": "of a policy that reads other statistics",
+        "no state": "it is not what hook.state_dict() gave",
+    }
+    assert heard.keys() == expected.keys()
+    for name, words in expected.items():
+        assert heard[name].startswith("ConfigError: "), name
+        assert words in heard[name], name
+        assert "\n" not in heard[name], name
+
+
+@pytest.mark.parametrize(
+    ("what", "word"),
+    [
+        ("levels", "process 1 has levels.low = 3, process 0 has levels.low = 2"),
+        ("static graph", "process 1 has lr.0 = 0.1, process 0 has lr.0 = 0.05"),
+        ("state", "load_state_dict()"),
+    ],
+)
+def test_processes_that_differ_are_told(what: str, word: str) -> None:
+    for heard in group.run(jobs.disagreement, 2, what):
+        assert heard.startswith("ConfigError: process ")
+        assert word in heard
+
+
+def test_a_lost_process_ends_the_others() -> None:
+    survivor, dead, other = group.run(jobs.killed, 3)
+    assert dead is None
+    for result in (survivor, other):
+        assert result["heard"].startswith("TrainingError: process ")
+        assert "lost contact with the others" in result["heard"]
+        assert result["seconds"] < 30

@@ -1,0 +1,129 @@
+"""How many runs in one go end: what counts as finished, and who may be killed at the end.
+
+Oracles: the weights of a run that was not broken off; a process that is killed for real.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from configs import smoke_constant_rate as config
+from runs import same_bits
+
+import regimes
+from regimes.config import RunConfig
+from regimes.launch import sweep, tune
+from regimes.monitor.checkup import verdict
+from regimes.monitor.watch import state as state_of
+from regimes.records import load, read_lines
+from regimes.training import checkpoint, loop
+
+SHORT = [
+    "epochs=2",
+    "data.train_size=80",
+    "data.test_size=20",
+    "data.validation_size=20",
+    "optimizer.warmup_from=0",
+]
+
+
+class Killed(BaseException):
+    """Nothing is tidied up: as kill -9."""
+
+
+@pytest.fixture
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run that was killed between its last row and its last checkpoint."""
+    folder, last = tmp_path / "runs/low/seed-0", checkpoint.save
+
+    def save(folder: Path, epochs: int, *rest: Any) -> None:
+        if epochs == 2:
+            shutil.copytree(folder, folder.with_name("as-killed"))
+            raise Killed
+        last(folder, epochs, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loop.save.__globals__["checkpoint"], "save", save)
+        with pytest.raises(Killed):
+            regimes.run(config(*SHORT), folder)
+    shutil.rmtree(folder)
+    folder.with_name("as-killed").rename(folder)
+    assert len(read_lines(folder / "epochs.jsonl")) == 2
+    assert read_lines(folder / "events.jsonl")[-1]["event"] == "start"
+    return folder
+
+
+def test_without_its_last_checkpoint_a_run_is_not_finished(broken: Path, tmp_path: Path) -> None:
+    record = load(broken)
+    assert state_of(broken, record.header, record.rows)[0] == "broken off"
+    assert verdict(broken)[0] == "broken off"
+    cell = (broken, config(*SHORT))
+    assert not sweep.done(*cell)
+    assert sweep.run_cell(*cell) is None
+    assert sweep.done(*cell)
+    assert verdict(broken) == ("whole", "")
+    regimes.run(config(*SHORT), tmp_path / "whole")
+    same_bits(broken, tmp_path / "whole")
+
+
+def test_tune_goes_on_with_it(broken: Path, tmp_path: Path) -> None:
+    place = tmp_path / "tuned/low/as it is/seed-0"
+    place.parent.mkdir(parents=True)
+    broken.rename(place)
+    tune.tune({"low": config(*SHORT)}, {}, [0], tmp_path / "tuned")
+    found = checkpoint.load(place)
+    assert found is not None
+    assert found[0] == 2
+
+
+def test_only_the_last_start_counts() -> None:
+    from regimes.records import ended
+
+    def events(*names: str) -> list[dict[str, Any]]:
+        return [{"event": name} for name in names]
+
+    assert ended(events("start", "end"))
+    assert ended(events("start", "stopped", "resume", "end", "reporter failed"))
+    assert not ended(events("start", "end", "resume"))
+    assert not ended(events("start", "end", "resume", "stopped"))
+    assert not ended(events("start"))
+    assert not ended([])
+
+
+# -- an idle process is killed ---------------------------------------------------------------
+
+
+def short_or_long(folder: Path, config: RunConfig) -> str | None:
+    """In place of a run: the long one goes on for as long as the short one's process lives."""
+    folder.mkdir(parents=True)
+    if folder.name == "short":
+        (folder / "pid").write_text(str(os.getpid()))
+        return None
+    while not (folder.parent / "killed").exists():
+        time.sleep(0.02)
+    time.sleep(0.3)
+    return None
+
+
+def test_an_idle_process_that_is_killed_holds_up_no_grid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "run_cell", short_or_long)
+    ended = []
+
+    def progress(folder: Path, error: str | None) -> None:
+        ended.append((folder.name, error))
+        if folder.name == "short":
+            time.sleep(0.5)  # until it waits for more
+            os.kill(int((folder / "pid").read_text()), signal.SIGKILL)
+            (tmp_path / "killed").touch()
+
+    todo = [(tmp_path / name, config()) for name in ("short", "long")]
+    assert sweep.ablate(todo, 2, progress) == []
+    assert ended == [("short", None), ("long", None)]

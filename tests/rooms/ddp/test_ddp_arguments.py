@@ -1,0 +1,471 @@
+"""What `regimes.attach` and a hook's state refuse, on a group of one process: one sentence each."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import math
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import outcome
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import regimes
+from regimes.cost.cases import cases
+from regimes.errors import ConfigError, RecordError
+from regimes.records import not_said, read_lines
+from regimes.report import page
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    meeting = (tmp_path_factory.mktemp("group") / "rendezvous").as_uri()
+    dist.init_process_group("gloo", init_method=meeting, world_size=1, rank=0)
+    yield
+    dist.destroy_process_group()
+
+
+def wrapped(width: int = 6) -> DistributedDataParallel:
+    torch.manual_seed(0)
+    return DistributedDataParallel(nn.Sequential(nn.Linear(5, width), nn.Linear(width, 3)))
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        *[
+            ({"timeout": value}, f"timeout = {value!r}: expected a positive number of seconds")
+            for value in (-1, 0, float("nan"), float("inf"), 1e300, "600", True, None)
+        ],
+        *[
+            ({"seed": value}, f"seed = {value!r}: expected a whole number of at most 63 bits")
+            for value in ("x", 0.5, True, None, 10**30)
+        ],
+        *[
+            ({"levels": value}, "levels = .*: expected a table of levels by name")
+            for value in (["low", "high"], "low", 4, {1: 2})
+        ],
+        ({"levels": {"low": "4", "high": 1}}, "level of PowerSGD = '4': expected a rank"),
+        *[
+            ({"scaler": value}, "scaler = .*: expected a GradScaler of torch")
+            for value in (1.0, "dynamic", {"get_scale": 1})
+        ],
+        ({"policy": 7}, "policy = 7: expected"),
+        ({"policy": "regimes:PowerSGD"}, "is no policy: it has no"),
+        ({"compressor": "regimes:Static"}, "is no compressor: it has no"),
+    ],
+)
+def test_attach_refuses_in_a_sentence(given: dict[str, Any], sentence: str) -> None:
+    model = wrapped()
+    with pytest.raises(ConfigError, match=sentence.replace("+", r"\+")):
+        regimes.attach(model, **given)
+    regimes.attach(model)  # nothing was registered
+
+
+def test_a_model_that_trains_nothing_is_one_sentence() -> None:
+    model = wrapped()
+    model.requires_grad_(False)
+    with pytest.raises(ConfigError, match="no parameter to train: DDP has nothing to reduce"):
+        regimes.attach(model)
+
+
+def trained(**given: Any) -> regimes.Hook:
+    model = wrapped()
+    hook = regimes.attach(model, **given)
+    model(torch.ones(4, 5)).square().sum().backward()
+    hook.epoch_end(lr=np.float32(0.1))
+    return hook
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    levels = {"low": np.int64(4), "high": np.int32(1)}
+    hook = trained(levels=levels, timeout=np.float32(60), policy="static")
+    assert {type(value) for value in hook.values.values()} == {int}
+    percent = trained(compressor="topk", levels={"low": np.float64(50), "high": np.float32(1)})
+    assert percent.values == {"low": 50.0, "high": 1.0}
+
+
+def test_a_state_of_other_shapes_or_levels_is_refused() -> None:
+    saved = trained().state_dict()
+    altered = copy.deepcopy(saved)
+    name = next(name for name, owed in altered["residuals"].items() if owed is not None)
+    altered["residuals"][name] = altered["residuals"][name].flatten()[:-1]
+    hook = trained()
+    with pytest.raises(ConfigError, match=f"damaged .*the residual of layer '{name}' has shape"):
+        hook.load_state_dict(altered)
+    hook.load_state_dict(saved)
+    other = trained(levels={"low": 3, "high": 1})
+    with pytest.raises(ConfigError, match="its level low is 4, and here it is 3"):
+        other.load_state_dict(saved)
+    del saved["values"]  # of an older version
+    other.load_state_dict(saved)
+
+
+def test_a_number_that_no_float_holds_is_not_logged(tmp_path: Path) -> None:
+    hook = regimes.attach(wrapped(), record=tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"log: loss = 10*: expected a number"):
+        hook.log(loss=10**400)
+    hook.log(loss=10**300)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["steps", "total", "traffic", "rows", "memories", "gauges", "lr", "pace"],
+)
+@pytest.mark.parametrize("value", ["x", 7, [1], torch.ones(2), {"a": 1}], ids=str)
+def test_a_damaged_state_is_one_sentence_and_changes_nothing(key: str, value: Any) -> None:
+    model = wrapped()
+    hook = regimes.attach(model, levels={"low": 2, "high": 1})
+    model(torch.ones(2, 5)).sum().backward()
+    hook.epoch_end(lr=0.1)
+    before = hook.state_dict()
+    if not outcome.one_sentence(
+        "states", lambda: hook.load_state_dict({**copy.deepcopy(before), key: value})
+    ):
+        assert repr(hook.state_dict()) == repr(before)
+    model(torch.ones(2, 5)).sum().backward()
+    hook.epoch_end(lr=0.1)
+
+
+@pytest.mark.parametrize("folder", ["\0", Path("runs\0/mine")])
+def test_no_folder_has_a_nul_in_its_name(folder: str | Path) -> None:
+    with pytest.raises(ConfigError, match=r"record = .*: expected a folder: no path has a NUL"):
+        regimes.RecordOptions(folder)
+
+
+# -- what may be logged, loaded and attached again -------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [torch.ones(1, device="meta"), torch.ones(2), torch.ones(1, dtype=torch.complex64)],
+    ids=["meta", "two", "complex"],
+)
+def test_what_is_no_number_is_not_logged(value: torch.Tensor, tmp_path: Path) -> None:
+    hook = regimes.attach(wrapped(), record=tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"log: loss = .*: expected a number"):
+        hook.log(loss=value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda s: s.update(lr=-5.0), "lr is -5.0"),
+        (lambda s: s["pace"].update(first=-1.0), "pace.first is -1.0"),
+        (lambda s: s["rows"][1].update(lr=-5.0), "rows.1.lr is -5.0"),
+        (lambda s: s["rows"][0].update(next_lr=float("nan")), "rows.0.next_lr is nan"),
+        (lambda s: s["rows"].append(s["rows"][1]), "unit 1 stands where unit 2 was expected"),
+        (lambda s: s["rows"].pop(0), "unit 1 stands where unit 0 was expected"),
+        (lambda s: s["logged"].update(waiting=[{"epoch": 0}]), "logged.waiting.0.seconds is miss"),
+        (lambda s: s.update(seconds={"compute": "x"}), "seconds.compute is 'x'"),
+    ],
+)
+def test_a_state_that_no_job_had_is_refused(change: Any, words: str) -> None:
+    model = wrapped()
+    hook = regimes.attach(model)
+    for _ in range(2):
+        model(torch.ones(4, 5)).square().sum().backward()
+        hook.epoch_end(lr=0.1)
+    state = hook.state_dict()
+    damaged = copy.deepcopy(state)
+    change(damaged)
+    with pytest.raises(ConfigError, match=f"is damaged .*{words}"):
+        hook.load_state_dict(damaged)
+    hook.load_state_dict(state)
+
+
+def test_a_deep_copy_of_a_hooked_model_is_attached_again() -> None:
+    """DDP's copy lists the hook and does not call it."""
+    model = wrapped()
+    levels = {"low": 2, "high": 1}
+    regimes.attach(model, policy="static", levels=levels)
+    with pytest.raises(ConfigError, match="has a communication hook already"):
+        regimes.attach(model)
+    other = copy.deepcopy(model)
+    hook = regimes.attach(other, policy="static", levels=levels)
+    with pytest.raises(ConfigError, match="has a communication hook already"):
+        regimes.attach(other)
+    other(torch.ones(4, 5)).square().sum().backward()
+    dense = sum(p.numel() for p in other.parameters())
+    assert 0 < hook.traffic.floats < dense
+    weight = other.module[0].weight.grad  # of rank 2 at most, and 1 for equal rows of the batch
+    assert weight is not None
+    assert torch.linalg.matrix_rank(weight) == 1
+
+
+def test_the_python_reducer_is_refused_in_a_sentence() -> None:
+    import torch._dynamo
+
+    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
+        model = wrapped()
+    with pytest.raises(ConfigError, match='optimize_ddp is "python_reducer", which hands over'):
+        regimes.attach(model)
+
+
+# -- a record of what is known ---------------------------------------------------------------
+
+
+def job(make: Any, folder: Path, units: int = 4, **options: Any) -> Any:
+    """A record of units of two steps, under a cosine of the rate."""
+    model = wrapped()
+    optimizer = make(model)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, units)
+    hook = regimes.attach(
+        model,
+        policy="static",
+        levels={"low": 2, "high": 1},
+        optimizer=optimizer,
+        every=2,
+        record=folder,
+        **options,
+    )
+    for _ in range(units):
+        for _ in range(2):
+            model(torch.ones(4, 5)).square().sum().backward()
+            optimizer.step()
+        cosine.step()
+    hook.close()
+    return regimes.load(folder)
+
+
+def cosine_rates(lr: float, units: int = 4) -> list[float]:
+    return [lr * (1 + math.cos(math.pi * unit / units)) / 2 for unit in range(units)]
+
+
+def test_the_optimizer_is_recorded_as_it_is(tmp_path: Path) -> None:
+    record = job(
+        lambda m: torch.optim.AdamW(m.parameters(), lr=0.1, weight_decay=0.05, betas=(0.8, 0.9)),
+        tmp_path / "run",
+    )
+    optimizer = record.config["optimizer"]
+    assert optimizer["name"] == "AdamW"
+    assert optimizer["options"]["weight_decay"] == 0.05
+    assert optimizer["options"]["betas"] == [0.8, 0.9]
+    assert not {"lr", "initial_lr", "params", "foreach"} & optimizer["options"].keys()
+    assert (optimizer["lr"], optimizer["schedule"]) == (None, None)
+    assert optimizer.keys() == {"name", "options", "lr", "schedule"}
+    assert record.epochs["lr"].tolist() == pytest.approx(cosine_rates(0.1))
+    known = {
+        "name",
+        "seed",
+        "epochs",
+        "unit_steps",
+        "workers",
+        "batch_size",
+        "data",
+        "model",
+        "optimizer",
+        "compressor",
+        "levels",
+        "policy",
+        "signal",
+        "start_compressing_after",
+        "dtype",
+    }
+    assert json.loads((tmp_path / "run/run.json").read_text())["config"].keys() == known
+
+
+def groups_of(model: nn.Module) -> torch.optim.Optimizer:
+    """Matrices at the first rate with decay, vectors at another without."""
+    matrices, vectors = (
+        [p for p in model.parameters() if (p.ndim > 1) == big] for big in (True, False)
+    )
+    return torch.optim.SGD(
+        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "lr": 0.02}],
+        lr=0.1,
+        momentum=0.9,
+    )
+
+
+def test_groups_are_recorded_with_what_differs(tmp_path: Path) -> None:
+    """The rate of a unit is the first group's; each group's is beside it."""
+    record = job(groups_of, tmp_path / "run")
+    optimizer = record.config["optimizer"]
+    assert optimizer["options"]["momentum"] == 0.9
+    assert "weight_decay" not in optimizer["options"]
+    assert optimizer["groups"] == [
+        {"parameters": 5 * 6 + 6 * 3, "weight_decay": 0.1},
+        {"parameters": 6 + 3, "weight_decay": 0},
+    ]
+    assert record.epochs["lr"].tolist() == pytest.approx(cosine_rates(0.1))
+    assert record.epochs["lr_1"].tolist() == pytest.approx(cosine_rates(0.02))
+    assert [row["group_lr"][0] for row in record.rows] == record.epochs["lr"].tolist()
+    assert [row["next_lr"] for row in record.rows[:-1]] == record.epochs["lr"].tolist()[1:]
+    html = page(tmp_path / "run", "10Gbit/s,50us")
+    assert "{ parameters = 48, weight_decay = 0.1 }" in html
+    plain = job(lambda m: torch.optim.SGD(m.parameters(), lr=0.1), tmp_path / "one")
+    assert "group_lr" not in plain.rows[0]
+    assert "lr_1" not in plain.epochs
+
+
+class Odd(torch.optim.SGD):
+    """An optimiser with a hyper-parameter that is no plain value, and one that is infinite."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.defaults |= {"schedule": object(), "ceiling": math.inf, "scale": torch.tensor(2.0)}
+        self.param_groups[0].update(self.defaults)
+
+
+def test_a_hyper_parameter_that_is_no_plain_value_is_null(tmp_path: Path) -> None:
+    options = job(lambda m: Odd(m.parameters()), tmp_path / "run").config["optimizer"]["options"]
+    assert (options["schedule"], options["ceiling"], options["scale"]) == (None, None, 2.0)
+
+
+def test_without_an_optimizer_none_is_named(tmp_path: Path) -> None:
+    model = wrapped()
+    hook = regimes.attach(model, policy="static", record=tmp_path / "run")
+    model(torch.ones(4, 5)).square().sum().backward()
+    hook.epoch_end(lr=0.1)
+    hook.close()
+    record = regimes.load(tmp_path / "run")
+    assert record.config["optimizer"]["name"] is None
+    assert not_said(record.header)[2:4] == ["optimizer.name", "optimizer.options"]
+
+
+# -- a record never ends a job ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Spoils:
+    """A policy whose reason is nothing that JSON knows."""
+
+    needs: tuple[str, ...] = ()
+    names: tuple[str, ...] = ("low",)
+
+    def decide(self, history: Any, layers: Any) -> list[Any]:
+        return [regimes.Decision("low", {"rule": object()})] * len(layers)
+
+
+def test_a_row_that_cannot_be_written_does_not_end_the_job(tmp_path: Path) -> None:
+    model = wrapped()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hook = regimes.attach(
+        model, policy=Spoils(), optimizer=optimizer, every=1, record=tmp_path / "run"
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(4):
+            model(torch.ones(4, 5)).square().sum().backward()
+        hook.close()
+    assert len(hook.rows) == 4
+    (said,) = (str(w.message) for w in caught if "row" in str(w.message))
+    assert "training goes on, and rows wait" in said
+
+
+class Listens:
+    """A reporter that keeps the rows it begins with."""
+
+    begun: ClassVar[list[list[int]]] = []
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+
+    def start(self, header: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+        self.begun.append([row["epoch"] for row in rows])
+
+    def step(self, epoch: int, done: int, steps: int) -> None: ...
+    def epoch(self, row: dict[str, Any], seconds: dict[str, float]) -> None: ...
+    def stop(self, message: str) -> None: ...
+
+
+def test_after_a_rollback_reporters_begin_with_the_rows_that_are_kept(tmp_path: Path) -> None:
+    """Four units are recorded; the state is that of two, and of a third whose only step is over."""
+    Listens.begun.clear()
+    about = regimes.RecordOptions(tmp_path / "run", reporters=("test_ddp_arguments:Listens",))
+    model = wrapped()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    options = {"policy": "static", "optimizer": optimizer, "every": 1, "record": about}
+    hook = regimes.attach(model, **options)
+    for step in range(5):
+        model(torch.ones(4, 5)).square().sum().backward()
+        if step == 2:
+            state = hook.state_dict()
+    hook.recorder.suspend()  # as a kill does
+    assert len(read_lines(tmp_path / "run/epochs.jsonl")) == 4
+    model = DistributedDataParallel(model.module)
+    hook = regimes.attach(model, **options)
+    hook.load_state_dict(state)
+    model(torch.ones(4, 5)).square().sum().backward()
+    assert Listens.begun == [[], [0, 1, 2]]
+    hook.close()
+
+
+def test_a_job_that_ended_before_its_first_unit_is_started_again(tmp_path: Path) -> None:
+    model = wrapped()
+    hook = regimes.attach(model, policy="static", record=tmp_path / "run")
+    model(torch.ones(4, 5)).square().sum().backward()
+    assert (tmp_path / "run/run.json").exists()
+    hook.recorder.suspend()  # as a kill does
+    record = job(lambda m: torch.optim.SGD(m.parameters(), lr=0.1), tmp_path / "run")
+    assert record.finished
+    with pytest.raises(RecordError, match="already holds a run: load the state of its hook"):
+        job(lambda m: torch.optim.SGD(m.parameters(), lr=0.1), tmp_path / "run")
+
+
+def test_a_job_killed_before_its_first_checkpoint_is_started_again(tmp_path: Path) -> None:
+    """Its rows are trained again: they are set aside, not lost."""
+    model = wrapped()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"policy": "static", "record": tmp_path / "run", "every": 1, "optimizer": optimizer}
+    hook = regimes.attach(model, **options)
+    for _ in range(3):
+        model(torch.ones(4, 5)).square().sum().backward()
+    hook.recorder.suspend()  # as a kill does
+    before = read_lines(tmp_path / "run/epochs.jsonl")
+    assert len(before) == 2
+    model = DistributedDataParallel(model.module)
+    hook = regimes.attach(model, **options)
+    with pytest.warns(UserWarning, match="2 units of a job that did not end, and no state"):
+        model(torch.ones(4, 5)).square().sum().backward()
+    hook.close()
+    lines = read_lines(tmp_path / "run/superseded.jsonl")
+    aside = [line for line in lines if line.pop("file") == "epochs.jsonl"]
+    assert aside == before
+    assert len(regimes.load(tmp_path / "run").rows) == 1
+
+
+@pytest.mark.parametrize("within", [False, True], ids=["at a unit's end", "within a unit"])
+def test_a_kill_right_after_saving_keeps_the_time_of_the_unit(within: bool, tmp_path: Path) -> None:
+    """The row of a unit is written with the next unit's first step; its time is in the state."""
+    model = wrapped()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    options = {"policy": "static", "optimizer": optimizer, "record": tmp_path / "run"}
+    hook = regimes.attach(model, every="epoch" if not within else 4, **options)
+    for step in range(6):
+        model(torch.ones(4, 5)).square().sum().backward()
+        if step == 3:
+            time.sleep(0.05)  # the first two units' time is not that of the third
+        if step % 2 and not within:
+            hook.epoch_end()
+    state = io.BytesIO()
+    torch.save(hook.full_state_dict(), state)
+    hook.recorder.suspend()
+    state.seek(0)
+    model = DistributedDataParallel(model.module)
+    hook = regimes.attach(model, every="epoch" if not within else 4, **options)
+    hook.load_full_state_dict(torch.load(state, weights_only=True))
+    before = dict(hook.buckets.clock.seconds)
+    for _ in range(2):
+        model(torch.ones(4, 5)).square().sum().backward()
+    if not within:
+        hook.epoch_end()
+    hook.close()
+    clocks = [row.keys() - {"epoch"} for row in read_lines(tmp_path / "run/seconds.jsonl")]
+    assert clocks == [{"compute", "compress", "communicate"}] * (2 if within else 4)
+    record = regimes.load(tmp_path / "run")
+    assert (record.epochs["seconds_compress"] > 0).all()
+    if within:  # two steps before the kill, two after it
+        assert record.epochs["seconds_compress"][1] > before["compress"] > 0
+    assert cases([record])

@@ -1,0 +1,184 @@
+"""Curvature and Fisher as instruments of a run: no trace, any number of processes, exact resume.
+
+Their values are checked against closed forms and other libraries in test_curvature and test_hvp.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import forked
+import pytest
+import torch
+from configs import smoke as config
+from runs import same_bits, stop_after, weights
+
+import regimes
+from regimes.config import RunConfig
+from regimes.curvature import HessianProduct, eigenvalues
+from regimes.data import classification
+from regimes.errors import ConfigError
+from regimes.instruments.compression_loss import CompressionLossGauge
+from regimes.policies import ErrorLadder
+from regimes.records import read_lines
+from regimes.replay.replay import signal_cost
+from regimes.training import build
+
+EVERYTHING = {
+    "norms": {},
+    "curvature": {
+        "images": 40,
+        "batch": 20,
+        "modes": ["eval", "batch-statistics"],
+        "probes": 2,
+        "layers": True,
+        "smallest": 1,
+        "max_products": 30,
+    },
+    "fisher": {"images": 40, "batch": 20},
+    "sharpness": {"images": 40, "batch": 20},
+    "rivals": {
+        "tables": [
+            {"name": "topk", "level": 5},
+            {"name": "powersgd", "level": 1},
+            {"name": "quantise", "level": 4},
+        ]
+    },
+}
+
+
+def small(**changes: object) -> RunConfig:
+    c = config("model.width=2", "dtype=float32", "union_pass=false", epochs=3)
+    return replace(c, **changes)  # type: ignore[arg-type]
+
+
+def test_every_instrument_on_ends_in_the_same_bits(tmp_path: Path) -> None:
+    none = regimes.run(small(), tmp_path / "none")
+    every = regimes.run(small(instruments=EVERYTHING), tmp_path / "all")
+    other = weights(tmp_path / "all")  # BatchNorm buffers are among them
+    assert all(torch.equal(t, other[n]) for n, t in weights(tmp_path / "none").items())
+    assert none.epochs["train_loss"].tolist() == every.epochs["train_loss"].tolist()
+    for name in (
+        "eigenvalue",
+        "eigenvalue:batch",
+        "eigenvalue_min",
+        "hessian_trace",
+        "critical_sharpness",
+    ):
+        assert every.epochs[name].notna().all(), name
+    assert {"eigenvalue", "hessian_trace", "fisher_trace"} <= set(every.layers)
+    first = every.epochs.iloc[0]
+    by_layer = every.layers.query("epoch == 0")
+    assert by_layer["fisher_trace"].sum() == pytest.approx(first["fisher_trace"], rel=1e-5)
+    assert first["eigenvalue"] >= by_layer["eigenvalue"].max() * (1 - 1e-2)  # interlacing
+    assert first["eigenvalue_min"] < first["eigenvalue"]
+
+
+def test_the_recorded_eigenvalue_is_that_of_the_last_weights(tmp_path: Path) -> None:
+    c = small(instruments={"curvature": {"images": 40, "batch": 20, "tolerance": 1e-6}})
+    record = regimes.run(c, tmp_path / "run")
+    parts = build.prepare(c)
+    parts.model.load_state_dict(weights(tmp_path / "run"))
+    hessian = HessianProduct(
+        parts.model,
+        lambda m, b: classification.classification_loss(m, *b),
+        parts.context.probe(40, 20),
+        mode="eval",
+    )
+    found = eigenvalues(hessian, tolerance=1e-6)
+    last = record.epochs["eigenvalue"].iloc[-1]
+    assert last == pytest.approx(float(found.largest[0]), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_two_processes_measure_the_union(tmp_path: Path) -> None:
+    c = small(instruments=EVERYTHING, dtype="float64")
+    regimes.run(c, tmp_path / "one")
+    forked.train(c, tmp_path / "two", 2)
+    rows = [read_lines(tmp_path / x / "epochs.jsonl") for x in ("one", "two")]
+    for mine, theirs in zip(*rows, strict=True):
+        assert mine["model"] == pytest.approx(theirs["model"], rel=1e-5)
+        for name, values in mine["statistics"].items():
+            assert values == pytest.approx(theirs["statistics"][name], rel=1e-4, abs=1e-8), name
+
+
+@pytest.mark.slow
+def test_warm_starts_survive_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    c = small(instruments=EVERYTHING)
+    regimes.run(c, tmp_path / "whole")
+    stop_after(2, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        regimes.run(c, tmp_path / "broken")
+    monkeypatch.undo()
+    regimes.run(c, tmp_path / "broken", resume=True)
+    same_bits(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_what_an_instrument_does_in_steps_is_on_its_own_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the cost of a policy's signal is not only that of reading it."""
+    measure = CompressionLossGauge.measure
+
+    def slow(self: CompressionLossGauge, stack: torch.Tensor) -> None:
+        time.sleep(0.02)
+        measure(self, stack)
+
+    monkeypatch.setattr(CompressionLossGauge, "measure", slow)
+    c = small(instruments={"error": {"stride": 1}}, epochs=1)
+    record = regimes.run(c, tmp_path / "run")
+    slept = 0.02 * len(record.rows) * record.rows[0]["steps"]
+    assert record.epochs["seconds_error"].sum() >= slept
+    assert record.epochs["seconds_instruments"].sum() < slept
+    seconds, _ = signal_cost(record, ErrorLadder(levels=("high", "low")))
+    assert seconds >= slept
+
+
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        ({"curvature": {"images": 30, "batch": 20}}, "expected a multiple of 20"),
+        ({"curvature": {"images": 0}}, "a probe of 0 in"),
+        ({"curvature": {"images": 1000, "batch": 500}}, "the training set"),
+        ({"curvature": {"modes": ["train"]}}, "instruments.curvature.modes[0]"),
+        ({"curvature": {"every": 0}}, "curvature.every = 0: expected at least 1"),
+        ({"curvature": {"largest": 0}}, "curvature.largest = 0: expected at least 1"),
+        ({"curvature": {"probes": 1}}, "0 or at least 2"),
+        ({"curvatur": {}}, "did you mean 'curvature'"),
+        ({"fisher": {"kind": "true"}}, "instruments.fisher.kind"),
+    ],
+)
+def test_bad_instruments(table: dict, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        regimes.run(small(instruments=table), tmp_path / "run")
+    assert sentence in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "detector",
+    [
+        {"name": "eigenvalue-change", "interval": 1},
+        pytest.param(
+            {"name": "change", "statistic": "eigenvalue:batch", "per_layer": False, "interval": 1},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"name": "fisher-change", "interval": 1}, marks=pytest.mark.slow),
+        {"name": "trace-cusum", "warmup": 2},
+        pytest.param({"name": "msdr-fall"}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_policy_has_what_it_needs_measured(detector: dict, tmp_path: Path) -> None:
+    c = small(policy={"name": "detected", "detector": detector})  # a probe is 200 images
+    record = regimes.run(replace(c, data=replace(c.data, train_size=240)), tmp_path / "run")
+    whys = [why for why in record.layers["why"] if why and why["rule"] != "start"]
+    assert any(why["new"] is not None for why in whys)
+
+
+def test_a_configured_instrument_that_lacks_what_the_policy_needs(tmp_path: Path) -> None:
+    policy = {"name": "detected", "detector": {"name": "trace-cusum"}}
+    c = small(policy=policy, instruments={"curvature": {"images": 40, "batch": 20}})
+    with pytest.raises(ConfigError, match=r"'hessian_trace', which the instrument 'curvature' as"):
+        regimes.run(c, tmp_path / "run")

@@ -1,0 +1,157 @@
+"""The trainers in use under the hook: the examples on two processes, to the end, broken off and
+resumed; and without those packages, what is asked of them.
+
+Oracles: the job that is not broken off, whose record and weights the resumed one repeats.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import regimes
+from regimes.errors import ConfigError
+from regimes.integrations.shared import HookSettings, ddp_model
+from regimes.records import read_lines
+
+ROOT = Path(__file__).parents[3]
+
+# -- the examples ----------------------------------------------------------------------------
+
+EXAMPLES = {  # what it needs; what is deleted before it is resumed: the last is in a unit's middle
+    "trainer_hf": ("transformers", ("checkpoint-48",)),
+    "loop_accelerate": ("accelerate", ("epoch-006", "epoch-007")),
+    "module_lightning": ("lightning", ("epoch=006.ckpt", "epoch=007.ckpt")),
+}
+NEWS = {"loop_accelerate": "accuracy", "module_lightning": "accuracy", "trainer_hf": "loss"}
+
+
+def start(example: str, out: Path) -> str:
+    words = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        ROOT / "examples" / f"{example}.py",
+        "--out",
+        out,
+    ]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        words, capture_output=True, text=True, env=env, cwd=out.parent, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
+@pytest.mark.integrations
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_runs_to_the_end_and_resumes(example: str, tmp_path: Path) -> None:
+    package, lost = EXAMPLES[example]
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"needs {package}")
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    start(example, whole)
+    record = regimes.load(whole / "record")
+    assert record.header["metric"] == NEWS[example]
+    assert record.header["written_by"] == "hook"
+    assert len(record.rows) == 6 if example == "trainer_hf" else 8
+    assert len({str(row["layers"]["level"]) for row in record.rows}) > 1
+    assert all(row["train_loss"] is not None for row in record.rows)
+    assert record.rows[-1]["metric"] is not None
+    assert record.rows[-1]["train_loss"] < record.rows[0]["train_loss"]
+    if example == "trainer_hf":  # linear to zero, the default
+        assert [row["lr"] for row in record.rows] == pytest.approx(
+            [3e-3 * (1 - unit / 6) for unit in range(6)]
+        )
+        assert record.rows[-1]["next_lr"] == 0
+
+    shutil.copytree(whole, cut)
+    for name in lost:
+        gone = cut / name
+        shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    start(example, cut)
+    assert read_lines(cut / "record/epochs.jsonl") == read_lines(whole / "record/epochs.jsonl")
+    events = [e["event"] for e in read_lines(cut / "record/events.jsonl")]
+    assert events == ["start", "end", "resume", "end"]
+    for name in lost:
+        for file, other in zip(weights(whole / name), weights(cut / name), strict=True):
+            assert (
+                file.read_bytes() == other.read_bytes()
+                if file.suffix == ".safetensors"
+                else (same_weights(file, other))
+            )
+
+
+def weights(saved: Path) -> list[Path]:
+    return sorted(saved.rglob("*.safetensors")) if saved.is_dir() else [saved]
+
+
+def same_weights(file: Path, other: Path) -> bool:
+    found, expected = (torch.load(f, weights_only=True)["state_dict"] for f in (other, file))
+    return all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.integrations
+def test_a_trainer_of_one_process_says_how_to_start_it(tmp_path: Path) -> None:
+    if importlib.util.find_spec("transformers") is None:
+        pytest.skip("needs transformers")
+    words = [sys.executable, ROOT / "examples/trainer_hf.py", "--out", tmp_path / "out"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, capture_output=True, text=True, env=env, check=False)
+    assert "start the script with torchrun" in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "out/record").exists()
+
+
+# -- what is asked, without the packages -----------------------------------------------------
+
+
+def test_mistakes_are_known_before_there_is_a_model() -> None:
+    with pytest.raises(ConfigError, match="every = 0: expected"):
+        HookSettings(0, None, {})
+    with pytest.raises(ConfigError, match="unknown option 'polity': did you mean 'policy'"):
+        HookSettings("epoch", None, {"polity": "accordion"})
+    with pytest.raises(ConfigError, match="record = 3"):
+        HookSettings("epoch", 3, {})
+    with pytest.raises(ConfigError, match="torchrun --nproc-per-node 2"):
+        ddp_model(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("epoch", [None, float("inf")])
+def test_an_epoch_without_a_length_is_refused(epoch: float | None) -> None:
+    with pytest.raises(ConfigError, match="give a number of steps"):
+        HookSettings("epoch", None, {}).attach(
+            nn.Linear(2, 2), None, epoch=epoch, total=None, batch_size=None
+        )
+
+
+def test_what_a_trainer_logs_is_what_the_record_calls_it() -> None:
+    about = regimes.RecordOptions("somewhere", metric="accuracy")
+    logged: dict[str, Any] = {
+        "train_loss": 1.0,
+        "eval_loss": 2.0,
+        "val/accuracy": torch.tensor(0.5),
+        "eval_f1": 0.1,
+        "words": "no",
+        "right": True,
+        "many": torch.zeros(2),
+    }
+    assert HookSettings("epoch", about, {}).numbers(logged) == {
+        "train_loss": 1.0,
+        "test_loss": 2.0,
+        "accuracy": 0.5,
+        "eval_f1": 0.1,
+    }
+    for record in (None, "somewhere"):  # the metric is then the test loss
+        assert HookSettings("epoch", record, {}).numbers({"val_loss": 3.0}) == {"test_loss": 3.0}

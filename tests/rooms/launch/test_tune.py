@@ -1,0 +1,226 @@
+"""``regimes tune`` against brute force, with records that cost nothing to train."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from configs import smoke as short
+from hypothesis import given
+from hypothesis import strategies as st
+
+import regimes
+from regimes import presets
+from regimes.config import RunConfig, load_toml, override
+from regimes.errors import ConfigError
+from regimes.launch import sweep, trials, tune
+from regimes.presets import get_grid
+
+SEEDS = (5, 6)
+VALUES = {"optimizer.lr": ["0.1", "0.2", "0.4", "0.8"], "optimizer.momentum": ["0.5", "0.9"]}
+
+
+def cells() -> dict[str, RunConfig]:
+    base = override(regimes.get_preset("smoke"), ["data.validation_size=40"])
+    return {
+        name: override(base, ["policy=static", f"policy.level={name}"]) for name in ("low", "high")
+    }
+
+
+def score(config: RunConfig) -> float:
+    """Best at a rate that depends on the level, and a little on the seed."""
+    best = {"low": 0.4, "high": 0.2}[config.policy["level"]]
+    o = config.optimizer
+    return 1 - abs(o.lr - best) - 0.1 * abs(o.momentum - 0.9) - 1e-4 * config.seed
+
+
+@pytest.fixture
+def untrained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, RunConfig]]:
+    """Runs that are over at once, with a score by formula; what was run."""
+    ran: list[tuple[Path, RunConfig]] = []
+
+    def ablate(todo: list[tuple[Path, RunConfig]], jobs: int, progress: Any) -> list[str]:
+        ran.extend(todo)
+        for folder, _ in todo:
+            progress(folder, None)
+        return []
+
+    def scores(folders: list[Path]) -> tuple[str, tuple[float, ...]]:
+        known = dict(ran)
+        return "accuracy", tuple(score(known[folder]) for folder in folders)
+
+    monkeypatch.setattr(sweep, "ablate", ablate)
+    monkeypatch.setattr(sweep, "done", lambda folder, config: False)
+    monkeypatch.setattr(tune, "read_scores", scores)
+    return ran
+
+
+def brute_force(cell: RunConfig) -> str:
+    """The best combination, by trying them all in a loop."""
+
+    def mean(settings: list[str]) -> float:
+        made = [override(cell, [*settings, f"seed={seed}"]) for seed in SEEDS]
+        return sum(map(score, made)) / len(made)
+
+    every = [
+        [f"{k}={v}" for k, v in zip(VALUES, texts, strict=True)]
+        for texts in itertools.product(*VALUES.values())
+    ]
+    return " ".join(max(every, key=mean))
+
+
+@pytest.mark.parametrize("halving", [None, 2, 3])
+def test_each_cell_gets_its_best(halving: int | None, untrained: list[Any], tmp_path: Path) -> None:
+    found = tune.tune(cells(), VALUES, SEEDS, tmp_path, halving=halving)
+    trials.write(found, tmp_path)
+    assert {c: t.label for c, t in found.chosen.items()} == {
+        name: brute_force(cell) for name, cell in cells().items()
+    }
+    assert json.loads((tmp_path / "tune.json").read_text())["seeds"] == list(SEEDS)
+    assert sum("chosen" in row for row in found.table().rows) == 2
+
+
+def test_halving_trains_what_it_says(untrained: list[Any], tmp_path: Path) -> None:
+    """8 trials, halved: 8 for 3 epochs, 4 for 6, 2 for 12, 1 for 24, with 2 seeds and 2 cells."""
+    tune.tune(cells(), VALUES, SEEDS, tmp_path, halving=2, budget=4 * 96)
+    epochs = [config.epochs for _, config in untrained]
+    assert {e: epochs.count(e) for e in epochs} == {3: 32, 6: 16, 12: 8, 24: 4}
+    with pytest.raises(ConfigError, match="need 384 epochs of training, the budget is 383"):
+        tune.tune(cells(), VALUES, SEEDS, tmp_path, halving=2, budget=383)
+
+
+def test_a_warm_up_keeps_its_ratio(untrained: list[Any], tmp_path: Path) -> None:
+    tune.tune(cells(), {"optimizer.lr": ["0.1", "0.8"]}, SEEDS, tmp_path)
+    ratios = {round(c.optimizer.warmup_from / c.optimizer.lr, 9) for _, c in untrained}
+    assert ratios == {0.25}
+    untrained.clear()
+    both = {"optimizer.lr": ["0.1", "0.8"], "optimizer.warmup_from": ["0.01"]}
+    tune.tune(cells(), both, SEEDS, tmp_path)
+    assert {c.optimizer.warmup_from for _, c in untrained} == {0.01}
+
+
+def test_the_seeds_that_chose_do_not_make_the_result(untrained: list[Any], tmp_path: Path) -> None:
+    trials.write(tune.tune(cells(), VALUES, SEEDS, tmp_path), tmp_path)
+    chosen = load_toml(tmp_path / "chosen" / "low.toml")
+    assert chosen.seed not in SEEDS
+    assert get_grid(str(tmp_path / "chosen")).keys() == {"low", "high"}
+    with pytest.raises(ConfigError, match="seed = 5: expected another: this one has chosen"):
+        regimes.run(override(chosen, ["seed=5"]), tmp_path / "run")
+
+
+def test_a_trial_that_fails_is_never_chosen(
+    untrained: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ablate(todo: list[tuple[Path, RunConfig]], jobs: int, progress: Any) -> list[str]:
+        untrained.extend(todo)
+        for folder, config in todo:
+            progress(folder, "the loss is not finite" if config.optimizer.lr == 0.4 else None)
+        return []
+
+    monkeypatch.setattr(sweep, "ablate", ablate)
+    found = tune.tune(cells(), {"optimizer.lr": ["0.2", "0.4", "0.8"]}, SEEDS, tmp_path)
+    assert {t.label for t in found.chosen.values()} == {"optimizer.lr=0.2"}
+    assert sum("not finite" in cell for row in found.table().rows for cell in row) == 2
+
+
+@given(st.integers(1, 100), st.integers(2, 5))
+def test_rounds_end_with_the_whole_run_and_one_trial(trials: int, halving: int) -> None:
+    shares = tune._shares(trials, halving)
+    assert shares[-1] == 1
+    left = [tune._left(trials, number, halving) for number in range(len(shares))]
+    assert left[0] == trials
+    assert left[-1] == 1
+    assert left == sorted(left, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "values", "says"),
+    [
+        ([], {"optimizer.lr": ["0.1"]}, "has no validation data"),
+        (["data.validation_size=40"], {"optimizer.rate": ["1"]}, "unknown key 'optimizer.rate'"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    settings: list[str], values: dict[str, list[str]], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        tune.tune({"low": short(*settings)}, values, SEEDS, tmp_path)
+
+
+def test_values_without_an_equals_sign() -> None:
+    with pytest.raises(ConfigError, match="needs the form key=value,value"):
+        tune.read_values(["optimizer.lr"])
+
+
+def test_the_real_thing(tmp_path: Path) -> None:
+    """Two rates on digits: the record of each trial is there, and going on trains nothing again."""
+    cell = {"low": short("data.validation_size=40", "dtype=float32", epochs=8)}
+    values = {"optimizer.lr": ["0.00001", "0.2"]}
+    found = tune.tune(cell, values, (5,), tmp_path)
+    assert found.chosen["low"].label == "optimizer.lr=0.2"
+    again = tune.tune(cell, values, (5,), tmp_path, progress=lambda *_: pytest.fail("trained"))
+    assert again == found
+
+
+# -- what it takes, and what it refuses before it trains -------------------------------------
+
+
+def test_the_documented_commands_tune_every_arm(
+    command: Any, untrained: list[Any], tmp_path: Path
+) -> None:
+    """Those of README and of the page; `smoke` is a grid and a preset."""
+    done = command(
+        "tune",
+        "smoke",
+        "--values",
+        "optimizer.lr=0.1,0.2,0.4",
+        "--set",
+        "data.validation_size=100",
+        "--seeds",
+        "1",
+        "--budget",
+        "1",
+    )
+    epochs = [cell.epochs for cell in get_grid("smoke").values()]
+    assert len(epochs) == 9
+    assert f"the trials need {3 * sum(epochs)} epochs" in done.stderr  # at 3 rates
+    assert "smoke: the grid with the schedules " in done.stdout
+    assert get_grid("smoke").keys() == presets.arms("smoke").keys()
+    assert presets.arms("smoke", ["low"]).keys() == {"low"}
+    assert presets.arms("lm-smoke").keys() == {"lm-smoke"}  # no grid has this name
+    assert presets.arms("smoke/low").keys() == {"smoke/low"}
+
+
+def test_the_price_is_that_of_the_longest_trials(untrained: list[Any], tmp_path: Path) -> None:
+    values = {"epochs": ["1", "100"]}
+    with pytest.raises(ConfigError, match="need 202 epochs of training, the budget is 50"):
+        tune.tune({"low": cells()["low"]}, values, SEEDS, tmp_path, budget=50)
+    assert not untrained
+    # halved: both for half of their epochs, then the longer one for all of them
+    with pytest.raises(ConfigError, match="need 301 epochs"):
+        tune.tune({"low": cells()["low"]}, values, SEEDS, tmp_path, halving=2, budget=300)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--budget", "nan"], "--budget = nan: expected a number of epochs above 0"),
+        (["--budget", "inf"], "--budget = inf: expected a number of epochs above 0"),
+        (["--budget", "-1"], "--budget = -1.0: expected a number of epochs above 0"),
+        (["--halving", "1"], "--halving = 1: expected a whole number from 2 up"),
+        (["--halving", "0"], "--halving = 0: expected a whole number from 2 up"),
+        (["--halving", "-3"], "--halving = -3: expected a whole number from 2 up"),
+        (["--seeds", "0"], "--seeds = 0: expected 1 to 10000"),
+        (["--seeds", "1000000000"], "--seeds = 1000000000: expected 1 to 10000"),
+        (["--jobs", "0"], "--jobs = 0: expected at least 1"),
+    ],
+)
+def test_odd_numbers_are_one_sentence(
+    words: list[str], says: str, command: Any, untrained: list[Any]
+) -> None:
+    done = command("tune", "smoke", "--set", "data.validation_size=40", *words)
+    assert (done.returncode, done.stderr) == (2, f"error: {says}\n")
+    assert not untrained

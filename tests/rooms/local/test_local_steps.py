@@ -1,0 +1,498 @@
+"""Local steps: against naive loops over copied models, and against the shared step."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import forked
+import pytest
+import torch
+from configs import gpt as words
+from configs import smoke as images
+from runs import same_bits, same_run, stop_after, wait, weights
+from torch import nn
+
+import regimes
+from regimes.config import RunConfig, override, to_toml
+from regimes.errors import ConfigError
+from regimes.records import read_lines
+from regimes.training.build import prepare
+
+torch.set_num_threads(1)
+DENSE = ("policy={name='static',level='dense'}", "dtype=float64")
+DILOCO = ("outer.lr=0.7", "outer.momentum=0.9", "outer.nesterov=true")
+ADAMW = ("optimizer.name=adamw", "optimizer.lr=0.01", "optimizer.clip=1.0")
+SGD = ("optimizer.nesterov=true", "optimizer.momentum=0.9", "optimizer.lr=0.1")
+
+
+def every(period: int) -> str:
+    return f"sync_policy={{name='static',level='{period}'}}"
+
+
+def text(*settings: str) -> RunConfig:
+    """A GPT without BatchNorm and dropout; 17 steps of 4 workers."""
+    return words(*DENSE, "epochs=1", "optimizer.decay_epochs=[]", *settings)
+
+
+# -- against naive loops ---------------------------------------------------------------------
+
+
+def steps(c: RunConfig) -> tuple[nn.Module, Callable[..., Any], Iterator[Any], Callable[..., Any]]:
+    """Of a run: its model, loss, batches [L, b, ...] one after the other, and a maker of its
+    optimiser over another model."""
+    parts = prepare(c)
+
+    def batches() -> Iterator[Any]:
+        for epoch in range(c.epochs):
+            yield from parts.batches.epoch(epoch, range(c.workers))
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        o, groups = c.optimizer, [p for p in model.parameters() if p.requires_grad]
+        if o.name == "sgd":
+            return torch.optim.SGD(
+                groups, o.lr, o.momentum, nesterov=o.nesterov, weight_decay=o.weight_decay
+            )
+        matrices, vectors = ([p for p in groups if (p.ndim > 1) is big] for big in (True, False))
+        return torch.optim.AdamW(
+            [
+                {"params": matrices, "weight_decay": o.weight_decay},
+                {"params": vectors, "weight_decay": 0.0},
+            ],
+            lr=o.lr,
+        )
+
+    return parts.model, parts.task.loss, batches(), optimizer
+
+
+def clip(model: nn.Module, largest: float | None) -> None:
+    """Without the 1e-6 that torch's function adds to the norm."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = math.sqrt(sum(float(g.square().sum()) for g in gradients))
+    for g in gradients:
+        g *= min(1.0, (largest or math.inf) / norm)
+
+
+def naive(c: RunConfig, period: int, *, states: str = "keep") -> dict[str, torch.Tensor]:
+    """Local SGD or DiLoCo with a copy of the model for each worker, as one would write it down."""
+    start, loss, batches, make = steps(c)
+    models = [copy.deepcopy(start) for _ in range(c.workers)]
+    optimizers = [make(model) for model in models]
+    velocity = [torch.zeros_like(p) for p in start.parameters()]
+    todo = list(batches)
+    for done, (x, y) in enumerate(todo, start=1):
+        for worker, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            model.train()
+            optimizer.zero_grad()
+            loss(model, x[worker], y[worker]).backward()
+            clip(model, c.optimizer.clip)
+            optimizer.step()
+        if done % period and done < len(todo):
+            continue
+        with torch.no_grad():
+            for i, (p, v) in enumerate(zip(start.parameters(), velocity, strict=True)):
+                rows = torch.stack([list(model.parameters())[i] for model in models])
+                movement = p - rows.mean(0)
+                v.mul_(c.outer.momentum).add_(movement)
+                ahead = movement + c.outer.momentum * v if c.outer.nesterov else v
+                p -= c.outer.lr * ahead
+                for model in models:
+                    list(model.parameters())[i].copy_(p)
+        if states == "reset":
+            optimizers = [make(model) for model in models]
+        if states == "average":
+            for i in range(len(velocity)):
+                mine = [
+                    o.state[list(m.parameters())[i]]
+                    for o, m in zip(optimizers, models, strict=True)
+                ]
+                for key in ("exp_avg", "exp_avg_sq"):
+                    mean = torch.stack([state[key] for state in mine]).mean(0)
+                    for state in mine:
+                        state[key].copy_(mean)
+    return dict(start.named_parameters())
+
+
+def close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], by: float) -> None:
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor.detach(), rtol=by, atol=by)
+
+
+@pytest.mark.parametrize(
+    "outer",
+    [
+        pytest.param((), marks=pytest.mark.slow),
+        DILOCO,
+        pytest.param(("outer.lr=0.5",), marks=pytest.mark.slow),
+    ],
+    ids=["mean", "diloco", "half"],
+)
+@pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
+def test_it_is_the_naive_loop(
+    optimizer: tuple[str, ...], outer: tuple[str, ...], tmp_path: Path
+) -> None:
+    c = text(every(5), *optimizer, *outer)  # 17 steps: the last round is shorter
+    regimes.run(c, tmp_path)
+    close(weights(tmp_path), naive(c, 5), 1e-11)
+
+
+@pytest.mark.parametrize("states", ["average", "reset"])
+def test_the_workers_momenta_are_averaged_or_forgotten(states: str, tmp_path: Path) -> None:
+    c = text(every(4), *ADAMW, f"outer.states={states}")
+    regimes.run(c, tmp_path)
+    found = weights(tmp_path)
+    close(found, naive(c, 4, states=states), 1e-11)
+    other = naive(c, 4)
+    assert any(not torch.allclose(found[name], t, atol=1e-6) for name, t in other.items())
+
+
+def test_a_period_of_one_is_the_shared_step_of_sgd(tmp_path: Path) -> None:
+    """Momentum is linear: the mean of the workers' steps is the step along the mean gradient."""
+    settings = DENSE
+    for name, more in (("shared", ()), ("alone", (every(1), "outer.period_one=parameters"))):
+        c = override(images(*settings), more)
+        regimes.run(c, tmp_path / name)
+    shared, alone = weights(tmp_path / "shared"), weights(tmp_path / "alone")
+    own = {k: v for k, v in alone.items() if "running" not in k}  # theirs follow worker 0
+    close(own, {k: shared[k] for k in own}, 1e-12)
+
+
+def test_gradients_are_shared_at_a_period_of_one(tmp_path: Path) -> None:
+    c = images("policy=static", "union_pass=false", "dtype=float32")
+    regimes.run(c, tmp_path / "plain")
+    regimes.run(override(c, [every(1)]), tmp_path / "one")
+    same_bits_of_weights(tmp_path / "plain", tmp_path / "one")
+
+
+def same_bits_of_weights(a: Path, b: Path) -> None:
+    other = weights(b)
+    assert all(torch.equal(t, other[name]) for name, t in weights(a).items())
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        every(5),
+        "sync_policy={name='windows',windows=[[1,2],[3,4]],inside='1',outside='4'}",
+    ],
+    ids=["static", "to and fro"],
+)
+@pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
+def test_a_worker_alone_is_a_plain_loop(
+    rule: str, optimizer: tuple[str, ...], tmp_path: Path
+) -> None:
+    settings = ("workers=1", "batch_size=8", "unit_steps=3", *optimizer)
+    regimes.run(text(*settings), tmp_path / "plain")
+    regimes.run(text(*settings, rule), tmp_path / "alone")
+    close(weights(tmp_path / "alone"), weights(tmp_path / "plain"), 1e-12)
+
+
+# -- rounds ----------------------------------------------------------------------------------
+
+
+def test_a_change_waits_for_the_synchronisation(tmp_path: Path) -> None:
+    """17 steps in units of 3: period 7 to the unit of step 9, then 2; synchronised after steps 7
+    and 14, where 2 is taken up: 16, and the last step of the run, 17."""
+    rule = "sync_policy={name='windows',windows=[[3,99]],inside='2',outside='7'}"
+    record = regimes.run(text("unit_steps=3", rule), tmp_path)
+    assert [row["sync"]["rounds"] for row in record.rows] == [0, 0, 1, 0, 1, 2]
+    assert [row["sync"]["period"] for row in record.rows] == [7, 7, 7, 2, 2, 2]
+    assert [row["sync"]["level"] for row in record.rows][::5] == ["7", "2"]
+    assert [bool(row["statistics"]) for row in record.rows] == [
+        bool(row["sync"]["rounds"]) for row in record.rows
+    ]
+    assert len({row["test_loss"] for row in record.rows[:2]}) == 1  # nobody has met yet
+    assert all(row["train_loss"] for row in record.rows)
+
+
+def test_each_shared_step_is_a_round(tmp_path: Path) -> None:
+    """17 steps in units of 3: a period of 4, from step 7 of 1, which is taken up when all meet
+    after step 8, from step 13 of 4 again: they meet after steps 4, 8, 9, 10, 11, 12, 16, 17."""
+    rule = "sync_policy={name='windows',windows=[[2,4]],inside='1',outside='4'}"
+    record = regimes.run(text("unit_steps=3", rule), tmp_path)
+    assert [row["sync"]["period"] for row in record.rows] == [4, 4, 1, 1, 4, 4]
+    assert [row["sync"]["rounds"] for row in record.rows] == [0, 1, 2, 3, 0, 2]
+
+
+def test_floats_are_those_of_the_rounds(tmp_path: Path) -> None:
+    size = sum(p.numel() for p in prepare(text()).model.parameters())
+    for more, states in (((), 0), (("outer.states=average",), 2)):
+        record = regimes.run(text(every(5), *ADAMW, *more), tmp_path / str(states))
+        assert [row["floats"] for row in record.rows] == [4 * (1 + states) * size]
+    compressed = text(every(5), "policy.level=high")
+    record = regimes.run(compressed, tmp_path / "high")
+    assert record.rows[0]["floats"] == 4 * record.header["per_step"]["high"]["floats"]
+
+
+def test_a_budget_ends_at_a_synchronisation(tmp_path: Path) -> None:
+    c = text(every(5), "unit_steps=3", "epochs=4", "budget={level='dense',epochs=1}")
+    record = regimes.run(c, tmp_path)
+    assert record.finished
+    assert all(row["sync"]["rounds"] == 1 for row in record.rows)
+
+
+# -- the same run on any division, resumed, measured -----------------------------------------
+
+SWITCH = "sync_policy={name='windows',windows=[[2,3]],inside='1',outside='4'}"
+KINDS = {
+    "dense": (*ADAMW, every(4)),
+    "powersgd": (*SGD, every(4), "policy.level=high"),
+    "topk": (
+        *SGD,
+        every(4),
+        "compressor=topk",
+        "levels.high=5",
+        "levels.low=50",
+        "policy.level=high",
+        *DILOCO,
+    ),
+    "to and fro": (*ADAMW, SWITCH),
+    "averaged": (*ADAMW, every(4), "outer.states=average"),
+}
+
+
+@pytest.mark.parametrize("kind", [pytest.param("topk", marks=pytest.mark.slow), "to and fro"])
+def test_processes_equal_simulation(kind: str, tmp_path: Path) -> None:
+    c = text("unit_steps=3", *KINDS[kind])
+    regimes.run(c, tmp_path / "one")
+    forked.train(c, tmp_path / "two", 2)
+    same_run(tmp_path / "one", tmp_path / "two")
+
+
+def test_batchnorm_is_the_same_among_processes(tmp_path: Path) -> None:
+    c = images("policy=static", SWITCH, "unit_steps=2", "signal=movement")
+    regimes.run(c, tmp_path / "one")
+    forked.train(c, tmp_path / "two", 2)
+    same_run(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[pytest.mark.slow] * (kind in ("dense", "powersgd")))
+        for kind in KINDS
+    ],
+)
+def test_resumed_within_a_round(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    c = text("unit_steps=3", *KINDS[kind], "dtype=float32")
+    regimes.run(c, tmp_path / "whole")
+    stop_after(2, monkeypatch)  # six steps: two into the second round
+    with pytest.raises(KeyboardInterrupt):
+        regimes.run(c, tmp_path / "broken")
+    monkeypatch.undo()
+    regimes.run(c, tmp_path / "broken", resume=True)
+    same_bits(tmp_path / "whole", tmp_path / "broken")
+
+
+@pytest.mark.slow
+def test_resumed_on_another_number_of_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c = text("unit_steps=3", *KINDS["topk"])
+    regimes.run(c, tmp_path / "whole")
+    stop_after(2, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        regimes.run(c, tmp_path / "broken")
+    monkeypatch.undo()
+    forked.train(c, tmp_path / "broken", 2)
+    same_run(tmp_path / "whole", tmp_path / "broken")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", [2, 3, 5, 6, 9])
+def test_killed_and_resumed(unit: int, tmp_path: Path) -> None:
+    """Rounds of 5 steps, units of 2: killed within rounds and right after synchronisations."""
+    c = text(every(5), "unit_steps=2", "epochs=8", *ADAMW, "dtype=float32")
+    regimes.run(c, tmp_path / "whole")
+    (tmp_path / "c.toml").write_text(to_toml(c))
+    command = [
+        sys.executable,
+        "-m",
+        "regimes",
+        "run",
+        str(tmp_path / "c.toml"),
+        "--quiet",
+        "--out",
+        str(tmp_path / "broken"),
+    ]
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    wait(lambda: len(read_lines(tmp_path / "broken/epochs.jsonl")) >= unit)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    regimes.run(c, tmp_path / "broken", resume=True)
+    same_bits(tmp_path / "whole", tmp_path / "broken")
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_named(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(to_toml(text(every(50), "unit_steps=5", "epochs=500")))
+    command = [
+        sys.executable,
+        "-m",
+        "regimes",
+        "run",
+        str(tmp_path / "c.toml"),
+        "--quiet",
+        "--out",
+        str(tmp_path / "run"),
+        "--processes",
+        "2",
+    ]
+    parent = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    wait(lambda: len(read_lines(tmp_path / "run/epochs.jsonl")) >= 2)
+    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+    os.kill(int(children[1]), signal.SIGKILL)
+    _, said = parent.communicate(timeout=60)
+    assert parent.returncode == 3
+    assert "process 1 of 2 was killed by SIGKILL" in said
+
+
+def test_instruments_see_what_is_exchanged_and_leave_no_trace(tmp_path: Path) -> None:
+    tables = [
+        "noise={}",
+        "error={}",
+        "overlap={batches=[3],count=2}",
+        "curvature={images=8,batch=4,probes=2,max_products=20}",
+    ]
+    c = text(every(3), "unit_steps=5", *SGD)
+    plain = regimes.run(c, tmp_path / "none")
+    record = regimes.run(override(c, [f"instruments.{t}" for t in tables]), tmp_path / "all")
+    same_bits_of_weights(tmp_path / "none", tmp_path / "all")
+    assert [row["train_loss"] for row in plain.rows] == [row["train_loss"] for row in record.rows]
+    norms = record.rows[0]["statistics"]["norm:update"]
+    moved = naive_movement(c)
+    torch.testing.assert_close(torch.tensor(norms), moved, rtol=1e-4, atol=1e-7)
+
+
+def naive_movement(c: RunConfig) -> torch.Tensor:
+    """How far the mean of the workers has gone in three steps, by layer."""
+    model, *_ = steps(c)
+    before = [p.detach().clone() for p in model.parameters()]
+    (first, *_), short = list(steps(c)[2]), override(c, ["steps=3"])
+    assert len(first)
+    after = naive_steps(short, 3)
+    return torch.stack(
+        [torch.linalg.vector_norm(a - b) for a, b in zip(before, after, strict=True)]
+    ).float()
+
+
+def test_the_movement_of_adamw_is_that_of_its_own_rounds(tmp_path: Path) -> None:
+    """Of two rounds a unit, without what weight decay has taken in each: the rate of a step times
+    the decay times the parameters at the round's start, as often as it has steps."""
+    c = text(
+        every(3),
+        "optimizer.name=adamw",
+        "optimizer.lr=0.01",
+        "optimizer.weight_decay=0.5",
+        "optimizer.schedule=constant",
+        "optimizer.warmup_from=none",
+        "signal=movement",
+        "unit_steps=6",
+        "steps=12",
+    )
+    rows = regimes.run(c, tmp_path).rows
+    common = naive_rounds(c, 3, 4)
+    for unit, row in enumerate(rows):
+        first, middle, last = common[2 * unit : 2 * unit + 3]
+        decays = [0.5 if p.ndim > 1 else 0.0 for p in first]
+        expected = [
+            float((b - a + 3 * 0.01 * decay * (a + m)).norm())
+            for a, m, b, decay in zip(first, middle, last, decays, strict=True)
+        ]
+        assert row["statistics"]["norm:movement"] == pytest.approx(expected, rel=1e-9)
+
+
+def naive_rounds(c: RunConfig, period: int, rounds: int) -> list[list[torch.Tensor]]:
+    """The parameters at which all workers are after so many rounds, those of the start first."""
+    start, loss, batches, make = steps(c)
+    models = [copy.deepcopy(start) for _ in range(c.workers)]
+    optimizers = [make(model) for model in models]
+    common = [[p.detach().clone() for p in start.parameters()]]
+    for _ in range(rounds):
+        for _, (x, y) in zip(range(period), batches, strict=False):
+            for worker, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+                optimizer.zero_grad()
+                loss(model.train(), x[worker], y[worker]).backward()
+                clip(model, c.optimizer.clip)
+                optimizer.step()
+        rows = zip(*(model.parameters() for model in models), strict=True)
+        common.append([torch.stack(list(row)).mean(0).detach() for row in rows])
+        with torch.no_grad():
+            for model in models:
+                for p, mean in zip(model.parameters(), common[-1], strict=True):
+                    p.copy_(mean)
+    return common
+
+
+def naive_steps(c: RunConfig, count: int) -> list[torch.Tensor]:
+    start, loss, batches, make = steps(c)
+    models = [copy.deepcopy(start) for _ in range(c.workers)]
+    optimizers = [make(model) for model in models]
+    for _, (x, y) in zip(range(count), batches, strict=False):
+        for worker, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            optimizer.zero_grad()
+            loss(model.train(), x[worker], y[worker]).backward()
+            clip(model, c.optimizer.clip)
+            optimizer.step()
+    rows = zip(*(model.parameters() for model in models), strict=True)
+    return [torch.stack(list(row)).mean(0) for row in rows]
+
+
+def test_a_loss_that_is_not_finite_names_its_step(tmp_path: Path) -> None:
+    c = text(
+        every(5),
+        "optimizer.lr=1e25",
+        "optimizer.momentum=0",
+        "optimizer.nesterov=false",
+        "unit_steps=3",
+    )
+    with pytest.raises(regimes.errors.TrainingError, match=r"not finite in epoch 0, step [123]"):
+        regimes.run(c, tmp_path)
+    assert read_lines(tmp_path / "events.jsonl")[-1]["event"] == "stopped"
+
+
+# -- refused ---------------------------------------------------------------------------------
+
+WRONG = {
+    "outer.lr=0.7": "outer = '[outer]': expected a sync_policy with it",
+    "sync_levels={low=8,high=2}": "sync_levels.low = 8 is longer than sync_levels.high = 2",
+    "sync_levels={low=0,high=2}": "sync_levels.low = 0: expected at least 1",
+    "sync_policy={name='static',level='mid'}": "the sync_policy asks for level 'mid'",
+    "sync_policy={name='qsr',alpha=-1}": "sync_policy.alpha = -1.0: expected a positive number",
+    "sync_policy={name='adacomm',base=0}": "sync_policy.base = 0: expected at least 1 step",
+    "sync_policy={name='accordion'}": "reads a norm, which is of gradients at a period of 1",
+    "outer.lr=1e39": "outer.lr = 1e+39: expected a positive number up to 1e+30",
+    "outer.momentum=1.0": "outer.momentum = 1.0: expected from 0 up and below 1",
+    "outer.nesterov=true": "outer.nesterov = True: expected false, or a momentum above 0",
+    "deficit={name='gradient-noise',windows=[[0,1]]}": "workers that step locally share no update",
+}
+
+
+@pytest.mark.parametrize("setting", WRONG)
+def test_what_makes_no_sense_is_refused(setting: str, tmp_path: Path) -> None:
+    name = setting.split("=")[0]
+    usual = [] if setting == "outer.lr=0.7" else ["sync_levels={low=1,high=8}", every(4)]
+    c = override(text(), [*(s for s in usual if not s.startswith(name)), setting])
+    with pytest.raises(ConfigError) as error:
+        regimes.run(c, tmp_path / "run")
+    assert WRONG[setting] in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("sync_levels={low=2,high=8}", "sync_policy={name='accordion'}"),  # movements throughout
+        ("sync_levels={low=1,high=8}", "sync_policy={name='accordion'}", "signal=movement"),
+        (SWITCH, "unit_steps=3"),  # no rule reads a norm
+    ],
+)
+def test_norms_of_one_thing_may_be_read(settings: tuple[str, ...], tmp_path: Path) -> None:
+    assert regimes.run(text(*settings), tmp_path / "run").finished

@@ -1,0 +1,174 @@
+"""Reporters by name, for the trainer and for the hook: what they are told, and what is refused.
+
+Oracles: the record of the same run; wandb's own interface, in a stand-in.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ddp_scripts import group, recorded
+
+import regimes
+from regimes.config import RunConfig, override
+from regimes.errors import ConfigError
+from regimes.monitor import terminal
+from regimes.records import check_reporters, read_lines, reporters
+
+SHORT = ["epochs=2", "data.train_size=100", "optimizer.decay_epochs=[]"]
+SOURCE = """
+from pathlib import Path
+
+class Lines:
+    def __init__(self, folder):
+        self.file = Path(folder, "lines.txt")
+    def start(self, header, rows):
+        self.say("start", header["config"]["name"], len(rows))
+    def step(self, epoch, done, steps): ...
+    def epoch(self, row, seconds):
+        self.say("epoch", row["epoch"], sorted(seconds) != [])
+    def stop(self, message):
+        self.say("stop", message)
+    def say(self, *words):
+        with self.file.open("a") as file:
+            print(*words, file=file)
+
+class Falls(Lines):
+    def epoch(self, row, seconds):
+        raise ValueError("no disk")
+
+class Needs:
+    def __init__(self, folder):
+        from regimes.errors import ConfigError
+        raise ConfigError("needs the package lines: pip install lines")
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed package that offers a reporter called "lines"."""
+    site = tmp_path / "site"
+    (site / "offering-1.0.dist-info").mkdir(parents=True)
+    (site / "offering_lines.py").write_text(SOURCE)
+    (site / "offering-1.0.dist-info/METADATA").write_text("Name: offering\nVersion: 1.0\n")
+    (site / "offering-1.0.dist-info/entry_points.txt").write_text(
+        "[regimes.reporters]\nlines = offering_lines:Lines\ntensorboard = offering_lines:Falls\n"
+    )
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setenv("PYTHONPATH", f"{site}:{Path(__file__).parents[3]}")
+    importlib.invalidate_caches()
+
+
+@pytest.mark.usefixtures("package")
+def test_a_packages_reporter_is_known_by_its_name(tmp_path: Path, command: Callable) -> None:
+    (lines,) = reporters(["lines"], tmp_path)
+    assert type(lines).__name__ == "Lines"
+    from regimes.records.reporting import registry
+
+    assert registry()["tensorboard"].startswith("regimes.")  # nobody takes ours
+    settings = (*SHORT, 'reporters=["lines"]')
+    words = [word for setting in settings for word in ("--set", setting)]
+    for name, quiet in (("loud", []), ("quiet", ["--quiet"])):
+        done = command("run", "smoke", *words, "--out", name, *quiet)
+        assert done.returncode == 0, done.stderr
+        said = (tmp_path / name / "lines.txt").read_text()
+        assert said == "start accordion 0\nepoch 0 True\nepoch 1 True\nstop \n"
+
+
+def test_unknown_names_are_refused_before_any_work(tmp_path: Path, command: Callable) -> None:
+    done = command("run", "smoke", "--set", 'reporters=["wandbb"]', "--out", "run")
+    assert done.returncode == 2
+    assert "unknown reporter 'wandbb': did you mean 'wandb'?" in done.stderr
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ConfigError, match="did you mean 'tensorboard'"):
+        regimes.RecordOptions(tmp_path, reporters=("tensorbord",))
+    with pytest.raises(ConfigError, match="cannot import the reporter 'nowhere:Lines'"):
+        check_reporters(["nowhere:Lines"])
+
+
+# -- the hook --------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("package")
+def test_a_hooks_reporter_is_told_what_is_recorded(tmp_path: Path) -> None:
+    group.run(recorded.reported, 2, tmp_path / "run", ["lines"])
+    assert len(read_lines(tmp_path / "run/epochs.jsonl")) == 3
+    said = (tmp_path / "run/lines.txt").read_text().splitlines()
+    assert said == ["start accordion 0", "epoch 0 True", "epoch 1 True", "epoch 2 True", "stop "]
+
+
+@pytest.mark.usefixtures("package")
+def test_a_hooks_reporter_that_fails_is_left_out(tmp_path: Path) -> None:
+    group.run(recorded.reported, 2, tmp_path / "run", ["offering_lines:Falls"])
+    assert len(read_lines(tmp_path / "run/epochs.jsonl")) == 3
+    events = read_lines(tmp_path / "run/events.jsonl")
+    assert [e["event"] for e in events] == ["start", "reporter failed", "end"]
+    assert (events[1]["reporter"], events[1]["why"]) == ("Falls", "ValueError no disk")
+
+
+@pytest.mark.usefixtures("package")
+def test_what_a_reporter_lacks_all_processes_hear(tmp_path: Path) -> None:
+    for heard in group.run(recorded.refused_reporter, 2, tmp_path / "run", "offering_lines:Needs"):
+        assert heard == "needs the package lines: pip install lines"
+
+
+# -- wandb -----------------------------------------------------------------------------------
+
+
+def test_wandb_stays_offline_unless_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+    logged: list[tuple[int, dict[str, float]]] = []
+
+    class Run:
+        def log(self, numbers: dict[str, float], step: int) -> None:
+            logged.append((step, numbers))
+
+        def finish(self, exit_code: int) -> None:
+            asked["exit_code"] = exit_code
+
+    def init(**given: Any) -> Run:
+        asked.update(given)
+        return Run()
+
+    stand_in = types.SimpleNamespace(init=init, Settings=dict)
+    monkeypatch.setitem(sys.modules, "wandb", stand_in)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    config = override(regimes.get_preset("smoke"), [*SHORT, 'reporters=["wandb"]'])
+    record = regimes.run(
+        config, tmp_path / "run", reporters=terminal.reporters(config, tmp_path / "run", False)[1:]
+    )
+    assert asked["mode"] == "offline"
+    assert (asked["name"], asked["dir"]) == ("accordion seed 0", str(tmp_path / "run"))
+    assert asked["config"]["workers"] == 4
+    assert asked["exit_code"] == 0
+    assert [step for step, _ in logged] == [0, 1]
+    assert logged[1][1]["accuracy"] == record.epochs["metric"][1]
+    assert logged[1][1]["traffic/floats"] == record.epochs["total_floats"][1]
+
+
+def test_wandb_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match="pip install wandb"):
+        terminal.reporters(RunConfig(reporters=("wandb",)), tmp_path, terminal=False)
+
+
+@pytest.mark.integrations
+def test_wandb_itself(tmp_path: Path) -> None:
+    pytest.importorskip("wandb", reason="needs wandb: make integrations")
+    config = override(regimes.get_preset("smoke"), SHORT)
+    out = tmp_path / "run"
+    regimes.run(config, out, reporters=reporters(["wandb", "tensorboard"], out))
+    assert not [e for e in read_lines(out / "events.jsonl") if e["event"] == "reporter failed"]
+    (file,) = (out / "wandb").glob("offline-run-*/run-*.wandb")
+    until = time.monotonic() + 30  # its own process writes when it comes to it
+    while file.stat().st_size < 1000 and time.monotonic() < until:
+        time.sleep(0.1)
+    assert file.stat().st_size > 1000
+    assert len(list((out / "tensorboard").iterdir())) == 1

@@ -1,0 +1,143 @@
+"""`regimes figure`: what packages offer, under one roof (oracle: made-up packages)."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from analysis import __main__ as study
+from analysis.__main__ import commands, offers
+from analysis.common.command import start
+from analysis.paper import curves
+from analysis.paper.figures import FIGURES
+from regimes.errors import ConfigError
+from regimes.plotting import offered
+from regimes.plotting.offered import Offer
+
+Install = Callable[..., None]
+started: list[list[str]] = []
+
+
+def mine() -> dict[str, Offer]:
+    return {"mine": Offer("A figure of mine.", lambda words: started.append([*words]), ("small",))}
+
+
+def broken() -> dict[str, Offer]:
+    raise ImportError("no module named colours")
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Packages with entry points ``name=function of this module`` (or any reference)."""
+
+    def points(**references: str) -> None:
+        found = [
+            EntryPoint(name, f"{__name__}:{what}" if ":" not in what else what, offered.GROUP)
+            for name, what in references.items()
+        ]
+        monkeypatch.setattr(offered, "entry_points", lambda group: found)
+
+    return points
+
+
+def test_the_study_offers_its_figures_and_commands(install: Install) -> None:
+    install(study="analysis.__main__:offers")
+    assert [*offered.offered()] == [*FIGURES, *(name for name in commands() if name != "figures")]
+    for name, offer in offers().items():
+        assert offer.says.endswith((".", "?")), name
+        assert bool(offer.grids) == (name in FIGURES)
+
+
+def test_a_package_offers_beside_the_study(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(study="analysis.__main__:offers", other="mine")
+    offered.show()
+    printed = capsys.readouterr().out
+    assert "A figure of mine." in printed
+    assert "\ncurves " in printed
+    offered.begin("mine", ("runs/small", "--style", "plain"))
+    assert started == [["runs/small", "--style", "plain"]]
+
+
+def test_bad_offers_are_one_sentence(install: Install) -> None:
+    install()
+    with pytest.raises(ConfigError, match="no installed package offers figures: install Regimes"):
+        offered.begin("2", ())
+    install(one="mine", two="mine")
+    with pytest.raises(ConfigError, match="offers mine, and so does another package"):
+        offered.show()
+    for what, why in (("broken", "no module named colours"), ("nothing", "no attribute 'nothing'")):
+        install(other=what)
+        with pytest.raises(ConfigError, match=f"{what} cannot be loaded: .*{why}"):
+            offered.offered()
+    install(other="mine")
+    with pytest.raises(ConfigError, match="no figure 'mime': did you mean 'mine'"):
+        offered.begin("mime", ())
+
+
+@pytest.mark.parametrize(
+    "name", ["curves", "figure3", "signals", "claims", "controls", "detectors"]
+)
+def test_a_command_without_records_says_how_to_make_them(name: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"{name} needs records: `regimes .*`, then `regimes fig"
+    ):
+        offers()[name].start(())
+
+
+def test_modules_say_the_same_in_a_checkout(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["analysis", "curves"])
+    with pytest.raises(SystemExit, match="2"):
+        study.main()
+    said = capsys.readouterr().err
+    assert said.startswith("error: python -m analysis curves needs records: `regimes ablate")
+
+
+def test_a_file_of_ones_own_is_called_by_its_path(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["losses.py"])
+    with pytest.raises(SystemExit, match="2"):
+        start(curves.main)
+    assert capsys.readouterr().err.startswith("error: python losses.py needs records: ")
+
+
+@pytest.mark.parametrize("name", sorted(commands()))
+def test_every_command_of_the_study_begins_in_a_checkout(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["analysis", name, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        study.main()
+    assert not ended.value.code
+    assert f"-m analysis {name}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_every_room_with_commands_is_listed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Oracle: the folders of the study."""
+    monkeypatch.setattr("sys.argv", ["analysis"])
+    study.main()
+    printed = capsys.readouterr().out
+    for name, command in commands().items():
+        assert f"  {name} " in printed
+        assert command.summary in printed
+    files = Path(study.__file__).parent.rglob("*.py")
+    rooms = {p.parent.name for p in files if "\ndef main(" in p.read_text(encoding="utf-8")}
+    assert rooms - {"analysis", "common"} == {*study.ROOMS}
+
+
+def test_figure_is_among_the_commands(
+    command: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    done = command("figure", "--help")
+    assert done.returncode == 0
+    assert "regimes figure 2 runs/small" in done.stdout

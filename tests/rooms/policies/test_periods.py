@@ -1,0 +1,131 @@
+"""Policies for the period of local steps: against their formulas, and the spread by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regimes.collectives.requests import Layer
+from regimes.collectives.world import World
+from regimes.ddp.job import no_data
+from regimes.errors import ConfigError
+from regimes.instruments.base import MeasurementContext
+from regimes.instruments.spread import Spread
+from regimes.policies import AdaComm, PastEpoch, PostLocal, policy
+from regimes.policies.periods import LONGEST, QSR, period_of
+
+
+def levels(rule: object, rates: list[float], losses: list[float | None] | None = None) -> list[str]:
+    """What it decides for each unit of a run, and for the one that would follow."""
+    found: list[str] = []
+    past: list[PastEpoch] = []
+    for unit, lr in enumerate([*rates, rates[-1]]):
+        (decision,) = rule.decide(past, ["sync"])  # type: ignore[attr-defined]
+        found.append(decision.level)
+        assert (decision.why is not None) == (not past or found[-1] != past[-1].levels[0])
+        following = [*rates, rates[-1], rates[-1]][unit + 1]
+        loss = {} if losses is None else {"train_loss": losses[min(unit, len(losses) - 1)]}
+        past.append(PastEpoch(lr, following, {}, [decision.level], model=loss))
+    return found
+
+
+def test_post_local_sgd_changes_once() -> None:
+    """At the first decay; a second one, and a rate that rises again, change nothing."""
+    rates = [0.1, 0.4, 0.4, 0.04, 0.04, 0.004, 0.04]
+    assert levels(PostLocal(), rates) == ["low"] * 3 + ["high"] * 5
+    assert levels(PostLocal("2", "16"), [0.1] * 3) == ["2"] * 4
+
+
+@given(
+    st.lists(st.floats(1e-6, 10), min_size=1, max_size=12), st.floats(1e-4, 10), st.integers(1, 64)
+)
+def test_qsr_is_its_formula(rates: list[float], alpha: float, base: int) -> None:
+    found = levels(QSR(alpha, base), rates)
+    expected = [base]
+    for before, lr in zip(rates, [*rates[1:], rates[-1]], strict=True):
+        expected.append(base if lr > before else max(base, math.floor((alpha / lr) ** 2)))
+    assert [int(level) for level in found] == [min(p, LONGEST) for p in expected]
+
+
+def test_qsr_by_hand() -> None:
+    """4 at the peak of 0.008, where the formula says 4.8; 0.0175 / 0.002 squared is 76.6."""
+    assert levels(QSR(0.0175, 4), [0.008, 0.008, 0.002]) == ["4", "4", "76", "76"]
+    assert levels(QSR(0.0175, 4), [0.008, 0.0])[-1] == "1000000000"  # no end
+    assert levels(QSR(0.1, 2), [0.01, 0.02, 0.04]) == ["2", "2", "2", "6"]  # while it rises
+
+
+def test_adacomm_by_hand() -> None:
+    """16 sqrt(F / F_0), rounded up: 16, 16 sqrt(1/4) = 8, 16 sqrt(0.1) = 5.06."""
+    losses: list[float | None] = [2.0, 0.5, 0.2, None]
+    assert levels(AdaComm(16), [0.1] * 4, losses) == ["16", "16", "8", "6", "6"]
+    # a rate that falls tenfold asks for sqrt(10) times as many: 8 sqrt(10) = 25.3
+    assert levels(AdaComm(16), [0.1, 0.1, 0.01], losses)[2] == "26"
+    assert levels(AdaComm(16, rates=False), [0.1, 0.1, 0.01], losses)[2] == "8"
+    assert levels(AdaComm(4), [0.1] * 2, [1.0, 0.0])[-1] == "1"
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"name": "qsr", "alpha": 0.0},
+        {"name": "qsr", "alpha": 1.0, "base": 0},
+        {"name": "adacomm", "base": 0},
+        {"name": "qsr"},
+        {"name": "qsr", "alpha": 1.0, "needs": []},
+        {"name": "adacomm", "needs": []},
+        {"name": "post-local", "needs": []},
+    ],
+)
+def test_what_makes_no_sense_is_refused(table: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        policy(table, "sync_policy")
+
+
+@pytest.mark.parametrize("level", ["mid", "0", "-3", "1.5", ""])
+def test_a_level_is_a_word_or_a_number_of_steps(level: str) -> None:
+    with pytest.raises(ConfigError, match=r"one of low \(sync_levels\), or a number of steps"):
+        period_of(level, {"low": 1})
+
+
+# -- the spread of the workers' models -------------------------------------------------------
+
+
+def context(apart: bool | None) -> MeasurementContext:
+    layers = [Layer("a", (2,)), Layer("b", (1, 1))]
+    return MeasurementContext(
+        torch.nn.Linear(1, 1),
+        no_data,
+        World(4),
+        layers,
+        0,
+        False,
+        no_data,
+        no_data,
+        apart=None if apart is None else lambda: apart,
+    )
+
+
+def test_the_spread_by_hand() -> None:
+    """Four workers at (1, 0), (-1, 0), (0, 1), (0, -1) are 1 from their mean; at 0, 0, 0, 4 the
+    root of 3."""
+    gauge = Spread().start(context(True))
+    stack = torch.tensor([[1.0, 0, 0], [-1, 0, 0], [0, 1, 0], [0, -1, 4]])
+    gauge.step(stack, [])
+    gauge.step(100 * stack, [])  # the first of a unit counts
+    reading = gauge.read(0)
+    assert reading.layers["spread"] == pytest.approx([1.0, math.sqrt(3)])
+    assert reading.model["spread"] == pytest.approx(2.0)
+    gauge.step(2 * stack, [])
+    assert gauge.read(1).model["spread"] == pytest.approx(4.0)
+
+
+def test_workers_that_share_a_step_have_no_spread() -> None:
+    gauge = Spread().start(context(False))
+    gauge.step(torch.arange(12.0).view(4, 3), [])  # their gradients, say: they differ
+    assert gauge.read(0).layers["spread"] == [0.0, 0.0]
+    with pytest.raises(ConfigError, match="have one model: set sync_policy"):
+        Spread().start(context(None))

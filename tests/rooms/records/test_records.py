@@ -1,0 +1,203 @@
+"""Records: what was written is read, whatever happened in between."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from plain import HEADER
+from plain import record as make
+from plain import rising as row
+
+from regimes.errors import RecordError
+from regimes.records import (
+    RecordWriter,
+    complete,
+    find,
+    frames,
+    load,
+    load_all,
+    pack,
+    provenance,
+    read_lines,
+    summary,
+)
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    record = load(make(tmp_path / "run"))
+    assert (record.name, record.seed, record.finished) == ("low", 3, True)
+    assert record.epochs["total_floats"].tolist() == [10, 20, 30]
+    assert record.epochs["seconds_compute"].tolist() == [1, 1, 1]
+    assert record.layers[record.statistic].tolist() == [1.5, 2.5, 3.5]
+    assert record.layers["why"].tolist()[0] == {"rule": "start"}
+
+
+@pytest.mark.parametrize("cut", [1, 20, 100])
+def test_a_torn_last_line_is_no_line(tmp_path: Path, cut: int) -> None:
+    folder = make(tmp_path / "run")
+    path = folder / "epochs.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-cut])
+    record = load(folder)
+    assert len(record.epochs) == 2
+    assert not record.finished
+    writer = RecordWriter.resume(folder, 2)
+    writer.epoch(row(2), {"compute": 1.0})
+    writer.close()
+    assert path.read_bytes() == whole
+
+
+def test_a_crash_at_any_byte_leaves_a_readable_record(tmp_path: Path) -> None:
+    folder = make(tmp_path / "run")
+    path = folder / "epochs.jsonl"
+    whole = path.read_bytes()
+    for length in range(len(whole) + 1):
+        path.write_bytes(whole[:length])
+        assert len(read_lines(path)) == whole[:length].count(b"\n")
+
+
+def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
+    folder = make(tmp_path / "run")
+    path = folder / "epochs.jsonl"
+    lines = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join([lines[0], b"{broken", *lines[2:]]))
+    with pytest.raises(RecordError, match="line 2 is damaged"):
+        load(folder)
+
+
+def test_resume_sets_later_lines_aside_and_loses_none(tmp_path: Path) -> None:
+    folder = make(tmp_path / "run")
+    RecordWriter.resume(folder, 1).close()
+    assert [r["epoch"] for r in read_lines(folder / "epochs.jsonl")] == [0]
+    aside = read_lines(folder / "superseded.jsonl")
+    assert [r["epoch"] for r in aside if r["file"] == "epochs.jsonl"] == [1, 2]
+
+
+def test_one_folder_one_run(tmp_path: Path) -> None:
+    folder = make(tmp_path / "run")
+    with pytest.raises(RecordError, match="already holds a run: continue it with --resume"):
+        RecordWriter.create(folder, HEADER)
+    first = RecordWriter.resume(folder, 3)
+    with pytest.raises(RecordError, match="another run is writing"):
+        RecordWriter.resume(folder, 3)
+    first.close()
+    RecordWriter.resume(folder, 3).close()
+
+
+def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecordError, match="cannot write to"):
+        RecordWriter.create(tmp_path / "file" / "run", HEADER)
+    with pytest.raises(RecordError, match="holds no run to resume"):
+        RecordWriter.resume(tmp_path, 0)
+    with pytest.raises(RecordError, match="holds no run"):
+        load(tmp_path)
+    with pytest.raises(RecordError, match="no run in or under"):
+        load_all(tmp_path)
+
+
+def test_a_later_schema_is_refused(tmp_path: Path) -> None:
+    folder = make(tmp_path / "run")
+    header = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**header, "schema": 99}))
+    with pytest.raises(RecordError, match="schema 99"):
+        load(folder)
+    (folder / "run.json").write_text("{")
+    with pytest.raises(RecordError, match="is damaged"):
+        load(folder)
+
+
+def test_an_archive_is_as_good_as_the_folder(tmp_path: Path) -> None:
+    make(tmp_path / "runs/low/seed-3")
+    (tmp_path / "runs/low/seed-3/checkpoints").mkdir()
+    assert pack(tmp_path / "runs", tmp_path / "a.tar.xz") == 1
+    assert pack(tmp_path / "runs", tmp_path / "b.tar.xz") == 1
+    assert (tmp_path / "a.tar.xz").read_bytes() == (tmp_path / "b.tar.xz").read_bytes()
+    packed, plain = load_all(tmp_path / "a.tar.xz"), load_all(tmp_path / "runs")
+    assert packed[0].epochs.equals(plain[0].epochs)
+    assert packed[0].header == plain[0].header
+    (tmp_path / "a.tar.xz").write_bytes((tmp_path / "b.tar.xz").read_bytes()[:400])
+    with pytest.raises(RecordError, match="is no archive of records"):
+        load_all(tmp_path / "a.tar.xz")
+
+
+@pytest.mark.parametrize(("budget", "done"), [(29.0, True), (30.0, True), (30.5, False)])
+def test_a_budget_is_spent_when_it_is_reached(budget: float, done: bool) -> None:
+    header = {"config": {"epochs": 9}, "budget": budget}
+    assert complete(header, [row(epoch) for epoch in range(3)]) == done
+
+
+def test_summary_needs_finished_runs(tmp_path: Path) -> None:
+    make(tmp_path / "a")
+    assert find(tmp_path) == [tmp_path / "a"]
+    table = summary(load_all(tmp_path))
+    assert table["metric"].tolist() == [pytest.approx(0.6)]
+    assert table["floats"].tolist() == [30]
+    make(tmp_path / "b", epochs=2)
+    with pytest.raises(RecordError, match="epochs: finish it"):
+        summary(load_all(tmp_path / "b"))
+
+
+@pytest.mark.parametrize("name", ["epochs.jsonl", "seconds.jsonl", "events.jsonl"])
+def test_a_file_of_one_torn_line_can_be_continued(name: str, tmp_path: Path) -> None:
+    folder = make(tmp_path / "run", epochs=1)
+    (folder / name).write_bytes((folder / name).read_bytes()[:20])
+    writer = RecordWriter.resume(folder, 0)
+    writer.epoch(row(0), {"compute": 1.0})
+    writer.close()
+    assert len(load(folder).epochs) == 1
+    assert read_lines(folder / "events.jsonl")[-1]["event"] == "resume"
+
+
+@pytest.mark.parametrize("text", ['{"schema": 1}', '{"schema": "x"}', "[]", "3"])
+def test_odd_headers_are_damaged(text: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(RecordError, match="is damaged"):
+        load(tmp_path)
+
+
+def test_pack_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="no run in or under"):
+        pack(tmp_path, tmp_path / "a.tar.xz")
+    make(tmp_path / "run")
+    with pytest.raises(RecordError, match="cannot write"):
+        pack(tmp_path, tmp_path / "nowhere" / "a.tar.xz")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "epochs.jsonl").mkdir()
+    with pytest.raises(RecordError, match=r"cannot read .*epochs\.jsonl"):
+        read_lines(tmp_path / "epochs.jsonl")
+
+
+@pytest.mark.parametrize("line", ["[1,2]", '{"x":1}', '{"epoch":1}', '{"epoch":1,"layers":7}'])
+def test_a_line_that_is_none_of_a_record_is_damage(line: str, tmp_path: Path) -> None:
+    folder = make(tmp_path / "run")
+    with (folder / "epochs.jsonl").open("a") as file:
+        file.write(f"{line}\n{json.dumps(row(4))}\n")
+    with pytest.raises(RecordError, match="damaged"):
+        load(folder)
+
+
+def test_a_statistic_of_some_epochs_only_is_missing_in_the_others() -> None:
+    rows = [
+        {"epoch": 0, "layers": {"level": ["low", None]}, "statistics": {"norm": [1.0, None]}},
+        {"epoch": 1, "layers": {"level": ["high", None]}, "statistics": {"trace": [2.0, 3.0]}},
+    ]
+    found = frames.layers(["a", "b"], rows)
+    assert list(found) == ["layer", "level", "norm", "epoch", "trace"]
+    assert found["epoch"].to_list() == [0, 0, 1, 1]
+    assert found["norm"].dtype == found["trace"].dtype == float
+    assert found["norm"].fillna(-1).to_list() == [1, -1, -1, -1]
+    assert found["trace"].fillna(-1).to_list() == [-1, -1, 2, 3]
+    assert found["level"].isna().to_list() == [False, True, False, True]
+
+
+def test_bytes_of_a_command_line_that_are_no_letters_are_spelt_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/bin/regimes", "run", "é", "caf\udce9"])
+    assert provenance.machine()["command"] == r"regimes run é caf\udce9"

@@ -1,0 +1,476 @@
+"""Replay against the run itself, agreement against scikit-learn, the bench against its parts."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plain
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as st_numpy
+from scipy import stats
+from sklearn.metrics import cohen_kappa_score, jaccard_score
+
+from analysis.detection.detectors import bands
+from regimes import policies, statistics
+from regimes.config import override
+from regimes.detectors import EigenvalueChange, FirstShare, FixedWindows, NormChange, TraceCusum
+from regimes.errors import ConfigError, RecordError
+from regimes.policies import Accordion, Static, Windows
+from regimes.presets import get_preset
+from regimes.records import Record, RecordWriter, load, read_lines
+from regimes.replay import agreement, compare, detect, replay, spelling
+from regimes.training.loop import run
+
+EPOCHS, STEPS = 12, 10
+LAYERS = [("a.weight", [4, 3], True), ("a.bias", [4], False), ("b.weight", [2, 4], True)]
+COSTS = {"low": [14.0, 4.0, 12.0], "high": [7.0, 4.0, 6.0], "dense": [12.0, 4.0, 8.0]}
+
+
+def make(
+    folder: Path,
+    seed: int = 0,
+    name: str = "low",
+    old: bool = False,
+    level: str = "low",
+    every: int = 2,
+    decays: tuple[int, ...] = (6,),
+) -> Record:
+    """A synthetic run with norms each epoch and curvature every so many; ``old``: no costs per
+    layer in the header."""
+    draw = np.random.default_rng(seed)
+    config = {
+        "name": name,
+        "seed": seed,
+        "epochs": EPOCHS,
+        "workers": 4,
+        "batch_size": 8,
+        "data": {"name": "digits"},
+        "model": {"name": "vgg7"},
+        "compressor": {"name": "powersgd"},
+        "levels": {"low": 2, "high": 1},
+        "policy": {"name": "static", "level": level},
+        "optimizer": {"lr": 0.4, "decay_epochs": list(decays), "decay_factor": 10.0},
+        "signal": "update",
+        "instruments": {},
+    }
+    per_step: dict[str, dict[str, Any]] = {
+        n: {"floats": sum(c), "bytes": 4 * sum(c), "layers": c} for n, c in COSTS.items()
+    }
+    for cost in per_step.values() if old else ():
+        del cost["layers"]
+    layers = [{"name": n, "shape": s, "compressed": c} for n, s, c in LAYERS]
+    header = plain.header(config, per_step=per_step, steps_per_epoch=STEPS, layers=layers)
+    writer = RecordWriter.create(folder, header)
+    for epoch in range(EPOCHS):
+        lr, next_lr = (0.4 * 0.1 ** sum(e >= d for d in decays) for e in (epoch, epoch + 1))
+        floats = [COSTS[level if c else "dense"][i] * STEPS for i, (_, _, c) in enumerate(LAYERS)]
+        measured = epoch % every == 0
+        row = plain.row(epoch) | {
+            "lr": lr,
+            "next_lr": next_lr,
+            "steps": STEPS,
+            "floats": sum(floats),
+            "bytes": 7,
+            "layers": {
+                "level": [level if c else "dense" for _, _, c in LAYERS],
+                "floats": floats,
+                "bytes": [4, 5, 6],
+                "why": [None, None, None],
+            },
+            "statistics": {"norm:update": draw.uniform(0.1, 2, 3).tolist()}
+            | ({"hessian_trace": draw.uniform(1, 2, 3).tolist()} if measured else {}),
+            "model": {"eigenvalue": float(draw.uniform(1, 9))} if measured else {},
+        }
+        clock = {
+            "compute": 0.6,
+            "compress": 0.3,
+            "communicate": 0.1,
+            "instruments": 0.05,
+            "evaluate": 5.0,
+        } | ({"curvature": 2.0} if measured else {})
+        writer.epoch(row, clock)
+    writer.close()
+    return load(folder)
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    return make(tmp_path_factory.mktemp("run") / "run")
+
+
+# -- live == replay --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        '{name="accordion", interval=2}',
+        '{name="accordion", interval=1, eta=0.2, decay_rule=false}',
+        '{name="detected", detector={name="norm-change", interval=2, statistic="norm*lr"}}',
+        '{name="detected", decay_rule=true, detector={name="norm-change", interval=1, '
+        "per_layer=false, eta=0.3}}",
+        '{name="detected", detector={name="change", interval=1, direction="decay", eta=0.1}}',
+        '{name="detected", detector={name="random-windows", epochs=6, share=0.5, seed=3}}',
+        '{name="windows", windows=[[0, 2], [4, 5]]}',
+    ],
+)
+def test_replay_decides_as_the_run_did(policy: str, tmp_path: Path) -> None:
+    short = [
+        "epochs=6",
+        "data.train_size=100",
+        "data.test_size=50",
+        "model.width=4",
+        "workers=2",
+        "optimizer.decay_epochs=[3]",
+        f"policy={policy}",
+    ]
+    config = override(get_preset("smoke"), short)
+    trained = run(config, tmp_path / "run")
+    again = replay.replay(trained, policies.policy(config.policy))
+    compressed = [layer["name"] for layer in trained.header["layers"] if layer["compressed"]]
+    said = trained.layers[trained.layers["layer"].isin(compressed)].reset_index(drop=True)
+    assert again["level"].tolist() == said["level"].tolist()
+    assert again["why"].tolist() == said["why"].where(said["why"].notna(), None).tolist()
+    assert replay.traffic(trained, again) == trained.epochs["floats"].sum()
+
+
+def test_the_header_prices_every_level_per_layer(tmp_path: Path) -> None:
+    config = override(get_preset("smoke"), ["epochs=1", "data.train_size=100", "model.width=4"])
+    trained = run(config, tmp_path / "run")
+    for cost in trained.header["per_step"].values():
+        assert sum(cost["layers"]) == cost["floats"]
+        assert len(cost["layers"]) == len(trained.header["layers"])
+
+
+def test_a_detector_is_the_policy_that_spends_where_it_says(record: Record) -> None:
+    one = replay.replay(record, NormChange(interval=2))
+    two = replay.replay(record, Accordion(interval=2, decay_rule=False))
+    pd.testing.assert_frame_equal(one, two)
+    spent = replay.replay(record, Accordion(interval=2))
+    assert spent[spent["epoch"] == 6]["critical"].all()  # the decay rule
+
+
+def test_replay_by_hand(record: Record) -> None:
+    """A whole-model statistic measured every second epoch; decisions hold for the epoch after."""
+    values = [row["model"].get("eigenvalue") for row in read_lines(record.folder / "epochs.jsonl")]
+    expected, level = [True], True
+    for epoch in range(EPOCHS - 1):
+        if epoch % 2 == 0 and epoch:
+            level = (values[epoch - 2] - values[epoch]) / values[epoch - 2] >= 0.2
+        expected.append(level)
+    frame = replay.replay(record, EigenvalueChange(eta=0.2, interval=2))
+    for _, rows in frame.groupby("layer"):
+        assert rows["critical"].tolist() == expected
+    evaluated = frame.loc[frame["score"].notna(), "epoch"].unique().tolist()
+    assert evaluated == [3, 5, 7, 9, 11]
+
+
+# -- traffic ---------------------------------------------------------------------------------
+
+
+def test_traffic_by_hand(record: Record) -> None:
+    mixed = replay.replay(record, Static("high"))
+    mixed.loc[(mixed["epoch"] == 3) & (mixed["layer"] == "b.weight"), "level"] = "low"
+    assert replay.traffic(record, mixed) == STEPS * (EPOCHS * 17 + 6)
+    assert replay.traffic(record, replay.replay(record, Static("dense"))) == STEPS * EPOCHS * 24
+
+
+def test_an_older_record_prices_what_it_can(tmp_path: Path) -> None:
+    older = make(tmp_path / "old", old=True)
+    whole = replay.replay(older, Windows(((0, 4),)))
+    assert replay.traffic(older, whole) == STEPS * (4 * 30 + 8 * 17)  # all layers alike: totals
+    single = replay.replay(older, Static("low"))
+    single.loc[3, "level"] = "dense"
+    with pytest.raises(RecordError, match=r"older record.*level 'dense' for all layers together"):
+        replay.traffic(older, single)
+    path = tmp_path / "old" / "epochs.jsonl"
+    rows = read_lines(path)
+    rows[0]["layers"] |= {"level": ["high", "dense", "high"], "floats": [70, 40, 60]}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    single.loc[3, "level"] = "high"  # a level that some epoch of the run has used
+    assert replay.traffic(load(tmp_path / "old"), single) == STEPS * (EPOCHS * 30 - 6)
+
+
+def test_what_a_signal_costs(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(replay_provides(), "eigenvalue", "curvature")
+    assert replay.signal_cost(record, NormChange()) == pytest.approx((0.05, 0.05))
+    assert replay.signal_cost(record, EigenvalueChange()) == pytest.approx((1.0, 1.0))
+    assert replay.signal_cost(record, FirstShare(epochs=3)) == (0.0, 0.0)
+
+
+def replay_provides() -> dict[str, str]:
+    from regimes.detectors.statistics import INSTRUMENT
+
+    return INSTRUMENT
+
+
+# -- agreement -------------------------------------------------------------------------------
+
+CALLS = st_numpy.arrays(bool, st.tuples(st.integers(1, 30), st.integers(1, 4)))
+
+
+@given(st.data())
+def test_agreement_against_scikit_learn(data: st.DataObject) -> None:
+    a = data.draw(CALLS)
+    b = data.draw(st_numpy.arrays(bool, a.shape))
+    x, y = a.ravel(), b.ravel()
+    if (x | y).any():
+        assert statistics.jaccard(a, b) == pytest.approx(jaccard_score(x, y))
+    else:
+        assert math.isnan(statistics.jaccard(a, b))
+    if x.all() == y.all() and x.any() == y.any() and (x.all() or not x.any()):
+        assert math.isnan(statistics.kappa(a, b))
+    else:
+        oracle = cohen_kappa_score(x, y, labels=[False, True])
+        assert statistics.kappa(a, b) == pytest.approx(oracle, abs=1e-12)
+
+
+@given(st.sets(st.integers(6, 24), min_size=1, max_size=6), st.integers(-5, 5))
+def test_lag_finds_the_shift(epochs: set[int], shift: int) -> None:
+    a, b = np.zeros(31, bool), np.zeros(31, bool)
+    a[list(epochs)] = b[[e + shift for e in epochs]] = True
+    found, best = agreement.lag(a, b)
+    assert best == 1
+    assert abs(found) <= abs(shift)
+    if len(epochs) == 1:
+        assert found == shift
+    assert all(math.isnan(x) for x in agreement.lag(a & False, b & False))
+
+
+@pytest.mark.parametrize(
+    ("others", "shift"), [((8, 12), -2), ((9, 12), -1), ((8, 11), 1), ((10, 11), 0)]
+)
+def test_of_equal_lags_the_smallest_and_of_opposite_ones_the_lead(
+    others: tuple[int, int], shift: int
+) -> None:
+    """``b`` meets the one call of ``a`` at two shifts, half as large as both calls."""
+    a, b = np.zeros(31, bool), np.zeros(31, bool)
+    a[10] = b[list(others)] = True
+    assert agreement.lag(a, b) == (shift, 0.5)
+
+
+def test_a_number_that_one_seed_lacks() -> None:
+    """A detector's is undefined; a pair's is that of the other seeds, and says how many."""
+    nan, keys = math.nan, {"schedule": "low", "detector": "d", "a": "x", "b": "y"}
+    names = [name for part in detect.NUMBERS.values() for name in part]
+    rows = [
+        {**keys, "granularity": "epoch", "seed": seed, **dict.fromkeys(names, value)}
+        for seed, value in enumerate((1.0, nan, 3.0, 5.0))
+    ]
+    one = detect.over_seeds(pd.DataFrame(rows), "detectors").iloc[0]
+    assert one["n"] == 4
+    assert np.isnan([one["of_low"], one["of_low_low"], one["of_low_high"]]).all()
+    two = detect.over_seeds(pd.DataFrame(rows), "pairs").iloc[0]
+    assert (two["n"], two["kappa_n"], two["kappa"]) == (4, 3, 3.0)
+    half = stats.t.ppf(0.975, 2) * 2 / math.sqrt(3)
+    assert (two["kappa_low"], two["kappa_high"]) == pytest.approx((3 - half, 3 + half))
+
+
+def test_what_stands_behind_plus_and_minus() -> None:
+    row = {"x": 0.25, "x_high": 0.375, "y": 2.0, "y_high": math.nan, "z": math.nan}
+    assert detect._cell(row, "x") == "0.25 ± 0.12"
+    assert detect._cell(row, "x", 1, 100) == "25.0 ± 12.5"
+    assert detect._cell(row, "y") == "2.00"
+    assert detect._cell({**row, "z_high": math.nan}, "z") == "-"
+
+
+def test_lag_keeps_to_a_quarter_of_a_short_run() -> None:
+    a, b = np.array([1, 0, 0, 0, 0, 0], bool), np.array([0, 0, 0, 0, 0, 1], bool)
+    assert agreement.lag(a, b)[0] in (-1, 0, 1)
+
+
+def test_interval_against_scipy() -> None:
+    values = [0.3, 0.1, 0.25, 0.2]
+    ends = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
+    assert statistics.t_interval(values) == pytest.approx((np.mean(values), *ends))
+    assert np.isnan(statistics.t_interval([1.0])[1:]).all()
+    assert statistics.t_interval([1.0, 2.0])[0] == 1.5
+    assert np.isnan(statistics.t_interval([1.0, 2.0])[1:]).all()  # 1.5 ± 6.4 would say nothing
+
+
+def test_pairs_by_epoch_or_by_epoch_and_layer(record: Record) -> None:
+    rules = {"n": NormChange(interval=2), "t": TraceCusum(warmup=2), "w": FixedWindows(((0, 3),))}
+    result = compare.compare(record, rules)
+    pairs = result.pairs.set_index(["a", "b"])
+    assert pairs["granularity"].tolist() == ["epoch x layer", "epoch", "epoch"]
+    frames = {name: replay.replay(record, rule) for name, rule in rules.items()}
+    n, t, w = (frames[name]["critical"].to_numpy() for name in "ntw")
+    assert pairs["kappa"]["n", "t"] == pytest.approx(cohen_kappa_score(n, t))
+    half = frames["n"].groupby("epoch")["critical"].mean() >= 0.5
+    assert pairs["jaccard"]["n", "w"] == pytest.approx(jaccard_score(half, w[::2]))
+    one = result.detectors.set_index("detector")
+    assert one["critical"]["w"] == 3 / EPOCHS
+    assert one["of_low"]["w"] == pytest.approx((3 * 30 + 9 * 17) / (EPOCHS * 30))
+    assert result.epochs.query("detector == 'w'")["critical"].tolist() == [1.0] * 3 + [0.0] * 9
+
+
+# -- what is missing -------------------------------------------------------------------------
+
+
+def test_a_run_without_the_signal_is_one_sentence(record: Record, tmp_path: Path) -> None:
+    words = r"recorded no 'hessian_trace' for the whole model \(it has eigenvalue, hessian_trace"
+    with pytest.raises(RecordError, match=words):
+        replay.replay(record, TraceCusum(per_layer=False))
+    with pytest.raises(RecordError, match="recorded no 'fisher_trace'"):
+        detect.bench([record], ["fisher-change"])
+    (tmp_path / "run.json").write_text(json.dumps({"schema": 1, **record.header}))
+    with pytest.raises(RecordError, match="has no complete epoch"):
+        replay.replay(load(tmp_path), NormChange())
+
+
+# -- the bench -------------------------------------------------------------------------------
+
+
+def test_texts_name_detectors(record: Record) -> None:
+    assert spelling.rule("norm-change:interval=3,statistic=norm*lr", record) == NormChange(
+        interval=3, statistic="norm*lr"
+    )
+    assert spelling.rule("fixed-windows:windows=[[0, 2],[4,5]]", record) == FixedWindows(
+        ((0, 2), (4, 5))
+    )
+    assert spelling.rule("first-share:share=0.5", record) == FirstShare(0.5, EPOCHS)
+    assert spelling.rule("accordion:interval=2", record) == Accordion(interval=2)
+    own = spelling.rule("regimes.detectors.change:NormChange:eta=0.2", record)
+    assert own == NormChange(eta=0.2)
+    assert spelling.labels(["norm-change", "norm-change:eta=0.4", "msdr-fall:fall=0.3"]) == {
+        "norm-change": "norm-change",
+        "norm-change:eta=0.4": "norm-change eta=0.4",
+        "msdr-fall:fall=0.3": "msdr-fall",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("norm-chagne", "did you mean 'norm-change'"),
+        ("norm-change:0.5", "needs the form NAME:key=value"),
+        ("norm-change:eat=1", "unknown key 'detector.eat'"),
+        ("no.such:Class", "cannot import the detector 'no.such:Class'"),
+    ],
+)
+def test_bad_texts_are_one_sentence(text: str, message: str, record: Record) -> None:
+    with pytest.raises(ConfigError, match=message):
+        spelling.rule(text, record)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    for name in ("low", "high"):
+        for seed in range(3):
+            make(root / name / f"seed-{seed}", seed, name, level=name)
+    return root
+
+
+def test_means_and_intervals_over_seeds(folder: Path) -> None:
+    runs = detect.read([folder / "low", folder / "high", folder / "low"])
+    assert len(runs) == 6
+    texts = ["norm-change:interval=2", "eigenvalue-change:interval=2"]
+    result = detect.bench(runs, texts)
+    each = result.detectors.query("schedule == 'low' and detector == 'norm-change'")["critical"]
+    mine = detect.over_seeds(result.detectors, "detectors").query(
+        "schedule == 'low' and detector == 'norm-change'"
+    )
+    ends = stats.t.interval(0.95, 2, each.mean(), stats.sem(each))
+    assert mine["n"].tolist() == [3]
+    found = mine[["critical_low", "critical_high"]].to_numpy()[0]
+    assert found == pytest.approx(ends)
+
+
+def test_default_controls_are_as_long_as_the_norm_rule(folder: Path) -> None:
+    runs = detect.read([folder / "low"])
+    texts = spelling.defaults(runs)
+    assert [t.partition(":")[0] for t in texts] == [
+        "norm-change",
+        "norm-change",
+        "accordion",
+        "eigenvalue-change",
+        "trace-cusum",
+        "first-share",
+        "random-windows",
+    ]
+    result = detect.bench(runs, texts)
+    share = result.detectors.groupby("detector", sort=False)["critical"].mean()
+    assert share["random-windows"] == share["first-share"]
+    assert abs(share["random-windows"] - share.iloc[0]) < 1 / EPOCHS
+    windows = result.epochs.query("detector == 'random-windows'")
+    assert windows.groupby("seed")["critical"].apply(tuple).nunique() > 1  # each seed its own
+
+
+@pytest.mark.parametrize(
+    ("epochs", "own", "interval"),
+    [(4, None, 1), (24, None, 3), (300, None, 10), (24, 4, 4), (24, 0, 3)],
+)
+def test_the_interval_of_the_defaults(
+    epochs: int, own: int | None, interval: int, record: Record
+) -> None:
+    """The policy's; else ten epochs, but at most an eighth of what was trained and at least one."""
+    rows = [{**record.rows[i % len(record.rows)], "epoch": i} for i in range(epochs)]
+    policy = {"name": "static"} if own is None else {"name": "accordion", "interval": own}
+    config = {**record.config, "policy": policy, "epochs": epochs}
+    run = replace(record, rows=rows, header={**record.header, "config": config, "units": epochs})
+    assert spelling.defaults([run])[0] == f"norm-change:interval={interval}"
+
+
+def test_two_runs_of_one_seed_are_refused(folder: Path, tmp_path: Path) -> None:
+    make(tmp_path / "twin", seed=1)
+    with pytest.raises(RecordError, match="both 'low' runs of seed 1"):
+        detect.read([folder, tmp_path])
+    with pytest.raises(RecordError, match="no run in or under"):
+        detect.read([tmp_path / "nowhere"])
+    with pytest.raises(RecordError, match="at least one run"):
+        detect.read([])
+
+
+def test_the_command(folder: Path, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "regimes", "detect", str(folder / "low"), "--out", "tables"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "low, 3 seeds" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    names = ("detectors", "pairs", "epochs")
+    frames = {name: pd.read_csv(tmp_path / "tables" / f"{name}.csv") for name in names}
+    assert len(frames["detectors"]) == 7
+    assert len(frames["pairs"]) == 21
+    assert len(frames["epochs"]) == 7 * 3 * EPOCHS
+    words = [*words[:5], "--detectors", "fisher-change", "msdr-fall"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "recorded no 'fisher_trace' for the whole model" in done.stderr
+
+
+def test_the_figure_has_one_band_per_detector(folder: Path) -> None:
+    runs = detect.read([folder])
+    result = detect.bench(runs)
+    fig, numbers = bands(runs, result)
+    panels = [ax for ax in fig.axes if ax.images]
+    assert [ax.get_title(loc="left") for ax in panels] == ["low compression", "high compression"]
+    for ax in panels:
+        assert ax.images[0].get_array().shape == (result.detectors["detector"].nunique(), EPOCHS)
+    shown = numbers.query("schedule == 'low' and detector == 'trace-cusum'")["critical"]
+    assert panels[0].images[0].get_array()[4].tolist() == shown.tolist()
+
+
+def test_what_no_run_could_compute_is_said_once_for_each(tmp_path: Path) -> None:
+    """Two older records without costs per layer, by two detectors: a sentence per record."""
+    runs = [make(tmp_path / str(seed), seed, old=True) for seed in (0, 1)]
+    result = detect.bench(runs, ["norm-change:interval=2", "norm-change:interval=3"])
+    assert len(result.notes) == 2
+    for older, said in zip(runs, result.notes, strict=True):
+        assert said.startswith(
+            f"{older.folder} is an older record that knows the traffic of level "
+        )
+    assert result.detectors["floats"].isna().all()
+    new = [make(tmp_path / "new")]
+    assert detect.bench(new, ["norm-change:interval=2"]).notes == ()

@@ -1,0 +1,372 @@
+"""The report: its numbers against the record's rows (oracle: pandas), its page against a parser."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regimes import report
+from regimes.cost.cases import cases
+from regimes.cost.network import Network, spell
+from regimes.cost.predict import predict
+from regimes.errors import ConfigError, RecordError
+from regimes.records import load_all, pack, read_lines
+from regimes.report import content
+
+REFERENCE = Path(__file__).parents[3] / "data" / "reference"
+LINK = "100Mbit/s,50us"
+URL = re.compile(r"(?:https?:)?//[\w.-]+\.\w+")
+LOADS = ("src", "href", "srcset", "data", "action", "poster", "background")
+HOSTILE = '<script>alert(1)</script> $x$ & "q" \''
+
+
+class Page(HTMLParser):
+    """A page taken apart: tags, what they would load, tables as text, and all text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.loads: list[str] = []
+        self.tables: list[list[list[str]]] = []
+        self.source, self.text, self._cell = text, "", False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.loads += [value or "" for name, value in attrs if name in LOADS]
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+        self._cell = tag in ("td", "th")  # what a schedule is called in figures follows in <small>
+
+    def handle_endtag(self, tag: str) -> None:
+        self._cell = False
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if self._cell:
+            self.tables[-1][-1][-1] += data
+
+    def rows(self, number: int) -> dict[str, list[str]]:
+        return {row[0]: row[1:] for row in self.tables[number][1:]}
+
+
+@pytest.fixture(scope="module")
+def small() -> Page:
+    return Page(report.page(REFERENCE / "small.tar.xz", LINK))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two schedules, two seeds each, out of the committed records."""
+    root = tmp_path / "mine"
+    shutil.unpack_archive(REFERENCE / "small.tar.xz", tmp_path / "all")
+    for name in ("low", "accordion"):
+        for run in sorted((tmp_path / "all" / name).iterdir())[:2]:
+            shutil.copytree(run, root / name / run.name)
+    return root
+
+
+def rename(run: Path, name: str) -> None:
+    header = json.loads((run / "run.json").read_text())
+    header["config"]["name"] = name
+    (run / "run.json").write_text(json.dumps(header))
+
+
+def cut(run: Path, epochs: int, why: str | None = None) -> None:
+    """Leave the first epochs of a run, as if it had broken off there (or been stopped)."""
+    for name in ("epochs.jsonl", "seconds.jsonl"):
+        lines = (run / name).read_text().splitlines(keepends=True)
+        (run / name).write_text("".join(lines[:epochs]))
+    event = {"time": "2020-01-01T00:00:00+00:00", "event": "stopped" if why else "start"}
+    (run / "events.jsonl").write_text(json.dumps(event | ({"why": why} if why else {})) + "\n")
+
+
+# -- numbers ---------------------------------------------------------------------------------
+
+
+def test_the_result_is_that_of_the_rows(small: Page) -> None:
+    """Every cell of the first table, from the rows by pandas."""
+    found = []
+    for run in load_all(REFERENCE / "small.tar.xz"):
+        rows = pd.DataFrame(run.rows)
+        found.append(
+            (
+                run.name,
+                100 * rows["metric"].iloc[-3:].mean(),
+                rows["floats"].sum(),
+                rows["bytes"].sum(),
+            )
+        )
+    frame = pd.DataFrame(found, columns=["name", "metric", "floats", "bytes"]).groupby("name")
+    mean, sd, n = frame.mean(), frame["metric"].std(), frame.size()
+    shown = small.rows(0)
+    assert shown.keys() == set(mean.index)
+    for name, (metric, count, floats, of_low, size) in shown.items():
+        assert metric == f"{mean['metric'][name]:.1f} ± {sd[name]:.1f}"
+        assert int(count) == n[name] == 5
+        assert float(of_low) == round(mean["floats"][name] / mean["floats"]["low"], 2)
+        assert number(floats) == pytest.approx(mean["floats"][name], rel=5e-3)
+        assert number(size.removesuffix("B")) == pytest.approx(mean["bytes"][name], rel=5e-3)
+
+
+def number(text: str) -> float:
+    """ "82.7 M" """
+    value, _, unit = text.partition(" ")
+    return float(value) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[unit]
+
+
+def test_where_the_time_went(small: Page) -> None:
+    """Seconds of an epoch and their shares, from the lines of seconds.jsonl."""
+    runs = [run for run in load_all(REFERENCE / "small.tar.xz") if run.name == "accordion"]
+    clocks = pd.concat([run.epochs.filter(like="seconds_") for run in runs]).mean()
+    heads = small.tables[2][0][1:]
+    row = dict(zip(heads, small.rows(2)["accordion"], strict=True))
+    for name in ("compute", "compress", "evaluate"):
+        seconds, share = re.fullmatch(r"(\S+) \((\d+) %\)", row[name]).groups()  # type: ignore[union-attr]
+        assert float(seconds) == pytest.approx(clocks[f"seconds_{name}"], rel=5e-3)
+        assert int(share) == round(100 * clocks[f"seconds_{name}"] / clocks.sum())
+    assert float(row["s/epoch"]) == pytest.approx(clocks.sum(), rel=5e-3)
+    assert float(row["s/run"]) == pytest.approx(24 * clocks.sum(), rel=5e-3)
+
+
+def test_the_prediction_is_that_of_regimes_cost(small: Page) -> None:
+    frame = predict(cases(load_all(REFERENCE / "small.tar.xz")), Network.parse(LINK), 4)
+    policies = frame[frame["kind"] == "policy"].set_index("case")
+    for name, row in policies.iterrows():
+        cells = small.rows(3)[f"{name} (schedule)"]
+        assert cells[-3:] == [
+            f"{row['epoch']:.3g}",
+            f"{row['speed_up']:.2f}",
+            spell(row["break_even"]),
+        ]
+    assert "4 workers, 100 Mbit/s, 50 µs" in small.text
+
+
+@pytest.mark.slow
+def test_a_schedule_of_other_steps_is_left_out_of_the_prediction_and_named() -> None:
+    page = Page(report.page(REFERENCE / "small-batch.tar.xz", LINK))
+    assert "small-batch (schedule)" in page.rows(3)
+    assert "smith (schedule)" not in page.rows(3)
+    assert "Of another setting: smith." in page.text
+
+
+def test_provenance_and_commands(small: Page) -> None:
+    run = load_all(REFERENCE / "small.tar.xz")[0]
+    for words in (
+        run.header["code"]["commit"],
+        run.header["machine"]["torch"],
+        run.header["machine"]["processor"],
+        run.header["machine"]["command"],
+        "regimes report small.tar.xz --network 100Mbit/s,50us",
+        "9 schedules, 45 runs",
+        "74,874 parameters",
+        "decay_epochs",
+    ):
+        assert words in small.text
+    assert str(REFERENCE) not in small.text
+    assert tempfile.gettempdir() not in small.text
+
+
+# -- the page --------------------------------------------------------------------------------
+
+
+def test_nothing_is_loaded_from_elsewhere(small: Page) -> None:
+    text = small.source
+    assert len(text.encode()) < 2e6
+    assert small.loads
+    assert all(value.startswith("data:image/svg+xml;base64,") for value in small.loads)
+    assert not {"script", "link", "iframe", "object", "embed", "base", "form"} & set(small.tags)
+    assert not URL.search(re.sub(r"base64,[\w+/=]+", "", text))
+    assert "@import" not in text
+    assert "url(" not in text
+    for value in small.loads:
+        picture = ElementTree.fromstring(base64.b64decode(value.partition(",")[2]))
+        for element in picture.iter():
+            targets = [v for k, v in element.attrib.items() if k.endswith("href")]
+            assert all(v.startswith(("#", "data:")) for v in targets)
+
+
+def test_the_same_records_give_the_same_bytes(folder: Path) -> None:
+    run = next((folder / "accordion").iterdir())
+    assert report.page(run, LINK) == report.page(run, LINK)
+
+
+@pytest.mark.slow
+def test_an_archive_shows_what_its_folder_shows(folder: Path, tmp_path: Path) -> None:
+    """But for the command that reads folders alone."""
+    pack(folder, tmp_path / "mine.tar.xz")
+    ours = report.page(folder, LINK).replace("regimes detect mine\n", "")
+    assert report.page(tmp_path / "mine.tar.xz", LINK).replace("mine.tar.xz", "mine") == ours
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("smoke-signals", marks=pytest.mark.slow),
+        "lstm-small",
+        pytest.param("small-budget", marks=pytest.mark.slow),
+    ],
+)
+def test_every_kind_of_study_has_its_pictures(name: str) -> None:
+    page = Page(report.page(REFERENCE / f"{name}.tar.xz", LINK))
+    assert page.tags.count("img") >= 5
+    assert len(page.tables) == 4  # results, differences, seconds, prediction
+    assert "not finished" not in page.text
+
+
+def test_a_single_run_has_its_map_of_levels(folder: Path) -> None:
+    run = next((folder / "accordion").iterdir())
+    page = Page(report.page(run, LINK))
+    assert "One run." in page.text
+    assert "Levels of ACCORDION." in page.text
+    assert page.tags.count("img") == 5
+    assert page.tables[0][1][1].count("±") == 0  # one seed has no spread
+
+
+# -- names, broken runs, bad input -----------------------------------------------------------
+
+
+def test_hostile_names_are_text(folder: Path) -> None:
+    for run in (folder / "accordion").iterdir():
+        rename(run, HOSTILE)
+    text = report.page(folder, LINK)
+    page = Page(text)
+    assert "script" not in page.tags
+    assert "<script" not in text
+    assert HOSTILE in page.rows(0)
+    assert f"Levels of {HOSTILE}." in page.text
+
+
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None)
+@given(st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1))
+def test_any_name_is_text(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+    """In the title, the configuration and the state; without an epoch nothing is drawn."""
+    run = tmp_path_factory.mktemp("run")
+    shutil.unpack_archive(REFERENCE / "lstm-small.tar.xz", run)
+    run = next((run / "low").iterdir())
+    cut(run, 0)
+    rename(run, name)
+    text = report.page(run, LINK)
+    page = Page(text)
+    assert f"{name}, seed {content.read(run, run).one.seed}" in page.text
+    assert page.tags == Page(report.page(run, LINK)).tags
+
+
+def test_an_unfinished_schedule_is_shown_as_such(folder: Path) -> None:
+    for run in (folder / "accordion").iterdir():
+        cut(run, 7, "the loss is not finite")
+    page = Page(report.page(folder, LINK))
+    assert "2 of 4 runs are not finished" in page.text
+    assert "stopped, 7 of 24 epochs: the loss is not finite" in page.text
+    assert page.rows(0)["accordion"] == ["unfinished: 7 of 24 epochs", *"––––"]
+    assert page.rows(0)["low"][1] == "2"
+
+
+def test_an_unfinished_seed_is_left_out_of_the_mean(folder: Path) -> None:
+    kept, broken = sorted((folder / "low").iterdir())
+    cut(broken, 3)
+    page = Page(report.page(folder, LINK))
+    metric = [row["metric"] for row in read_lines(kept / "epochs.jsonl")]
+    shown, n = page.rows(0)["low"][:2]
+    assert float(shown) == pytest.approx(100 * sum(metric[-3:]) / 3, abs=0.0501)
+    assert n == "1"
+    assert f"low/{broken.name}: broken off, 3 of 24 epochs" in page.text
+
+
+def test_damaged_and_empty_runs_are_listed(folder: Path) -> None:
+    first, second = sorted((folder / "low").iterdir())
+    (first / "run.json").write_text("{")
+    cut(second, 0)
+    page = Page(report.page(folder, LINK))
+    assert f"low/{first.name}: damaged: low/{first.name}/run.json is damaged" in page.text
+    assert f"low/{second.name}: broken off, 0 of 24 epochs" in page.text
+    assert page.rows(0).keys() == {"accordion"}
+    assert "of low throughout" in page.tables[0][0]  # no run of low to compare with
+    alone = Page(report.page(second, LINK))
+    assert "No epoch is complete" in alone.text
+    assert alone.tags.count("img") == 0
+
+
+def test_of_low_without_a_run_of_low(folder: Path) -> None:
+    """The header's floats of a step at low, times the steps."""
+    shutil.rmtree(folder / "low")
+    runs = load_all(folder)
+    shares = [
+        sum(r["floats"] for r in run.rows)
+        / (run.header["per_step"]["low"]["floats"] * sum(r["steps"] for r in run.rows))
+        for run in runs
+    ]
+    study = content.read(folder, folder)
+    assert content.results(study).rows[0][4] == f"{sum(shares) / 2:.2f}"
+
+
+def test_bad_input_is_one_sentence(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.tar.xz").write_text("no archive")
+    (tmp_path / "empty").mkdir()
+    for place in ("empty", "missing"):
+        with pytest.raises(RecordError, match=f"no run in or under .*{place}"):
+            report.page(tmp_path / place, LINK)
+    with pytest.raises(RecordError, match=r"text.tar.xz is no archive of records: [^\n]*$"):
+        report.page(tmp_path / "text.tar.xz", LINK)
+    with pytest.raises(ConfigError, match="no bandwidth and latency"):
+        report.page(folder, "fast")
+    shutil.copytree(next((folder / "low").iterdir()), folder / "again")
+    with pytest.raises(RecordError, match="are both 'low' runs of seed"):
+        report.page(folder, LINK)
+
+
+def test_runs_of_other_settings_are_refused(folder: Path) -> None:
+    path = next((folder / "low").iterdir()) / "run.json"
+    header = json.loads(path.read_text())
+    header["config"]["workers"] = 8
+    path.write_text(json.dumps(header))
+    with pytest.raises(RecordError, match="differ in workers"):
+        report.page(folder, LINK)
+
+
+@pytest.mark.slow
+def test_the_command(folder: Path, tmp_path: Path) -> None:
+    def command(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "regimes", "report", *words],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    done = command(str(folder), "--out", "new/page.html")
+    assert done.returncode == 0, done.stderr
+    assert "regimes cost mine --network 10Gbit/s,50us" in (tmp_path / "new/page.html").read_text()
+    for words in (("missing",), (str(folder), "--out", "all")):
+        done = command(*words)
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: ")
+        assert done.stderr.count("\n") == 1
+
+
+def test_the_command_line_does_not_load_the_drawing() -> None:
+    late = {"matplotlib", "seaborn", "jinja2", "pandas", "torch"}
+    code = f"import sys, regimes.cli; assert not {late} & {{*sys.modules}}"
+    subprocess.run([sys.executable, "-c", code], check=True)

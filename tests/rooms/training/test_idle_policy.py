@@ -1,0 +1,83 @@
+"""What a policy has not done is said: at the end of the run, in ``watch``, in the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from configs import smoke as config
+
+import regimes
+from regimes.launch.single import train
+from regimes.monitor.watch import watch
+from regimes.report import page
+from regimes.training.idle_policy import inactivity_warnings
+
+torch.set_num_threads(1)
+ALWAYS = "policy: accordion chose 'low' for everything in all of 4 epochs"
+LONG = "policy: accordion compares every 10 units, and the run has 4: it has compared nothing."
+
+
+def test_an_interval_longer_than_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(config("policy.interval=10", "optimizer.decay_epochs=[]"), tmp_path / "run", False, False)
+    said = " ".join(capsys.readouterr().out.split())
+    assert ALWAYS in said
+    assert LONG in said
+    watch(tmp_path / "run", once=True)
+    said = " ".join(capsys.readouterr().out.split())
+    assert ALWAYS in said
+    assert LONG in said
+    assert "compared nothing" in page(tmp_path / "run", "10 Gbit/s")
+
+
+def test_an_interval_that_is_nearly_the_run() -> None:
+    """12 units and an interval of 10: one comparison, before the last unit. Of 11 units, none that
+    decides anything."""
+    why, said = (
+        [None],
+        {
+            12: "It compares every 10 units, here 1 time: set policy.interval lower",
+            11: "compares every 10 units, and the run has 11: it has compared nothing",
+        },
+    )
+    for units, words in said.items():
+        header = {
+            "config": {"policy": {"name": "accordion"}},
+            "layers": [{"compressed": True}],
+            "units": units,
+        }
+        rows = [{"layers": {"level": ["low"], "why": why}}] * units
+        assert any(words in sentence for sentence in inactivity_warnings(header, rows))
+
+
+def test_a_decay_in_every_epoch(tmp_path: Path) -> None:
+    """Halved in every epoch: ACCORDION is low because of the decays, not of its detector."""
+    record = regimes.run(
+        config(
+            "optimizer.warmup_from=none",
+            "optimizer.decay_epochs=[1,2,3]",
+            "optimizer.decay_factor=2",
+        ),
+        tmp_path / "run",
+    )
+    (first, _) = inactivity_warnings(record.header, record.rows)
+    assert first.startswith("policy: the learning rate decayed before 3 of 4 units")
+
+
+def test_a_batch_policy_that_never_grew(tmp_path: Path) -> None:
+    batch = ("batch_levels={low=8,high=16}", 'batch_policy={name="windows",windows=[[0,4]]}')
+    record = regimes.run(config(*batch, "policy=static"), tmp_path / "run")
+    (said,) = inactivity_warnings(record.header, record.rows)
+    assert said.startswith("batch_policy: windows chose 'low' for everything")
+
+
+def test_a_policy_that_decides_is_not_mentioned(tmp_path: Path) -> None:
+    for name, settings in {
+        "windows": ["policy=windows", "policy.windows=[[0,2]]"],
+        "static": ["policy=static"],
+    }.items():
+        record = regimes.run(config(*settings), tmp_path / name)
+        assert inactivity_warnings(record.header, record.rows) == []

@@ -1,0 +1,538 @@
+"""The trainer against itself: processes == simulation, resumed == uninterrupted, union == worker by
+worker, instruments leave no trace; and what it says when it cannot go on."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import forked
+import pytest
+import torch
+from configs import smoke as config
+from runs import same_bits, same_run, stop_after, wait, weights
+from torch import nn
+
+import regimes
+from benchmarks.trainers import Training
+from regimes.collectives.world import World
+from regimes.config import override, to_toml
+from regimes.data import classification, images
+from regimes.errors import ConfigError, DataError, RecordError, TrainingError
+from regimes.launch import sweep
+from regimes.records import Record, load, read_lines
+from regimes.training import build, checkpoint, gradients, loop
+
+torch.set_num_threads(1)
+POWERSGD: tuple[str, ...] = ()
+TOPK = ("compressor=topk", "levels.low=50", "levels.high=2")
+
+
+# -- equivalence -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "compressor", [POWERSGD, pytest.param(TOPK, marks=pytest.mark.slow)], ids=["powersgd", "topk"]
+)
+def test_processes_equal_simulation(compressor: tuple[str, ...], tmp_path: Path) -> None:
+    c = config(*compressor)
+    regimes.run(c, tmp_path / "1x4")
+    levels = {x for r in read_lines(tmp_path / "1x4/epochs.jsonl") for x in r["layers"]["level"]}
+    assert levels == {"low", "high", "dense"}  # ACCORDION has switched, or the test shows nothing
+    for count, bucket_mb in ((2, 0.02), (4, 25.0)):  # during backward, and after it
+        out = tmp_path / f"{count}x{4 // count}"
+        forked.train(replace(c, bucket_mb=bucket_mb), out, count)
+        same_run(tmp_path / "1x4", out)
+        record = load(out)
+        assert [each["epoch"] for each in record.processes] == [*range(len(record.rows))]
+        for name in ("compute", "compress", "communicate"):
+            spent = [each[name] for each in record.processes]
+            assert {len(seconds) for seconds in spent} == {count}
+            assert [s[0] for s in spent] == record.epochs[f"seconds_{name}"].tolist()
+    assert not load(tmp_path / "1x4").processes
+
+
+@pytest.mark.parametrize("compressor", ["powersgd", "acp-sgd", "randomk", "dense"])
+def test_the_union_pass_equals_worker_by_worker(compressor: str, tmp_path: Path) -> None:
+    levels = {"randomk": (30, 5), "dense": ("dense", "dense")}.get(compressor, (4, 1))
+    c = config(f"compressor={compressor}", f"levels.low={levels[0]}", f"levels.high={levels[1]}")
+    union = regimes.run(c, tmp_path / "union")
+    apart = regimes.run(replace(c, union_pass=False), tmp_path / "apart")
+    assert union.header["world"]["union_pass"]
+    assert not apart.header["world"]["union_pass"]
+    same_run(tmp_path / "union", tmp_path / "apart", tolerance=1e-10)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "signal=local-mean",
+        "signal=worker0",
+        "optimizer.clip=1.0",
+        "compressor=topk",
+        "sync_policy={name='static',level='4'}",
+    ],
+)
+def test_what_needs_each_workers_gradient_takes_no_union_pass(setting: str) -> None:
+    assert build.prepare(config()).gradients.union
+    assert not build.prepare(config(setting)).gradients.union
+
+
+def test_a_model_with_dropout_goes_worker_by_worker() -> None:
+    from regimes.training.gradients import draws_random_numbers
+
+    x = torch.ones(2, 4)
+    assert draws_random_numbers(torch.nn.Sequential(torch.nn.Dropout(0.5)), x)
+    assert not draws_random_numbers(torch.nn.Linear(4, 4), x)
+
+
+@pytest.mark.parametrize("model", ["vgg7", "resnet8"])
+def test_channels_last_is_the_same_training(model: str, tmp_path: Path) -> None:
+    c = config(f"model.name={model}", epochs=2)
+    regimes.run(c, tmp_path / "planes")
+    regimes.run(replace(c, channels_last=True), tmp_path / "last")
+    same_run(tmp_path / "planes", tmp_path / "last", tolerance=1e-9)
+
+
+def test_bfloat16_autocast_trains(tmp_path: Path) -> None:
+    c = config("precision=bfloat16", "dtype=float32", "policy=static")
+    record = regimes.run(c, tmp_path / "run")
+    exact = regimes.run(replace(c, precision="strict"), tmp_path / "exact")
+    ours, theirs = (r.epochs["train_loss"].to_numpy() for r in (record, exact))
+    assert (ours != theirs).all()
+    assert abs(ours / theirs - 1).max() < 0.2
+
+
+def test_one_worker_without_compression_is_plain_sgd(tmp_path: Path) -> None:
+    """The oracle is a bare torch loop."""
+    c = config("workers=1", "policy=static", "policy.level=dense", epochs=2)
+    regimes.run(c, tmp_path / "run")
+    parts = build.prepare(c)
+    model = parts.task.build(c).double()
+    sgd = torch.optim.SGD(
+        model.parameters(), lr=1.0, momentum=0.9, nesterov=True, weight_decay=1e-4
+    )
+    for epoch in range(2):
+        sgd.param_groups[0]["lr"] = [0.1, 0.25][epoch]
+        for x, y in parts.batches.epoch(epoch, [0]):
+            sgd.zero_grad()
+            torch.nn.functional.cross_entropy(model(x[0]), y[0]).backward()
+            sgd.step()
+    for name, tensor in weights(tmp_path / "run").items():
+        torch.testing.assert_close(tensor, model.state_dict()[name], rtol=1e-12, atol=1e-12)
+
+
+def test_low_equal_to_high_makes_accordion_static(tmp_path: Path) -> None:
+    a = regimes.run(config("levels.high=4"), tmp_path / "a")
+    b = regimes.run(config("policy=static", "levels.high=4"), tmp_path / "b")
+    assert a.epochs["train_loss"].tolist() == b.epochs["train_loss"].tolist()
+
+
+# -- resume ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "compressor",
+    [POWERSGD, TOPK, ("compressor=quantise", "levels.low=8", "levels.high=2")],
+    ids=["powersgd", "topk", "quantise"],
+)
+def test_resumed_equals_uninterrupted(
+    compressor: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c = config("dtype=float32", *compressor)
+    regimes.run(c, tmp_path / "whole")
+    stop_after(2, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        regimes.run(c, tmp_path / "broken")
+    monkeypatch.undo()
+    regimes.run(c, tmp_path / "broken", resume=True)
+    same_bits(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_checkpoints_every_so_many_epochs_and_resume_between_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After epochs 2, 4 and the last, the newest two kept; the record may be ahead of them."""
+    c = config("dtype=float32", "checkpoint_every=2", epochs=5)
+    seen = []
+
+    class Looks:
+        def start(self, header: Any, rows: Any) -> None: ...
+        def step(self, epoch: int, done: int, steps: int) -> None: ...
+        def stop(self, message: str) -> None: ...
+        def epoch(self, row: Any, seconds: Any) -> None:
+            folders = (tmp_path / "whole" / "checkpoints").glob("*")
+            seen.append(sorted(folder.name for folder in folders))
+
+    regimes.run(c, tmp_path / "whole", reporters=[Looks()])
+    first, second, last = "epoch-0002", "epoch-0004", "epoch-0005"
+    assert seen == [[], [first], [first], [first, second], [second, last]]
+    stop_after(3, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        regimes.run(c, tmp_path / "broken")
+    monkeypatch.undo()
+    assert len(read_lines(tmp_path / "broken" / "epochs.jsonl")) == 3
+    regimes.run(c, tmp_path / "broken", resume=True)
+    same_bits(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_a_whole_file_of_another_checkpoint_is_damage(tmp_path: Path) -> None:
+    """Only its checksum tells."""
+    for epochs in (1, 2):
+        shared = {"model": {"w": torch.full((2,), float(epochs))}}
+        checkpoint.save(tmp_path, epochs, shared, {}, World(1))
+    assert weights(tmp_path)["w"].tolist() == [2.0, 2.0]
+    older, newer = sorted((tmp_path / "checkpoints").iterdir())
+    shutil.copy(older / "process-0.pt", newer / "process-0.pt")
+    found = checkpoint.load(tmp_path)
+    assert found is not None
+    assert found[0] == 1
+
+
+@pytest.mark.parametrize("kill_at", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 5))])
+def test_kill_9_and_resume(kill_at: int, tmp_path: Path) -> None:
+    c = config("dtype=float32", epochs=8 + 4 * kill_at)
+    regimes.run(c, tmp_path / "whole")
+    run = Training([c], tmp_path / "broken")
+    run.reached(kill_at)
+    time.sleep(0.03 * kill_at)  # anywhere within an epoch, a line or a checkpoint
+    assert run.send(signal.SIGKILL)
+    assert [end.code for end in run.ends()] == [-signal.SIGKILL]
+    regimes.run(c, tmp_path / "broken", resume=True)
+    same_bits(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_resume_on_another_number_of_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c = config(*TOPK)
+    regimes.run(c, tmp_path / "whole")
+    stop_after(2, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        regimes.run(c, tmp_path / "broken")
+    monkeypatch.undo()
+    forked.train(c, tmp_path / "broken", 2)
+    same_run(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    c = config()
+    regimes.run(c, tmp_path / "run")
+    before = weights(tmp_path / "run")
+    newest, older = sorted((tmp_path / "run/checkpoints").iterdir())[::-1]
+    file = newest / "process-0.pt"
+    file.write_bytes(file.read_bytes()[:-7])
+    regimes.run(c, tmp_path / "run", resume=True)  # trains the last epoch again
+    assert all(torch.equal(t, weights(tmp_path / "run")[n]) for n, t in before.items())
+    for folder in (newest, older):
+        (folder / "process-0.pt").write_bytes(b"nothing")
+    with pytest.raises(RecordError, match=r"no checkpoint of .* is whole"):
+        regimes.run(c, tmp_path / "run", resume=True)
+
+
+# -- no trace --------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signal_", ["update", "global", "local-mean", "worker0"])
+def test_all_instruments_on_ends_in_the_same_bits(signal_: str, tmp_path: Path) -> None:
+    c = config("dtype=float32", "union_pass=false", f"signal={signal_}")
+    none = regimes.run(c, tmp_path / "none")
+    every = regimes.run(replace(c, instruments={"norms": {}}), tmp_path / "all")
+    for name, tensor in weights(tmp_path / "none").items():
+        assert torch.equal(tensor, weights(tmp_path / "all")[name]), name
+    column = none.statistic
+    assert none.layers[column].tolist() == every.layers[column].tolist()
+    assert {f"norm:{s}" for s in ("update", "global", "local-mean", "worker0")} <= set(every.layers)
+
+
+def test_signals_against_gradients_recomputed_by_hand(tmp_path: Path) -> None:
+    """One step per epoch, dense: the four readings from plain autograd."""
+    c = config(
+        "union_pass=false",
+        "policy=static",
+        "policy.level=dense",
+        "data.train_size=40",
+        "batch_size=10",
+        "instruments={norms={}}",
+        epochs=1,
+    )
+    record = regimes.run(c, tmp_path / "run")
+    parts = build.prepare(c)
+    model = parts.task.build(c).double()
+    x, y = next(iter(parts.batches.epoch(0, range(4))))
+    own = []
+    for worker in range(4):
+        loss = torch.nn.functional.cross_entropy(model(x[worker]), y[worker])
+        own.append(torch.autograd.grad(loss, list(model.parameters())))
+    mean = [torch.stack(g).mean(0).norm().item() for g in zip(*own, strict=True)]
+    squares = [
+        torch.stack(g).flatten(1).square().sum(1).mean().sqrt().item()
+        for g in zip(*own, strict=True)
+    ]
+    expected = {
+        "norm:update": mean,
+        "norm:global": mean,
+        "norm:local-mean": squares,
+        "norm:worker0": [g.norm().item() for g in own[0]],
+    }
+    for column, values in expected.items():
+        assert record.layers[column].tolist() == pytest.approx(values, rel=1e-9), column
+
+
+# -- traffic over real steps -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compressor", [POWERSGD, TOPK], ids=["powersgd", "topk"])
+def test_metered_traffic_is_the_formula_times_steps(
+    compressor: tuple[str, ...], tmp_path: Path
+) -> None:
+    c = config(*compressor, "policy=windows", "policy.windows=[[0, 2]]", "dtype=float32", epochs=3)
+    record = regimes.run(c, tmp_path / "run")
+    steps = record.header["steps_per_epoch"]
+    buffers = build.prepare(c).model.buffers()  # float32 and, BatchNorm's counts, int64
+    beside = 4 * steps + sum(b.numel() * b.element_size() for b in buffers)  # and the mean losses
+    for level, row in zip(["low", "low", "high"], record.epochs.itertuples(), strict=True):
+        assert row.floats == record.header["per_step"][level]["floats"] * steps
+        words = 0
+        for layer in record.header["layers"]:
+            n, m = layer["shape"][0], math.prod(layer["shape"][1:])
+            if not layer["compressed"]:
+                words += n * m
+            elif compressor == POWERSGD:
+                words += (n + m) * min({"low": 4, "high": 1}[level], n, m)
+            else:  # a value and its place
+                words += 2 * max(1, round({"low": 50, "high": 2}[level] / 100 * n * m))
+        assert row.bytes == 4 * words * steps + beside
+
+
+# -- bad input, before any training ----------------------------------------------------------
+
+
+def nothing(classes: int, **shape: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.AvgPool1d(6))
+
+
+def empty(classes: int, **shape: int) -> nn.Module:
+    model = narrow(classes, wide=classes)
+    model.register_parameter("spare", nn.Parameter(torch.zeros(0, 10)))
+    return model
+
+
+def narrow(classes: int, wide: int = 3, **shape: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, wide))
+
+
+def misfit(classes: int, **shape: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(63, classes))
+
+
+class pair(nn.Module):
+    def __init__(self, classes: int, **shape: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, x
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "sentence"),
+    [
+        (["levels.low=0"], ConfigError, "level of PowerSGD = 0: expected a rank"),
+        ([*TOPK, "levels.low=101"], ConfigError, "percentage in (0, 100]"),
+        (["levels.low=1", "levels.high=4"], ConfigError, "sends less than levels.high"),
+        (
+            ["compressor={name='quantise'}", "levels={low=4, high=8}"],  # as many numbers
+            ConfigError,
+            "levels.low = 4 sends less than levels.high = 8",
+        ),
+        (["compressor=dense"], ConfigError, "level of dense = 4: expected"),
+        (["compressor=sign"], ConfigError, "level of sign = 4: expected 1 (bit)"),
+        (["policy=static", "policy.level=middle"], ConfigError, "add levels.middle"),
+        (["epochs=0"], ConfigError, "epochs = 0: expected at least 1"),
+        (["optimizer.lr=-1"], ConfigError, "optimizer.lr = -1.0: expected a positive"),
+        (["bucket_mb=0"], ConfigError, "bucket_mb = 0.0: expected a positive number"),
+        (["optimizer.decay_factor=0"], ConfigError, "optimizer.decay_factor = 0.0: expected"),
+        (["optimizer.warmup_from=nan"], ConfigError, "warmup_from = nan: expected a finite"),
+        (["optimizer.decay_epochs=[-5]"], ConfigError, "= [-5]: expected at least 1"),
+        (["levels.dense=4"], ConfigError, "levels.dense is always"),
+        (["policy=windows", "policy.windows=[[9, 12]]"], ConfigError, "a window starts in epoch 9"),
+        (["policy=os:path"], ConfigError, "is no dataclass"),
+        (["policy=:x"], ConfigError, "cannot import the policy"),
+        (["device=meta"], ConfigError, "device = 'meta' cannot be used"),
+        (["model.name=vgg8"], ConfigError, "vgg7"),
+        (["device=tpu7"], ConfigError, "device = 'tpu7' cannot be used"),
+        (["instruments.everything={}"], ConfigError, "unknown instrument 'everything'"),
+        (['instruments.norms.readings=["all"]'], ConfigError, "instruments.norms.readings[0]"),
+        (["instruments={norms={}}"], ConfigError, "set union_pass = false"),
+        (["batch_size=500"], DataError, "too few for one step of 4 workers x 500"),
+        (["data.name=folder", "data.path=nowhere"], DataError, "nowhere"),
+        (["data.name=cifar10", "data.path=nowhere"], DataError, "nowhere"),
+        (["optimizer.lr=1e200"], ConfigError, "optimizer.lr = 1e+200: expected a positive"),
+        (["optimizer.warmup_from=1e40"], ConfigError, "warmup_from = 1e+40: expected a number"),
+        (["optimizer.weight_decay=1e300"], ConfigError, "weight_decay = 1e+300: expected a number"),
+        (["optimizer.decay_factor=0.5"], ConfigError, "decay_factor = 0.5: expected at least 1"),
+        (["timeout=1e300"], ConfigError, "timeout = 1e+300: expected a positive number"),
+        (["data.train_size=-1"], ConfigError, "data.train_size = -1: expected at least 1"),
+        (["data.test_size=0"], ConfigError, "data.test_size = 0: expected at least 1"),
+        (["data.validation_size=0"], ConfigError, "data.validation_size = 0: expected at least 1"),
+        (["policy=regimes:PowerSGD"], ConfigError, "is no policy: it has no"),
+        (["compressor=regimes:Static"], ConfigError, "is no compressor: it has no linear"),
+        (["deficit=regimes:Static"], ConfigError, "is no deficit: it has no windows"),
+        (["instruments.regimes:Static.level=low"], ConfigError, "no instrument: it has no every"),
+        (["batch_policy=regimes:PowerSGD"], ConfigError, "batch_policy.name = 'regimes:PowerSGD'"),
+        (["model.name=test_train:nothing"], ConfigError, "Sequential has no parameter to train"),
+        (["model.name=test_train:empty"], ConfigError, "parameter 'spare' of shape [0, 10] is emp"),
+        (["model.name=test_train:narrow"], ConfigError, "gives [1, 3] for one image: expected"),
+        (["model.name=test_train:misfit"], ConfigError, "does not take images of 1x8x8: mat1 and"),
+        (["model.name=test_train:pair"], ConfigError, "gives tuple for one image"),
+    ],
+)
+def test_bad_input_is_one_sentence_before_any_work(
+    settings: list[str], error: type[Exception], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error) as caught:
+        regimes.run(config(*settings), tmp_path / "run")
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run" / "epochs.jsonl").exists()
+
+
+def test_the_command_line_prints_one_sentence_and_a_code(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "regimes", "run", "smok"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 2
+    assert (
+        done.stderr
+        == "error: unknown preset 'smok': did you mean 'smoke'? Known: "
+        + (done.stderr.partition("Known: ")[2])
+    )
+    command = [sys.executable, "-m", "regimes", "run", "smoke", "--processes", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 2
+    assert "workers = 4: expected a multiple of the number of processes, 3" in done.stderr
+
+
+def test_a_folder_keeps_its_run(tmp_path: Path) -> None:
+    c = config(epochs=1)
+    regimes.run(c, tmp_path / "run")
+    with pytest.raises(RecordError, match="already holds a run"):
+        regimes.run(c, tmp_path / "run")
+    with pytest.raises(RecordError, match="another seed"):
+        regimes.run(replace(c, seed=9), tmp_path / "run", resume=True)
+    with pytest.raises(RecordError, match="holds no run"):
+        regimes.run(c, tmp_path / "empty", resume=True)
+
+
+def test_an_ablation_refuses_results_of_another_configuration(tmp_path: Path) -> None:
+    c = config(epochs=1)
+    regimes.run(c, tmp_path / "cell")
+    assert sweep.done(tmp_path / "cell", c)
+    assert not sweep.done(tmp_path / "other", c)
+    with pytest.raises(RecordError, match="another optimizer"):
+        sweep.done(tmp_path / "cell", override(c, ["optimizer.lr=0.01"]))
+
+
+def test_resume_refuses_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    regimes.run(config(epochs=1), tmp_path / "run")
+    load = images.load
+    monkeypatch.setattr(images, "load", lambda c: replace(load(c), digest="changed"))
+    with pytest.raises(RecordError, match="was trained on other data"):
+        regimes.run(config(epochs=1), tmp_path / "run", resume=True)
+
+
+# -- during training -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("union", [True, False])
+def test_a_loss_that_is_not_finite_stops_and_says_where(
+    union: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c = config(f"union_pass={str(union).lower()}")
+    original = classification.classification_loss
+    calls = 0
+
+    def poisoned(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        steps = 3 * (1 if union else 4)  # per epoch
+        at = 2 * steps + (0 if union else 4 + 2)  # third epoch; second step, worker 2
+        return original(model, x, y) * (float("nan") if calls == at + 1 else 1.0)
+
+    monkeypatch.setattr(classification, "classification_loss", poisoned)
+    with pytest.raises(TrainingError) as error:
+        regimes.run(c, tmp_path / "run")
+    where = "the union of workers 0, 1, 2, 3 is not finite in epoch 2, step 0"
+    assert ("worker 2 is not finite in epoch 2, step 1" if not union else where) in str(error.value)
+    record: Record = regimes.load(tmp_path / "run")
+    assert record.epochs["epoch"].tolist() == [0, 1]
+    assert read_lines(tmp_path / "run/events.jsonl")[-1]["event"] == "stopped"
+
+
+def test_a_gradient_that_is_not_finite_stops_before_the_weights_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of worker 2 in its seventh step; the loss itself is finite."""
+    original, calls = gradients.Gradients.compute, iter(range(100))
+
+    def poisoned(self: Any, *batch: Any) -> torch.Tensor:
+        losses = original(self, *batch)
+        if next(calls) == 7:
+            self.stack[2, -1] = math.inf
+        return losses
+
+    monkeypatch.setattr(gradients.Gradients, "compute", poisoned)
+    with pytest.raises(TrainingError, match="of worker 2 is not finite in epoch 2, step 1"):
+        regimes.run(config("union_pass=false"), tmp_path / "run")
+    assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "run").values())
+
+
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_process_that_dies_stops_the_others_within_seconds(victim: int, tmp_path: Path) -> None:
+    c = config(epochs=500)
+    (tmp_path / "c.toml").write_text(to_toml(c))
+    out = tmp_path / "run"
+    command = [
+        sys.executable,
+        "-m",
+        "regimes",
+        "run",
+        str(tmp_path / "c.toml"),
+        "--out",
+        str(out),
+        "--processes",
+        "2",
+        "--quiet",
+    ]
+    parent = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ
+    )
+    wait(lambda: len(read_lines(out / "epochs.jsonl")) >= 2)
+    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+    os.kill(int(children[victim]), signal.SIGKILL)
+    _, stderr = parent.communicate(timeout=30)
+    assert parent.returncode == 3
+    assert f"process {victim} of 2 was killed by SIGKILL" in stderr
+    assert "--resume" in stderr
+    assert len(regimes.load(out).epochs) >= 2
+
+
+def test_a_warm_up_may_start_from_zero(tmp_path: Path) -> None:
+    """At a rate of zero nothing but BatchNorm's statistics moves."""
+    settings = "optimizer.warmup_from=0", "optimizer.warmup_epochs=2"
+    loop.run(config(*settings, epochs=1), tmp_path)
+    (row,) = read_lines(tmp_path / "epochs.jsonl")
+    assert row["lr"] == 0.0
+    assert row["next_lr"] > 0.0
+    fresh = build.prepare(config(*settings)).model
+    for name, parameter in fresh.named_parameters():
+        assert torch.equal(weights(tmp_path)[name], parameter)

@@ -1,0 +1,218 @@
+"""Units of N steps against whole epochs: the same training, measured and decided more often."""
+
+from __future__ import annotations
+
+import math
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import forked
+import pytest
+import torch
+from configs import lstm as text_config
+from configs import smoke as config
+from corpora import random_walk
+from runs import same_bits, same_run, stop_after, wait, weights
+
+import regimes
+from regimes.config import to_toml
+from regimes.errors import ConfigError
+from regimes.policies import policy
+from regimes.records import read_lines, unit_name
+from regimes.replay.replay import replay
+from regimes.replay.spelling import defaults, rule
+from regimes.training.build import prepare
+from regimes.training.units import Units
+
+torch.set_num_threads(1)
+POWERSGD: tuple[str, ...] = ()
+TOPK = ("compressor=topk", "levels.low=50", "levels.high=2")
+STATIC = ("policy=static", "policy.level=high")  # 120 images, 4 x 8: 3 steps per epoch
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_walk(tmp_path_factory.mktemp("text"))
+
+
+@pytest.mark.parametrize(
+    ("per_epoch", "size", "total"),
+    [(12, 5, 288), (7, 7, 20), (3, 10, 31), (5, None, 22), (4, 1, 4)],
+)
+def test_units_cover_each_step_once(per_epoch: int, size: int | None, total: int) -> None:
+    units = Units(per_epoch, size, total)
+    parts = [part for unit in range(len(units)) for part in units.parts(unit)]
+    steps = [e * per_epoch + s for e, first, stop in parts for s in range(first, stop)]
+    assert steps == list(range(total))
+    assert len(units) == math.ceil(total / (size or per_epoch))
+
+
+@pytest.mark.parametrize(
+    "size", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 5, 100))]
+)
+def test_the_unit_does_not_change_the_training(size: int, tmp_path: Path) -> None:
+    """A static level, a rate per step: the weights are those of whole epochs, bit for bit."""
+    rate = ("optimizer.per=step", "optimizer.schedule=cosine")
+    regimes.run(config(*STATIC, *rate), tmp_path / "epochs")
+    record = regimes.run(config(*STATIC, *rate, f"unit_steps={size}"), tmp_path / "units")
+    for name, tensor in weights(tmp_path / "epochs").items():
+        assert torch.equal(tensor, weights(tmp_path / "units")[name])
+    assert len(record.rows) == math.ceil(12 / size) == record.header["units"]
+    assert [row["unit"]["stop"] for row in record.rows][-1] == 12
+    assert record.epochs["floats"].sum() == sum(
+        row["floats"] for row in read_lines(tmp_path / "epochs" / "epochs.jsonl")
+    )
+    assert unit_name(record.header) == f"unit of {size} steps"
+    assert record.finished
+
+
+def test_a_hidden_state_runs_on_from_unit_to_unit(text: Path, tmp_path: Path) -> None:
+    for model in ("model.dropout=0.0", "model.dropout=0.2"):  # a union pass; worker by worker
+        c = (model, *STATIC)
+        regimes.run(text_config(text, *c), tmp_path / model / "epochs")
+        regimes.run(text_config(text, *c, "unit_steps=4"), tmp_path / model / "units")
+        for name, tensor in weights(tmp_path / model / "epochs").items():
+            assert torch.equal(tensor, weights(tmp_path / model / "units")[name])
+
+
+@pytest.mark.parametrize("compressor", [POWERSGD, TOPK], ids=["powersgd", "topk"])
+def test_resumed_within_an_epoch(
+    compressor: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c = config("dtype=float32", "unit_steps=2", *compressor)
+    regimes.run(c, tmp_path / "whole")
+    stop_after(2, monkeypatch)  # four steps: one into the second epoch
+    with pytest.raises(KeyboardInterrupt):
+        regimes.run(c, tmp_path / "broken")
+    monkeypatch.undo()
+    regimes.run(c, tmp_path / "broken", resume=True)
+    same_bits(tmp_path / "whole", tmp_path / "broken")
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_a_text_resumed_within_an_epoch(
+    dropout: float,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    c = text_config(text, "unit_steps=3", f"model.dropout={dropout}")
+    regimes.run(c, tmp_path / "whole")
+    stop_after(2, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        regimes.run(c, tmp_path / "broken")
+    monkeypatch.undo()
+    regimes.run(c, tmp_path / "broken", resume=True)
+    same_bits(tmp_path / "whole", tmp_path / "broken")
+
+
+@pytest.mark.slow
+def test_kill_9_within_a_unit_within_an_epoch(tmp_path: Path) -> None:
+    c = config("dtype=float32", "unit_steps=2", epochs=12)
+    regimes.run(c, tmp_path / "whole")
+    (tmp_path / "c.toml").write_text(to_toml(c))
+    command = [
+        sys.executable,
+        "-m",
+        "regimes",
+        "run",
+        str(tmp_path / "c.toml"),
+        "--quiet",
+        "--out",
+        str(tmp_path / "broken"),
+    ]
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    wait(lambda: len(read_lines(tmp_path / "broken/epochs.jsonl")) >= 4)
+    time.sleep(0.01)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    regimes.run(c, tmp_path / "broken", resume=True)
+    same_bits(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_processes_equal_simulation(tmp_path: Path) -> None:
+    c = config("unit_steps=2")
+    regimes.run(c, tmp_path / "one")
+    forked.train(c, tmp_path / "two", 2)
+    same_run(tmp_path / "one", tmp_path / "two")
+
+
+def test_a_policy_decides_per_unit_and_replays(tmp_path: Path) -> None:
+    c = config("unit_steps=2")
+    record = regimes.run(c, tmp_path / "run")
+    found = replay(record, policy(c.policy))
+    live = record.layers.loc[record.layers["layer"].isin(found["layer"])]
+    assert found["level"].tolist() == live["level"].tolist()
+    assert found["epoch"].nunique() == 6
+
+
+def test_baselines_are_as_long_as_the_detector_in_units(tmp_path: Path) -> None:
+    """The run's length in units, not in epochs: of twelve units half are six."""
+    record = regimes.run(config("unit_steps=1"), tmp_path / "run")
+    for words in ("first-share:share=0.5", "random-windows:share=0.5"):
+        found = replay(record, rule(words, record))
+        assert found.groupby("epoch")["critical"].first().sum() == 6
+    assert "norm-change:interval=1" in defaults([record])
+
+
+def test_a_single_epoch_may_have_many_units(tmp_path: Path) -> None:
+    record = regimes.run(
+        config("unit_steps=1", "optimizer.decay_epochs=[]", epochs=1), tmp_path / "run"
+    )
+    assert len(record.rows) == 3
+
+
+def test_steps_in_place_of_epochs(tmp_path: Path) -> None:
+    record = regimes.run(config(*STATIC, "steps=7"), tmp_path / "run")
+    assert [row["steps"] for row in record.rows] == [3, 3, 1]
+
+
+def test_a_batch_policy_within_units(tmp_path: Path) -> None:
+    """Twice the batch takes half the steps of a unit, at the same place of the data."""
+    batch = (
+        "batch_levels={low=8,high=16}",
+        'batch_policy={name="static",level="high"}',
+        "data.train_size=320",
+        "unit_steps=2",
+        *STATIC,
+    )
+    record = regimes.run(config(*batch), tmp_path / "run")
+    assert [row["steps"] for row in record.rows] == [1] * 20
+    whole = regimes.run(config(*batch[:3], *STATIC), tmp_path / "epochs")
+    assert [row["steps"] for row in whole.rows] == [5] * 4
+    for name, tensor in weights(tmp_path / "run").items():
+        assert torch.equal(tensor, weights(tmp_path / "epochs")[name])
+
+
+def test_units_that_do_not_fit_the_batches_are_refused() -> None:
+    batch = ("batch_levels={low=8,high=16}", 'batch_policy={name="static",level="high"}')
+    with pytest.raises(ConfigError, match="unit_steps = 3: expected a multiple of 2"):
+        prepare(config(*batch, "unit_steps=3"))
+
+
+def test_a_window_after_the_run_is_refused() -> None:
+    """It counts units: the run has six."""
+    late = ("policy=windows", "policy.windows=[[0,2],[6,8]]")
+    assert len(prepare(config(*late, "unit_steps=1")).units) == 12
+    with pytest.raises(ConfigError, match=r"policy\.windows = 6: expected a window"):
+        prepare(config(*late, "unit_steps=2"))
+
+
+# -- a dense start ---------------------------------------------------------------------------
+
+
+def test_a_dense_start_is_counted(tmp_path: Path) -> None:
+    """Four steps dense, then rank 1: the floats are the sum of the two tables."""
+    record = regimes.run(config(*STATIC, "start_compressing_after=4"), tmp_path / "run")
+    dense, high = (record.header["per_step"][level]["floats"] for level in ("dense", "high"))
+    assert record.epochs["floats"].tolist() == [3 * dense, dense + 2 * high, 3 * high, 3 * high]
+
+
+def test_a_start_as_long_as_the_run_is_a_dense_run(tmp_path: Path) -> None:
+    regimes.run(config(*STATIC, "start_compressing_after=99"), tmp_path / "late")
+    regimes.run(config("policy=static", "policy.level=dense"), tmp_path / "dense")
+    for name, tensor in weights(tmp_path / "late").items():
+        assert torch.equal(tensor, weights(tmp_path / "dense")[name])

@@ -1,0 +1,224 @@
+"""Somebody's own loop on each process: with local steps, and as one would write it down."""
+
+from __future__ import annotations
+
+import io
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import regimes
+from regimes.errors import RegimesError
+
+
+def model() -> nn.Module:
+    torch.manual_seed(3 + dist.get_rank())  # others than process 0's are not used
+    return nn.Sequential(
+        nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)
+    ).double()
+
+
+def batches(rank: int, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+    draw = torch.Generator().manual_seed(100 + rank)
+    for _ in range(count):
+        yield (
+            torch.randn(5, 6, generator=draw, dtype=torch.float64),
+            torch.randint(0, 3, (5,), generator=draw),
+        )
+
+
+def optimizer(of: nn.Module, kind: str) -> torch.optim.Optimizer:
+    if kind == "adamw":
+        return torch.optim.AdamW(of.parameters(), lr=0.03)
+    return torch.optim.SGD(of.parameters(), lr=0.1, momentum=0.9)
+
+
+def take(of: nn.Module, own: torch.optim.Optimizer, x: Tensor, y: Tensor) -> float:
+    own.zero_grad()
+    loss = nn.functional.cross_entropy(of(x), y)
+    loss.backward()
+    own.step()
+    return loss.item()
+
+
+def flat(of: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in of.parameters()])
+
+
+def trained(rank: int, steps: int, kind: str, options: dict[str, Any]) -> list[Any]:
+    """The parameters after local steps, the running mean, floats, and the rows."""
+    network = model()
+    own = optimizer(network, kind)
+    local = regimes.local_steps(network, own, **options)
+    for x, y in batches(rank, steps):
+        loss = take(network, own, x, y)
+        local.step()
+        local.log(train_loss=loss)
+    local.close()
+    (running,) = (b for name, b in network.named_buffers() if name.endswith("running_mean"))
+    return [flat(network), running, local.traffic.floats, local.rows]
+
+
+def slow(rank: int, folder: Path, pause: float) -> None:
+    """Three units of four steps, each of which takes at least so many seconds."""
+    network = model()
+    own = optimizer(network, "sgd")
+    local = regimes.local_steps(network, own, policy=4, every=4, record=folder)
+    for x, y in batches(rank, 12):
+        time.sleep(pause)
+        take(network, own, x, y)
+        local.step()
+    local.close()
+
+
+def as_written(
+    rank: int, steps: int, kind: str, period: int, outer: tuple[float, float, bool]
+) -> Tensor:
+    """DiLoCo, or local SGD where the outer optimiser is (1, 0, False), with plain collectives."""
+    network = model()
+    for t in [*network.parameters(), *network.buffers()]:
+        dist.broadcast(t.data, 0)
+    own, (lr, momentum, nesterov) = optimizer(network, kind), outer
+    start, velocity = flat(network), torch.zeros_like(flat(network))
+    for done, (x, y) in enumerate(batches(rank, steps), start=1):
+        take(network, own, x, y)
+        if done % period and done < steps:
+            continue
+        mean = flat(network)
+        dist.all_reduce(mean)
+        movement = start - mean / dist.get_world_size()
+        velocity = momentum * velocity + movement
+        start = start - lr * (movement + momentum * velocity if nesterov else velocity)
+        nn.utils.vector_to_parameters(start.clone(), network.parameters())
+    return start
+
+
+def torchs_own(rank: int, steps: int, period: int) -> Tensor:
+    """torch's PostLocalSGDOptimizer, whose count of steps begins so that it averages after
+    ``period`` steps for the first time."""
+    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+
+    with warnings.catch_warnings():  # of TorchScript, in the same package
+        warnings.simplefilter("ignore")
+        from torch.distributed.optim import PostLocalSGDOptimizer
+
+    network = model()
+    for t in [*network.parameters(), *network.buffers()]:
+        dist.broadcast(t.data, 0)
+    averager = PeriodicModelAverager(period=period)
+    averager.step = 1
+    own: Any = PostLocalSGDOptimizer(optimizer(network, "sgd"), averager)
+    for x, y in batches(rank, steps):
+        take(network, own, x, y)
+    return flat(network)
+
+
+def shared_gradients(rank: int, steps: int, period: int) -> list[Tensor]:
+    """Gradients that all share, with and without averaging parameters every ``period`` steps."""
+    found = []
+    for averages in (False, True):
+        network = model()
+        for t in [*network.parameters(), *network.buffers()]:
+            dist.broadcast(t.data, 0)
+        own = optimizer(network, "sgd")
+        local = regimes.local_steps(network, own, policy=period) if averages else None
+        for x, y in batches(rank, steps):
+            own.zero_grad()
+            nn.functional.cross_entropy(network(x), y).backward()
+            for p in network.parameters():
+                assert p.grad is not None
+                dist.all_reduce(p.grad)
+                p.grad /= dist.get_world_size()
+            own.step()
+            if local is not None:
+                local.step()
+        found.append(flat(network))
+    return found
+
+
+def resumed(rank: int, folder: Path, stop: int) -> list[Any]:
+    """As ``trained``, but saved after ``stop`` steps, and continued by other objects."""
+    options = {
+        "policy": 4,
+        "outer": {"lr": 0.7, "momentum": 0.9},
+        "every": 5,
+        "compressor": "powersgd",
+        "level": 1,
+    }
+    data, steps = list(batches(rank, 13)), 13
+    record = regimes.RecordOptions(folder / "run") if folder.exists() else None
+    network = model()
+    own = optimizer(network, "adamw")
+    local = regimes.local_steps(network, own, record=record, **options)
+    for done, (x, y) in enumerate(data, start=1):
+        take(network, own, x, y)
+        local.step()
+        if done == stop:
+            parts = [network.state_dict(), own.state_dict(), local.state_dict()]
+            file = io.BytesIO()
+            torch.save(parts, file)
+            local.close()
+            network = model()
+            own = optimizer(network, "adamw")
+            local = regimes.local_steps(network, own, record=record, **options)
+            file.seek(0)
+            theirs, its, mine = torch.load(file, weights_only=True)
+            network.load_state_dict(theirs)
+            own.load_state_dict(its)
+            local.load_state_dict(mine)
+    local.close()
+    assert steps == local.total
+    return [flat(network), local.traffic.floats, local.rows]
+
+
+def refused(rank: int, name: str) -> str:
+    """What one is told who holds it wrong."""
+    network = model()
+    own = optimizer(network, "sgd")
+    wrong: dict[str, Callable[[], Any]] = {
+        "wrapped": lambda: regimes.local_steps(nn.parallel.DistributedDataParallel(network), own),
+        "another optimizer": lambda: regimes.local_steps(network, optimizer(model(), "sgd")),
+        "no period": lambda: regimes.local_steps(network, own, policy=0),
+        "no such policy": lambda: regimes.local_steps(network, own, policy="accordeon"),
+        "a statistic": lambda: regimes.local_steps(
+            network, own, policy={"name": "detected", "detector": {"name": "eigenvalue-change"}}
+        ),
+        "an outer rate": lambda: regimes.local_steps(network, own, outer={"lr": 0}),
+        "an outer word": lambda: regimes.local_steps(network, own, outer={"rate": 1}),
+        "a level": lambda: regimes.local_steps(network, own, compressor="powersgd", level=0),
+        "a unit": lambda: regimes.local_steps(network, own, every="epoch"),
+        "another period": lambda: regimes.local_steps(network, own, policy=2 + rank),
+        "not finite": lambda: _breaks(rank, network, own),
+        "one closes": lambda: _leaves(rank, network, own),
+    }
+    try:
+        wrong[name]()
+    except RegimesError as error:
+        return str(error)
+    return ""
+
+
+def _breaks(rank: int, network: nn.Module, own: torch.optim.Optimizer) -> None:
+    local = regimes.local_steps(network, own, policy=2)
+    for x, y in batches(rank, 2):
+        take(network, own, x, y)
+        if rank == 1:
+            next(network.parameters()).data[0, 0] = torch.inf
+        local.step()
+
+
+def _leaves(rank: int, network: nn.Module, own: torch.optim.Optimizer) -> None:
+    """One process has a batch more than the other."""
+    local = regimes.local_steps(network, own, policy=2)
+    for x, y in batches(rank, 2 + 2 * rank):
+        take(network, own, x, y)
+        local.step()
+    local.close()
+    if rank == 0:
+        local.load_state_dict(local.state_dict())

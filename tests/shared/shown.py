@@ -1,0 +1,590 @@
+"""What each figure should show: rows of its table as lines, bars, bands and cells of its axes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from drawn import Image, Panel, Shown
+from matplotlib.figure import Figure
+
+from analysis.detection import signals
+from analysis.lasso import lasso
+from analysis.paper import figure2
+from analysis.paper.figure3 import BATCH, EVAL, NORM
+from analysis.rates import quadratic, usable_figure
+from analysis.tournament import error_per_float, events, tournament_figure, yoked
+from regimes.plotting import style
+from regimes.records import Record
+
+CI = ("ci_low", "ci_high")
+Frame = pd.DataFrame
+
+
+@dataclass
+class Made:
+    """What a command has left.
+
+    Attributes:
+        name, figure, table: of the figure.
+        tables: the others, by name.
+        one: a run of those that it was made from; None: of none.
+        configs: theirs, by schedule.
+    """
+
+    name: str
+    figure: Figure
+    table: Frame
+    tables: dict[str, Frame] = field(default_factory=dict)
+    one: Record = None  # type: ignore[assignment]
+    configs: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def shown(self, panels: list[Panel | Image], **more: Any) -> Shown:
+        """The figure, with what its caption says."""
+        told = {"words": self.figure.get_supxlabel(), "says": ["n = [1-9]"]}
+        if self.one:
+            config = self.one.config
+            known = self.one.header["data"]["train"]
+            data = config["data"].get("path") or config["data"]["name"]
+            told["says"] += [rf"Setting: {Path(data).name}, {known:,} training"]
+            told |= {"unit": style.unit_of(config), "decays": fallen(self.one)}
+        return Shown(self.figure, self.table, panels, **{**told, **more})
+
+
+def fallen(run: Record) -> list[int]:
+    """The units that are the first at a lower rate, by the rates of its rows after the warm-up."""
+    rates = [row["lr"] for row in run.rows]
+    return [i for i in range(1, len(rates)) if rates[i] < 0.9 * rates[i - 1]]
+
+
+# -- curves ----------------------------------------------------------------------------------
+
+Case = tuple[str, str | None, tuple[str, ...], Callable[[Made], Shown]]
+
+
+def where(**wanted: Any) -> Callable[[Frame], Frame]:
+    """The rows that have these values."""
+    return lambda table: table[np.logical_and.reduce([table[k] == v for k, v in wanted.items()])]
+
+
+def of_curves(made: Made, *against: str, **more: Any) -> Shown:
+    panels = curve_panels(made.table, against)
+    return made.shown(panels, windows=windows(made), **more)
+
+
+def curve_panels(
+    table: Frame, against: tuple[str, ...], first: int = 0, names: set[str] | None = None
+) -> list[Panel]:
+    metric = str(table.columns[3])
+    names = names or {*table["schedule"]}
+    band = CI if len({*table["schedule"]} & names) <= style.MANY else None
+    found = []
+    for at, x in enumerate(against, first):
+        for part, of_y, of_x in (
+            ("curve", band if x == "epoch" else None, None),
+            ("end", CI, (f"{x}_ci_low", f"{x}_ci_high")),
+        ):
+            rows = lambda t, p=part: t[(t["part"] == p) & t["schedule"].isin(names)]  # noqa: E731
+            found.append(
+                Panel(
+                    at, x, metric, rows, ("schedule",), ends=of_y, xends=of_x, bands=part == "curve"
+                )
+            )
+    return found
+
+
+def windows(made: Made) -> list[list[int]]:
+    """The hand-made ones of the schedules that are drawn."""
+    shown = {*made.table["schedule"]}
+    asked = (
+        made.configs[name][table]
+        for name, table in (
+            ("low-in-critical", "policy"),
+            ("high-in-critical", "policy"),
+            ("small-in-critical", "batch_policy"),
+        )
+        if name in shown
+    )
+    return next((table["windows"] for table in asked if table), [])
+
+
+def norms(made: Made) -> Shown:
+    names = {layer["name"]: words for layer, words in layers_of(made.one)}
+    panel = Panel(0, "epoch", "norm", lambda t: t[t["norm"] > 0], ("layer",), names.__getitem__)
+    return made.shown([panel], windows=made.configs["low-in-critical"]["policy"]["windows"])
+
+
+def layers_of(run: Record) -> list[tuple[dict[str, Any], str]]:
+    return [
+        (layer, f"{layer['name'].removesuffix('.weight')}  {'×'.join(map(str, layer['shape']))}")
+        for layer in run.header["layers"]
+        if layer["compressed"]
+    ]
+
+
+def halves(made: Made) -> Shown:
+    panels: list[Panel] = []
+    for first, names in zip((0, 2), figure2.PANELS.values(), strict=True):
+        panels += curve_panels(made.table, ("epoch", "floats"), first, {*names})
+    return made.shown(panels, windows=windows(made))
+
+
+def level_map(made: Made, **more: Any) -> Shown:
+    table, names = made.table, {layer["name"]: words for layer, words in layers_of(made.one)}
+    seed = min(table["seed"])
+    ranks, sent = made.one.config["levels"], made.one.header["per_step"]
+    words = {
+        level: f"{level} compression" if level in ("low", "high") else level
+        for level in sorted({*ranks, *table["level"]}, key=lambda k: sent[k]["floats"])
+    }
+    words |= {level: f"{words[level]} (rank {rank})" for level, rank in ranks.items()}
+
+    def cells(t: pd.DataFrame) -> pd.DataFrame:
+        of_seed = t[t["seed"] == seed]
+        return of_seed.pivot(index="layer", columns="epoch", values="level").loc[[*names]]
+
+    shares = pd.concat(
+        [
+            table.assign(of=level, share=100.0 * (table["level"] == level))
+            .groupby(["of", "seed", "epoch"], as_index=False)["share"]
+            .mean()
+            for level in [*words][1:]
+        ]
+    )
+    mean = shares.groupby(["of", "epoch"], as_index=False)["share"].mean()
+    return made.shown(
+        [
+            Image(0, cells, names.__getitem__, words.__getitem__),
+            Panel(1, "epoch", "share", lambda _: mean, ("of",), words.__getitem__, steps="mid"),
+            Panel(1, "epoch", "share", lambda _: shares, ("of", "seed"), None, steps="mid"),
+        ],
+        **more,
+    )
+
+
+def eigenvalues(made: Made) -> Shown:
+    return made.shown(
+        [
+            Panel(
+                0,
+                "epoch",
+                "mean",
+                lambda t: t[t["signal"] != NORM],
+                ("signal",),
+                str,
+                CI,
+                bands=True,
+            ),
+            Panel(1, "epoch", "mean", where(signal=NORM), ("signal",), None, CI, bands=True),
+            Image(
+                2,
+                lambda t: t.pivot(index="signal", columns="epoch", values="critical").loc[
+                    [EVAL, BATCH, NORM]
+                ],
+                lambda name: name.removesuffix(" statistics"),
+            ),
+        ]
+    )
+
+
+def overlaps(made: Made) -> Shown:
+    epochs = sorted({*made.table["epoch"]})
+    middle = min(epochs, key=lambda e: (abs(e - made.one.config["epochs"] // 2), e))
+    when = dict(zip((epochs[0], middle, epochs[-1]), ("early", "middle", "late"), strict=True))
+    return made.shown(
+        [
+            Panel(
+                0,
+                "epoch",
+                "overlap",
+                lambda t: t[t["batch"].isin([32, 128, 512])],
+                ("batch",),
+                str,
+                CI,
+                bands=True,
+            ),
+            Panel(
+                1,
+                "batch",
+                "overlap",
+                lambda t: t[t["epoch"].isin(when)],
+                ("epoch",),
+                lambda epoch: f"{when[epoch]} ({epoch})",
+                CI,
+                bands=True,
+            ),
+        ]
+    )
+
+
+def batches(made: Made) -> Shown:
+    (steps,) = (rows for name, rows in made.tables.items() if name.endswith("-decided"))
+    panels = curve_panels(made.table, ("epoch", "floats"))
+    for at, column in ((2, "batch"), (3, "lr")):
+        median = steps.groupby(["schedule", "epoch"], as_index=False)[column].median()
+        panels.append(
+            Panel(at, "epoch", column, lambda _, rows=median: rows, ("schedule",), steps="mid")
+        )
+        panels.append(
+            Panel(
+                at, "epoch", column, lambda _: steps, ("schedule", "seed"), thin=True, steps="mid"
+            )
+        )
+    return made.shown(panels, windows=windows(made))
+
+
+def calls_and_kappa(made: Made) -> Shown:
+    order = [*made.table["detector"].unique()]
+    forest = made.table.assign(place=made.table["detector"].map(order.index)).dropna(subset="kappa")
+    share = (
+        made.table.dropna(subset="called")
+        .pivot(index="detector", columns="epoch", values="called")
+        .loc[order]
+    )
+    share.columns = share.columns.astype(int)
+    return made.shown(
+        [
+            Image(
+                0,
+                lambda _: share.reindex(columns=range(int(share.columns.max()) + 1)),
+                lambda name: name.replace(" ", "\n", 1),
+            ),
+            Panel(
+                1,
+                "kappa",
+                "place",
+                lambda _: forest,
+                ("detector",),
+                None,
+                xends=("kappa_low", "kappa_high"),
+            ),
+        ]
+    )
+
+
+def yoked_controls(made: Made) -> Shown:
+    metric, name = str(made.table.columns[1]), yoked.LABELS.__getitem__
+    others = (
+        made.table[made.table["schedule"] != "accordion"]
+        .iloc[::-1]
+        .assign(place=lambda t: range(len(t)))
+    )
+    bar = (f"{metric}_low", f"{metric}_high")
+    return made.shown(
+        [
+            Panel(
+                0, "traffic_ratio", metric, where(schedule="accordion"), ("schedule",), None, bar
+            ),
+            Panel(0, "traffic_ratio", metric, lambda _: others, ("schedule",), name, bar),
+            Panel(
+                1,
+                "difference",
+                "place",
+                lambda _: others,
+                ("schedule",),
+                name,
+                xends=CI,
+                ticks=lambda row: name(row["schedule"]),
+            ),
+        ]
+    )
+
+
+def speed_up(made: Made) -> Shown:
+    return made.shown(
+        [
+            Panel(0, "x", "speed_up", where(panel="bandwidth"), ("case",), ends=CI, bands=True),
+            Panel(0, "x", "speed_up", where(panel="break-even"), ("case",), thin=True),
+            Panel(1, "x", "seconds", where(panel="workers"), ("case",)),
+        ]
+    )
+
+
+def deficits(made: Made) -> Shown:
+    harm = made.table.dropna(subset="harm").assign(length=lambda t: t["stop"] - t["first"])
+    several = harm[harm.groupby("length")["length"].transform("size") > 1]
+    names = [*made.table.columns[made.table.columns.get_loc("unit") + 1 :]]
+    called = made.table.dropna(subset="unit").melt("unit", names, "detector", "share")
+    unit = made.one.config["unit_steps"]
+    return made.shown(
+        [
+            Panel(0, "stop", "harm", lambda _: harm[harm["first"] == 0], ends=CI),
+            Panel(
+                1, "first", "harm", lambda _: several, ("length",), lambda n: f"{n:,.0f} steps", CI
+            ),
+            Panel(
+                2,
+                "step",
+                "share",
+                lambda _: called.assign(step=unit * called["unit"]),
+                ("detector",),
+                str,
+                steps="post",
+            ),
+        ]
+    )
+
+
+def detector_bands(made: Made, **more: Any) -> Shown:
+    schedules = [*dict.fromkeys(made.table["schedule"])]
+    order = [*dict.fromkeys(made.table["detector"])]
+    return made.shown(
+        [
+            Image(
+                at,
+                lambda t, name=name: (
+                    t[t["schedule"] == name]
+                    .pivot(index="detector", columns="epoch", values="critical")
+                    .loc[order]
+                ),
+                lambda name: name.replace(" ", "\n", 1),
+            )
+            for at, name in enumerate(schedules)
+        ],
+        **more,
+    )
+
+
+def products(made: Made) -> Shown:
+    rates, panels = sorted({*made.table["rate"]}), []
+    for at, rate in enumerate(rates):
+        rows = made.table[made.table["rate"] == rate]
+        mean = rows.groupby(["arm", "epoch"], as_index=False)["product"].mean()
+        panels += [
+            Panel(at, "epoch", "product", lambda _, r=rows: r, ("arm", "seed"), thin=True),
+            Panel(at, "epoch", "product", lambda _, r=mean: r, ("arm",)),
+        ]
+    return made.shown(panels)
+
+
+def lemma(made: Made) -> Shown:
+    parts = [lasso.SPARSITY, lasso.CHANCES]
+    says = [r"mean of \d+ data sets", r"\d+ draws per point"]
+    more: dict[str, Any] = {"says": says}
+    if made.one:  # a network below
+        parts += [lasso.SHARES, lasso.PLACES]
+        more = {}
+    panels = []
+    for at, series in enumerate(parts):
+        rows = lambda t, s=series: t[t["series"].isin(s)]  # noqa: E731
+        panels.append(
+            Panel(
+                at,
+                "x",
+                "mean",
+                rows,
+                ("series",),
+                lambda k, s=series: s[k][0],
+                CI,
+                bands=True,
+                own=True,
+            )
+        )
+    return made.shown(panels, **more)
+
+
+def usable(made: Made) -> Shown:
+    looks = usable_figure._looks(made.table.assign(momentum=math.nan))
+    name = lambda arm: looks[arm].label  # noqa: E731
+    ranges = made.tables["ranges"]
+    first = ranges[(ranges["rule"] == ranges["rule"].iloc[0]) & (ranges["n"] > 0)]
+    first = first.assign(place=range(len(first)))
+    wide = first.melt(["arm", "place"], ["smallest", "best", "largest"], value_name="rate")
+    metric, loss = dict.fromkeys(made.table["panel"])
+    return made.shown(
+        [
+            Panel(0, "rate", "mean", where(panel=metric), ("arm",), name, CI),
+            Panel(1, "rate", "mean", where(panel=loss), ("arm",), name, CI),
+            Panel(
+                2,
+                "rate",
+                "place",
+                lambda _: wide,
+                ("arm",),
+                name,
+                ticks=lambda row: name(row["arm"]),
+            ),
+            *(
+                Panel(
+                    2,
+                    side,
+                    "place",
+                    lambda _: first,
+                    ("arm",),
+                    None,
+                    xends=(f"{side}_low", f"{side}_high"),
+                )
+                for side in ("smallest", "largest")
+            ),
+        ]
+    )
+
+
+def by_window(made: Made) -> Shown:
+    places = dict.fromkeys(made.table["window"])
+    return made.shown(
+        [
+            Panel(at, "rate", "mean", where(window=name), ("run",), ends=CI)
+            for at, name in enumerate(places)
+        ]
+    )
+
+
+def stable(made: Made) -> Shown:
+    simulated = (quadratic.WITH, quadratic.WITHOUT)
+    name = lambda how: f"{how}, {'simulated' if how in simulated else 'computed'}"  # noqa: E731
+    momenta = dict.fromkeys(made.table["momentum"])
+    return made.shown(
+        [
+            Panel(at, "share", "of_dense", where(momentum=m), ("how",), name)
+            for at, m in enumerate(momenta)
+        ],
+        says=["one worker"],
+    )
+
+
+def logs(made: Made) -> Shown:
+    keys = ["data", "model", "compressor"]
+    table = made.table.assign(
+        shown=made.table["value"] * np.where(made.table["metric"] == "accuracy", 100.0, 1.0)
+    )
+    logs = [rows for _, rows in table.groupby(keys)]
+    name = lambda level: "ACCORDION" if level == "accordion" else level  # noqa: E731
+    return made.shown(
+        [
+            Panel(at, "epoch", "shown", lambda _, rows=rows: rows, ("level",), name, own=True)
+            for at, rows in enumerate(logs)
+        ],
+        says=["57 published logs", "n = 1"],
+        cut=range(len(logs)),
+    )
+
+
+def errors(made: Made) -> Shown:
+    places = itertools.product(error_per_float.ERRORS, error_per_float.COSTS)
+    return made.shown(
+        [
+            Panel(
+                at,
+                cost,
+                error,
+                by=("compressor",),
+                label=str,
+                ends=(f"{error}_low", f"{error}_high"),
+            )
+            for at, (error, cost) in enumerate(places)
+        ]
+    )
+
+
+def fronts(made: Made) -> Shown:
+    table, metric = made.table, str(made.table.columns[3])
+    panels = []
+    for at, cost in enumerate(dict.fromkeys(table["panel"])):
+        rows = table[table["panel"] == cost].set_index("arm", drop=False).rename_axis("index")
+        arms = rows[~rows["arm"].isin(tournament_figure.CONTROLS)]
+        panels.append(Panel(at, "cost", metric, lambda _, r=arms: r, ("arm",), str, CI))
+        for kind in tournament_figure.kinds({*rows["arm"]}):
+            ladder = rows.loc[[n for n in tournament_figure.LADDERS[kind] if n in rows.index]]
+            label = tournament_figure.LINES[kind]["label"]
+            panels.append(
+                Panel(
+                    at,
+                    "cost",
+                    metric,
+                    lambda _, r=ladder, k=label: r.assign(kind=k),
+                    ("kind",),
+                    str,
+                )
+            )
+        panels.append(
+            Panel(
+                at,
+                "cost",
+                metric,
+                lambda _, r=rows: r[r["front"]].assign(kind="Pareto front"),
+                ("kind",),
+                str,
+                steps="post",
+            )
+        )
+    return made.shown(panels)
+
+
+def forests(made: Made) -> Shown:
+    panels = []
+    for at, name in enumerate(dict.fromkeys(made.table["setting"])):
+        rows = where(setting=name)(made.table).assign(place=range(len(events.PAIRS)))
+        ticks = None if at else lambda row: f"{row['arm']} - {row['control']}"
+        panels.append(
+            Panel(
+                at,
+                "difference",
+                "place",
+                lambda _, r=rows: r,
+                ("arm", "control"),
+                None,
+                xends=CI,
+                ticks=ticks,
+            )
+        )
+    return made.shown(panels)
+
+
+def of_one_run(made: Made) -> Shown:
+    panels = []
+    titles = {t: c for t, c in signals.PANELS.items() if {*c} & {*made.table}}
+    for at, columns in enumerate(titles.values()):
+        panels += [
+            Panel(
+                at,
+                "epoch",
+                column,
+                lambda t, w=words: t.assign(words=w),
+                ("words",),
+                str if words in signals.WORDS else None,
+            )
+            for column, words in columns.items()
+            if column in made.table
+        ]
+    return made.shown(panels, says=[rf"One run \(low, seed {made.one.seed}\)"])
+
+
+SMALL = ("--dimension", "30", "--nonzero", "3", "--train", "200", "--draws", "3", "--trials", "50")
+CASES: dict[str, Case] = {  # name of the figure: command, records, other words, what it shows
+    "figure2a": ("2", "small", (), norms),
+    "figure2b": ("2", "small", (), halves),
+    "levels": ("levels", "small", (), level_map),
+    "figure3-low": ("3", "small-signals", (), eigenvalues),
+    "figure4a-dense": ("4a", "small-overlap", (), overlaps),
+    "figure5": ("5", "small-batch", (), batches),
+    "figure8": ("8", "small-budget", (), lambda m: of_curves(m, "epoch", "floats")),
+    "figure11": (
+        "11",
+        "lstm-small",
+        (),
+        lambda m: of_curves(m, "epoch", "floats", "seconds", cut=(0, 1, 2)),
+    ),
+    "agreement": ("agreement", "detection-signals-smoke", (), calls_and_kappa),
+    "controls": ("controls", "smoke-controls", (), yoked_controls),
+    "cost": ("cost", "small", (), speed_up),
+    "curves": ("curves", "lm-demo", (), lambda m: of_curves(m, "epoch", "floats")),
+    "deep-linear": ("deep_linear", "deep-linear", (), deficits),
+    "bands": ("detectors", "small-signals", (), detector_bands),
+    "edge": ("edge", "rates-edge", (), products),
+    "lasso": ("lasso", None, SMALL, lemma),
+    "mechanism": ("mechanism", "rates-lm", (), usable),
+    "narrowing": ("narrowing", "rates-when", (), by_window),
+    "quadratic": ("quadratic", None, (), stable),
+    "published": ("published", None, (), logs),
+    "rivals": ("rivals", "smoke-rivals", (), errors),
+    "tournament": ("tournament", "falling-lm", (), fronts),
+    "events": ("events", "shift-smoke", (), forests),
+    "signals": ("signals", "small-signals/low/seed-1000", (), of_one_run),
+}

@@ -1,0 +1,307 @@
+"""README, CONTRIBUTING and docs: their code runs, their links lead somewhere, their site is whole.
+
+Oracles: the code itself, the committed records, the command line's own signatures, a browser.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import importlib
+import importlib.util
+import inspect
+import itertools
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from blocks import PAGES, ROOT, Block, blocks, run
+
+import regimes
+from analysis.__main__ import commands
+from analysis.claims import claims
+from regimes import presets
+from regimes.config import override
+from regimes.plotting.offered import offered
+
+REFERENCE = ROOT / "data" / "reference"
+DOCS = ROOT / "docs"
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).with_suffix("").as_posix()
+
+
+def with_blocks(*languages: str) -> list[Path]:
+    return [page for page in PAGES if any(b.language in languages for b in blocks(page))]
+
+
+def text(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+# -- code blocks -----------------------------------------------------------------------------
+
+
+def runnable(page: Path) -> list[Block]:
+    found = [b for b in blocks(page) if b.language in ("python", "sh") or b.file]
+    return [b for b in found if b.mark != "not run"]
+
+
+def quick(page: Path) -> list[Block]:
+    """What comes before the first block that is marked slow."""
+    found = runnable(page)
+    return found[: next((i for i, b in enumerate(found) if b.mark == "slow"), len(found))]
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder with the committed records."""
+    (tmp_path / "data").symlink_to(ROOT / "data")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if quick(p)], ids=name_of)
+def test_the_blocks_of_a_page_run(page: Path, scratch: Path) -> None:
+    run(page, quick(page))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if len(quick(p)) < len(runnable(p))], ids=name_of
+)
+def test_all_blocks_of_a_page_run(page: Path, scratch: Path) -> None:
+    run(page, runnable(page))
+
+
+@pytest.mark.parametrize("page", with_blocks("python"), ids=name_of)
+def test_python_that_is_not_run_is_python(page: Path) -> None:
+    for block in blocks(page):
+        if block.language == "python":
+            compile(block.code, page.name, "exec")
+
+
+@pytest.mark.parametrize("page", with_blocks("sh"), ids=name_of)
+def test_commands_are_those_of_the_command_line(page: Path) -> None:
+    """Subcommands, options, presets, settings and modules, of the blocks that are not run too."""
+    from regimes import cli
+
+    for line in (line for b in blocks(page) if b.language == "sh" for line in b.commands):
+        words = shlex.split(line)
+        if "regimes" in words and words[0] not in ("pip", "make"):
+            verb, *rest = words[words.index("regimes") + 1 :]
+            known = {*inspect.signature(getattr(cli, verb)).parameters}
+            if verb == "figure" and rest and rest[0] in commands():
+                known = {*inspect.signature(commands()[rest[0]].main).parameters, "where"}
+            for option in (word for word in rest if word.startswith("--")):
+                assert option[2:].partition("=")[0].replace("-", "_") in known, line
+            check_names(verb, rest)
+        for module in re.findall(r"-m analysis[. ](\w+)", line):
+            assert module in commands(), line
+
+
+def check_names(verb: str, words: list[str]) -> None:
+    """The preset or grid is there, and takes these settings (but the plug-ins of a page)."""
+    sets = [b for a, b in itertools.pairwise(words) if a == "--set"]
+    ours = [setting for setting in sets if not re.search(r"\w:[A-Za-z]", setting)]
+    if verb == "run" and not words[0].endswith(".toml"):
+        assert override(presets.get_preset(words[0]), ours)
+    if verb == "figure" and words:
+        assert words[0] in offered()
+    if verb in ("tune", "ablate") and not re.search(r"/|\.toml$", words[0]):  # else of a page's own
+        assert override(next(iter(presets.get_grid(words[0]).values())), ours)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_what_is_not_run_has_a_reason(page: Path) -> None:
+    """A mark stands right before a block, or it marks nothing."""
+    marks = re.findall(r"^<!-- (?:not run|slow)\b", text(page), re.MULTILINE)
+    assert len(marks) == sum(bool(block.mark) for block in blocks(page))
+
+
+# -- words and links -------------------------------------------------------------------------
+
+
+def test_the_readme_is_two_screens_and_contributing_one_page() -> None:
+    readme, contributing = text(ROOT / "README.md"), text(ROOT / "CONTRIBUTING.md")
+    assert len(readme.splitlines()) <= 200
+    assert len(readme.split()) <= 1600
+    assert len(contributing.splitlines()) <= 120
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "CONTRIBUTING.md", DOCS / "reference/index.md"], ids=name_of
+)
+def test_the_order_of_imports_is_the_one_that_is_checked(page: Path) -> None:
+    """Oracle: the layers of the import contract."""
+    contracts = tomllib.loads(text(ROOT / "pyproject.toml"))["tool"]["importlinter"]["contracts"]
+    layers = next(c["layers"] for c in contracts if c["type"] == "layers")
+    said = " ".join(re.findall(r"^> (.+)$", text(page), re.MULTILINE)).split(" → ")
+    assert [set(re.findall(r"\w+", rooms)) for rooms in said] == [
+        set(re.findall(r"\w+", rooms)) for rooms in layers if rooms != "__main__"
+    ]
+
+
+def anchors(page: Path) -> set[str]:
+    """What headings are called in a link."""
+    heads = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text(page), flags=re.DOTALL), re.M)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", text(page)):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_that_are_named_are_there(page: Path) -> None:
+    """``compression/base.py`` stands for the file in ``regimes/``."""
+    for path in re.findall(r"`((?:\w+/)+\w+\.py)`", text(page)):
+        if "NAME" not in path:
+            assert (ROOT / path).exists() or (ROOT / "regimes" / path).exists(), path
+
+
+@pytest.mark.slow
+def test_the_claims_are_what_the_records_say() -> None:
+    rows = claims.judge(REFERENCE)
+    assert text(REFERENCE / "claims.md") == claims.page(rows)
+    paper = rows[rows["item"].isin({claim.item for claim in claims.PAPER})]
+    assert f"prints these and {len(rows) - len(paper)}\nmore" in text(DOCS / "findings.md")
+    found = re.search(r"<!-- claims -->\n(.*?)<!-- end -->", text(DOCS / "findings.md"), re.DOTALL)
+    assert found
+    assert found[1] == claims.as_text(paper).markdown() + "\n"
+
+
+@pytest.mark.parametrize("kind", ["compressors", "policies", "detectors", "instruments"])
+def test_every_option_has_its_row(kind: str) -> None:
+    """The hand-written tables name what is registered, no more and no less."""
+    page = text(DOCS / "reference" / "options.md")
+    part = re.search(rf"^## {kind.title()}\n(.*?)^<!-- options", page, re.MULTILINE | re.DOTALL)
+    assert part
+    named = {
+        name
+        for cell in re.findall(r"^\| (`.*?) \|", part[1], re.MULTILINE)
+        for name in re.findall(r"`([^`]+)`", cell)
+    }
+    registry = importlib.import_module(generate().REGISTRIES[kind]).REGISTRY
+    assert named == set(registry)
+
+
+# -- the site --------------------------------------------------------------------------------
+
+
+@functools.cache
+def generate() -> ModuleType:
+    """``docs/generate.py``, which is no package."""
+    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_public_module_is_in_the_reference_once() -> None:
+    pages = "".join(map(text, (DOCS / "reference").glob("*.md")))
+    rooms = [mark[2] for mark in generate().MARK.finditer(pages) if mark[1] == "reference"]
+    shown = [name for room in rooms for name in generate().modules(room)]
+    files = [p.relative_to(ROOT).with_suffix("").parts for p in (ROOT / "regimes").rglob("*.py")]
+    public = {".".join(parts) for parts in files if not parts[-1].startswith("_")}
+    packages = {".".join(parts[:-1]) for parts in files if parts[-1] == "__init__"}
+    assert sorted(shown) == sorted(public | packages)
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    sections = tomllib.loads(text(DOCS / "nav.toml"))["section"]
+    shown = [page for section in sections for page in section["pages"]]
+    pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    assert sorted(shown) == sorted(pages - {"index.md"})
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site; any warning of Sphinx is an error."""
+    for package in ("sphinx", "myst_parser", "furo", "sphinx_copybutton"):
+        pytest.importorskip(package, reason="needs the extra docs")
+    pages, out = tmp_path_factory.mktemp("pages"), tmp_path_factory.mktemp("site")
+    generate().write(pages)
+    options = ["--fail-on-warning", "--quiet", "-c", str(DOCS), "-d", str(pages / ".doctrees")]
+    words = [sys.executable, "-m", "sphinx", *options, str(pages), str(out)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.mark.slow
+def test_every_public_name_is_in_the_site(site: Path) -> None:
+    pages = "".join(path.read_text() for path in (site / "reference").glob("*.html"))
+    for name in regimes.__all__:
+        assert f'id="{getattr(regimes, name).__module__}.{name}"' in pages, name
+
+
+@pytest.mark.slow
+def test_no_page_names_a_script_style_or_picture_elsewhere(site: Path) -> None:
+    loaded = re.compile(
+        r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?((?:https?:)?//[^"'\s>]+)"""
+        r"""|<link\b(?![^>]*rel=["']?canonical)[^>]*\bhref=["']?((?:https?:)?//[^"'\s>]+)"""
+        r"""|url\(["']?((?:https?:)?//[^"')]+)"""
+    )
+    for path in [*site.rglob("*.html"), *site.rglob("*.css")]:
+        assert loaded.findall(path.read_text()) == [], path
+
+
+@pytest.fixture
+def served(site: Path) -> Iterator[str]:
+    handler = functools.partial(Silent, directory=str(site))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    server.server_close()
+
+
+class Silent(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["server", "folder"])
+def test_a_browser_asks_for_nothing_from_outside(site: Path, served: str, place: str) -> None:
+    """Every request of three pages, and of a search, from a server and from the folder itself."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("needs the browser chromium (Debian: apt install chromium)")
+    from playwright.sync_api import sync_playwright
+
+    start = served if place == "server" else f"{site.as_uri()}/"
+    asked: list[str] = []
+    with sync_playwright() as driver:
+        args = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        browser = driver.chromium.launch(executable_path=chromium, args=args)
+        page = browser.new_page()
+        page.on("request", lambda request: asked.append(request.url))
+        for name in ("index.html", "tutorial.html", "reference/compression.html"):
+            page.goto(start + name, wait_until="networkidle")
+        page.locator("input.sidebar-search").fill("residual")
+        page.locator("input.sidebar-search").press("Enter")
+        page.wait_for_selector("ul.search li")
+        browser.close()
+    assert len(asked) > 10
+    assert [url for url in asked if not url.startswith((start, "data:", "blob:"))] == []

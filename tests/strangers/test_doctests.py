@@ -1,0 +1,47 @@
+"""Every ``>>>`` in a docstring of the package, run (oracle: what stands below it).
+
+Docstrings are read from the source, because the shape checks of the tests wrap functions, and
+``doctest`` leaves out what another module seems to have defined.
+"""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PARSER = doctest.DocTestParser()
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
+
+
+def examples(path: Path) -> list[doctest.DocTest]:
+    """One test per docstring that has an example."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, DOCUMENTED) and ">>>" in (words := ast.get_docstring(node) or ""):
+            name = getattr(node, "name", path.stem)
+            found.append(PARSER.get_doctest(words, {}, name, str(path), node.body[0].lineno - 1))
+    return found
+
+
+FILES = [path for path in sorted((ROOT / "regimes").rglob("*.py")) if examples(path)]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_examples_in_docstrings_say_what_is(path: Path) -> None:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    module = importlib.import_module(".".join(parts).removesuffix(".__init__"))
+    for example in examples(path):
+        example.globs = dict(vars(module))
+        said: list[str] = []
+        doctest.DocTestRunner().run(example, out=said.append)
+        assert said == [], "".join(said)
+
+
+def test_there_are_examples() -> None:
+    """The search above finds some, in rooms that it should."""
+    assert {"toml.py", "requests.py", "agreement.py", "change.py"} <= {p.name for p in FILES}

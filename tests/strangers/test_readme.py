@@ -1,0 +1,69 @@
+"""The README's numbers and commands (oracle: the committed records, recomputed)."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from analysis.__main__ import commands
+from analysis.common import compare
+from regimes import presets
+from regimes.presets.language import DEMO_RATES
+from regimes.records import load_all
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+REFERENCE = ROOT / "data" / "reference"
+BLOCKS = "\n".join(re.findall(r"```sh\n(.*?)```", README, re.DOTALL)).replace("\\\n", " ")
+
+
+def region(name: str) -> str:
+    """What stands between two comments."""
+    found = re.search(rf"<!-- {name} -->\n(.*?)<!-- end -->", README, re.DOTALL)
+    assert found, name
+    return found[1]
+
+
+def test_the_first_table_is_what_the_records_say() -> None:
+    runs = load_all(REFERENCE / "lm-demo.tar.xz")
+    rates = {run.name: run.config["optimizer"]["lr"] for run in runs}
+    assert rates == DEMO_RATES
+    rows, _ = compare.table(runs, ())
+    assert {*rows["n"]} == {8}
+    for row in rows.to_dict("records"):
+        name = row["schedule"]
+        numbers = f"{row['bits per byte']:.2f} ± {row['sd']:.2f} | {row['of_low']:.2f}"
+        assert f"| `{name}` | {rates[name]:g} | {numbers} |" in region("lm-demo")
+
+
+def test_the_demos_rates_are_those_that_the_trials_chose() -> None:
+    trials = json.loads((REFERENCE / "lm-demo-tune.json").read_text())
+    assert trials["chosen"] == {k: f"optimizer.lr={v:g}" for k, v in DEMO_RATES.items()}
+    for name, rate in DEMO_RATES.items():
+        means = {
+            float(t["values"].split("=")[1]): fmean(t["scores"])
+            for t in trials["trials"]
+            if t["schedule"] == name
+        }
+        assert len(means) == 6
+        assert min(means, key=lambda lr: means[lr]) == rate not in (min(means), max(means))
+
+
+@pytest.mark.parametrize(
+    "module", sorted(set(re.findall(r"(?:-m analysis[. ]|regimes figure )(\w+)", README)))
+)
+def test_every_analysis_can_be_run(module: str) -> None:
+    assert module in commands()
+
+
+@pytest.mark.parametrize("line", [line for line in BLOCKS.splitlines() if "regimes " in line])
+def test_every_preset_and_grid_of_a_command_is_there(line: str) -> None:
+    words = shlex.split(line.partition("#")[0])
+    for verb, known in (("run", presets.PRESETS), ("ablate", presets.GRIDS)):
+        if verb in words and not words[words.index(verb) + 1].endswith(".toml"):
+            assert words[words.index(verb) + 1] in known

@@ -1,0 +1,238 @@
+"""The wheel: what is in it, and that it draws and reports without a checkout (oracle: a Python that
+knows the wheel alone, in an empty folder, where a package called `analysis` raises)."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import regimes
+from analysis.__main__ import commands
+from analysis.paper.figures import FIGURES
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "data" / "reference"
+TRAP = "raise SystemExit('the wheel imported the package analysis of somebody else')\n"
+ARCHIVES = {path.name.partition(".")[0]: path for path in sorted(REFERENCE.glob("*.tar.xz"))}
+STAND_INS = {"14": "smoke-quirks-topk", "15": "smoke-quirks-topk", "deficit": "smoke-deficit"}
+DRAWN = {  # from records of its grid, or where none are committed, of a similar one
+    number: next(
+        ARCHIVES[grid] for grid in (*figure.small, STAND_INS.get(number)) if grid in ARCHIVES
+    )
+    for number, figure in FIGURES.items()
+}
+OTHERS = {  # the other commands; those of one run have it unpacked
+    "agreement": ["detection-signals-smoke"],
+    "batch": ["small-batch"],
+    "claims": [str(REFERENCE), "--paper"],
+    "collapse": ["smoke-quirks-topk"],
+    "controls": ["smoke-controls"],
+    "cost": ["small"],
+    "curves": ["lstm-small"],
+    "deep_linear": ["deep-linear"],
+    "detectors": ["unpacked/low"],
+    "edge": ["rates-edge"],
+    "events": ["shift-smoke"],
+    "figure2": ["small"],
+    "figure3": ["small-signals"],
+    "figure4a": ["small-overlap"],
+    "lasso": [],
+    "levels": ["smoke-full"],
+    "mechanism": ["rates"],
+    "narrowing": ["rates-when"],
+    "paper_times": [],
+    "published": [],
+    "quadratic": [],
+    "rivals": ["smoke-rivals"],
+    "tournament": ["smoke-controls"],
+    "signals": ["unpacked/low/seed-1000"],
+    "tables": ["small"],
+}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    builder = pytest.importorskip("hatchling.builders.wheel", reason="needs the extra dev")
+    folder = tmp_path_factory.mktemp("wheel")
+    (path,) = builder.WheelBuilder(str(ROOT)).build(directory=str(folder), versions=["standard"])
+    return Path(path)
+
+
+@pytest.fixture(scope="module")
+def target(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the installed wheel and nothing else."""
+    folder = tmp_path_factory.mktemp("target")
+    words = ["pip", "install", "--quiet", "--no-deps", "--no-index", "--target", folder, wheel]
+    subprocess.run([sys.executable, "-m", *words], check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture
+def command(target: Path, tmp_path: Path):
+    """`regimes WORDS` with the wheel alone, in an empty folder but for the trap."""
+    (tmp_path / "analysis.py").write_text(TRAP)
+    env = {**os.environ, "PYTHONPATH": str(target), "COLUMNS": "100"}
+
+    def run(*words: str | Path, module: str = "regimes") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", module, *words],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=env,
+            check=False,
+        )
+
+    return run
+
+
+# -- what is in it ---------------------------------------------------------------------------
+
+
+def test_it_holds_all_modules_and_data_and_claims_two_names(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
+    assert tops == {"regimes", "regimes_study"}
+    for folder, here in (("regimes", "regimes"), ("analysis", "regimes_study")):
+        files = [
+            path.relative_to(ROOT / folder)
+            for path in (ROOT / folder).rglob("*")
+            if path.is_file() and path.suffix not in (".pyc", "")
+        ]
+        assert {f"{here}/{path.as_posix()}" for path in files} <= {*names}
+    data = {f"regimes_study/data/{path.name}" for path in (ROOT / "data/published").iterdir()}
+    assert {"regimes/report/page.html", "regimes/py.typed", *data} <= {*names}
+    assert wheel.stat().st_size < 1_000_000
+
+
+def test_its_metadata_lead_to_the_project(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (name for name in archive.namelist() if name.endswith("METADATA"))
+    text = archive.read(name).decode()
+    for line in (
+        "Project-URL: Source, ",
+        "Author: The Regimes developers",
+        "License-File: LICENSE",
+        "Keywords: ",
+        "Classifier: Typing :: Typed",
+    ):
+        assert f"\n{line}" in text
+
+
+def test_the_version_is_the_same_everywhere(wheel: Path) -> None:
+    assert wheel.name.startswith(f"regimes-{regimes.__version__}-")
+    assert f"\nversion: {regimes.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## {regimes.__version__}\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("given", "asked"), [("", False), ("https://torch/cpu", True)])
+def test_only_torch_and_torchvision_come_from_an_index_of_ones_own(given: str, asked: bool) -> None:
+    words = ["make", "--always-make", "--dry-run", "demo", f"TORCH_INDEX={given}"]
+    lines = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    found = [line for line in lines.splitlines() if "--index-url" in line]
+    assert [line.partition("constraints.txt ")[2] for line in found] == (
+        [f"--no-deps --index-url {given} torch torchvision"] if asked else []
+    )
+
+
+def test_an_editable_install_is_the_checkout_under_both_names(tmp_path: Path) -> None:
+    builder = pytest.importorskip("hatchling.builders.wheel", reason="needs the extra dev")
+    (path,) = builder.WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["editable"])
+    archive = zipfile.ZipFile(path)
+    assert [name for name in archive.namelist() if ".dist-info/" not in name] == ["_regimes.pth"]
+    assert Path(archive.read("_regimes.pth").decode().strip()) == ROOT
+    figure2 = importlib.import_module("regimes_study.paper.figure2")
+    assert Path(str(figure2.__file__)) == ROOT / "analysis" / "paper" / "figure2.py"
+
+
+# -- what it does ----------------------------------------------------------------------------
+
+
+def test_it_is_the_wheel_that_runs(target: Path, command) -> None:
+    code = (
+        "import runpy, sys\n"
+        "sys.argv = ['regimes', 'figure']\n"
+        "try: runpy.run_module('regimes', run_name='__main__')\n"
+        "finally: print(*{m.__file__ for n, m in sys.modules.items()"
+        " if n.startswith('regimes') and m.__file__}, sep='\\n')"
+    )
+    (Path(target, "asked.py")).write_text(code)
+    files = [line for line in command(module="asked").stdout.splitlines() if line.endswith(".py")]
+    assert len(files) > 5
+    assert all(Path(file).is_relative_to(target) for file in files)
+
+
+def test_it_lists_figures_and_presets(command) -> None:
+    listed = command("figure")
+    assert listed.returncode == 0, listed.stderr
+    first = {line.split(" ")[0] for line in listed.stdout.splitlines()}
+    assert first >= {*FIGURES, *commands()} - {"figures"}
+    presets = command("presets").stdout
+    assert all(name in presets for name in ("paper-vgg19bn-cifar10", "tournament-smoke"))
+
+
+def test_it_trains_a_preset_of_the_study_with_its_instruments(command, tmp_path: Path) -> None:
+    short = ["epochs=4", "unit_steps=2", "instruments.moments.stride=1"]
+    settings = [word for setting in short for word in ("--set", setting)]
+    done = command("run", "deep-linear", *settings, "--out", "run")
+    assert done.returncode == 0, done.stderr
+    assert '"moments:mean-top1":' in (tmp_path / "run/epochs.jsonl").read_text()
+
+
+@pytest.mark.slow
+def test_it_draws_figure_2(command, tmp_path: Path) -> None:
+    done = command("figure", "2", DRAWN["2"], "--out", "drawn")
+    assert done.returncode == 0, done.stderr
+    assert "accordion" in done.stdout
+    names = {path.name for path in (tmp_path / "drawn/small").iterdir()}
+    assert names >= {"figure2a.png", "figure2b.svg", "levels.csv", "table.md"}
+
+
+@pytest.mark.slow
+def test_it_writes_a_report(command, tmp_path: Path) -> None:
+    done = command("report", ARCHIVES["lstm-small"])
+    assert done.returncode == 0, done.stderr
+    assert "regimes figure curves" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_without_records_a_sentence_says_which_and_how_to_make_them(command) -> None:
+    asked = command("figure", "8")
+    assert asked.returncode == 2
+    assert asked.stderr == (
+        "error: figure 8 needs records of the grid small-budget (or paper-budget): first `regimes "
+        "ablate small-budget --seeds 5`, then `regimes figure 8 runs/small-budget`\n"
+    )
+    assert "did you mean 'curves'" in command("figure", "curvs").stderr
+
+
+def test_every_command_of_the_study_is_tried_below() -> None:
+    # a campaign trains for hours, provenance needs a checkout
+    apart = {"figures", "campaign", "provenance"}
+    assert {*OTHERS, *apart} == {*commands()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", DRAWN)
+def test_it_draws_every_figure(command, tmp_path: Path, number: str) -> None:
+    done = command("figure", number, DRAWN[number])
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.glob("figures/*/*.png"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_it_runs_every_command(command, tmp_path: Path, name: str) -> None:
+    words = [ARCHIVES.get(word, word) for word in OTHERS[name]]
+    if name in ("detectors", "signals"):
+        with tarfile.open(ARCHIVES["small-signals"]) as archive:
+            archive.extractall(tmp_path / "unpacked", filter="data")
+    done = command("figure", name, *words)
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.glob("figures/**/*.csv")) or name in ("claims", "paper_times")

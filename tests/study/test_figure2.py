@@ -1,0 +1,213 @@
+"""Figure 2 and its table, against numbers recomputed by hand from the rows (oracle: arithmetic,
+scipy)."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+from synthetic import EPOCHS, POLICIES, make
+
+from analysis.common import compare
+from analysis.grids.names import PAPER
+from analysis.paper import figure2
+from regimes.errors import RecordError
+from regimes.plotting import style
+from regimes.plotting.metrics import named
+from regimes.records import load_all, read_lines
+from regimes.statistics import t_interval
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    for name in POLICIES:
+        for seed in (0, 1, 2):
+            make(root, name, seed)
+    make(root, "of-my-own", 0)
+    return root
+
+
+def rows(folder: Path, name: str) -> list[list[dict[str, Any]]]:
+    return [read_lines(folder / name / f"seed-{s}" / "epochs.jsonl") for s in (0, 1, 2)]
+
+
+def test_curves_are_the_means_and_t_intervals_of_the_rows(folder: Path) -> None:
+    _, drawn = figure2.figure2b(load_all(folder))
+    numbers = drawn[drawn["part"] == "curve"]
+    for name in POLICIES:
+        mine = numbers[numbers["schedule"] == name].set_index("epoch")
+        for epoch in range(EPOCHS):
+            values = [100 * run[epoch]["metric"] for run in rows(folder, name)]
+            low, high = stats.t.interval(0.95, 2, np.mean(values), stats.sem(values))
+            got = mine.loc[epoch, ["accuracy", "ci_low", "ci_high"]].to_list()
+            assert got == pytest.approx([statistics.mean(values), low, high], rel=1e-12)
+            sent = [sum(r["floats"] for r in run[: epoch + 1]) for run in rows(folder, name)]
+            assert mine.loc[epoch, "floats"] == pytest.approx(statistics.mean(sent))
+    alone = numbers[numbers["schedule"] == "of-my-own"]
+    assert alone["ci_low"].isna().all()
+    assert (alone["n"] == 1).all()
+
+
+def test_norms_are_the_means_of_the_statistic_of_the_compressed_layers(folder: Path) -> None:
+    _, numbers = figure2.figure2a(load_all(folder))
+    assert list(numbers["layer"].unique()) == ["conv.weight", "head.weight"]
+    for row in numbers.to_dict("records"):
+        index = {"conv.weight": 0, "head.weight": 2}[row["layer"]]
+        values = [
+            run[row["epoch"]]["statistics"]["norm:update"][index] for run in rows(folder, "low")
+        ]
+        assert row["norm"] == pytest.approx(statistics.mean(values), rel=1e-12)
+
+
+def test_levels_are_those_of_the_rows(folder: Path) -> None:
+    _, numbers = figure2.level_map(load_all(folder), seed=2)
+    assert len(numbers) == 3 * EPOCHS * 2
+    for row in numbers.to_dict("records"):
+        index = {"conv.weight": 0, "head.weight": 2}[row["layer"]]
+        written = rows(folder, "accordion")[row["seed"]][row["epoch"]]
+        assert row["level"] == written["layers"]["level"][index]
+    with pytest.raises(RecordError, match="no 'accordion' run of seed 7"):
+        figure2.level_map(load_all(folder), seed=7)
+
+
+def last_three(run: list[dict[str, Any]]) -> float:
+    return 100 * statistics.mean(r["metric"] for r in run[-3:])
+
+
+def test_each_row_of_panels_marks_the_decay(folder: Path) -> None:
+    """Before epoch 4, the first at a lower rate."""
+    fig, _ = figure2.figure2b(load_all(folder))
+    for half in fig.subfigs:
+        upright = {
+            float(line.get_xdata()[0])
+            for line in half.axes[0].lines
+            if list(line.get_ydata()) == [0, 1]
+        }
+        assert upright == {3.5}
+
+
+def test_table_is_arithmetic_over_the_last_three_epochs(folder: Path) -> None:
+    table, pairs = compare.table(load_all(folder))
+    table = table.set_index("schedule")
+    values = [last_three(run) for run in rows(folder, "high")]
+    assert table.loc["high", "accuracy"] == pytest.approx(statistics.mean(values))
+    assert table.loc["high", "sd"] == pytest.approx(statistics.stdev(values))
+    sent = {
+        name: statistics.mean(sum(r["floats"] for r in run) for run in rows(folder, name))
+        for name in ("high", "low")
+    }
+    assert table.loc["high", "of_low"] == pytest.approx(sent["high"] / sent["low"])
+    first = pairs.iloc[0]
+    assert first["comparison"] == "low - high"
+    a, b = ([last_three(run) for run in rows(folder, name)] for name in ("low", "high"))
+    oracle = stats.ttest_rel(a, b).confidence_interval(0.95)
+    assert [first["ci_low"], first["ci_high"]] == pytest.approx([oracle.low, oracle.high])
+    assert first["traffic_ratio"] == pytest.approx(sent["low"] / sent["high"])
+    assert len(pairs) == 5  # low-early was not run
+
+
+def test_a_tie_is_not_above() -> None:
+    each = pd.DataFrame(
+        {
+            "name": ["a", "b"] * 3,
+            "seed": [0, 0, 1, 1, 2, 2],
+            "floats": [2, 4] * 3,
+            "accuracy": [90, 90, 91, 90, 80, 90],
+        }
+    )
+    row = compare.pair(each, "a", "b", named("accuracy"))
+    assert (row["positive"], row["n"], row["traffic_ratio"]) == (1, 3, 0.5)
+    assert row["difference"] == pytest.approx(-3)
+
+
+def test_interval_against_scipy() -> None:
+    values = [3.0, 4.5, 2.25, 8.0, 1.0]
+    ends = stats.t.interval(0.95, 4, np.mean(values), stats.sem(values))
+    assert t_interval(values) == pytest.approx((np.mean(values), *ends))
+    assert np.isnan(t_interval([1.0])[1:]).all()
+
+
+def test_command_writes_figures_and_numbers(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = figure2.main(folder, tmp_path / "a")
+    assert {p.name for p in paths} == {
+        "table.csv",
+        "table.md",
+        "differences.csv",
+        *(f"{n}.{k}" for n in ("figure2a", "figure2b", "levels") for k in ("png", "svg", "csv")),
+    }
+    for path in paths:
+        if path.suffix == ".png":
+            assert path.read_bytes().startswith(b"\x89PNG")
+            assert path.stat().st_size > 20_000
+    drawn, numbers = figure2.level_map(load_all(folder))
+    for path in style.save(drawn, tmp_path / "b" / "levels", numbers):
+        again = tmp_path / "a" / path.name
+        assert path.read_bytes() == again.read_bytes()  # the same numbers, the same bytes
+    written = pd.read_csv(tmp_path / "a" / "figure2b.csv")
+    pd.testing.assert_frame_equal(written, figure2.figure2b(load_all(folder))[1])
+    printed = capsys.readouterr().out
+    assert "low-in-critical - low-late" in printed
+    assert str(tmp_path / "a" / "levels.png") in printed.replace("\n", "")
+
+
+@pytest.mark.parametrize("draw", [figure2.figure2b, compare.table])
+def test_refuses_to_guess(folder: Path, tmp_path: Path, draw: Any) -> None:
+    runs = load_all(folder)
+    with pytest.raises(RecordError, match="no run of schedule low-late; found"):
+        draw([run for run in runs if run.name != "low-late"])
+    make(tmp_path, "low", 9, epochs=4)
+    with pytest.raises(RecordError, match="has 4 of 6 epochs: finish it"):
+        draw(runs + load_all(tmp_path))
+    with pytest.raises(RecordError, match="are both 'low' runs of seed 0"):
+        draw([*runs, next(run for run in runs if run.name == "low")])
+    other = make(tmp_path / "other", "low", 8, batch_size=16)
+    with pytest.raises(RecordError, match=r"low \(batch_size=16\).*not of the same experiment"):
+        draw(runs + load_all(other))
+
+
+def test_no_common_seed(tmp_path: Path) -> None:
+    for name in POLICIES:
+        make(tmp_path, name, 1 if name == "high" else 0)
+    with pytest.raises(RecordError, match="low and high have no seed in common"):
+        compare.table(load_all(tmp_path))
+
+
+def test_every_schedule_looks_different_in_grey() -> None:
+    looks = list(style.LOOKS.values())
+    assert len({look.marker for look in looks}) == len(looks)
+    assert len({(json.dumps(look.dash), look.width) for look in looks}) == len(looks)
+    assert style.style_of("mine").label == "mine"
+    assert style.order(["mine", "high", "dense"]) == ["dense", "high", "mine"]
+
+
+def test_a_tournaments_arms_are_the_papers_schedules_each_at_its_own_rate(tmp_path: Path) -> None:
+    for i, (arm, name) in enumerate(PAPER.items()):
+        rate = {"lr": 0.1 if i % 2 else 0.2, "decay_epochs": [4], "decay_factor": 10.0}
+        policy = POLICIES.get(name, {"name": "static"})
+        for seed in (0, 1, 2):
+            make(tmp_path, arm, seed, optimizer=rate, policy=policy)
+    make(tmp_path, "coin 6", 0)
+    arms = load_all(tmp_path)
+    runs = compare.schedules(arms)
+    assert {run.name for run in runs} == {*PAPER.values()}
+    drawn, numbers = figure2.figure2b(runs)
+    by_hand = [row["metric"] for row in rows(tmp_path, "rank 4")[0]]
+    (low,) = (run for run in runs if (run.name, run.seed) == ("low", 0))
+    assert low.epochs["metric"].to_list() == by_hand
+    assert set(numbers["schedule"]) == {*PAPER.values()} - {"high-stretched"}
+    words = " ".join(drawn.get_supxlabel().split())
+    assert "Learning rates: 0.1 (low compression;" in words
+    assert ", 0.2 (dense (no compression);" in words
+    assert compare.schedules([*arms, low]) == [*arms, low]  # of both: nothing is left out
+    assert compare.schedules([run for run in arms if run.name != "rank 1"]) == [
+        run for run in arms if run.name != "rank 1"
+    ]

@@ -1,0 +1,113 @@
+"""Figure 3 and the signals' figure, from the committed records, against numbers recomputed by hand
+(oracle: arithmetic over the rows, scikit-learn)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.metrics import cohen_kappa_score, jaccard_score
+
+from analysis.detection import signals
+from analysis.paper import figure3, figure4a
+from regimes.errors import RecordError
+from regimes.records import Record, load_all
+
+REFERENCE = Path(__file__).parents[2] / "data" / "reference"
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[Record]:
+    return load_all(REFERENCE / "small-signals.tar.xz")
+
+
+def test_curves_are_means_over_seeds_of_the_rows(runs: list[Record]) -> None:
+    _, numbers = figure3.figure3(runs)
+    for epoch in (0, 11, 23):
+        values = [run.rows[epoch]["model"]["eigenvalue:batch"] for run in runs]
+        row = numbers[(numbers["signal"] == figure3.BATCH) & (numbers["epoch"] == epoch)].iloc[0]
+        ends = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
+        assert (row["mean"], row["ci_low"], row["ci_high"]) == pytest.approx(
+            (np.mean(values), *ends)
+        )
+
+
+def test_agreement_by_the_rules_written_out(runs: list[Record]) -> None:
+    """Evaluated after epochs 0, 3, 6, ...: critical until the second, then by relative change."""
+    _, pairs = figure3.agreement(runs, 3, 0.5)
+    run = runs[0]
+    weights = [i for i, layer in enumerate(run.header["layers"]) if layer["compressed"]]
+    norm = np.array([[r["statistics"]["norm:update"][i] for i in weights] for r in run.rows])
+    top = np.array([[r["model"]["eigenvalue"]] for r in run.rows])
+    calls = []
+    for values, falls in ((norm, False), (top, True)):
+        now, levels = np.ones(values.shape[1], bool), []
+        for epoch in range(len(values)):
+            levels.append(now)
+            if epoch % 3 == 0 and epoch > 0:
+                change = (values[epoch - 3] - values[epoch]) / values[epoch - 3]
+                now = (change if falls else abs(change)) >= 0.5
+        calls.append(np.array(levels).mean(1) >= 0.5)
+    one = figure3.compare(run, figure3.rules(3, 0.5)).pairs.iloc[0]
+    assert one["jaccard"] == pytest.approx(jaccard_score(*calls))
+    assert one["kappa"] == pytest.approx(cohen_kappa_score(*calls))
+    assert pairs.iloc[0]["n"] == len(runs)
+
+
+def test_every_rule_has_the_threshold_and_interval_asked_for() -> None:
+    for rule in figure3.rules(4, 0.125).values():
+        assert (rule.interval, rule.eta) == (4, 0.125)  # type: ignore[attr-defined]
+
+
+def test_the_caption_says_what_a_control_reaches(runs: list[Record]) -> None:
+    """The eigenvalue agrees with the first ten epochs as well as with the norm's ten."""
+    _, pairs = figure3.agreement(runs, 3, 0.5)
+    found = pairs.set_index(["a", "b"])["kappa"]
+    assert found[figure3.NORM, figure3.EVAL] == found[figure3.EVAL, figure3.CONTROL]
+    assert found[figure3.NORM, figure3.CONTROL] == pytest.approx(
+        cohen_kappa_score(
+            [True] * 10 + [False] * 14, [e in (*range(7), 13, 14, 15) for e in range(24)]
+        )
+    )
+    figure, numbers = figure3.figure3(runs)
+    said = " ".join(figure._supxlabel.get_text().split())  # type: ignore[attr-defined]
+    control = f"with {figure3.CONTROL}, which read nothing,"
+    assert f"kappa 0.73 in every seed, {control} kappa 0.73 in every seed" in said
+    assert "± 0.00" not in said
+    assert figure3.CONTROL not in {*numbers["signal"]}
+
+
+def test_the_command_writes_its_figure(tmp_path: Path) -> None:
+    paths = figure3.main(REFERENCE / "small-signals.tar.xz", tmp_path)
+    assert {p.name for p in paths} == {
+        "figure3-low.png",
+        "figure3-low.svg",
+        "figure3-low.csv",
+        "figure3-low-detectors.csv",
+        "figure3-low-pairs.csv",
+    }
+    assert all(p.stat().st_size > 100 for p in paths)
+
+
+def test_signals_of_one_run(runs: list[Record]) -> None:
+    figure, numbers = signals.signals(runs[0])
+    assert len(figure.axes) == 4
+    first = runs[0].rows[0]
+    weights = [i for i, layer in enumerate(runs[0].header["layers"]) if layer["compressed"]]
+    squares = sum(first["statistics"]["norm:update"][i] ** 2 for i in weights)
+    assert numbers["norm"].iloc[0] == pytest.approx(squares**0.5)
+    assert numbers["fisher_trace"].iloc[0] == first["model"]["fisher_trace"]
+
+
+def test_records_without_the_signal_are_refused() -> None:
+    plain = [r for r in load_all(REFERENCE / "small.tar.xz") if r.name == "low"]
+    with pytest.raises(RecordError, match="recorded no 'eigenvalue'"):
+        figure3.figure3(plain)
+    with pytest.raises(RecordError, match="recorded no curvature"):
+        signals.signals(plain[0])
+
+
+def test_figure_4a_reads_the_committed_archive(tmp_path: Path) -> None:
+    assert figure4a.main(REFERENCE / "small-overlap.tar.xz", tmp_path)

@@ -1,0 +1,203 @@
+"""Usable learning rates and their models (oracles: sums by hand, closed forms of stable rates,
+training in numpy)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from torch import Tensor
+
+import regimes
+from analysis.common import panels
+from analysis.rates import usable
+from analysis.rates.usable import end, ends, entries, rules, table
+from regimes.compression.base import Sending, State
+from regimes.compression.powersgd import PowerSGD
+from regimes.config import DENSE, Level
+from regimes.errors import RecordError
+from regimes.plotting import style
+from regimes.plotting.metrics import named
+from regimes.presets import get_grid
+from regimes.presets.own import AT
+from regimes.records import load_all
+
+ACCURACY = named("accuracy")
+
+
+def test_rates_are_drawn_over_their_logarithm() -> None:
+    fig = style.figure(2)
+    ax = fig.subplots()
+    ax.plot([0.01, 0.1, 1.0], [1, 2, 3])
+    panels.rates_axis(ax)
+    assert ax.get_xscale() == "log"
+    fig.canvas.draw()
+    written = [text.get_text() for text in ax.get_xticklabels()]
+    assert {"0.01", "0.03", "0.1", "0.3", "1"} <= set(written)
+
+
+# -- the grids -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["rates-smoke", "rates-momentum", "rates-lm"])
+def test_a_cell_is_its_level_at_its_rate_and_nothing_else(name: str) -> None:
+    grid = get_grid(name)
+    first = next(iter(grid.values()))
+    starts = set()
+    for key, cell in grid.items():
+        arm, _, rate = key.rpartition(AT)
+        assert cell.name == key
+        assert f"{cell.optimizer.lr:g}" == rate
+        assert cell.compressor.get("error_feedback", True) == ("no feedback" not in arm)
+        word = arm.split(",")[0].removesuffix(" %").split(" ")[-1]
+        level = cell.levels.get(cell.policy["level"], DENSE)
+        assert str(level) == word
+        starts.add((cell.optimizer.warmup_from or 0) / cell.optimizer.lr)
+        for part in ("data", "model", "epochs", "workers", "batch_size"):
+            assert getattr(cell, part) == getattr(first, part)
+    assert max(starts) - min(starts) < 1e-6
+
+
+def test_momenta_move_as_far_by_a_constant_gradient() -> None:
+    grid = get_grid("rates-momentum")
+    known = {cell.optimizer.lr for cell in get_grid("rates-smoke").values()}
+    far = {float(f"{rate / (1 - 0.9):.5g}") for rate in known}
+    for cell in grid.values():
+        moved = cell.optimizer.lr / (1 - cell.optimizer.momentum)
+        assert float(f"{moved:.5g}") in far
+    assert {cell.optimizer.momentum for cell in grid.values()} == {0.0, 0.5}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [0.0125, 0.05, 0.2])
+@pytest.mark.parametrize("rank", [4, 2, 1])
+def test_a_low_pass_sends_the_energy_that_its_rank_sends(
+    rank: int, rate: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what is owed, summed over the steps and layers of a run on digits."""
+    owed, left = [], []
+    send = PowerSGD.send
+
+    def measured(self: PowerSGD, delta: Tensor, state: State, level: Level) -> Sending:
+        owed.append(float(delta.square().sum()))
+        found = yield from send(self, delta, state, level)
+        assert found[1] is None  # taken out of delta already
+        left.append(float(delta.square().sum()))
+        return found
+
+    monkeypatch.setattr(PowerSGD, "send", measured)
+    settings = [
+        f"levels={{level={rank}}}",
+        "policy={name='static', level='level'}",
+        f"optimizer.lr={rate}",
+    ]
+    regimes.run(regimes.override(regimes.get_preset("smoke/high"), settings), tmp_path)
+    share = get_grid("rates-low-pass")[f"low-pass as rank {rank} at 0.1"].levels["level"]
+    assert isinstance(share, float)
+    assert 1 - sum(left) / sum(owed) == pytest.approx(1 - (1 - share) ** 2, abs=0.02)
+
+
+# -- the usable range ------------------------------------------------------------------------
+
+
+def test_a_range_ends_where_the_line_first_leaves_what_is_allowed() -> None:
+    rates = [0.1, 0.2, 0.4, 0.8]
+    assert end(rates, [1, 1, 1, 1], 1, 2) == math.inf
+    assert end(rates, [1, 1, 5, 0], 0, 2) == pytest.approx(0.2 * 2**0.25)  # not the way back
+    assert end(rates, [1, 1, 1, math.inf], 0, 2) == pytest.approx(0.4 * 2**0.5)
+    assert math.isnan(end(rates, [1, 3, 1, 1], 1, 2))
+    assert math.isnan(end(rates, [1, math.nan, 1, 1], 1, 2))
+    assert end(rates, [9, 9, 1, 2], 2, 2) == math.inf  # at the limit is within
+
+
+def _made() -> pd.DataFrame:
+    """Two arms, three seeds: dense is usable throughout, the other one to 0.2 times 2^(1/2), ..."""
+    rows = []
+    for seed in range(3):
+        for rate, dense, other in ((0.1, 90, 88), (0.2, 92, 90), (0.4, 91, 80 - 10 * seed)):
+            for arm, reached in (("dense", dense), ("rank 1", other)):
+                rows.append(
+                    {
+                        "arm": arm,
+                        "rate": rate,
+                        "seed": seed,
+                        "momentum": 0.9,
+                        "accuracy": float(reached),
+                        "train_loss": (100 - reached) / 10,
+                    }
+                )
+    return pd.DataFrame(rows)
+
+
+def test_the_table_of_made_up_runs() -> None:
+    rows = table(_made(), ACCURACY).set_index(["rule", "arm"])
+    own = "own best within 5 points"
+    assert rows.loc[(own, "dense"), "largest"] == pytest.approx(0.4)
+    assert rows.loc[(own, "dense"), "largest_beyond"] == 3
+    by_hand = [0.2 * 2 ** (5 / (10 + 10 * seed)) for seed in range(3)]  # 90 to 80, 70, 60
+    assert rows.loc[(own, "rank 1"), "largest"] == pytest.approx(np.exp(np.mean(np.log(by_hand))))
+    assert rows.loc[(own, "rank 1"), "largest_beyond"] == 0
+    assert rows.loc[(own, "rank 1"), "best"] == 0.2
+    assert math.isnan(rows.loc[(own, "rank 1"), "of_dense"])  # dense's is not known
+    loss = "training loss within 0.3 of dense"  # its lowest: 0.8
+    assert rows.loc[(loss, "dense"), "largest_beyond"] == 3
+    assert rows.loc[(loss, "rank 1"), "largest"] == pytest.approx(
+        np.exp(np.mean([np.log(0.2) + np.log(2) * 0.1 / (1 + seed) for seed in range(3)]))
+    )
+
+
+def test_rules_are_of_the_best_mean_and_of_dense() -> None:
+    found = rules(_made(), ACCURACY)
+    assert [*found] == [
+        "own best within 5 points",
+        "training loss within 0.3 of dense",
+        "training loss within 1 of dense",
+    ]
+    assert found["own best within 5 points"][1].to_dict() == {"dense": -87.0, "rank 1": -85.0}
+    assert found["training loss within 1 of dense"][1].to_dict() == pytest.approx(
+        {"dense": 1.8, "rank 1": 1.8}
+    )
+    alone = _made()[lambda rows: rows["arm"] == "rank 1"]
+    assert [*rules(alone, ACCURACY)] == ["own best within 5 points"]
+
+
+def test_a_run_that_is_not_finite_is_outside() -> None:
+    each = _made()
+    each.loc[(each["arm"] == "dense") & (each["rate"] == 0.4), ["accuracy", "train_loss"]] = np.nan
+    found = ends(each, ACCURACY)
+    own = found[(found["arm"] == "dense") & found["rule"].str.startswith("own")]
+    assert own["largest"].to_list() == pytest.approx([0.2 * 2**0.5] * 3)
+
+
+def test_a_seed_without_the_best_rate_is_one_sentence() -> None:
+    each = _made()
+    with pytest.raises(RecordError, match=r"'rank 1' has no run at 0\.2 with seed 1"):
+        ends(each.drop(each.query("arm == 'rank 1' and rate == 0.2 and seed == 1").index), ACCURACY)
+
+
+def test_the_command_from_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grid = get_grid("rates-smoke")
+    for name in ("dense at 0.05", "dense at 0.4", "rank 1 at 0.05", "rank 1 at 0.4"):
+        short = replace(grid[name], epochs=1, seed=7)
+        short = replace(short, data=replace(short.data, train_size=64, test_size=32))
+        regimes.run(short, tmp_path / "runs" / name)
+    paths = usable.main((tmp_path / "runs",), tmp_path / "out")
+    assert {path.name for path in paths} == {
+        "mechanism.png",
+        "mechanism.svg",
+        "mechanism.csv",
+        "ranges.csv",
+        "ranges.md",
+    }
+    assert "own best within 5 points" in capsys.readouterr().out
+    each = entries(load_all(tmp_path / "runs"), ACCURACY)
+    assert each["rate"].to_list() == [0.05, 0.4] * 2
+    other = replace(grid["dense at 0.1"], name="dense", epochs=1)
+    other = replace(other, data=replace(other.data, train_size=64, test_size=32))
+    regimes.run(other, tmp_path / "runs" / "other")
+    with pytest.raises(RecordError, match="'dense' is no arm at a rate"):
+        entries(load_all(tmp_path / "runs"), ACCURACY)

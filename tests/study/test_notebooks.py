@@ -1,0 +1,215 @@
+"""The notebooks: each runs from a clean kernel, and what is committed is whole, quiet and portable.
+
+The short ones run in every test run, the others with the slow tests; all of them offline.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+import struct
+import sys
+import tomllib
+import types
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from analysis.notebook.outputs import reasons, show
+from analysis.paper.figure2 import figure2a
+from regimes.plotting import style
+from regimes.records import Record, load_all
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+QUICK = ("1-quick-start",)
+STATEMENTS = (
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+    ast.For,
+    ast.While,
+    ast.If,
+    ast.Try,
+    ast.With,
+    ast.Lambda,
+)
+OURS = "8-your-own-model"  # the one that defines something
+PROJECT = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+ABSOLUTE = re.compile(r"(?<![\w./:<])/(?:[\w.-]+/)+[\w.-]+|\b[A-Z]:\\")
+
+
+def read(path: Path) -> Any:
+    return nbformat.read(path, as_version=4)
+
+
+def code(notebook: Any) -> list[Any]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def outputs(notebook: Any) -> list[Any]:
+    return [output for cell in code(notebook) for output in cell.outputs]
+
+
+def texts(notebook: Any) -> str:
+    """What a reader of the outputs sees, without pictures."""
+    found = []
+    for output in outputs(notebook):
+        shown = {**output.get("data", {}), "text": output.get("text", "")}
+        found += [str(value) for kind, value in shown.items() if not kind.startswith("image/")]
+    return "\n".join(found)
+
+
+def complaints(notebook: Any) -> list[str]:
+    """Errors, and whatever a cell wrote to stderr: a warning, say."""
+    return [
+        str(output)
+        for output in outputs(notebook)
+        if output.output_type == "error" or output.get("name") == "stderr"
+    ]
+
+
+def test_there_are_the_nine_notebooks() -> None:
+    assert [path.stem[0] for path in NOTEBOOKS] == list("123456789")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=() if path.stem in QUICK else pytest.mark.slow)
+        for path in NOTEBOOKS
+    ],
+)
+def test_a_notebook_runs_from_a_clean_kernel(path: Path) -> None:
+    notebook = read(path)
+    for cell in code(notebook):
+        cell.outputs = []
+    before = path.read_bytes()
+    client = NotebookClient(
+        notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
+    )
+    client.execute()
+    assert complaints(notebook) == []
+    assert sum("image/png" in output.get("data", {}) for output in outputs(notebook)) >= 1
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_committed_whole_with_quiet_and_portable_outputs(path: Path) -> None:
+    notebook = read(path)
+    nbformat.validate(notebook)
+    counts = [cell.execution_count for cell in code(notebook)]
+    assert counts == list(range(1, len(counts) + 1)), "run it top to bottom in a clean kernel"
+    assert complaints(notebook) == []
+    assert any("image/png" in output.get("data", {}) for output in outputs(notebook))
+    assert ABSOLUTE.findall(texts(notebook)) == []
+    assert path.stat().st_size < 1_000_000
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_thin_and_trains_once(path: Path) -> None:
+    notebook = read(path)
+    sources = [cell.source for cell in code(notebook)]
+    assert sum("regimes.run(" in source for source in sources) == 1
+    assert any(cell.source.startswith("## Live") for cell in notebook.cells)
+    if path.stem != OURS:
+        nodes = [node for source in sources[1:] for node in ast.walk(ast.parse(source))]
+        assert [ast.unparse(node) for node in nodes if isinstance(node, STATEMENTS)] == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_words_between_cells_leave_the_numbers_of_runs_to_the_records(path: Path) -> None:
+    words = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
+    assert re.findall(r"\bn\s*=\s*\d", words) == []
+    linked = re.findall(r"\]\((?!https:)([^)]+\.ipynb)\)", words)
+    assert [name for name in linked if not (FOLDER / name).exists()] == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_under_each_figure_stands_how_to_read_it_and_what_would_speak_against_that(
+    path: Path,
+) -> None:
+    cells = read(path).cells
+    for figure, below in itertools.pairwise([*cells, None]):
+        shown = [output.get("data", {}) for output in figure.get("outputs", [])]
+        if any("image/png" in data for data in shown):
+            assert below is not None, figure.id
+            words = " ".join(below.source.split())
+            assert words.startswith("**Reading:** "), figure.id
+            assert "**What would change one's mind:** " in words, figure.id
+
+
+# -- Colab -----------------------------------------------------------------------------------
+
+
+class Shell:
+    """Stands in for IPython's: notes what a cell asks of it."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def system(self, line: str) -> None:
+        self.asked.append(line)
+
+    def run_line_magic(self, name: str, line: str) -> None:
+        self.asked.append(f"%{name} {line}")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("there", [True, False], ids=["in Colab", "elsewhere"])
+def test_the_first_cell_installs_in_colab_and_does_nothing_elsewhere(
+    path: Path, there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = [*sys.path]
+    monkeypatch.setattr(sys, "path", [*before])
+    monkeypatch.delitem(sys.modules, "google.colab", raising=False)
+    if there:
+        monkeypatch.setitem(sys.modules, "google.colab", types.ModuleType("google.colab"))
+    shell, notebook = Shell(), read(path)
+    exec(code(notebook)[0].source, {"get_ipython": lambda: shell})
+    source = PROJECT["urls"]["Source"]
+    assert shell.asked == there * [
+        f"git clone --quiet --depth 1 {source} /content/regimes",
+        "pip install --quiet /content/regimes",  # its wheel, from the clone
+        "%cd -q /content/regimes/notebooks",
+    ]
+    assert sys.path[0] == ("/content/regimes" if there else before[0])
+    place = source.removeprefix("https://github.com/")
+    opened = f"https://colab.research.google.com/github/{place}/blob/main/notebooks/{path.name}"
+    assert f"[Open in Colab]({opened})" in notebook.cells[0].source
+
+
+# -- what they show with ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[Record]:
+    return load_all(FOLDER.parent / "data" / "reference" / "small.tar.xz")
+
+
+def test_a_shown_figure_is_small_and_says_its_caption_to_those_who_cannot_see(
+    runs: list[Record],
+) -> None:
+    picture = show(figure2a(runs))
+    width, height = struct.unpack(">II", picture.data[16:24])  # of the PNG's header
+    assert (width, height) == (864, 396)
+    assert style.setting(runs[0]).replace("\xa0", " ") in picture.alt.replace("\xa0", " ")
+
+
+def test_reasons_are_those_that_the_record_gives(runs: list[Record]) -> None:
+    run = next(run for run in runs if run.name == "accordion")
+    rows = reasons(run, "features.3.weight")
+    judged = rows[rows["rule"] == "norm change"].query("ratio != ''")
+    assert len(judged) >= 3
+    assert ((judged["ratio"] >= judged["threshold"]) == (judged["level"] == "low")).all()
+    assert rows["level"].tolist() == [row["layers"]["level"][3] for row in run.rows]
+
+
+def test_an_absolute_path_would_be_found() -> None:
+    """The search above finds what it is there for, and not a ratio or a closing tag."""
+    assert ABSOLUTE.findall("saved to /home/me/runs/x") == ["/home/me/runs/x"]
+    assert ABSOLUTE.findall("displacement / lr, s/epoch, 1/2, ../data/x, </td></tr>") == []

@@ -6,7 +6,7 @@ TORCH_INDEX ?=
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-all integrations same-bits mutants fuzz bench gpu notebooks docs docs-serve release check clean
+.PHONY: help demo test test-all integrations same-bits mutants fuzz bench gpu notebooks pages docs docs-serve release check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ gpu: .venv/demo.stamp  ## test a GPU: correctness, speed, a study; without a GPU
 notebooks: .venv/demo.stamp  ## run all notebooks and keep their outputs, about 3 minutes
 	$(BIN)/jupyter nbconvert --to notebook --inplace --execute notebooks/*.ipynb \
 		--CoalesceStreamsPreprocessor.enabled=True --ExecutePreprocessor.record_timing=False
+
+pages: .venv/demo.stamp  ## write docs/findings.md and docs/findings/ from the records; compute only numbers of changed archives
+	OMP_NUM_THREADS=1 $(BIN)/python -m analysis.findings
 
 docs: .venv/docs.stamp  ## build the documentation in site/; a warning is an error
 	rm -rf build/docs site

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 WITHOUT_TORCH = (  # rooms that read, decide and draw, and what starts others
     "config",
     "errors",
+    "statistics",
     "cli",
     "console",
     "records",

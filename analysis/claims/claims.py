@@ -22,23 +22,14 @@ import pandas as pd
 
 from regimes.console import stdout
 from regimes.console.tables import Table
+from regimes.console.units import interval_text, p_text
 from regimes.errors import RecordError
 from regimes.plotting.groups import check_setting, check_there
 from regimes.records import Record, load_all, write_output
-from regimes.replay.agreement import LEAST, interval
+from regimes.statistics import LEAST, alike, holm, least_p, p_ranks, p_value, t_interval
 
 from ..common.estimates import Cell, Row, as_table, number, p, word
-from ..common.verdicts import (
-    alike,
-    holm,
-    interval_text,
-    least_p,
-    outcome,
-    p_ranks,
-    p_text,
-    p_value,
-    verdict,
-)
+from ..common.verdicts import outcome, verdict
 from .pools import pool, same_code
 from .sentences import PAPER, QUESTIONS, Claim
 
@@ -102,7 +93,7 @@ def _row(claim: Claim, runs: Sequence[Record]) -> dict[str, Any]:
     check_there(runs, claim.schedules)
     check_setting(chosen, TASK)
     values = claim.effect(chosen)
-    mean, low, high = interval(values)
+    mean, low, high = t_interval(values)
     if alike(values):
         low = high = math.nan
     codes = [str(run.header.get("code", {}).get("digest")) for run in chosen]

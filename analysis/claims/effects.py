@@ -9,6 +9,7 @@ import numpy as np
 from regimes.errors import RecordError
 from regimes.plotting.decays import decay_epochs
 from regimes.records import Record, summary
+from regimes.statistics import paired_differences
 
 from ..common import compare
 from ..common.compare import LAST
@@ -23,7 +24,7 @@ def minus(a: str, b: str) -> Effect:
     def values(runs: Sequence[Record]) -> list[float]:
         by_run = summary([run for run in runs if run.name in (a, b)], LAST)
         factor = compare.tested_by(runs[0]).factor
-        return [factor * x for x in compare.paired(by_run, a, b, "metric")]
+        return [factor * x for x in paired_differences(by_run, a, b, "metric")]
 
     return values
 

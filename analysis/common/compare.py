@@ -19,12 +19,12 @@ from regimes.plotting import metrics
 from regimes.plotting.differences import LAST as LAST
 from regimes.plotting.differences import as_table as differences_as_table
 from regimes.plotting.differences import differences, pair, pairs_of, reached
-from regimes.plotting.differences import paired as paired
 from regimes.plotting.groups import BASELINES, compressed, groups
 from regimes.plotting.groups import Groups as Groups
 from regimes.plotting.groups import tested_by as tested_by
 from regimes.plotting.groups import windows as windows
 from regimes.records import Record
+from regimes.statistics import paired_differences as paired_differences
 
 from ..grids.names import PAPER
 from .estimates import Cell, Row, as_table, number, word

@@ -13,9 +13,8 @@ from typing import Any
 import pandas as pd
 
 from regimes.console.tables import Table
-from regimes.replay.agreement import interval
-
-from .verdicts import interval_text, p_text
+from regimes.console.units import interval_text, p_text
+from regimes.statistics import t_interval
 
 Row = Mapping[Any, Any]
 Cell = Callable[[Row], str]
@@ -37,7 +36,7 @@ def estimate(
         ends: default ``name``.
         logs: the values are logarithms, the columns are not: a geometric mean.
     """
-    numbers = interval(values) if len(values) else (math.nan,) * 3
+    numbers = t_interval(values) if len(values) else (math.nan,) * 3
     if logs:
         numbers = (math.exp(numbers[0]), math.exp(numbers[1]), math.exp(numbers[2]))
     columns = (name, f"{ends or name}_low", f"{ends or name}_high")

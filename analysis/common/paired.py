@@ -13,11 +13,12 @@ import numpy as np
 import pandas as pd
 
 from regimes.console.tables import Table
+from regimes.console.units import p_text
 from regimes.plotting import style
 from regimes.plotting.metrics import Metric
+from regimes.statistics import alike, holm, p_value
 
 from .estimates import Cell, estimate, mean
-from .verdicts import alike, holm, p_text, p_value
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

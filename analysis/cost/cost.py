@@ -28,7 +28,7 @@ from regimes.cost.predict import predict
 from regimes.cost.work import Work
 from regimes.plotting import style
 from regimes.records import Record, load_all
-from regimes.replay.agreement import interval
+from regimes.statistics import t_interval
 
 from ..common.command import Files, Out, Records
 from ..common.compare import groups
@@ -65,7 +65,7 @@ def curves(
             if not case.runs:
                 continue
             seconds = np.array([_per_step(run, net, w, algorithm, buckets) for run in _runs(case)])
-            spread = [interval(column.tolist()) for column in (base / seconds).T]
+            spread = [t_interval(column.tolist()) for column in (base / seconds).T]
             frames.append(
                 pd.DataFrame(
                     {

@@ -31,11 +31,11 @@ from regimes.plotting.looks import SPARE
 from regimes.records import Record, load_all
 from regimes.replay.replay import measured, replay
 from regimes.replay.spelling import rule
+from regimes.statistics import holm, p_value
 
 from ..common.command import Files, Out, Records
 from ..common.compare import LAST
 from ..common.estimates import as_table, estimate, number, p, word
-from ..common.verdicts import holm, p_value
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

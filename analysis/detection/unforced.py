@@ -20,8 +20,8 @@ from regimes.detectors import RelativeChange
 from regimes.errors import RecordError
 from regimes.policies.signals import signal_values
 from regimes.records import Record
-from regimes.replay.agreement import kappa
 from regimes.replay.replay import measured, past_epochs, signal_cost
+from regimes.statistics import kappa
 
 from ..common import estimates
 from ..grids.names import STATISTICS

@@ -17,7 +17,7 @@ from scipy.stats import binomtest
 
 from regimes.errors import RecordError, require
 from regimes.records import Record
-from regimes.replay.agreement import interval
+from regimes.statistics import t_interval
 
 from ..common.compare import compressed, groups
 from .model import (
@@ -117,7 +117,7 @@ def sparsity(s: Setting) -> pd.DataFrame:
             "|supp E g|": [float(np.count_nonzero(p.mean)) for p in problems],
             "|supp w|": [float(np.count_nonzero(p.w)) for p in problems],
         }
-        rows += [("sparsity", k, lam, s.draws, *interval(v)) for k, v in sizes.items()]
+        rows += [("sparsity", k, lam, s.draws, *t_interval(v)) for k, v in sizes.items()]
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -187,7 +187,7 @@ def network(runs: Iterable[Record]) -> pd.DataFrame:
     rows: list[tuple[Any, ...]] = []
     for key, group in frame.groupby(["panel", "series", "epoch"], sort=False):
         values = group["value"].to_list()
-        rows.append((*key, len(values), *interval(values)))
+        rows.append((*key, len(values), *t_interval(values)))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 

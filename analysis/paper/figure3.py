@@ -24,8 +24,8 @@ from regimes.detectors.statistics import setting
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.records import Record, load_all
-from regimes.replay.agreement import interval
 from regimes.replay.compare import compare
+from regimes.statistics import t_interval
 
 from ..common.command import Files, Out, Records
 from ..common.compare import compressed, groups
@@ -146,7 +146,7 @@ def _curve(values: pd.DataFrame, name: str, shares: pd.Series) -> pd.DataFrame:
     rows = []
     for epoch, group in values.groupby("epoch"):
         seen = group[column].dropna().to_list()
-        rows.append((name, epoch, len(seen), *interval(seen), shares.get((name, epoch), np.nan)))
+        rows.append((name, epoch, len(seen), *t_interval(seen), shares.get((name, epoch), np.nan)))
     columns = ["signal", "epoch", "n", "mean", "ci_low", "ci_high", "critical"]
     return pd.DataFrame(rows, columns=columns)
 

@@ -24,11 +24,11 @@ from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.groups import tested_by
 from regimes.records import Record, load_all
+from regimes.statistics import holm
 
 from ..common.command import Files, Out, Records
 from ..common.compare import LAST
 from ..common.estimates import as_table, estimate, mean, p, word
-from ..common.verdicts import holm
 
 # -- records to numbers ----------------------------------------------------------------------
 

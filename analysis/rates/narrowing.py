@@ -29,11 +29,11 @@ from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.records import Record, load_all
+from regimes.statistics import p_value
 
 from ..common.command import Files, Out, Records
 from ..common.estimates import as_table, estimate, mean, number, p, word
 from ..common.panels import draw_over_rates, over_rates, rates_axis
-from ..common.verdicts import p_value
 from .usable import LOSSES, REFERENCE, arm_of, check_arms, end
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from regimes.config import override
 from regimes.errors import ConfigError, RecordError
 from regimes.records import load_all
 
-FROZEN = "regimes.instruments.moments:FrozenMoments"
-PATH = "regimes.instruments.moments:Moments"
+FROZEN = "regimes_study.plugins.moments:FrozenMoments"
+PATH = "regimes_study.plugins.moments:Moments"
 
 
 def problem(mu: list[float], w: list[float], sigma: float, lam: float = 0.1) -> Problem:

@@ -53,8 +53,9 @@ from regimes.instruments.base import (
     ratio,
     require_at_least,
 )
-from regimes.instruments.support_overlap import drawn_gradients
 from regimes.seeding import stream
+
+from .support_overlap import drawn_gradients
 
 PERCENTS = (1, 10)
 SHAPES = ("top1", "top10", "density")

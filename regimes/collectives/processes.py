@@ -63,7 +63,7 @@ class ProcessWorld(World):
         lost: may a process be somewhere else in the program? Then nobody can use the group again.
     """
 
-    abreast = True
+    lockstep = True
     store: dist.Store | None = None
     patience: tuple[timedelta, ...] = ()
     lost = False

@@ -20,7 +20,7 @@ class Dense(Compressor):
     """Its one level is "dense", which ``Compressor.reduce`` sends."""
 
     linear: ClassVar[bool] = True
-    tells: ClassVar[bool] = True
+    propagates_nonfinite: ClassVar[bool] = True
     usual: ClassVar[Mapping[str, Level]] = {"low": DENSE, "high": DENSE}
 
     def check(self, level: Level) -> None:
@@ -41,7 +41,7 @@ class LowPass(Compressor):
     Of the energy of what is owed 1 - (1 - share)^2 is sent."""
 
     linear: ClassVar[bool] = True
-    tells: ClassVar[bool] = True
+    propagates_nonfinite: ClassVar[bool] = True
     usual: ClassVar[Mapping[str, Level]] = {"low": 0.5, "high": 0.1}
 
     def check(self, level: Level) -> None:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from regimes.compression.batched import launches
+from regimes.compression.batched import on_gpu
 
 TINY = 1e-10  # of a matrix's norm: what completes a basis, far below the rounding of float32
 SHIFTS = (1e-10, 0.0, 0.0)  # of the Gram matrix, pass by pass
@@ -23,7 +23,7 @@ def orthonormal(entries: Sequence[tuple[Tensor]]) -> list[Tensor]:
     """A basis ``[rank, n]`` of each matrix's row space, rank <= n: by Householder QR, or on a GPU
     by ``in_one_batch``."""
     matrices = [rows for (rows,) in entries]
-    if launches(matrices[0]):
+    if on_gpu(matrices[0]):
         return in_one_batch(matrices)
     return [torch.linalg.qr(rows.mT)[0].mT for rows in matrices]
 

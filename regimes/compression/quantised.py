@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from regimes.collectives.requests import Gather, Layer, Mean, Together, Traffic
+from regimes.collectives.requests import Batched, Gather, Layer, Mean, Traffic
 from regimes.compression.base import HALF, Compressor, Sending, State
-from regimes.compression.batched import drawn
+from regimes.compression.batched import random_rows
 from regimes.config import DENSE, Level
 from regimes.errors import ConfigError, require
 from regimes.seeding import derive
@@ -117,11 +117,11 @@ class Quantise(Compressor):
         sent = code * (scale / steps)[:, None]
         return update.view(delta.shape[1:]), sent.view(delta.shape)
 
-    def _noise(self, like: Tensor, state: State) -> Together:
+    def _noise(self, like: Tensor, state: State) -> Batched:
         """Uniform noise in [0, 1), a stream of its own for each worker and step."""
         workers = range(state.first_worker, state.first_worker + len(like))
         seeds = [derive(*state.key, "quantise", state.step, worker) for worker in workers]
-        return Together(drawn, seeds, like[0])
+        return Batched(random_rows, seeds, like[0])
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         return _packed(layer, int(level), workers, itemsize)

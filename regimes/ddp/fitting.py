@@ -70,7 +70,7 @@ def _matched(hook: Stateful, match: Match, state: Mapping[str, Any]) -> dict[str
     start, and now the one that the policy gives it after these epochs.
     """
     fresh = {
-        layer.name: compressor.init(layer, *_identity_of(hook, i)).memory()
+        layer.name: compressor.init(layer, *_identity_of(hook, i)).shared_state()
         for i, (layer, compressor) in enumerate(
             zip(hook.layers, hook.reducer.compressors, strict=True)
         )
@@ -106,7 +106,7 @@ def _matched_gauges(hook: Stateful, match: Match, gauges: dict[str, Any]) -> dic
     return gauges | {
         "error": {
             level: match.values(
-                memories, [error.compressor.init(x, seed).memory() for x in hook.layers]
+                memories, [error.compressor.init(x, seed).shared_state() for x in hook.layers]
             )
             for level, memories in gauges["error"].items()
         }

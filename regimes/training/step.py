@@ -70,11 +70,11 @@ class TrainingStep:
             losses = g.compute(x, y, epoch, step)
         waited = world.seconds
         with clock("compress"):
-            self.loss = rows = self.reducer.travelling(losses, g.stack)
+            self.loss = rows = self.reducer.losses_to_send(losses, g.stack)
             self._rest()
             found, self.updates = self.updates, {}
             updates = [found[i] for i in range(len(levels))]
-            mean = self.reducer.judged(found[NO_LAYER], updates, levels)
+            mean = self.reducer.flag_mean(found[NO_LAYER], updates, levels)
             if mean is not found[NO_LAYER]:
                 rows = loss_with_flag(losses, g.stack)
         clock.move(world.seconds - waited, "compress", "communicate")

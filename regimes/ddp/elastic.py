@@ -39,7 +39,7 @@ def deal(hook: Stateful, full: Mapping[str, Any] | None) -> Fitted:
     """This process's part of what process 0 gives, see ``Hook.load_full_state_dict``."""
     world = hook.world
     parts = _on_all(world, lambda: divide(full, world.workers) if world.rank == 0 else None)
-    mine = world.deal(parts)
+    mine = world.scatter(parts)
     return _on_all(world, lambda: fit(hook, mine))
 
 

@@ -162,7 +162,7 @@ class Hook(Job):
         Raises:
             ConfigError: it is of another model, compressor, process or number of processes.
         """
-        self.world.meeting.come("load_state_dict()")
+        self.world.guard.enter("load_state_dict()")
         self._continue(fit(self, saved))
 
     def full_state_dict(self) -> dict[str, Any] | None:
@@ -176,7 +176,7 @@ class Hook(Job):
         Raises:
             ConfigError: as ``state_dict`` does, on all processes.
         """
-        self.world.meeting.come("full_state_dict()")
+        self.world.guard.enter("full_state_dict()")
         if not state.within(self) and self.pace.over(self.buckets.steps):
             self._end(*self.pace.rates())
         return elastic.collect(self)
@@ -193,5 +193,5 @@ class Hook(Job):
             ConfigError: on all processes: as ``load_state_dict`` does; or, on another number of
                 processes, it was saved within an epoch and the signal is not "update".
         """
-        self.world.meeting.come("load_full_state_dict()")
+        self.world.guard.enter("load_full_state_dict()")
         self._continue(elastic.deal(self, full))

@@ -99,7 +99,7 @@ class Job:
             scale=(lambda: 1.0) if scaler is None else scaler.get_scale,
             dense_start=chosen.dense_start,
         )
-        self.world.meeting.done = lambda: buckets.total
+        self.world.guard.done = lambda: buckets.total
         self.rows: list[dict[str, Any]] = []
         self.pace, self.continued, self.closed, self.to_open = paced, False, False, True
         self.lr: float | None = None
@@ -173,7 +173,7 @@ class Job:
         step was skipped."""
         buckets, kept = self.buckets, self.buckets.kept
         if self.talks:
-            self.world.meeting.come("the end of an epoch")
+            self.world.guard.enter("the end of an epoch")
         with buckets.on_hook_stream():
             readings = self.panel.read(len(self.rows)) if kept else Readings()
         meter = self.world.meter.take()
@@ -232,7 +232,7 @@ class Job:
     def _agree(self) -> None:
         """Processes in different places, or at different rates, would wait for each other or hold
         other weights."""
-        self.world.meeting.come("the first step of an epoch", FIRST_STEP)
+        self.world.guard.enter("the first step of an epoch", FIRST_STEP)
         b = self.buckets
         place = {"units": len(self.rows), "steps": [b.steps, b.total], "levels": self.decided.names}
         self.world.agree(state=place, lr=self.pace.all_rates())

@@ -101,7 +101,7 @@ class LocalSteps:
         first = parameters[0]
         self.world = GroupWorld(default_group(), first.device, timeout, "local_steps()")
         self.world.meter.dtype = first.dtype
-        self.world.meeting.done = lambda: self.total
+        self.world.guard.done = lambda: self.total
         self.pace = Pace(chosen.every, optimizer)
         self.world.agree(
             **arguments.facts(chosen),
@@ -202,7 +202,7 @@ class LocalSteps:
     # -- rounds and units --------------------------------------------------------------------
 
     def _meet(self) -> None:
-        self.world.meeting.come("a synchronisation")
+        self.world.guard.enter("a synchronisation")
         if self.to_agree:
             place = {"units": len(self.rows), "steps": self.total, "period": self.period}
             self.world.agree(state=place, lr=self.pace.all_rates())
@@ -276,7 +276,7 @@ class LocalSteps:
             ConfigError: it is of another process, or of another model.
         """
         state.check(self, saved)
-        self.world.meeting.come("load_state_dict()")
+        self.world.guard.enter("load_state_dict()")
         state.restore(self, saved)
         self.opened, self.continued = False, True
         self._decide()

@@ -1,8 +1,8 @@
-"""Where workers live: W logical workers hosted by P processes, here by one.
+"""W logical workers hosted by P processes; here by one.
 
 Everything that crosses workers goes through a ``World`` and is counted there. A world of one
 process answers requests with plain tensor means; ``regimes.collectives.processes`` answers the
-same requests among processes, so that a run is the same numbers on any P.
+same requests among processes, so that a run has the same numbers on any P.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from regimes.errors import ConfigError, require
 
 KINDS = ("mean", "gather", "broadcast")
 Collective = tuple[int, str, torch.dtype]  # the round, the kind, and the type that travels
-FEW = 1 << 16  # numbers; a launch of its own costs more than the copying of fewer
+FEW = 1 << 16  # numbers; to copy fewer costs less than a launch
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Meter:
     """What was handed to the collectives since the last ``take``.
 
     Attributes:
-        layers: traffic per layer index; ``NO_LAYER`` holds what belongs to none (loss, buffers).
+        layers: traffic per layer index; ``NO_LAYER`` has that of none (loss, buffers).
         calls: number of collectives, per kind ("mean", "gather", "broadcast").
         sent: bytes that one worker sent, per kind.
     """
@@ -57,14 +57,14 @@ class Meter:
         return {"layers": layers, "calls": dict(self.calls), "sent": dict(self.sent)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse; what was counted before is forgotten."""
+        """The inverse; replaces the counts."""
         self.take()
         self.layers.update({i: Traffic(*counts) for i, counts in state["layers"].items()})
         self.calls.update(state["calls"])
         self.sent.update(state["sent"])
 
     def take(self) -> Meter:
-        """The counts so far, and start again from zero."""
+        """Return the counts so far and start again from zero."""
         taken = Meter(self.dtype, self.workers, self.layers, self.calls, self.sent)
         fresh = Meter(self.dtype, self.workers)
         self.layers, self.calls, self.sent = fresh.layers, fresh.calls, fresh.sent
@@ -77,7 +77,7 @@ class World:
     Attributes:
         workers: W, fixed by the run's configuration.
         processes, rank: P and this process's place among them.
-        hosted: the workers that live here, ``W / P`` consecutive ones.
+        hosted: the workers of this process, ``W / P`` consecutive ones.
         meter: the traffic so far.
         lockstep: programs run round by round, so that a round of all travels as one collective.
     """
@@ -88,14 +88,17 @@ class World:
         shared = workers >= 1 and workers % processes == 0
         require(shared, "workers", workers, f"a multiple of the number of processes, {processes}")
         self.workers, self.processes, self.rank = workers, processes, rank
-        each = workers // processes
-        self.hosted = range(rank * each, (rank + 1) * each)
+        count = workers // processes
+        self.hosted = range(rank * count, (rank + 1) * count)
         self.meter = Meter(torch.float32, workers)
-        self._clock: tuple[float, float | None] = 0.0, None  # replaced in one go: threads read it
+        self._clock: tuple[float, float | None] = (
+            0.0,
+            None,
+        )  # one assignment, because other threads read it
 
     @property
     def seconds(self) -> float:
-        """Time spent waiting in collectives so far, the one under way included."""
+        """Time spent waiting in collectives so far, the current one included."""
         spent, since = self._clock
         return spent if since is None else spent + time.perf_counter() - since
 
@@ -249,7 +252,7 @@ class World:
         """Wait for all processes."""
 
     def abort(self) -> None:
-        """Before ``close``, when something has gone wrong: wait for nobody from here on."""
+        """Before ``close``, after an error: wait for no other process from here on."""
 
     def close(self) -> None:
         """Leave the group of processes."""

@@ -2,9 +2,9 @@
 each block of a matrix.
 
 The level is K, the percentage of each block's coefficients that each worker sends, in (0, 100]; 32
-of 64 x 64, DeMo's own, are 0.78 %. Differences with the authors' code: a gradient comes without its
-learning rate; the mean is over all workers, theirs over those that sent a coefficient; its sign is
-left to the optimiser; indices are of 16 bits, theirs of 64.
+of 64 x 64, DeMo's default, are 0.78 %. Differences with the authors' code: a gradient is not scaled
+by the learning rate; the mean is over all workers, theirs over those that sent a coefficient; the
+sign is taken by the optimiser; indices have 16 bits, theirs 64.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from regimes.compression.sparse import check_percentage, num_kept, scatter_sum
 from regimes.config import Level
 from regimes.errors import require
 
-LARGEST = 181  # its square is the last that 16 bits can count
+LARGEST = 181  # the largest whose square, the size of a block, an int16 can index
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class DCTTopK(Compressor):
 
     Attributes:
         error_feedback: as DeMo's ``compression_decay``.
-        chunk: a block has at most so many rows and columns: the largest divisors of the matrix's.
+        chunk: the largest number of rows and columns of a block, which divide the matrix's.
     """
 
     error_feedback: bool | float = 0.999

@@ -117,9 +117,9 @@ def scatter_sum(
 
 @dataclass(frozen=True, kw_only=True)
 class RandomK(Compressor):
-    """All workers send the same K % random coordinates, drawn anew each step from the shared
-    stream, so that no index travels. Without error feedback the update is scaled by size / k,
-    which makes it unbiased."""
+    """All workers send the same K % random coordinates, drawn in each step from a shared stream, so
+    that no index travels. Without error feedback the update is scaled by size / k, which makes it
+    unbiased."""
 
     linear: ClassVar[bool] = True
     usual: ClassVar[Mapping[str, Level]] = {"low": 10, "high": 1}

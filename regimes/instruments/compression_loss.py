@@ -114,9 +114,9 @@ class CompressionLossGauge(StridedGauge):
 
     def state_dict(self) -> dict[str, Any]:
         """The compressors' states that are the same on all processes."""
-        return {name: [s.memory() for s in states] for name, states in self.states.items()}
+        return {name: [s.shared_state() for s in states] for name, states in self.states.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, states in state.items():
             for ours, theirs in zip(self.states[name], states, strict=True):
-                ours.recall(theirs, self.device)
+                ours.load_shared_state(theirs, self.device)

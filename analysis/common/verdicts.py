@@ -1,19 +1,19 @@
 """Verdicts: what an interval says of an effect, and of a sentence that expects one. Numbers only.
 
-The 95 % t interval of the mean effect lies somewhere about zero (`Claim.base`) and the margin, the
-smallest effect that matters. That alone decides the *verdict*, one of six:
+The *verdict* is decided by the 95 % t interval of the mean effect, relative to zero (`Claim.base`)
+and to the margin, the smallest effect that matters. It is one of six:
 
 - *better*: above zero, and an effect as large as the margin is not excluded;
-- *better, within the margin*: above zero and below the margin: there, but too small to matter;
+- *better, within the margin*: above zero and below the margin, so too small to matter;
 - *equivalent*: contains zero and lies between minus the margin and the margin;
 - *worse, within the margin*, and *worse*: the same below zero;
-- *open*: contains zero, and an effect that matters as well: too few seeds to say.
+- *open*: contains zero and an effect that matters; more seeds are needed.
 
-A sentence expects *more* (an effect that matters) or *no less* (no loss that matters), which is
-that the other side is not more. More is *supported* if the effect is better, also after Holm's
+A sentence expects *more* (an effect that matters) or *no less* (no loss that matters; the opposite
+of more in the other direction). More is *supported* if the effect is better, also after Holm's
 correction within the family, and its mean at least the margin; *contradicted* if the interval lies
-below the margin; open otherwise. A sentence that says that nothing is there is so decided by the
-interval alone; one that says that something is there has to survive the others of its family.
+below the margin; open otherwise. So a claim of no effect is decided by the interval alone, and a
+claim of an effect must also hold after correction.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def verdict(low: float, high: float, margin: float) -> Verdict:
 
 
 def outcome(expect: Expect, low: float, high: float, margin: float, p: float) -> Outcome:
-    """What becomes of a sentence; ``p`` is that of no effect, corrected for the family.
+    """Whether a sentence is supported; ``p`` is that of no effect, corrected for the family.
 
     >>> outcome("more", 0.29, 1.25, 1, 0.01), outcome("more", 0.29, 2.25, 1, 0.01)
     ('open', 'supported')

@@ -211,7 +211,8 @@ def test_seeds_that_are_alike_are_no_interval() -> None:
     assert row["mean"] == 0
     assert math.isnan(row["ci_low"])
     assert (row["verdict"], row["outcome"]) == ("open", "open")
-    assert "+0.00 [all alike]" in claims.line(row)
+    text = claims.as_text(claims.judge(REFERENCE, [alike]))
+    assert "+0.00 [all alike]" in text.rows[0]
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from regimes.plotting.groups import Groups as Groups
 from regimes.plotting.groups import tested_by as tested_by
 from regimes.plotting.groups import windows as windows
 from regimes.records import Record
+from regimes.statistics import paired_differences as paired_differences
 
 from ..grids.names import PAPER
 from .estimates import Cell, Row, as_table, number, word

@@ -60,7 +60,9 @@ def differences(runs: list[Record]) -> pd.DataFrame:
     table = comparisons(entries(runs, ()), tested_by(runs[0])).set_index(["arm", "control"])
     lacking = [f"{arm} - {control}" for arm, control in PAIRS if (arm, control) not in table.index]
     if lacking:
-        raise RecordError(f"no runs for {', '.join(lacking)}: run a grid of presets/events.py")
+        raise RecordError(
+            f"no runs for {', '.join(lacking)}: run shift-smoke, ramp-smoke or restarts-smoke"
+        )
     return table.loc[list(PAIRS)].reset_index()
 
 

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 WITHOUT_TORCH = (  # rooms that read, decide and draw, and what starts others
     "config",
     "errors",
+    "statistics",
     "cli",
     "console",
     "records",
@@ -63,7 +64,9 @@ def test_one_room_talks_to_torch_distributed() -> None:
         for path in (ROOT / "regimes").rglob("*.py")
         if re.search(r"^\s*(import|from) torch\.distributed\b", path.read_text(), re.MULTILINE)
     }
-    ours = {f"collectives/{name}.py" for name in ("processes", "kept", "group", "meeting")}
+    ours = {
+        f"collectives/{name}.py" for name in ("processes", "group_reuse", "group", "call_guard")
+    }
     assert users == {*ours, "monitor/doctor.py"}  # doctor tries the backends
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..common.verdicts import LEVEL, p_text, verdict
+from regimes.console.units import p_text
+
+from ..common.verdicts import ALPHA, verdict
 from .values import Interval, decimal
 
 
@@ -34,12 +36,12 @@ def unresolved(value: Interval, at: float = 0.0) -> Interval:
 
 def significant(value: Interval) -> Interval:
     """p after Holm's correction is below 0.05."""
-    return _checked(value, value.p_holm < LEVEL, "p (Holm) below 0.05")
+    return _checked(value, value.p_holm < ALPHA, "p (Holm) below 0.05")
 
 
 def insignificant(value: Interval) -> Interval:
     """p after Holm's correction is 0.05 or more."""
-    return _checked(value, value.p_holm >= LEVEL, "p (Holm) of 0.05 or more")
+    return _checked(value, value.p_holm >= ALPHA, "p (Holm) of 0.05 or more")
 
 
 def _checked(value: Interval, holds: bool, expected: str) -> Interval:

@@ -10,11 +10,11 @@ from typing import Any
 import pandas as pd
 
 from regimes.records import find, opened, share_of_low
+from regimes.statistics import holm
 
 from ..claims import claims
 from ..claims.effects import minus
 from ..common import compare
-from ..common.verdicts import holm
 from ..rates import collapse
 from .sources import REFERENCE, note, number, pooled, records, row_of, trials
 from .values import Interval, mean_of

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from regimes.plotting.metrics import named
+from regimes.statistics import holm
 
-from ..common.verdicts import holm
 from ..detection import deep_linear
 from ..grids.names import LATE
 from ..rates import edge, narrowing, quadratic, usable

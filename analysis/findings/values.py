@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
-from regimes.replay.agreement import interval
-
-from ..common.verdicts import p_value
+from regimes.statistics import p_value, t_interval
 
 DIGITS = 8  # significant ones that are kept: the last bits differ between processors
 
@@ -79,7 +77,7 @@ def significant_text(x: float, digits: int = 2) -> str:
 
 def mean_of(values: Sequence[float]) -> Interval:
     """Mean, 95 % t interval and p of a t test against 0."""
-    mean, low, high = interval(values)
+    mean, low, high = t_interval(values)
     return Interval(mean, low, high, n=len(values), p=p_value(values))
 
 

@@ -27,7 +27,7 @@ from regimes.models.loss import Batch, Loss
 
 @dataclass(frozen=True)
 class MeasurementContext:
-    """What an instrument may look at.
+    """What an instrument may read of a run.
 
     Attributes:
         union: gradients come as one row, the mean of the hosted workers (a union pass).
@@ -38,9 +38,10 @@ class MeasurementContext:
             ``batch`` samples of an epoch, the same on every process.
         compressor, levels: the run's, for what compression would do.
         optimizer: gives the learning rate of the step under way and, per layer, its decoupled
-            weight decay; None where the training loop is somebody else's.
-        apart: has each worker parameters of its own now? None where that never happens. Then a
-            step's "gradients" are the movements of the workers since all were alike.
+            weight decay; None in a training loop of the user's own.
+        apart: returns whether each worker has parameters of its own at this step; None where
+            workers never do. If so, a step's "gradients" are the workers' movements since the last
+            synchronisation.
     """
 
     model: nn.Module
@@ -81,7 +82,7 @@ class Gauge(Protocol):
     """The running part of an instrument."""
 
     def step(self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor]) -> None:
-        """See one step's stacked gradients and updates; both are left as they are."""
+        """Take one step's stacked gradients and updates, without changing them."""
         ...
 
     def read(self, epoch: int) -> Reading:
@@ -96,7 +97,7 @@ class Gauge(Protocol):
 
 
 class StatelessGauge:
-    """Base of gauges that remember nothing between epochs."""
+    """Base of gauges without state between epochs."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}

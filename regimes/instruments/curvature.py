@@ -1,9 +1,8 @@
 """Curvature as instruments of a run: Hessian eigenvalues and traces, and the Fisher trace.
 
-``Curvature`` is what the paper's Figure 3 sets beside the gradient norm; ``Fisher`` is the quantity
-behind the critical periods of Achille et al. (2019). The measurements themselves are in
-``regimes.curvature``; here they are taken from a fixed probe of the training set, with the weights
-of the epoch's end, averaged over all processes.
+``Curvature`` is compared with the gradient norm in the paper's Figure 3; ``Fisher`` is the quantity
+behind the critical periods of Achille et al. (2019). ``regimes.curvature`` computes both, here on a
+fixed probe of the training set, at the end of an epoch, averaged over all processes.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class Curvature:
 
 
 class CurvatureGauge(EndOfEpochGauge):
-    """Measures when read; remembers eigenvectors for the next time."""
+    """Measures when read; keeps the eigenvectors as the start of the next reading."""
 
     def __init__(self, settings: Curvature, context: MeasurementContext) -> None:
         self.settings, self.context = settings, context
@@ -96,14 +95,14 @@ class CurvatureGauge(EndOfEpochGauge):
     def _values(self, hessian: HessianProduct, mode: Mode, seed: int, into: Reading) -> None:
         s, end = self.settings, SUFFIX[mode]
         options: Any = {"tolerance": s.tolerance, "max_products": s.max_products, "seed": seed}
-        found = eigenvalues(
+        pairs = eigenvalues(
             hessian, largest=s.largest, smallest=s.smallest, start=self._previous(mode), **options
         )
         if s.warm:
-            self.vectors[mode] = found.vectors
-        _name(into.model, f"eigenvalue{end}", found.largest)
-        _name(into.model, f"eigenvalue_min{end}", found.smallest)
-        into.detail[f"eigenvalues{end}"] = describe(found)
+            self.vectors[mode] = pairs.vectors
+        _name(into.model, f"eigenvalue{end}", pairs.largest)
+        _name(into.model, f"eigenvalue_min{end}", pairs.smallest)
+        into.detail[f"eigenvalues{end}"] = describe(pairs)
         if s.layers:
             blocks = layer_eigenvalues(hessian, **options).values()
             into.layers[f"eigenvalue{end}"] = [float(block.largest[0]) for block in blocks]
@@ -165,20 +164,20 @@ class FisherGauge(EndOfEpochGauge):
         self.batches = context.probe(settings.images, settings.batch)
 
     def read(self, epoch: int) -> Reading:
-        here = sum(len(y) for _, y in self.batches)
-        found = fisher_trace(
+        samples = sum(len(y) for _, y in self.batches)
+        trace = fisher_trace(
             self.context.model,
             self.batches,
             kind=self.settings.kind,
             seed=derive(self.context.seed, "fisher", epoch),
-            first_sample=self.context.world.rank * here,
+            first_sample=self.context.world.rank * samples,
             mode="eval",
             mean=process_mean(self.context),
         )
         return Reading(
-            layers={"fisher_trace": [layer.value for layer in found.layers.values()]},
-            model={"fisher_trace": found.total.value},
-            detail={"fisher_trace_error": found.total.error},
+            layers={"fisher_trace": [layer.value for layer in trace.layers.values()]},
+            model={"fisher_trace": trace.total.value},
+            detail={"fisher_trace_error": trace.total.error},
         )
 
 
@@ -189,11 +188,11 @@ def process_mean(context: MeasurementContext) -> Any:
     return lambda flat: context.world.ask(Mean(flat[None]))[0]
 
 
-def describe(found: Eigenpairs) -> dict[str, Any]:
+def describe(pairs: Eigenpairs) -> dict[str, Any]:
     """An eigenvalue measurement in plain JSON types."""
-    tensors = {x: getattr(found, x).tolist() for x in ("largest", "smallest", "residuals")}
+    tensors = {x: getattr(pairs, x).tolist() for x in ("largest", "smallest", "residuals")}
     lists = {x: [v if math.isfinite(v) else None for v in row] for x, row in tensors.items()}
-    return {**lists, "products": found.products, "stopped": found.stopped}
+    return {**lists, "products": pairs.products, "stopped": pairs.stopped}
 
 
 def _name(into: dict[str, float], name: str, values: Tensor) -> None:

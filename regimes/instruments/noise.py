@@ -1,4 +1,4 @@
-"""How noisy the gradient is: noise scale, diversity and MSDR, from what the loop has at hand.
+"""Noise of the gradient: noise scale, diversity and MSDR, from gradients of the training steps.
 
 ``Noise`` compares each worker's gradient g_w (batch b) with their mean (batch W b), step by step:
 
@@ -51,7 +51,7 @@ class Noise:
     Attributes:
         stride: measure steps 0, stride, 2 stride, ... of an epoch. A measured step costs two
             passes over the gradients, and one dense mean on several processes (counted as signal
-            bytes in every mode): the mean gradient is nowhere else, because updates are compressed.
+            bytes in every mode), because updates are compressed and so are not the mean gradient.
     """
 
     stride: int = 1
@@ -94,20 +94,20 @@ class NoiseGauge(StridedGauge):
     def read(self, epoch: int) -> Reading:
         """``noise_scale`` and ``diversity``; in detail, what they are ratios of, for pooling."""
         small, big = (self.small / self.steps).tolist(), (self.big / self.steps).tolist()
-        whole = math.fsum(small), math.fsum(big)
+        model = math.fsum(small), math.fsum(big)
         steps, workers = self.steps, self.world.workers
         self._reset()
-        pairs = list(zip([*small, whole[0]], [*big, whole[1]], strict=True))
-        found = [estimates(s, m, workers) for s, m in pairs]
-        scale = [ratio(trace, signal) for trace, signal in found]
-        spread = [ratio(s, workers * m) for s, m in pairs]
+        pairs = list(zip([*small, model[0]], [*big, model[1]], strict=True))
+        parts = [estimates(s, m, workers) for s, m in pairs]
+        scale = [ratio(trace, signal) for trace, signal in parts]
+        diversity = [ratio(s, workers * m) for s, m in pairs]
         return Reading(
-            layers={"noise_scale": scale[:-1], "diversity": spread[:-1]},
-            model={"noise_scale": scale[-1], "diversity": spread[-1]},
+            layers={"noise_scale": scale[:-1], "diversity": diversity[:-1]},
+            model={"noise_scale": scale[-1], "diversity": diversity[-1]},
             detail={
                 "steps": steps,
-                "trace": [trace for trace, _ in found],  # of the worker batch; the last: the model
-                "signal": [signal for _, signal in found],
+                "trace": [trace for trace, _ in parts],  # of the worker batch; the last: the model
+                "signal": [signal for _, signal in parts],
             },
         )
 

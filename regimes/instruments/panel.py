@@ -1,4 +1,4 @@
-"""The instruments of one run: chosen, fed, read. Shared by the trainer and the DDP hook."""
+"""The instruments of one run, for the trainer, the DDP hook and local steps."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def untimed(name: str) -> AbstractContextManager[Any]:
 
 @dataclass(frozen=True)
 class Readings:
-    """What the instruments say of one epoch, as a record has it: None where JSON knows no number.
+    """One epoch's statistics as they are recorded; None in place of NaN, which JSON lacks.
 
     Attributes:
         layers: per statistic, one value per layer.
         model: per statistic, one value for the whole model.
-        details: per instrument, what else it found.
+        details: per instrument, further values.
     """
 
     layers: dict[str, list[float | None]] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Panel:
     """The gauges of a run, by the instrument's name; each is read every so many epochs.
 
     Attributes:
-        steps: how many were shown since the last reading.
+        steps: number of steps since the last reading.
     """
 
     def __init__(self, gauges: Mapping[str, tuple[int, Gauge]], layers: int | None = None) -> None:
@@ -67,7 +67,7 @@ class Panel:
     def step(
         self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor], timer: Timer = untimed
     ) -> None:
-        """Show one step's gradients and updates to every gauge; both are left as they are.
+        """Give one step's gradients and updates to every gauge, which must not change them.
 
         Args:
             timer: clocks each instrument by its name; the norms, which are always read, as
@@ -83,20 +83,20 @@ class Panel:
 
         Args:
             timer: as for ``step``.
-            seen: whether there were any steps; if not, gauges that live on them have no reading.
+            seen: whether there were any steps; if not, only `EndOfEpochGauge`s are read.
 
         Raises:
-            ConfigError: a gauge gives something else than a reading of this model.
+            ConfigError: a gauge returns no valid reading of this model.
         """
-        self.steps, found = 0, dict[str, Reading]()
+        self.steps, readings = 0, dict[str, Reading]()
         for name, (every, gauge) in self._gauges.items():
             if epoch % every == 0 and (seen or isinstance(gauge, EndOfEpochGauge)):
                 with timer(_clocked(name)):
-                    found[name] = _checked(name, gauge.read(epoch), self.layers)
+                    readings[name] = _checked(name, gauge.read(epoch), self.layers)
         return Readings(
-            {k: [finite(x) for x in v] for r in found.values() for k, v in r.layers.items()},
-            {k: finite(v) for r in found.values() for k, v in r.model.items()},
-            {name: reading.detail for name, reading in found.items() if reading.detail},
+            {k: [finite(x) for x in v] for r in readings.values() for k, v in r.layers.items()},
+            {k: finite(v) for r in readings.values() for k, v in r.model.items()},
+            {name: reading.detail for name, reading in readings.items() if reading.detail},
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def choose(
     signal: Signal | None,
     context: MeasurementContext,
 ) -> Panel:
-    """The configured instruments, and those whose statistics the policies need.
+    """The configured instruments and those whose statistics the policies need.
 
     Args:
         tables: fields by instrument, as the configuration has them.
@@ -144,10 +144,10 @@ def choose(
 
 
 def _checked(name: str, reading: Any, layers: int | None) -> Reading:
-    """The reading itself; ConfigError, with the instrument's name, if it is none."""
+    """The reading; ConfigError with the instrument's name if it is not a valid one."""
 
-    def require_reading(good: bool, got: object, expected: str) -> None:
-        if not good:
+    def require_reading(valid: bool, got: object, expected: str) -> None:
+        if not valid:
             raise ConfigError(f"the instrument {name}: got {got!r:.60}, expected {expected}")
 
     require_reading(isinstance(reading, Reading), reading, "a Reading")
@@ -182,5 +182,5 @@ def check_measured(needs: Iterable[str], readings: Readings) -> None:
 
 
 def finite(value: float | None) -> float | None:
-    """JSON knows no NaN: None is a statistic that could not be formed."""
+    """None in place of NaN and infinities, which JSON lacks."""
     return value if value is not None and math.isfinite(value) else None

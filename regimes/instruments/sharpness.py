@@ -1,4 +1,4 @@
-"""Critical sharpness as an instrument of a run: no second derivative, a few forward passes."""
+"""Critical sharpness as an instrument: a few forward passes, no second derivative."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from regimes.instruments.curvature import process_mean
 class Sharpness:
     """Critical sharpness along the gradient of a fixed probe of the training set.
 
-    For SGD that is the direction of a step; an optimiser that rescales it has another sharpness.
+    That is the direction of a step of SGD, but not of an optimiser that rescales the gradient.
 
     Attributes:
         images, batch: as for ``Curvature``.
-        tolerance: how far the critical rate found may lie above the true one, relatively.
+        tolerance: largest relative error of the critical rate, which is never too low.
     """
 
     every: int = 1
@@ -38,7 +38,7 @@ class Sharpness:
 
 
 class SharpnessGauge(EndOfEpochGauge):
-    """Measures when read; remembers the critical rate, from which the next search starts."""
+    """Measures when read; the next search starts from the last critical rate."""
 
     def __init__(self, settings: Sharpness, context: MeasurementContext) -> None:
         self.settings, self.context = settings, context
@@ -46,7 +46,7 @@ class SharpnessGauge(EndOfEpochGauge):
         self.rate: float | None = None
 
     def read(self, epoch: int) -> Reading:
-        found = critical_sharpness(
+        measured = critical_sharpness(
             self.context.model,
             lambda model, batch: self.context.loss(model, *batch),
             self.batches,
@@ -55,9 +55,9 @@ class SharpnessGauge(EndOfEpochGauge):
             mode="eval",
             mean=process_mean(self.context),
         )
-        self.rate = found.rate if math.isfinite(found.rate) else None
+        self.rate = measured.rate if math.isfinite(measured.rate) else None
         return Reading(
-            model={"critical_sharpness": found.value}, detail={"forwards": found.forwards}
+            model={"critical_sharpness": measured.value}, detail={"forwards": measured.forwards}
         )
 
     def state_dict(self) -> dict[str, Any]:

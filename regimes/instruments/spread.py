@@ -1,4 +1,4 @@
-"""How far local steps have taken the workers' models apart: what only they have."""
+"""The distance of the workers' models under local steps."""
 
 from __future__ import annotations
 
@@ -32,27 +32,28 @@ class Spread:
 
 
 class SpreadGauge(StatelessGauge):
-    """Looks once per unit."""
+    """Measures once per unit."""
 
     def __init__(self, context: MeasurementContext) -> None:
         self.context = context
-        self.found: list[float] | None = None
+        self.distances: list[float] | None = None
 
     def step(self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor]) -> None:
-        """``stack``: each worker's movement, taken from where all were alike."""
-        if self.found is not None:
+        """``stack``: each worker's movement since the last synchronisation."""
+        if self.distances is not None:
             return
         layers = range(len(self.context.layers))
         apart = self.context.apart
         if apart is None or not apart():
-            self.found = [0.0 for _ in layers]
+            self.distances = [0.0 for _ in layers]
             return
         world, parts = self.context.world, stack.split(self.context.sizes, dim=1)
         means = world.ask(*(Mean(part) for part in parts), layers=layers)
         squares = [(p - m).square().sum(1) for p, m in zip(parts, means, strict=True)]
         (mean,) = world.ask(Mean(torch.stack(squares, dim=1)))
-        self.found = mean.sqrt().tolist()
+        self.distances = mean.sqrt().tolist()
 
     def read(self, epoch: int) -> Reading:
-        found, self.found = self.found or [math.nan] * len(self.context.layers), None
-        return Reading({"spread": found}, {"spread": math.hypot(*found)})
+        distances = self.distances or [math.nan] * len(self.context.layers)
+        self.distances = None
+        return Reading({"spread": distances}, {"spread": math.hypot(*distances)})

@@ -12,8 +12,8 @@ from regimes.plotting.groups import Groups, measured, tested_by
 from regimes.plotting.metrics import METRICS, Metric
 from regimes.records import Record
 from regimes.records.frames import logged
-from regimes.replay.agreement import interval
 from regimes.replay.replay import TRAINING as CLOCK
+from regimes.statistics import t_interval
 
 KEYS = ("schedule", "epoch", "n", "ci_low", "ci_high", "floats", "seconds")  # of the tables below
 
@@ -64,7 +64,7 @@ def curves(found: Groups, shown: Metric | None = None) -> pd.DataFrame:
         floats = np.stack([run.epochs["total_floats"].to_numpy()[:last] for run in runs]).mean(0)
         passed = np.stack([seconds(run)[:last] for run in runs]).mean(0)
         for epoch in range(last):
-            found_here = interval(measured[:, epoch].tolist())
+            found_here = t_interval(measured[:, epoch].tolist())
             rows.append((name, epoch, len(runs), *found_here, floats[epoch], passed[epoch]))
     return pd.DataFrame(rows, columns=[*KEYS[:3], shown.name, *KEYS[3:]])
 
@@ -86,7 +86,7 @@ def ends(found: Groups, shown: Metric | None = None) -> pd.DataFrame:
         ):
             prefix = "" if column == shown.name else f"{column}_"
             names = (column, f"{prefix}ci_low", f"{prefix}ci_high")
-            row |= dict(zip(names, interval([float(x) for x in last]), strict=True))
+            row |= dict(zip(names, t_interval([float(x) for x in last]), strict=True))
         rows.append(row)
     return pd.DataFrame(rows)
 

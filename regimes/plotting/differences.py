@@ -20,7 +20,7 @@ from regimes.plotting.curves import has, values
 from regimes.plotting.groups import BASELINES, check_setting, groups, tested_by
 from regimes.plotting.metrics import Metric
 from regimes.records import Record, load_all, select, summary
-from regimes.replay.agreement import interval
+from regimes.statistics import paired_differences, t_interval
 
 LAST = 3  # epochs whose mean is a run's accuracy (or other metric)
 ALL_PAIRS = 6  # schedules of which all pairs are compared
@@ -109,28 +109,15 @@ def differences(
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def paired(each: pd.DataFrame, a: str, b: str, column: str) -> list[float]:
-    """``a`` minus ``b``, seed by seed; ``each`` has a row per run.
-
-    Raises:
-        RecordError: no seed in common.
-    """
-    wide = each[each["name"].isin([a, b])].pivot(index="seed", columns="name", values=column)
-    wide = wide.reindex(columns=[*{a, b}]).dropna()
-    if wide.empty:
-        raise RecordError(f"{a} and {b} have no seed in common: run both with the same seeds")
-    return (wide[a] - wide[b]).to_list()
-
-
 def pair(each: pd.DataFrame, a: str, b: str, shown: Metric) -> dict[str, Any]:
     """One row of `differences`.
 
     Raises:
         RecordError: no seed in common.
     """
-    found = paired(each, a, b, shown.name)
+    found = paired_differences(each, a, b, shown.name)
     floats = each.groupby("name")["floats"].mean()
-    mean, low, high = interval(found)
+    mean, low, high = t_interval(found)
     ratio = floats[a] / floats[b] if floats[b] else math.nan
     return dict(
         zip(

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from analysis.claims.effects import minus
-from analysis.common.verdicts import holm, p_value
 from analysis.findings.differences import effect
 from analysis.findings.sources import records
+from regimes.statistics import holm, p_value
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "start.md"
 ROWS = {

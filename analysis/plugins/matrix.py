@@ -3,7 +3,7 @@
 The setting of Kleinman, Achille & Soatto ("Critical Learning Periods Emerge Even in Deep Linear
 Networks", 2024) after Arora et al. (2019): two normal factors, entries of root mean square 1, a
 loss of half the mean squared error. The matrix and the places of the observed entries depend on
-``data.rows``, ``data.rank`` and ``data.train_size`` alone; `deficits.OtherMatrix` shows the same
+``data.rows``, ``data.rank`` and ``data.train_size`` alone; `OtherMatrix` shows the same
 places of another matrix in their stead.
 """
 
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float64, Int64
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from regimes.collectives.world import World
 from regimes.config import RunConfig
 from regimes.data import task
-from regimes.data.deficits import Deficit, GradientNoise, OtherMatrix, deficit
+from regimes.data.deficits import Deficit, GradientNoise, deficit
 from regimes.data.task import Shuffled
 from regimes.errors import DataError, require
 from regimes.models.loss import Batch, Loss
@@ -40,6 +41,15 @@ def low_rank(rows: int, rank: int) -> Float64[Tensor, "rows rows"]:
 def half_square(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Half the mean squared error of the entries."""
     return (model(x) - y).square().mean() / 2
+
+
+@dataclass(frozen=True)
+class OtherMatrix(Deficit):
+    """The entries of another matrix, of ``rank``, in place of the task's (Kleinman, Achille &
+    Soatto, 2024)."""
+
+    only_for: ClassVar[str | None] = "matrix"
+    rank: int = 10
 
 
 class MatrixTask:
@@ -67,11 +77,11 @@ class MatrixTask:
         return task.build(config, classes=self.classes, rows=self.rows)
 
     def batches(self, config: RunConfig, device: torch.device, dtype: torch.dtype) -> Entries:
-        worse, shown = deficit(config.deficit), self.matrix
-        if isinstance(worse, OtherMatrix):
-            shown = low_rank(self.rows, worse.rank)
+        change, shown = deficit(config.deficit), self.matrix
+        if isinstance(change, OtherMatrix):
+            shown = low_rank(self.rows, change.rank)
         right, wrong = (self.values(m).to(device, dtype) for m in (self.matrix, shown))
-        return Entries(self.places.to(device), right, wrong, config, worse)
+        return Entries(self.places.to(device), right, wrong, config, change)
 
     def values(self, matrix: Tensor) -> Tensor:
         """What is observed of a matrix."""
@@ -153,10 +163,10 @@ def check(config: RunConfig, rows: int) -> int:
     require(rows >= 2, "data.rows", rows, "at least 2")
     require(size <= rows**2, "data.train_size", size, f"at most all {rows**2} entries")
     ranks = {"data.rank": data.rank or RANK}
-    worse = deficit(config.deficit)
-    if isinstance(worse, OtherMatrix):
-        ranks["deficit.rank"] = worse.rank
-    elif type(worse) not in (Deficit, GradientNoise):
+    change = deficit(config.deficit)
+    if isinstance(change, OtherMatrix):
+        ranks["deficit.rank"] = change.rank
+    elif type(change) not in (Deficit, GradientNoise):
         expected = '"other-matrix" or "gradient-noise", those for a matrix'
         require(False, "deficit.name", (config.deficit or {})["name"], expected)
     for name, rank in ranks.items():

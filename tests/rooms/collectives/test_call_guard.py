@@ -1,4 +1,4 @@
-"""Who is missing where all must meet. Oracle: who has come, of three processes in one store."""
+"""Which process is missing in a call that all must make. Oracle: three processes in one store."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import threading
 import pytest
 from torch.distributed import HashStore
 
-from regimes.collectives import meeting, processes
-from regimes.collectives.meeting import Meeting
+from regimes.collectives import call_guard, processes
+from regimes.collectives.call_guard import CallGuard
 from regimes.errors import TrainingError
 
 
 @pytest.mark.parametrize("absent", [0, 1, 2])
 def test_who_has_come_is_not_missing(absent: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two wait for the third until their time is over; each names that one, and no other."""
-    monkeypatch.setattr(meeting, "SOON", 0.05)
+    monkeypatch.setattr(call_guard, "SOON", 0.05)
     store, said = HashStore(), dict[int, str]()
 
     def come(rank: int) -> None:
         with pytest.raises(TrainingError) as ended:
-            Meeting(store, rank, 3, timeout=1.0).come("attach()", patience=60.0)
+            CallGuard(store, rank, 3, timeout=1.0).enter("attach()", patience=60.0)
         said[rank] = str(ended.value)
 
     there = [rank for rank in range(3) if rank != absent]
@@ -48,7 +48,7 @@ def test_a_roll_call_names_who_does_not_answer(
     store, heard = HashStore(), dict[int, str]()
 
     def ask(rank: int) -> None:
-        heard[rank] = processes._silent(store, rank, 3)
+        heard[rank] = processes._name_silent(store, rank, 3)
 
     there = [rank for rank in range(3) if rank != absent]
     threads = [threading.Thread(target=ask, args=(rank,)) for rank in there]

@@ -30,7 +30,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from regimes.collectives.requests import Gather
 from regimes.compression.selection import top_indices
-from regimes.compression.sparse import kept
+from regimes.compression.sparse import num_kept
 from regimes.curvature.isolation import preserved
 from regimes.errors import ConfigError, TrainingError, require
 from regimes.instruments.base import EndOfEpochGauge, MeasurementContext, Reading, require_at_least
@@ -81,17 +81,17 @@ class OverlapGauge(EndOfEpochGauge):
         independent; None for one pair), min, max. ``chance`` K / N, and of each layer.
         """
         percent = self.options.percent
-        chances = [kept(percent, n) / n for n in self.sizes]
+        chances = [num_kept(percent, n) / n for n in self.sizes]
         detail: dict[str, Any] = {
             "percent": percent,
-            "chance": kept(percent, self.size) / self.size,
+            "chance": num_kept(percent, self.size) / self.size,
             "chance_layers": chances if self.options.layers else None,
             "sizes": {},
         }
         reading = Reading(detail=detail)
         for batch, count in self.draws.items():
             masks = self._supports(epoch, batch, count)
-            overlaps = pair_overlaps(masks[:, 0], kept(percent, self.size)).tolist()
+            overlaps = pair_overlaps(masks[:, 0], num_kept(percent, self.size)).tolist()
             reading.model[f"overlap:b{batch}"] = statistics.mean(overlaps)
             sd = statistics.stdev(overlaps) if len(overlaps) > 1 else None
             detail["sizes"][str(batch)] = {
@@ -104,7 +104,7 @@ class OverlapGauge(EndOfEpochGauge):
             }
             if self.options.layers:
                 reading.layers[f"overlap:b{batch}"] = [
-                    pair_overlaps(part, kept(percent, part.shape[1])).mean().item()
+                    pair_overlaps(part, num_kept(percent, part.shape[1])).mean().item()
                     for part in masks[:, 1].split(self.sizes, dim=1)
                 ]
         return reading
@@ -145,7 +145,7 @@ class OverlapGauge(EndOfEpochGauge):
 def support(values: Float[Tensor, " n"], percent: float) -> Bool[Tensor, " n"]:
     """Where the top ``percent`` by magnitude are; ties go to the smaller index, as in TopK."""
     mask = torch.zeros_like(values, dtype=torch.bool)
-    mask[top_indices(values, kept(percent, values.numel())).long()] = True
+    mask[top_indices(values, num_kept(percent, values.numel())).long()] = True
     return mask
 
 

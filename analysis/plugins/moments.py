@@ -44,7 +44,7 @@ from torch import Tensor
 
 from regimes.collectives.requests import Mean
 from regimes.compression.selection import top_indices
-from regimes.compression.sparse import kept
+from regimes.compression.sparse import num_kept
 from regimes.instruments.base import (
     EndOfEpochGauge,
     MeasurementContext,
@@ -53,8 +53,9 @@ from regimes.instruments.base import (
     ratio,
     require_at_least,
 )
-from regimes.instruments.support_overlap import drawn_gradients
 from regimes.seeding import stream
+
+from .support_overlap import drawn_gradients
 
 PERCENTS = (1, 10)
 SHAPES = ("top1", "top10", "density")
@@ -199,7 +200,7 @@ def compared(
 ) -> dict[str, float]:
     """Noise against mean, of one layer; see the module's list."""
     noise, energy = float(variance.sum()), float(mean.square().sum())
-    top = top_indices(mean, kept(10, len(mean))).long()
+    top = top_indices(mean, num_kept(10, len(mean))).long()
     return {
         "noise-density": density(variance),
         "noise-in-top10": ratio(float(variance[top].sum()), noise),
@@ -217,7 +218,7 @@ def shapes_of(vector: Float[Tensor, " N"], sizes: list[int]) -> Float[Tensor, "s
 
 def top_share(vector: Float[Tensor, " n"], percent: float) -> float:
     """The share of |v|^2 in its ``percent`` largest coordinates (at least one); NaN for zero."""
-    top = top_indices(vector, kept(percent, len(vector))).long()
+    top = top_indices(vector, num_kept(percent, len(vector))).long()
     return ratio(float(vector[top].square().sum()), float(vector.square().sum()))
 
 

@@ -74,6 +74,7 @@ OTHERS = {  # of test_NAME.py: pages and packages, which look at the core from a
     "integrations",
     "notebooks",
     "readme",
+    "versions",
     "wheel",
 }
 REAL = {  # start processes, whose calls are not seen

@@ -119,6 +119,32 @@ def test_every_public_name_is_there() -> None:
         _ = regimes.trane  # type: ignore[attr-defined]
 
 
+# -- plain words ----------------------------------------------------------------------------
+
+# No people in place of things. Each number is how often `regimes/` has the word today: a number
+# may only become smaller, and ends at 0.
+PEOPLE = {"nobody": 5, "somebody": 6, "whoever": 1, "stranger": 6, "everybody": 0, "anybody": 0}
+
+
+@pytest.mark.parametrize("word", PEOPLE)
+def test_things_are_not_called_people(word: str) -> None:
+    places = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in sorted((ROOT / "regimes").rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        for _ in re.findall(rf"\b{word}(?:s|'s)?\b", line, re.IGNORECASE)
+    ]
+    assert len(places) <= PEOPLE[word], ", ".join(places)
+
+
+def test_each_room_has_its_tests() -> None:
+    """tests/rooms/NAME tests regimes/NAME; oracles, processes and gpu test rooms too."""
+    rooms = {path.parent.name for path in (ROOT / "regimes").glob("*/__init__.py")}
+    tested = {path.name for path in (ROOT / "tests" / "rooms").iterdir() if any(path.glob("*.py"))}
+    assert tested <= rooms
+    assert rooms - tested <= {"console"}  # its tests are those of what prints
+
+
 # -- the command line ------------------------------------------------------------------------
 
 Command = Callable[..., subprocess.CompletedProcess[str]]

@@ -37,7 +37,7 @@ def data_root() -> Path:
     return Path(os.environ.get("REGIMES_DATA") or Path("data", "cache"))
 
 
-def given(path: str) -> Path:
+def user_path(path: str) -> Path:
     """A path as a configuration has it; ~ is the home folder, which shells leave to the reader of
     ``--set data.path=~/pets``."""
     return Path(os.path.expanduser(path))
@@ -48,7 +48,7 @@ def cache_root() -> Path:
     return Path(os.environ.get("REGIMES_CACHE") or data_root())
 
 
-def stored(file: Path, names: Sequence[str]) -> list[np.ndarray] | None:
+def load_arrays(file: Path, names: Sequence[str]) -> list[np.ndarray] | None:
     """The arrays of these names (zip's CRC-32 guards each), or None."""
     try:
         with np.load(file, allow_pickle=False) as found:
@@ -60,7 +60,7 @@ def stored(file: Path, names: Sequence[str]) -> list[np.ndarray] | None:
         return None
 
 
-def store(file: Path, arrays: Mapping[str, np.ndarray | Sequence[str]], what: str) -> None:
+def store_arrays(file: Path, arrays: Mapping[str, np.ndarray | Sequence[str]], what: str) -> None:
     """Keep arrays for `stored`; ``what`` they are, for the warning if that fails."""
     temporary = file.with_suffix(f".{secrets.token_hex(4)}.tmp")
     try:

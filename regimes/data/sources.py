@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from regimes.data.cache import cache_root, data_root, given
-from regimes.data.image_folder import Arrays, load_tree
-from regimes.data.plain_tree import Prepared
+from regimes.data.cache import cache_root, data_root, user_path
+from regimes.data.image_folder import Arrays, FolderOptions, load_tree
 from regimes.errors import DataError, nearest, require
 from regimes.seeding import stream
 
@@ -88,8 +87,8 @@ def _digits(config: DataConfig) -> Arrays:
 def _folder(config: DataConfig) -> Arrays:
     if config.path is None:
         raise DataError('data.name = "folder" needs data.path: an image folder or an archive.')
-    how = Prepared(config.resize, config.test_share, config.split_seed)
-    return load_tree(given(config.path), how)
+    options = FolderOptions(config.resize, config.test_share, config.split_seed)
+    return load_tree(user_path(config.path), options)
 
 
 def at_most(config: DataConfig, raw: Arrays) -> DataConfig:
@@ -114,7 +113,7 @@ def _cifar(config: DataConfig) -> Arrays:
     """CIFAR-10 or -100 in the standard python layout; torchvision verifies each file's MD5."""
     datasets = torchvision_datasets()
     kind = datasets.CIFAR10 if config.name == "cifar10" else datasets.CIFAR100
-    root = given(config.path) if config.path else data_root()
+    root = user_path(config.path) if config.path else data_root()
     folder = root / CIFAR_FOLDERS[config.name]
     try:
         with one_at_a_time(root) if config.download else nullcontext():

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regimes import inputs
-from regimes.data.cache import given
+from regimes.data.cache import user_path
 from regimes.data.markov import Chain
 from regimes.errors import DataError
 
@@ -109,7 +109,7 @@ def _sources(root: Path) -> Iterator[Path]:
 def _text(config: DataConfig) -> Parts:
     if config.path is None:
         raise DataError('data.name = "text" needs data.path: a file or a folder.')
-    path = given(config.path)
+    path = user_path(config.path)
     if path.is_file():
         return by_position(_content(path), {})
     if not path.is_dir():

@@ -24,7 +24,7 @@ from jaxtyping import Int32
 from torch import Tensor
 
 from regimes.data import texts
-from regimes.data.cache import cache_root, store, stored
+from regimes.data.cache import cache_root, load_arrays, store_arrays
 from regimes.data.corpus import Corpus, Split, make
 from regimes.data.texts import Parts
 from regimes.errors import ConfigError, DataError, require
@@ -71,12 +71,14 @@ def _pairs(parts: Parts, size: int) -> tuple[tuple[str, ...], dict[Split, Tensor
     for split in SPLITS:
         key.update(hashlib.sha256(getattr(parts, split)).digest())
     file = cache_root() / "tokens" / f"bpe-{key.hexdigest()[:20]}.npz"
-    found = stored(file, ("words", *SPLITS))
+    found = load_arrays(file, ("words", *SPLITS))
     if found is None:
         contents = {split: _decoded(getattr(parts, split), split) for split in SPLITS}
         words, tokenizer = _trained(contents["train"], size)
         numbers = [_encoded(tokenizer, contents[split]) for split in SPLITS]
-        store(file, dict(zip(("words", *SPLITS), (words, *numbers), strict=True)), "byte pairs")
+        store_arrays(
+            file, dict(zip(("words", *SPLITS), (words, *numbers), strict=True)), "byte pairs"
+        )
         found = [np.array(words), *numbers]
     ids = {s: torch.from_numpy(n) for s, n in zip(SPLITS, found[1:], strict=True)}
     return tuple(found[0].tolist()), ids

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from regimes.data.cache import data_root, given
+from regimes.data.cache import data_root, user_path
 from regimes.data.corpus import Corpus, make
 from regimes.data.sources import one_at_a_time, torchvision_datasets
 from regimes.errors import DataError
@@ -35,7 +35,7 @@ ARCHIVE = "https://wikitext.smerity.com/wikitext-2-v1.zip"  # kept by an author 
 MD5 = "542ccefacc6c27f945fb54453812b3cd"
 FOLDER = "wikitext-2"
 FILES = ("wiki.train.tokens", "wiki.test.tokens")
-VALIDATION = "wiki.valid.tokens"  # needed only where data.validation_size is given
+VALIDATION = "wiki.valid.tokens"  # needed only where data.validation_size is user_path
 EOS, UNK = "<eos>", "<unk>"
 
 
@@ -90,7 +90,7 @@ def _wanted(config: DataConfig) -> tuple[str, ...]:
 
 def _folder(config: DataConfig, wanted: Sequence[str]) -> Path:
     """The folder with the files, downloaded if that is wanted and needed."""
-    root = given(config.path) if config.path else data_root()
+    root = user_path(config.path) if config.path else data_root()
     folder = root if any((root / name).is_file() for name in FILES) else root / FOLDER
     if config.download and _missing(folder, wanted):
         _download(folder, wanted)

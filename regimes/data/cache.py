@@ -1,8 +1,7 @@
-"""Where data sets live, and arrays kept in files, so that they are made once.
+"""Folders of data sets, and a cache of arrays.
 
-A file is written beside its final name and moved there in one step: several processes may make the
-same one at once and none sees half of it. One that cannot be read is made again; a folder that
-cannot be written is done without.
+A file is written under a temporary name and then renamed, so several processes may write the same
+one at once and none reads half of it. A damaged file is rebuilt; a read-only folder only costs time.
 """
 
 from __future__ import annotations
@@ -21,38 +20,31 @@ import numpy as np
 logger = logging.getLogger(__name__)
 
 UNREADABLE = (  # what numpy and the standard library raise on a truncated or foreign file
-    OSError,
-    EOFError,
-    RuntimeError,
-    lzma.LZMAError,
-    zipfile.BadZipFile,
-    zlib.error,
-    KeyError,
-    ValueError,
+    *(OSError, EOFError, RuntimeError, KeyError, ValueError),
+    *(lzma.LZMAError, zipfile.BadZipFile, zlib.error),
 )
 
 
 def data_root() -> Path:
-    """Where data sets live: `$REGIMES_DATA`, else ``data/cache`` in the working directory."""
+    """The folder of data sets: `$REGIMES_DATA`, else ``data/cache`` in the working directory."""
     return Path(os.environ.get("REGIMES_DATA") or Path("data", "cache"))
 
 
 def user_path(path: str) -> Path:
-    """A path as a configuration has it; ~ is the home folder, which shells leave to the reader of
-    ``--set data.path=~/pets``."""
+    """A path of a configuration. Shells do not expand the ~ of ``--set data.path=~/pets``."""
     return Path(os.path.expanduser(path))
 
 
 def cache_root() -> Path:
-    """Where arrays are kept: `$REGIMES_CACHE`, else `data_root()`."""
+    """The folder of cached arrays: `$REGIMES_CACHE`, else `data_root()`."""
     return Path(os.environ.get("REGIMES_CACHE") or data_root())
 
 
 def load_arrays(file: Path, names: Sequence[str]) -> list[np.ndarray] | None:
-    """The arrays of these names (zip's CRC-32 guards each), or None."""
+    """The arrays of a file, None if it is missing or damaged; zip's CRC-32 guards each array."""
     try:
-        with np.load(file, allow_pickle=False) as found:
-            return [found[name] for name in names]
+        with np.load(file, allow_pickle=False) as arrays:
+            return [arrays[name] for name in names]
     except FileNotFoundError:
         return None
     except UNREADABLE as error:
@@ -61,7 +53,7 @@ def load_arrays(file: Path, names: Sequence[str]) -> list[np.ndarray] | None:
 
 
 def store_arrays(file: Path, arrays: Mapping[str, np.ndarray | Sequence[str]], what: str) -> None:
-    """Keep arrays for `stored`; ``what`` they are, for the warning if that fails."""
+    """Write arrays for `load_arrays`; a failure is a warning that names them as ``what``."""
     temporary = file.with_suffix(f".{secrets.token_hex(4)}.tmp")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

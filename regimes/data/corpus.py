@@ -1,8 +1,4 @@
-"""A text in memory, as the numbers of its tokens: what every source of texts ends in.
-
-Stands under the sources (`regimes.data.wikitext`, `regimes.data.texts`); `regimes.data.language`
-makes batches of it.
-"""
+"""A text in memory, as token numbers: the result of `wikitext` and `tokens`, read by `language`."""
 
 from __future__ import annotations
 
@@ -25,15 +21,13 @@ Split = Literal["train", "test", "validation"]
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text in memory.
-
+    """
     Attributes:
-        train, test, validation: token numbers, of any integer type; no validation part is None.
-        words: number -> token, as it is shown.
-        digest: SHA-256 of all the above; equal on all processes, or they hold different data.
-        lengths: the bytes of each token, which give bits per byte; None for words, which were cut
-            out of the text.
-        facts: what the record's header says of the source besides.
+        train, test, validation: token numbers, of any integer type.
+        words: number -> printable token.
+        digest: SHA-256 of all the above, compared between processes.
+        lengths: bytes of each token, for bits per byte; None for words, whose separators are lost.
+        facts: further entries of the record's header.
     """
 
     train: Integer[Tensor, " train"]
@@ -45,10 +39,9 @@ class Corpus:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def tested_on(self, device: torch.device) -> Corpus:
-        """The same, with what is tested on already there."""
-        held = {name: getattr(self, name) for name in ("test", "validation", "lengths")}
-        there = {name: part.to(device) for name, part in held.items() if part is not None}
-        return replace(self, **there)
+        """A copy with all tensors but ``train`` on a device."""
+        tensors = {name: getattr(self, name) for name in ("test", "validation", "lengths")}
+        return replace(self, **{k: t.to(device) for k, t in tensors.items() if t is not None})
 
 
 def make(
@@ -58,8 +51,8 @@ def make(
     lengths: Int64[Tensor, " words"] | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> Corpus:
-    """The corpus of whole parts, each cut to its size in tokens; the validation part is left out
-    unless ``data.validation_size`` asks for it.
+    """The corpus of some parts, each cut to its configured size in tokens; without
+    ``data.validation_size`` there is no validation part.
 
     Raises:
         DataError: a part is smaller than its size, or than two tokens.
@@ -67,20 +60,13 @@ def make(
     sizes: dict[Split, int | None] = {"train": config.train_size, "test": config.test_size}
     if config.validation_size is not None:
         sizes["validation"] = config.validation_size
-    kept = {split: _first(parts[split], size, split) for split, size in sizes.items()}
+    cut = {split: _first(parts[split], size, split) for split, size in sizes.items()}
     digest = hashlib.sha256(repr(tuple(words)).encode())
-    for part in kept.values():
+    for part in cut.values():
         digest.update(repr(len(part)).encode())
         digest.update(part.numpy().data)
-    return Corpus(
-        kept["train"],
-        kept["test"],
-        tuple(words),
-        digest.hexdigest(),
-        kept.get("validation"),
-        lengths,
-        dict(facts or {}),
-    )
+    words, hexdigest = tuple(words), digest.hexdigest()
+    return Corpus(**cut, words=words, digest=hexdigest, lengths=lengths, facts=dict(facts or {}))
 
 
 def _first(ids: Integer[Tensor, " n"], size: int | None, split: Split) -> Integer[Tensor, " m"]:

@@ -10,7 +10,6 @@ from regimes.errors import require
 
 
 def load(config: RunConfig) -> Task:
-    """The task that a configuration names."""
     if config.data.name == MATRIX:
         from regimes.data.matrix import MatrixTask
 

@@ -31,8 +31,8 @@ Turns = Complex[Tensor, "time pairs"]  # of absolute value 1
 
 class GPT(nn.Module):
     """classes w + depth (12 w^2 + 2 w) + w parameters at width w with a tied output and rotary
-    positions: 115,008 for 256 classes, width 64 and depth 2; classes w more with an output of its
-    own, sequence w more with learned positions.
+    positions: 115,008 for 256 classes, width 64 and depth 2. An untied output adds classes w,
+    learned positions add sequence w.
 
     Args:
         classes: tokens in the vocabulary.
@@ -99,7 +99,7 @@ class GPT(nn.Module):
         return self.head(self.norm(x)), None
 
     def _kernels(self) -> AbstractContextManager[Any]:
-        """Instruments take second derivatives in evaluation mode; only one kernel has any."""
+        """Instruments take second derivatives in evaluation mode, which only one kernel has."""
         if self.training or not torch.is_grad_enabled():
             return nullcontext()
         return sdpa_kernel(SDPBackend.MATH)
@@ -124,9 +124,11 @@ class Block(nn.Module):
         return x + self.dropout(self.down(functional.gelu(self.up(self.norm2(x)))))
 
     def _attend(self, x: Stream, turns: Turns | None) -> Stream:
-        both, value = self.qkv(x).unflatten(2, (3, self.heads, -1)).split((2, 1), 2)
-        both = both if turns is None else turned(both, turns)  # [batch, time, 2, heads, size]
-        query, key, value = (part.transpose(1, 2) for part in (*both.unbind(2), value[:, :, 0]))
+        query_key, value = self.qkv(x).unflatten(2, (3, self.heads, -1)).split((2, 1), 2)
+        if turns is not None:
+            query_key = rotate(query_key, turns)  # [batch, time, 2, heads, size]
+        parts = (*query_key.unbind(2), value[:, :, 0])
+        query, key, value = (part.transpose(1, 2) for part in parts)
         dropped = self.dropout.p if self.training else 0.0
         mixed = functional.scaled_dot_product_attention(
             query, key, value, dropout_p=dropped, is_causal=True
@@ -144,11 +146,11 @@ def angles(time: int, size: int, like: Tensor) -> Turns:
     return torch.polar(torch.ones_like(angle), angle)
 
 
-def turned(
+def rotate(
     x: Float[Tensor, "batch time *which size"], turns: Turns
 ) -> Float[Tensor, "batch time *which size"]:
-    """Each pair of neighbours (x_2k, x_2k+1) turned by its time's angle (Su et al., 2021, equation
-    34): a product of complex numbers, which is twice as fast on CPUs as its four real ones."""
+    """Rotate each pair (x_2k, x_2k+1) by its time's angle (Su et al., 2021, equation 34). The
+    complex product is twice as fast on CPUs as its four real ones."""
     pairs = torch.view_as_complex(x.to(turns.real.dtype).unflatten(-1, (-1, 2)))
     turns = turns.reshape(len(turns), *[1] * (x.dim() - 3), -1)
     return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)

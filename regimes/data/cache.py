@@ -1,18 +1,19 @@
 """Folders of data sets, and a cache of arrays.
 
 A file is written under a temporary name and then renamed, so several processes may write the same
-one at once and none reads half of it. A damaged file is rebuilt; a read-only folder only costs time.
+one at once and none reads half of it. A damaged file is rebuilt; a read-only folder costs time.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import lzma
 import os
 import secrets
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -41,25 +42,36 @@ def cache_root() -> Path:
 
 
 def load_arrays(file: Path, names: Sequence[str]) -> list[np.ndarray] | None:
-    """The arrays of a file, None if it is missing or damaged; zip's CRC-32 guards each array."""
+    """The arrays of a file, or None if it is missing, damaged or not from `store_arrays`."""
     try:
-        with np.load(file, allow_pickle=False) as arrays:
-            return [arrays[name] for name in names]
+        with np.load(file, allow_pickle=False) as stored:
+            arrays = [stored[name] for name in names]
+            if str(stored["checksum"]) == _checksum(arrays):
+                return arrays
+        logger.warning("the cache file %s has other arrays than it should and is rebuilt", file)
     except FileNotFoundError:
-        return None
+        pass
     except UNREADABLE as error:
         logger.warning("the cache file %s cannot be read and is rebuilt (%s)", file, error)
-        return None
+    return None
 
 
-def store_arrays(file: Path, arrays: Mapping[str, np.ndarray | Sequence[str]], what: str) -> None:
+def _checksum(arrays: Iterable[np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.shape} {array.dtype}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def store_arrays(file: Path, arrays: Mapping[str, np.ndarray], what: str) -> None:
     """Write arrays for `load_arrays`; a failure is a warning that names them as ``what``."""
     temporary = file.with_suffix(f".{secrets.token_hex(4)}.tmp")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(temporary, "xb") as handle:
-                np.savez(handle, allow_pickle=False, **arrays)
+                np.savez(handle, allow_pickle=False, **arrays, checksum=_checksum(arrays.values()))
             temporary.replace(file)
         finally:
             temporary.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
 """Deficits: training made worse in chosen epochs, to find critical periods.
 
 Achille, Rovere & Soatto (2019) blur the images in a window of early epochs. The lost accuracy does
-not come back after it; with a later window it does. A deficit changes inputs, labels or updates as a
-function of (seed, epoch, sample), never of the number of workers, processes or the batch size.
+not come back after it; with a later window it does. What a deficit changes is a function of (seed,
+epoch, sample), never of the number of workers, processes or the batch size.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Deficit:
 
 @dataclass(frozen=True)
 class Blur(Deficit):
-    """Images averaged down by ``factor`` and resized back bilinearly (Achille et al., section 2)."""
+    """Images averaged down by ``factor`` and resized back (Achille et al., section 2)."""
 
     factor: int = 4
 

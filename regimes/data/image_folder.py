@@ -7,7 +7,6 @@ same archive at once (`cache`).
 from __future__ import annotations
 
 import hashlib
-import logging
 import stat
 from pathlib import Path
 from typing import NamedTuple
@@ -29,8 +28,7 @@ from regimes.data.tree import (
 )
 from regimes.errors import DataError, require
 
-logger = logging.getLogger(__name__)
-FORMAT = "3"  # of the cache file, and what is read of a tree; part of its key
+FORMAT = "4"  # of the cache file, and what is read of a tree; part of its key
 GREY_MODES = {"1", "L", "LA"}
 DEEP_MODES = {"F", "I", "I;16", "I;16B", "I;16L", "I;16N"}  # more than 8 bits: would be clipped
 
@@ -58,13 +56,6 @@ class FolderOptions(NamedTuple):
     test_share: float | None = None
     split_seed: int | None = None
 
-    def check(self) -> None:
-        """Raise ConfigError for a value out of range."""
-        size, share = self.resize, self.test_share
-        require(size is None or size >= 1, "data.resize", size, "a number of pixels from 1 up")
-        is_share = share is None or 0 < share < 1
-        require(is_share, "data.test_share", share, "a share between 0 and 1")
-
 
 DEFAULTS = FolderOptions()
 
@@ -83,19 +74,25 @@ def load_tree(path: str | Path, options: FolderOptions = DEFAULTS) -> Arrays:
     data. Of an archive's members with one name the last counts.
 
     Raises:
+        ConfigError: an option is out of range.
         DataError: the tree is missing, unreadable, or not a set of equal-sized images.
     """
-    path = Path(path)
-    options.check()
+    path, size, share = Path(path), options.resize, options.test_share
+    require(size is None or size >= 1, "data.resize", size, "a number of pixels from 1 up")
+    is_share = share is None or 0 < share < 1
+    require(is_share, "data.test_share", share, "a share between 0 and 1")
     if not (path.is_dir() or path.is_file()):
         raise DataError(f"{path} does not exist: data.path must be an image folder or archive.")
     try:
         cached = cache_root() / f"{path.name.split('.')[0]}-{_fingerprint(path, options)[:20]}.npz"
-        arrays = _from_cache(cached)
-        if arrays is None:
-            with unpacked(path) as root:
-                arrays = _assemble(_decode(root, options, nested=path.is_file()), root)
-            store_arrays(cached, arrays._asdict(), "decoded images")
+        if stored := load_arrays(cached, Arrays._fields):
+            train_x, train_y, test_x, test_y, classes = stored
+            return Arrays(train_x, train_y, test_x, test_y, tuple(classes.tolist()))
+        with unpacked(path) as root:
+            arrays = _assemble(_decode(root, options, nested=path.is_file()), root)
+        stored_classes = {"classes": np.array(arrays.classes)}
+        store_arrays(cached, arrays._asdict() | stored_classes, "decoded images")
+        return arrays
     except UNREADABLE as error:
         reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(":")
         raise DataError(
@@ -104,7 +101,6 @@ def load_tree(path: str | Path, options: FolderOptions = DEFAULTS) -> Arrays:
         ) from error
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
-    return arrays
 
 
 def _fingerprint(path: Path, options: FolderOptions) -> str:
@@ -116,37 +112,6 @@ def _fingerprint(path: Path, options: FolderOptions) -> str:
         status = file.stat()
         digest.update(f"\0{file}\0{status.st_size}\0{status.st_mtime_ns}".encode())
     return digest.hexdigest()
-
-
-def _from_cache(file: Path) -> Arrays | None:
-    stored = load_arrays(file, Arrays._fields)
-    if stored is None:
-        return None
-    train_x, train_y, test_x, test_y, classes = stored
-    arrays = Arrays(train_x, train_y, test_x, test_y, tuple(classes.tolist()))
-    if not _is_sound(arrays, classes):
-        logger.warning("the cache file %s has other arrays than it should and is rebuilt", file)
-        return None
-    return arrays
-
-
-def _is_sound(arrays: Arrays, classes: np.ndarray) -> bool:
-    shapes = {x.shape[1:] for x in (arrays.train_x, arrays.test_x)}
-    return (
-        classes.ndim == 1
-        and classes.dtype.kind == "U"
-        and len(shapes) == 1
-        and all(
-            x.ndim == 4
-            and x.dtype == np.uint8
-            and y.dtype == np.int64
-            and y.shape == x.shape[:1]
-            and len(y) > 0
-            and y.min() >= 0
-            and y.max() < len(classes)
-            for x, y in ((arrays.train_x, arrays.train_y), (arrays.test_x, arrays.test_y))
-        )
-    )
 
 
 def _decode(root: Path, options: FolderOptions, nested: bool) -> list[Picture]:

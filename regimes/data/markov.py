@@ -74,7 +74,9 @@ class Chain:
     def text(self, length: int) -> bytes:
         size, generator = length + BURN_IN, stream(self.seed, "markov text")
         draws, text, state = self.draws.tolist(), bytearray(size), 0
-        for place, draw in enumerate(torch.randint(0, PARTS, (size,), generator=generator).tolist()):
+        for place, draw in enumerate(
+            torch.randint(0, PARTS, (size,), generator=generator).tolist()
+        ):
             letter = draws[state][draw]
             state = (state * len(LETTERS) + letter) % len(draws)
             text[place] = LETTERS[letter]

@@ -102,7 +102,7 @@ def build(
 
 
 def kind(name: str) -> str:
-    """What a network or a user's callable takes, by its attributes: "text", "a matrix" or "images"."""
+    """What a network or a callable takes, by its attributes: "text", "a matrix" or "images"."""
     builder = _builder(name)
     if getattr(builder, "matrix", False):
         return "a matrix"

@@ -55,7 +55,7 @@ class Deficit:
         return x
 
     def labels(self, y: Targets, classes: int, seed: int) -> Targets:
-        """The whole training set's labels, changed."""
+        """All training labels, changed."""
         return y
 
     def updates(self, updates: list[Tensor], seed: int, epoch: int, step: int) -> list[Tensor]:

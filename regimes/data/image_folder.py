@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,23 +44,6 @@ class Arrays(NamedTuple):
     classes: tuple[str, ...]
 
 
-class FolderOptions(NamedTuple):
-    """How the images of a folder become a data set.
-
-    Attributes:
-        resize: pixels of the shorter side, then the middle is cropped; None: the size as it is.
-        test_share: of each class, in a tree without ``train/`` and ``test/``; None: a fifth.
-        split_seed: of the choice of these; None: 0.
-    """
-
-    resize: int | None = None
-    test_share: float | None = None
-    split_seed: int | None = None
-
-
-DEFAULTS = FolderOptions()
-
-
 class Picture(NamedTuple):
     """A decoded image and its place in the data set."""
 
@@ -67,31 +51,41 @@ class Picture(NamedTuple):
     pixels: UInt8[np.ndarray, "h w *rgb"]
 
 
-def load_tree(path: str | Path, options: FolderOptions = DEFAULTS) -> Arrays:
+def load_tree(
+    path: str | Path,
+    resize: int | None = None,
+    test_share: float | None = None,
+    split_seed: int | None = None,
+) -> Arrays:
     """The images of a folder or an archive, from the cache if it has them.
 
     They are sorted by split, class and file name, so a folder and each archive of it are the same
     data. Of an archive's members with one name the last counts.
 
+    Args:
+        resize: pixels of the shorter side, then the middle is cropped; None: the size as it is.
+        test_share: of each class, in a tree without ``train/`` and ``test/``; None: a fifth.
+        split_seed: of the choice of these; None: 0.
+
     Raises:
         ConfigError: an option is out of range.
         DataError: the tree is missing, unreadable, or not a set of equal-sized images.
     """
-    path, size, share = Path(path), options.resize, options.test_share
-    require(size is None or size >= 1, "data.resize", size, "a number of pixels from 1 up")
-    is_share = share is None or 0 < share < 1
-    require(is_share, "data.test_share", share, "a share between 0 and 1")
+    path = Path(path)
+    require(resize is None or resize >= 1, "data.resize", resize, "a number of pixels from 1 up")
+    is_share = test_share is None or 0 < test_share < 1
+    require(is_share, "data.test_share", test_share, "a share between 0 and 1")
     if not (path.is_dir() or path.is_file()):
         raise DataError(f"{path} does not exist: data.path must be an image folder or archive.")
     try:
-        cached = cache_root() / f"{path.name.split('.')[0]}-{_fingerprint(path, options)[:20]}.npz"
+        key = _fingerprint(path, f"{resize} {test_share} {split_seed}")
+        cached = cache_root() / f"{path.name.split('.')[0]}-{key[:20]}.npz"
         if stored := load_arrays(cached, Arrays._fields):
             train_x, train_y, test_x, test_y, classes = stored
             return Arrays(train_x, train_y, test_x, test_y, tuple(classes.tolist()))
-        with unpacked(path) as root:
-            arrays = _assemble(_decode(root, options, nested=path.is_file()), root)
-        stored_classes = {"classes": np.array(arrays.classes)}
-        store_arrays(cached, arrays._asdict() | stored_classes, "decoded images")
+        arrays = _read(path, resize, test_share, split_seed or 0)
+        classes = np.array(arrays.classes)
+        store_arrays(cached, arrays._asdict() | {"classes": classes}, "decoded images")
         return arrays
     except UNREADABLE as error:
         reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(":")
@@ -103,7 +97,7 @@ def load_tree(path: str | Path, options: FolderOptions = DEFAULTS) -> Arrays:
         raise DataError(f"{path}: {error}") from error
 
 
-def _fingerprint(path: Path, options: FolderOptions) -> str:
+def _fingerprint(path: Path, options: str) -> str:
     """SHA-256 of the resolved path, the options, and the size and time of each file."""
     path = path.resolve()
     digest = hashlib.sha256(f"{FORMAT}\0{path}\0{options}".encode())
@@ -114,21 +108,27 @@ def _fingerprint(path: Path, options: FolderOptions) -> str:
     return digest.hexdigest()
 
 
-def _decode(root: Path, options: FolderOptions, nested: bool) -> list[Picture]:
-    files = find_images(root, nested)
-    places = split_places(files, nested)
-    if not places:
-        places = plain_places(files, options.test_share, options.split_seed or 0)
-        name, place = next(iter(places.items()))
-        parent = name.removesuffix(place.name)
-        labels = {place.label for place in places.values()}
-        if empty := [f.name for f in subfolders(root / parent) if f.name not in labels]:
-            raise DataError(
-                f"{parent}{empty[0]} has no images ({', '.join(sorted(SUFFIXES))}): a class needs "
-                "two, one to train and one to test; a folder that is none has no place here"
-            )
-    order = sorted(places, key=lambda name: (places[name], name))
-    return [Picture(places[n], _pixels(n, files[n], options.resize)) for n in order]
+def _read(path: Path, resize: int | None, test_share: float | None, seed: int) -> Arrays:
+    with unpacked(path) as root:
+        files = find_images(root, nested=path.is_file())
+        places = split_places(files, nested=path.is_file())
+        if not places:
+            places = plain_places(files, test_share, seed)
+            _check_empty(root, places)
+        order = sorted(places, key=lambda name: (places[name], name))
+        return _assemble([Picture(places[n], _pixels(n, files[n], resize)) for n in order], root)
+
+
+def _check_empty(root: Path, places: Mapping[str, Place]) -> None:
+    """Raise DataError if a class folder of a plain tree has no images."""
+    name, place = next(iter(places.items()))
+    parent = name.removesuffix(place.name)
+    labels = {place.label for place in places.values()}
+    if empty := [f.name for f in subfolders(root / parent) if f.name not in labels]:
+        raise DataError(
+            f"{parent}{empty[0]} has no images ({', '.join(sorted(SUFFIXES))}): a class needs "
+            "two, one to train and one to test; a folder that is none has no place here"
+        )
 
 
 def _pixels(name: str, file: Path, size: int | None) -> UInt8[np.ndarray, "h w *rgb"]:

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from regimes.data.deficits import Deficit
-from regimes.data.sources import CIFAR_FOLDERS, Arrays, balanced_order, hold_out, limit_sizes, read
+from regimes.data.sources import CIFAR_FOLDERS, balanced_order, hold_out, limit_sizes, read
 from regimes.data.task import Shuffled
 from regimes.errors import DataError
 from regimes.seeding import stream
@@ -60,46 +60,39 @@ class Images:
 def load(config: DataConfig) -> Images:
     """The data set of a configuration, cut to its sizes and pooled, or DataError."""
     raw = read(config)
-    config = limit_sizes(config, raw)
-    train, held = _training(raw, config)
-    test = _select(raw.test_x, raw.test_y, raw.classes, config.test_size, "test")
-    train_x, test_x = _pooled(train[0], config.image_size), _pooled(test[0], config.image_size)
-    validation = None if held is None else (_pooled(held[0], config.image_size), held[1])
-    cifar = config.name in CIFAR_FOLDERS
-    mean, std = (CIFAR_MEAN, CIFAR_STD) if cifar else _statistics(train_x)
-    tensors = (train_x, train[1], test_x, test[1])
+    config, classes = limit_sizes(config, raw), len(raw.classes)
+
+    def select(x: np.ndarray, y: np.ndarray, index: np.ndarray) -> tuple[Tensor, Tensor]:
+        return _pool(torch.from_numpy(x[index]), config.image_size), torch.from_numpy(y[index])
+
+    order, held = _training_order(raw.train_y, classes, config)
+    tests = balanced_order(raw.test_y, classes, config.test_size, "test")[: config.test_size]
+    train = select(raw.train_x, raw.train_y, order[: config.train_size])
+    test = select(raw.test_x, raw.test_y, tests)
+    validation = None if held is None else select(raw.train_x, raw.train_y, held)
+    is_cifar = config.name in CIFAR_FOLDERS
+    mean, std = (CIFAR_MEAN, CIFAR_STD) if is_cifar else _statistics(train[0])
     digest = hashlib.sha256(repr((raw.classes, mean, std)).encode())
-    for tensor in (*tensors, *(validation or ())):
+    for tensor in (*train, *test, *(validation or ())):
         digest.update(repr(tuple(tensor.shape)).encode())
         digest.update(tensor.numpy().data)
-    return Images(*tensors, raw.classes, mean, std, digest.hexdigest(), validation)
+    return Images(*train, *test, raw.classes, mean, std, digest.hexdigest(), validation)
 
 
-def _training(
-    raw: Arrays, config: DataConfig
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor] | None]:
-    """The training images and, disjoint from them, the validation images, if any."""
-    x, y, classes = raw.train_x, raw.train_y, raw.classes
+def _training_order(
+    y: np.ndarray, classes: int, config: DataConfig
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Indices of the training images and, disjoint from them, of the validation images, if any."""
     if config.validation_size is None:
-        return _select(x, y, classes, config.train_size, "train"), None
-    rest, held = hold_out(y, len(classes), config.validation_size)
+        return balanced_order(y, classes, config.train_size, "train"), None
+    order, held = hold_out(y, classes, config.validation_size)
     if config.train_size is not None:
         what = f"train, beside the {len(held)} for validation"
-        balanced_order(y[rest], len(classes), config.train_size, what)  # raises if it is too small
-    return _at(x, y, rest[: config.train_size]), _at(x, y, held)
+        balanced_order(y[order], classes, config.train_size, what)  # raises if it is too small
+    return order, held
 
 
-def _select(
-    x: np.ndarray, y: np.ndarray, classes: tuple[str, ...], size: int | None, what: str
-) -> tuple[Tensor, Tensor]:
-    return _at(x, y, balanced_order(y, len(classes), size, what)[:size])
-
-
-def _at(x: np.ndarray, y: np.ndarray, index: np.ndarray) -> tuple[Tensor, Tensor]:
-    return torch.from_numpy(x[index]), torch.from_numpy(y[index])
-
-
-def _pooled(x: UInt8[Tensor, "n c h w"], size: int | None) -> UInt8[Tensor, "n c s s"]:
+def _pool(x: UInt8[Tensor, "n c h w"], size: int | None) -> UInt8[Tensor, "n c s s"]:
     """Average over blocks, rounded half up in integers: the same bytes on every machine."""
     _, c, h, w = x.shape
     if size is None or (h, w) == (size, size):

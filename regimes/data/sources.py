@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from regimes.data.cache import cache_root, data_root, user_path
-from regimes.data.image_folder import Arrays, FolderOptions, load_tree
+from regimes.data.image_folder import Arrays, load_tree
 from regimes.errors import DataError, nearest, require
 from regimes.seeding import stream
 
@@ -76,8 +76,8 @@ def _digits(config: DataConfig) -> Arrays:
 def _folder(config: DataConfig) -> Arrays:
     if config.path is None:
         raise DataError('data.name = "folder" needs data.path: an image folder or an archive.')
-    options = FolderOptions(config.resize, config.test_share, config.split_seed)
-    return load_tree(user_path(config.path), options)
+    path = user_path(config.path)
+    return load_tree(path, config.resize, config.test_share, config.split_seed)
 
 
 def limit_sizes(config: DataConfig, raw: Arrays) -> DataConfig:

@@ -2,7 +2,7 @@
 
 A tree is ``train/<class>/*`` and ``test/<class>/*``, or plain, ``<class>/*``. In a plain tree each
 class gives a share of its images to the test set: those with the smallest hash of seed and name. So
-one image more or less moves none of the others, and neither does moving the tree.
+adding or removing an image moves no other image, and neither does moving the tree.
 """
 
 from __future__ import annotations

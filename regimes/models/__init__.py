@@ -6,10 +6,10 @@ probability), and of a Transformer ``heads``, ``positions`` and ``tied``. Images
 unless a builder says otherwise. Initialisation draws from torch's global generator: seed it around
 `build`.
 
-Language models (``text = True``) take ``classes`` words, and ``sequence``, the longest text they
-are given, if they have a parameter of that name, and map ``tokens [batch, time]`` and a
-hidden state to logits ``[batch, time, classes]`` and the next hidden state: None, or tensors with
-the batch on axis 1. A network for a matrix (``matrix = True``) takes its ``rows`` and maps entries
+Language models (``text = True``) take ``classes`` words and, if they have such a parameter,
+``sequence``, the longest text. They map ``tokens [batch, time]`` and a hidden state to logits
+``[batch, time, classes]`` and the next hidden state: None, or tensors with the batch on axis 1. A
+network for a matrix (``matrix = True``) takes its ``rows`` and maps entries
 ``[batch, 2]`` to their values.
 
 ``head`` is the layer whose outputs are the logits, or ends with it; None where no layer does that.
@@ -29,10 +29,9 @@ from regimes.errors import ConfigError, require
 from regimes.models.deep_linear import DeepLinear
 from regimes.models.densenet import densenet121
 from regimes.models.googlenet import googlenet
-from regimes.models.gpt import GPT
 from regimes.models.lstm import LSTM
 from regimes.models.resnet import resnet8, resnet18, se_resnet18, senet18, wideresnet28_10
-from regimes.models.transformer import Transformer
+from regimes.models.transformer import GPT, Transformer
 from regimes.models.vgg import vgg7, vgg19bn_cifar10, vgg19bn_cifar100
 
 MODELS = Registry(

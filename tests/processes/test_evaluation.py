@@ -61,7 +61,7 @@ def _images(made: Any, model: nn.Module, batch: int) -> tuple[float, float]:
 @torch.no_grad()
 def _text(made: Any, model: nn.Module) -> tuple[float, float]:
     total, count, size, hidden = 0.0, 0, 0, None
-    for inputs, targets in made._pieces(made.corpus.test):
+    for _, (inputs, targets) in made._own_batches(made.corpus.test, task.ALONE):
         carried = hidden if made.layout == "streams" else None
         loss, hidden = NextWord().carry(model, inputs, targets, carried)
         total += loss.item() * targets.numel()

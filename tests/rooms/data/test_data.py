@@ -326,7 +326,7 @@ def test_folder_and_archives_are_the_same_data(tree, suffix, prefix):
 def test_the_cache_is_used_and_follows_its_source(tree, cache, monkeypatch):
     first = image_folder.load_tree(tree)
     with monkeypatch.context() as patch:
-        patch.setattr(image_folder, "_decode", lambda *_: pytest.fail("decoded again"))
+        patch.setattr(image_folder, "_pixels", lambda *_: pytest.fail("decoded again"))
         again = image_folder.load_tree(tree)
         image_folder.load_tree(os.path.relpath(tree))  # however the path is spelt
     for a, b in zip(first, again, strict=True):

@@ -17,7 +17,7 @@ from torch.nn import functional
 import regimes
 from regimes.errors import ConfigError
 from regimes.models import build
-from regimes.models.gpt import GPT, angles, rotate
+from regimes.models.transformer import GPT, angles, rotate
 
 torch.set_num_threads(1)
 

@@ -35,13 +35,11 @@ class Batches(Protocol):
 
     def rebatched(self, batch_size: int, workers: int | None = None) -> Batches:
         """The same samples in the same order, in batches of another size; copies no tensor."""
-        ...
 
     def epoch(
         self, epoch: int, workers: Sequence[int], start: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and targets ``[L, b, ...]`` of some workers, from step ``start`` on."""
-        ...
 
 
 class Rebatched(ABC):
@@ -107,44 +105,35 @@ class Task(Protocol):
     @property
     def classes(self) -> int:
         """Outputs of the network."""
-        ...
 
     def header(self) -> dict[str, Any]:
         """The data's entry in the record's header."""
-        ...
 
     def build(self, config: RunConfig) -> nn.Module:
         """The network, initialised from the run's seed alone."""
-        ...
 
     def batches(self, config: RunConfig, device: torch.device, dtype: torch.dtype) -> Batches:
         """The training batches at ``config.batch_size``."""
-        ...
 
     def evaluate(
         self, model: nn.Module, device: torch.device, dtype: torch.dtype, world: World = ALONE
     ) -> tuple[float, float]:
         """(mean loss in nats, metric) on the test set, in evaluation mode. A collective call: the
         same bits on every process of ``world``, whatever their number."""
-        ...
 
     def validate(
         self, model: nn.Module, device: torch.device, dtype: torch.dtype, world: World = ALONE
     ) -> tuple[float, float]:
         """The same on the ``data.validation_size`` held-out samples; DataError without any."""
-        ...
 
     def extra_metrics(self, loss: float) -> dict[str, float]:
         """Further metrics of a mean test loss for the record, by name."""
-        ...
 
     def probe(self, batches: Any, world: World, size: int, batch: int) -> list[Batch]:
         """See `regimes.instruments.base.MeasurementContext`."""
-        ...
 
     def samples(self, batches: Any, seed: int, epoch: int, count: int, batch: int) -> list[Batch]:
         """See `regimes.instruments.base.MeasurementContext`."""
-        ...
 
 
 def own_batches(world: World) -> Iterator[int]:

@@ -113,7 +113,7 @@ class MatrixTask:
     def samples(
         self, batches: Entries, seed: int, epoch: int, count: int, batch: int
     ) -> list[Batch]:
-        chosen = task.drawn(seed, epoch, count * batch, self.size, "observed entries")
+        chosen = task.draw(seed, epoch, count * batch, self.size, "observed entries")
         chosen = chosen.to(batches.x.device)
         return task.pairs(batches.x[chosen], batches.y[chosen], batch)
 

@@ -26,7 +26,10 @@ def rows(x: torch.Tensor) -> set[bytes]:
 def pack(tree: Path, suffix: str, prefix: str = "") -> Path:
     """The tree as an archive, its members in reverse order."""
     archive = tree.with_name(f"packed{suffix}")
-    files = sorted((f for f in tree.rglob("*") if f.is_file()), reverse=True)
+    links = [f for f in tree.rglob("*") if f.is_symlink() and f.is_dir()]
+    files = sorted(
+        (f for f in [*tree.rglob("*"), *links] if f.is_file() or f in links), reverse=True
+    )
     names = {f: prefix + f.relative_to(tree).as_posix() for f in files}
     if suffix == ".zip":
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as target:

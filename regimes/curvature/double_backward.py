@@ -190,11 +190,6 @@ class _BatchNormGradient(torch.autograd.Function):
         along_u, along_g = -a * mgh, p - a * muh
         mz, mzh = along_u * mu + along_g * mg, along_u * muh + along_g * mgh
         factor = -r * mzh - a * inner * r  # of h in the cotangent of x
-        to_x = _combine(
-            g,
-            (u, along_u * r),
-            (g, along_g * r),
-            (x, factor * r),
-            shift=-r * mz - factor * r * mean,
-        )
+        terms = (u, along_u * r), (g, along_g * r), (x, factor * r)
+        to_x = _combine(g, *terms, shift=-r * mz - factor * r * mean)
         return to_g, to_x, n * inner * r, None, None

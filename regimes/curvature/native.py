@@ -1,8 +1,8 @@
 """Runs a user's unchanged model on the operations of `double_backward.py`.
 
-torch's modules reach convolution and batch normalisation through functional calls, and a
-`TorchFunctionMode` sees every one of them. So nothing is replaced in the model: while
-`NativeDoubleBackward` is active, those calls build a graph that is cheap to differentiate twice.
+torch's modules reach convolution and batch normalisation through functional calls, which a
+`TorchFunctionMode` intercepts. So nothing is replaced in the model: while `NativeDoubleBackward` is
+active, those calls build a graph that is cheap to differentiate twice.
 """
 
 from __future__ import annotations
@@ -18,19 +18,17 @@ from regimes.curvature.double_backward import Affine, BatchNorm, Convolution, Ge
 
 _DIRECT = ("bias", "stride", "padding", "dilation", "groups")
 _TRANSPOSED = ("bias", "stride", "padding", "output_padding", "groups", "dilation")
-_CONVOLUTIONS: dict[Callable, tuple[tuple[str, ...], bool]] = {
-    torch.conv1d: (_DIRECT, False),
-    torch.conv2d: (_DIRECT, False),
-    torch.conv3d: (_DIRECT, False),
-    torch.conv_transpose1d: (_TRANSPOSED, True),
-    torch.conv_transpose2d: (_TRANSPOSED, True),
-    torch.conv_transpose3d: (_TRANSPOSED, True),
+_CONVOLUTIONS: dict[Callable, tuple[str, ...]] = {  # arguments behind input and weight, in order
+    **dict.fromkeys((torch.conv1d, torch.conv2d, torch.conv3d), _DIRECT),
+    **dict.fromkeys(
+        (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d), _TRANSPOSED
+    ),
 }
 _LAYOUT_MATTERS = {torch.Tensor.view, torch.Tensor.as_strided, torch.as_strided}
 
 
 class NativeDoubleBackward(TorchFunctionMode):
-    """While active, convolutions and batch norms are the ones above; the rest is torch's.
+    """While active, convolutions and batch norms are those of `double_backward.py`.
 
     `batch_statistics`: every batch norm uses its batch's statistics and updates none.
     `channels_last`: 2-d convolutions ask for that layout where their input is larger than their
@@ -66,7 +64,7 @@ class NativeDoubleBackward(TorchFunctionMode):
         self, func: Callable, input: Tensor, weight: Tensor, *args: Any, **kw: Any
     ) -> Any:
         n = weight.ndim - 2
-        names, transposed = _CONVOLUTIONS[func]
+        names = _CONVOLUTIONS[func]
         given = dict(zip(names, args, strict=False)) | kw
         usual = input.ndim == weight.ndim and input.is_floating_point()
         named = isinstance(given.get("padding"), str)  # "same", "valid"
@@ -80,7 +78,7 @@ class NativeDoubleBackward(TorchFunctionMode):
 
         stride, padding = per_dimension("stride", 1), per_dimension("padding", 0)
         dilation, beyond = per_dimension("dilation", 1), per_dimension("output_padding", 0)
-        groups = given.get("groups", 1)
+        transposed, groups = names is _TRANSPOSED, given.get("groups", 1)
         geometry = Geometry(stride, padding, dilation, transposed, beyond, groups)
         if self.channels_last and n == 2:
             wide = input.numel() > 2 * weight.numel()
@@ -112,7 +110,7 @@ class NativeDoubleBackward(TorchFunctionMode):
         if self._last is None or self._last[0] is not input or input._version:
             return Affine.apply(input, scale, shift)
         _, x, w, b, geometry = self._last
-        if geometry.transposed:
+        if geometry.transposed:  # its output channels are the second axis of the weights
             return Affine.apply(input, scale, shift)
         self._last = None
         folded = w * scale.view((-1,) + (1,) * (w.ndim - 1))

@@ -1,15 +1,15 @@
 """Products of the Hessian of a probe loss with vectors, without ever forming the Hessian.
 
 The Hessian is that of the mean loss over a fixed probe set, taken at the model's present weights
-with respect to every parameter that requires a gradient. `lanczos.py` and `spectrum.py` need
-nothing else of a network.
+with respect to every parameter that requires a gradient. Nothing else of a network reaches
+`lanczos.py` and `spectrum.py`.
 
 How a product is made was chosen by measurement (`benchmarks/curvature.py`): double backward
 (Pearlmutter 1994) through a *retained* graph, with the convolutions and batch norms of
 `double_backward.py` swapped in while the user's unchanged model runs. A rebuilt graph costs one
-forward and backward pass more per product, forward-over-reverse still more. Retained graphs are
-kept for as many micro-batches as fit a stated amount of memory; the graphs of the others are
-rebuilt for each call, so memory does not grow with the probe set.
+forward and backward pass more per product, forward-over-reverse still more. As many micro-batches
+as fit a stated amount of memory retain their graphs; those of the others are rebuilt for each call,
+so memory does not grow with the probe set.
 
 The Gauss-Newton matrix J' H_L J (`kind="gauss-newton"`) is positive semi-definite for convex
 losses of the model's output and equals the Fisher matrix for cross-entropy (Martens 2020,
@@ -29,6 +29,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regimes.curvature.isolation import preserved, random_states, same_random_states
+from regimes.curvature.native import NativeDoubleBackward
 from regimes.curvature.probe import (
     Kind,
     LiveBytes,
@@ -37,10 +38,9 @@ from regimes.curvature.probe import (
     ProcessMean,
     Product,
     batch_size,
-    check_deterministic,
+    check_probe,
     gauss_newton_product,
     hessian_product,
-    swapped_in,
 )
 from regimes.errors import ConfigError, TrainingError, require
 
@@ -80,37 +80,26 @@ class HessianProduct:
         kind: Kind = "hessian",
         memory: int = 2 * 2**30,
     ) -> None:
+        modes, kinds = (None, "eval", "batch-statistics"), ("hessian", "gauss-newton")
+        require(mode in modes, "mode", mode, f"one of {modes}")
+        require(kind in kinds, "kind", kind, f"one of {kinds}")
         self.model, self.loss, self.batches = model, loss, list(batches)
         self.mode, self.mean, self.kind, self.memory = mode, mean, kind, memory
-        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.names, self.parameters = list(named), list(named.values())
-        self._check()
         counts = [batch_size(batch) for batch in self.batches]
         self.samples = sum(counts)
+        named = check_probe(model, self.samples, mode)
+        self.names, self.parameters = list(named), list(named.values())
         self.weights = [n / self.samples for n in counts]
-        self.dimension = sum(p.numel() for p in self.parameters)
-        first = self.parameters[0]
-        self.dtype, self.device = first.dtype, first.device
-        ends = accumulate((p.numel() for p in self.parameters), initial=0)
-        self.slices = [slice(a, b) for a, b in pairwise(ends)]
+        *ends, self.dimension = accumulate((p.numel() for p in self.parameters), initial=0)
+        self.slices = [slice(a, b) for a, b in pairwise([*ends, self.dimension])]
+        self.dtype, self.device = self.parameters[0].dtype, self.parameters[0].device
         self.products = 0
-        self.retained = 0  # micro-batches whose graph is kept
-        self._kept: list[Product] = []
+        self.retained = 0  # micro-batches whose graph is retained
+        self._kept: list[Product] = []  # of these micro-batches
         self._prepared = False
-        self._versions = [p._version for p in self.parameters]
+        self._versions = [p._version for p in self.parameters]  # any in-place change raises them
         self._gradient = torch.empty(0)
         self._loss_value = math.nan
-
-    def _check(self) -> None:
-        modes, kinds = (None, "eval", "batch-statistics"), ("hessian", "gauss-newton")
-        require(self.mode in modes, "mode", self.mode, f"one of {modes}")
-        require(self.kind in kinds, "kind", self.kind, f"one of {kinds}")
-        if not self.batches or not sum(map(batch_size, self.batches)):
-            raise ConfigError("The probe set is empty; give at least one batch with a sample.")
-        if not self.parameters:
-            raise ConfigError("No parameter of the model requires a gradient.")
-        if self.mode is None:
-            check_deterministic(self.model)
 
     @property
     def gradient(self) -> Float[Tensor, " d"]:
@@ -144,10 +133,15 @@ class HessianProduct:
 
     def _multiply(self, vectors: Tensor, layers: Sequence[int]) -> Tensor:
         sizes = [self.parameters[i].numel() for i in layers]
-        d, rows = sum(sizes), vectors.ndim in (1, 2) and vectors.shape[-1] == sum(sizes)
-        require(rows, "shape of vectors", tuple(vectors.shape), f"({d},) or (k, {d})")
+        shape, d = tuple(vectors.shape), sum(sizes)
+        require(
+            len(shape) in (1, 2) and shape[-1] == d,
+            "shape of vectors",
+            shape,
+            f"({d},) or (k, {d})",
+        )
         self._prepare()
-        block = vectors.reshape(-1, vectors.shape[-1]).to(self.device, self.dtype)
+        block = vectors.reshape(-1, d).to(self.device, self.dtype)
         out = torch.zeros_like(block)
         shaped = [
             [piece.view_as(self.parameters[i]) for i, piece in zip(layers, row, strict=True)]
@@ -158,7 +152,7 @@ class HessianProduct:
             for row, pieces in zip(out, shaped, strict=True):
                 for slot, part in zip(row.split(sizes), product(pieces, layers), strict=True):
                     slot.view_as(part).add_(part, alpha=weight)
-            del product  # and its graph, unless it is kept
+            del product  # frees its graph, unless it is retained
         if self.mean is not None:
             out = self.mean(out.view(-1)).view_as(block)
         self.products += len(block)
@@ -183,7 +177,9 @@ class HessianProduct:
                 room, needed = room - held, held
             flat = torch.cat([value.reshape(1), *(g.reshape(-1) for g in gradient)])
             total.add_(flat, alpha=weight)
-            del product  # before the next graph is built: one at a time beside those kept
+            del (
+                product
+            )  # before the next graph is built, so that one more than those retained exists
         if self.mean is not None:
             total = self.mean(total)
         if not bool(torch.isfinite(total).all()):
@@ -196,7 +192,13 @@ class HessianProduct:
         with ExitStack() as stack:
             stack.enter_context(preserved(self.model))
             stack.enter_context(torch.enable_grad())
-            stack.enter_context(swapped_in(self.model, self.mode, self.dtype, self.device))
+            if self.mode is not None:
+                self.model.eval()
+            native = NativeDoubleBackward(
+                batch_statistics=self.mode == "batch-statistics",
+                channels_last=self.device.type == "cpu" and self.dtype == torch.float32,
+            )
+            stack.enter_context(native)
             scale = stack.enter_context(LiveBytes()) if weigh else None
             outputs: list[Any] = []
             hook = self.model.register_forward_hook(lambda *call: outputs.append(call[-1]))
@@ -214,16 +216,15 @@ class HessianProduct:
         return product, value.detach(), [g.detach() for g in gradient], held
 
     def _differentiate(self, value: Tensor) -> list[Tensor]:
-        found: Sequence[Tensor | None] = [None] * len(self.parameters)
-        if value.requires_grad:
-            # create_graph: the products below are derivatives of this gradient
-            found = torch.autograd.grad(
+        gradients: Sequence[Tensor | None] = [None] * len(self.parameters)
+        if value.requires_grad:  # create_graph: products are derivatives of this gradient
+            gradients = torch.autograd.grad(
                 value, self.parameters, create_graph=True, allow_unused=True
             )
-        missing = [n for n, g in zip(self.names, found, strict=True) if g is None]
-        if missing:
-            raise ConfigError(
-                f"Parameter {missing[0]!r} gets no gradient from the loss; "
-                "use it, or freeze it with requires_grad_(False)."
-            )
-        return [g for g in found if g is not None]
+        for name, gradient in zip(self.names, gradients, strict=True):
+            if gradient is None:
+                raise ConfigError(
+                    f"Parameter {name!r} gets no gradient from the loss; "
+                    "use it, or freeze it with requires_grad_(False)."
+                )
+        return [g for g in gradients if g is not None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -33,7 +33,10 @@ def bands(
     Returns:
         The figure, and its numbers: schedule, detector, epoch, n, critical (mean over seeds).
     """
-    numbers = _shares(result)
+    by = ["schedule", "detector", "epoch"]
+    numbers = result.epochs.groupby(by, as_index=False, sort=False).agg(
+        n=("critical", "size"), critical=("critical", "mean")
+    )
     costs = detect.over_seeds(result.detectors, "detectors")
     schedules, names = order(numbers["schedule"]), list(dict.fromkeys(numbers["detector"]))
     with style.theme():
@@ -44,8 +47,8 @@ def bands(
             table = shown.pivot(index="detector", columns="epoch", values="critical").loc[names]
             image = draw_bands(ax, table)
             _totals(ax, costs[costs["schedule"] == schedule].set_index("detector").loc[names])
-            one = next(run for run in runs if run.name == schedule)
-            style.mark_decays(ax, one, behind="white")
+            run = next(run for run in runs if run.name == schedule)
+            style.mark_decays(ax, run, behind="white")
             ax.set_title(style_of(schedule).label, loc="left", pad=13)
         panels[-1].set_xlabel(style.unit_of(runs[0].config))
         bar = fig.colorbar(image, ax=list(panels), shrink=0.6, aspect=20, pad=0.02)
@@ -54,16 +57,8 @@ def bands(
     return fig, numbers
 
 
-def _shares(result: Comparison) -> pd.DataFrame:
-    """Schedule, detector, epoch, n and the share that is critical."""
-    by = ["schedule", "detector", "epoch"]
-    return result.epochs.groupby(by, as_index=False, sort=False).agg(
-        n=("critical", "size"), critical=("critical", "mean")
-    )
-
-
 def draw_bands(ax: Axes, table: pd.DataFrame) -> AxesImage:
-    """Shares between 0 and 1, light to dark; a long name of a row stands on two lines."""
+    """Shares between 0 and 1, light to dark; a row's name breaks at its first space."""
     image = draw_heatmap(ax, table, 2.5, cmap="Blues", vmin=0, vmax=1)
     ax.set_yticks(range(len(table)), [name.replace(" ", "\n", 1) for name in table.index])
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -72,26 +67,13 @@ def draw_bands(ax: Axes, table: pd.DataFrame) -> AxesImage:
 
 def _totals(ax: Axes, rows: pd.DataFrame) -> None:
     """Right of each band: share critical and traffic."""
-    for x, words in ((28, "critical"), (58, "of low")):
-        ax.annotate(
-            words,
-            (1, 1.01),
-            (x, 0),
-            "axes fraction",
-            "offset points",
-            fontsize=7,
-            ha="right",
-            va="bottom",
-        )
+
+    def write(columns: tuple[str, str], y: float, coordinates: Any, va: str) -> None:
+        for x, words in zip((28, 58), columns, strict=True):  # points right of the panel
+            place = (1, y), (x, 0), coordinates, "offset points"
+            ax.annotate(words, *place, fontsize=7, ha="right", va=va)
+
+    write(("critical", "of low"), 1.01, "axes fraction", "bottom")
     for i, (share, cost) in enumerate(zip(rows["critical"], rows["of_low"], strict=True)):
-        for x, words in ((28, f"{share:.0%}"), (58, "–" if pd.isna(cost) else f"{cost:.2f}")):
-            ax.annotate(
-                words,
-                (1, i),
-                (x, 0),
-                ax.get_yaxis_transform(),
-                "offset points",
-                fontsize=7,
-                ha="right",
-                va="center",
-            )
+        traffic = "–" if pd.isna(cost) else f"{cost:.2f}"
+        write((f"{share:.0%}", traffic), i, ax.get_yaxis_transform(), "center")

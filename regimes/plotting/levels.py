@@ -24,21 +24,17 @@ if TYPE_CHECKING:
 
 def levels(runs: Sequence[Record]) -> pd.DataFrame:
     """One row per seed, epoch and compressed layer: the level."""
-    names = [layer["name"] for layer in compressed(runs[0])]
-    parts = [
-        run.layers.loc[run.layers["layer"].isin(names), ["epoch", "layer", "level"]].assign(
-            seed=run.seed
-        )
-        for run in runs
-    ]
-    return pd.concat(parts, ignore_index=True)[["seed", "epoch", "layer", "level"]]
+    names, columns = [layer["name"] for layer in compressed(runs[0])], ["epoch", "layer", "level"]
+    tables = [run.layers.loc[run.layers["layer"].isin(names), columns] for run in runs]
+    tables = [table.assign(seed=run.seed) for table, run in zip(tables, runs, strict=True)]
+    return pd.concat(tables, ignore_index=True)[["seed", *columns]]
 
 
 def level_map(
     runs: Sequence[Record], shown: Record, width: float = style.WIDTH
 ) -> tuple[Figure, pd.DataFrame]:
     """The level of each compressed layer per epoch in one run; below, the share of all layers at
-    each level but that of the highest compression.
+    each level except that of the highest compression.
 
     Args:
         runs: of one schedule.
@@ -46,9 +42,8 @@ def level_map(
         width: inches.
     """
     numbers, layers = levels(runs), compressed(shown)
-    image = numbers[numbers["seed"] == shown.seed].pivot(
-        index="layer", columns="epoch", values="level"
-    )
+    rows = numbers[numbers["seed"] == shown.seed]
+    image = rows.pivot(index="layer", columns="epoch", values="level")
     colours = palette(shown, {*numbers["level"], *shown.config["levels"]})
     with style.theme():
         size = 7.0 if len(layers) <= 30 else 4.5
@@ -58,7 +53,7 @@ def level_map(
         top, bottom = fig.subplots(2, 1, sharex=True, gridspec_kw=ratios)
         draw_levels(top, image.loc[[layer["name"] for layer in layers]], colours)
         entries = [
-            Patch(facecolor=colour, edgecolor="#888888", label=_words(shown, level))
+            Patch(facecolor=colour, edgecolor="#888888", label=_label(shown, level))
             for level, colour in colours.items()
         ]
         fig.legend(handles=entries, loc="outside upper right", ncols=4 if width > 6 else 2)
@@ -72,9 +67,9 @@ def level_map(
 
 
 def palette(run: Record, present: Iterable[str]) -> dict[str, Any]:
-    """A colour for each level, from the highest compression to the lowest, light to dark.
+    """A colour for each level, light to dark from the highest compression to the lowest.
 
-    The levels of every figure keep theirs; with others among them, shades of blue.
+    The levels of `looks.LEVELS` have fixed colours; with others among them, all are shades of blue.
     """
     sends = {name: cost["floats"] for name, cost in run.header["per_step"].items()}
     names = sorted({*present}, key=lambda name: (sends.get(name, 0.0), name))
@@ -84,24 +79,19 @@ def palette(run: Record, present: Iterable[str]) -> dict[str, Any]:
     return dict(zip(names, [LEVELS["high"], *shades[1:]], strict=True))
 
 
-def _words(run: Record, level: str) -> str:
+def _label(run: Record, level: str) -> str:
     """ "low compression (rank 4)"."""
-    value = run.config["levels"].get(level, "")
-    spelt = SPELT.get(run.config["compressor"]["name"], "{}").format(value)
-    named = f"{level} compression" if level in ("low", "high") else level
-    return f"{named} ({spelt})" if value != "" else named
+    label = f"{level} compression" if level in ("low", "high") else level
+    if (value := run.config["levels"].get(level, "")) == "":
+        return label
+    return f"{label} ({SPELT.get(run.config['compressor']['name'], '{}').format(value)})"
 
 
 def draw_levels(ax: Axes, image: pd.DataFrame, colours: dict[str, Any]) -> None:
     """Levels as colours."""
-    edges = np.arange(len(colours) + 1) - 0.5
-    draw_heatmap(
-        ax,
-        image.map(list(colours).index),
-        0.8,
-        cmap=ListedColormap(list(colours.values())),
-        norm=BoundaryNorm(edges, len(colours)),
-    )
+    norm = BoundaryNorm(np.arange(len(colours) + 1) - 0.5, len(colours))
+    indices, shades = image.map(list(colours).index), ListedColormap(list(colours.values()))
+    draw_heatmap(ax, indices, 0.8, cmap=shades, norm=norm)
 
 
 def _shares(ax: Axes, numbers: pd.DataFrame, colours: dict[str, Any]) -> None:
@@ -109,15 +99,10 @@ def _shares(ax: Axes, numbers: pd.DataFrame, colours: dict[str, Any]) -> None:
     shown = list(colours)[1:] or list(colours)
     for level in shown:
         at = numbers.assign(at=numbers["level"] == level).groupby(["seed", "epoch"])["at"].mean()
+        thin: Any = {"color": colours[level] if len(shown) > 1 else "#999999", "linewidth": 0.5}
         for _, share in at.groupby("seed"):
-            ax.step(
-                share.index.get_level_values("epoch"),
-                100 * share,
-                where="mid",
-                color=colours[level] if len(shown) > 1 else "#999999",
-                linewidth=0.5,
-                alpha=0.7,
-            )
+            epochs = share.index.get_level_values("epoch")
+            ax.step(epochs, 100 * share, where="mid", alpha=0.7, **thin)
         mean = 100 * at.groupby("epoch").mean()
         ax.step(mean.index, mean, where="mid", color=colours[level], linewidth=2)
     words = shown[0] if len(shown) == 1 else "level"

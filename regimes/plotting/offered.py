@@ -1,6 +1,4 @@
-"""What can be drawn: `regimes figure` lists and begins what installed packages offer.
-
-Nothing here knows a figure. A package offers its own by an entry point ::
+"""`regimes figure`: the figures that installed packages offer by an entry point ::
 
     [project.entry-points."regimes.figures"]
     mine = "package.module:offers"
@@ -28,7 +26,7 @@ class Offer:
 
     Attributes:
         says: one sentence.
-        start: takes the words after the name: records and options.
+        start: called with the words after the name: records and options.
         grids: those whose records it draws (`regimes presets`); none: its help says what it needs.
         section: the heading under which it is listed.
     """
@@ -40,39 +38,35 @@ class Offer:
 
 
 def offered() -> dict[str, Offer]:
-    """All offers by name, in the order in which the packages have them.
+    """All offers by name, in the packages' order.
 
     Raises:
         ConfigError: a package's offers cannot be loaded, or two packages offer the same name.
     """
-    found: dict[str, Offer] = {}
+    known: dict[str, Offer] = {}
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         try:
             offers: Mapping[str, Offer] = point.load()()
         except (ImportError, AttributeError, TypeError) as error:
             raise ConfigError(f"the figures of {point.value} cannot be loaded: {error}") from None
-        twice = sorted(found.keys() & offers.keys())
+        twice = sorted(known.keys() & offers.keys())
         if twice:
             raise ConfigError(
                 f"{point.value} offers {', '.join(twice)}, and so does another "
                 "package: uninstall one of them"
             )
-        found |= offers
-    return found
+        known |= offers
+    return known
 
 
 def begin(name: str, words: Sequence[str]) -> None:
-    """Draw or print what is offered by that name.
-
-    Raises:
-        ConfigError: nothing is; what is offered raises its own.
-    """
+    """Draw or print the offer of that name; ConfigError if there is none."""
     known = _all()
     if name not in known:
         raise ConfigError(f"no figure {name!r}: {nearest(name, known, 'regimes figure')}")
-    where, others = conditions(words)
+    where, rest = conditions(words)
     with reading(where, say=True):
-        known[name].start(others)
+        known[name].start(rest)
 
 
 def conditions(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -84,16 +78,16 @@ def conditions(words: Sequence[str]) -> tuple[list[str], list[str]]:
     Raises:
         ConfigError: ``--where`` without a value.
     """
-    where, others, left = [], [], iter(words)
-    for word in left:
+    where, rest, remaining = [], [], iter(words)
+    for word in remaining:
         option, sign, value = word.partition("=")
         if option != "--where":
-            others.append(word)
-        elif not (value := value if sign else next(left, "")):
+            rest.append(word)
+        elif not (value := value if sign else next(remaining, "")):
             raise ConfigError("--where needs FIELD=VALUE, e.g. --where optimizer.lr=0.4")
         else:
             where.append(value)
-    return where, others
+    return where, rest
 
 
 def show() -> None:

@@ -1,4 +1,4 @@
-"""One panel of curves: what the report and the study draw alike."""
+"""One panel of curves, for the report and the study."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.image import AxesImage
 
-LABELS = {
-    "floats": "floats sent (the paper's count)",
-    "seconds": "seconds of training",
-}
+LABELS = {"floats": "floats sent (the paper's count)", "seconds": "seconds of training"}
 LONG = 100  # epochs from which lines are thinner
 WIDE = 4  # from this ratio an axis is logarithmic: of the schedules' ends, of a metric's values
 
@@ -43,12 +40,11 @@ def fill(ax: Axes, against: str, numbers: pd.DataFrame, last: pd.DataFrame, show
         ax.plot(rows[against], rows[shown.name], markevery=(first, every), label=look.label, **line)
         if against == "epoch" and not many:
             floor = rows["ci_low"].clip(lower=rows[shown.name].min() / 10 if shown.log else None)
-            ax.fill_between(
-                rows["epoch"], floor, rows["ci_high"], color=look.colour, alpha=0.12, linewidth=0
-            )
+            band: Any = {"color": look.colour, "alpha": 0.12, "linewidth": 0}
+            ax.fill_between(rows["epoch"], floor, rows["ci_high"], **band)
         _end(ax, against, last[last["schedule"] == name].iloc[0], look, shown)
-    whole = numbers[against].agg(["min", "max"])  # also where epochs without a value begin or end
-    ax.update_datalim([(x, 0.0) for x in whole], updatey=False)
+    extremes = numbers[against].agg(["min", "max"])  # epochs without a value included
+    ax.update_datalim([(x, 0.0) for x in extremes], updatey=False)
     ax.autoscale_view()
 
 
@@ -61,20 +57,11 @@ def _end(ax: Axes, against: str, end: pd.Series, look: Look, shown: Metric) -> N
 
 
 def overlay(ax: Axes, rows: pd.DataFrame, shown: Metric) -> None:
-    """The authors' logs (`published.of`), thin and black, dashed as our schedules are."""
+    """The authors' logs (`published.of`): thin, black, with the dashes of our schedules."""
     for name, look in styles_of(rows["schedule"]).items():
-        log = rows[rows["schedule"] == name]
-        label = f"{look.label}: authors' log"
-        ax.plot(
-            log["epoch"],
-            log[shown.name],
-            color="black",
-            linestyle=look.dash,
-            linewidth=0.6,
-            alpha=0.8,
-            label=label,
-            zorder=5,
-        )
+        log, label = rows[rows["schedule"] == name], f"{look.label}: authors' log"
+        thin: Any = {"color": "black", "linewidth": 0.6, "alpha": 0.8, "zorder": 5}
+        ax.plot(log["epoch"], log[shown.name], linestyle=look.dash, label=label, **thin)
 
 
 def format_axis(ax: Axes, against: str, last: pd.DataFrame, config: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Schedules beside each other: the one table of what was reached and what was sent.
+"""The table of schedules: metric and traffic of each.
 
 The terminal after an ablation, the report's page and the study show columns of this table.
 """
@@ -81,9 +81,9 @@ def schedules(runs: Iterable[Record]) -> Schedules:
     if len({tested_by(run) for run in runs}) > 1:
         check_setting(runs)
     shown = tested_by(runs[0])
-    each = summary(runs, LAST)
-    each["metric"] *= shown.factor
-    frame = each.groupby("name", sort=False).agg(
+    summaries = summary(runs, LAST)
+    summaries["metric"] *= shown.factor
+    frame = summaries.groupby("name", sort=False).agg(
         n=("seed", "count"),
         logged=("metric", "count"),
         metric=("metric", "mean"),

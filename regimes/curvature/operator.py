@@ -6,7 +6,7 @@ with respect to every parameter that requires a gradient. Nothing else of a netw
 
 How a product is made was chosen by measurement (`benchmarks/curvature.py`): double backward
 (Pearlmutter 1994) through a *retained* graph, with the convolutions and batch norms of
-`double_backward.py` swapped in while the user's unchanged model runs. A rebuilt graph costs one
+`native.py` swapped in while the user's unchanged model runs. A rebuilt graph costs one
 forward and backward pass more per product, forward-over-reverse still more. As many micro-batches
 as fit a stated amount of memory retain their graphs; those of the others are rebuilt for each call,
 so memory does not grow with the probe set.

@@ -67,7 +67,7 @@ def lanczos(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Eigenpairs:
-    """The `largest` and `smallest` eigenvalues, with vectors, residuals and what they cost.
+    """The `largest` and `smallest` eigenvalues, with vectors, residuals and cost.
 
     A pair has converged when its residual is at most `tolerance` * |lambda|, or `tolerance` times
     a thousandth of the spectral radius where |lambda| is smaller than that. The error of the value

@@ -18,7 +18,6 @@ section 9).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from itertools import accumulate, pairwise
@@ -55,8 +54,8 @@ class HessianProduct:
         mode: how to normalise and drop out. "eval": as in `model.eval()`. "batch-statistics": the
             same, but each BatchNorm uses the statistics of its micro-batch (and updates none).
             None: as the model's flags stand, which must then leave the loss deterministic.
-        mean: averages a flat tensor over processes; None if this process is alone. Each process
-            must hold equally many samples; the result is the Hessian over their union.
+        mean: averages a flat tensor over processes, which hold equally many samples each; the
+            result is the Hessian over their union. None for a single process.
         kind: "hessian", or "gauss-newton" for J' H_L J with J of the model's output.
         memory: bytes that retained graphs may hold; beyond it, graphs are rebuilt per call.
 
@@ -65,7 +64,7 @@ class HessianProduct:
 
     Raises:
         ConfigError: an empty probe set, a parameter without a gradient, a loss that is random or
-            moves statistics, weights changed since the first product, a vector of a wrong shape.
+            updates statistics, weights changed since the first product, a vector of a wrong shape.
         TrainingError: the gradient or a product is not finite.
     """
 
@@ -95,23 +94,19 @@ class HessianProduct:
         self.dtype, self.device = self.parameters[0].dtype, self.parameters[0].device
         self.products = 0
         self.retained = 0  # micro-batches whose graph is retained
-        self._kept: list[Product] = []  # of these micro-batches
-        self._prepared = False
+        self._graphs: list[Product] = []  # of these micro-batches
+        self._first: tuple[float, Tensor] | None = None  # loss and gradient
         self._versions = [p._version for p in self.parameters]  # any in-place change raises them
-        self._gradient = torch.empty(0)
-        self._loss_value = math.nan
 
     @property
     def gradient(self) -> Float[Tensor, " d"]:
         """Gradient of the probe loss, over all processes."""
-        self._prepare()
-        return self._gradient
+        return self._prepare()[1]
 
     @property
     def loss_value(self) -> float:
         """The probe loss, over all processes."""
-        self._prepare()
-        return self._loss_value
+        return self._prepare()[0]
 
     def __call__(self, vectors: Float[Tensor, "*k d"]) -> Float[Tensor, "*k d"]:
         """H v for a vector, or for every row of a block."""
@@ -134,12 +129,8 @@ class HessianProduct:
     def _multiply(self, vectors: Tensor, layers: Sequence[int]) -> Tensor:
         sizes = [self.parameters[i].numel() for i in layers]
         shape, d = tuple(vectors.shape), sum(sizes)
-        require(
-            len(shape) in (1, 2) and shape[-1] == d,
-            "shape of vectors",
-            shape,
-            f"({d},) or (k, {d})",
-        )
+        good = len(shape) in (1, 2) and shape[-1] == d
+        require(good, "shape of vectors", shape, f"({d},) or (k, {d})")
         self._prepare()
         block = vectors.reshape(-1, d).to(self.device, self.dtype)
         out = torch.zeros_like(block)
@@ -148,7 +139,7 @@ class HessianProduct:
             for row in (v.split(sizes) for v in block)
         ]
         for index, weight in enumerate(self.weights):
-            product = self._kept[index] if index < self.retained else self._build(index)[0]
+            product = self._graphs[index] if index < self.retained else self._build(index)[0]
             for row, pieces in zip(out, shaped, strict=True):
                 for slot, part in zip(row.split(sizes), product(pieces, layers), strict=True):
                     slot.view_as(part).add_(part, alpha=weight)
@@ -160,32 +151,32 @@ class HessianProduct:
             raise TrainingError("A Hessian-vector product is not finite; the loss has diverged.")
         return out.view_as(vectors)
 
-    def _prepare(self) -> None:
-        """First pass over the probe set: loss, gradient, and as many graphs as memory allows."""
+    def _prepare(self) -> tuple[float, Tensor]:
+        """Loss and gradient, and as many graphs as memory allows, from the first pass."""
         if self._versions != [p._version for p in self.parameters]:
             raise ConfigError("The weights changed under a HessianProduct; make a new one.")
-        if self._prepared:
-            return
-        kept: list[Product] = []
+        if self._first is not None:
+            return self._first
+        graphs: list[Product] = []
         total = torch.zeros(self.dimension + 1, dtype=self.dtype, device=self.device)
         room, needed = self.memory, 0
         for index, weight in enumerate(self.weights):
-            keep = index == len(kept) and needed <= room
+            # once one was dropped, none after it is retained: `_graphs` holds the first ones
+            keep = index == len(graphs) and needed <= room
             product, value, gradient, held = self._build(index, weigh=keep)
             if keep and held <= room:
-                kept.append(product)
+                graphs.append(product)
                 room, needed = room - held, held
             flat = torch.cat([value.reshape(1), *(g.reshape(-1) for g in gradient)])
             total.add_(flat, alpha=weight)
-            del (
-                product
-            )  # before the next graph is built, so that one more than those retained exists
+            del product  # before the next graph is built: memory for one beside those retained
         if self.mean is not None:
             total = self.mean(total)
         if not bool(torch.isfinite(total).all()):
             raise TrainingError("The probe loss or its gradient is not finite.")
-        self._kept, self.retained, self._prepared = kept, len(kept), True
-        self._loss_value, self._gradient = float(total[0]), total[1:].clone()
+        self._graphs, self.retained = graphs, len(graphs)
+        self._first = float(total[0]), total[1:].clone()
+        return self._first
 
     def _build(self, index: int, weigh: bool = False) -> tuple[Product, Tensor, list[Tensor], int]:
         """A micro-batch's product, loss, gradient, and the bytes its graph holds (if weighed)."""

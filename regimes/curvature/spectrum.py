@@ -121,11 +121,8 @@ def layer_eigenvalues(
 def trace(
     hessian: HessianProduct, *, products: int = 30, seed: int = 0, backend: str = "lanczos"
 ) -> Estimate:
-    """Hutchinson's (1990) unbiased estimate: the mean of z'Hz over random signs z.
-
-    Raises:
-        ConfigError: fewer than 2 products, or an unknown backend.
-    """
+    """Hutchinson's (1990) unbiased estimate: the mean of z'Hz over random signs z. ConfigError for
+    fewer than 2 products or an unknown backend."""
     if _uses_pyhessian(backend):
         from regimes.curvature import pyhessian
 
@@ -141,10 +138,7 @@ def layer_traces(
     """The trace of every layer's diagonal block, all from the same full products.
 
     For random signs z the expectation of z_l'(Hz)_l is the trace of block l: the other blocks
-    enter with mean zero. The samples of all layers add up to those of `trace` at the same seed.
-
-    Raises:
-        ConfigError: fewer than 2 probes.
+    enter with mean zero. The layers add up to `trace` at the same seed. ConfigError: as there.
     """
     require(probes >= 2, "probes", probes, "at least 2, for a standard error")
     samples: dict[str, list[float]] = {name: [] for name in hessian.names}

@@ -77,7 +77,7 @@ class Reading:
     detail: dict[str, Any] = field(default_factory=dict)
 
 
-@runtime_checkable
+@runtime_checkable  # for the type checker that the tests run under
 class Gauge(Protocol):
     """The running part of an instrument."""
 

@@ -35,11 +35,24 @@ Mode = Literal["eval", "batch-statistics"]
 SUFFIX = {"eval": "", "batch-statistics": ":batch"}  # of the statistics' names
 
 
-class ProbeGauge(EndOfEpochGauge):
-    """Base of gauges that measure a fixed probe of the training set."""
+@dataclass(frozen=True)
+class Probe:
+    """The fields that these instruments share.
 
-    def __init__(self, images: int, batch: int, context: MeasurementContext) -> None:
-        self.context, self.batches = context, context.probe(images, batch)
+    Attributes:
+        images, batch: the probe set, in micro-batches (of equal size, shared evenly by processes).
+    """
+
+    every: int = 1
+    images: int = 200
+    batch: int = 50
+
+
+class ProbeGauge(EndOfEpochGauge):
+    """Base of their gauges."""
+
+    def __init__(self, probe: Probe, context: MeasurementContext) -> None:
+        self.context, self.batches = context, context.probe(probe.images, probe.batch)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         return self.context.loss(model, *batch)
@@ -52,11 +65,10 @@ class ProbeGauge(EndOfEpochGauge):
 
 
 @dataclass(frozen=True)
-class Curvature:
+class Curvature(Probe):
     """Top eigenvalues of the Hessian of the training loss, traces if asked for.
 
     Attributes:
-        images, batch: the probe set, in micro-batches (of equal size, shared evenly by processes).
         modes: BatchNorm with running statistics ("eval"), or with each micro-batch's own
             ("batch-statistics", whose statistics have the suffix ":batch"). They can differ by an
             order of magnitude.
@@ -66,9 +78,6 @@ class Curvature:
         warm: start from the eigenvectors of the last reading.
     """
 
-    every: int = 1
-    images: int = 200
-    batch: int = 50
     modes: tuple[Mode, ...] = ("eval",)
     largest: int = 1
     smallest: int = 0
@@ -92,7 +101,7 @@ class CurvatureGauge(ProbeGauge):
     """Remembers eigenvectors for the next reading."""
 
     def __init__(self, settings: Curvature, context: MeasurementContext) -> None:
-        super().__init__(settings.images, settings.batch, context)
+        super().__init__(settings, context)
         self.settings = settings
         self.vectors: dict[str, Tensor] = {}  # per mode, [k, d]
 
@@ -150,18 +159,14 @@ class CurvatureGauge(ProbeGauge):
 
 
 @dataclass(frozen=True)
-class Fisher:
+class Fisher(Probe):
     """Fisher trace, whole and per layer.
 
     Attributes:
-        images, batch: as for ``Curvature``.
         kind: labels drawn from the model ("model", the Fisher information) or the data's own
             ("empirical").
     """
 
-    every: int = 1
-    images: int = 200
-    batch: int = 50
     kind: Literal["model", "empirical"] = "model"
 
     def __post_init__(self) -> None:
@@ -178,7 +183,7 @@ class Fisher:
 
 class FisherGauge(ProbeGauge):
     def __init__(self, settings: Fisher, context: MeasurementContext) -> None:
-        super().__init__(settings.images, settings.batch, context)
+        super().__init__(settings, context)
         self.kind = settings.kind
 
     def read(self, epoch: int) -> Reading:
@@ -200,19 +205,15 @@ class FisherGauge(ProbeGauge):
 
 
 @dataclass(frozen=True)
-class Sharpness:
+class Sharpness(Probe):
     """Critical sharpness along the gradient of the probe.
 
     For SGD that is the direction of a step; an optimiser that rescales it has another sharpness.
 
     Attributes:
-        images, batch: as for ``Curvature``.
         tolerance: how far the measured critical rate may lie above the true one, relatively.
     """
 
-    every: int = 1
-    images: int = 200
-    batch: int = 50
     tolerance: float = 1 / 16
 
     def __post_init__(self) -> None:
@@ -228,7 +229,7 @@ class SharpnessGauge(ProbeGauge):
     """Remembers the critical rate, from which the next search starts."""
 
     def __init__(self, settings: Sharpness, context: MeasurementContext) -> None:
-        super().__init__(settings.images, settings.batch, context)
+        super().__init__(settings, context)
         self.tolerance = settings.tolerance
         self.rate: float | None = None
 

@@ -101,6 +101,7 @@ class NormsGauge(StatelessGauge):
         if reading == "local-mean":
             return torch.stack(self._means(self._squares().T)).sqrt()
         device = getattr(self.world, "device", torch.device("cpu"))
+        # Only one process hosts worker 0; all take part in the broadcast.
         own = torch.zeros(len(self.sizes), dtype=self.world.meter.dtype, device=device)
         if 0 in self.world.hosted:
             own.copy_(self._squares()[0].sqrt())

@@ -21,11 +21,6 @@ from regimes.instruments.gradient_norm import Norms
 Timer = Callable[[str], AbstractContextManager[Any]]
 
 
-def untimed(name: str) -> AbstractContextManager[Any]:
-    """No clock."""
-    return nullcontext()
-
-
 @dataclass(frozen=True)
 class Readings:
     """The statistics of one epoch as a record has them: None where JSON has no number.
@@ -50,8 +45,8 @@ class Panel:
     """
 
     def __init__(self, gauges: Mapping[str, tuple[int, Gauge]], layers: int | None = None) -> None:
-        """``gauges``: each with the units between its readings; ``layers``: number in the model,
-        which every statistic of layers must have as many values as."""
+        """``gauges``: each with the units between its readings; ``layers``: how many values a
+        statistic of layers has."""
         self.gauges = {name: gauge for name, (_, gauge) in gauges.items()}
         self._every = {name: every for name, (every, _) in gauges.items()}
         self.layers, self.steps = layers, 0
@@ -60,25 +55,19 @@ class Panel:
         return iter(self.gauges.values())
 
     def step(
-        self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor], timer: Timer = untimed
+        self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor], timer: Timer = nullcontext
     ) -> None:
-        """Show one step's gradients and updates to every gauge; none changes them.
-
-        Args:
-            timer: clocks each instrument by its name; the norms, which are always read, as
-                "instruments".
-        """
+        """Show one step's gradients and updates to every gauge. ``timer`` clocks each instrument
+        by its name; the norms, which are always read, as "instruments"."""
         self.steps += 1
+        # In the configuration's order, on every process: a gauge may call collectives.
         for name, gauge in self.gauges.items():
             with timer(_clocked(name)):
                 gauge.step(stack, updates)
 
-    def read(self, epoch: int, timer: Timer = untimed, seen: bool = True) -> Readings:
-        """The statistics of an epoch, of the gauges that are due.
-
-        Args:
-            timer: as for ``step``.
-            seen: whether there were any steps; without, only gauges that need none are read.
+    def read(self, epoch: int, timer: Timer = nullcontext, seen: bool = True) -> Readings:
+        """The statistics of an epoch, of the gauges that are due. Without steps (``seen`` is False)
+        only gauges that need none are read.
 
         Raises:
             ConfigError: a gauge returns something other than a reading of this model.
@@ -149,16 +138,12 @@ def _checked(name: str, reading: Any, layers: int | None) -> Reading:
     for statistic, values in reading.layers.items():
         good = isinstance(values, list | tuple) and len(values) == (layers or len(values))
         require_reading(good, values, f"{layers} values, one for each layer, as {statistic!r}")
-        for value in values:
-            require_reading(_is_number(value), value, f"a number in {statistic!r}")
-    for statistic, value in reading.model.items():
-        require_reading(_is_number(value), value, f"a number as {statistic!r}")
+    numbers = [(f"in {name!r}", x) for name, values in reading.layers.items() for x in values]
+    for place, x in [*numbers, *((f"as {name!r}", x) for name, x in reading.model.items())]:
+        good = x is None or (isinstance(x, int | float) and not isinstance(x, bool))
+        require_reading(good, x, f"a number {place}")
     require_reading(isinstance(reading.detail, dict), reading.detail, "a table as its detail")
     return reading
-
-
-def _is_number(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def check_measured(needs: Iterable[str], readings: Readings) -> None:

@@ -20,15 +20,12 @@ SETTING = {  # shared by all schedules of a figure
 
 
 def groups(
-    runs: Iterable[Record],
-    needed: Sequence[str] = (),
-    only: bool = False,
-    unfinished: bool = False,
+    runs: Iterable[Record], needed: Sequence[str] = (), only: bool = False, unfinished: bool = False
 ) -> Groups:
     """Runs by schedule, each list by seed: only seeds of one experiment (`records.separate`).
 
     Args:
-        only: leave out the runs of schedules that are not ``needed``.
+        only: leave out the schedules that are not ``needed``.
         unfinished: take unfinished runs as well.
 
     Raises:
@@ -106,13 +103,9 @@ def compressed(run: Record) -> list[dict[str, Any]]:
 
 def windows(by_schedule: Groups) -> list[list[int]]:
     """The hand-made critical windows ``[first, stop)``; empty if no run has them."""
-    for name, table in (
-        ("low-in-critical", "policy"),
-        ("high-in-critical", "policy"),
-        ("small-in-critical", "batch_policy"),
-    ):
-        if by_schedule.get(name):
-            return by_schedule[name][0].config[table].get("windows", [])
+    for level, table in (("low", "policy"), ("high", "policy"), ("small", "batch_policy")):
+        if runs := by_schedule.get(f"{level}-in-critical"):
+            return runs[0].config[table].get("windows", [])
     return []
 
 

@@ -17,8 +17,8 @@ class Look:
 
     label: str
     colour: str
-    dash: Any = "-"
-    marker: Any = "o"
+    dash: str | tuple[int, tuple[float, ...]] = "-"
+    marker: str | tuple[int, int, int] = "o"  # a tuple: corners, style, degrees
     width: float = 1.4
 
     @property

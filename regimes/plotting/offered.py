@@ -41,7 +41,8 @@ def offered() -> dict[str, Offer]:
     """All offers by name, in the packages' order.
 
     Raises:
-        ConfigError: a package's offers cannot be loaded, or two packages offer the same name.
+        ConfigError: a package's offers cannot be loaded, two packages offer the same name, or none
+            offers any.
     """
     known: dict[str, Offer] = {}
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
@@ -49,19 +50,22 @@ def offered() -> dict[str, Offer]:
             offers: Mapping[str, Offer] = point.load()()
         except (ImportError, AttributeError, TypeError) as error:
             raise ConfigError(f"the figures of {point.value} cannot be loaded: {error}") from None
-        twice = sorted(known.keys() & offers.keys())
-        if twice:
+        if twice := ", ".join(sorted(known.keys() & offers.keys())):
             raise ConfigError(
-                f"{point.value} offers {', '.join(twice)}, and so does another "
-                "package: uninstall one of them"
+                f"{point.value} offers {twice}, and so does another package: uninstall one of them"
             )
         known |= offers
+    if not known:
+        raise ConfigError(
+            "no installed package offers figures: install Regimes again (`pip install -e .` in a "
+            "checkout), or begin one there by `python -m analysis figures`"
+        )
     return known
 
 
 def begin(name: str, words: Sequence[str]) -> None:
     """Draw or print the offer of that name; ConfigError if there is none."""
-    known = _all()
+    known = offered()
     if name not in known:
         raise ConfigError(f"no figure {name!r}: {nearest(name, known, 'regimes figure')}")
     where, rest = conditions(words)
@@ -93,7 +97,7 @@ def conditions(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def show() -> None:
     """Print all offers, one table per section."""
     sections: dict[str, list[tuple[str, str, str]]] = {}
-    for name, offer in _all().items():
+    for name, offer in offered().items():
         row = (name, offer.says, "\n".join(offer.grids))
         sections.setdefault(offer.section, []).append(row)
     console = stdout.console(highlight=False)
@@ -106,13 +110,3 @@ def show() -> None:
     print(
         "all take --where FIELD=VALUE, e.g. --where optimizer.lr=0.4: only runs of which it is true"
     )
-
-
-def _all() -> dict[str, Offer]:
-    known = offered()
-    if not known:
-        raise ConfigError(
-            "no installed package offers figures: install Regimes again (`pip install -e .` in a "
-            "checkout), or begin one there by `python -m analysis figures`"
-        )
-    return known

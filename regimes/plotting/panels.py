@@ -14,7 +14,6 @@ from regimes.plotting.metrics import Metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.image import AxesImage
 
 LABELS = {"floats": "floats sent (the paper's count)", "seconds": "seconds of training"}
 LONG = 100  # epochs from which lines are thinner
@@ -22,8 +21,8 @@ WIDE = 4  # from this ratio an axis is logarithmic: of the schedules' ends, of a
 
 
 def fill(ax: Axes, against: str, numbers: pd.DataFrame, last: pd.DataFrame, shown: Metric) -> None:
-    """One curve per schedule: mean and band against epochs, the mean alone against anything else.
-    More than `style.MANY` are thin, with fewer markers and without bands.
+    """One curve per schedule: mean and band against epochs, otherwise the mean alone. More than
+    `style.MANY` curves are thin, with fewer markers and without bands.
 
     Args:
         against: "epoch", "floats" or "seconds".
@@ -34,7 +33,7 @@ def fill(ax: Axes, against: str, numbers: pd.DataFrame, last: pd.DataFrame, show
     for name, look in looks.items():
         rows = numbers[numbers["schedule"] == name].dropna(subset=[shown.name])
         every = max(1, len(rows) // (3 if many else 8))
-        first = sum(map(ord, name)) % every  # the markers of two schedules fall apart
+        first = sum(map(ord, name)) % every  # so that markers of two schedules do not coincide
         line = look.line if against == "epoch" else {**look.line, "marker": ""}
         line["linewidth"] *= 0.6 if len(rows) > LONG or many else 1.0
         ax.plot(rows[against], rows[shown.name], markevery=(first, every), label=look.label, **line)
@@ -89,9 +88,9 @@ def format_axis(ax: Axes, against: str, last: pd.DataFrame, config: dict[str, An
 def limits(
     ax: Axes, numbers: pd.DataFrame, shown: Metric, last: pd.DataFrame | None = None
 ) -> None:
-    """The y axis, with room for all curves and for the intervals at their ends: of an accuracy
-    inside 0 to 100 %, of a wide range of perplexities logarithmic, without the first epochs that
-    are more than three times as high as any end."""
+    """The y axis, with room for all curves and for the intervals at their ends. An accuracy stays
+    inside 0 to 100 %. A logarithmic metric leaves out first epochs that are more than three times
+    as high as any end."""
     ranges = [numbers[shown.name], *([last["ci_low"], last["ci_high"]] if last is not None else [])]
     seen = pd.concat(ranges).dropna()
     low, high = float(seen.min()), float(seen.max())
@@ -105,18 +104,3 @@ def limits(
         ax.set_ylim(0.93 * low, 1.05 * high)
     elif shown.name == "accuracy":
         ax.set_ylim(max(0.0, low - 4), min(101.0, high + 4))
-
-
-def draw_heatmap(ax: Axes, table: pd.DataFrame, gap: float, **colours: Any) -> AxesImage:
-    """The rows of a table as bands of colour, with white lines between them.
-
-    Args:
-        gap: width of a line.
-        colours: of ``Axes.imshow``.
-    """
-    image = ax.imshow(table.to_numpy(), aspect="auto", interpolation="nearest", **colours)
-    for edge in range(1, len(table)):
-        ax.axhline(edge - 0.5, color="white", linewidth=gap)
-    ax.grid(False)
-    ax.tick_params(axis="y", length=0)
-    return image

@@ -40,7 +40,7 @@ def _convolve(x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry) -> Ten
     return torch.ops.aten.convolution(x, w, b, *geometry)
 
 
-def _pull(g: Tensor, x: Tensor, w: Tensor, geometry: Geometry, mask: Iterable[bool]) -> Any:
+def _gradients(g: Tensor, x: Tensor, w: Tensor, geometry: Geometry, mask: Iterable[bool]) -> Any:
     """The gradients of x and w (None where the mask says so) in one native call."""
     mask = [*mask, False]
     return torch.ops.aten.convolution_backward(g, x, w, None, *geometry, mask)[:2]
@@ -78,7 +78,7 @@ class _ConvolutionGradient(torch.autograd.Function):
         ctx.geometry = geometry
         ctx.save_for_backward(g, x, w)
         ctx.set_materialize_grads(False)
-        return _pull(g, x, w, geometry, (need_x, need_w))
+        return _gradients(g, x, w, geometry, (need_x, need_w))
 
     @staticmethod
     def backward(ctx: Any, u: Tensor | None, p: Tensor | None) -> Any:
@@ -87,12 +87,12 @@ class _ConvolutionGradient(torch.autograd.Function):
         to_g = to_x = to_w = None
         if u is not None:
             to_g = _convolve(u, w, None, geometry) if need_g else None
-            to_w = _pull(g, u, w, geometry, (False, True))[1] if need_w else None
+            to_w = _gradients(g, u, w, geometry, (False, True))[1] if need_w else None
         if p is not None:
             if need_g:
                 along = _convolve(x, p, None, geometry)
                 to_g = along if to_g is None else to_g + along
-            to_x = _pull(g, x, p, geometry, (True, False))[0] if need_x else None
+            to_x = _gradients(g, x, p, geometry, (True, False))[0] if need_x else None
         return to_g, to_x, to_w, None, None, None
 
 

@@ -91,7 +91,7 @@ def hessian_product(gradient: list[Tensor], parameters: Sequence[Tensor]) -> Pro
         if not pairs:
             return [torch.zeros_like(p) for p in targets]
         outputs, cotangents = zip(*pairs, strict=True)
-        return _pull(outputs, targets, cotangents)
+        return _vjp(outputs, targets, cotangents)
 
     return product
 
@@ -108,14 +108,14 @@ def gauss_newton_product(
     (slope,) = torch.autograd.grad(value, z, create_graph=True)
 
     def product(v: Sequence[Tensor], layers: Sequence[int]) -> Sequence[Tensor]:
-        (pushed,) = _pull([pulled[i] for i in layers], [s], v)
-        (curved,) = _pull([slope], [z], [pushed]) if slope.requires_grad else (torch.zeros_like(z),)
-        return _pull([z], [parameters[i] for i in layers], [curved])
+        (pushed,) = _vjp([pulled[i] for i in layers], [s], v)
+        (curved,) = _vjp([slope], [z], [pushed]) if slope.requires_grad else (torch.zeros_like(z),)
+        return _vjp([z], [parameters[i] for i in layers], [curved])
 
     return product
 
 
-def _pull(outputs: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Any:
+def _vjp(outputs: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Any:
     return torch.autograd.grad(
         outputs, inputs, cotangents, retain_graph=True, allow_unused=True, materialize_grads=True
     )

@@ -67,7 +67,7 @@ def format_axis(ax: Axes, against: str, last: pd.DataFrame, config: dict[str, An
     """Label, margins and scale of the x axis.
 
     Args:
-        config: of one of the runs, which says what their epochs are.
+        config: of one of the runs, for the name of their units.
     """
     ax.set_xlabel(style.unit_of(config) if against == "epoch" else LABELS[against])
     ax.margins(x=0.02)

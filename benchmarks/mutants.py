@@ -83,7 +83,7 @@ REAL = {  # start processes, whose calls are not seen
         "launchers",
         "fingerprint",
         "own_loop",
-        "meeting",
+        "call_guard",
         "ddp_faults",
         "ddp_wrong",
     ),

@@ -25,7 +25,7 @@ from regimes.plotting.heatmaps import levels as levels
 from regimes.plotting.heatmaps import palette as palette
 from regimes.records import Record, load_all
 
-from ..common.command import Files
+from ..common.command import Files, Out, Records
 from ..common.compare import groups
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ def level_map(
 
 
 def main(
-    records: Path,
-    out: Path | None = None,
+    records: Records,
+    out: Out = None,
     schedule: str = "accordion",
     seed: int | None = None,
     name: str = "levels",
@@ -71,8 +71,6 @@ def main(
     """Draw the map of levels of one schedule's runs.
 
     Args:
-        records: a folder of runs, or an archive of them.
-        out: folder for the figure; default figures/NAME.
         schedule: whose runs.
         seed: of the run in the map; default the first.
         name: of the files.

@@ -67,7 +67,7 @@ def store(file: Path, arrays: Mapping[str, np.ndarray | Sequence[str]], what: st
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(temporary, "xb") as handle:
-                np.savez(handle, allow_pickle=False, **arrays)
+                np.savez(handle, **arrays)  # type: ignore[arg-type] # allow_pickle is of numpy 2
             temporary.replace(file)
         finally:
             temporary.unlink(missing_ok=True)

@@ -9,27 +9,27 @@ updates. What it does is a function of (seed, epoch, sample), never of W, P or t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from regimes.config import Registry, check_windows, in_windows
+from regimes.config import Registry, check_windows, in_windows, offered
 from regimes.errors import require
 from regimes.seeding import stream
 
 REGISTRY = Registry(
     "deficit",
-    {
+    offered("regimes.deficits")
+    | {
         "blur": "regimes.data.deficits:Blur",
         "flip": "regimes.data.deficits:Flip",
         "noise": "regimes.data.deficits:ImageNoise",
         "other-task": "regimes.data.deficits:OtherTask",
         "labels": "regimes.data.deficits:Labels",
         "gradient-noise": "regimes.data.deficits:GradientNoise",
-        "other-matrix": "regimes.data.deficits:OtherMatrix",
     },
     has=("windows", "inputs", "labels", "updates"),
 )
@@ -46,6 +46,7 @@ class Deficit:
     """None at all; the base of the others. It acts in ``windows``, pairs ``[first, stop)`` of
     epochs."""
 
+    only_for: ClassVar[str | None] = None  # the name of the only data set that it is for
     windows: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
@@ -152,14 +153,6 @@ class GradientNoise(Deficit):
             return self.scale * u.square().mean().sqrt() * normal
 
         return [u + noise(u) for u in updates]
-
-
-@dataclass(frozen=True)
-class OtherMatrix(Deficit):
-    """The entries of another matrix, of ``rank``, in place of the task's (Kleinman, Achille &
-    Soatto, 2024); see `regimes.data.matrix`."""
-
-    rank: int = 10
 
 
 def deficit(table: dict[str, Any] | None) -> Deficit:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from regimes.config import Registry, offered
 from regimes.data.cache import cache_root, data_root, given
 from regimes.data.image_folder import Arrays, load_tree
 from regimes.data.plain_tree import Prepared
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 DIGITS_TRAIN = 1000  # of 1,797; the rest is the test set
 TEXTS = ("wikitext-2", "text", "stdlib", "synthetic-text")  # read elsewhere
-MATRIX = "matrix"  # likewise
+TASKS = Registry("data set", offered("regimes.tasks"))  # likewise, by other packages
 CIFAR_FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
 
 
@@ -44,7 +45,7 @@ class Found:
 def read(config: DataConfig) -> Arrays:
     """The data set that a configuration names, whole."""
     sources = {"digits": _digits, "cifar10": _cifar, "cifar100": _cifar, "folder": _folder}
-    known = (*sources, *TEXTS, MATRIX)
+    known = (*sources, *TEXTS, *TASKS)
     if config.name not in sources:
         raise DataError(f"Unknown data set {config.name!r}: {nearest(config.name, known)}")
     for field in ("resize", "test_share", "split_seed"):

@@ -50,7 +50,7 @@ class CompressionLoss:
 
 
 class CompressionLossGauge(StridedGauge):
-    """Sums over an epoch's measured steps, and the compressor's memory per level."""
+    """Sums over an epoch's measured steps, and the compressor's state per level."""
 
     def __init__(self, settings: CompressionLoss, context: MeasurementContext) -> None:
         if context.compressor is None:
@@ -106,10 +106,10 @@ class CompressionLossGauge(StridedGauge):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Per level, the memories that are the same on all processes."""
-        return {name: [s.memory() for s in states] for name, states in self.states.items()}
+        """Per level, the compressors' states that are the same on all processes."""
+        return {name: [s.shared_state() for s in states] for name, states in self.states.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, memories in state.items():
-            for own, memory in zip(self.states[name], memories, strict=True):
-                own.recall(memory, self.device)
+        for name, saved in state.items():
+            for own, shared in zip(self.states[name], saved, strict=True):
+                own.load_shared_state(shared, self.device)

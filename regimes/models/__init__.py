@@ -24,9 +24,8 @@ from typing import Any
 
 from torch import nn
 
-from regimes.config import Registry
+from regimes.config import Registry, offered
 from regimes.errors import ConfigError, require
-from regimes.models.deep_linear import DeepLinear
 from regimes.models.densenet import densenet121
 from regimes.models.googlenet import googlenet
 from regimes.models.gpt import GPT
@@ -39,7 +38,8 @@ from regimes.models.wideresnet import wideresnet28_10
 
 MODELS = Registry(
     "model",
-    {
+    offered("regimes.models")
+    | {
         "vgg7": vgg7,
         "vgg19bn-cifar10": vgg19bn_cifar10,
         "vgg19bn-cifar100": vgg19bn_cifar100,
@@ -58,7 +58,6 @@ MODELS = Registry(
         "lstm": LSTM,
         "transformer": Transformer,
         "gpt": GPT,
-        "deep-linear": DeepLinear,
     },
 )
 

@@ -12,8 +12,8 @@ from regimes.plotting.groups import Groups, measured, tested_by
 from regimes.plotting.metrics import METRICS, Metric
 from regimes.records import Record
 from regimes.records.frames import logged
-from regimes.replay.agreement import interval
 from regimes.replay.replay import TRAINING as CLOCK
+from regimes.statistics import t_interval
 
 KEYS = ("schedule", "epoch", "n", "ci_low", "ci_high", "floats", "seconds")  # of the tables below
 
@@ -63,7 +63,7 @@ def curves(by_schedule: Groups, shown: Metric | None = None) -> pd.DataFrame:
         floats = np.stack([run.epochs["total_floats"].to_numpy()[:last] for run in runs]).mean(0)
         clock = np.stack([seconds(run)[:last] for run in runs]).mean(0)
         for epoch in range(last):
-            mean_and_ends = interval(metrics[:, epoch].tolist())
+            mean_and_ends = t_interval(metrics[:, epoch].tolist())
             rows.append((name, epoch, len(runs), *mean_and_ends, floats[epoch], clock[epoch]))
     return pd.DataFrame(rows, columns=[*KEYS[:3], shown.name, *KEYS[3:]])
 
@@ -85,7 +85,7 @@ def ends(by_schedule: Groups, shown: Metric | None = None) -> pd.DataFrame:
         ):
             prefix = "" if column == shown.name else f"{column}_"
             names = (column, f"{prefix}ci_low", f"{prefix}ci_high")
-            row |= dict(zip(names, interval([float(x) for x in numbers]), strict=True))
+            row |= dict(zip(names, t_interval([float(x) for x in numbers]), strict=True))
         rows.append(row)
     return pd.DataFrame(rows)
 

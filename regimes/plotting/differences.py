@@ -20,7 +20,7 @@ from regimes.plotting.curves import has, values
 from regimes.plotting.groups import BASELINES, check_setting, groups, tested_by
 from regimes.plotting.metrics import Metric
 from regimes.records import Record, load_all, select, summary
-from regimes.replay.agreement import interval
+from regimes.statistics import paired_differences, t_interval
 
 LAST = 3  # epochs whose mean is a run's accuracy (or other metric)
 ALL_PAIRS = 6  # schedules of which all pairs are compared
@@ -105,27 +105,13 @@ def differences(
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def paired(summaries: pd.DataFrame, a: str, b: str, column: str) -> list[float]:
-    """``a`` minus ``b``, seed by seed; ``summaries`` has a row per run.
-
-    Raises:
-        RecordError: no seed in common.
-    """
-    rows = summaries[summaries["name"].isin([a, b])]
-    wide = rows.pivot(index="seed", columns="name", values=column)
-    wide = wide.reindex(columns=[*{a, b}]).dropna()
-    if wide.empty:
-        raise RecordError(f"{a} and {b} have no seed in common: run both with the same seeds")
-    return (wide[a] - wide[b]).to_list()
-
-
 def pair(summaries: pd.DataFrame, a: str, b: str, shown: Metric) -> dict[str, Any]:
-    """One row of `differences`; raises RecordError as `paired`."""
-    by_seed = paired(summaries, a, b, shown.name)
+    """One row of `differences`; RecordError without a common seed."""
+    by_seed = paired_differences(summaries, a, b, shown.name)
     floats = summaries.groupby("name")["floats"].mean()
     ratio = floats[a] / floats[b] if floats[b] else math.nan
     positive = sum(d > 0 for d in by_seed)
-    row = (f"{a} - {b}", len(by_seed), *interval(by_seed), positive, ratio)
+    row = (f"{a} - {b}", len(by_seed), *t_interval(by_seed), positive, ratio)
     return dict(zip(COLUMNS, row, strict=True))
 
 

@@ -29,7 +29,7 @@ from regimes.plotting.looks import style_of as style_of
 from regimes.plotting.looks import styles_of as styles_of
 from regimes.policies.periods import in_words
 from regimes.records import NOT_SAID, OWN, count_units, unit_name, write_output, write_table
-from regimes.replay.agreement import LEAST
+from regimes.statistics import LEAST
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -27,7 +27,7 @@ from regimes.compression.powersgd import PowerSGD
 from regimes.compression.quantised import Cast, Quantise, Sign, pack, unpack
 from regimes.compression.reducer import Reducer
 from regimes.compression.selection import SMALL, by_threshold, in_each, largest, top_indices
-from regimes.compression.sparse import RandomK, TopK, kept
+from regimes.compression.sparse import RandomK, TopK, num_kept
 from regimes.config import DENSE
 from regimes.errors import ConfigError
 
@@ -191,12 +191,12 @@ def test_q_is_kept_when_the_rank_changes() -> None:
     grads = gradients(2, 0)[:1]
     step(reducer, grads, 3)
     three = reducer.states[0].q.clone()  # type: ignore[attr-defined]
-    start = PowerSGD()._start(reducer.states[0], 2, grads[0])  # type: ignore[arg-type]
+    start = PowerSGD()._warm_start(reducer.states[0], 2, grads[0])  # type: ignore[arg-type]
     assert torch.equal(start, three[:2])
-    start = PowerSGD()._start(reducer.states[0], 5, grads[0])  # type: ignore[arg-type]
+    start = PowerSGD()._warm_start(reducer.states[0], 5, grads[0])  # type: ignore[arg-type]
     assert torch.equal(start[:3], three)
     assert start.shape == (5, 10)
-    start = PowerSGD(reset_on_change=True)._start(reducer.states[0], 2, grads[0])  # type: ignore[arg-type]
+    start = PowerSGD(reset_on_change=True)._warm_start(reducer.states[0], 2, grads[0])  # type: ignore[arg-type]
     assert not torch.equal(start, three[:2])
 
 
@@ -286,15 +286,15 @@ def test_the_first_row_is_worker_0_unless_told_otherwise(
 
 @pytest.mark.parametrize(("chosen", "low", "high"), [*EVERY, FADING])
 @pytest.mark.parametrize("workers", [1, 3])
-def test_layers_abreast_are_layers_one_by_one(
+def test_layers_in_batches_are_layers_one_by_one(
     chosen: Compressor, low: object, high: object, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The order of a GPU, here on a CPU: with layers of equal shape, restored on the way."""
     shapes = [(6, 10), (8, 3, 3, 3), (5,), (6, 5, 2), (4, 1), (8, 27)]
     found = []
     for gpu in (False, True):
-        for module in ("alternating", "batched", "orthonormal", "powersgd", "reducer"):
-            monkeypatch.setattr(f"regimes.compression.{module}.launches", lambda _, x=gpu: x)
+        for module in ("batched", "factors", "orthonormal", "reducer", "sparse"):
+            monkeypatch.setattr(f"regimes.compression.{module}.on_gpu", lambda _, x=gpu: x)
         reducer = Reducer(
             chosen, [Layer(str(i), s) for i, s in enumerate(shapes)], world(workers), seed=1
         )
@@ -315,7 +315,7 @@ def test_layers_abreast_are_layers_one_by_one(
 @settings(max_examples=200)
 def test_top_indices_against_a_stable_sort(values: list[int], percent: float) -> None:
     tensor = torch.tensor(values, dtype=torch.float32)
-    k = kept(percent, len(values))
+    k = num_kept(percent, len(values))
     order = sorted(range(len(values)), key=lambda i: (-abs(values[i]), i))
     assert top_indices(tensor, k).tolist() == sorted(order[:k])
 
@@ -343,7 +343,7 @@ def test_the_fast_selection_is_the_sorted_one(
         row[: size * 9 // 10] = 0
     elif kind == "ordered":  # misleads a sample by strides as little as any
         row = row.sort().values
-    k, before = kept(percent, size), row.clone()
+    k, before = num_kept(percent, size), row.clone()
     expected = torch.tensor(sorted_selection(row, k))
     index, value = largest(row[None], k)
     assert torch.equal(index[0].long(), expected)
@@ -465,7 +465,7 @@ def test_the_factors_of_powersgd_travel_rounded(wire: str) -> None:
     chosen, (grad, *_) = PowerSGD(wire=wire), gradients(3, 0, torch.float32)
     reducer = Reducer(chosen, layers()[:1], world(3, torch.float32), seed=0)
     q = torch.randn(2, shape[1], generator=torch.Generator().manual_seed(1))
-    reducer.states[0].recall({"q": q})
+    reducer.states[0].load_shared_state({"q": q})
     (update,) = step(reducer, [grad], 2)
     p = (q @ grad.mT).to(dtype).float().mean(0).to(dtype).float()
     p = torch.linalg.qr(p.mT)[0].mT
@@ -528,8 +528,8 @@ def test_updates_live_until_the_next_step(chosen: Compressor, low: object, high:
     fresh, used = (Reducer(chosen, layers(), world(2), seed=4) for _ in range(2))
     for t, level in enumerate([low, high, DENSE, high, low]):
         for state in fresh.states:
-            if hasattr(state, "_update"):
-                del state._update
+            if hasattr(state, "_buffer"):
+                del state._buffer
         for a, b in zip(
             step(fresh, gradients(2, t), level), step(used, gradients(2, t), level), strict=True
         ):

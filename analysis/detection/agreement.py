@@ -27,7 +27,7 @@ import pandas as pd
 from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.plotting import style
-from regimes.plotting.bands import draw_bands
+from regimes.plotting.heatmaps import draw_bands
 from regimes.records import Record, load_all
 
 from ..common.command import Files, Out, Records

@@ -21,7 +21,7 @@ REGISTRY = Registry(
         "norms": "regimes.instruments.gradient_norm:Norms",
         "curvature": "regimes.instruments.curvature:Curvature",
         "fisher": "regimes.instruments.curvature:Fisher",
-        "sharpness": "regimes.instruments.sharpness:Sharpness",
+        "sharpness": "regimes.instruments.curvature:Sharpness",
         "noise": "regimes.instruments.noise:Noise",
         "msdr": "regimes.instruments.noise:Msdr",
         "error": "regimes.instruments.compression_loss:CompressionLoss",

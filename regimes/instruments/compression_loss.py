@@ -1,9 +1,9 @@
-"""The relative error of compression: the share of the gradient's energy that each level loses.
+"""What compression would lose: the share of the gradient's energy that each level does not send.
 
-At measured steps the mean gradient g is compressed at every level, outside the run and without
-error feedback: ``error:<level>`` is sum |g - C(g)|^2 / sum |g|^2 over the epoch's measured steps,
-0 for dense and near 1 where hardly anything of g is sent. PowerSGD's Q is warm-started per level,
-as in the run. The policy ``ErrorLadder`` reads these values.
+At measured steps the mean gradient g is compressed at every level, without effect on the run and
+without error feedback: ``error:<level>`` is sum |g - C(g)|^2 / sum |g|^2 over the epoch's measured
+steps, 0 for dense and near 1 where almost nothing of g is sent. Each level has a PowerSGD Q of its
+own that continues from step to step, as the run's does. Read by ``ErrorLadder``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from regimes.instruments.base import (
 
 @dataclass(frozen=True)
 class CompressionLoss:
-    """Which levels are measured, and how often.
+    """Which levels, and how often.
 
     Attributes:
         levels: names of the configuration's levels; none: all of them.
@@ -56,15 +56,12 @@ class CompressionLossGauge(StridedGauge):
         if context.compressor is None:
             raise ConfigError("the instrument 'error' needs a run with a compressor")
         known = context.levels.keys()
-        require(
-            known >= set(settings.levels),
-            "instruments.error.levels",
-            settings.levels,
-            f"some of {', '.join(known)}",
-        )
+        where, choice = "instruments.error.levels", f"some of {', '.join(known)}"
+        require(known >= set(settings.levels), where, settings.levels, choice)
         self.stride, self.world, self.layers = settings.stride, context.world, list(context.layers)
-        self.compressor, self.own_world = context.compressor, World(1)  # sends nothing
-        self.own_world.meter.dtype = context.world.meter.dtype
+        # A world of one, so that no compression here is sent or counted.
+        self.compressor, self.alone = context.compressor, World(1)
+        self.alone.meter.dtype = context.world.meter.dtype
         self.levels = {name: context.levels[name] for name in settings.levels or known}
         self.states = {
             name: [self.compressor.init(layer, context.seed, 0) for layer in self.layers]
@@ -87,21 +84,17 @@ class CompressionLossGauge(StridedGauge):
             self.lost[name] += squared_norms(self._errors(parts, name, level)).cpu()
 
     def _errors(self, parts: list[Tensor], name: str, level: Level) -> list[Tensor]:
-        """Each layer's gradient minus its compression at a level; 0 where never compressed."""
-        chosen = [i for i, layer in enumerate(self.layers) if layer.compressed]
-        states = [self.states[name][i] for i in chosen]
-        for state in states:
-            state.residual = None  # error feedback would add the error of the last measurement
-        programs = [
-            self.compressor.reduce(parts[i][None], state, level)
-            for i, state in zip(chosen, states, strict=True)
-        ]
-        compressed = dict(zip(chosen, self.own_world.drive(programs, chosen), strict=True))
-        self.own_world.meter.take()
-        return [
-            p - compressed[i] if i in compressed else torch.zeros_like(p)
-            for i, p in enumerate(parts)
-        ]
+        """Each layer's gradient minus what a level sends of it; zero if it is never compressed."""
+        errors, programs = [torch.zeros_like(p) for p in parts], {}
+        for i, (layer, state) in enumerate(zip(self.layers, self.states[name], strict=True)):
+            if layer.compressed:
+                state.residual = None  # else error feedback would add the last measurement's error
+                programs[i] = self.compressor.reduce(parts[i][None], state, level)
+        sent = self.alone.drive(list(programs.values()), list(programs))
+        for i, update in zip(programs, sent, strict=True):
+            errors[i] = parts[i] - update
+        self.alone.meter.take()
+        return errors
 
     def read(self, epoch: int) -> Reading:
         """``error:<level>`` per layer and for the model; NaN where the gradient is zero."""
@@ -113,10 +106,10 @@ class CompressionLossGauge(StridedGauge):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The compressors' states that are the same on all processes."""
+        """Per level, the compressors' states that are the same on all processes."""
         return {name: [s.shared_state() for s in states] for name, states in self.states.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, states in state.items():
-            for ours, theirs in zip(self.states[name], states, strict=True):
-                ours.load_shared_state(theirs, self.device)
+        for name, saved in state.items():
+            for own, shared in zip(self.states[name], saved, strict=True):
+                own.load_shared_state(shared, self.device)

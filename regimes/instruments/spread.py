@@ -1,9 +1,9 @@
-"""The distance of the workers' models under local steps."""
+"""The distance of the workers' models from each other under local steps."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -24,27 +24,26 @@ class Spread:
     every: int = field(default=1, init=False)
 
     def start(self, context: MeasurementContext) -> SpreadGauge:
-        if context.apart is None:
+        if context.is_local is None:
             raise ConfigError(
                 "instruments.spread: workers that share each step have one model: set sync_policy"
             )
-        return SpreadGauge(context)
+        return SpreadGauge(context, context.is_local)
 
 
 class SpreadGauge(StatelessGauge):
     """Measures once per unit."""
 
-    def __init__(self, context: MeasurementContext) -> None:
-        self.context = context
-        self.distances: list[float] | None = None
+    def __init__(self, context: MeasurementContext, is_local: Callable[[], bool]) -> None:
+        self.context, self.is_local = context, is_local
+        self.distances: list[float] | None = None  # per layer, of this unit
 
     def step(self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor]) -> None:
         """``stack``: each worker's movement since the last synchronisation."""
         if self.distances is not None:
             return
         layers = range(len(self.context.layers))
-        apart = self.context.apart
-        if apart is None or not apart():
+        if not self.is_local():
             self.distances = [0.0 for _ in layers]
             return
         world, parts = self.context.world, stack.split(self.context.sizes, dim=1)
@@ -54,6 +53,6 @@ class SpreadGauge(StatelessGauge):
         self.distances = mean.sqrt().tolist()
 
     def read(self, epoch: int) -> Reading:
-        distances = self.distances or [math.nan] * len(self.context.layers)
+        spread = self.distances or [math.nan] * len(self.context.layers)
         self.distances = None
-        return Reading({"spread": distances}, {"spread": math.hypot(*distances)})
+        return Reading({"spread": spread}, {"spread": math.hypot(*spread)})

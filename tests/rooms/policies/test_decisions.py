@@ -343,8 +343,8 @@ def test_detectors_answer_as_over_the_whole_list(values: list[float | None], few
         NormChange(0.3, few),
     ):
         assert repr(rule(values)) == repr(verdict_of(rule, values))
-    each = MsdrFall(0.3).verdicts(values)
-    assert list(map(repr, each)) == list(map(repr, falls(MsdrFall(0.3), values)[1:]))
+    each = [MsdrFall(0.3)(values[:count]) for count in range(len(values) + 1)]
+    assert list(map(repr, each)) == list(map(repr, falls(MsdrFall(0.3), values)))
 
 
 @given(runs())

@@ -55,9 +55,6 @@ def _level_case(name: str, value: Any, epoch: Epoch) -> Case:
     return Case(name if name == DENSE else f"{name} ({value})", [epoch])
 
 
-# -- from records ----------------------------------------------------------------------------
-
-
 def recorded(run: Record, sample: float | None = None) -> list[Epoch]:
     """One worker's work in each epoch of a run.
 
@@ -206,9 +203,6 @@ def _dense(run: Record, epoch: Epoch) -> Epoch:
     calls = {**work.calls, "mean": 1.0, "gather": 0.0}
     moved = {**work.bytes, "mean": size + other / row["steps"], "gather": 0.0}
     return steps, Work(work.compute, 0.0, calls, moved)
-
-
-# -- from a preset ---------------------------------------------------------------------------
 
 
 def measured(config: RunConfig, workers: int, steps: int = 5) -> list[Case]:

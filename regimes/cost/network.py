@@ -83,9 +83,6 @@ def spell(bandwidth: float) -> str:
     return f"{bandwidth / 1000**power:.3g} {list(_BANDWIDTHS)[power]}bit/s"
 
 
-# -- collectives -----------------------------------------------------------------------------
-
-
 def _doublings(workers: Values) -> Values:
     return np.ceil(np.log2(workers))
 

@@ -95,9 +95,6 @@ def mean(works: Iterable[tuple[float, Work]]) -> Work:
     )
 
 
-# -- where compression pays ------------------------------------------------------------------
-
-
 def break_even(
     work: Work, dense: Work, latency: float, workers: int, algorithm: str = "ring", buckets: int = 1
 ) -> float:

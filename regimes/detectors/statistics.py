@@ -49,12 +49,10 @@ def setting(*names: str) -> str:
     for name in names:
         statistic = Statistic.parse(name)
         fields = tables.setdefault(statistic.instrument, {})
-        if statistic.is_norm:
-            reading = name.removesuffix("*lr").partition(":")[2] or "update"
-            fields["readings"] = [*fields.get("readings", []), reading]
-            continue
         options = FIELDS.get(statistic.name, {})
-        if statistic.instrument == "curvature":
+        if statistic.is_norm:
+            options = {"readings": [statistic.name.partition(":")[2] or "update"]}
+        elif statistic.instrument == "curvature":
             options = {"modes": ["eval"], **options}  # "eval" is its default
         for field, value in options.items():
             known = fields.get(field, [])

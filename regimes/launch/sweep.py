@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -105,15 +105,15 @@ def _ablate_in_parallel(todo: list[Cell], jobs: int, progress: Progress) -> list
         pools = [stack.enter_context(_pool(jobs, gpu)) for gpu in devices]
         try:
             return collected(_outcomes(todo, pools), progress)
-        except BrokenProcessPool:
-            _terminate()
+        except BaseException as error:  # Ctrl-C or SIGTERM: the runs end with their epoch
+            for process in multiprocessing.active_children():
+                process.terminate()
+            if not isinstance(error, BrokenProcessPool):
+                raise
             raise TrainingError(
                 "a process of the ablation was killed; finished runs are kept: start the same "
                 "command again to go on"
             ) from None
-        except BaseException:  # Ctrl-C or SIGTERM: the runs end with their epoch
-            _terminate()
-            raise
 
 
 def _outcomes(todo: list[Cell], pools: list[ProcessPoolExecutor]) -> Iterator[Outcome]:
@@ -122,25 +122,16 @@ def _outcomes(todo: list[Cell], pools: list[ProcessPoolExecutor]) -> Iterator[Ou
     Raises:
         BrokenProcessPool: a process was killed during a run; an idle one may be killed.
     """
-    queue, running = iter(todo), dict[Future[str | None], tuple[ProcessPoolExecutor, Path]]()
-
-    def begin(pool: ProcessPoolExecutor) -> None:
-        for cell in itertools.islice(queue, 1):
-            running[pool.submit(run_cell, *cell)] = pool, cell[0]
-
-    for pool in pools:
-        begin(pool)
+    queue = iter(todo)
+    first = zip(pools, queue, strict=False)
+    running = {pool.submit(run_cell, *cell): (pool, cell[0]) for pool, cell in first}
     while running:
         for future in wait(running, return_when=FIRST_COMPLETED).done:
             pool, folder = running.pop(future)
             error = future.result()
-            begin(pool)
+            for cell in itertools.islice(queue, 1):
+                running[pool.submit(run_cell, *cell)] = pool, cell[0]
             yield folder, error
-
-
-def _terminate() -> None:
-    for process in multiprocessing.active_children():
-        process.terminate()
 
 
 def _pool(jobs: int, gpu: str | None) -> ProcessPoolExecutor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from regimes.config import DENSE
@@ -58,10 +59,9 @@ class Controller:
 
     def decide(self, rows: Sequence[Row]) -> Levels:
         """The levels of epoch ``len(rows)``, from the record's rows."""
-        return self.decide_after(self.reader.history(rows, self._read))
-
-    def _read(self, row: Row) -> PastEpoch:
-        return past_epoch(row, self.compressed, self.signal, self.costs)
+        signal, costs = self.signal, self.costs
+        read = partial(past_epoch, compressed=self.compressed, signal=signal, costs=costs)
+        return self.decide_after(self.reader.history(rows, read))
 
     def decide_after(self, past: Sequence[PastEpoch]) -> Levels:
         """The levels of the epoch after these."""
@@ -89,14 +89,9 @@ class WholeController:
 
     def decide(self, rows: Sequence[Row]) -> Decision:
         """The level in epoch ``len(rows)``, from the record's rows."""
-        decided = self.policy.decide(self.reader.history(rows, self._read), [self.table])
+        read = partial(whole_epoch, signal=self.signal, table=self.table)
+        decided = self.policy.decide(self.reader.history(rows, read), [self.table])
         return checked(self.policy, decided, [self.table], periods=self.table == "sync")[0]
-
-    def _read(self, row: Row) -> PastEpoch:
-        return whole_epoch(row, self.signal, self.table)
-
-
-# -- what a policy returns, checked ----------------------------------------------------------
 
 
 def checked(

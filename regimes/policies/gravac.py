@@ -14,15 +14,8 @@ from regimes.policies.base import Decision, start
 from regimes.policies.history import PastEpoch, as_history, cost
 from regimes.policies.ladders import Rungs
 
+Gains = list[float | None]  # of a level, smoothed, after each epoch; None before a measurement
 ShareAboveZero = Annotated[float, Bounds("a share above 0, up to 1", above=0, high=1)]
-
-
-@dataclass
-class Gains:
-    """The smoothed gain of one level: the latest, and after each epoch."""
-
-    smooth: float | None = None
-    after: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -79,24 +72,24 @@ class GraVAC(Rungs):
         history = as_history(history)
         gains = {level: self._gains(history, level) for level in self.levels}
         tried = self._search(history, gains)
-        level = next((x for x in (tried, self.levels[-1]) if gains[x][-1] >= self.gain), DENSE)
-        why = {"rule": "gain", "new": gains[tried][-1], "threshold": self.gain, "level": tried}
+        last = {level: values[-1] or 0.0 for level, values in gains.items()}
+        level = next((x for x in (tried, self.levels[-1]) if last[x] >= self.gain), DENSE)
+        why = {"rule": "gain", "new": last[tried], "threshold": self.gain, "level": tried}
         return [Decision(level, why)] * len(layers)
 
-    def _gains(self, history: Sequence[PastEpoch], level: str) -> list[float]:
-        """Smoothed, after each epoch; 0 before the first measurement."""
-
+    def _gains(self, history: Sequence[PastEpoch], level: str) -> Gains:
         def extend(gains: Gains, epochs: Sequence[PastEpoch]) -> Gains:
             for past in epochs:
-                now, share, before = _gain(past, f"error:{level}"), self.smoothing, gains.smooth
-                if now is not None:
-                    gains.smooth = now if before is None else (1 - share) * before + share * now
-                gains.after.append(gains.smooth or 0.0)
+                now, share = _gain(past, f"error:{level}"), self.smoothing
+                before = gains[-1] if gains else None
+                if now is not None and before is not None:
+                    now = (1 - share) * before + share * now
+                gains.append(before if now is None else now)
             return gains
 
-        return as_history(history).accumulate((self._gains, level), Gains, extend).after
+        return as_history(history).accumulate((self._gains, level), list, extend)
 
-    def _search(self, history: Sequence[PastEpoch], gains: dict[str, list[float]]) -> str:
+    def _search(self, history: Sequence[PastEpoch], gains: dict[str, Gains]) -> str:
         """The level that the search tries in the next epoch, or ended at."""
         order, authors = self.levels[::-1], self.stopping == "authors"
         products: list[float] = []
@@ -104,7 +97,8 @@ class GraVAC(Rungs):
             last = tried * self.interval - 1  # the last epoch of the level's trial
             if last >= len(history):
                 return level
-            products.append(self._throughput(history[last], level) * gains[level][last])
+            gain = gains[level][last] or 0.0
+            products.append(self._throughput(history[last], level) * gain)
             best, *rest = sorted(range(tried), key=lambda i: -products[i])
             if rest:
                 high, second = products[best], products[rest[0]]

@@ -24,6 +24,7 @@ def signal_values(history: Sequence[PastEpoch], rule: Detector, layer: int) -> V
     def extend(columns: Columns, epochs: Sequence[PastEpoch]) -> Columns:
         return columns.extend([row(statistic, epoch) for epoch in epochs])
 
+    # One table for all layers, so that the epochs are read once and not once per layer.
     columns = as_history(history).accumulate((row, statistic), Columns, extend)
     return columns.column(layer if row is _of_layers else 0)
 

@@ -86,9 +86,6 @@ def over_seeds(frame: pd.DataFrame, part: str) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-# -- tables ----------------------------------------------------------------------------------
-
-
 def _cell(row: Any, name: str, digits: int = 2, times: float = 1) -> str:
     """Mean ± half the interval; a dash where it is undefined."""
     mean, high = times * row[name], times * row[f"{name}_high"]

@@ -123,9 +123,6 @@ def _check_measured(record: Record, policy: Policy, past: History) -> None:
         )
 
 
-# -- its cost --------------------------------------------------------------------------------
-
-
 def traffic(record: Record, levels: pd.DataFrame) -> float:
     """Floats (the paper's count) that one worker would have sent at other levels.
 

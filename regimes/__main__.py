@@ -1,9 +1,8 @@
-"""The ``regimes`` command; also what torchrun starts (``torchrun ... -m regimes run PRESET``).
+"""The ``regimes`` command, also for torchrun (``torchrun ... -m regimes run PRESET``).
 
-``python -m`` puts the current folder before all installed packages. That is undone here, before
-anything else is imported, so that a ``rich.py`` in an unpacked archive is not run by a command that
-reads the archive. (What Python itself does before, it does: for a folder with a ``regimes.py``, use
-the script ``regimes`` or ``python -P -m regimes``.)
+``python -m`` puts the current folder before all installed packages. It is removed here before any
+other import, so that a command never runs a ``rich.py`` from an unpacked archive that it reads. In
+a folder with a ``regimes.py``, use the script ``regimes`` or ``python -P -m regimes``.
 """
 
 import os
@@ -12,13 +11,13 @@ import sys
 if __name__ == "__main__" and not sys.flags.safe_path:
     try:
         if sys.path[:1] in ([""], [os.getcwd()]):
-            del sys.path[0]  # the package itself stays known, wherever it was found
+            del sys.path[0]  # the package itself is imported already
     except OSError:  # the current folder is gone
         pass
 
 
 def main() -> None:
-    """Run the command line; errors made on purpose are one sentence and an exit code."""
+    """Run the command line; an error of the user is one sentence and an exit code."""
     from regimes.console import stdout
 
     stdout.prepare()
@@ -28,15 +27,13 @@ def main() -> None:
         stdout.flush()
     except OSError as error:
         if stdout.is_stdout_failure(error):
-            lost = stdout.exit_code_of(error)
-            code = code or lost  # a training's own failure is more telling
+            lost = stdout.exit_code_of(error)  # also disables standard output
+            code = code or lost  # the training's own failure comes first
         elif error.filename is None:
             raise
-        else:  # a place that nobody may look at, or a name too long to be one
-            print(
-                f"error: {stdout.escape_control(str(error.filename))}: {error.strerror}",
-                file=sys.stderr,
-            )
+        else:  # an unreadable place, or a name that is too long
+            name = stdout.escape_control(str(error.filename))
+            print(f"error: {name}: {error.strerror}", file=sys.stderr)
             code = 2
     sys.exit(code)
 
@@ -52,14 +49,12 @@ def _command() -> int:
     except ModuleNotFoundError as error:
         if error.name != "tyro":
             raise
-        print(
-            "error: the command line needs tyro: pip install tyro (from Python, use regimes.run)",
-            file=sys.stderr,
-        )
+        hint = "pip install tyro (from Python, use regimes.run)"
+        print(f"error: the command line needs tyro: {hint}", file=sys.stderr)
         return 1
-    about = "Train under a communication schedule; see README.md."
     try:
         with track_inputs():
+            about = "Train under a communication schedule; see README.md."
             app.cli(prog="regimes", description=about)
     except RegimesError as error:
         print(f"error: {escape_control(str(error))}", file=sys.stderr)

@@ -1,6 +1,6 @@
-"""The subcommands. Each is thin: parse, call, print. torch is imported when training starts.
+"""The subcommands: ``train`` has those that train, ``read`` those that read records.
 
-``train`` has those that train, ``read`` those that read records or only list.
+Each parses, calls and prints; torch is imported when training starts.
 """
 
 from regimes.cli.app import app

@@ -1,4 +1,4 @@
-"""What the subcommands share: the application, and a configuration from a user's words."""
+"""The application of the subcommands, and a configuration from a user's words."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from regimes.errors import ConfigError
 
 
 class _App(SubcommandApp):
-    """`regimes --version` prints the version. `regimes figure NAME WORDS` leaves the words to the
-    figure, options among them. A field of the configuration that is given as an option is answered
-    with the `--set` to write."""
+    """`regimes --version` prints the version; `regimes figure NAME WORDS` passes all words to the
+    figure; a field of the configuration as an option is an error with the `--set` to write."""
 
     def cli(self, **kwargs: Any) -> Any:
         match sys.argv[1:]:
@@ -43,7 +42,7 @@ Settings = tyro.conf.UseAppendAction[tuple[str, ...]]
 
 
 def check_options(verb: str, words: Sequence[str]) -> None:
-    """Raise ConfigError if an option is none of this command's, but a field for `--set`."""
+    """Raise ConfigError if an option of this command is a field for `--set`."""
     from regimes import cli
 
     known = inspect.signature(getattr(cli, verb)).parameters if verb in cli.__all__ else {}
@@ -51,34 +50,31 @@ def check_options(verb: str, words: Sequence[str]) -> None:
         return
     for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
         key, _, value = word.removeprefix("--").partition("=")
-        field = _field(key.replace("-", "_"))
-        if word.startswith("--") and field and key.replace("-", "_") not in known:
+        name = key.replace("-", "_")
+        if word.startswith("--") and name not in known and (field := _field(name)):
             value = value or (following if following and not following.startswith("--") else "...")
-            raise ConfigError(
-                f"--{key} is no option of regimes {verb}: write --set "
-                + shlex.quote(f"{field}={value}")
-            )
+            setting = shlex.quote(f"{field}={value}")
+            raise ConfigError(f"--{key} is no option of regimes {verb}: write --set {setting}")
 
 
 def _field(key: str) -> str:
-    """The path of a field of the configuration by that path, or by its last part; "" if none."""
+    """The path of a field of the configuration, given the path or its last part; "" if none."""
     plain = dataclasses.asdict(RunConfig())
-    head = key.partition(".")[0]
-    if key in plain or ("." in key and isinstance(plain.get(head), dict)):
+    if key in plain or ("." in key and isinstance(plain.get(key.partition(".")[0]), dict)):
         return key
     tables = ("optimizer", "model", "data")
     return next((f"{table}.{key}" for table in tables if key in plain[table]), "")
 
 
 def welcome_plug_ins() -> None:
-    """Let a user's words name a class in the current folder (package.module:Class). Installed
-    packages come first, and commands that only read never ask for this."""
+    """Allow package.module:Class of the current folder, after installed packages. Commands that
+    only read records never call this."""
     if "" not in sys.path:
         sys.path.append("")
 
 
 def configuration(preset: str, settings: tuple[str, ...]) -> RunConfig:
-    """That of a preset or a TOML file, with settings."""
+    """The configuration of a preset or a TOML file, with settings."""
     welcome_plug_ins()
-    known = load_toml(preset) if preset.endswith(".toml") else presets.get_preset(preset)
-    return override(known, list(settings))
+    base = load_toml(preset) if preset.endswith(".toml") else presets.get_preset(preset)
+    return override(base, list(settings))

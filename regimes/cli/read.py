@@ -103,16 +103,9 @@ def cost(
     if not what or (len(what) > 1 and not all(recorded)):
         raise ConfigError("name one preset, or recorded runs: see regimes presets")
     config = None if all(recorded) else configuration(what[0], set)
+    link = Network.parse(network)
     with reading(where, say=True):
-        main(
-            what,
-            config,
-            Network.parse(network),
-            workers,
-            algorithm=algorithm,
-            buckets=buckets,
-            csv=csv,
-        )
+        main(what, config, link, workers, algorithm=algorithm, buckets=buckets, csv=csv)
 
 
 @app.command

@@ -1,4 +1,4 @@
-"""The commands that train, and the list of what they know by name."""
+"""The commands that train, and the list of presets."""
 
 from __future__ import annotations
 
@@ -41,15 +41,14 @@ def run(
         resume: continue the run in the folder from its last checkpoint.
         quiet: print nothing but errors.
     """
-    from regimes.launch.processes import spawn
-    from regimes.launch.single import train
+    from regimes.launch.processes import spawn, train
 
     config = configuration(preset, set)
     given: dict[str, Any] = {"seed": seed, "workers": workers}
     config = replace(config, **{key: value for key, value in given.items() if value is not None})
     out = out or Path("runs", _stem(preset), f"seed-{config.seed}")
-    if (said := apart_from(to_dict(config), out)) and not quiet and launched().rank == 0:
-        stdout.try_print(f"note: {said}")
+    if (note := apart_from(to_dict(config), out)) and not quiet and launched().rank == 0:
+        stdout.try_print(f"note: {note}")
     if processes == 1 or launched().count > 1:
         train(config, out, resume, quiet)
     else:
@@ -57,7 +56,7 @@ def run(
 
 
 def _stem(name: str) -> str:
-    """What a preset, a grid or a file of one is called among runs."""
+    """The name of a preset, a grid or a TOML file in the folder of runs."""
     return Path(name).stem if name.endswith(".toml") else name
 
 

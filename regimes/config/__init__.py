@@ -5,7 +5,7 @@ A configuration is a diff from the defaults. A plug-in (compressor, policy, ...)
 torch.
 """
 
-from regimes.config.bounds import MOST_EPOCHS, check_bounds
+from regimes.config.bounds import MOST_EPOCHS, Bounded, Bounds, check_bounds
 from regimes.config.convert import convert, current_names, from_dict, to_dict
 from regimes.config.registry import Registry, offered
 from regimes.config.run import (
@@ -27,6 +27,8 @@ from regimes.config.toml import load_toml, override, override_table, read_value,
 __all__ = [
     "DENSE",
     "MOST_EPOCHS",
+    "Bounded",
+    "Bounds",
     "Budget",
     "DataConfig",
     "Level",

@@ -12,7 +12,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from regimes.errors import unexpected
 
@@ -33,6 +33,15 @@ class Bounds:
 
     def __contains__(self, number: float) -> bool:
         return self.low <= number <= self.high and self.above < number < self.below
+
+
+class Bounded:
+    """Base of dataclasses that raise ConfigError for a number outside its bounds when made."""
+
+    bounds_prefix: ClassVar[str] = ""  # of the field in the error, e.g. "policy."
+
+    def __post_init__(self) -> None:
+        check_bounds(self, self.bounds_prefix)
 
 
 Count = Annotated[int, Bounds("at least 1", low=1)]
@@ -57,15 +66,26 @@ def check_bounds(config: Any, where: str = "") -> None:
     Raises:
         ConfigError: the first field, in order, with a number outside.
     """
-    hints = typing.get_type_hints(type(config), include_extras=True)
+    hints = _hints(type(config))
     for field in dataclasses.fields(config):
-        name, value = where + field.name, getattr(config, field.name)
+        name, value, hint = where + field.name, getattr(config, field.name), hints.get(field.name)
+        if hint is Any:
+            continue  # a plug-in, which checks its own fields
         if dataclasses.is_dataclass(value):
             check_bounds(value, f"{name}.")
-        elif (bounds := _declared(hints[field.name])) is not None:
+        elif (bounds := _declared(hint)) is not None:
             for place, shown, number in _numbers(name, value):
                 if number not in bounds:
                     raise unexpected(place, shown, bounds.text)
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    """The annotations of a class; of its base where a user's class has some that are imported for
+    type checkers only."""
+    try:
+        return typing.get_type_hints(cls, include_extras=True)
+    except NameError:
+        return _hints(cls.__mro__[1])
 
 
 def _declared(hint: Any) -> Bounds | None:

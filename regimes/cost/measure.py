@@ -1,7 +1,4 @@
-"""A few timed steps of one worker at each level: what a preset costs before it has ever been run.
-
-Stands on `training.build`; `cost.predict` turns the result into predictions for a network.
-"""
+"""A few timed steps of one worker at each level of a preset, for `regimes.cost.predict`."""
 
 from __future__ import annotations
 
@@ -23,16 +20,16 @@ from regimes.training.build import Run, prepare
 
 
 class _Echo(World):
-    """One worker who finds in a gather as many others as there will be, with his own data: what
-    is decoded takes as long as it will."""
+    """A world of one worker whose gather returns its tensor once for each of the future workers,
+    so that decoding takes as long as it will."""
 
     def __init__(self, others: World, workers: int) -> None:
         super().__init__(1)
         self.meter.dtype, self.peers = others.meter.dtype, workers
 
     def gather(self, tensors: list[Tensor]) -> list[Tensor]:
-        found = super().gather(tensors)
-        return [t.expand(self.peers, *t.shape[1:]).contiguous() for t in found]
+        own = super().gather(tensors)
+        return [t.expand(self.peers, *t.shape[1:]).contiguous() for t in own]
 
 
 def timed(config: RunConfig, workers: int, steps: int = 5) -> tuple[float, dict[str, Work]]:
@@ -40,7 +37,7 @@ def timed(config: RunConfig, workers: int, steps: int = 5) -> tuple[float, dict[
 
     Args:
         workers: W, among whom the epoch's samples are divided.
-        steps: timed, after one that is not; seconds are their medians.
+        steps: timed after one warm-up step; seconds are their medians.
 
     Returns:
         Steps per epoch, and one step's work per level: "dense" and those of the configuration.
@@ -48,8 +45,8 @@ def timed(config: RunConfig, workers: int, steps: int = 5) -> tuple[float, dict[
     alone = replace(config, workers=1, instruments={}, policy={"name": "static", "level": DENSE})
     parts = prepare(alone)
     with contextlib.closing(parts), parts.numerics.training():
-        whole, rest = divmod(len(parts.batches), workers)
-        per_epoch = max(1, whole + (rest > 0 and not config.data.drop_last))
+        full, rest = divmod(len(parts.batches), workers)
+        per_epoch = max(1, full + (rest > 0 and not config.data.drop_last))
         return per_epoch, _levels(parts, workers, steps, per_epoch)
 
 
@@ -61,7 +58,7 @@ def _levels(parts: Run, workers: int, steps: int, per_epoch: int) -> dict[str, W
     def step() -> None:
         nonlocal stream, losses
         batch = next(stream, None)
-        if batch is None:  # the epoch is shorter than what is wanted
+        if batch is None:  # the epoch is shorter than ``steps``
             stream = iter(parts.batches.epoch(0, [0]))
             batch = next(stream)
         losses = parts.gradients.compute(*batch, 0, 0)
@@ -85,19 +82,19 @@ def _work(
     compress = median_seconds(
         lambda: reducer.step(layers, values, losses, stack), steps, run.device
     )
-    each = world.meter.take()
+    reduction = world.meter.take()  # of all steps, the warm-up step included
     world.broadcast(list(run.model.buffers()))  # once per epoch
-    once = world.meter.take()
+    broadcast = world.meter.take()
 
-    def per_step(what: str) -> dict[str, float]:
-        many, few = getattr(each, what), getattr(once, what)
-        return {kind: many[kind] / (steps + 1) + few[kind] / per_epoch for kind in many}
+    def per_step(reduced: dict[str, int], sent: dict[str, int]) -> dict[str, float]:
+        return {kind: n / (steps + 1) + sent[kind] / per_epoch for kind, n in reduced.items()}
 
-    return Work(compute, compress, per_step("calls"), per_step("sent"))
+    calls = per_step(reduction.calls, broadcast.calls)
+    return Work(compute, compress, calls, per_step(reduction.sent, broadcast.sent))
 
 
 def median_seconds(action: Callable[[], Any], times: int, device: torch.device) -> float:
-    """Seconds of an action, called once more than is timed."""
+    """Median seconds of an action, after one call that is not timed."""
     taken = []
     for _ in range(times + 1):
         start = time.perf_counter()

@@ -1,19 +1,19 @@
-"""The cost model: what a collective takes on a given network. No torch.
+"""The cost model: seconds of a collective on a given network. No torch.
 
-A collective of n bytes among W workers is a chain
-of ``hops(W)`` messages that wait for each other, each of ``copies(W) n / hops(W)`` bytes; it takes
+A collective of n bytes among W workers is a chain of ``hops(W)`` messages that wait for each other,
+each of ``copies(W) n / hops(W)`` bytes; it takes
 
     hops x (latency + message / bandwidth)                      plain
     hops x max(message / bandwidth, latency + message / (2 bandwidth))  two segments in flight
 
 (plain: Thakur, Rabenseifner & Gropp, 2005, without the term for the arithmetic, which is part of
-the measured seconds). Every worker has one full-duplex link; nothing else is ever the bottleneck.
-
-`regimes.cost.work` makes steps of it. Bandwidths and workers may be arrays and broadcast.
+the measured seconds). Every worker has one full-duplex link, the only bottleneck. Bandwidths and
+workers may be arrays and broadcast. `regimes.cost.work` has the seconds of a step.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Callable
@@ -36,11 +36,11 @@ _PATTERN = re.compile(
 
 @dataclass(frozen=True)
 class Network:
-    """What joins the workers.
+    """The links between workers.
 
     Attributes:
         bandwidth: bits per second of each worker's link, in each direction.
-        latency: seconds from one worker to the next, for a message of no length.
+        latency: seconds from one worker to the next, for an empty message.
     """
 
     bandwidth: Values
@@ -48,7 +48,7 @@ class Network:
 
     @classmethod
     def parse(cls, text: str) -> Network:
-        """Read ``10Gbit/s,50us``; the latency may be left out and is then zero.
+        """Read ``10Gbit/s,50us``; the default latency is zero.
 
         >>> Network.parse("10Gbit/s")
         Network(bandwidth=10000000000.0, latency=0.0)
@@ -58,22 +58,18 @@ class Network:
         Raises:
             ConfigError: another form, or a number that is no positive bandwidth.
         """
-        found = _PATTERN.fullmatch(text)
-        try:
-            if found is None:
-                raise ValueError
-            number, prefix, delay, unit = found.groups()
-            network = cls(
-                float(number) * _BANDWIDTHS[prefix], float(delay) * _SECONDS[unit] if delay else 0.0
-            )
-            if not (0 < network.bandwidth < math.inf and 0 <= network.latency < math.inf):
-                raise ValueError
-        except ValueError:
-            raise ConfigError(
-                f"network {text!r} is no bandwidth and latency: expected the form 10Gbit/s,50us "
-                "(units bit/s, kbit/s, Mbit/s, Gbit/s, Tbit/s; ns, us, ms, s)"
-            ) from None
-        return network
+        match = _PATTERN.fullmatch(text)
+        if match is not None:
+            number, prefix, delay, unit = match.groups()
+            with contextlib.suppress(ValueError):  # of float, e.g. "1.2.3"
+                latency = float(delay) * _SECONDS[unit] if delay else 0.0
+                bandwidth = float(number) * _BANDWIDTHS[prefix]
+                if 0 < bandwidth < math.inf and 0 <= latency < math.inf:
+                    return cls(bandwidth, latency)
+        raise ConfigError(
+            f"network {text!r} is no bandwidth and latency: expected the form 10Gbit/s,50us "
+            "(units bit/s, kbit/s, Mbit/s, Gbit/s, Tbit/s; ns, us, ms, s)"
+        )
 
     def __str__(self) -> str:
         return f"{spell(float(self.bandwidth))}, {float(self.latency) * 1e6:g} µs"
@@ -87,22 +83,19 @@ def spell(bandwidth: float) -> str:
     return f"{bandwidth / 1000**power:.3g} {list(_BANDWIDTHS)[power]}bit/s"
 
 
-# -- collectives -----------------------------------------------------------------------------
-
-
 def _doublings(workers: Values) -> Values:
     return np.ceil(np.log2(workers))
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """How one kind of collective travels.
+    """The messages of one kind of collective among W workers.
 
     Attributes:
-        hops: messages that wait for each other, of W.
-        copies: how often the bytes cross the busiest link, of W. "Bytes" are what one worker hands
-            in: the whole tensor of a mean (all-reduce), one worker's share of a gather
-            (all-gather), the root's tensor of a broadcast.
+        hops: of W, the number of messages that wait for each other.
+        copies: of W, how often the bytes cross the busiest link. The bytes are one worker's input:
+            the tensor of a mean (all-reduce), one worker's part of a gather (all-gather), the
+            root's tensor of a broadcast.
         segments: parts of a message in flight, so that latency and transfer overlap.
     """
 
@@ -155,7 +148,7 @@ def collective_seconds(
 
     Args:
         kind: "mean" (all-reduce), "gather" (all-gather) or "broadcast".
-        size: bytes that one worker hands in.
+        size: bytes of one worker's input.
     """
     pattern = ALGORITHMS.find(algorithm).find(kind)
     require(bool(np.all(np.asarray(workers) >= 1)), "workers", workers, "at least 1")

@@ -1,7 +1,7 @@
-"""What runs and presets cost on a given network: ``regimes cost``. torch only for presets.
+"""``regimes cost``: predicted seconds of recorded runs, or of a preset, which is timed here.
 
-``regimes cost RUN ... --network 10Gbit/s,50us --workers 8`` reads records; ``regimes cost PRESET``
-has none and measures. `regimes.cost.cases` makes work of both, `regimes.cost.network` seconds.
+`regimes.cost.cases` has the work of both, `regimes.cost.network` the seconds. torch only for
+presets.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ HEADS = ("", "compute", "compress", "network", "step", "s/{}", "× dense", "pays
 
 
 def predict(
-    found: Sequence[Case], network: Network, workers: int, algorithm: str = "ring", buckets: int = 1
+    cases: Sequence[Case], network: Network, workers: int, algorithm: str = "ring", buckets: int = 1
 ) -> pd.DataFrame:
-    """One row per case: seconds per step (compute, compress, communicate, seconds, which is less
-    than their sum where they overlap), seconds per epoch, and how an epoch compares with a dense
-    one: the speed-up, and the bandwidth (bits/s) below which it is faster. Where levels change,
-    ``break_even`` is that of the mean step."""
+    """One row per case: seconds per step (compute, compress, communicate, and ``seconds``, less
+    than their sum where they overlap), seconds per epoch, its speed-up over a dense epoch, and the
+    bandwidth (bits/s) below which it is faster, ``break_even``; of the mean step where levels
+    change."""
     import pandas as pd
 
     how = (network, workers, algorithm, buckets)
-    dense = next(case for case in found if case.name == DENSE and not case.runs)
+    dense = next(case for case in cases if case.name == DENSE and not case.runs)
     steps, work = dense.epochs[0]
-    base, whole = steps * float(work.seconds(*how)), work * steps
+    base, dense_epoch = steps * float(work.seconds(*how)), work * steps
+    latency = float(network.latency)
     rows = []
-    for case in found:
+    for case in cases:
         work, epochs = case.work, len(case.epochs)
         steps = sum(n for n, _ in case.epochs) / epochs
         epoch = sum(n * float(w.seconds(*how)) for n, w in case.epochs) / epochs
@@ -57,7 +58,7 @@ def predict(
                 "seconds": epoch / steps,
                 "epoch": epoch,
                 "speed_up": base / epoch,
-                "break_even": break_even(work * steps, whole, float(network.latency), *how[1:]),
+                "break_even": break_even(work * steps, dense_epoch, latency, *how[1:]),
             }
         )
     return pd.DataFrame(rows)
@@ -67,24 +68,16 @@ def table(frame: pd.DataFrame, note: str = "", unit: str = "epoch") -> Table:
     """Milliseconds per step, legible at 80 columns.
 
     Args:
-        unit: what the runs' epochs are, "epoch" or "unit".
+        unit: the name of the runs' unit, "epoch" or "unit".
     """
     lines: list[Sequence[str]] = []
     for kind, rows in frame.groupby("kind", sort=False):
-        lines.append(({"level": "levels", "policy": "policies"}[str(kind)], *[""] * 7))
+        lines.append(("levels" if kind == "level" else "policies", *[""] * 7))
         for row in rows.to_dict("records"):
-            parts = [
-                f"{1e3 * row[k]:.3g}" for k in ("compute", "compress", "communicate", "seconds")
-            ]
-            lines.append(
-                (
-                    f" {row['case']}",
-                    *parts,
-                    f"{row['epoch']:.3g}",
-                    f"{row['speed_up']:.2f}",
-                    spell(row["break_even"]),
-                )
-            )
+            names = ("compute", "compress", "communicate", "seconds")
+            numbers = [f"{1e3 * row[name]:.3g}" for name in names]
+            numbers += [f"{row['epoch']:.3g}", f"{row['speed_up']:.2f}", spell(row["break_even"])]
+            lines.append((f" {row['case']}", *numbers))
     return Table([head.format(unit) for head in HEADS], lines, note)
 
 
@@ -105,20 +98,19 @@ def main(
         what: runs, folders or archives of runs; unused with a configuration.
         csv: file for the numbers in full precision.
     """
-    for name, given in (("--workers", workers), ("--buckets", buckets)):
-        good = given is None or 1 <= given <= MOST
-        require(good, name, given, f"at least 1, at most {MOST}")
+    for name, count in (("--workers", workers), ("--buckets", buckets)):
+        good = count is None or 1 <= count <= MOST
+        require(good, name, count, f"at least 1, at most {MOST}")
     runs = [] if config else load_all(*what)
     if config:
-        workers = workers or config.workers
-        found = measured(config, workers, steps)
+        workers, unit = workers or config.workers, config.unit_steps
+        work = measured(config, workers, steps)
     else:
-        found = cases(runs, workers)
-        workers = workers or runs[0].config["workers"]
-    frame = predict(found, network, workers, algorithm, buckets)
+        work = cases(runs, workers)
+        workers, unit = workers or runs[0].config["workers"], runs[0].config.get("unit_steps")
+    frame = predict(work, network, workers, algorithm, buckets)
     console = new_console(highlight=False)
     console.print(f"{workers} workers, {network}, {algorithm}; ms per step")
-    unit = config.unit_steps if config else runs[0].config.get("unit_steps")
     shown = table(frame, unit="unit" if unit else "epoch")
     console.print(shown.drawn(padding=(0, 0, 0, 1)))
     for sentence in mixed({"levels": runs} if runs else {}):

@@ -1,6 +1,6 @@
-"""Predicted seconds of a step: compute, compression and collectives, on a given network. No torch.
+"""Predicted seconds of a step: compute, compression and collectives. No torch.
 
-`regimes.cost.cases` fills a `Work` from a record or a short measurement.
+`regimes.cost.cases` makes a `Work` from a record or a short measurement.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Work:
 
     Attributes:
         compute, compress: seconds.
-        calls, bytes: collectives, and bytes that one worker hands to them, per kind; calls of one
-            kind are taken to be of equal size.
-        overlaps: may the collectives go on while gradients are computed? Not where workers step
-            locally: they exchange parameters after a step.
+        calls, bytes: collectives, and one worker's bytes in them, per kind; calls of one kind
+            count as equal in size.
+        overlaps: may collectives run while gradients are computed? Not with local steps, which
+            exchange parameters after a step.
     """
 
     compute: float
@@ -37,17 +37,15 @@ class Work:
     overlaps: bool = True
 
     def every(self, period: int) -> Work:
-        """The mean step of a round of local steps: all is exchanged once in so many of them."""
+        """The mean step of a round of ``period`` local steps, with one exchange."""
         if period == 1:
             return self
         once = self * (1 / period)
         return replace(once, compute=self.compute, overlaps=False)
 
     def __mul__(self, steps: float) -> Work:
-        """So many steps as one."""
-        calls, size = (
-            {kind: steps * n for kind, n in part.items()} for part in (self.calls, self.bytes)
-        )
+        calls = {kind: steps * n for kind, n in self.calls.items()}
+        size = {kind: steps * n for kind, n in self.bytes.items()}
         return Work(steps * self.compute, steps * self.compress, calls, size, self.overlaps)
 
     def communicate(
@@ -58,10 +56,9 @@ class Work:
         for kind, calls in self.calls.items():
             parts = calls * (1 if kind == "broadcast" else buckets)
             if parts > 0:
-                each = collective_seconds(
-                    kind, self.bytes[kind] / parts, network, workers, algorithm
-                )
-                total = total + parts * each
+                size = self.bytes[kind] / parts
+                one = collective_seconds(kind, size, network, workers, algorithm)
+                total = total + parts * one
         return total
 
     def seconds(
@@ -84,7 +81,7 @@ class Work:
 
 
 def mean(works: Iterable[tuple[float, Work]]) -> Work:
-    """The mean of steps, each with its weight (how many such steps there are)."""
+    """The mean of (count, step) pairs."""
     pairs = list(works)
     total = sum(weight for weight, _ in pairs)
     parts = [work * (weight / total) for weight, work in pairs]
@@ -96,9 +93,6 @@ def mean(works: Iterable[tuple[float, Work]]) -> Work:
         {kind: sum(work.bytes.get(kind, 0.0) for work in parts) for kind in kinds},
         all(work.overlaps for work in parts),
     )
-
-
-# -- where compression pays ------------------------------------------------------------------
 
 
 def break_even(

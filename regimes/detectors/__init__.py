@@ -1,7 +1,7 @@
 """Detectors of critical regimes: pure rules over the history of one statistic. No torch.
 
-``base`` has the contract, ``change`` the paper's rule and its kin, ``cusum`` and ``msdr`` the
-rivals, ``baselines`` what any claim must beat. Names map to classes here.
+``base`` has the contract, ``change`` the paper's rule and its variants, ``online`` CUSUM and AdaQS'
+rule, ``baselines`` rules of the epoch alone.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from regimes.detectors.change import (
     RelativeChange,
     SharpnessChange,
 )
-from regimes.detectors.cusum import TraceCusum
-from regimes.detectors.msdr import MsdrFall
+from regimes.detectors.online import MsdrFall, TraceCusum
 
 REGISTRY = Registry(
     "detector",
@@ -30,8 +29,8 @@ REGISTRY = Registry(
         "fisher-change": "regimes.detectors.change:FisherChange",
         "sharpness-change": "regimes.detectors.change:SharpnessChange",
         "change": "regimes.detectors.change:RelativeChange",
-        "trace-cusum": "regimes.detectors.cusum:TraceCusum",
-        "msdr-fall": "regimes.detectors.msdr:MsdrFall",
+        "trace-cusum": "regimes.detectors.online:TraceCusum",
+        "msdr-fall": "regimes.detectors.online:MsdrFall",
         "first-share": "regimes.detectors.baselines:FirstShare",
         "random-windows": "regimes.detectors.baselines:RandomWindows",
         "fixed-windows": "regimes.detectors.baselines:FixedWindows",
@@ -58,6 +57,5 @@ __all__ = [
 
 
 def detector(table: Mapping[str, Any], where: str | None = None) -> Detector:
-    """The detector that a configuration table names (``where``: its place, for messages), or
-    ConfigError."""
+    """The detector that a configuration table names, or ConfigError at ``where``."""
     return REGISTRY.make(table, where)

@@ -1,16 +1,16 @@
 """The contract of a detector, and what its rules share.
 
-A detector is a frozen dataclass that is called with the values of all past epochs, ``values[e]``
-measured in epoch e, and answers for the epoch to come, ``len(values)``. ``values[e]`` is None where
-nothing was measured (an instrument with ``every`` > 1): rules compare measured values. Being pure,
-a detector gives the same answer during a run and replayed over a record. One that goes through all
-values takes them one by one (``Online``), so that an answer costs no more late in a run.
+A detector is a frozen dataclass that is called with the values of all past epochs and answers for
+the next, ``len(values)``. ``values[e]`` is of epoch e, None where nothing was measured (an
+instrument with ``every`` > 1): rules compare measured values. A detector is pure, so a run and its
+replay get the same answer. ``Online`` detectors read each value once: an answer costs the same at
+every epoch.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -24,7 +24,7 @@ class Verdict:
     Attributes:
         critical: is this a critical regime? None: no opinion, the last answer stands.
         old, new: the two values compared.
-        score: what was held against ``threshold``.
+        score: compared with ``threshold``.
     """
 
     critical: bool | None
@@ -34,14 +34,9 @@ class Verdict:
     threshold: float | None = None
 
     def why(self, rule: str) -> dict[str, Any]:
-        """The reason that a record keeps of a decision."""
-        return {
-            "rule": rule,
-            "old": self.old,
-            "new": self.new,
-            "ratio": self.score,
-            "threshold": self.threshold,
-        }
+        """The reason of a decision, for the record."""
+        numbers = {"old": self.old, "new": self.new, "ratio": self.score}
+        return {"rule": rule, **numbers, "threshold": self.threshold}
 
 
 @runtime_checkable
@@ -50,8 +45,8 @@ class Detector(Protocol):
 
     @property
     def statistic(self) -> str | None:
-        """What it reads, e.g. "norm", "eigenvalue", or "norm*lr" for the norm times the epoch's
-        learning rate. None: it reads nothing but the number of epochs."""
+        """E.g. "norm", "eigenvalue", or "norm*lr", the norm times the epoch's learning rate;
+        None: it reads the number of epochs alone."""
         ...
 
     @property
@@ -63,8 +58,7 @@ class Detector(Protocol):
 
 
 class Online(ABC):
-    """Base of detectors that take values one by one: what they keep of those before is a state,
-    which is never changed in place. A call is the same as all updates in turn."""
+    """Base of detectors with a state, which is never changed in place. A call is all updates."""
 
     statistic: str
     per_layer: bool
@@ -77,13 +71,6 @@ class Online(ABC):
     def update(self, state: Any, value: float | None) -> tuple[Any, Verdict]:
         """The same after one more value."""
 
-    def verdicts(self, values: Values) -> Iterator[Verdict]:
-        """The verdict after each value."""
-        state, _ = self.begin()
-        for value in values:
-            state, verdict = self.update(state, value)
-            yield verdict
-
     def __call__(self, values: Values) -> Verdict:
         state, verdict = self.begin()
         for value in values:
@@ -93,6 +80,5 @@ class Online(ABC):
 
 def latest(values: Values, last: int) -> int | None:
     """The newest measured epoch that is not after ``last``; None if there is none."""
-    return next(
-        (e for e in range(min(last, len(values) - 1), -1, -1) if values[e] is not None), None
-    )
+    epochs = range(min(last, len(values) - 1), -1, -1)
+    return next((epoch for epoch in epochs if values[epoch] is not None), None)

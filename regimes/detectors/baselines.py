@@ -1,5 +1,5 @@
-"""Baselines: rules that look at nothing but the epoch. A detector that does not beat them at equal
-length has detected nothing."""
+"""Baselines: rules of the epoch alone. A detector is useful only if it beats them at equal length
+of its critical regimes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Annotated
 
-from regimes.config import check_windows, in_windows
+from regimes.config import Bounded, Bounds, check_windows, in_windows
+from regimes.config.bounds import Count, Share
 from regimes.detectors.base import Values, Verdict
-from regimes.errors import require
+
+Length = Annotated[int, Bounds("the length of the run, at least 1", low=1)]
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class FixedWindows:
 
 
 @dataclass(frozen=True)
-class FirstShare:
+class FirstShare(Bounded):
     """Critical in the first epochs of a run.
 
     Attributes:
@@ -41,39 +44,32 @@ class FirstShare:
         epochs: length of the run.
     """
 
-    share: float = 0.25
-    epochs: int = 0
+    share: Share = 0.25
+    epochs: Length = 0
     statistic: None = field(default=None, init=False)
     per_layer: bool = field(default=False, init=False)
-
-    def __post_init__(self) -> None:
-        _check(self.share, self.epochs)
 
     def __call__(self, values: Values) -> Verdict:
         return Verdict(len(values) < round(self.share * self.epochs))
 
 
 @dataclass(frozen=True)
-class RandomWindows:
+class RandomWindows(Bounded):
     """Critical in windows drawn once, evenly over all ways to place them without overlap.
 
     Attributes:
         share: of the run's epochs, in all windows together, rounded to whole epochs.
         epochs: length of the run.
         count: windows, as equal in length as whole epochs allow; fewer if there are fewer epochs.
-        seed: other seeds, other windows.
+        seed: of the draw.
     """
 
-    share: float = 0.25
-    epochs: int = 0
-    count: int = 2
+    share: Share = 0.25
+    epochs: Length = 0
+    count: Count = 2
     seed: int = 0
     statistic: None = field(default=None, init=False)
     per_layer: bool = field(default=False, init=False)
-
-    def __post_init__(self) -> None:
-        _check(self.share, self.epochs)
-        require(self.count >= 1, "count", self.count, "at least 1")
 
     @cached_property
     def chosen(self) -> frozenset[int]:
@@ -89,15 +85,10 @@ class RandomWindows:
 
 
 def place(lengths: Sequence[int], epochs: int, draw: random.Random) -> list[tuple[int, int]]:
-    """Windows ``[first, stop)`` of these lengths, in any order, evenly over all ways to place them
-    among the epochs without overlap."""
+    """Windows ``[first, stop)`` of these lengths, in any order, drawn evenly from all ways to place
+    them without overlap."""
     lengths, count, free = list(lengths), len(lengths), epochs - sum(lengths)
     draw.shuffle(lengths)
     slots = sorted(draw.sample(range(free + count), count))  # windows among the free epochs
     starts = [slot - i + sum(lengths[:i]) for i, slot in enumerate(slots)]
     return [(start, start + length) for start, length in zip(starts, lengths, strict=True)]
-
-
-def _check(share: float, epochs: int) -> None:
-    require(0 <= share <= 1, "share", share, "a share between 0 and 1")
-    require(epochs >= 1, "epochs", epochs, "the length of the run, at least 1")

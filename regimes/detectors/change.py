@@ -1,8 +1,8 @@
-"""The paper's rule and its kin: a statistic that changes fast marks a critical regime.
+"""The paper's rule and its variants: a statistic that changes fast marks a critical regime.
 
-One rule, different statistics: the accumulated gradient's norm (ACCORDION, section 4.2), the top
-Hessian eigenvalue (Jastrzebski et al. 2019; the paper's Figure 3), the trace of the Fisher
-information (Achille et al. 2019).
+The statistic is the accumulated gradient's norm (ACCORDION, section 4.2), the top Hessian
+eigenvalue (Jastrzebski et al. 2019; the paper's Figure 3), or the trace of the Fisher information
+(Achille et al. 2019).
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from regimes.config import Bounded
+from regimes.config.bounds import Count, Positive
 from regimes.detectors.base import Values, Verdict, latest
-from regimes.errors import require
 
 
 @dataclass(frozen=True)
-class RelativeChange:
+class RelativeChange(Bounded):
     """``|old - new| / |old| >= eta``, of any statistic.
 
-    Evaluated after epochs 0, interval, 2 x interval, ... against the evaluation before. Where
-    nothing was measured, the newest measurement before stands in; with no new one since the last
-    evaluation there is no opinion. Before the first evaluation, at it, and after an old value
-    that is zero or not finite it is critical (the authors' code).
+    Evaluated after epochs 0, interval, 2 x interval, ... against the previous evaluation. An epoch
+    without a measurement takes the newest one before it; without a new one since the previous
+    evaluation there is no opinion. Critical until the first evaluation, and at it, and where the
+    old value is zero or not finite (the authors' code).
 
     Attributes:
         eta: relative change.
@@ -31,15 +32,11 @@ class RelativeChange:
         direction: "decay" counts only falls, ``(old - new) / |old|``.
     """
 
-    eta: float = 0.5
-    interval: int = 10
+    eta: Positive = 0.5
+    interval: Count = 10
     statistic: str = "norm"
     per_layer: bool = True
     direction: Literal["either", "decay"] = "either"
-
-    def __post_init__(self) -> None:
-        require(self.eta > 0, "eta", self.eta, "a positive number")
-        require(self.interval >= 1, "interval", self.interval, "at least 1 epoch")
 
     def __call__(self, values: Values) -> Verdict:
         epoch = len(values) - 1
@@ -62,7 +59,7 @@ class RelativeChange:
 class NormChange(RelativeChange):
     """The paper's rule (section 4.2): ``| |old| - |new| | / |old| >= eta``, per layer.
 
-    A fall from 4 to 1 in two epochs is a change of 75 %, one from 4 to 3 of 25 %; between two
+    A fall from 4 to 1 in two epochs is a change of 75 %, one from 4 to 3 of 25 %. Between two
     evaluations there is no opinion:
 
     >>> rule = NormChange(eta=0.5, interval=2)
@@ -71,8 +68,8 @@ class NormChange(RelativeChange):
     >>> rule([4.0, 3.5, 3.0]).critical, rule([4.0, 2.0]).critical
     (False, None)
 
-    The accumulated gradient's norm scales like displacement / lr, so that it jumps at each decay
-    whatever the loss does; ``statistic = "norm*lr"`` takes the learning rate out.
+    The accumulated gradient's norm scales like displacement / lr, so it jumps at each decay
+    whatever the loss; ``statistic = "norm*lr"`` removes the learning rate.
     """
 
 
@@ -96,7 +93,7 @@ class FisherChange(RelativeChange):
 
 @dataclass(frozen=True)
 class SharpnessChange(RelativeChange):
-    """Change of the critical sharpness (Kalra et al. 2026): the eigenvalue's cheap kin."""
+    """Change of the critical sharpness (Kalra et al. 2026), a cheap proxy of the eigenvalue."""
 
     statistic: str = field(default="critical_sharpness", init=False)
     per_layer: bool = False

@@ -1,8 +1,8 @@
-"""Names of statistics, and what they mean: the one place that takes them apart. No torch.
+"""Names of statistics: ``FAMILY`` or ``FAMILY:VARIANT``, either with ``*lr`` appended. No torch.
 
-A name is ``FAMILY``, ``FAMILY:VARIANT`` or either with ``*lr`` behind it. An instrument measures a
-family ("eigenvalue"); a variant is how ("eigenvalue:batch"); ``*lr`` times the epoch's rate.
-"norm" alone is the reading of the norm that the run's ``signal`` names.
+An instrument measures a family ("eigenvalue"); a variant is a way to measure it
+("eigenvalue:batch"); ``*lr`` multiplies by the epoch's rate. "norm" alone is the norm that the
+run's ``signal`` names.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ INSTRUMENT = {  # family -> the instrument that measures it; a package's has the
     "spread": "spread",
 }
 
-
-FIELDS: dict[str, dict[str, Any]] = {  # of the instrument, that have a statistic measured
+FIELDS: dict[str, dict[str, Any]] = {  # options with which an instrument measures a statistic
     "eigenvalue:batch": {"modes": ["batch-statistics"]},
     "hessian_trace": {"probes": 10},
     "hessian_trace:batch": {"modes": ["batch-statistics"], "probes": 10},
@@ -38,7 +37,7 @@ FIELDS: dict[str, dict[str, Any]] = {  # of the instrument, that have a statisti
 
 
 def setting(*names: str) -> str:
-    """The options of `regimes run` and `ablate` that have statistics measured.
+    """The options of `regimes run` and `ablate` that measure statistics.
 
     >>> print(setting("eigenvalue", "eigenvalue:batch"))
     --set 'instruments.curvature.modes=["eval","batch-statistics"]'
@@ -49,37 +48,35 @@ def setting(*names: str) -> str:
     for name in names:
         statistic = Statistic.parse(name)
         fields = tables.setdefault(statistic.instrument, {})
+        options = FIELDS.get(statistic.name, {})
         if statistic.is_norm:
-            reading = name.removesuffix("*lr").partition(":")[2] or "update"
-            fields["readings"] = [*fields.get("readings", []), reading]
-            continue
-        wanted = FIELDS.get(statistic.name, {})
-        if statistic.instrument == "curvature":  # what stands first is what it has by default
-            wanted = {"modes": ["eval"], **wanted}
-        for field, value in wanted.items():
+            options = {"readings": [statistic.name.partition(":")[2] or "update"]}
+        elif statistic.instrument == "curvature":
+            options = {"modes": ["eval"], **options}  # "eval" is its default
+        for field, value in options.items():
             known = fields.get(field, [])
-            more = isinstance(value, list)
-            fields[field] = [*known, *(x for x in value if x not in known)] if more else value
+            many = isinstance(value, list)
+            fields[field] = [*known, *(x for x in value if x not in known)] if many else value
     for fields in tables.values():
         if fields.get("modes") == ["eval"]:
             fields.pop("modes")
-    options = []
+    settings = []
     for instrument, fields in tables.items():
         for field, value in fields.items():
             text = json.dumps(value, separators=(",", ":"))
-            options.append(shlex.quote(f"instruments.{instrument}.{field}={text}"))
+            settings.append(shlex.quote(f"instruments.{instrument}.{field}={text}"))
         if not fields:
-            options.append(f"instruments.{instrument}={{}}")
-    return " ".join(f"--set {option}" for option in options)
+            settings.append(f"instruments.{instrument}={{}}")
+    return " ".join(f"--set {setting}" for setting in settings)
 
 
 @dataclass(frozen=True)
 class Statistic:
-    """A name, taken apart.
+    """A parsed name.
 
     Attributes:
-        name: as records and policies have it, without ``*lr``.
-        times_lr: whether each value counts times the rate of its epoch.
+        name: as in records and policies, without ``*lr``.
+        times_lr: whether each value is multiplied by its epoch's rate.
     """
 
     name: str
@@ -102,12 +99,12 @@ class Statistic:
 
     @property
     def is_norm(self) -> bool:
-        """Is it a norm, which a whole model's is formed of from those of its layers?"""
+        """Is it a norm, whose value for the model is computed from those of the layers?"""
         return self.family == "norm"
 
     @property
     def instrument(self) -> str:
-        """The instrument that measures it."""
+        """The instrument that measures it; ConfigError if none does."""
         if self.family not in INSTRUMENT:
             raise ConfigError(
                 f"the policy needs the statistic {self.name!r}, which no instrument provides: "
@@ -117,5 +114,5 @@ class Statistic:
 
 
 def norm_of(signal: str) -> str:
-    """The record's name of the norm that a run's ``signal`` reads."""
+    """The name in the record of the norm that a run's ``signal`` names."""
     return f"norm:{signal}"

@@ -1,4 +1,4 @@
-"""The ``ablate`` command: run a grid's cells, say how it goes, print the table at the end."""
+"""The ``ablate`` command: run a grid's cells, print the progress and the final table."""
 
 from __future__ import annotations
 
@@ -32,16 +32,15 @@ def main(
     Args:
         executor, options: see ``cluster.submit``; None: ``jobs`` processes of this machine.
     """
-    leader = launched().rank == 0
-    console = stdout.console(quiet=not leader, highlight=False)
+    console = stdout.console(quiet=launched().rank > 0, highlight=False)
     cells = sweep.cells(grid, seeds, out)
     todo = [cell for cell in cells if not sweep.done(*cell)]
     stdout.try_print_on(
         console, f"{len(cells)} runs in {out}, {len(cells) - len(todo)} already finished"
     )
     for folder, config in {cell[0].parent: cell for cell in todo}.values():
-        if said := apart_from(to_dict(config), folder):
-            stdout.try_print_on(console, f"note: {said}", markup=False)
+        if note := apart_from(to_dict(config), folder):
+            stdout.try_print_on(console, f"note: {note}", markup=False)
     progress = Progress(console, out, len(todo))
     if executor is None:
         failures = sweep.ablate(todo, jobs, progress)
@@ -53,21 +52,21 @@ def main(
     from regimes.plotting.schedules import schedules
 
     runs = separate(load(folder) for folder, _ in cells)
-    found = schedules(runs)
+    summary = schedules(runs)
     note = (
-        f"{found.shown.name}: mean of the last 3 epochs, mean ± sd over seeds; "
+        f"{summary.shown.name}: mean of the last 3 epochs, mean ± sd over seeds; "
         "floats: the paper's count; bytes: sent by each worker"
     )
     columns = ("n", "metric", "floats", "of_base", "bytes", "seconds")
-    stdout.try_print_on(console, found.table(columns, note).drawn())
-    if against := between(runs):
-        stdout.try_print_on(console, "", against.drawn())
+    stdout.try_print_on(console, summary.table(columns, note).drawn())
+    if differences := between(runs):
+        stdout.try_print_on(console, "", differences.drawn())
     for sentence in notes(runs):
         stdout.try_print_on(console, f"note: {sentence}", markup=False)
 
 
 class Progress:
-    """Says of each run that ends what it reached, and how long the others will take."""
+    """Prints the result of each run as it ends, and the time left for the others."""
 
     def __init__(self, console: Console, out: Path, runs: int) -> None:
         self.console, self.out, self.runs = console, out, runs
@@ -76,13 +75,12 @@ class Progress:
     def __call__(self, folder: Path, error: str | None) -> None:
         self.ended += 1
         left = (time.monotonic() - self.start) / self.ended * (self.runs - self.ended)
-        said = f"failed: {error}" if error else self._reached(folder)
+        if error:
+            result = f"failed: {error}"
+        else:
+            record = load(folder)
+            name, value = metric_text(record.header, record.epochs["metric"].iloc[-1])
+            result = f"{name} {value}  {record.epochs['floats'].sum() / 1e6:.3f} M floats"
         place = f"[{self.ended}/{self.runs}] {folder.relative_to(self.out)}"
-        line = escape(f"{place}: {said}, {left / 60:.1f} min left")
+        line = escape(f"{place}: {result}, {left / 60:.1f} min left")
         stdout.try_print_on(self.console, line, soft_wrap=True)
-
-    @staticmethod
-    def _reached(folder: Path) -> str:
-        record = load(folder)
-        name, value = metric_text(record.header, record.epochs["metric"].iloc[-1])
-        return f"{name} {value}  {record.epochs['floats'].sum() / 1e6:.3f} M floats"

@@ -1,18 +1,18 @@
-"""The cells of a grid as jobs, through submitit: of a cluster or of this machine. No torch here."""
+"""The cells of a grid as jobs of a cluster or of this machine, through submitit. No torch."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from regimes.config import RunConfig
 from regimes.errors import ConfigError
 from regimes.launch.processes import GRACE
-from regimes.launch.sweep import collected, ends_by_sigterm, run_cell
+from regimes.launch.sweep import Progress, collected, ends_by_sigterm, run_cell
 from regimes.monitor.watch import in_use
 from regimes.training import termination
 
@@ -22,11 +22,11 @@ def submit(
     out: Path,
     executor: str,
     options: dict[str, Any],
-    progress: Callable[[Path, str | None], None],
+    progress: Progress,
 ) -> list[str]:
-    """`sweep.ablate` through submitit: every cell a job of a cluster ("slurm") or of this machine
-    ("local"). A preempted job is queued again and goes on from its last checkpoint. SIGTERM and
-    Ctrl-C leave a cluster's jobs alone; those of this machine end with their epoch.
+    """`sweep.ablate` through submitit: every cell is a job of a cluster ("slurm") or of this
+    machine ("local"). A preempted job is queued again and resumes from its last checkpoint.
+    SIGTERM and Ctrl-C end the jobs of this machine with their epoch, but not a cluster's.
 
     Args:
         options: of ``submitit.AutoExecutor.update_parameters``, e.g. ``slurm_partition``.
@@ -46,7 +46,7 @@ def submit(
 
 
 def _executor(out: Path, executor: str, options: dict[str, Any]) -> Any:
-    """submitit's, its jobs' files in ``OUT/jobs``; ConfigError if there is none."""
+    """submitit's executor, with its files in ``OUT/jobs``; ConfigError if it cannot be used."""
     try:
         import submitit
     except ImportError:
@@ -56,28 +56,26 @@ def _executor(out: Path, executor: str, options: dict[str, Any]) -> Any:
     try:
         pool = submitit.AutoExecutor(folder=out / "jobs", cluster=executor)
         pool.update_parameters(name="regimes", **options)
+        return pool
     except (RuntimeError, NameError, TypeError, ValueError) as error:
         raise ConfigError(
             f"--executor {executor} cannot be used: {str(error).splitlines()[0]}"
         ) from None
-    return pool
 
 
 def _end_local(jobs: Mapping[Any, Path], grace: float) -> None:
-    """Let jobs of this machine end with their epoch; what has not within the grace is cancelled.
-
-    submitit lets SIGTERM pass until a cell begins, so one without a run under way is told again.
-    """
-    deadline, told = time.monotonic() + grace + GRACE, set()
-    while (left := [job for job in jobs if not job.done()]) and time.monotonic() < deadline:
-        for job in left:
+    """Let jobs of this machine end with their epoch; cancel those that run after the grace."""
+    deadline, signalled = time.monotonic() + grace + GRACE, set()
+    while (running := [job for job in jobs if not job.done()]) and time.monotonic() < deadline:
+        for job in running:
+            # submitit ignores SIGTERM until a cell begins: repeat it until the run is under way.
             begun = in_use(jobs[job])
-            if job not in told:
+            if job not in signalled:
                 os.kill(int(job.job_id), signal.SIGTERM)  # its process, which passes it on
             if begun:
-                told.add(job)
+                signalled.add(job)
         time.sleep(0.5)
-    for job in left:
+    for job in running:
         job.cancel()
 
 
@@ -89,7 +87,7 @@ class Cell:
         return run_cell(folder, config)
 
     def checkpoint(self, folder: Path, config: RunConfig) -> Any:
-        """What to queue after a preemption: the same, since ``run_cell`` resumes."""
+        """The job to queue after a preemption: the same, because ``run_cell`` resumes."""
         import submitit
 
         return submitit.helpers.DelayedSubmission(self, folder, config)

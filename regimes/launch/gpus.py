@@ -1,6 +1,6 @@
-"""Which GPUs there are, and one for each of several runs. Names are those of CUDA_VISIBLE_DEVICES.
+"""The visible GPUs, and one for each of several runs, by their names in CUDA_VISIBLE_DEVICES.
 
-Stands under ``regimes.launch``, whose process starts runs but computes nothing: no torch at import.
+No torch at import, because the launching process computes nothing.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 def visible() -> list[str]:
     """The GPUs that this process may use: indices, or UUIDs where the variable has them.
 
-    torch is asked only where the variable does not tell and a driver is there.
+    torch is imported only if the variable is not set and there is a driver.
     """
     listed = os.environ.get(VARIABLE)
-    if listed is not None:  # as CUDA reads it: up to the first entry that names nothing
+    if listed is not None:  # as CUDA reads it: up to the first invalid entry
         names = (name.strip() for name in listed.split(","))
         return list(itertools.takewhile(lambda name: name not in ("", "-1"), names))
     if not _driver():
@@ -32,26 +32,23 @@ def visible() -> list[str]:
 
 def _driver() -> bool:
     try:
-        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        return bool(ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"))
     except OSError:
         return False
-    return True
 
 
 def shared(jobs: int, devices: Iterable[str]) -> list[str | None]:
-    """A GPU for each of so many jobs, in turn; None: leave the job as it is.
+    """A GPU for each job, round-robin; None: the job sees all GPUs.
 
     Args:
-        devices: of the runs' configurations. One that names its device means the names that are
-            visible now, so all are left as they are.
+        devices: of the runs' configurations. A device such as "cuda:1" is an index into the GPUs
+            visible now, so none is hidden.
     """
-    if not {"auto", "cuda"}.issuperset(devices):
-        return [None] * jobs
-    found = visible()
-    return [found[job % len(found)] if found else None for job in range(jobs)]
+    gpus = visible() if {"auto", "cuda"}.issuperset(devices) else []
+    return [gpus[job % len(gpus)] if gpus else None for job in range(jobs)]
 
 
 def take(gpu: str | None) -> None:
-    """Let this process see that GPU only. CUDA reads the variable once, at its first use."""
+    """Hide all other GPUs from this process. CUDA reads the variable once, at its first use."""
     if gpu is not None:
         os.environ[VARIABLE] = gpu

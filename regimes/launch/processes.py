@@ -1,7 +1,7 @@
-"""One run on several processes of this machine. No torch.
+"""One run, in this process or on several of this machine. No torch at import.
 
-P copies of the run meet in a file (nothing listens on a network) and talk over the loopback
-interface; torchrun is the way to more than one machine.
+P processes find each other through a file (no port is opened) and communicate over the loopback
+interface; torchrun starts runs on more than one machine.
 """
 
 from __future__ import annotations
@@ -15,11 +15,39 @@ import tempfile
 import time
 from pathlib import Path
 
+from regimes.collectives.launcher import launched
 from regimes.config import RunConfig, to_toml
+from regimes.console import stdout
 from regimes.errors import RegimesError, TrainingError, require
+from regimes.monitor import terminal
+from regimes.monitor.text import metric_text
+from regimes.records import reporters
 from regimes.training import termination
+from regimes.training.idle_policy import inactivity_warnings
 
-GRACE = 10.0  # seconds that the others have to end by themselves when one process has died
+GRACE = 10.0  # seconds that the other processes have to end when one has died
+
+
+def train(config: RunConfig, out: Path, resume: bool, quiet: bool) -> None:
+    """Train in this process; resume where torchrun restarted it. Process 0 prints the result."""
+    from regimes.training.loop import run
+
+    process = launched()
+    resume = resume or (process.restarts > 0 and (out / "run.json").exists())
+    if quiet or process.rank > 0:
+        named = reporters(config.reporters, out) if process.rank == 0 else ()
+        run(config, out, resume=resume, reporters=named)
+        return
+    record = run(config, out, resume=resume, reporters=terminal.reporters(config, out))
+    last, name = record.epochs.iloc[-1], record.header["metric"]
+    unit = " %" if name == "accuracy" else ""
+    stdout.try_print(
+        f"{out}: {name} {metric_text(record.header, last['metric'])[1]}{unit}, "
+        f"{last['total_floats'] / 1e6:.3f} M floats, {last['total_bytes'] / 1e6:.2f} MB "
+        "sent by each worker"
+    )
+    for sentence in inactivity_warnings(record.header, record.rows):
+        stdout.try_print(sentence)
 
 
 def spawn(
@@ -28,8 +56,8 @@ def spawn(
     """Run one configuration on ``count`` local processes.
 
     Raises:
-        ConfigError: none at all, the workers cannot be shared among them, or ``REGIMES_GRACE`` is
-            no time.
+        ConfigError: no process, workers that are no multiple of the processes, or a
+            ``REGIMES_GRACE`` that is no time.
         TrainingError: a process failed or was lost.
     """
     require(count >= 1, "--processes", count, "at least 1")
@@ -40,13 +68,13 @@ def spawn(
         toml = Path(scratch, "run.toml")
         toml.write_text(to_toml(config))
         command = [sys.executable, "-m", "regimes", "run", str(toml), "--out", str(out)]
-        command += [*(["--resume"] if resume else []), *(["--quiet"] if quiet else [])]
+        command += ["--resume"] * resume + ["--quiet"] * quiet
         logs = [Path(scratch, f"stderr-{rank}") for rank in range(count)]
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         group = [_start(command, rank, count, scratch, logs[rank]) for rank in range(count)]
         try:
             failed = _wait(group)
-        except BaseException:  # Ctrl-C or SIGTERM: they end with the epoch, within the grace
+        except BaseException:  # Ctrl-C or SIGTERM: the processes end with their epoch
             for process in group:
                 process.terminate()
             _stop(group, grace + GRACE)
@@ -69,21 +97,21 @@ def _start(command: list[str], rank: int, count: int, scratch: str, log: Path) -
         "LOCAL_WORLD_SIZE": str(count),
         "REGIMES_RENDEZVOUS": Path(scratch, "rendezvous").as_uri(),
     }
-    stdout = None if rank == 0 else subprocess.DEVNULL
+    out = None if rank == 0 else subprocess.DEVNULL
     with log.open("w") as stderr:
         return subprocess.Popen(
-            command, env=env, stdout=stdout, stderr=stderr, preexec_fn=die_with_parent
+            command, env=env, stdout=out, stderr=stderr, preexec_fn=die_with_parent
         )
 
 
 def die_with_parent() -> None:
-    """On Linux: be killed when the launcher is, kill -9 included (prctl PR_SET_PDEATHSIG)."""
+    """On Linux, end this process when its parent ends, even by kill -9 (PR_SET_PDEATHSIG)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def _wait(group: list[subprocess.Popen]) -> int | None:
-    """Until all have ended well (None) or one has failed (the first one's index)."""
+    """Wait until all have succeeded (None) or one has failed (its index)."""
     while True:
         codes = [process.poll() for process in group]
         for rank, code in enumerate(codes):
@@ -94,8 +122,9 @@ def _wait(group: list[subprocess.Popen]) -> int | None:
         time.sleep(0.05)
 
 
-def _stop(group: list[subprocess.Popen], patience: float) -> None:
-    deadline = time.monotonic() + patience
+def _stop(group: list[subprocess.Popen], timeout: float) -> None:
+    """Wait for all processes; kill those that still run after the timeout, in seconds."""
+    deadline = time.monotonic() + timeout
     for process in group:
         try:
             process.wait(max(0.0, deadline - time.monotonic()))
@@ -105,7 +134,7 @@ def _stop(group: list[subprocess.Popen], patience: float) -> None:
 
 
 def _failure(group: list[subprocess.Popen], first: int, logs: list[Path]) -> RegimesError:
-    """The error to show: a death by signal, else the most telling message."""
+    """The error to show: a death by signal, else the first message that is a cause."""
     code = group[first].returncode
     if code < 0:
         name = signal.Signals(-code).name
@@ -114,8 +143,8 @@ def _failure(group: list[subprocess.Popen], first: int, logs: list[Path]) -> Reg
             "record is intact: continue with --resume"
         )
     texts = [log.read_text().strip() for log in logs]
-    telling = [t for t in texts if t and "lost contact" not in t] or [t for t in texts if t]
-    message = (telling or ["no message"])[0].removeprefix("error: ")
-    error = TrainingError(message)
+    # "lost contact" is how the other processes fail once the first is gone.
+    causes = [t for t in texts if t and "lost contact" not in t] or [t for t in texts if t]
+    error = TrainingError((causes or ["no message"])[0].removeprefix("error: "))
     error.exit_code = code
     return error

@@ -1,7 +1,7 @@
-"""Many runs in one go: the cells of a grid. No torch at import.
+"""The runs of a grid, J at a time on this machine. No torch at import.
 
-Finished cells are skipped and broken ones resumed, so that the same command goes on where it was
-stopped; J at a time on this machine. ``cluster`` makes each a job of its own.
+Finished cells are skipped and broken ones resumed, so the same command continues after a stop.
+``cluster`` makes each cell a job.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -30,8 +30,12 @@ from regimes.records import check_same, complete, ended, read_header, read_lines
 from regimes.training import termination
 from regimes.training.quirks import resolve
 
+Cell = tuple[Path, RunConfig]  # a run's folder and configuration
+Outcome = tuple[Path, str | None]  # a run's folder, and its error if it failed
+Progress = Callable[[Path, str | None], None]  # called with each outcome
 
-def cells(grid: Grid, seeds: list[int], out: Path) -> list[tuple[Path, RunConfig]]:
+
+def cells(grid: Grid, seeds: list[int], out: Path) -> list[Cell]:
     """The runs of an ablation, seed by seed: ``OUT/<schedule>/seed-<seed>``."""
     return [
         (out / name / f"seed-{seed}", replace(config, seed=seed))
@@ -49,54 +53,36 @@ def done(folder: Path, config: RunConfig) -> bool:
     if not (folder / "run.json").exists():
         return False
     check_same(folder, to_dict(resolve(config)))
-    whole = complete(read_header(folder), read_lines(folder / "epochs.jsonl"))
-    return whole and ended(read_lines(folder / "events.jsonl"))
+    trained = complete(read_header(folder), read_lines(folder / "epochs.jsonl"))
+    return trained and ended(read_lines(folder / "events.jsonl"))
 
 
-def ablate(
-    todo: list[tuple[Path, RunConfig]],
-    jobs: int,
-    progress: Callable[[Path, str | None], None],
-) -> list[str]:
-    """Run the cells, ``jobs`` at a time; returns one message per failed cell. Each of several
-    jobs has one of the visible GPUs to itself, or shares it where there are fewer.
-
-    Args:
-        progress: called as each run ends, with its folder and None or the error.
-    """
+def ablate(todo: list[Cell], jobs: int, progress: Progress) -> list[str]:
+    """Run the cells, ``jobs`` at a time, each job on one of the visible GPUs, shared if there are
+    fewer; returns one message per failed cell."""
     alone = "1 where a launcher has started several processes, which share each run"
     require(jobs == 1 or launched().count == 1, "--jobs", jobs, alone)
-    termination.grace_seconds()  # is it a time? Now, not when the signal comes
+    termination.grace_seconds()  # a wrong value is an error now, not when the signal comes
     with ends_by_sigterm():
         if jobs > 1:
             return _ablate_in_parallel(todo, jobs, progress)
-        outcomes = ((folder, run_cell(folder, config)) for folder, config in todo)
-        with _one_group():
-            return collected(outcomes, progress)
+        with ExitStack() as stack:
+            if launched().count > 1:  # all processes run each cell together, in one group for all
+                from regimes.collectives.processes import shared_group  # torch, so late
 
-
-@contextmanager
-def _one_group() -> Iterator[None]:
-    """Where a launcher has started several processes, all go through the cells together, and meet
-    once."""
-    if launched().count == 1:
-        yield
-        return
-    from regimes.collectives.processes import shared_group  # torch, so late
-
-    with shared_group():
-        yield
+                stack.enter_context(shared_group())
+            return collected(((folder, run_cell(folder, c)) for folder, c in todo), progress)
 
 
 @contextmanager
 def ends_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends what is inside at once; but in a run, which ends its epoch.
+    """SIGTERM ends the block at once, except in a run, which ends with its epoch.
 
     Raises:
-        Terminated: it came.
+        Terminated: SIGTERM came.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals come to the main thread
+        yield  # signals arrive in the main thread
         return
     code = termination.Terminated.exit_code
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(code))
@@ -113,66 +99,52 @@ def ends_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _ablate_in_parallel(
-    todo: list[tuple[Path, RunConfig]], jobs: int, progress: Callable[[Path, str | None], None]
-) -> list[str]:
+def _ablate_in_parallel(todo: list[Cell], jobs: int, progress: Progress) -> list[str]:
     with ExitStack() as stack:
-        places = gpus.shared(jobs, [config.device for _, config in todo])
-        pools = [stack.enter_context(_pool(jobs, gpu)) for gpu in places]
+        devices = gpus.shared(jobs, [config.device for _, config in todo])
+        pools = [stack.enter_context(_pool(jobs, gpu)) for gpu in devices]
         try:
             return collected(_outcomes(todo, pools), progress)
-        except BrokenProcessPool:
-            _terminate()
+        except BaseException as error:  # Ctrl-C or SIGTERM: the runs end with their epoch
+            for process in multiprocessing.active_children():
+                process.terminate()
+            if not isinstance(error, BrokenProcessPool):
+                raise
             raise TrainingError(
                 "a process of the ablation was killed; finished runs are kept: start the same "
                 "command again to go on"
             ) from None
-        except BaseException:  # Ctrl-C or SIGTERM: the runs under way end with their epoch
-            _terminate()
-            raise
 
 
-def _outcomes(
-    todo: list[tuple[Path, RunConfig]], pools: list[ProcessPoolExecutor]
-) -> Iterator[tuple[Path, str | None]]:
-    """Each run's folder and None or its error, as the runs end; a pool that is free takes the next.
+def _outcomes(todo: list[Cell], pools: list[ProcessPoolExecutor]) -> Iterator[Outcome]:
+    """The outcome of each run as it ends; a free pool takes the next run.
 
     Raises:
-        BrokenProcessPool: a process with a run was killed. One that has nothing left to do may be.
+        BrokenProcessPool: a process was killed during a run; an idle one may be killed.
     """
-    left, running = iter(todo), dict[Future[str | None], tuple[ProcessPoolExecutor, Path]]()
-
-    def begin(pool: ProcessPoolExecutor) -> None:
-        for cell in itertools.islice(left, 1):
-            running[pool.submit(run_cell, *cell)] = pool, cell[0]
-
-    for pool in pools:
-        begin(pool)
+    queue = iter(todo)
+    first = zip(pools, queue, strict=False)
+    running = {pool.submit(run_cell, *cell): (pool, cell[0]) for pool, cell in first}
     while running:
         for future in wait(running, return_when=FIRST_COMPLETED).done:
             pool, folder = running.pop(future)
             error = future.result()
-            begin(pool)
+            for cell in itertools.islice(queue, 1):
+                running[pool.submit(run_cell, *cell)] = pool, cell[0]
             yield folder, error
 
 
-def _terminate() -> None:
-    for process in multiprocessing.active_children():
-        process.terminate()
-
-
 def _pool(jobs: int, gpu: str | None) -> ProcessPoolExecutor:
-    """One process, with its GPU and its share of the cores of so many.
-
-    A pool for each process: the processes of one pool share a lock, and a process that is killed
-    while it waits for work takes the lock with it, so that the others would wait for ever.
-    """
+    """A pool of one process, with its GPU and 1 / ``jobs`` of the cores."""
+    # The processes of one pool share a lock. One that is killed while it waits for work never
+    # releases it, and the others would block: so each process has a pool of its own.
     context = multiprocessing.get_context("spawn")
     start = functools.partial(_start_worker, max(1, (os.cpu_count() or 1) // jobs), gpu)
     return ProcessPoolExecutor(1, context, initializer=start)
 
 
-def collected(outcomes, progress: Callable[[Path, str | None], None]) -> list[str]:  # type: ignore[no-untyped-def]
+def collected(outcomes: Iterable[Outcome], progress: Progress) -> list[str]:
+    """Report each outcome; returns one message per failed run."""
     failures = []
     for folder, error in outcomes:
         progress(folder, error)
@@ -182,9 +154,9 @@ def collected(outcomes, progress: Callable[[Path, str | None], None]) -> list[st
 
 
 def _start_worker(threads: int, gpu: str | None) -> None:
-    """In each process: its GPU and its share of the cores. Ctrl-C is the parent's business, and its
-    death the end. SIGTERM is for all runs of the process, also those that it has not begun."""
-    termination.remember_sigterm()
+    """Prepare a process of a pool: its GPU and threads. It ignores Ctrl-C, which the parent
+    handles, and ends with the parent."""
+    termination.remember_sigterm()  # SIGTERM ends all runs of the process, the next ones too
     gpus.take(gpu)
     import torch
 
@@ -204,7 +176,7 @@ def run_cell(folder: Path, config: RunConfig) -> str | None:
     try:
         run(config, folder, resume=(folder / "run.json").exists())
     except termination.Terminated:
-        raise  # not of this run alone: the whole ablation was asked to end
+        raise  # ends the ablation, not this run alone
     except RegimesError as error:
         return str(error)
     return None

@@ -1,4 +1,4 @@
-"""What ``tune`` has tried and what it chooses: scores, ranks, the table, the files. No torch."""
+"""The trials of ``tune``: scores, ranks, the table, the files. No torch."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Trial:
     Attributes:
         label: its settings, "optimizer.lr=0.1 levels.high=2"; "as it is" without any.
         config: the cell with them, for the whole run.
-        scores: the validation metric by seed, of the last round it was in; empty: not trained,
-            or some of its runs failed.
-        share: of the epochs that it was trained for.
-        failed: why, in one sentence.
+        scores: the validation metric by seed, of its last round; empty if it was not trained or
+            a run failed.
+        share: of the epochs it was trained for.
+        failed: the error of a failed run.
     """
 
     label: str
@@ -44,13 +44,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was tried and chosen.
-
-    Attributes:
-        metric: what chose.
-        trials: by cell, in the order of the values.
-        seeds: those that chose.
-    """
+    """All trials, by cell in the order of the values; the metric and seeds that chose."""
 
     metric: str
     trials: dict[str, list[Trial]]
@@ -62,7 +56,7 @@ class Tuned:
         return {cell: ranked(trials, self.metric)[0] for cell, trials in self.trials.items()}
 
     def table(self) -> Table:
-        """One row per trial, the chosen ones marked."""
+        """One row per trial, with the chosen ones marked."""
         best = {id(trial) for trial in self.chosen.values()}
         factor = 100 if self.metric == "accuracy" else 1
         rows = [
@@ -87,11 +81,13 @@ class Tuned:
 
 
 def ranked(trials: Sequence[Trial], metric: str) -> list[Trial]:
-    """Those trained longest first, among them the best first; failed ones last."""
+    """The longest trained first, then the best; failed ones last."""
     sign = 1 if named(metric).lower else -1
-    return sorted(
-        trials, key=lambda t: (not t.scores, -t.share, sign * t.mean if t.scores else 0.0)
-    )
+
+    def key(trial: Trial) -> tuple[bool, float, float]:
+        return not trial.scores, -trial.share, sign * trial.mean if trial.scores else 0.0
+
+    return sorted(trials, key=key)
 
 
 def read_scores(folders: Sequence[Path]) -> tuple[str, tuple[float, ...]]:
@@ -101,36 +97,26 @@ def read_scores(folders: Sequence[Path]) -> tuple[str, tuple[float, ...]]:
     return records[0].header["metric"], tuple(map(float, means))
 
 
-def write(found: Tuned, out: Path) -> None:
+def write(tuned: Tuned, out: Path) -> None:
     """``tune.json`` with every trial, and ``chosen/<cell>.toml``."""
     rows = [
-        {
-            "schedule": cell,
-            "values": t.label,
-            "share": t.share,
-            "scores": t.scores,
-            "failed": t.failed,
-        }
-        for cell, trials in found.trials.items()
+        {"schedule": cell, "values": t.label}
+        | {"share": t.share, "scores": t.scores, "failed": t.failed}
+        for cell, trials in tuned.trials.items()
         for t in trials
     ]
-    summary = {
-        "metric": found.metric,
-        "seeds": found.seeds,
-        "trials": rows,
-        "chosen": {cell: t.label for cell, t in found.chosen.items()},
-    }
+    labels = {cell: trial.label for cell, trial in tuned.chosen.items()}
+    summary = {"metric": tuned.metric, "seeds": tuned.seeds, "trials": rows, "chosen": labels}
     write_output(out / "tune.json", json.dumps(summary, indent=1) + "\n")
-    for cell, trial in found.chosen.items():
+    for cell, trial in tuned.chosen.items():
         if not trial.scores:
             raise RecordError(f"every trial of {cell} failed: {trial.failed}")
-        seed = max(found.seeds) + 1
-        config = replace(trial.config, seed=seed, tuned_on=found.seeds)
+        config = replace(trial.config, seed=max(tuned.seeds) + 1, tuned_on=tuned.seeds)
         write_output(chosen_file(out, cell), to_toml(config))
 
 
 def chosen_file(out: Path, cell: str) -> Path:
-    """Where the configuration that is chosen for a cell goes."""
+    """The file of a cell's chosen configuration."""
     return out / "chosen" / f"{cell}.toml"
 
 

@@ -1,13 +1,13 @@
-"""The ``tune`` command: every cell of a grid alike, by its own validation data. No torch at import.
+"""The ``tune`` command: the best values for each cell of a grid, by validation data. No torch.
 
-Each cell (an arm of a comparison) tries every combination of the given values, with the same seeds,
-and keeps the one with the best mean of the validation metric over a run's last three units. With
-halving, a first round trains all of them for a share of the epochs, and each next round the best
-1 / ``halving`` of those for ``halving`` times as long (successive halving: Jamieson & Talwalkar,
-2016). What is chosen is written as a configuration per cell, which refuses the seeds that chose it.
+Each cell (an arm of a comparison) tries every combination of the values with the same seeds. The
+best mean of the validation metric over a run's last three units wins. With halving, the first round
+trains all combinations for a share of the epochs, and each next round the best 1 / ``halving`` for
+``halving`` times as long (successive halving: Jamieson & Talwalkar, 2016). The winner is written as
+a configuration per cell, which refuses the seeds that chose it.
 
-A trial's runs lie in ``OUT/<cell>/<values>/seed-<seed>``, a round's in ``OUT/round-<n>/...``: the
-same command goes on where it was stopped.
+A trial's runs are in ``OUT/<cell>/<values>/seed-<seed>``, a round's in ``OUT/round-<n>/...``: the
+same command continues after a stop.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from regimes.config import RunConfig, override
 from regimes.console import stdout
 from regimes.errors import ConfigError, is_whole, require
 from regimes.launch import sweep
+from regimes.launch.sweep import Cell, Progress
 from regimes.launch.trials import Trial, Tuned, chosen_file, ranked, read_scores, write
 from regimes.presets.families import shortened
 from regimes.records import check_output
 
-Progress = Callable[[Path, str | None], None]
-Runner = Callable[[list[tuple[Path, RunConfig]], int, Progress], object]  # as `sweep.ablate`
+Runner = Callable[[list[Cell], int, Progress], object]  # as `sweep.ablate`
 
 
 def main(
@@ -43,7 +43,7 @@ def main(
     halving: int | None,
     budget: float | None,
 ) -> None:
-    """The command: say how it goes and print the table.
+    """The command: print the progress and the table, write the files.
 
     Args:
         values: "optimizer.lr=0.1,0.2", one text per field.
@@ -51,28 +51,22 @@ def main(
     console = stdout.console(highlight=False)
 
     def progress(folder: Path, error: str | None) -> None:
-        said = f"failed: {error}" if error else "done"
-        stdout.try_print_on(console, escape(f"{folder.relative_to(out)}: {said}"), soft_wrap=True)
+        result = f"failed: {error}" if error else "done"
+        stdout.try_print_on(console, escape(f"{folder.relative_to(out)}: {result}"), soft_wrap=True)
 
     for path in (out / "tune.json", *(chosen_file(out, cell) for cell in cells)):
         check_output(path)  # now, not after the training
-    found = tune(
-        cells,
-        read_values(values),
-        seeds,
-        out,
-        jobs=jobs,
-        halving=halving,
-        budget=budget,
-        progress=progress,
+    fields = read_values(values)
+    tuned = tune(
+        cells, fields, seeds, out, jobs=jobs, halving=halving, budget=budget, progress=progress
     )
-    write(found, out)
-    stdout.try_print_on(console, found.table().drawn())
+    write(tuned, out)
+    stdout.try_print_on(console, tuned.table().drawn())
     stdout.try_print_on(console, f"{out}/chosen: a configuration for each", markup=False)
 
 
 def read_values(texts: Sequence[str]) -> dict[str, list[str]]:
-    """Values by field; commas within brackets do not part them.
+    """Values by field; a comma within brackets is part of a value.
 
     >>> read_values(["optimizer.lr=0.1,0.2", "optimizer.decay_epochs=[4,8],[6,9]"])
     {'optimizer.lr': ['0.1', '0.2'], 'optimizer.decay_epochs': ['[4,8]', '[6,9]']}
@@ -80,13 +74,13 @@ def read_values(texts: Sequence[str]) -> dict[str, list[str]]:
     Raises:
         ConfigError: a text without "=".
     """
-    found = {}
+    values = {}
     for text in texts:
-        field, equals, several = text.partition("=")
-        if not equals or not several:
+        field, _, several = text.partition("=")
+        if not several:
             raise ConfigError(f"--values {text!r} needs the form key=value,value")
-        found[field] = re.split(r",(?![^\[{]*[\]}])", several)
-    return found
+        values[field] = re.split(r",(?![^\[{]*[\]}])", several)
+    return values
 
 
 def tune(
@@ -105,22 +99,21 @@ def tune(
 
     Args:
         values: by field, e.g. ``{"optimizer.lr": ["0.1", "0.2"]}``. ``optimizer.warmup_from``
-            keeps its ratio to ``optimizer.lr`` unless it has values of its own.
-        halving: in each round the best 1 / ``halving`` go on; None: all are trained whole.
-        budget: the most epochs of training that may be spent, all runs together.
-        run: runs the cells that are not done yet; by default `sweep.ablate`.
+            keeps its ratio to ``optimizer.lr`` unless it has values.
+        halving: the best 1 / ``halving`` of each round continue; None: one round of whole runs.
+        budget: the most epochs of training, all runs together.
+        run: runs the cells that are not done; by default `sweep.ablate`.
 
     Raises:
-        ConfigError: no validation data, a field that does not exist, a budget too small, or one
-            that is no number; a halving below 2.
+        ConfigError: no validation data, an unknown field, a budget that is too small or no
+            number, a halving below 2.
     """
     good = halving is None or is_whole(halving, 2)
     require(good, "--halving", halving, "a whole number from 2 up")
     good = budget is None or (budget > 0 and math.isfinite(budget))
     require(good, "--budget", budget, "a number of epochs above 0")
     tried = {cell: _trials(config, values) for cell, config in cells.items()}
-    most = max(map(len, tried.values()))
-    shares = _shares(most, halving)
+    shares = _shares(max(map(len, tried.values())), halving)
     _check(cells, seeds, budget, _price(tried, shares, halving, len(seeds)))
     metric = ""
     for number, share in enumerate(shares):
@@ -131,23 +124,20 @@ def tune(
     return Tuned(metric, tried, tuple(seeds))
 
 
-# -- trials and rounds -----------------------------------------------------------------------
-
-
 def _trials(config: RunConfig, values: Mapping[str, Sequence[str]]) -> list[Trial]:
-    found = []
+    trials = []
     for texts in itertools.product(*values.values()):
         settings = [f"{field}={text}" for field, text in zip(values, texts, strict=True)]
         made, before = override(config, settings), config.optimizer
         if before.warmup_from and "optimizer.warmup_from" not in values:
             start = before.warmup_from * made.optimizer.lr / before.lr
             made = replace(made, optimizer=replace(made.optimizer, warmup_from=start))
-        found.append(Trial(" ".join(settings) or "as it is", made))
-    return found
+        trials.append(Trial(" ".join(settings) or "as it is", made))
+    return trials
 
 
 def _shares(trials: int, halving: int | None) -> list[float]:
-    """Of the epochs, round by round."""
+    """The share of the epochs in each round."""
     if halving is None:
         return [1.0]
     rounds = math.ceil(math.log(max(trials, 1), halving) - 1e-9)
@@ -169,7 +159,7 @@ def _survivors(trials: list[Trial], number: int, halving: int | None, metric: st
 def _price(
     tried: Mapping[str, list[Trial]], shares: Sequence[float], halving: int | None, seeds: int
 ) -> float:
-    """Epochs of training, all rounds and runs together, if in each round the longest go on."""
+    """The most epochs of training, all rounds and runs together: the longest trials continue."""
     longest = [sorted((t.config.epochs for t in ts), reverse=True) for ts in tried.values()]
     return seeds * sum(
         share * sum(epochs[: _left(len(epochs), number, halving)])
@@ -206,7 +196,7 @@ def _round(
     progress: Progress,
     run: Runner | None,
 ) -> tuple[str, dict[tuple[str, str], Trial]]:
-    """(the metric, the trials with their scores, by cell and label), after one round."""
+    """Train one round: (the metric, the trials with their scores by cell and label)."""
     runs = {
         (cell, trial.label, seed): (
             place / cell / quote(trial.label, " =,[]") / f"seed-{seed}",
@@ -225,7 +215,7 @@ def _round(
         progress(folder, error)
 
     (run or sweep.ablate)(todo, jobs, ended)
-    metric, found = "", {}
+    metric, scored = "", {}
     for cell, trials in going.items():
         for trial in trials:
             folders = [runs[cell, trial.label, seed][0] for seed in seeds]
@@ -233,6 +223,5 @@ def _round(
             scores: tuple[float, ...] = ()
             if not failed:
                 metric, scores = read_scores(folders)
-            new = replace(trial, scores=scores, share=share, failed=failed)
-            found[cell, trial.label] = new
-    return metric, found
+            scored[cell, trial.label] = replace(trial, scores=scores, share=share, failed=failed)
+    return metric, scored

@@ -1,9 +1,8 @@
 """Policies: the history of a run in, the next epoch's levels out. No torch.
 
-``base`` has the contract; ``schedules`` those that look at the calendar, ``detected`` those that
-follow a detector, ``ladders`` those with more than two levels, ``allocation`` and ``gravac`` those
-that weigh what a level loses against what it sends, ``periods`` those of local steps. Names map to
-classes here.
+``base`` has the contract, ``schedules`` policies of epoch and learning rate, ``detected`` those
+that follow a detector, ``ladders`` those with more than two levels, ``allocation`` and ``gravac``
+those that weigh error against traffic, ``periods`` those of local steps.
 """
 
 from __future__ import annotations
@@ -78,9 +77,9 @@ def policy(table: dict[str, Any], where: str = "policy") -> Policy:
 def check_levels(chosen: Policy, levels: dict[str, Any], where: str = "policy") -> None:
     """Raise ConfigError when a policy asks for a level that the run does not define."""
     prefix = where.removesuffix("policy")
-    known = [*levels, *([] if prefix else [DENSE])]  # a batch has no dense level
+    known = [*levels, *([] if prefix else [DENSE])]  # batches and periods have no dense level
     for name in chosen.names:
-        if name not in known and not (prefix == "sync_" and name.isdecimal()):  # a period
+        if name not in known and not (prefix == "sync_" and name.isdecimal()):
             raise ConfigError(
                 f"the {where} asks for level {name!r}, but [{prefix}levels] defines only "
                 f"{', '.join(known) or 'none'}: add {prefix}levels.{name}"

@@ -1,4 +1,4 @@
-"""Levels allocated over layers: the fewest floats for the error of another policy. No torch."""
+"""L-GreCo: levels per layer that send the fewest floats at a given total error. No torch."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from math import inf
+from typing import Annotated, Any
 
-from regimes.errors import ConfigError, require, unexpected
+from regimes.config import Bounds
+from regimes.config.bounds import Count
+from regimes.errors import ConfigError, unexpected
 from regimes.policies.base import Decision, Policy
 from regimes.policies.history import History, PastEpoch, as_history, cost
 from regimes.policies.ladders import Rungs
@@ -17,37 +20,36 @@ Table = Sequence[Sequence[float]]  # a row per layer, a column per level
 
 
 def allocate(errors: Table, floats: Table, bound: float, bins: int = 10_000) -> list[int] | None:
-    """The column of each row, so that the floats are fewest and the errors sum to ``bound`` at
-    most; None if there is none.
+    """The column of each row with the fewest floats whose errors sum to at most ``bound``, or None.
 
-    L-GreCo's dynamic programme (Markov et al., MLSys 2024, section 3): errors are rounded up to
-    ``bins`` equal parts of the bound, so that what it finds keeps within it.
+    L-GreCo's dynamic programme (Markov et al., MLSys 2024, section 3). Errors are rounded up to
+    ``bins`` equal parts of the bound, so the result never exceeds it.
     """
     import numpy as np
 
     if bound < 0 or not math.isfinite(bound):
         return None
-    least = np.zeros(bins + 1)  # floats of the layers so far, by the error that they may spend
+    fewest = np.zeros(bins + 1)  # floats of the layers so far, by the error that they may spend
     choices = []
     for row, costs in zip(errors, floats, strict=True):
         options = np.full((len(row), bins + 1), np.inf)
         for option, error, sent in zip(options, row, costs, strict=True):
             spent = _spent(error, bound, bins)
             if spent <= bins:
-                option[spent:] = least[: bins + 1 - spent] + sent
+                option[spent:] = fewest[: bins + 1 - spent] + sent
         choices.append(options.argmin(0))
-        least = options.min(0)
-    if not np.isfinite(least[-1]):
+        fewest = options.min(0)
+    if not np.isfinite(fewest[-1]):
         return None
-    left, found = bins, []
+    left, columns = bins, []
     for row, choice in zip(reversed(errors), reversed(choices), strict=True):
-        found.append(int(choice[left]))
-        left -= _spent(row[found[-1]], bound, bins)
-    return found[::-1]
+        columns.append(int(choice[left]))
+        left -= _spent(row[columns[-1]], bound, bins)
+    return columns[::-1]
 
 
 def _spent(error: float, bound: float, bins: int) -> int:
-    """How many bins an error fills; more than there are where it is beyond the bound."""
+    """How many bins an error fills; ``bins + 1`` beyond the bound."""
     if error == 0:
         return 0
     if not error <= bound:
@@ -59,33 +61,30 @@ def _spent(error: float, bound: float, bins: int) -> int:
 class LGreCo(Rungs):
     """L-GreCo (Markov et al., MLSys 2024): levels by layer, for the summed error of another policy.
 
-    After every ``interval`` epochs the levels that send the fewest floats are sought, such that
-    the layers' errors sum to ``alpha`` times what they would sum to at the levels that ``base``
-    asks for; a layer's error is the norm of what its level loses, from the instrument ``error``
-    and the norm of its gradient over the epoch. Before there are errors the levels are those of
-    ``base``. With ACCORDION as ``base`` this is the authors' combination of the two.
+    After every ``interval`` epochs it takes the levels that send the fewest floats with a sum of
+    the layers' errors of at most ``alpha`` times the sum at the levels of ``base``. A layer's error
+    is the norm that its level loses, from the instrument ``error`` and the norm of its gradient
+    over the epoch. Without errors the levels are those of ``base``. ACCORDION as ``base`` is the
+    authors' combination of the two.
 
-    Differences with the authors: they seek among all ranks from half to twice the base's, every
-    100 steps, in the mean of the last 10 gradients; here it is among ``levels`` and at the end of
-    a unit.
+    Differences with the authors: they search all ranks from half to twice the base's, every 100
+    steps, with the mean of the last 10 gradients; here it is ``levels``, at the end of a unit.
 
     Attributes:
-        levels: from the highest compression to the lowest; those of ``base`` among them.
+        levels: from the highest compression to the lowest, with those of ``base``.
         base: a policy's table, or the object.
-        alpha: from 1 up: for less error choose a base that sends more.
+        alpha: from 1 up; for less error choose a base that sends more.
     """
 
     base: Any = field(default_factory=lambda: {"name": "static", "level": "mid"})
-    alpha: float = 1.0
-    interval: int = 1
+    alpha: Annotated[float, Bounds("a number from 1", low=1, below=inf)] = 1.0
+    interval: Count = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(1 <= self.alpha < math.inf, "policy.alpha", self.alpha, "a number from 1")
-        require(self.interval >= 1, "policy.interval", self.interval, "at least 1 epoch")
-        if strange := set(self.rule.names) - set(self.levels):
+        if unknown := set(self.rule.names) - set(self.levels):
             raise ConfigError(
-                f"policy.base asks for level {min(strange)!r}, which is not one of policy.levels "
+                f"policy.base asks for level {min(unknown)!r}, which is not one of policy.levels "
                 f"{list(self.levels)}"
             )
 
@@ -111,13 +110,11 @@ class LGreCo(Rungs):
             return base
         if (len(history) - 1) % self.interval:
             return [Decision(level) for level in history[-1].levels]
-        last = history[-1]
-        known = [i for i in range(len(layers)) if self._errors(last, i) is not None]
-        found = self._allocated(last, base, known)
-        return [found.get(i, decision) for i, decision in enumerate(base)]
+        allocated = self._allocated(history[-1], base)
+        return [allocated.get(i, decision) for i, decision in enumerate(base)]
 
     def _base(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
-        """What ``base`` decides, which keeps levels of its own."""
+        """What ``base`` decides after a history with the levels that it decided itself."""
 
         def extend(past: History, epochs: Sequence[PastEpoch]) -> History:
             for epoch in epochs:
@@ -129,7 +126,7 @@ class LGreCo(Rungs):
         return self.rule.decide(past, layers)
 
     def _errors(self, last: PastEpoch, layer: int) -> list[float] | None:
-        """What each level loses of a layer's gradient; None where that is not known."""
+        """The norm that each level loses of a layer's gradient; None where it is not measured."""
         norm = last.statistics.get("norm", [None] * (layer + 1))[layer]
         names = [f"error:{level}" for level in self.levels]
         shares = [last.statistics.get(name, [None] * (layer + 1))[layer] for name in names]
@@ -137,21 +134,20 @@ class LGreCo(Rungs):
             return None
         return [norm * math.sqrt(max(share or 0.0, 0.0)) for share in shares]
 
-    def _allocated(
-        self, last: PastEpoch, base: Sequence[Decision], known: Sequence[int]
-    ) -> dict[int, Decision]:
-        """By layer; those of ``base`` where nothing else keeps within the bound for less."""
-        errors = [self._errors(last, i) or [] for i in known]
-        floats = [[cost(last, level).floats[i] for level in self.levels] for i in known]
-        asked = [self.rung(base[i].level) for i in known]
-        bound = self.alpha * sum(row[k] for row, k in zip(errors, asked, strict=True))
-        found = allocate(errors, floats, bound)
-        if found is None or _total(floats, found) > _total(floats, asked):
+    def _allocated(self, last: PastEpoch, base: Sequence[Decision]) -> dict[int, Decision]:
+        """By layer with errors; empty where no allocation within the bound sends less."""
+        by_layer = {i: row for i in range(len(base)) if (row := self._errors(last, i)) is not None}
+        errors = list(by_layer.values())
+        floats = [[cost(last, level).floats[i] for level in self.levels] for i in by_layer]
+        base_columns = [self.rung(base[i].level) for i in by_layer]
+        bound = self.alpha * _total(errors, base_columns)
+        columns = allocate(errors, floats, bound)
+        if columns is None or _total(floats, columns) > _total(floats, base_columns):
             return {}
-        why = {"rule": "allocation", "new": _total(errors, found), "threshold": bound}
+        why = {"rule": "allocation", "new": _total(errors, columns), "threshold": bound}
         return {
             i: Decision(self.levels[k], {**why, "base": base[i].level})
-            for i, k in zip(known, found, strict=True)
+            for i, k in zip(by_layer, columns, strict=True)
         }
 
 

@@ -1,27 +1,27 @@
 """The contract of a policy: the history of a run in, the next epoch's levels out. No torch.
 
-A policy is a frozen dataclass with one pure function, ``decide``. All it may look at is the list
-of past epochs, which is also what the record holds; so the same object steers a live run, resumes
-it, and replays over a record. A batch policy is a policy whose only layer is the whole model and
-whose levels are batch sizes.
+A policy is a frozen dataclass with one pure function, ``decide``, of the list of past epochs. The
+record holds the same list, so one object steers a live run, resumes it and replays a record. A
+batch policy has one layer, the whole model, and batch sizes as levels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Annotated, Any, Protocol, runtime_checkable
 
-from regimes.errors import ConfigError
+from regimes.config import Bounded, Bounds
 from regimes.policies.history import PastEpoch, as_history
 
 FLOOR = 100.0  # a slow fall below peak / FLOOR is no decay
+Ratio = Annotated[float, Bounds("a number larger than 1", above=1)]
 
 
 @dataclass(frozen=True)
 class Decision:
-    """A layer's level for the next epoch and why: the rule and its numbers, or None when the
-    level was merely kept."""
+    """A layer's level for the next epoch, and the rule and numbers that chose it; None where the
+    level stays as it was."""
 
     level: str
     why: dict[str, Any] | None = None
@@ -46,6 +46,11 @@ class Policy(Protocol):
         ...
 
 
+def start(level: str, layers: Sequence[str]) -> list[Decision]:
+    """The decisions of the first epoch: one level for all layers."""
+    return [Decision(level, {"rule": "start"})] * len(layers)
+
+
 @dataclass
 class _Rates:
     """Learning rates so far: the highest of the run, and since the last decay; the decays."""
@@ -57,32 +62,29 @@ class _Rates:
 
 
 @dataclass(frozen=True)
-class FollowsDecays:
-    """What policies share that act on a decay of the learning rate.
+class FollowsDecays(Bounded):
+    """Base of policies that act on a decay of the learning rate.
 
     A decay is a fall of the rate by a factor of ``step_decay`` or more from one epoch to the next,
     or, however slow, to ``1 / slow_decay`` of the highest rate since the last decay. A slow fall
     below 1/100 of the run's peak is none: a rate that goes to zero would decay without end. A rate
-    that rises never counts. So step schedules decay at their steps; smooth ones at a tenth of their
-    peak, and those that go to zero in their last one or two epochs, too, where the rate halves.
+    that rises never counts. Step schedules thus decay at their steps, smooth ones at a tenth of
+    their peak; a schedule that ends at zero also in its last one or two epochs, where it halves.
 
     Raises:
         ConfigError: a factor is not larger than 1.
     """
 
-    step_decay: float = field(default=2.0, kw_only=True)
-    slow_decay: float = field(default=10.0, kw_only=True)
+    bounds_prefix = "policy."
 
-    def __post_init__(self) -> None:
-        for name in ("step_decay", "slow_decay"):
-            if not getattr(self, name) > 1:
-                raise ConfigError(f"policy.{name} must be larger than 1, got {getattr(self, name)}")
+    step_decay: Ratio = field(default=2.0, kw_only=True)
+    slow_decay: Ratio = field(default=10.0, kw_only=True)
 
     def decays(self, history: Sequence[PastEpoch]) -> list[tuple[int, float, float]]:
-        """The decays so far: the first epoch at the lower rate, the rate it fell from, and that."""
-        return list(as_history(history).accumulate(self._fallen, _Rates, self._fallen).decays)
+        """The decays so far: the first epoch at the lower rate, the rate before, the lower rate."""
+        return list(as_history(history).accumulate(self._add, _Rates, self._add).decays)
 
-    def _fallen(self, rates: _Rates, epochs: Sequence[PastEpoch]) -> _Rates:
+    def _add(self, rates: _Rates, epochs: Sequence[PastEpoch]) -> _Rates:
         for past in epochs:
             old, new = past.lr, past.next_lr
             rates.epochs += 1
@@ -95,7 +97,7 @@ class FollowsDecays:
         return rates
 
     def just_decayed(self, history: Sequence[PastEpoch]) -> dict[str, Any] | None:
-        """The reason to record when the epoch to come is the first after a decay, else None."""
+        """The reason to record when the next epoch is the first after a decay, else None."""
         last = self.decays(history)[-1:]
         if not last or last[0][0] < len(history):
             return None

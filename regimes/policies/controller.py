@@ -1,22 +1,26 @@
-"""Decides levels from the history of a run: the one that trainer, DDP hook and replay share.
+"""Decides levels from the history of a run, for the trainer, the DDP hook and the replay. No torch.
 
-A policy sees the compressed layers only; the controller knows all layers, gives the others the
-level "dense", and keeps the reason of each decision. No torch.
+A policy decides the compressed layers; the controller gives all other layers the level "dense" and
+returns the reason of each decision. What the policy returns is checked.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from regimes.config import DENSE
+from regimes.errors import ConfigError
 from regimes.policies.base import Decision, Policy
 from regimes.policies.history import Costs, PastEpoch, Reader, past_epoch, whole_epoch
-from regimes.policies.returns import checked
+
+LARGEST = 2**23  # bytes of all reasons of a unit as JSON; a line of a record holds twice as many
 
 Row = dict[str, Any]
-Rows = Sequence[Row]
+Reason = dict[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -25,12 +29,12 @@ class Levels:
 
     Attributes:
         names: the level of every layer.
-        why: the reason of each, None where a level was kept or is always dense.
+        why: the reason of each; None where the level stays or is always dense.
         decisions: of the compressed layers, by index.
     """
 
     names: list[str]
-    why: list[dict[str, Any] | None]
+    why: list[Reason]
     decisions: dict[int, Decision]
 
 
@@ -43,7 +47,7 @@ class Controller:
         compressed: the indices of those that the policy decides.
         signal: which norm the policy reads as "norm".
         costs: what a step sends at each level.
-        reader: of the rows, which grow from decision to decision.
+        reader: caches the past epochs from one decision to the next.
     """
 
     policy: Policy
@@ -53,18 +57,17 @@ class Controller:
     costs: Costs = field(default_factory=dict)
     reader: Reader = field(default_factory=Reader, init=False, repr=False, compare=False)
 
-    def decide(self, rows: Rows) -> Levels:
+    def decide(self, rows: Sequence[Row]) -> Levels:
         """The levels of epoch ``len(rows)``, from the record's rows."""
-        return self.decide_after(self.reader.history(rows, self._read))
-
-    def _read(self, row: Row) -> PastEpoch:
-        return past_epoch(row, self.compressed, self.signal, self.costs)
+        signal, costs = self.signal, self.costs
+        read = partial(past_epoch, compressed=self.compressed, signal=signal, costs=costs)
+        return self.decide_after(self.reader.history(rows, read))
 
     def decide_after(self, past: Sequence[PastEpoch]) -> Levels:
-        """The same from epochs as a policy sees them."""
+        """The levels of the epoch after these."""
         names = [self.layers[i] for i in self.compressed]
-        found = checked(self.policy, self.policy.decide(past, names), names)
-        decisions = dict(zip(self.compressed, found, strict=True))
+        decided = checked(self.policy, self.policy.decide(past, names), names)
+        decisions = dict(zip(self.compressed, decided, strict=True))
         every = [decisions.get(i, Decision(DENSE)) for i in range(len(self.layers))]
         return Levels([d.level for d in every], [d.why for d in every], decisions)
 
@@ -75,8 +78,8 @@ class WholeController:
 
     Attributes:
         signal: which norm it reads as "norm".
-        table: of what its levels are: of the batch, or of the period between synchronisations.
-        reader: of the rows, which grow from decision to decision.
+        table: what its levels are: sizes of the batch, or periods between synchronisations.
+        reader: caches the past epochs from one decision to the next.
     """
 
     policy: Policy
@@ -84,11 +87,52 @@ class WholeController:
     table: Literal["batch", "sync"]
     reader: Reader = field(default_factory=Reader, init=False, repr=False, compare=False)
 
-    def decide(self, rows: Rows) -> Decision:
+    def decide(self, rows: Sequence[Row]) -> Decision:
         """The level in epoch ``len(rows)``, from the record's rows."""
-        past = self.reader.history(rows, self._read)
-        found = self.policy.decide(past, [self.table])
-        return checked(self.policy, found, [self.table], periods=self.table == "sync")[0]
+        read = partial(whole_epoch, signal=self.signal, table=self.table)
+        decided = self.policy.decide(self.reader.history(rows, read), [self.table])
+        return checked(self.policy, decided, [self.table], periods=self.table == "sync")[0]
 
-    def _read(self, row: Row) -> PastEpoch:
-        return whole_epoch(row, self.signal, self.table)
+
+def checked(
+    policy: Policy, decided: Any, layers: Sequence[str], *, periods: bool = False
+) -> Sequence[Decision]:
+    """``decided`` itself, if it is a decision for each layer; called at every epoch of a replay.
+
+    Args:
+        periods: a level may also be a whole number, as those of local steps are.
+
+    Raises:
+        ConfigError: another type or length, a level outside ``policy.names``, a reason that is no
+            table.
+    """
+    if not isinstance(decided, Sequence) or isinstance(decided, str):
+        raise _wrong(policy, f"{decided!r:.60}", "a list of decisions")
+    if len(decided) != len(layers):
+        raise _wrong(policy, f"{len(decided)} decisions", f"one for each of {len(layers)} layers")
+    names = {*policy.names}
+    for layer, decision in zip(layers, decided, strict=True):
+        if not isinstance(decision, Decision):
+            raise _wrong(policy, f"{decision!r:.60} for {layer}", "a Decision")
+        level, why = decision.level, decision.why
+        known = isinstance(level, str) and (level in names or (periods and level.isdecimal()))
+        if not known:
+            levels = ", ".join(policy.names)
+            raise _wrong(policy, f"the level {level!r:.60} for {layer}", f"one of {levels}")
+        if why is not None and not isinstance(why, dict):
+            raise _wrong(policy, f"the reason {why!r:.60} for {layer}", "a table or None")
+    return decided
+
+
+def check_reasons(policy: Policy, reasons: Sequence[Reason]) -> None:
+    """Raise ConfigError unless a record can hold the reasons of a unit."""
+    try:
+        size = len(json.dumps(reasons))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _wrong(policy, f"a reason that is no JSON ({error})", "plain types") from None
+    if size > LARGEST:
+        raise _wrong(policy, f"reasons of {size} bytes", f"at most {LARGEST} for all layers")
+
+
+def _wrong(policy: Policy, got: str, expected: str) -> ConfigError:
+    return ConfigError(f"the policy {type(policy).__name__} returned {got}, expected {expected}")

@@ -1,6 +1,6 @@
-"""Policies that follow a detector of critical regimes, ACCORDION first among them. No torch.
+"""Policies that follow a detector of critical regimes, such as ACCORDION. No torch.
 
-``FollowsDetector`` has the rule that all share; a policy adds which detector, and which levels.
+``FollowsDetector`` has the common rule; a policy adds the detector and the levels.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
+from regimes.config.bounds import Count, Positive
 from regimes.detectors import Detector, NormChange, Verdict, detector
 from regimes.detectors.statistics import Statistic
 from regimes.errors import unexpected
 from regimes.policies.base import Decision, FollowsDecays
 from regimes.policies.history import PastEpoch, as_history
-from regimes.policies.signals import verdict
+from regimes.policies.signals import current_verdict
 
 
 class FollowsDetector(FollowsDecays):
-    """The first of ``names`` from a decay of the learning rate until the next verdict; else what
-    ``level_for`` says of the verdict on a layer, whose level stays where there is no opinion."""
+    """The first of ``names`` from a decay of the learning rate until the next verdict; else
+    ``level_for`` of the verdict on a layer. Without an opinion a layer's level stays."""
 
     decay_rule: bool
 
@@ -41,19 +42,20 @@ class FollowsDetector(FollowsDecays):
         history = as_history(history)
         if self.decay_rule and (why := self.just_decayed(history)):
             return [Decision(self.names[0], why)] * len(layers)
-        rule, count = self.rule, len(layers) if self.rule.per_layer else 1
-        found = [verdict(history, rule, i) for i in range(count)]
-        verdicts = found if rule.per_layer else found * len(layers)
-        return [self._decision(history, i, one) for i, one in enumerate(verdicts)]
+        if self.rule.per_layer:
+            verdicts = [current_verdict(history, self.rule, i) for i in range(len(layers))]
+        else:
+            verdicts = [current_verdict(history, self.rule, 0)] * len(layers)
+        return [self._decision(history, i, verdict) for i, verdict in enumerate(verdicts)]
 
-    def _decision(self, history: Sequence[PastEpoch], layer: int, said: Verdict) -> Decision:
+    def _decision(self, history: Sequence[PastEpoch], layer: int, verdict: Verdict) -> Decision:
         if not history:
-            return Decision(self.names[-(said.critical is False)], {"rule": "start"})
+            return Decision(self.names[-(verdict.critical is False)], {"rule": "start"})
         before = history[-1].levels[layer]
-        if said.critical is None:
+        if verdict.critical is None:
             return Decision(before)
-        why = said.why(in_words(type(self.rule).__name__))
-        return Decision(self.level_for(said.critical, before), why)
+        why = verdict.why(in_words(type(self.rule).__name__))
+        return Decision(self.level_for(verdict.critical, before), why)
 
 
 @lru_cache
@@ -107,16 +109,12 @@ class Accordion(FollowsDetector):
     Starts low (the authors' code).
     """
 
-    eta: float = 0.5
-    interval: int = 10
+    eta: Positive = 0.5
+    interval: Count = 10
     decay_rule: bool = True
     low: str = "low"
     high: str = "high"
     needs: tuple[str, ...] = field(default=("norm",), init=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.rule  # noqa: B018  (checks eta and interval)
 
     @cached_property
     def rule(self) -> NormChange:
@@ -132,18 +130,18 @@ class BatchAccordion(Accordion):
     """ACCORDION for the batch size: small (``low``) batches in critical regimes (section 4.2).
 
     Attributes:
-        grow_only: a large batch is kept to the end ("for training stability", Appendix A).
+        grow_only: a large batch stays to the end ("for training stability", Appendix A).
     """
 
     grow_only: bool = True
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
-        found = super().decide(history, layers)
+        decided = super().decide(history, layers)
         if not (self.grow_only and history):
-            return found
+            return decided
         return [
             Decision(self.high, {**(now.why or {}), "rule": "grow only"})
             if (before, now.level) == (self.high, self.low)
             else now
-            for before, now in zip(history[-1].levels, found, strict=True)
+            for before, now in zip(history[-1].levels, decided, strict=True)
         ]

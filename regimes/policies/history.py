@@ -1,8 +1,8 @@
 """What a policy may know of a run: its past epochs, as the record has them. No torch.
 
-The loop and the replay both make it from the record's rows, so that a policy cannot see during a
-run what it would not see afterwards. What is computed from past epochs is kept with them
-(``History``), so that a decision costs the same after each unit.
+The loop and the replay both make them from the record's rows, so a policy sees the same in a run
+and in its replay. ``History`` caches what is computed from past epochs, so that the cost of a
+decision does not grow with the run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from regimes.detectors.statistics import norm_of
 from regimes.errors import RecordError
 
 Row = dict[str, Any]
-Kept = TypeVar("Kept")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,13 @@ class PastEpoch:
 
     Attributes:
         lr, next_lr: the rate it trained at and that of the epoch after, at the same batch size.
-        statistics: per statistic, one value per layer. What was not measured in the epoch is
-            absent; None is what came out undefined. "norm" is the run's ``signal``, summed over an
-            epoch's steps: at m times the batch size there are m times fewer, so it counts m times.
-        levels: the level's name that each layer had.
+        statistics: per statistic, one value per layer; None is an undefined value, and a statistic
+            that was not measured in the epoch is absent. "norm" is the run's ``signal``, summed
+            over an epoch's steps, and times m where the batch is m times as large: there are m
+            times fewer steps.
+        levels: the name of each layer's level.
         model: per statistic, one value for the whole model.
-        costs: of a step at each level of the run and dense; empty where a record does not have it.
+        costs: of a step at each level of the run and dense; empty where the record has none.
     """
 
     lr: float
@@ -58,7 +59,7 @@ class PastEpoch:
 
 
 def cost(past: PastEpoch, level: str) -> LevelCost:
-    """RecordError where the record does not have it."""
+    """What a step sends at a level; RecordError where the record does not say."""
     if level not in past.costs:
         raise RecordError(f"the record does not say what a step sends at level {level!r}")
     return past.costs[level]
@@ -74,30 +75,28 @@ def level_costs(per_step: Mapping[str, dict[str, Any]], compressed: Sequence[int
 
 
 class History(list[PastEpoch]):
-    """Past epochs in order, and what policies have computed from them; only ever appended to."""
+    """Past epochs in order, with a cache of what policies compute from them; append-only."""
 
     def __init__(self, epochs: Sequence[PastEpoch] = ()) -> None:
         super().__init__(epochs)
-        self._kept: dict[Hashable, tuple[Any, int]] = {}
+        self._cache: dict[Hashable, tuple[Any, int]] = {}  # (state, epochs in it) by key
 
     def accumulate(
-        self,
-        key: Hashable,
-        start: Callable[[], Kept],
-        extend: Callable[[Kept, Sequence[PastEpoch]], Kept],
-    ) -> Kept:
-        """``extend(extend(start(), first epochs), next epochs)``, and so on for all past epochs;
-        those that were there at the last call with this key are not read again.
+        self, key: Hashable, start: Callable[[], T], extend: Callable[[T, Sequence[PastEpoch]], T]
+    ) -> T:
+        """A state over all past epochs: ``extend(extend(start(), first epochs), next epochs)``.
+        Each call with a key reads only the epochs added since the last.
 
         Args:
-            key: of this computation; a bound method is good for one object alone.
-            extend: what is accumulated over these further epochs as well; may change it in place.
+            key: of this computation; a bound method differs between unequal objects.
+            extend: the state with further epochs; may change it in place.
         """
-        found, seen = self._kept.pop(key, None) or (start(), 0)
+        # Popped, so that a state that ``extend`` left half changed by an exception is not reused.
+        state, seen = self._cache.pop(key, None) or (start(), 0)
         if seen < len(self):
-            found = extend(found, self[seen:])
-        self._kept[key] = found, len(self)
-        return found
+            state = extend(state, self[seen:])
+        self._cache[key] = state, len(self)
+        return state
 
 
 def as_history(epochs: Sequence[PastEpoch]) -> History:
@@ -106,10 +105,10 @@ def as_history(epochs: Sequence[PastEpoch]) -> History:
 
 
 class Reader:
-    """Reads rows that grow, each once.
+    """Reads each row of a growing record once.
 
-    The losses of a unit may become known after its end: the last row that was read is read again,
-    and if it has changed, what was computed from it is forgotten. Other rows begin a new history.
+    The losses of a unit may arrive after its end: the last row is therefore read again, and the
+    cache is dropped if it has changed. Other rows begin a new history.
     """
 
     def __init__(self) -> None:
@@ -117,10 +116,10 @@ class Reader:
         self._last: Row = {}
 
     def history(self, rows: Sequence[Row], read: Callable[[Row], PastEpoch]) -> History:
-        """All rows as ``read`` gives them, which is the same function at each call."""
+        """``read`` of all rows; the function must be the same at each call."""
         past, count = self._past, self._count
-        known = len(past) == count <= len(rows)
-        if not known or (count and rows[count - 1] is not self._last):
+        continues = len(past) == count <= len(rows)
+        if not continues or (count and rows[count - 1] is not self._last):
             past = History()
         elif count and read(self._last) != past[-1]:
             past = History(past[:-1])
@@ -130,17 +129,14 @@ class Reader:
 
 
 def history(
-    rows: Sequence[Row],
-    compressed: Sequence[int],
-    signal: str,
-    costs: Costs | None = None,
+    rows: Sequence[Row], compressed: Sequence[int], signal: str, costs: Costs | None = None
 ) -> History:
-    """What the record's epoch rows tell a policy about the compressed layers."""
+    """A record's epoch rows as past epochs of the compressed layers."""
     return History([past_epoch(row, compressed, signal, costs or {}) for row in rows])
 
 
 def past_epoch(row: Row, compressed: Sequence[int], signal: str, costs: Costs) -> PastEpoch:
-    """What one row tells a policy about the compressed layers."""
+    """A row as a past epoch of the compressed layers."""
     statistics = {
         name: [values[i] for i in compressed] for name, values in row["statistics"].items()
     }
@@ -153,16 +149,18 @@ def past_epoch(row: Row, compressed: Sequence[int], signal: str, costs: Costs) -
 def whole_history(
     rows: Sequence[Row], signal: str, table: Literal["batch", "sync"] = "batch"
 ) -> History:
-    """What they tell a policy with the whole model as its only layer."""
+    """A record's epoch rows as past epochs with the whole model as the only layer."""
     return History([whole_epoch(row, signal, table) for row in rows])
 
 
 def whole_epoch(row: Row, signal: str, table: Literal["batch", "sync"]) -> PastEpoch:
-    """What a row tells a policy with the whole model as its only layer, whose levels are those of
-    the batch or of the period between synchronisations.
+    """A row as a past epoch with the whole model as the only layer.
 
     The norm is that of all parameters (paper, section 4.2: "looks at the gradient of whole
-    model"); other statistics are the model's, and "train_loss" is among them.
+    model"); other statistics are the model's, "train_loss" included.
+
+    Args:
+        table: whose levels: sizes of the batch, or periods between synchronisations.
     """
     norms = row["statistics"].get(norm_of(signal), [])
     statistics = {name: [value] for name, value in row.get("model", {}).items()}
@@ -173,14 +171,14 @@ def whole_epoch(row: Row, signal: str, table: Literal["batch", "sync"]) -> PastE
 
 
 def root_of_squares(norms: Sequence[float | None]) -> float | None:
-    """The norm of the whole from those of its parts; None if one is undefined, or none there."""
+    """The norm of the whole from those of its parts; None without parts, or if one is None."""
     known = [value for value in norms if value is not None]
     return math.hypot(*known) if norms and len(known) == len(norms) else None
 
 
 def _scaled(values: list[float | None], row: dict[str, Any], signal: str) -> list[float | None]:
-    """A gradient's norm times the row's batch size, in units of the configuration's; a movement's
-    as it is, because it does not grow with the number of steps alone."""
+    """Norms of a gradient times the row's batch size over the configuration's; norms of a movement
+    unchanged, because they do not grow with the number of steps alone."""
     multiple = row.get("batch", {}).get("multiple", 1)
     if multiple == 1 or signal.startswith("movement"):
         return values

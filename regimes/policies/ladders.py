@@ -1,7 +1,4 @@
-"""Policies with more than two levels. No torch.
-
-``levels`` go from the highest compression to the lowest: rungs, climbed to send more.
-"""
+"""Policies with more than two levels, from the highest compression to the lowest. No torch."""
 
 from __future__ import annotations
 
@@ -11,21 +8,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from regimes.config import Bounded
+from regimes.config.bounds import Count, InnerShare, Positive
 from regimes.detectors import MsdrFall, NormChange
 from regimes.errors import require
-from regimes.policies.base import Decision, at_most
+from regimes.policies.base import Decision, at_most, start
 from regimes.policies.detected import FollowsDetector
 from regimes.policies.history import PastEpoch, as_history
-from regimes.policies.signals import said
+from regimes.policies.signals import online_state
 
 
 @dataclass(frozen=True)
-class Rungs:
-    """What the ladders share: an order of levels, checked."""
+class Rungs(Bounded):
+    """Base of ladders: levels from the highest compression to the lowest."""
+
+    bounds_prefix = "policy."
 
     levels: tuple[str, ...] = ("high", "mid", "low")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         order = "two or more different levels, from the highest compression to the lowest"
         several = 2 <= len(self.levels) == len(set(self.levels))
         require(several, "policy.levels", list(self.levels), order)
@@ -35,7 +37,7 @@ class Rungs:
         return tuple(reversed(self.levels))
 
     def rung(self, level: str) -> int:
-        """Position of a level; the lowest rung for one that is not on the ladder."""
+        """Position of a level; 0, the highest compression, for a level not on the ladder."""
         return self.levels.index(level) if level in self.levels else 0
 
 
@@ -43,17 +45,13 @@ class Rungs:
 class AdaQS(Rungs):
     """AdaQS (Guo et al. 2020; the paper's section 5.6 and Figure 7), for the whole model.
 
-    Starts at the highest compression; whenever the mean-to-standard-deviation ratio of the
-    gradient has fallen by ``fall`` since the last reference, one rung up ("the compression is
-    halved"), never back.
+    Starts at the highest compression. Each time the mean-to-standard-deviation ratio of the
+    gradient has fallen by ``fall`` since the last reference, the compression is one level lower
+    ("the compression is halved"); it never rises again.
     """
 
-    fall: float = 0.5
+    fall: InnerShare = 0.5
     needs: tuple[str, ...] = field(default=("msdr",), init=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.rule  # noqa: B018  (checks fall)
 
     @cached_property
     def rule(self) -> MsdrFall:
@@ -61,8 +59,8 @@ class AdaQS(Rungs):
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         if not history:
-            return [Decision(self.levels[0], {"rule": "start"})] * len(layers)
-        _, last, falls = said(history, self.rule, 0)
+            return start(self.levels[0], layers)
+        _, last, falls = online_state(history, self.rule, 0)
         why = None if last.critical is None else last.why("msdr fall")
         return [Decision(self.levels[min(falls, len(self.levels) - 1)], why)] * len(layers)
 
@@ -76,13 +74,8 @@ class ErrorLadder(Rungs):
     (section 6, Figure 9).
     """
 
-    error: float = 0.5
-    interval: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 < self.error < 1, "policy.error", self.error, "a number between 0 and 1")
-        require(self.interval >= 1, "policy.interval", self.interval, "at least 1 epoch")
+    error: InnerShare = 0.5
+    interval: Count = 1
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -90,38 +83,31 @@ class ErrorLadder(Rungs):
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         if not history:
-            return [Decision(self.levels[-1], {"rule": "start"})] * len(layers)
+            return start(self.levels[-1], layers)
         last = history[-1]
         if (len(history) - 1) % self.interval:
             return [Decision(level) for level in last.levels]
         return [self._decision(last, i) for i in range(len(layers))]
 
     def _decision(self, last: PastEpoch, layer: int) -> Decision:
-        found = [last.statistics.get(need, [None] * (layer + 1))[layer] for need in self.needs]
-        if all(error is None for error in found):
+        errors = [last.statistics.get(need, [None] * (layer + 1))[layer] for need in self.needs]
+        if all(error is None for error in errors):
             return Decision(last.levels[layer])
-        errors = [math.inf if error is None else error for error in found]
-        rung = next((i for i, e in enumerate(errors) if e <= self.error), len(errors) - 1)
-        why = {"rule": "compression error", "new": found[rung], "threshold": self.error}
+        within = (i for i, e in enumerate(errors) if e is not None and e <= self.error)
+        rung = next(within, len(errors) - 1)
+        why = {"rule": "compression error", "new": errors[rung], "threshold": self.error}
         return Decision(self.levels[rung], why)
 
 
 @dataclass(frozen=True)
 class AccordionLadder(Rungs, FollowsDetector):
-    """ACCORDION over a ladder, per layer: a critical verdict goes back to the lowest compression,
-    every other evaluation one rung down to higher compression. Only the ends are chosen by hand;
-    a layer that becomes critical at a high compression does not stay there.
-    """
+    """ACCORDION with several levels, per layer: a critical verdict returns a layer to the lowest
+    compression, each other evaluation moves it to the next higher one."""
 
-    eta: float = 0.5
-    interval: int = 10
+    eta: Positive = 0.5
+    interval: Count = 10
     decay_rule: bool = True
     needs: tuple[str, ...] = field(default=("norm",), init=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        FollowsDetector.__post_init__(self)
-        self.rule  # noqa: B018  (checks eta and interval)
 
     @cached_property
     def rule(self) -> NormChange:
@@ -133,21 +119,17 @@ class AccordionLadder(Rungs, FollowsDetector):
 
 @dataclass(frozen=True)
 class RateLadder(Rungs):
-    """Sends more while the learning rate is high, and less when it has fallen; nothing is measured.
+    """Sends more while the learning rate is high, and less when it has fallen; measures nothing.
 
-    What a step at a smaller rate loses by compression moves the weights less. So a level follows
-    the rate that the next epoch begins with, at the present batch size, as a share of the highest
-    that an epoch has begun with so far; a warm-up counts as high. The last of ``levels`` from the
-    start on, the one before it below the last of ``shares``, and so on; a rate that rises again
-    gets its level back. Proposed here (docs/findings.md); ACCORDION's rule for decays does the
-    reverse.
+    At a smaller rate the loss by compression moves the weights less. The level follows the next
+    epoch's first rate, at the present batch size, as a share of the highest first rate so far; a
+    warm-up counts as high. The run starts at the last of ``levels``; below the last of ``shares``
+    it has the level before that, and so on, and back when the rate rises. Proposed here
+    (docs/findings.md); ACCORDION's rule for decays does the reverse.
 
     Attributes:
-        shares: one fewer than levels, rising; below ``shares[0]`` of the highest rate it is the
-            first level.
-
-    Raises:
-        ConfigError: they are not that many, do not rise, or do not lie between 0 and 1.
+        shares: rising, between 0 and 1, one fewer than levels; below ``shares[0]`` of the highest
+            rate it is the first level.
     """
 
     shares: tuple[float, ...] = (0.15, 0.5)
@@ -162,7 +144,7 @@ class RateLadder(Rungs):
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         if not history:
-            return [Decision(self.levels[-1], {"rule": "start"})] * len(layers)
+            return start(self.levels[-1], layers)
         last = history[-1]
         peak = as_history(history).accumulate("highest rate", lambda: -math.inf, _highest)
         level = self.levels[sum(at_most(share * peak, last.next_lr) for share in self.shares)]

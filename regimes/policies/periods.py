@@ -1,9 +1,8 @@
-"""Policies for the period of local steps: how many a worker takes alone. No torch.
+"""Policies for the period of local steps, the number that a worker takes alone. No torch.
 
-They are for ``sync_policy``, where the whole model is the only layer and a level is a period, by
-its name in ``sync_levels`` or as the number itself. The three published rules contradict each
-other: synchronise always and rarely late (post-local SGD, QSR), or rarely early and often late
-(AdaComm).
+For ``sync_policy``: the whole model is the only layer, and a level is a period, named in
+``sync_levels`` or the number itself. The published rules disagree: post-local SGD and QSR
+synchronise more seldom late in training, AdaComm more often.
 """
 
 from __future__ import annotations
@@ -13,15 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from regimes.config import Bounded
+from regimes.config.bounds import Count, Positive
 from regimes.errors import require
-from regimes.policies.base import Decision, FollowsDecays
+from regimes.policies.base import Decision, FollowsDecays, start
 from regimes.policies.history import PastEpoch, as_history
 
 LONGEST = 10**9  # steps; a rate of zero asks for no end
 
 
 def period_of(level: str, words: Mapping[str, int]) -> int:
-    """The steps that a level stands for: one of the ``words`` of ``sync_levels``, or a number.
+    """The steps of a level: a name in ``words``, which is ``sync_levels``, or a number.
 
     >>> period_of("high", {"low": 1, "high": 32}), period_of("8", {})
     (32, 8)
@@ -55,7 +56,9 @@ def in_words(table: Mapping[str, Any], words: Mapping[str, int]) -> str:
 @dataclass(frozen=True)
 class PostLocal(FollowsDecays):
     """Post-local SGD (Lin et al., "Don't use large mini-batches, use local SGD", 2020): ``before``
-    until the learning rate decays for the first time, ``after`` from there on."""
+    until the first decay of the learning rate, ``after`` from there on."""
+
+    bounds_prefix = "sync_policy."
 
     before: str = "low"
     after: str = "high"
@@ -73,17 +76,15 @@ class PostLocal(FollowsDecays):
         return [Decision(self.after if decayed else self.before, why)] * len(layers)
 
 
-class Periods:
-    """Base of rules that compute a period in place of choosing among names."""
+class Periods(Bounded):
+    """Base of rules that compute a period instead of choosing among names."""
 
+    bounds_prefix = "sync_policy."
     base: int
 
     @property
     def names(self) -> tuple[str, ...]:
         return (str(self.base),)
-
-    def check_base(self) -> None:
-        require(self.base >= 1, "sync_policy.base", self.base, "at least 1 step")
 
 
 @dataclass(frozen=True)
@@ -91,24 +92,20 @@ class QSR(Periods):
     """The quadratic synchronisation rule (Gu et al., ICLR 2024, section 2): a period of ``max(base,
     floor((alpha / lr)^2))`` at the learning rate of the unit to come.
 
-    While the rate still rises the period is ``base``; they take that of the first step after the
-    warm-up, which a rule that sees the past alone cannot know.
+    While the rate rises the period is ``base``; the authors use that of the first step after the
+    warm-up, which a rule of the past alone cannot know.
 
     Attributes:
-        alpha: of the rate's own size: below a rate of ``alpha / sqrt(base)`` the period grows.
+        alpha: in units of the rate; below a rate of ``alpha / sqrt(base)`` the period grows.
     """
 
-    alpha: float
-    base: int = 4
+    alpha: Positive
+    base: Count = 4
     needs: tuple[str, ...] = field(default=(), init=False)
-
-    def __post_init__(self) -> None:
-        self.check_base()
-        require(self.alpha > 0, "sync_policy.alpha", self.alpha, "a positive number")
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         if not history:
-            return [Decision(str(self.base), {"rule": "start"})] * len(layers)
+            return start(str(self.base), layers)
         rate, before = history[-1].next_lr, history[-1].levels[0]
         rises = rate > history[-1].lr
         level = str(self.base if rises else self._period(rate))
@@ -116,7 +113,7 @@ class QSR(Periods):
         return [Decision(level, why)] * len(layers)
 
     def _period(self, rate: float) -> int:
-        if self.alpha >= rate * math.sqrt(LONGEST):  # a rate of zero, too
+        if self.alpha >= rate * math.sqrt(LONGEST):  # also at a rate of zero
             return LONGEST
         return max(self.base, math.floor((self.alpha / rate) ** 2))
 
@@ -124,42 +121,35 @@ class QSR(Periods):
 @dataclass(frozen=True)
 class AdaComm(Periods):
     """AdaComm (Wang & Joshi, MLSys 2019): a period of ``ceil(base * sqrt(F / F_0))`` with the mean
-    training loss F of the last unit and F_0 of the first, so that it shrinks as training goes on.
+    training loss F of the last unit and F_0 of the first, so that it shrinks during training.
 
-    Their rule for a period that would not shrink (to halve it) is left out.
+    The authors' rule for a period that would not shrink (halve it) is left out.
 
     Attributes:
         base: the first period.
-        rates: whether F / F_0 is multiplied by the first unit's rate over the next one's, as they
-            do where the rate is not constant.
+        rates: whether F / F_0 is multiplied by the first unit's rate over the next one's, as the
+            authors do where the rate is not constant.
     """
 
-    base: int = 16
+    base: Count = 16
     rates: bool = True
     needs: tuple[str, ...] = field(default=(), init=False)
 
-    def __post_init__(self) -> None:
-        self.check_base()
-
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         if not history:
-            return [Decision(str(self.base), {"rule": "start"})] * len(layers)
+            return start(str(self.base), layers)
         before, last = history[-1].levels[0], history[-1].model.get("train_loss")
         first = as_history(history).accumulate("first loss", lambda: None, _first_loss)
         if first is None or last is None:  # a record without losses
             return [Decision(before)] * len(layers)
-        share = max(last / first, 0.0)
+        ratio = max(last / first, 0.0)
         if self.rates:
-            share *= _ratio(history[0].lr, history[-1].next_lr)
-        level = str(min(LONGEST, max(1, math.ceil(self.base * math.sqrt(share) - 1e-9))))
+            next_rate = history[-1].next_lr
+            ratio *= history[0].lr / next_rate if next_rate > 0 else float(LONGEST)
+        level = str(min(LONGEST, max(1, math.ceil(self.base * math.sqrt(ratio) - 1e-9))))
         why = {"rule": "loss", "old": first, "new": last} if level != before else None
         return [Decision(level, why)] * len(layers)
 
 
-def _ratio(above: float, below: float) -> float:
-    return above / below if below > 0 else float(LONGEST)
-
-
-def _first_loss(found: float | None, epochs: Sequence[PastEpoch]) -> float | None:
-    """Of the first epoch that has one."""
-    return found or next((x for past in epochs if (x := past.model.get("train_loss"))), None)
+def _first_loss(loss: float | None, epochs: Sequence[PastEpoch]) -> float | None:
+    return loss or next((x for past in epochs if (x := past.model.get("train_loss"))), None)

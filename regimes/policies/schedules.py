@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from regimes.config import check_windows, in_windows
 from regimes.errors import ConfigError, nearest, require
-from regimes.policies.base import Decision, FollowsDecays
+from regimes.policies.base import Decision, FollowsDecays, start
 from regimes.policies.history import PastEpoch
 
 
@@ -64,29 +64,24 @@ class Windows:
         for name in self.layers:
             if name not in layers:
                 raise ConfigError(f"policy.layers: no layer {name!r}: {nearest(name, layers)}")
-        before = history[-1].levels if history else [None] * len(layers)
-        return [
-            self._decision(len(history), self.layers.get(name, self.windows), level)
-            for name, level in zip(layers, before, strict=True)
-        ]
-
-    def _decision(
-        self, epoch: int, windows: tuple[tuple[int, int], ...], before: str | None
-    ) -> Decision:
-        within = in_windows(windows, epoch)
-        level = self.inside if within else self.outside
-        why = {"rule": "window" if within else "outside windows"}
-        return Decision(level, why if level != before else None)
+        levels = history[-1].levels if history else [None] * len(layers)
+        decisions = []
+        for name, before in zip(layers, levels, strict=True):
+            within = in_windows(self.layers.get(name, self.windows), len(history))
+            level = self.inside if within else self.outside
+            why = {"rule": "window" if within else "outside windows"}
+            decisions.append(Decision(level, why if level != before else None))
+        return decisions
 
 
 @dataclass(frozen=True)
 class Smith(FollowsDecays):
     """Grow the batch where the learning rate would decay (Smith et al. 2017).
 
-    At the n-th decay of the learning rate the n-th of ``levels``. With the rate scaled
-    by the batch and each level ``decay_factor`` times the one before, the rate stays as it is;
-    after the last level it decays. Their "increased initial learning rate" setting starts at a
-    larger rate and batch.
+    After n decays of the learning rate the batch is that of ``levels[n]``. With the rate scaled by
+    the batch and each level ``decay_factor`` times the one before, the rate stays constant; after
+    the last level it decays. The authors' "increased initial learning rate" starts at a larger
+    rate and batch.
     """
 
     levels: tuple[str, ...] = ("x1", "x5", "x25")
@@ -103,6 +98,6 @@ class Smith(FollowsDecays):
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         level = self.levels[min(len(self.decays(history)), len(self.levels) - 1)]
         if not history:
-            return [Decision(level, {"rule": "start"})] * len(layers)
+            return start(level, layers)
         why = self.just_decayed(history)
         return [Decision(level, why if before != level else None) for before in history[-1].levels]

@@ -1,4 +1,4 @@
-"""What a detector reads of past epochs, and what it says after them. No torch."""
+"""The values that a detector reads of past epochs, and its verdict after them. No torch."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ Values = list[float | None]
 
 
 def signal_values(history: Sequence[PastEpoch], rule: Detector, layer: int) -> Values:
-    """What a detector reads: its statistic in all past epochs, of a layer or the whole model; not
-    to be changed.
+    """A detector's statistic in all past epochs, of a layer or the whole model; read only.
 
     The whole model's norm is the root of the sum of squares over the compressed layers.
     """
-    read = None if rule.statistic is None else Statistic.parse(rule.statistic)
-    row = _of_layers if rule.per_layer and read is not None else _of_model
-    table = as_history(history).accumulate(
-        (row, read), Columns, lambda columns, epochs: columns.extend([row(read, e) for e in epochs])
-    )
-    return table.column(layer if row is _of_layers else 0)
+    statistic = None if rule.statistic is None else Statistic.parse(rule.statistic)
+    row = _of_layers if rule.per_layer and statistic is not None else _of_model
+
+    def extend(columns: Columns, epochs: Sequence[PastEpoch]) -> Columns:
+        return columns.extend([row(statistic, epoch) for epoch in epochs])
+
+    # One table for all layers, so that the epochs are read once and not once per layer.
+    columns = as_history(history).accumulate((row, statistic), Columns, extend)
+    return columns.column(layer if row is _of_layers else 0)
 
 
 class Columns:
-    """A table that grows by rows, by column; None where a row has no value, or is too short."""
+    """A table by columns that grows by rows; None where a row is too short."""
 
     def __init__(self) -> None:
         self.columns: list[Values] = []
@@ -49,53 +51,48 @@ class Columns:
         return self.columns[index] if index < len(self.columns) else [None] * self.length
 
 
-def _of_layers(read: Statistic | None, past: PastEpoch) -> Sequence[float | None]:
-    assert read is not None
-    values = past.statistics.get(read.name, ())
-    return [_times(value, read, past) for value in values] if read.times_lr else values
+def _of_layers(statistic: Statistic | None, past: PastEpoch) -> Sequence[float | None]:
+    assert statistic is not None
+    values = past.statistics.get(statistic.name, ())
+    return [_scaled(value, statistic, past) for value in values] if statistic.times_lr else values
 
 
-def _of_model(read: Statistic | None, past: PastEpoch) -> Sequence[float | None]:
-    if read is None:
+def _of_model(statistic: Statistic | None, past: PastEpoch) -> Sequence[float | None]:
+    if statistic is None:
         return (None,)
-    layers = past.statistics.get(read.name)
-    value = root_of_squares(layers) if layers and read.is_norm else past.model.get(read.name)
-    return (_times(value, read, past),)
+    norms = past.statistics.get(statistic.name) if statistic.is_norm else None
+    value = root_of_squares(norms) if norms else past.model.get(statistic.name)
+    return (_scaled(value, statistic, past),)
 
 
-def _times(value: float | None, read: Statistic, past: PastEpoch) -> float | None:
-    return value * past.lr if read.times_lr and value is not None else value
+def _scaled(value: float | None, statistic: Statistic, past: PastEpoch) -> float | None:
+    return value * past.lr if statistic.times_lr and value is not None else value
 
 
-class Said(NamedTuple):
-    """What a detector has said so far.
-
-    Attributes:
-        state: of an online detector, its own.
-        verdict: the last.
-        critical: how many verdicts after an epoch were critical.
-    """
+class OnlineState(NamedTuple):
+    """An online detector's own state, its last verdict, and how many verdicts were critical."""
 
     state: Any
     verdict: Verdict
     critical: int = 0
 
 
-def said(history: Sequence[PastEpoch], rule: Online, layer: int) -> Said:
-    """What an online detector says, one epoch after another, of a layer or the whole model."""
+def online_state(history: Sequence[PastEpoch], rule: Online, layer: int) -> OnlineState:
+    """An online detector after all past epochs, for a layer or the whole model."""
     values = signal_values(history := as_history(history), rule, layer)
 
-    def extend(found: Said, epochs: Sequence[PastEpoch]) -> Said:
+    def extend(online: OnlineState, epochs: Sequence[PastEpoch]) -> OnlineState:
         for value in values[len(values) - len(epochs) :]:
-            state, verdict = rule.update(found.state, value)
-            found = Said(state, verdict, found.critical + (verdict.critical is True))
-        return found
+            state, verdict = rule.update(online.state, value)
+            online = OnlineState(state, verdict, online.critical + (verdict.critical is True))
+        return online
 
-    return history.accumulate((rule.update, layer), lambda: Said(*rule.begin()), extend)
+    return history.accumulate((rule.update, layer), lambda: OnlineState(*rule.begin()), extend)
 
 
-def verdict(history: Sequence[PastEpoch], rule: Detector, layer: int) -> Verdict:
-    """What a detector says of the epoch to come, of a layer or the whole model."""
+def current_verdict(history: Sequence[PastEpoch], rule: Detector, layer: int) -> Verdict:
+    """A detector's verdict on the next epoch, for a layer or the whole model."""
+    # A subclass with a ``__call__`` of its own may answer differently from its updates.
     if isinstance(rule, Online) and type(rule).__call__ is Online.__call__:
-        return said(history, rule, layer).verdict
+        return online_state(history, rule, layer).verdict
     return rule(signal_values(history, rule, layer))

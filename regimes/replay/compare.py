@@ -1,7 +1,4 @@
-"""Policies and detectors side by side over one run: what they call critical, and what it costs.
-
-No torch; pandas is imported late.
-"""
+"""Policies and detectors compared over one run: critical epochs, agreement, cost. No torch."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Detectors beside each other over one run or several.
+    """Detectors compared over one run or several.
 
     Attributes:
         detectors: per detector: share of epochs (and layers) critical, floats, their ratio to
@@ -52,20 +49,16 @@ def compare(record: Record, rules: Mapping[str, Rule]) -> Comparison:
     frames = {name: replay(record, rule) for name, rule in rules.items()}
     calls = {name: _calls(frame, rules[name]) for name, frame in frames.items()}
     notes: list[str] = []
-    rows = [_one(record, name, rules[name], frame, notes) for name, frame in frames.items()]
-    pairs = [_pair(a, b, calls[a], calls[b]) for a, b in combinations(rules, 2)]
+    rows = [_row(record, name, rules[name], frame, notes) for name, frame in frames.items()]
+    pairs = [(a, b, *_agreement(calls[a], calls[b])) for a, b in combinations(rules, 2)]
     columns = ["a", "b", "granularity", "jaccard", "kappa", "lag", "best"]
     epochs = [
         {"detector": name, "epoch": epoch, "critical": share}
         for name, frame in frames.items()
         for epoch, share in frame.groupby("epoch")["critical"].mean().items()
     ]
-    return Comparison(
-        pd.DataFrame(rows),
-        pd.DataFrame(pairs, columns=columns),
-        pd.DataFrame(epochs),
-        tuple(dict.fromkeys(notes)),
-    )
+    frame = pd.DataFrame(pairs, columns=columns)
+    return Comparison(pd.DataFrame(rows), frame, pd.DataFrame(epochs), tuple(dict.fromkeys(notes)))
 
 
 def _calls(frame: pd.DataFrame, rule: Rule) -> Calls:
@@ -73,24 +66,17 @@ def _calls(frame: pd.DataFrame, rule: Rule) -> Calls:
     return table if per_layer(as_policy(rule)) else table[:, 0]
 
 
-def _pair(a: str, b: str, one: Calls, other: Calls) -> dict[str, Any]:
-    fine = one.ndim == other.ndim == 2
-    x, y = (one, other) if fine else (majority(one), majority(other))
-    shift, best = lag(x, y)
-    return {
-        "a": a,
-        "b": b,
-        "granularity": "epoch x layer" if fine else "epoch",
-        "jaccard": jaccard(x, y),
-        "kappa": kappa(x, y),
-        "lag": shift,
-        "best": best,
-    }
+def _agreement(a: Calls, b: Calls) -> tuple[str, float, float, float, float]:
+    """(granularity, Jaccard index, kappa, lag, Jaccard index at that lag)."""
+    by_layer = a.ndim == b.ndim == 2
+    a, b = (a, b) if by_layer else (majority(a), majority(b))
+    return "epoch x layer" if by_layer else "epoch", jaccard(a, b), kappa(a, b), *lag(a, b)
 
 
-def _one(
+def _row(
     record: Record, name: str, rule: Rule, frame: pd.DataFrame, notes: list[str]
 ) -> dict[str, Any]:
+    """A row of ``Comparison.detectors``; what cannot be computed goes to ``notes``."""
     try:
         floats = traffic(record, frame)
     except RecordError as error:

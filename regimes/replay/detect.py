@@ -1,8 +1,7 @@
-"""The detector bench: detectors named on the command line, replayed over runs, in tables.
+"""``regimes detect``: detectors replayed over runs, in tables. No torch; pandas is imported late.
 
-``regimes detect RUN ... --detectors norm-change:interval=3 fixed-windows:windows=[[0,6]]``; from
-Python ``bench(runs, ["norm-change:interval=3"])``. Several runs of one schedule are its seeds:
-means with 95 % t intervals over them. No torch; pandas and rich are imported late.
+From Python: ``bench(runs, ["norm-change:interval=3"])``. Several runs of one schedule are its
+seeds: means with 95 % t intervals over them.
 """
 
 from __future__ import annotations
@@ -56,10 +55,10 @@ def bench(runs: Sequence[Record], texts: Sequence[str] = ()) -> Comparison:
     parts: dict[str, list[pd.DataFrame]] = {"detectors": [], "pairs": [], "epochs": []}
     notes: dict[str, None] = {}
     for run in runs:
-        one = compare(run, {short: rule(text, run) for text, short in names.items()})
-        notes |= dict.fromkeys(one.notes)
+        compared = compare(run, {short: rule(text, run) for text, short in names.items()})
+        notes |= dict.fromkeys(compared.notes)
         for part, frames in parts.items():
-            frames.append(getattr(one, part).copy())
+            frames.append(getattr(compared, part).copy())
             frames[-1].insert(0, "schedule", run.name)
             frames[-1].insert(1, "seed", run.seed)
     joined = {part: pd.concat(frames, ignore_index=True) for part, frames in parts.items()}
@@ -70,8 +69,8 @@ def over_seeds(frame: pd.DataFrame, part: str) -> pd.DataFrame:
     """Per schedule and detector (or pair): n and, per number, mean and 95 % t interval (of three
     seeds or more).
 
-    A detector's number that one seed lacks is undefined (nan). Of a pair's, the seeds where it is
-    undefined are left out; ``NUMBER_n`` says how many were not.
+    A detector's number is undefined (nan) if one seed lacks it; a pair's leaves such seeds out, and
+    ``NUMBER_n`` is the count of the others.
     """
     import pandas as pd
 
@@ -80,14 +79,11 @@ def over_seeds(frame: pd.DataFrame, part: str) -> pd.DataFrame:
         row: dict[str, Any] = dict(zip(KEYS[part], key, strict=True)) | {"n": len(group)}
         for name in NUMBERS[part]:
             values = group[name].dropna().tolist()
-            whole = bool(values) and (part == "pairs" or len(values) == len(group))
-            mean, low, high = t_interval(values) if whole else (math.nan,) * 3
+            defined = bool(values) and (part == "pairs" or len(values) == len(group))
+            mean, low, high = t_interval(values) if defined else (math.nan,) * 3
             row |= {name: mean, f"{name}_low": low, f"{name}_high": high, f"{name}_n": len(values)}
         rows.append(row)
     return pd.DataFrame(rows)
-
-
-# -- what is shown ---------------------------------------------------------------------------
 
 
 def _cell(row: Any, name: str, digits: int = 2, times: float = 1) -> str:
@@ -99,38 +95,36 @@ def _cell(row: Any, name: str, digits: int = 2, times: float = 1) -> str:
     return f"{mean:.{digits}f}{spread}"
 
 
+COLUMNS = {  # of the first table: (number, digits, factor)
+    "critical %": ("critical", 0, 100),
+    "of low": ("of_low", 2, 1),
+    "s / epoch": ("seconds_per_epoch", 3, 1),
+    "% of training": ("share_of_training", 1, 100),
+}
+PAIR_COLUMNS = {"Jaccard": ("jaccard", 2, 1), "kappa": ("kappa", 2, 1), "lag": ("lag", 1, 1)}
+
+
 def tables(result: Comparison) -> list[Table]:
     """Two tables per schedule, legible at 80 columns; no second one for a single detector."""
     shown = []
-    one, two = over_seeds(result.detectors, "detectors"), over_seeds(result.pairs, "pairs")
-    for schedule, rows in one.groupby("schedule", sort=False):
+    pairs = over_seeds(result.pairs, "pairs").to_dict("records")
+    detectors = over_seeds(result.detectors, "detectors")
+    for schedule, rows in detectors.groupby("schedule", sort=False):
         n = rows["n"].iloc[0]
         lines: list[Sequence[str]] = [
-            (
-                row["detector"],
-                _cell(row, "critical", 0, 100),
-                _cell(row, "of_low"),
-                _cell(row, "seconds_per_epoch", 3),
-                _cell(row, "share_of_training", 1, 100),
-            )
+            (row["detector"], *(_cell(row, *column) for column in COLUMNS.values()))
             for row in rows.to_dict("records")
         ]
-        heads = ("detector", "critical %", "of low", "s / epoch", "% of training")
-        shown.append(Table(heads, lines, title=f"{schedule}, {n} seed{'s' if n > 1 else ''}"))
-        pairs = [row for row in two.to_dict("records") if row["schedule"] == schedule]
-        lines = [
-            (
-                row["a"],
-                row["b"],
-                "layer" if "layer" in row["granularity"] else "epoch",
-                _cell(row, "jaccard"),
-                _cell(row, "kappa"),
-                _cell(row, "lag", 1),
-            )
-            for row in pairs
-        ]
-        beside = ("detector", "beside", "by", "Jaccard", "kappa", "lag")
-        shown += [Table(beside, lines, texts=2)] if pairs else []
+        title = f"{schedule}, {n} seed{'s' if n > 1 else ''}"
+        shown.append(Table(("detector", *COLUMNS), lines, title=title))
+        lines = []
+        for row in pairs:
+            if row["schedule"] == schedule:
+                by = "layer" if "layer" in row["granularity"] else "epoch"
+                numbers = (_cell(row, *column) for column in PAIR_COLUMNS.values())
+                lines.append((row["a"], row["b"], by, *numbers))
+        if lines:
+            shown.append(Table(("detector", "beside", "by", *PAIR_COLUMNS), lines, texts=2))
     return shown
 
 
@@ -145,8 +139,7 @@ EXPLAINED = (
 
 def main(places: Sequence[Path], texts: Sequence[str], out: Path | None) -> Comparison:
     """Print the tables; with ``out`` also write detectors.csv, pairs.csv and epochs.csv."""
-    runs = read(places)
-    result, console = bench(runs, texts), new_console(highlight=False)
+    result, console = bench(read(places), texts), new_console(highlight=False)
     for table in tables(result):
         console.print(table.drawn(word=WORD, padding=(0, 1, 0, 0)), "")
     console.print(EXPLAINED, *result.notes[:1], sep="\n", style="dim", markup=False)

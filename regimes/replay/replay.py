@@ -1,8 +1,7 @@
-"""Policies and detectors replayed over a record: what they would have said, without training.
+"""Policies and detectors replayed over a record, without training. No torch; pandas is late.
 
-The statistics are those of the run as it was trained. A policy replayed over its own run decides
-exactly as it did; over another run the answer is what it would have said *of that run*, not of
-the one it would have steered. No torch; pandas is imported late.
+The statistics are those of the run as trained. A policy replayed over its own run decides exactly
+as it did; over another run it decides *for that run*, not for the one it would have steered.
 """
 
 from __future__ import annotations
@@ -31,15 +30,13 @@ TRAINING = ("seconds_compute", "seconds_compress", "seconds_communicate")
 
 
 def as_policy(rule: Rule) -> Policy:
-    """A detector as the policy that spends where it says critical, and nowhere else."""
+    """A detector as the policy with low compression where it is critical, high elsewhere."""
     return Detected(rule) if isinstance(rule, Detector) else rule
 
 
 def per_layer(policy: Policy) -> bool:
-    """Does it decide layer by layer? True unless it says otherwise."""
-    if isinstance(policy, Detected):
-        return policy.rule.per_layer
-    return bool(policy.needs)  # those that read nothing treat all layers alike
+    """Does it decide layer by layer? A policy that reads nothing does not."""
+    return policy.rule.per_layer if isinstance(policy, Detected) else bool(policy.needs)
 
 
 def past_epochs(record: Record) -> History:
@@ -58,8 +55,8 @@ def replay(record: Record, rule: Rule) -> pd.DataFrame:
         rule: a detector stands for the policy ``Detected(rule)`` without a decay rule.
 
     Returns:
-        One row per epoch and compressed layer: epoch, layer, level; critical (it asks for its
-        first level); score, what it held against its threshold after the epoch before (nan: no
+        One row per epoch and compressed layer: epoch, layer, level; critical (it is the policy's
+        first level); score, compared with the threshold after the epoch before (nan: no
         evaluation then); why.
 
     Raises:
@@ -73,7 +70,7 @@ def replay(record: Record, rule: Rule) -> pd.DataFrame:
 
 def replay_batch(record: Record, rule: Rule) -> pd.DataFrame:
     """``replay`` of a batch policy: with the whole model as its only layer, "batch"."""
-    past_epochs(record)  # there are some
+    past_epochs(record)  # raises unless there are some
     recorded = whole_history(record.rows, record.config["signal"])
     return _decisions(as_policy(rule), recorded, ["batch"])
 
@@ -83,22 +80,22 @@ def _decisions(
 ) -> pd.DataFrame:
     import pandas as pd
 
-    controller = Controller(policy, layers, range(len(layers)), signal="")  # all is in ``recorded``
+    controller = Controller(policy, layers, range(len(layers)), signal="")  # no rows are read
     past = History()
     rows = []
-    for epoch, measured in enumerate(recorded):
+    for epoch, trained in enumerate(recorded):
         decisions = controller.decide_after(past).decisions.values()
         for layer, decision in zip(layers, decisions, strict=True):
             critical = decision.level == policy.names[0]
             score = (decision.why or {}).get("ratio")
             rows.append((epoch, layer, decision.level, critical, score, decision.why))
-        past.append(replace(measured, levels=[d.level for d in decisions]))
+        past.append(replace(trained, levels=[d.level for d in decisions]))
     frame = pd.DataFrame(rows, columns=["epoch", "layer", "level", "critical", "score", "why"])
     return frame.astype({"score": float})
 
 
 def measured(record: Record, rule: Rule) -> bool:
-    """Does the record hold what the rule reads?"""
+    """Does the record have the statistics that a rule reads?"""
     try:
         _check_measured(record, as_policy(rule), past_epochs(record))
     except RecordError:
@@ -108,35 +105,29 @@ def measured(record: Record, rule: Rule) -> bool:
 
 def _check_measured(record: Record, policy: Policy, past: History) -> None:
     for name in policy.needs:
-        where = "per layer" if per_layer(policy) else "for the whole model"
         if isinstance(policy, Detected):
-            there = any(v is not None for v in signal_values(past, policy.rule, 0))
+            recorded = any(v is not None for v in signal_values(past, policy.rule, 0))
         else:
-            there = any(name in epoch.statistics for epoch in past)
-        if not there:
-            known = {n for epoch in past for n in (*epoch.statistics, *epoch.model)}
-            raise RecordError(
-                f"{record.folder} recorded no {name!r} {where} (it has "
-                f"{', '.join(sorted(known)) or 'no statistic'}): train it again with {_how(name)}"
-            )
-
-
-def _how(name: str) -> str:
-    """What has a statistic measured."""
-    try:
-        return setting(name)
-    except ConfigError:
-        return "an instrument that measures it"
-
-
-# -- what it would have cost -----------------------------------------------------------------
+            recorded = any(name in epoch.statistics for epoch in past)
+        if recorded:
+            continue
+        where = "per layer" if per_layer(policy) else "for the whole model"
+        known = {n for epoch in past for n in (*epoch.statistics, *epoch.model)}
+        try:
+            options = setting(name)
+        except ConfigError:  # a user's own statistic
+            options = "an instrument that measures it"
+        raise RecordError(
+            f"{record.folder} recorded no {name!r} {where} (it has "
+            f"{', '.join(sorted(known)) or 'no statistic'}): train it again with {options}"
+        )
 
 
 def traffic(record: Record, levels: pd.DataFrame) -> float:
-    """Floats (the paper's count) that one worker's run would have cost at other levels.
+    """Floats (the paper's count) that one worker would have sent at other levels.
 
     Args:
-        levels: columns epoch, layer, level of every compressed layer, as ``replay`` gives them.
+        levels: columns epoch, layer, level of every compressed layer, as from ``replay``.
 
     Raises:
         RecordError: a level's cost is in neither the header nor the run's own epochs.
@@ -144,16 +135,16 @@ def traffic(record: Record, levels: pd.DataFrame) -> float:
     header, index = record.header, {x["name"]: i for i, x in enumerate(record.header["layers"])}
     steps = dict(zip(record.epochs["epoch"], record.epochs["steps"], strict=True))
     costs, total = _costs(record), 0.0
-    asked: dict[int, dict[Any, str]] = {}  # the level of each layer, by epoch
+    by_epoch: dict[int, dict[Any, str]] = {}  # the level of each layer
     columns = (levels[name].tolist() for name in ("epoch", "layer", "level"))
     for epoch, layer, level in zip(*columns, strict=True):
-        asked.setdefault(epoch, {})[index.get(layer, layer)] = level
-    for epoch, own in sorted(asked.items()):
-        names = set(own.values())
+        by_epoch.setdefault(epoch, {})[index.get(layer, layer)] = level
+    for epoch, compressed in sorted(by_epoch.items()):
+        names = set(compressed.values())
         if len(names) == 1 and (level := names.pop()) in header["per_step"]:
             total += steps[epoch] * header["per_step"][level]["floats"]
             continue
-        for layer, level in (dict.fromkeys(index.values(), DENSE) | own).items():
+        for layer, level in (dict.fromkeys(index.values(), DENSE) | compressed).items():
             if (layer, level) not in costs:
                 raise RecordError(
                     f"{record.folder} is an older record that knows the traffic of level "
@@ -165,16 +156,15 @@ def traffic(record: Record, levels: pd.DataFrame) -> float:
 
 
 def _costs(record: Record) -> dict[tuple[int, str], float]:
-    """Floats per step by (index of layer, level), from the header; else from what was sent."""
+    """Floats per step by (index of layer, level), from the header, else from the epochs."""
     known = {
         (i, level): floats
         for level, cost in record.header["per_step"].items()
         for i, floats in enumerate(cost.get("layers", ()))
     }
     for row in record.rows:
-        for i, (level, floats) in enumerate(
-            zip(row["layers"]["level"], row["layers"]["floats"], strict=True)
-        ):
+        columns = row["layers"]["level"], row["layers"]["floats"]
+        for i, (level, floats) in enumerate(zip(*columns, strict=True)):
             known.setdefault((i, level), floats / row["steps"])
     return known
 
@@ -182,8 +172,8 @@ def _costs(record: Record) -> dict[tuple[int, str], float]:
 def signal_cost(record: Record, rule: Rule) -> tuple[float, float]:
     """Seconds per epoch to measure what a rule reads, and their share of the training time.
 
-    Training is compute, compression and communication. The whole instrument counts: what else it
-    measures in the same pass is not told apart. (nan, nan): the record has no such clock.
+    Training is compute, compression and communication. The seconds are of the whole instrument,
+    whatever else it measures in the same pass. (nan, nan): the record has no such seconds.
     """
     needs = as_policy(rule).needs
     if not needs:

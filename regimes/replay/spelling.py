@@ -1,4 +1,4 @@
-"""Detectors spelt in a line of text, ``NAME:key=value,key=value``, for a given run. No torch."""
+"""Detectors as a line of text, ``NAME:key=value,key=value``, for a given run. No torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from regimes.records import Record
 from regimes.replay.replay import Rule, measured, replay
 
 KNOWN = Registry("detector", {**detectors.REGISTRY, **policies.REGISTRY})
-FROM_RUN = ("epochs", "seed")  # fields of baselines that follow the run unless they are given
+FROM_RUN = ("epochs", "seed")  # fields of baselines whose default is the run's
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -25,8 +25,8 @@ def parse(text: str) -> dict[str, Any]:
         ConfigError: an unknown name, or a part that is no key=value.
     """
     name, fields = text, ""
-    if found := re.fullmatch(r"(.+?):(\w+\s*=.*)", text):
-        name, fields = found.groups()
+    if match := re.fullmatch(r"(.+?):(\w+\s*=.*)", text):
+        name, fields = match.groups()
     if name not in KNOWN and ":" not in name:
         raise KNOWN.unknown(name)
     if name not in KNOWN and re.search(r":[^A-Za-z_]|:$|:.*[,:]", name):
@@ -37,8 +37,8 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def rule(text: str, record: Record) -> Rule:
-    """The detector or policy that a text names; baselines take the epochs that the run
-    has trained (a budget may have ended it), and its seed."""
+    """The detector or policy that a text names; baselines take the run's seed and its trained
+    epochs (a budget may have ended it)."""
     table = parse(text)
     fields = {f.name for f in dataclasses.fields(KNOWN.dataclass(table["name"])) if f.init}
     for name in FROM_RUN:
@@ -50,37 +50,31 @@ def rule(text: str, record: Record) -> Rule:
 def defaults(runs: Sequence[Record]) -> list[str]:
     """Every detector whose signal all runs recorded, and two baselines as long as the first.
 
-    The interval is that of the runs' own policy; else ten epochs (the paper's), at most an eighth
-    of the run.
+    The interval is that of the runs' policy; else ten epochs (the paper's), at most an eighth of
+    the run.
     """
     interval = runs[0].config["policy"].get("interval")
-    if type(interval) is not int or interval < 1:  # somebody's own policy may mean another thing
+    if type(interval) is not int or interval < 1:  # a user's policy may mean another thing
         interval = max(1, min(10, len(runs[0].rows) // 8))
-    every = [
-        f"norm-change:interval={interval}",
-        f"norm-change:interval={interval},statistic=norm*lr",
-        f"accordion:interval={interval}",
-        f"eigenvalue-change:interval={interval}",
-        f"fisher-change:interval={interval}",
-        f"sharpness-change:interval={interval}",
-        "trace-cusum",
-        "msdr-fall",
-    ]
-    there = [text for text in every if all(measured(run, rule(text, run)) for run in runs)]
-    if not there:
+    changes = ("norm-change", "accordion", "eigenvalue-change", "fisher-change", "sharpness-change")
+    texts = [f"{name}:interval={interval}" for name in changes]
+    texts.insert(1, f"{texts[0]},statistic=norm*lr")
+    texts += ["trace-cusum", "msdr-fall"]
+    texts = [text for text in texts if all(measured(run, rule(text, run)) for run in runs)]
+    if not texts:
         raise RecordError(f"{runs[0].folder} recorded no signal that a detector reads")
-    shares = [replay(run, rule(there[0], run))["critical"].mean() for run in runs]
+    shares = [replay(run, rule(texts[0], run))["critical"].mean() for run in runs]
     share = sum(shares) / len(shares)
-    return [*there, f"first-share:share={share:.2f}", f"random-windows:share={share:.2f}"]
+    return [*texts, f"first-share:share={share:.2f}", f"random-windows:share={share:.2f}"]
 
 
 def labels(texts: Iterable[str]) -> dict[str, str]:
-    """Short names: without the fields that all detectors of that name have alike."""
+    """Short names: without the fields in which all detectors of that name agree."""
     tables = {text: parse(text) for text in dict.fromkeys(texts)}
     short = {}
     for text, table in tables.items():
         same = [t for t in tables.values() if t["name"] == table["name"]]
-        own = [f"{k}={v}" for k, v in table.items() if any(t.get(k) != v for t in same)]
-        short[text] = " ".join([table["name"], *own])
-    twice = {s for s, n in Counter(short.values()).items() if n > 1}
-    return {text: text if s in twice else s for text, s in short.items()}
+        fields = [f"{k}={v}" for k, v in table.items() if any(t.get(k) != v for t in same)]
+        short[text] = " ".join([table["name"], *fields])
+    counts = Counter(short.values())
+    return {text: text if counts[name] > 1 else name for text, name in short.items()}

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from regimes.policies.controller import Levels
+from regimes.policies.controller import Levels, check_reasons
 from regimes.policies.periods import period_of
-from regimes.policies.returns import check_reasons
 from regimes.training.build import Run
 from regimes.training.rows import BatchColumn, SyncColumn
 

@@ -361,7 +361,7 @@ def test_an_error_ladder_has_what_it_reads_measured(tmp_path: Path) -> None:
         ([GROW], "the batch_policy asks for level 'low', but [batch_levels] defines only none"),
         (["policy={name='adaqs', levels=['low']}"], "expected two or more different levels"),
         (["policy={name='adaqs'}"], "asks for level 'mid'"),
-        (["policy={name='error-ladder', error=2.0}"], "error = 2.0: expected a number"),
+        (["policy={name='error-ladder', error=2.0}"], "policy.error = 2.0: expected a share"),
         (["budget={level='middle', epochs=2}"], "budget.level = 'middle': expected one of"),
         (["budget={level='low', epochs=0}"], "budget.epochs = 0: expected at least 1"),
         (["deficit={name='blurr'}"], "did you mean 'blur'?"),

@@ -123,5 +123,7 @@ def test_rounding_does_not_hide_a_halving() -> None:
 @pytest.mark.parametrize("field", ["step_decay", "slow_decay"])
 def test_a_factor_must_be_larger_than_one(field: str) -> None:
     for name in ("accordion", "accordion-ladder", "detected", "smith"):
-        with pytest.raises(ConfigError, match=f"policy.{field} must be larger than 1"):
+        with pytest.raises(
+            ConfigError, match=f"policy.{field} = .*: expected a number larger than 1"
+        ):
             policy({"name": name, field: 1.0})

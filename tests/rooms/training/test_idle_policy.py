@@ -9,7 +9,7 @@ import torch
 from configs import smoke as config
 
 import regimes
-from regimes.launch.single import train
+from regimes.launch.processes import train
 from regimes.monitor.watch import watch
 from regimes.report import page
 from regimes.training.idle_policy import inactivity_warnings

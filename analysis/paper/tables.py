@@ -25,7 +25,7 @@ import tyro
 from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import RecordError
-from regimes.records import Record, check_one, load_all
+from regimes.records import Record, check_same_experiment, load_all
 
 from ..common.command import Files
 from ..common.compare import LAST
@@ -119,7 +119,7 @@ def table(runs: Iterable[Record] = ()) -> pd.DataFrame:
             found.setdefault(key, []).append(run)
     lines = []
     for alike in found.values():
-        check_one(alike)
+        check_same_experiment(alike)
     for line in rows.to_dict("records"):
         row = {str(name): value for name, value in line.items()}
         here = next((found[key] for key in keys(row, rows) if key in found), [])

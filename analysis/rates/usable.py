@@ -35,7 +35,7 @@ from regimes.plotting import style
 from regimes.plotting.groups import tested_by
 from regimes.plotting.metrics import Metric
 from regimes.presets.own import AT
-from regimes.records import Record, check_one, load_all
+from regimes.records import Record, check_same_experiment, load_all
 from regimes.replay.agreement import interval
 
 from ..common.command import Files
@@ -61,7 +61,7 @@ def check_arms(runs: Sequence[Record]) -> None:
     for run in runs:
         found.setdefault((arm_of(run)[0], run.rate), []).append(run)
     for alike in found.values():
-        check_one(alike)
+        check_same_experiment(alike)
 
 
 def arm_of(run: Record) -> tuple[str, bool]:

@@ -21,7 +21,7 @@ from regimes.cost.work import Work, mean
 from regimes.errors import RecordError
 from regimes.policies import PastEpoch, Static, policy
 from regimes.policies.periods import period_of
-from regimes.records import Record, differing, identity, separate
+from regimes.records import Record, Row, differing, identity, separate
 from regimes.training.learning_rate import LearningRate
 from regimes.training.units import Units
 
@@ -74,12 +74,13 @@ def recorded(run: Record, sample: float | None = None) -> list[Epoch]:
     """
     sample = per_sample([run]) if sample is None else sample
     hosted = 1 if run.header["world"].get("union_pass") else _hosted(run)
-    found = []
+    found: list[tuple[float, Work]] = []
     columns = _compress(run), _batches(run)
     for row, seconds, batch in zip(run.rows, *columns, strict=True):
         steps, sent = row["steps"], row["collectives"]
         calls, size = (
-            {kind: n / steps for kind, n in sent[what].items()} for what in ("calls", "bytes")
+            {kind: n / steps for kind, n in table.items()}
+            for table in (sent["calls"], sent["bytes"])
         )
         alone = row.get("sync", {}).get("period", 1) > 1
         work = Work(sample * batch, seconds / hosted, calls, size, not alone)
@@ -191,7 +192,7 @@ def _policies(
     return cases.values()
 
 
-def _uniform(run: Record, row: dict[str, Any]) -> str | None:
+def _uniform(run: Record, row: Row) -> str | None:
     """The level of all compressed layers in an epoch; None if they differ, if the batch does, or
     where workers step locally."""
     usual = run.config.get("batch_size")

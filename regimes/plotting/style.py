@@ -182,7 +182,7 @@ def log_axis(ax: Axes) -> None:
 
 def unit_of(config: dict[str, Any]) -> str:
     """What an axis of epochs counts: "epoch", or "unit of 50 steps"."""
-    return unit_name({"config": config})
+    return unit_name(config)
 
 
 def mark_decays(ax: Axes, run: Record, labelled: bool = True, behind: str | None = None) -> None:

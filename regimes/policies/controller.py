@@ -6,7 +6,7 @@ level "dense", and keeps the reason of each decision. No torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from regimes.policies.base import Decision, Policy
 from regimes.policies.history import Costs, PastEpoch, Reader, past_epoch, whole_epoch
 from regimes.policies.returns import checked
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 Rows = Sequence[Row]
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 from regimes.detectors.statistics import norm_of
 from regimes.errors import RecordError
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 Kept = TypeVar("Kept")
 
 
@@ -178,7 +178,7 @@ def root_of_squares(norms: Sequence[float | None]) -> float | None:
     return math.hypot(*known) if norms and len(known) == len(norms) else None
 
 
-def _scaled(values: list[float | None], row: dict[str, Any], signal: str) -> list[float | None]:
+def _scaled(values: list[float | None], row: Row, signal: str) -> list[float | None]:
     """A gradient's norm times the row's batch size, in units of the configuration's; a movement's
     as it is, because it does not grow with the number of steps alone."""
     multiple = row.get("batch", {}).get("multiple", 1)

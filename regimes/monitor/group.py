@@ -14,8 +14,8 @@ import functools
 import platform
 import socket
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from regimes.collectives.launcher import launched
 from regimes.console.stdout import console
@@ -33,6 +33,7 @@ FATAL = ("code", "torch")  # a run refuses other code; another torch computes ot
 FLOATS = 2**22  # of the large mean, 16 MiB: larger than the cache of one process
 SIZE = 512  # of the matrices whose product is timed
 TIMES = 11
+Process = dict[str, Any]
 SLOW = 1.5  # times the median of all processes
 
 
@@ -56,18 +57,6 @@ def report(patience: float = 60.0) -> bool:
     if place.rank == 0:
         _print(processes, seconds, differ)
     return not any(name in FATAL for name, _ in differ)
-
-
-class Process(TypedDict):
-    host: str
-    device: str
-    threads: int
-    seconds: float  # of a matrix product
-    code: str
-    python: str
-    torch: str
-    cuda: str
-    nccl: str
 
 
 def _describe(device: torch.device) -> Process:
@@ -101,7 +90,7 @@ def _time_mean(world: World, device: torch.device, count: int) -> float:
     return median_seconds(functools.partial(world.mean, [numbers]), TIMES, device)
 
 
-def differences(processes: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def differences(processes: Sequence[Process]) -> list[tuple[str, str]]:
     """(what, in words): versions that differ from the most frequent one, and slow processes.
 
     >>> alike = dict.fromkeys(ALIKE, "1") | {"seconds": 1.0}
@@ -125,14 +114,16 @@ def differences(processes: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]
 
 
 def _print(
-    processes: Sequence[Process], seconds: dict[int, float], differ: Sequence[tuple[str, str]]
+    processes: Sequence[Process],
+    seconds: dict[int, float],
+    differ: Sequence[tuple[str, str]],
 ) -> None:
     rows = [
         (str(rank), p["host"], p["device"], str(p["threads"]), f"{1e3 * p['seconds']:.2g}")
         for rank, p in enumerate(processes)
     ]
     heads = ("process", "host", "device", "threads", "ms of a product")
-    out, first = console(highlight=False), dict(processes[0])
+    out, first = console(highlight=False), processes[0]
     out.print(Table(heads, rows, title=f"{len(processes)} processes met", texts=3).drawn())
     versions = ", ".join(f"{name} {first[name]}" for name in ALIKE if first[name] != "none")
     rate, size = human(4 * FLOATS / seconds[FLOATS], "B"), human(4 * FLOATS, "B")

@@ -15,11 +15,9 @@ class Curves:
 
     def open(self, header: Header, done: int) -> None:
         """A run begins, or continues after ``done`` epochs."""
-        raise NotImplementedError
 
     def put(self, epoch: int, numbers: dict[str, float]) -> None:
         """Draw the numbers of one epoch, by name."""
-        raise NotImplementedError
 
     def start(self, header: Header, rows: list[Row]) -> None:
         self.header, self.floats = header, sum(row["floats"] for row in rows)

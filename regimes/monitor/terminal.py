@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, TextIO
 
 from regimes.config import RunConfig
 from regimes.console.stdout import console as new_console
@@ -33,24 +33,17 @@ class LiveTable:
     """Progress bars and the last epochs, redrawn in place."""
 
     def __init__(self, console: Console | None = None) -> None:
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
+        from rich import progress
 
         self.console = console or new_console()
         self.seconds: dict[int, float] = {}
-        self.bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+        self.bars = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(24),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("left"),
+            progress.TimeRemainingColumn(),
             console=self.console,
         )
 
@@ -93,16 +86,10 @@ class LiveTable:
         return Group(*parts)
 
 
-@runtime_checkable
-class Stream(Protocol):
-    def write(self, text: str, /) -> object: ...
-    def flush(self) -> object: ...
-
-
 class PlainLines:
     """One line per epoch, for a log file."""
 
-    def __init__(self, stream: Stream | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = stream or sys.stdout
 
     def start(self, header: Header, rows: list[Row]) -> None:

@@ -17,15 +17,7 @@ from regimes.console.stdout import console as new_console
 from regimes.console.stdout import escape_control
 from regimes.console.tables import Table
 from regimes.errors import RecordError
-from regimes.monitor.text import (
-    cells,
-    epoch_table,
-    headline,
-    logged_text,
-    metric_text,
-    straggler,
-    unknown_text,
-)
+from regimes.monitor import text
 from regimes.records import (
     Header,
     Row,
@@ -52,16 +44,12 @@ COLOURS = {"finished": "green", "stopped": "bold red", "broken off": "bold red"}
 
 
 def watch(folder: Path, once: bool = False, console: Console | None = None) -> None:
-    """Show a run, or a folder of runs, and follow it every second until it ends or Ctrl-C; where
-    there is none yet, wait for the first. A terminal is redrawn in place; other outputs get a new
-    print after each change.
+    """Show a run, or a folder of runs, and follow it every second until it ends or Ctrl-C; wait for
+    the first run. A terminal is redrawn in place; other outputs get a new print after each change.
+    An archive is shown once.
 
     Args:
-        folder: or an archive of runs, which is shown once.
-        once: print and return.
-
-    Raises:
-        RecordError: there is no run, and ``once`` is asked for.
+        once: print and return; RecordError if there is no run.
     """
     folder, console = Path(folder), console or new_console()
     if folder.is_file():
@@ -80,11 +68,10 @@ def _pictures(folder: Path, once: bool, height: int | None) -> Iterator[Renderab
     """One a second until no run is active; of a folder, also while the next run may begin."""
     single = (folder / "run.json").exists()
     draw = _one if single else functools.partial(_many, height=height)
-    patience, idle = 1 if single else PATIENCE, 0
+    patience = 1 if single else PATIENCE
     picture, active = draw(folder)
     yield picture
-    if not active:
-        idle = patience
+    idle = 0 if active else patience
     while not once and idle < patience:
         time.sleep(1)
         picture, active = draw(folder)
@@ -122,8 +109,8 @@ def _wait_for_run(folder: Path, once: bool, console: Console) -> None:
             raise RecordError(f"no run in or under {folder}: expected a file run.json there")
         if not announced:
             missing = "" if folder.is_dir() else ", which does not exist yet"
-            text = f"waiting for the first run in {folder}{missing}; Ctrl-C ends"
-            console.print(text, markup=False, soft_wrap=True)
+            message = f"waiting for the first run in {folder}{missing}; Ctrl-C ends"
+            console.print(message, markup=False, soft_wrap=True)
         announced = True
         time.sleep(1)
 
@@ -195,19 +182,19 @@ def _one(folder: Path) -> tuple[RenderableType, bool]:
         left = sum(recent) / len(recent) * (wanted - len(rows))
         more = f"about {left / 60:.1f} min left"
     status = f"{progress(header, rows)}, {what}{': ' if more else ''}{more}"
-    parts: list[RenderableType] = [Text(headline(header), "bold")]
+    parts: list[RenderableType] = [Text(text.headline(header), "bold")]
     if wanted:
         bar = Grid.grid()
         bar.add_row(ProgressBar(wanted, len(rows), width=48))
         parts.append(bar)
     parts.append(Text(status, COLOURS.get(what, "cyan")))
     if rows:
-        parts.append(epoch_table(header, rows, seconds))
-        if logged := logged_text(rows[-1]):
+        parts.append(text.epoch_table(header, rows, seconds))
+        if logged := text.logged_text(rows[-1]):
             parts.append(Text(escape_control(f"logged: {logged}")))
-    if unknown := unknown_text(header):
+    if unknown := text.unknown_text(header):
         parts.append(Text(unknown, "dim"))
-    if lines and (slow := straggler(lines[-1].get("processes", {}))):
+    if lines and (slow := text.straggler(lines[-1].get("processes", {}))):
         parts.append(Text(slow, "yellow"))
     if what == "finished":
         parts += [Text(sentence, "yellow") for sentence in inactivity_warnings(header, rows)]
@@ -246,9 +233,9 @@ def _line(path: Path, folder: Path) -> tuple[str, list[RenderableType], str]:
         what, more = state(path, header, rows)
     except RecordError as error:
         return "damaged", [name, *[""] * 5, Text(escape_control(str(error)), style="bold red")], ""
-    wanted, texts = units(header), cells(header, rows, None) if rows else {}
+    wanted, texts = units(header), text.cells(header, rows, None) if rows else {}
     known = [row["metric"] for row in rows if row["metric"] is not None]
-    metric_name, metric = metric_text(header, known[-1] if known else None)
+    metric_name, metric = text.metric_text(header, known[-1] if known else None)
     numbers = [metric, *(texts.get(key, "-") for key in ("floats", "of low"))]
     status = Text(f"stopped: {more}" if what == "stopped" else what, COLOURS.get(what, "cyan"))
     bar = ProgressBar(wanted, len(rows), width=8) if wanted else ""

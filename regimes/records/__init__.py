@@ -23,6 +23,8 @@ many runs. `experiment` decides which runs are seeds of the same experiment, by 
 `selection` which of them a command reads.
 """
 
+# ruff: noqa: F401 -- the names of the room
+
 from regimes.records.archive import load_all, pack, unpacked
 from regimes.records.chain import find_edit
 from regimes.records.experiment import (
@@ -54,49 +56,3 @@ from regimes.records.reporting import check_reporters, reporters
 from regimes.records.schema import Header, Row
 from regimes.records.selection import select, select_and_separate, selecting, summary
 from regimes.records.writer import RecordWriter
-
-__all__ = [
-    "NOT_SAID",
-    "OWN",
-    "Header",
-    "Record",
-    "RecordWriter",
-    "Row",
-    "check_output",
-    "check_reporters",
-    "check_same",
-    "check_same_experiment",
-    "complete",
-    "count_units",
-    "differing",
-    "ended",
-    "find",
-    "find_edit",
-    "identity",
-    "length",
-    "load",
-    "load_all",
-    "mixed_circumstances",
-    "notes",
-    "pack",
-    "progress",
-    "read_header",
-    "read_lines",
-    "read_rows",
-    "reporters",
-    "select",
-    "select_and_separate",
-    "selecting",
-    "separate",
-    "share_of_low",
-    "sibling_difference",
-    "summary",
-    "unit_name",
-    "units",
-    "unknown_fields",
-    "unpacked",
-    "variants",
-    "write_atomically",
-    "write_output",
-    "write_table",
-]

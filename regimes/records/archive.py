@@ -22,13 +22,8 @@ from regimes.records.reader import Record, find, load
 from regimes.records.selection import select_and_separate
 
 LARGEST_ARCHIVE, LARGEST_EXTENSION = 2**33, 2**20  # bytes, unpacked
-EXTENSIONS = (
-    tarfile.XHDTYPE,
-    tarfile.XGLTYPE,
-    tarfile.SOLARIS_XHDTYPE,
-    tarfile.GNUTYPE_LONGNAME,
-    tarfile.GNUTYPE_LONGLINK,
-)
+PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+EXTENSIONS = (*PAX, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 PREFIX, LOCK = "regimes-archive-", ".lock"
 
 
@@ -83,8 +78,7 @@ def load_all(*folders: str | Path, where: Sequence[str] = ()) -> list[Record]:
         where: conditions that a run must meet, e.g. ``["optimizer.lr=0.4"]``; see `select`.
 
     Raises:
-        RecordError: a folder without a run, a damaged record, no run that meets the conditions, or
-            two runs of one experiment and seed.
+        RecordError: no run, a damaged one, or two runs of one experiment and seed.
     """
     runs: list[Record] = []
     for place in folders:
@@ -100,10 +94,8 @@ def load_all(*folders: str | Path, where: Sequence[str] = ()) -> list[Record]:
 
 
 def pack(folder: str | Path, archive: str | Path) -> int:
-    """Write the records under a folder, without checkpoints, to a ``.tar.xz``; returns how many.
-
-    The same records give the same bytes.
-    """
+    """Write the records under a folder, without checkpoints, to a ``.tar.xz``, of the same bytes
+    for the same records; returns how many."""
     folder, runs = Path(folder), find(folder)
     check_output(Path(archive))
     if not runs:

@@ -15,14 +15,8 @@ from typing import TypedDict
 from regimes.records.lines import complete_lines, content, read_lines
 
 CHAIN = "chain.jsonl"
-CHAINED = (
-    "run.json",
-    "epochs.jsonl",
-    "seconds.jsonl",
-    "instruments.jsonl",
-    "events.jsonl",
-    "superseded.jsonl",
-)
+LOGS = ("epochs", "seconds", "instruments", "events", "superseded")
+CHAINED = ("run.json", *(f"{name}.jsonl" for name in LOGS))
 
 
 class State(TypedDict):

@@ -23,6 +23,7 @@ from typing import Any
 
 from regimes.errors import RecordError
 from regimes.records.fields import (
+    SAVING,
     STORAGE,
     Fields,
     differences_text,
@@ -36,15 +37,7 @@ from regimes.records.lines import read_header
 from regimes.records.reader import Record
 
 YOKED = "yoked "  # controls recorded before `drawn_per_seed` was a field of configurations
-FREE_ON_RESUME = {
-    "device",
-    "checkpoint_every",
-    "checkpoint_seconds",
-    "reporters",
-    "timeout",
-    "bucket_mb",
-    "quirks",  # their effect stands in other fields
-}
+FREE_ON_RESUME = {*SAVING, "device", "bucket_mb", "quirks"}  # quirks show in other fields
 
 
 def identity(run: Record) -> Fields:

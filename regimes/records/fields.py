@@ -14,16 +14,8 @@ from regimes.errors import ConfigError
 from regimes.records.hooked import hooked
 from regimes.records.schema import Header, Row
 
-STORAGE = (
-    "checkpoint_every",
-    "checkpoint_seconds",
-    "reporters",
-    "timeout",
-    "data.path",
-    "data.download",
-    "machine.command",
-    "schema",
-)
+SAVING = ("checkpoint_every", "checkpoint_seconds", "reporters", "timeout")
+STORAGE = (*SAVING, "data.path", "data.download", "machine.command", "schema")
 CIRCUMSTANCES = ("code", "machine", "world", "device", "bucket_mb")  # but "world.workers"
 LONGEST = 24  # letters of a value in a name
 Fields = dict[str, Any]

@@ -38,11 +38,7 @@ def check_regular(path: Path) -> None:
 
 
 def opened_to_append(path: Path) -> BinaryIO:
-    """A regular file, made if there is none. Links are not followed, and opening never blocks.
-
-    Raises:
-        OSError: as ``check_regular``, or the file is not writable.
-    """
+    """A regular file, made if there is none. Links are not followed, and opening never blocks."""
     check_regular(path)  # for its words; the flags refuse what takes the file's place after it
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -50,11 +46,7 @@ def opened_to_append(path: Path) -> BinaryIO:
 
 
 def opened_to_read(path: Path) -> BinaryIO:
-    """A regular file, or a link to one. Others are refused: reading one could block or never end.
-
-    Raises:
-        OSError: it is no regular file, or cannot be read.
-    """
+    """A regular file, or a link to one. OSError for others: reading one could block forever."""
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     file = os.fdopen(os.open(path, flags), "rb")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

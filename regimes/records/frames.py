@@ -10,15 +10,8 @@ if TYPE_CHECKING:
 
     from regimes.records.schema import Row
 
-NULLABLE = (
-    "train_loss",
-    "test_loss",
-    "metric",
-    "perplexity",
-    "validation_loss",
-    "validation_metric",
-    "batch_size",
-)
+LOSSES = ("train_loss", "test_loss", "validation_loss")
+NULLABLE = (*LOSSES, "metric", "validation_metric", "perplexity", "batch_size")
 COMPUTED = ("seconds_", "total_")  # prefixes of columns that are no part of a row
 
 

@@ -15,29 +15,11 @@ if TYPE_CHECKING:
     from regimes.records.schema import Header
 
 OWN = "own"  # in place of the unknown name of data or of an optimiser
-KNOWN = (
-    "name",
-    "seed",
-    "unit_steps",
-    "workers",
-    "batch_size",
-    "compressor",
-    "levels",
-    "policy",
-    "start_compressing_after",
-    "signal",
-    "dtype",
-)
+COMPRESSION = ("compressor", "levels", "policy", "start_compressing_after", "signal")
+KNOWN = ("name", "seed", "unit_steps", "workers", "batch_size", *COMPRESSION, "dtype")
 LOCAL_STEPS = ("sync_policy", "sync_levels", "outer")
-LOOKED_FOR = (
-    "data",
-    "batch_size",
-    "optimizer.name",
-    "optimizer.options",
-    "optimizer.schedule",
-    "precision",
-    "deterministic",
-)
+OPTIMIZER = ("optimizer.name", "optimizer.options", "optimizer.schedule")
+LOOKED_FOR = ("data", "batch_size", *OPTIMIZER, "precision", "deterministic")
 NOT_SAID = "not said"
 
 

@@ -101,11 +101,8 @@ def _check_order(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def read_header(folder: Path) -> Header:
-    """``run.json``, checked; of a hook's record what is known (`hooked`).
-
-    Raises:
-        RecordError: missing, damaged, or written by a later version.
-    """
+    """``run.json``, of a hook's record what is known (`hooked`); RecordError if it is missing,
+    damaged, or of a later version."""
     path = folder / "run.json"
     if not os.path.lexists(path):
         raise RecordError(f"{folder} holds no run: expected a file run.json in it")
@@ -126,14 +123,8 @@ def read_header(folder: Path) -> Header:
 def read_rows(
     folder: Path, header: Header, read: Callable[[Path], list[dict[str, Any]]] = read_lines
 ) -> list[Row]:
-    """The lines of ``epochs.jsonl``, which fit the header.
-
-    Args:
-        read: `read_lines`, or a cache of it.
-
-    Raises:
-        RecordError: as `read_lines`, or a line contradicts the header.
-    """
+    """The lines of ``epochs.jsonl`` by `read_lines` (or a cache of it); RecordError if one does not
+    fit the header."""
     path = folder / "epochs.jsonl"
     found = cast("list[Row]", read(path))
     if why := rows_fault(header, found):

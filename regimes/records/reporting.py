@@ -37,12 +37,8 @@ def check_reporters(names: Sequence[str]) -> None:
 
 
 def reporters(names: Sequence[str], folder: Path) -> list[Any]:
-    """The reporters of these names, for the run in a folder.
-
-    Raises:
-        ConfigError: an unknown name; a missing package; an exception while one is made; one that
-            lacks a method.
-    """
+    """The reporters of these names, for the run in a folder. ConfigError for an unknown name, a
+    missing package or method, or an exception while one is made."""
     known, made = registry(), []
     for name in names:
         cls = known.load(name)

@@ -28,30 +28,15 @@ Amounts = Annotated[list[float], kinds.AMOUNTS]
 Numbers = Annotated[list[float | None], kinds.NUMBERS]
 Texts = Annotated[list[str], kinds.TEXTS]
 Name = Annotated[str, NAME]
-PerOperation = Annotated[dict[str, float], Object({"mean": AMOUNT, "gather": AMOUNT}, extra=AMOUNT)]
-
-
-class Unit(TypedDict):
-    first: Count
-    stop: Count  # the first step after it
-
-
-class Batch(TypedDict, total=False):
-    level: str | None
-    why: Any
-    multiple: Steps
-
-
-class Sync(TypedDict, total=False):
-    level: str | None
-    why: Any
-    period: Steps
-    rounds: Count
-
-
-class Collectives(TypedDict):
-    calls: PerOperation
-    bytes: PerOperation
+OPERATIONS = Object({"mean": AMOUNT, "gather": AMOUNT}, extra=AMOUNT)
+CHOICE = {"level": Nullable(kinds.TEXT)}  # of a policy for the whole model
+Collectives = Annotated[dict[str, Any], Object({"calls": OPERATIONS, "bytes": OPERATIONS})]
+Unit = Annotated[dict[str, int], Object({"first": kinds.COUNT, "stop": kinds.COUNT})]
+Batch = Annotated[dict[str, Any], Object({}, CHOICE | {"multiple": STEPS})]
+Sync = Annotated[dict[str, Any], Object({}, CHOICE | {"period": STEPS, "rounds": kinds.COUNT})]
+COUNTS = dict.fromkeys(("train", "test", "validation", "words"), Nullable(kinds.COUNT))
+Data = Annotated[dict[str, Any], Object({"digest": Nullable(kinds.TEXT)}, COUNTS)]
+COST = Object({"floats": AMOUNT, "bytes": AMOUNT}, {"layers": kinds.AMOUNTS})
 
 
 class LayerColumns(TypedDict):
@@ -96,13 +81,6 @@ class World(TypedDict):
     groups: NotRequired[Workers]
 
 
-COUNTS = dict.fromkeys(("train", "test", "validation", "words"), Nullable(kinds.COUNT))
-Data = Annotated[dict[str, Any], Object({"digest": Nullable(kinds.TEXT)}, COUNTS)]
-StepCost = Annotated[
-    dict[str, Any], Object({"floats": AMOUNT, "bytes": AMOUNT}, {"layers": kinds.AMOUNTS})
-]
-
-
 class Layer(TypedDict):
     name: Name
     shape: list[Count]
@@ -118,7 +96,7 @@ class Header(TypedDict):
     world: World
     data: Data
     steps_per_epoch: Steps | None
-    per_step: dict[str, StepCost]
+    per_step: Annotated[dict[str, dict[str, Any]], Object(extra=COST)]
     layers: list[Layer]
     written_by: NotRequired[str]
     units: NotRequired[Epoch | None]

@@ -31,14 +31,8 @@ _selection: ContextVar[tuple[tuple[str, ...], dict[str, None]] | None] = Context
 
 @contextlib.contextmanager
 def selecting(where: Sequence[str] = (), print_notes: bool = False) -> Iterator[dict[str, None]]:
-    """Let `load_all` select by ``where``; yields the notes so far, as keys.
-
-    Args:
-        print_notes: print them at the end.
-
-    Raises:
-        ConfigError: a condition that is not FIELD=VALUE.
-    """
+    """Let `load_all` select by ``where``; yields the notes so far, as keys, and may print them at
+    the end. ConfigError for a condition that is not FIELD=VALUE."""
     for text in where:
         _parsed(text)
     notes: dict[str, None] = {}
@@ -52,11 +46,7 @@ def selecting(where: Sequence[str] = (), print_notes: bool = False) -> Iterator[
 
 
 def select_and_separate(runs: Iterable[Record], where: Sequence[str] = ()) -> list[Record]:
-    """The runs that ``where`` and the command select, separated by experiment.
-
-    Raises:
-        RecordError: no run is left, an unknown field, or two runs of one experiment and seed.
-    """
+    """The runs that ``where`` and the command select (`select`), separated by `separate`."""
     of_command, collected = _selection.get() or ((), {})
     own = (where,) if isinstance(where, str) else where
     selected = separate(select(runs, (*of_command, *own)))

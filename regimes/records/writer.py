@@ -30,12 +30,8 @@ REWOUND = ("epochs.jsonl", "seconds.jsonl", "instruments.jsonl")  # by a resume
 
 
 class RecordWriter:
-    """Appends to one run's record; holds the folder's lock until ``close``.
-
-    Raises:
-        RecordError: the folder cannot be written, is in use, holds a run already (``create``) or
-            none (``resume``).
-    """
+    """Appends to one run's record; holds the folder's lock until ``close``. RecordError if the
+    folder cannot be written, is in use, holds a run (``create``) or none (``resume``)."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -67,10 +63,8 @@ class RecordWriter:
         writer = cls(folder)
         with writer._close_on_error():
             if (folder / "run.json").exists() and read_lines(folder / "epochs.jsonl"):
-                raise RecordError(
-                    f"{folder} already holds a run: continue it with --resume or choose another "
-                    "--out"
-                )
+                how = "continue it with --resume or choose another --out"
+                raise RecordError(f"{folder} already holds a run: {how}")
             text = _header_text({"schema": SCHEMA, **header}, folder)
             writer._header = json.loads(text)
             writer._announce_present()
@@ -81,12 +75,8 @@ class RecordWriter:
 
     @classmethod
     def resume(cls, folder: Path, epochs: int, **details: Any) -> RecordWriter:
-        """Continue a record after its first ``epochs`` epochs; later lines are set aside. A resume
-        that is killed leaves a record that the next one continues.
-
-        Args:
-            details: of the process that continues it, for the event log.
-        """
+        """Continue a record after its first ``epochs`` epochs; later lines are set aside, and
+        ``details`` go to the event log. A killed resume leaves a record that can be resumed."""
         if not (folder / "run.json").exists():
             raise RecordError(f"{folder} holds no run to resume: start one without --resume")
         writer = cls(folder)
@@ -194,8 +184,7 @@ class RecordWriter:
 
     def _announce(self, sums: dict[str, chain.Sum]) -> None:
         """To the chain, before the files change: what they will be."""
-        states = {name: planned.state for name, planned in sums.items()}
-        self._write(chain.CHAIN, _line({"files": states}))
+        self._write(chain.CHAIN, _line({"files": {name: x.state for name, x in sums.items()}}))
 
     def _write(self, name: str, lines: bytes) -> None:
         try:

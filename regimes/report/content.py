@@ -30,39 +30,24 @@ PARTS = ("compute", "compress", "communicate", "evaluate")  # other clocks follo
 
 @dataclass(frozen=True)
 class RunEntry:
-    """One run's folder, as far as it can be read.
+    """One run's folder, as far as it can be read."""
 
-    Attributes:
-        place: relative to the folder of the study.
-        state: "damaged", or as `watch.state` calls it.
-        more: why it stopped, or what is damaged.
-        done: number of trained epochs.
-        progress: the same in words.
-    """
-
-    place: str
-    state: str
-    more: str = ""
-    done: int = 0
-    progress: str = ""
+    place: str  # relative to the folder of the study
+    state: str  # "damaged", or as `watch.state` calls it
+    more: str = ""  # why it stopped, or what is damaged
+    done: int = 0  # trained epochs
+    progress: str = ""  # the same in words
     record: Record | None = None
 
 
 @dataclass(frozen=True)
 class Study:
-    """The runs of a page.
+    """The runs of a page."""
 
-    Attributes:
-        place: the folder or archive; the page shows its name alone.
-        root: the same folder, or a scratch copy of the archive.
-        entries: every run, readable or not.
-        groups: by schedule, the finished runs; the unfinished ones where none is finished.
-    """
-
-    place: Path
-    root: Path
-    entries: list[RunEntry]
-    groups: Groups
+    place: Path  # the folder or archive; the page shows its name alone
+    root: Path  # the same folder, or a scratch copy of the archive
+    entries: list[RunEntry]  # every run, readable or not
+    groups: Groups  # by schedule, the finished runs; the unfinished ones where none is finished
 
     @property
     def runs(self) -> list[Record]:
@@ -129,14 +114,8 @@ class Study:
 
 
 def read(root: Path, place: Path) -> Study:
-    """Every run in or under a folder that the command selects.
-
-    Args:
-        place: the folder itself, or the archive whose content it is.
-
-    Raises:
-        RecordError: no run can be read, or the runs are of different settings.
-    """
+    """Every selected run in or under a folder, the content of ``place``; RecordError if none can be
+    read, or they are of different settings."""
     entries = [_entry(path, root) for path in find(root)]
     selected = select_and_separate([entry.record for entry in entries if entry.record])
     by_folder = {run.folder: run for run in selected}  # with the names of separate experiments
@@ -180,9 +159,6 @@ def relative(root: Path, error: RegimesError) -> str:
     return str(error).replace(f"{root}/", "")
 
 
-# -- the result ------------------------------------------------------------------------------
-
-
 def results(study: Study) -> Table:
     """One row per schedule: metric, n, traffic; or how far it is."""
     columns = ("metric", "n", "floats", "of_base", "bytes")
@@ -208,9 +184,6 @@ def differences(study: Study, baseline: str | None = None) -> Table:
     if baseline is not None:
         pairs_of(list(dict.fromkeys(run.name for run in runs)), baseline)
     return (between(runs, baseline) if runs else None) or Table()
-
-
-# -- time ------------------------------------------------------------------------------------
 
 
 def seconds(study: Study) -> Table:

@@ -66,9 +66,6 @@ def _picture(fig: Figure, title: str, caption: str) -> Picture:
     return Picture(title, caption, f"data:image/svg+xml;base64,{code}")
 
 
-# -- curves ----------------------------------------------------------------------------------
-
-
 def _curves(study: Study, against: str, metric: Metric | None = None, title: str = "") -> Picture:
     """One curve per schedule, of the runs that have logged the metric."""
     metric = metric or study.metric
@@ -135,9 +132,6 @@ def _caption(study: Study, groups: Groups, against: str) -> str:
     if against == "epoch" and windows(study.groups):
         parts.append("Shaded: the hand-made critical windows")
     return ". ".join(parts) + "."
-
-
-# -- levels and detectors --------------------------------------------------------------------
 
 
 def adaptive(study: Study) -> list[str]:

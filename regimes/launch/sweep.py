@@ -71,7 +71,7 @@ def ablate(
     termination.grace_seconds()  # is it a time? Now, not when the signal comes
     with ends_by_sigterm():
         if jobs > 1:
-            return _ablate_abreast(todo, jobs, progress)
+            return _ablate_in_parallel(todo, jobs, progress)
         outcomes = ((folder, run_cell(folder, config)) for folder, config in todo)
         with _one_group():
             return collected(outcomes, progress)
@@ -115,7 +115,7 @@ def ends_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _ablate_abreast(
+def _ablate_in_parallel(
     todo: list[tuple[Path, RunConfig]], jobs: int, progress: Callable[[Path, str | None], None]
 ) -> list[str]:
     with ExitStack() as stack:

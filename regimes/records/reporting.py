@@ -12,11 +12,10 @@ A package offers a reporter by an entry point ::
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from regimes.config import Registry
+from regimes.config import Registry, offered
 from regimes.errors import ConfigError, RegimesError
 
 CALLS = ("start", "step", "epoch", "stop")
@@ -26,7 +25,7 @@ OURS = {"tensorboard": "regimes.monitor.scalars:Scalars", "wandb": "regimes.moni
 
 def registry() -> Registry:
     """All reporters by name; those of other packages cannot replace ours."""
-    return Registry("reporter", {p.name: p.value for p in entry_points(group=GROUP)} | OURS)
+    return Registry("reporter", offered(GROUP) | OURS)
 
 
 def check_reporters(names: Sequence[str]) -> None:

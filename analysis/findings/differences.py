@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from regimes.records import find, unpacked, share_of_low
+from regimes.records import find, share_of_low, unpacked
 from regimes.statistics import holm
 
 from ..claims import claims

@@ -5,26 +5,22 @@ from __future__ import annotations
 import contextlib
 import io
 import lzma
-import os
-import shutil
 import tarfile
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
 
 from regimes import inputs
 from regimes.errors import RecordError, RegimesError
 from regimes.records.files import check_output, check_regular, write_atomically
 from regimes.records.lines import content
 from regimes.records.reader import Record, find, load
+from regimes.records.scratch import scratch_folder
 from regimes.records.selection import select_and_separate
 
 LARGEST_ARCHIVE, LARGEST_EXTENSION = 2**33, 2**20  # bytes, unpacked
 PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 EXTENSIONS = (*PAX, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
-PREFIX, LOCK = "regimes-archive-", ".lock"
 
 
 class Member(tarfile.TarInfo):
@@ -55,7 +51,7 @@ def unpacked(place: str | Path) -> Iterator[Path]:
             raise RecordError(f"{place} is too large: more than {LARGEST_ARCHIVE} bytes")
         return tarfile.data_filter(member, path)
 
-    with _scratch_folder() as scratch:
+    with scratch_folder() as scratch:
         try:
             with tarfile.open(place, tarinfo=Member) as archive:
                 archive.extractall(scratch, filter=check_size)
@@ -115,36 +111,3 @@ def pack(folder: str | Path, archive: str | Path) -> int:
     except OSError as error:
         raise RecordError(f"cannot write {archive}: {error.strerror}") from None
     return len(runs)
-
-
-# -- scratch folders -------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _scratch_folder() -> Iterator[Path]:
-    """An empty folder, removed at the end. A killed process leaves it, but not its lock, by which
-    the next process knows that it may remove it."""
-    for abandoned in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOCK}"):
-        with contextlib.suppress(OSError), abandoned.open("rb") as file:
-            if _lock(file):
-                shutil.rmtree(abandoned.parent, ignore_errors=True)
-    place = Path(tempfile.mkdtemp(prefix=PREFIX))
-    try:
-        with (place / "being-made").open("xb") as lock:
-            _lock(lock)  # before it has its name, by which other processes find it
-            os.replace(place / "being-made", place / LOCK)
-            (place / "content").mkdir()
-            yield place / "content"
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
-
-
-def _lock(file: BinaryIO) -> bool:
-    """Take a file's lock if it is free. Windows has none, so that nothing is removed there."""
-    try:
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (ImportError, OSError):
-        return False
-    return True

@@ -40,9 +40,7 @@ LEFT_OUT = {
     "regimes/cli": "the words of commands; what they call is in",
     "regimes/console": "how text is laid out",
     "regimes/integrations": "their tests need packages that `make test` lacks",
-    "regimes/monitor/tensorboard.py": "display; the numbers, `scalars`, are in",
     "regimes/monitor/terminal.py": "display; the numbers, `text`, are in",
-    "regimes/monitor/wandb.py": "display; the numbers, `scalars`, are in",
     "regimes/plotting/looks.py": "colours and names",
     "regimes/plotting/style.py": "fonts, margins and captions",
     **{

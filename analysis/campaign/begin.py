@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from regimes.errors import ConfigError, RecordError
-from regimes.records import opened, provenance
+from regimes.records import provenance, unpacked
 from regimes.records.files import check_regular
 
 LOG = "campaign.jsonl"
@@ -64,6 +64,6 @@ def unpack(archives: Path, out: Path) -> None:
     for path in paths:
         folder = out / path.name.removesuffix(".tar.xz")
         if not folder.exists():
-            with opened(path) as scratch, tempfile.TemporaryDirectory(dir=out) as unfinished:
+            with unpacked(path) as scratch, tempfile.TemporaryDirectory(dir=out) as unfinished:
                 shutil.copytree(scratch, Path(unfinished, "whole"))
                 Path(unfinished, "whole").rename(folder)

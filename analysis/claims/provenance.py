@@ -27,7 +27,7 @@ import tyro
 from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import RecordError
-from regimes.records import find, opened, read_header
+from regimes.records import find, read_header, unpacked
 from regimes.records.provenance import digest_of
 
 from ..common.command import name_of
@@ -119,7 +119,7 @@ def table(records: Sequence[Path], known: dict[str, str]) -> pd.DataFrame:
     """
     rows = []
     for place in (inside for path in records for inside in places(path)):
-        with opened(place) as root:
+        with unpacked(place) as root:
             digests = Counter(str(read_header(run)["code"]["digest"]) for run in find(root))
         if not digests:
             raise RecordError(f"no run in or under {place}")

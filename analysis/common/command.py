@@ -24,7 +24,7 @@ from regimes.console import stdout
 from regimes.errors import ConfigError, RegimesError
 from regimes.inputs import track_inputs
 from regimes.plotting.offered import conditions
-from regimes.records import reading, write_output
+from regimes.records import selecting, write_output
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -154,7 +154,7 @@ def start(main: Callable[..., Any], program: str = "", words: Sequence[str] | No
     """
     try:
         where, others = conditions(sys.argv[1:] if words is None else words)
-        with reading(where, say=True):
+        with selecting(where, print_notes=True):
             call(main, others, program or f"python {sys.argv[0]}")
         stdout.flush()
     except RegimesError as error:

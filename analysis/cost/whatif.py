@@ -221,7 +221,7 @@ class PricedRuns:
         return (known or next(compressed, self.works[DENSE])).work
 
 
-def _elements(layer: dict[str, Any]) -> float:
+def _elements(layer: Mapping[str, Any]) -> float:
     return float(np.prod(layer["shape"]))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from regimes.records import find, opened, share_of_low
+from regimes.records import find, share_of_low, unpacked
 from regimes.statistics import holm
 
 from ..claims import claims
@@ -69,7 +69,7 @@ def seeds(source: str) -> list[int]:
 @number
 def run_count(source: str) -> int:
     """Runs of an archive."""
-    with opened(note(f"{source}.tar.xz")) as folder:
+    with unpacked(note(f"{source}.tar.xz")) as folder:
         return len(find(folder))
 
 

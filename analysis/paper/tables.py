@@ -24,7 +24,7 @@ import pandas as pd
 from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import RecordError
-from regimes.records import Record, check_one, load_all
+from regimes.records import Record, check_same_experiment, load_all
 
 from ..common.command import Files, Out, Several
 from ..common.compare import LAST
@@ -118,7 +118,7 @@ def table(runs: Iterable[Record] = ()) -> pd.DataFrame:
             runs_by_row.setdefault(key, []).append(run)
     lines = []
     for alike in runs_by_row.values():
-        check_one(alike)
+        check_same_experiment(alike)
     for line in rows.to_dict("records"):
         row = {str(name): value for name, value in line.items()}
         here = next((runs_by_row[key] for key in keys(row, rows) if key in runs_by_row), [])

@@ -34,7 +34,7 @@ from regimes.plotting import style
 from regimes.plotting.groups import tested_by
 from regimes.plotting.metrics import Metric
 from regimes.presets.own import AT
-from regimes.records import Record, check_one, load_all
+from regimes.records import Record, check_same_experiment, load_all
 
 from ..common.command import Files, Out, Several
 from ..common.compare import LAST
@@ -63,7 +63,7 @@ def check_arms(runs: Sequence[Record]) -> None:
     for run in runs:
         by_arm.setdefault((arm_of(run)[0], run.rate), []).append(run)
     for alike in by_arm.values():
-        check_one(alike)
+        check_same_experiment(alike)
 
 
 def arm_of(run: Record) -> tuple[str, bool]:

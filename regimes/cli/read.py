@@ -59,13 +59,13 @@ def detect(
         out: folder for detectors.csv, pairs.csv and epochs.csv.
         where: only runs of which this is true, e.g. --where optimizer.lr=0.4.
     """
-    from regimes.records import reading
+    from regimes.records import selecting
     from regimes.replay.detect import main
     from regimes.replay.spelling import KNOWN, parse
 
     if any(parse(text)["name"] not in KNOWN for text in detectors):
         welcome_plug_ins()
-    with reading(where, say=True):
+    with selecting(where, print_notes=True):
         main(runs, detectors, out)
 
 
@@ -97,14 +97,14 @@ def cost(
     """
     from regimes.cost.network import Network
     from regimes.cost.predict import main
-    from regimes.records import reading
+    from regimes.records import selecting
 
     recorded = [Path(place).exists() and not place.endswith(".toml") for place in what]
     if not what or (len(what) > 1 and not all(recorded)):
         raise ConfigError("name one preset, or recorded runs: see regimes presets")
     config = None if all(recorded) else configuration(what[0], set)
     link = Network.parse(network)
-    with reading(where, say=True):
+    with selecting(where, print_notes=True):
         main(what, config, link, workers, algorithm=algorithm, buckets=buckets, csv=csv)
 
 
@@ -125,10 +125,10 @@ def report(
         where: only runs of which this is true, e.g. --where optimizer.lr=0.4.
         baseline: the schedule that the others are compared with; default all pairs of up to six.
     """
-    from regimes.records import reading
+    from regimes.records import selecting
     from regimes.report import write
 
-    with reading(where):
+    with selecting(where):
         write(records, network, out, baseline)
     print(f"{out}: {out.stat().st_size / 1e6:.2f} MB")
 

@@ -15,7 +15,7 @@ from regimes.config import read_value, to_dict, to_toml
 from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import require
-from regimes.records import apart_from
+from regimes.records import sibling_difference
 
 
 @app.command
@@ -47,7 +47,7 @@ def run(
     given: dict[str, Any] = {"seed": seed, "workers": workers}
     config = replace(config, **{key: value for key, value in given.items() if value is not None})
     out = out or Path("runs", _stem(preset), f"seed-{config.seed}")
-    if (note := apart_from(to_dict(config), out)) and not quiet and launched().rank == 0:
+    if (note := sibling_difference(to_dict(config), out)) and not quiet and launched().rank == 0:
         stdout.try_print(f"note: {note}")
     if processes == 1 or launched().count > 1:
         train(config, out, resume, quiet)

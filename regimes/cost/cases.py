@@ -22,7 +22,7 @@ from regimes.cost.work import Work, mean
 from regimes.errors import RecordError
 from regimes.policies import PastEpoch, Static, policy
 from regimes.policies.periods import period_of
-from regimes.records import Record, differing, identity, separate
+from regimes.records import Record, Row, differing, identity, separate
 from regimes.training.learning_rate import LearningRate
 from regimes.training.units import Units
 
@@ -73,7 +73,7 @@ def recorded(run: Record, sample: float | None = None) -> list[Epoch]:
     return epochs
 
 
-def _is_local(row: dict[str, Any]) -> bool:
+def _is_local(row: Row) -> bool:
     """Did workers take more than one step between synchronisations?"""
     return row.get("sync", {}).get("period", 1) > 1
 
@@ -161,7 +161,7 @@ def cases(runs: Sequence[Record], workers: int | None = None) -> list[Case]:
     return [*level_cases, *(Case(name, epochs, counts[name]) for name, epochs in policies.items())]
 
 
-def _uniform(run: Record, row: dict[str, Any]) -> str | None:
+def _uniform(run: Record, row: Row) -> str | None:
     """The level of all compressed layers in an epoch; None if the levels differ, in another batch
     size, or with local steps."""
     usual = run.config.get("batch_size")

@@ -17,7 +17,7 @@ from regimes.cost.cases import Case, cases, measured
 from regimes.cost.network import Network, spell
 from regimes.cost.work import break_even
 from regimes.errors import require
-from regimes.records import load_all, mixed, write_table
+from regimes.records import load_all, mixed_circumstances, write_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -113,7 +113,7 @@ def main(
     console.print(f"{workers} workers, {network}, {algorithm}; ms per step")
     shown = table(frame, unit="unit" if unit else "epoch")
     console.print(shown.drawn(padding=(0, 0, 0, 1)))
-    for sentence in mixed({"levels": runs} if runs else {}):
+    for sentence in mixed_circumstances({"levels": runs} if runs else {}):
         console.print(f"note: {sentence}", markup=False)
     if csv:
         write_table(csv, frame)

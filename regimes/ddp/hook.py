@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Protocol, SupportsFloat, runtime_checkable
+from typing import Any, Protocol, SupportsFloat, cast, runtime_checkable
 
 from torch.nn.parallel import DistributedDataParallel
 
@@ -35,6 +35,7 @@ from regimes.instruments.panel import Readings
 from regimes.policies import Decision
 from regimes.policies.controller import Controller, Levels
 from regimes.policies.history import level_costs
+from regimes.records import Header
 from regimes.training.idle_policy import inactivity_warnings
 
 FIRST_STEP = 120.0  # seconds before a warning that a process is missing; one may still evaluate
@@ -326,7 +327,8 @@ class Hook(Job):
         if self.schedule.automatic and steps and not why and (together or not self.sends_at_end):
             self._end(*self.schedule.rates())
         if self.world.rank == 0 and not why:
-            said = inactivity_warnings({**self.header, "units": len(self.rows)}, self.rows)
+            at_end = cast("Header", {**self.header, "units": len(self.rows)})
+            said = inactivity_warnings(at_end, self.rows)
             if steps and not self.rows and type(self.controller.policy).__name__ != "Static":
                 said.append(self._no_end())
             for sentence in said:

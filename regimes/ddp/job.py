@@ -25,8 +25,8 @@ from regimes.errors import ConfigError, RecordError, RegimesError
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import NormsGauge
 from regimes.instruments.panel import Panel, Readings, choose
-from regimes.policies.controller import Levels, Row
-from regimes.records import provenance
+from regimes.policies.controller import Levels
+from regimes.records import Header, Row, provenance
 from regimes.training.rows import job_row, layer_entries, traffic_columns
 
 T = TypeVar("T")
@@ -133,7 +133,7 @@ class Job:
 
     # -- record ------------------------------------------------------------------------------
 
-    def _prepare_record(self, options: RecordOptions | None, header: dict[str, Any]) -> None:
+    def _prepare_record(self, options: RecordOptions | None, header: Header) -> None:
         self.header = header
         if options is not None and self.world.rank == 0:
             self.recorder = JobRecorder(options, header)
@@ -184,8 +184,8 @@ class Job:
         meter = self.world.meter.take()
         self.past_traffic = sum(meter.layers.values(), self.past_traffic)
         size, groups = self.header["config"]["batch_size"], self.schedule.groups
-        row = job_row(len(self.rows), *span, rates, size, readings, groups)
-        row |= more | traffic_columns(meter, levels)
+        columns = job_row(len(self.rows), *span, rates, size, readings, groups)
+        row = cast("Row", columns | more | traffic_columns(meter, levels))
         self.rows.append(row)
         if self.recorder is not None and not self.recorder.closed:
             self.recorder.add(row, seconds, readings.details)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from regimes.compression.reducer import costs_per_step
 from regimes.ddp.choices import Choice
 from regimes.ddp.optimizer import described
 from regimes.errors import is_whole, require, unexpected
-from regimes.records import OWN, check_reporters, provenance
+from regimes.records import OWN, Header, check_reporters, provenance
 from regimes.training.rows import layer_entries
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def record_options(record: Any) -> RecordOptions | None:
 
 def header(
     options: RecordOptions, job: Job, chosen: Choice, network: nn.Module, seed: int
-) -> dict[str, Any]:
+) -> Header:
     """``run.json`` of a job's record; what is not known is None, or left out."""
     rule, workers = policies.REGISTRY.table(chosen.policy), job.world.workers
     optimizer, dtype = job.schedule.optimizer, job.world.meter.dtype
@@ -86,7 +86,7 @@ def header(
         **chosen.facts(),
     }
     world = {"workers": workers, "processes": workers, "device": str(job.world.device)}
-    return {
+    header = {
         "written_by": "hook",
         "config": config,
         "code": provenance.code(),
@@ -100,3 +100,4 @@ def header(
         "per_step": costs_per_step(chosen.compressor, job.layers, chosen.levels, workers),
         "layers": layer_entries(job.layers),
     }
+    return cast("Header", header)  # without "schema", which the writer adds

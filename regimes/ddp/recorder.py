@@ -17,14 +17,13 @@ import warnings
 from collections.abc import Mapping
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
 from regimes.ddp.record import RecordOptions
 from regimes.errors import RecordError, require
-from regimes.policies.controller import Row
-from regimes.records import RecordWriter, complete, read_header, read_lines, reporters
+from regimes.records import Header, RecordWriter, Row, complete, read_header, read_lines, reporters
 from regimes.training.reporters import Reporters
 
 LOSSES = ("train_loss", "test_loss")
@@ -62,7 +61,7 @@ class JobRecorder:
         closed: the record has ended; later units are not written.
     """
 
-    def __init__(self, options: RecordOptions, header: dict[str, Any]) -> None:
+    def __init__(self, options: RecordOptions, header: Header) -> None:
         self.options, self.header, self.folder = options, header, Path(options.folder)
         self.writer: RecordWriter | None = None
         self.reporters = Reporters(())
@@ -90,7 +89,7 @@ class JobRecorder:
         self.pending = []
         self.reporters = Reporters(reporters(self.options.reporters, self.folder))
         exists = (self.folder / "run.json").exists()
-        written = read_lines(self.folder / "epochs.jsonl") if exists else []
+        written = cast("list[Row]", read_lines(self.folder / "epochs.jsonl") if exists else [])
         if written and not continued:
             self._check_unfinished(written)
         if exists and (continued or written):
@@ -182,7 +181,7 @@ class JobRecorder:
         """Put the mean of each logged value into the open row; without one, values wait."""
         if not self.row_is_open or not self.counts:
             return
-        row = self.pending[-1].row
+        row: dict[str, Any] = cast("dict[str, Any]", self.pending[-1].row)
         means = {name: _number(self.sums[name]) / n for name, n in self.counts.items()}
         self.sums, self.counts = {}, {}
         logged = {name: x if math.isfinite(x) else None for name, x in means.items()}

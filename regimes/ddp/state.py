@@ -21,7 +21,7 @@ from regimes.ddp.model import plain_names
 from regimes.errors import ConfigError
 from regimes.instruments.compression_loss import CompressionLossGauge
 from regimes.records import kinds
-from regimes.records.kinds import Each, Fields, Maybe
+from regimes.records.kinds import Items, Nullable, Object
 
 if TYPE_CHECKING:
     from regimes.ddp.hook import Hook
@@ -46,23 +46,23 @@ class HookState(JobState):
 
 
 EMPTY_METER: dict[str, Any] = {"layers": {}, "calls": {}, "sent": {}}
-CLOCKS = Each(kinds.SECONDS, dict)
-PENDING = Fields({"epoch": kinds.COUNT, "seconds": CLOCKS, "details": kinds.FREE})
-RATE = Maybe(kinds.AMOUNT)
-ROW = Fields(
+CLOCKS = Object(extra=kinds.SECONDS)
+PENDING = Object({"epoch": kinds.COUNT, "seconds": CLOCKS, "details": kinds.FREE})
+RATE = Nullable(kinds.AMOUNT)
+ROW = Object(
     {"lr": kinds.AMOUNT, "next_lr": kinds.AMOUNT}, {"epoch": kinds.COUNT, "steps": kinds.STEPS}
 )
 PLAIN = {  # what a damaged file may have in another form
-    "steps": Each(kinds.COUNT),
+    "steps": Items(kinds.COUNT),
     "total": kinds.COUNT,
     "traffic": kinds.AMOUNTS,
     "lr": RATE,
-    "pace": Fields(
-        {}, {"first": RATE, "epoch": Maybe(kinds.WHOLE), "groups": Maybe(kinds.NUMBERS)}
+    "pace": Object(
+        {}, {"first": RATE, "epoch": Nullable(kinds.WHOLE), "groups": Nullable(kinds.NUMBERS)}
     ),
     "seconds": CLOCKS,
-    "logged": Fields({}, {"waiting": Each(PENDING)}),
-    "rows": Each(ROW),
+    "logged": Object({}, {"waiting": Items(PENDING)}),
+    "rows": Items(ROW),
 }
 
 
@@ -245,7 +245,7 @@ def _check_kind(hook: Hook, state: HookState) -> None:
         if hook.values.get(level, value) != value:
             refuse(f"its level {level} is {value!r}, and here it is {hook.values[level]!r}")
     plain = {key: value for key, value in state.items() if key in PLAIN}
-    if problem := kinds.fault(plain, Fields({}, PLAIN)):
+    if problem := kinds.fault(plain, Object({}, PLAIN)):
         raise ValueError(problem)
     for number, row in enumerate(state["rows"]):
         if row.get("epoch", number) != number:  # rows of version 0.1 have no number

@@ -16,7 +16,7 @@ from regimes.errors import TrainingError
 from regimes.launch import cluster, sweep
 from regimes.monitor.text import metric_text
 from regimes.presets import Grid
-from regimes.records import apart_from, load, notes, separate
+from regimes.records import load, notes, separate, sibling_difference
 
 
 def main(
@@ -39,7 +39,7 @@ def main(
         console, f"{len(cells)} runs in {out}, {len(cells) - len(todo)} already finished"
     )
     for folder, config in {cell[0].parent: cell for cell in todo}.values():
-        if note := apart_from(to_dict(config), folder):
+        if note := sibling_difference(to_dict(config), folder):
             stdout.try_print_on(console, f"note: {note}", markup=False)
     progress = Progress(console, out, len(todo))
     if executor is None:

@@ -26,7 +26,7 @@ from regimes.errors import RegimesError, TrainingError, require
 from regimes.launch import gpus
 from regimes.launch.processes import die_with_parent
 from regimes.presets import Grid
-from regimes.records import check_same, complete, ended, read_header, read_lines
+from regimes.records import check_same, complete, ended, read_header, read_lines, read_rows
 from regimes.training import termination
 from regimes.training.quirks import resolve
 
@@ -53,8 +53,10 @@ def done(folder: Path, config: RunConfig) -> bool:
     if not (folder / "run.json").exists():
         return False
     check_same(folder, to_dict(resolve(config)))
-    trained = complete(read_header(folder), read_lines(folder / "epochs.jsonl"))
-    return trained and ended(read_lines(folder / "events.jsonl"))
+    header = read_header(folder)
+    return complete(header, read_rows(folder, header)) and ended(
+        read_lines(folder / "events.jsonl")
+    )
 
 
 def ablate(todo: list[Cell], jobs: int, progress: Progress) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import Any
 
 from torch import nn
 
@@ -12,6 +11,7 @@ from regimes.ddp import record
 from regimes.ddp.backward import StepClock
 from regimes.ddp.job import Job
 from regimes.local.arguments import LocalChoice
+from regimes.records import Header
 
 
 def header(
@@ -20,7 +20,7 @@ def header(
     chosen: LocalChoice,
     model: nn.Module,
     seed: int,
-) -> dict[str, Any]:
+) -> Header:
     """``run.json``. The record's default name is that of the rule for the period; of the names of
     periods it has those that the rule can choose."""
     rule = policies.REGISTRY.table(chosen.rule)

@@ -1,7 +1,7 @@
-"""The ``doctor`` command: what works on this machine, found by trying it.
+"""The ``doctor`` command: tries what Regimes needs on this machine.
 
-What Regimes cannot do without makes the exit code 1. What only a user's own script would miss
-(``import torchvision``, which Regimes does not need to succeed) is said and no more.
+A failure of what Regimes needs makes the exit code 1. What only a user's own script needs (``import
+torchvision`` as a whole) is reported and does not change the exit code.
 """
 
 from __future__ import annotations
@@ -18,19 +18,8 @@ from regimes.console.tables import Table
 from regimes.records import provenance
 
 NEEDED = (
-    "torch",
-    "torchvision",
-    "numpy",
-    "scipy",
-    "scikit-learn",
-    "pandas",
-    "seaborn",
-    "matplotlib",
-    "jinja2",
-    "rich",
-    "tyro",
-    "tomli-w",
-    "jaxtyping",
+    *("torch", "torchvision", "numpy", "scipy", "scikit-learn", "pandas", "seaborn", "matplotlib"),
+    *("jinja2", "rich", "tyro", "tomli-w", "jaxtyping"),
 )
 EXTRAS = ("pyhessian", "tensorboard", "wandb", "jupyterlab", "ipywidgets")
 MINUTE = 60.0  # seconds that importing torchvision may take
@@ -42,20 +31,18 @@ TWO_INDEXES = (
 
 
 def report() -> bool:
-    """Print the findings; False when something that is needed does not work."""
+    """Print a table; False if something that is needed does not work."""
     from regimes.data import sources
 
+    version = importlib.metadata.version
     needed: dict[str, Callable[[], str]] = {
-        **{name: functools.partial(importlib.metadata.version, name) for name in NEEDED},
+        **{name: functools.partial(version, name) for name in NEEDED},
         "torchvision's data": _data_sets,
         "digits": _digits,
         "gloo": lambda: _backend("gloo"),
     }
     useful: dict[str, Callable[[], str]] = {
-        **{
-            f"{name} (optional)": functools.partial(importlib.metadata.version, name)
-            for name in EXTRAS
-        },
+        **{f"{name} (optional)": functools.partial(version, name) for name in EXTRAS},
         "import torchvision": _torchvision,
         "CUDA": _cuda,
         "NCCL": lambda: _backend("nccl"),
@@ -71,39 +58,33 @@ def report() -> bool:
 
 
 def _tried(attempt: Callable[[], str]) -> tuple[str, str]:
-    """(ok or no, what came of it)."""
+    """(ok or no, detail)."""
     try:
         return "ok", attempt()
-    except Exception as error:  # whatever it is, it goes into the table
+    except Exception as error:  # any failure is a row of the table
         return "no", (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _torchvision() -> str:
-    """What a user's own script meets: another Python, which imports it and nothing else.
-
-    Raises:
-        RuntimeError: it fails there.
-    """
+    """Import torchvision alone in another Python, as a user's script does; RuntimeError if it
+    fails."""
     words = [sys.executable, "-c", "import torchvision"]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=MINUTE, check=False)
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"not imported within {MINUTE:.0f} s") from None
     if done.returncode:
-        said = _said(done.stderr)
-        missing = said.startswith("ModuleNotFoundError")
-        raise RuntimeError(said if missing else f"{said}. {TWO_INDEXES}")
+        # the first line of the error itself, which follows the indented calls
+        calls = done.stderr.rpartition("Traceback (most recent call last):")[2].splitlines()
+        lines = (line for line in calls if line.strip() and not line.startswith(" "))
+        error = next(lines, "no message")
+        missing = error.startswith("ModuleNotFoundError")
+        raise RuntimeError(error if missing else f"{error}. {TWO_INDEXES}")
     return "as a script of your own would"
 
 
-def _said(traceback: str) -> str:
-    """The first line of the error that ended a program."""
-    last = traceback.rpartition("Traceback (most recent call last):")[2].splitlines()
-    return next((line for line in last if line.strip() and not line.startswith(" ")), "no message")
-
-
 def _data_sets() -> str:
-    """What Regimes itself needs of torchvision."""
+    """The part of torchvision that Regimes needs."""
     from regimes.data.sources import torchvision_datasets
 
     return f"{len(torchvision_datasets().__all__)} data sets"

@@ -1,11 +1,11 @@
-"""The ``doctor`` command in a launched group: do all processes meet, are they alike, how fast is
-what is between them::
+"""The ``doctor`` command in a launched group: do all processes connect, have they the same code
+and libraries, how fast are they and their network::
 
     torchrun --nnodes 2 --nproc-per-node 4 ... -m regimes doctor
     srun --nodes 2 --ntasks-per-node 4 python -m regimes doctor
 
-What makes runs impossible or wrong makes the exit code 1: processes that do not meet, code or
-torch that differs. What only makes them slow is said and no more.
+What makes runs impossible or wrong makes the exit code 1: a process that does not connect, code or
+torch that differs. What only makes runs slow is reported.
 """
 
 from __future__ import annotations
@@ -29,36 +29,38 @@ if TYPE_CHECKING:
     from regimes.collectives.world import World
 
 ALIKE = ("code", "python", "torch", "cuda", "nccl")
-DECIDE = ("code", "torch")  # a run refuses another code; another torch has other numbers
-FLOATS = 2**22  # of the large mean, 16 MiB: more than any cache that is one process's own
-SIZE = 512  # of the product that is timed
+FATAL = ("code", "torch")  # a run refuses other code; another torch computes other numbers
+FLOATS = 2**22  # of the large mean, 16 MiB: larger than the cache of one process
+SIZE = 512  # of the matrices whose product is timed
 TIMES = 11
+Process = dict[str, Any]
 SLOW = 1.5  # times the median of all processes
 
 
 def report(patience: float = 60.0) -> bool:
-    """Meet the others, try what a run needs, print it on process 0; False if runs would fail.
+    """Connect all processes, compare and time them, print it on process 0; False if runs would
+    fail.
 
     Raises:
-        TrainingError: they are not there in time, or one is lost meanwhile.
+        TrainingError: a process does not connect in time, or is lost.
     """
     from regimes.collectives.processes import connect, pick_device
 
-    us, device = launched(), pick_device("auto")
-    world = connect(us.count, device, patience)
+    place, device = launched(), pick_device("auto")
+    world = connect(place.count, device, patience)
     try:
-        every = world.gather_object(_mine(device))
-        links = _links(world, device)
+        processes = world.gather_object(_describe(device))
+        seconds = {count: _time_mean(world, device, count) for count in (1, FLOATS)}
     finally:
         world.close()
-    found = differences(every)
-    if us.rank == 0:
-        _print(every, links, found)
-    return not any(name in DECIDE for name, _ in found)
+    differ = differences(processes)
+    if place.rank == 0:
+        _print(processes, seconds, differ)
+    return not any(name in FATAL for name, _ in differ)
 
 
-def _mine(device: torch.device) -> dict[str, Any]:
-    """What this process is, and how long a product takes it."""
+def _describe(device: torch.device) -> Process:
+    """This process."""
     import torch
 
     from regimes.cost.measure import median_seconds
@@ -78,22 +80,18 @@ def _mine(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _links(world: World, device: torch.device) -> dict[str, float]:
-    """Seconds of a mean over all processes, of one number and of many."""
+def _time_mean(world: World, device: torch.device, count: int) -> float:
+    """Seconds of a mean of ``count`` numbers over all processes."""
     import torch
 
     from regimes.cost.measure import median_seconds
 
-    found = {}
-    for name, count in (("one", 1), ("many", FLOATS)):
-        numbers = torch.ones(1, count, device=device)
-        found[name] = median_seconds(functools.partial(world.mean, [numbers]), TIMES, device)
-    return found
+    numbers = torch.ones(1, count, device=device)
+    return median_seconds(functools.partial(world.mean, [numbers]), TIMES, device)
 
 
-def differences(every: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    """(what, in words) of processes that are not alike: of each version the rarest, and who is
-    slower than most.
+def differences(processes: Sequence[Process]) -> list[tuple[str, str]]:
+    """(what, in words): versions that differ from the most frequent one, and slow processes.
 
     >>> alike = dict.fromkeys(ALIKE, "1") | {"seconds": 1.0}
     >>> for words in differences([alike, alike, alike | {"torch": "2", "seconds": 4.0}]):
@@ -101,39 +99,38 @@ def differences(every: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
     torch: process 2 has 2, the others have 1
     speed: process 2 takes 4.0 times as long
     """
-    found = []
+    differ = []
     for name in ALIKE:
-        values = [str(one[name]) for one in every]
+        values = [str(process[name]) for process in processes]
         usual = max(dict.fromkeys(values), key=values.count)
         for value in dict.fromkeys(v for v in values if v != usual):
-            who = ", ".join(str(rank) for rank, v in enumerate(values) if v == value)
-            found.append((name, f"process {who} has {value}, the others have {usual}"))
-    middle = statistics.median(one["seconds"] for one in every)
-    for rank, one in enumerate(every):
-        if (ratio := one["seconds"] / middle) > SLOW:
-            found.append(("speed", f"process {rank} takes {ratio:.1f} times as long"))
-    return found
+            ranks = ", ".join(str(rank) for rank, v in enumerate(values) if v == value)
+            differ.append((name, f"process {ranks} has {value}, the others have {usual}"))
+    middle = statistics.median(process["seconds"] for process in processes)
+    for rank, process in enumerate(processes):
+        if (ratio := process["seconds"] / middle) > SLOW:
+            differ.append(("speed", f"process {rank} takes {ratio:.1f} times as long"))
+    return differ
 
 
 def _print(
-    every: Sequence[dict[str, Any]], links: dict[str, float], found: Sequence[tuple[str, str]]
+    processes: Sequence[Process],
+    seconds: dict[int, float],
+    differ: Sequence[tuple[str, str]],
 ) -> None:
     rows = [
-        (str(rank), one["host"], one["device"], str(one["threads"]), f"{1e3 * one['seconds']:.2g}")
-        for rank, one in enumerate(every)
+        (str(rank), p["host"], p["device"], str(p["threads"]), f"{1e3 * p['seconds']:.2g}")
+        for rank, p in enumerate(processes)
     ]
     heads = ("process", "host", "device", "threads", "ms of a product")
-    out, first = console(highlight=False), every[0]
-    out.print(Table(heads, rows, title=f"{len(every)} processes met", texts=3).drawn())
+    out, first = console(highlight=False), processes[0]
+    out.print(Table(heads, rows, title=f"{len(processes)} processes met", texts=3).drawn())
     versions = ", ".join(f"{name} {first[name]}" for name in ALIKE if first[name] != "none")
-    rate = human(4 * FLOATS / links["many"], "B")
+    rate, size = human(4 * FLOATS / seconds[FLOATS], "B"), human(4 * FLOATS, "B")
     lines = [
         f"process 0: {versions}",
-        f"a mean over all: {1e6 * links['one']:.0f} us of one number, {rate}/s of "
-        f"{human(4 * FLOATS, 'B')}",
-        *(
-            f"{name}: {words}" + ": runs would be refused or differ" * (name in DECIDE)
-            for name, words in found
-        ),
+        f"a mean over all: {1e6 * seconds[1]:.0f} us of one number, {rate}/s of {size}",
     ]
-    out.print("\n".join(lines if found else [*lines, "all processes are alike"]), markup=False)
+    for name, words in differ:
+        lines.append(f"{name}: {words}" + ": runs would be refused or differ" * (name in FATAL))
+    out.print("\n".join(lines if differ else [*lines, "all processes are alike"]), markup=False)

@@ -3,7 +3,7 @@ critical."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -116,7 +116,7 @@ def _shares(ax: Axes, numbers: pd.DataFrame, colours: dict[str, Any]) -> None:
     ax.set(ylabel=f"layers at\n{words} (%)", ylim=(-4, 104))
 
 
-def layer_name(layer: dict[str, Any]) -> str:
+def layer_name(layer: Mapping[str, Any]) -> str:
     """ "features.0  16×3×3×3"."""
     return f"{layer['name'].removesuffix('.weight')}  {'×'.join(map(str, layer['shape']))}"
 

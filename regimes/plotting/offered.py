@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import ConfigError, nearest
-from regimes.records import reading
+from regimes.records import selecting
 
 GROUP = "regimes.figures"
 
@@ -69,7 +69,7 @@ def begin(name: str, words: Sequence[str]) -> None:
     if name not in known:
         raise ConfigError(f"no figure {name!r}: {nearest(name, known, 'regimes figure')}")
     where, rest = conditions(words)
-    with reading(where, say=True):
+    with selecting(where, print_notes=True):
         known[name].start(rest)
 
 

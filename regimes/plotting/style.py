@@ -170,7 +170,7 @@ def caption(fig: Figure, text: str) -> None:
 
 def unit_of(config: dict[str, Any]) -> str:
     """The label of an axis of epochs: "epoch", or "unit of 50 steps"."""
-    return unit_name({"config": config})
+    return unit_name(config)
 
 
 # -- axes ------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ returns the reason of each decision. What the policy returns is checked.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from regimes.policies.history import Costs, PastEpoch, Reader, past_epoch, whole
 
 LARGEST = 2**23  # bytes of all reasons of a unit as JSON; a line of a record holds twice as many
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 Reason = dict[str, Any] | None
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 from regimes.detectors.statistics import norm_of
 from regimes.errors import RecordError
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 T = TypeVar("T")
 
 
@@ -176,7 +176,7 @@ def root_of_squares(norms: Sequence[float | None]) -> float | None:
     return math.hypot(*known) if norms and len(known) == len(norms) else None
 
 
-def _scaled(values: list[float | None], row: dict[str, Any], signal: str) -> list[float | None]:
+def _scaled(values: list[float | None], row: Row, signal: str) -> list[float | None]:
     """Norms of a gradient times the row's batch size over the configuration's; norms of a movement
     unchanged, because they do not grow with the number of steps alone."""
     multiple = row.get("batch", {}).get("multiple", 1)

@@ -16,119 +16,96 @@ from regimes.records.files import check_output, check_regular, write_atomically
 from regimes.records.lines import content
 from regimes.records.reader import Record, find, load
 from regimes.records.scratch import scratch_folder
-from regimes.records.selection import gathered
+from regimes.records.selection import select_and_separate
 
-LARGEST_ARCHIVE, LARGEST_ABOUT = 2**33, 2**20  # bytes, unpacked
-ABOUT = (
-    tarfile.XHDTYPE,
-    tarfile.XGLTYPE,
-    tarfile.SOLARIS_XHDTYPE,
-    tarfile.GNUTYPE_LONGNAME,
-    tarfile.GNUTYPE_LONGLINK,
-)
+LARGEST_ARCHIVE, LARGEST_EXTENSION = 2**33, 2**20  # bytes, unpacked
+PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+EXTENSIONS = (*PAX, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 
 
 class Member(tarfile.TarInfo):
-    """One of an archive. What stands before it about it (a long name, a comment) is read whole."""
+    """A member of bounded extensions (a long name, a comment): tarfile reads them at once."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Member:
-        found = super().frombuf(buf, encoding, errors)
-        if found.type in ABOUT and found.size > LARGEST_ABOUT:
-            raise tarfile.TarError(f"it has {found.size} bytes about a member")
-        return found
+        member = super().frombuf(buf, encoding, errors)
+        if member.type in EXTENSIONS and member.size > LARGEST_EXTENSION:
+            raise tarfile.TarError(f"it has {member.size} bytes about a member")
+        return member
 
 
 @contextlib.contextmanager
-def opened(place: str | Path) -> Iterator[Path]:
-    """The folder itself; of an archive that ``pack`` has made, a scratch folder with its runs."""
+def unpacked(place: str | Path) -> Iterator[Path]:
+    """A folder as it is; of an archive by ``pack``, a scratch folder with its content."""
     place = Path(place)
     if not place.is_file():
         yield place
         return
     inputs.add(place)
+    size = 0
+
+    def check_size(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
+        nonlocal size
+        size += member.size
+        if size > LARGEST_ARCHIVE:
+            raise RecordError(f"{place} is too large: more than {LARGEST_ARCHIVE} bytes")
+        return tarfile.data_filter(member, path)
+
     with scratch_folder() as scratch:
         try:
             with tarfile.open(place, tarinfo=Member) as archive:
-                archive.extractall(scratch, filter=_Sparing(place))
+                archive.extractall(scratch, filter=check_size)
         except (OSError, tarfile.TarError, EOFError, lzma.LZMAError) as error:
             why = str(error).partition("\n")[0].rstrip(":")
             raise RecordError(f"{place} is no archive of records: {why}") from None
         try:
             yield scratch
-        except RegimesError as error:  # by the name that the user knows
+        except RegimesError as error:  # errors name the archive, which the user knows
             raise type(error)(str(error).replace(str(scratch), str(place))) from None
 
 
-class _Sparing:
-    """What ``extractall`` asks of each member: that all of them fit in a scratch folder."""
-
-    def __init__(self, place: Path) -> None:
-        self.place, self.size = place, 0
-
-    def __call__(self, member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
-        self.size += member.size
-        if self.size > LARGEST_ARCHIVE:
-            raise RecordError(f"{self.place} is too large: more than {LARGEST_ARCHIVE} bytes")
-        return tarfile.data_filter(member, path)
-
-
 def load_all(*folders: str | Path, where: Sequence[str] = ()) -> list[Record]:
-    """Every run in or under some folders, or in archives that ``pack`` has made.
+    """Every run in or under some folders, or in archives by ``pack``.
 
     Runs of one name that are not seeds of the same experiment get names of their own; see
     `experiment.separate`.
 
     Args:
-        where: only runs of which this is true, e.g. ``["optimizer.lr=0.4"]``; see `select`.
+        where: conditions that a run must meet, e.g. ``["optimizer.lr=0.4"]``; see `select`.
 
     Raises:
-        RecordError: a folder without a run, a damaged record, no run that is asked for, or two of
-            one experiment and seed.
+        RecordError: no run, a damaged one, or two runs of one experiment and seed.
     """
     runs: list[Record] = []
-    for folder in map(_path, folders):
-        with opened(folder) as root:  # of an archive, a record's folder is its name in the archive
-            found = [replace(load(p), folder=folder / p.relative_to(root)) for p in find(root)]
-        if not found:
+    for place in folders:
+        if not isinstance(place, str | Path):
+            raise RecordError(f"{place!r} is neither a folder of runs nor an archive")
+        folder = Path(place)
+        with unpacked(folder) as root:  # a record's folder is its path in the archive
+            there = [replace(load(p), folder=folder / p.relative_to(root)) for p in find(root)]
+        if not there:
             raise RecordError(f"no run in or under {folder}")
-        runs += found
-    return gathered(runs, where)
-
-
-def _path(place: object) -> Path:
-    """A RecordError names what is no path."""
-    if not isinstance(place, str | Path):
-        raise RecordError(f"{place!r} is neither a folder of runs nor an archive")
-    return Path(place)
-
-
-def _own_content(path: Path) -> bytes:
-    """A file of a record; behind a link out of a stranger's could be any file of the user's."""
-    try:
-        check_regular(path)
-    except OSError as error:
-        raise RecordError(f"cannot pack {path}: {error.strerror}") from None
-    return content(path)
+        runs += there
+    return select_and_separate(runs, where)
 
 
 def pack(folder: str | Path, archive: str | Path) -> int:
-    """Write the records under a folder, without checkpoints, to a ``.tar.xz``; returns how many.
-
-    The same records give the same bytes.
-    """
+    """Write the records under a folder, without checkpoints, to a ``.tar.xz``, of the same bytes
+    for the same records; returns how many."""
     folder, runs = Path(folder), find(folder)
     check_output(Path(archive))
     if not runs:
         raise RecordError(f"no run in or under {folder}")
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:xz") as tar:
-        for run in runs:
-            for path in sorted([run / "run.json", *run.glob("*.jsonl")]):
-                text = _own_content(path)
-                member = tarfile.TarInfo(path.relative_to(folder).as_posix())
-                member.size = len(text)
-                tar.addfile(member, io.BytesIO(text))
+        for path in [p for run in runs for p in sorted([run / "run.json", *run.glob("*.jsonl")])]:
+            try:
+                check_regular(path)  # a link may lead to any file of the user's
+            except OSError as error:
+                raise RecordError(f"cannot pack {path}: {error.strerror}") from None
+            text, member = content(path), tarfile.TarInfo(path.relative_to(folder).as_posix())
+            member.size = len(text)
+            tar.addfile(member, io.BytesIO(text))
     try:
         write_atomically(Path(archive), buffer.getvalue())
     except OSError as error:

@@ -1,228 +1,122 @@
 """Which runs are seeds of the same experiment, and may so be averaged. No torch.
 
-One place decides it for every reader. Two runs are of the same experiment if they agree in
-everything that their headers say (configuration, data and their digest, levels, metric, layers,
-trainer or hook), but for the seed and
+Every reader decides it here. Two runs are of the same experiment if their headers agree in
+everything (configuration, data and their digest, levels, metric, layers, trainer or hook) but the
+seed and
 
-- `STORAGE`, which only says where and how often to save, or how the run was started;
-- `CIRCUMSTANCES`: code, libraries, machine, processes. Runs that differ in them are averaged, and
-  `notes` says so.
+- `fields.STORAGE`: where and how often to save, and how the run was started;
+- `fields.CIRCUMSTANCES`: code, libraries, machine, processes. Runs that differ in them are
+  averaged, and `notes` says so.
 
 `separate` gives runs of one name that are not of the same experiment names of their own, so that
-whatever groups runs by name never mixes them.
+grouping by name never mixes them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from regimes.config import RunConfig, from_dict, read_value, to_dict
-from regimes.config.convert import current_names
-from regimes.errors import ConfigError, RecordError
-from regimes.records.lines import read_header
-
-if TYPE_CHECKING:
-    from regimes.records.reader import Record
-
-STORAGE = (
-    "checkpoint_every",
-    "checkpoint_seconds",
-    "reporters",
-    "timeout",
-    "data.path",
-    "data.download",
-    "machine.command",
-    "schema",
+from regimes.errors import RecordError
+from regimes.records.fields import (
+    SAVING,
+    STORAGE,
+    Fields,
+    differences_text,
+    differing,
+    flat,
+    identifying,
+    is_circumstance,
+    resolved,
 )
-CIRCUMSTANCES = ("code", "machine", "world", "device", "bucket_mb")  # "world" but its workers
-LONGEST = 24  # letters of a value in a name
+from regimes.records.lines import read_header
+from regimes.records.reader import Record
+
 YOKED = "yoked "  # controls recorded before `drawn_per_seed` was a field of configurations
-Fields = dict[str, Any]
-
-
-def resolved(config: Mapping[str, Any]) -> Fields:
-    """A recorded configuration with the fields that an older version did not write, by default."""
-    plain = dict(config)
-    if plain.get("instruments") == []:  # what the first records had for none
-        plain["instruments"] = {}
-    try:
-        return to_dict(from_dict(RunConfig, plain))
-    except ConfigError:  # of a later version, or edited: as it is where it says something
-        return _filled(current_names(RunConfig, plain), to_dict(RunConfig()))
-
-
-def _filled(said: Mapping[str, Any], usual: Mapping[str, Any]) -> Fields:
-    found = {**usual, **said}
-    for table in ("data", "model", "optimizer", "outer"):
-        if isinstance(said.get(table), Mapping):
-            found[table] = {**usual[table], **said[table]}
-    return found
-
-
-def fields(run: Record) -> Fields:
-    """All that a header says but name and `STORAGE`, by dotted path: ``{"optimizer.lr": 0.4,
-    "data.digest": "e12f..."}``. Fields without a value are left out."""
-    header = {"units": run.config.get("epochs")}  # as of a version that did not write them
-    header |= {key: value for key, value in run.header.items() if key != "config"}
-    if run.hooked and run.rows:  # whose rates stand in its rows alone
-        rates = [row["lr"] for row in run.rows]
-        header["rates"] = {"first": rates[0], "highest": max(rates)}
-    config = run.config if run.hooked else resolved(run.config)  # a hook's says what is known
-    return {k: v for k, v in (_flat(config) | _flat(header)).items() if k not in ("name", *STORAGE)}
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Fields:
-    found: Fields = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{key}.")
-        elif value is not None:
-            found[f"{prefix}{key}"] = value
-    return found
-
-
-def is_circumstance(field: str) -> bool:
-    """May runs of the same experiment differ in it?"""
-    return field != "world.workers" and field.partition(".")[0] in CIRCUMSTANCES
+FREE_ON_RESUME = {*SAVING, "device", "bucket_mb", "quirks"}  # quirks show in other fields
 
 
 def identity(run: Record) -> Fields:
-    """The `fields` in which all runs of an experiment agree."""
-    free = run.config.get("drawn_per_seed") or ()
+    """The fields in which all runs of an experiment agree."""
+    per_seed = run.config.get("drawn_per_seed") or ()
     if "drawn_per_seed" not in run.config and run.config["name"].startswith(YOKED):
-        free = ("policy.layers",)
-    return _without(run.said, free)
+        per_seed = ("policy.layers",)
+    return identifying(run.fields, per_seed)
 
 
-def _without(found: Fields, per_seed: Iterable[str]) -> Fields:
-    """Without the seed, circumstances, and the fields or tables that each seed has of its own."""
-    free = ("seed", *per_seed)
-    return {
-        field: value
-        for field, value in found.items()
-        if not is_circumstance(field)
-        and not any(field == one or field.startswith(f"{one}.") for one in free)
-    }
+def _by_name(runs: Iterable[Record]) -> dict[str, list[Record]]:
+    groups: defaultdict[str, list[Record]] = defaultdict(list)
+    for run in runs:
+        groups[run.name].append(run)
+    return groups
 
 
-# -- what differs ----------------------------------------------------------------------------
-
-
-def differing(tables: Sequence[Fields]) -> dict[str, list[str]]:
-    """The fields in which some of the tables differ, in their order: the value of each as text."""
-    names = dict.fromkeys(name for table in tables for name in table)
-    found = {}
-    for name in names:
-        if any(table.get(name) != tables[0].get(name) for table in tables):
-            found[name] = [field_text(name, table.get(name)) for table in tables]
-    for name, values in found.items():
-        if len({*values}) < len({json.dumps(t.get(name), sort_keys=True) for t in tables}):
-            found[name] = [_whole(table.get(name)) for table in tables]  # abbreviated alike
-    return found
-
-
-def field_text(field: str, value: Any) -> str:
-    """A value for a name: short, as ``--set`` and ``--where`` take it."""
-    text = _whole(value)
-    if field.endswith("digest"):
-        return text[:8]
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
-
-
-def _whole(value: Any) -> str:
-    if value is None:
-        return "none"
-    is_text = isinstance(value, str) and read_value(value) == value  # "4" is no 4
-    return value if is_text else json.dumps(value)
-
-
-def _telling(differ: dict[str, list[str]]) -> list[str]:
-    """Few of the fields in which runs differ, but enough to tell all of them apart."""
-    kinds = len({*zip(*differ.values(), strict=True)})
-    chosen = list(differ)[:1]
-    while len({*zip(*(differ[n] for n in chosen), strict=True)}) < kinds:
-        chosen.append(
-            max(
-                (name for name in differ if name not in chosen),
-                key=lambda name: len({*zip(*(differ[n] for n in (*chosen, name)), strict=True)}),
-            )
-        )
-    return chosen
-
-
-def _labels(columns: Sequence[Sequence[str]], names: Sequence[str]) -> list[str]:
-    """Of each run the fields in which it is not like most of them; of most, all fields."""
-    rows = list(zip(*columns, strict=True))
-    usual = max(dict.fromkeys(rows), key=rows.count)
-    return [
-        ", ".join(
-            f"{name}={value}"
-            for name, value, other in zip(names, row, usual, strict=True)
-            if value != other or row == usual
-        )
-        for row in rows
-    ]
+# -- separate experiments --------------------------------------------------------------------
 
 
 def separate(runs: Iterable[Record]) -> list[Record]:
-    """The runs; those of one name that are not of the same experiment get what they differ in as
-    their `Record.variant`, which is a part of their name: "low (optimizer.lr=0.2)".
+    """The runs. Those of one name that are not of the same experiment get the fields in which they
+    differ as `Record.variant`, a part of their name: "low (optimizer.lr=0.2)".
 
     Raises:
         RecordError: two runs of one experiment have the same seed.
     """
     runs = list(runs)
-    for _ in range(3):  # a name that was made may be another run's own
-        if not _separate(runs):
+    for _ in range(3):  # a new name may be the name of another run
+        variants = _variants(runs)
+        if not variants:
             break
-    _check_seeds(runs)
+        runs = [
+            replace(run, variant=f"{run.variant}, {added}" if run.variant else added)
+            if (added := variants.get(id(run)))
+            else run
+            for run in runs
+        ]
+    for name, group in _by_name(runs).items():
+        by_seed: dict[int, Record] = {}
+        for run in group:
+            if other := by_seed.get(run.seed):
+                raise RecordError(
+                    f"{other.folder} and {run.folder} are both {name!r} runs of seed {run.seed}, "
+                    "which would count twice: read only one of them"
+                )
+            by_seed[run.seed] = run
     return runs
 
 
-def _separate(runs: list[Record]) -> bool:
-    """Give runs of one name that differ names of their own; was there one?"""
-    by_name: dict[str, list[int]] = {}
-    found = False
-    for place, run in enumerate(runs):
-        by_name.setdefault(run.name, []).append(place)
-    for places in by_name.values():
-        tables = [identity(runs[place]) for place in places]
-        if not (differ := differing(tables)):
+def _variants(runs: Sequence[Record]) -> dict[int, str]:
+    """Of each run whose name several experiments have, by its id: the fields in which it differs
+    from most of them; of those most, all fields."""
+    variants = {}
+    for group in _by_name(runs).values():
+        differences = differing([identity(run) for run in group])
+        if not differences:
             continue
-        found, names = True, _telling(differ)
-        for place, words in zip(
-            places, _labels([differ[name] for name in names], names), strict=True
-        ):
-            older = runs[place].variant
-            runs[place] = replace(runs[place], variant=f"{older}, {words}" if older else words)
-    return found
+        names = _distinguishing(differences)
+        rows = list(zip(*(differences[name] for name in names), strict=True))
+        usual = max(dict.fromkeys(rows), key=rows.count)
+        for run, row in zip(group, rows, strict=True):
+            values = zip(names, row, usual, strict=True)
+            own = [f"{name}={x}" for name, x, most in values if x != most or row == usual]
+            variants[id(run)] = ", ".join(own)
+    return variants
 
 
-def _check_seeds(runs: Sequence[Record]) -> None:
-    known: dict[tuple[str, int], Record] = {}
-    for run in runs:
-        key = run.name, run.seed
-        if other := known.get(key):
-            raise RecordError(
-                f"{other.folder} and {run.folder} are both {run.name!r} runs of seed {run.seed}, "
-                "which would count twice: read only one of them"
-            )
-        known[key] = run
+def _distinguishing(differences: Mapping[str, Sequence[str]]) -> list[str]:
+    """A few of the fields that tell apart all runs that differ, chosen greedily."""
 
+    def count(names: Iterable[str]) -> int:
+        return len({*zip(*(differences[name] for name in names), strict=True)})
 
-def check_one(runs: Sequence[Record]) -> None:
-    """Raise RecordError unless all runs are seeds of one experiment, whatever they are called."""
-    for run in runs:
-        if differ := differing([identity(runs[0]), identity(run)]):
-            raise RecordError(
-                f"{runs[0].folder} and {run.folder} would be averaged, but differ in "
-                f"{_listed(differ)}: choose one with --where FIELD=VALUE"
-            )
+    chosen = list(differences)[:1]
+    while count(chosen) < count(differences):
+        left = [name for name in differences if name not in chosen]
+        chosen.append(max(left, key=lambda name: count([*chosen, name])))
+    return chosen
 
 
 def variants(runs: Iterable[Record], name: str) -> list[str]:
@@ -230,76 +124,34 @@ def variants(runs: Iterable[Record], name: str) -> list[str]:
     return list(dict.fromkeys(r.name for r in runs if r.variant and r.config["name"] == name))
 
 
-# -- what a reader should know ---------------------------------------------------------------
+# -- compare with a record -------------------------------------------------------------------
 
 
-def notes(runs: Iterable[Record]) -> list[str]:
-    """Sentences about what is averaged: runs of other code or on another machine, schedules that
-    are apart because they differ, seeds that chose the configuration they ran."""
-    groups: dict[str, list[Record]] = {}
+def check_same_experiment(runs: Sequence[Record]) -> None:
+    """Raise RecordError unless all runs are seeds of one experiment, whatever their names."""
     for run in runs:
-        groups.setdefault(run.name, []).append(run)
-    return [*_apart(groups), *mixed(groups), *_chosen(groups)]
-
-
-def _apart(groups: Mapping[str, Sequence[Record]]) -> list[str]:
-    by_name: dict[str, list[Record]] = {}
-    for runs in groups.values():
-        if runs[0].variant:
-            by_name.setdefault(runs[0].config["name"], []).append(runs[0])
-    said = []
-    for name, ones in by_name.items():
-        if not (differ := differing([identity(run) for run in ones])):
-            continue  # the others of the name were left out
-        said.append(
-            f"{name}: runs of {len(ones)} experiments, which differ in {_listed(differ)}, are "
-            "shown apart; select with --where FIELD=VALUE"
-        )
-    return said
-
-
-def mixed(groups: Mapping[str, Sequence[Record]]) -> list[str]:
-    """Which of the groups, each averaged as one, are of other code or another machine."""
-    by_words: dict[str, list[str]] = {}
-    for name, runs in groups.items():
-        tables = [{k: v for k, v in run.said.items() if is_circumstance(k)} for run in runs]
-        differ = differing(tables)
-        if "code.digest" not in differ:  # another commit with the same code
-            differ = {k: v for k, v in differ.items() if k not in ("code.commit", "code.version")}
-        if differ:
-            by_words.setdefault(_listed(differ), []).append(name)
-    return [
-        f"{', '.join(names)}: averaged over runs that differ in {words}"
-        for words, names in by_words.items()
-    ]
-
-
-def _listed(differ: Mapping[str, Sequence[str]], most: int = 4) -> str:
-    """Fields, each with its values."""
-    said = []
-    for name, values in differ.items():
-        distinct = list(dict.fromkeys(values))
-        rest = f" and {len(distinct) - most} more" if len(distinct) > most else ""
-        said.append(f"{name} ({', '.join(distinct[:most])}{rest})")
-    return ", ".join(said)
-
-
-def _chosen(groups: Mapping[str, Sequence[Record]]) -> list[str]:
-    said = []
-    for name, runs in groups.items():
-        seeds = [str(run.seed) for run in runs if run.seed in (run.config.get("tuned_on") or ())]
-        if seeds:
-            plural = "s" * (len(seeds) > 1)
-            said.append(
-                f"{name}: seed{plural} {', '.join(seeds)} chose this configuration (tuned_on), so "
-                "the mean flatters it"
+        if differences := differing([identity(runs[0]), identity(run)]):
+            raise RecordError(
+                f"{runs[0].folder} and {run.folder} would be averaged, but differ in "
+                f"{differences_text(differences)}: choose one with --where FIELD=VALUE"
             )
-    return said
 
 
-def apart_from(config: Mapping[str, Any], folder: Path) -> str:
-    """What sets a run that is about to start in ``folder`` apart from runs of its name in sibling
-    folders, in a sentence; empty if they are of the same experiment, or there are none.
+def check_same(folder: Path, config: Mapping[str, Any]) -> None:
+    """Raise RecordError unless the run in ``folder`` has this (plain, resolved) configuration."""
+    recorded = resolved(read_header(folder)["config"])
+    keys = {*config, *recorded} - FREE_ON_RESUME
+    differ = sorted(k for k in keys if recorded.get(k) != config.get(k))
+    if differ:
+        raise RecordError(
+            f"{folder} holds a run with another {', '.join(differ)}: continue it with its own "
+            "configuration or choose another --out"
+        )
+
+
+def sibling_difference(config: Mapping[str, Any], folder: Path) -> str:
+    """A sentence on how a run that will start in ``folder`` differs from one of its name in a
+    sibling folder; empty if none differs.
 
     Args:
         config: plain and resolved.
@@ -308,18 +160,70 @@ def apart_from(config: Mapping[str, Any], folder: Path) -> str:
     for path in sorted(folder.parent.glob("*/run.json")):
         if path.parent == folder:
             continue
-        with contextlib.suppress(RecordError):  # damaged: not what this is about
+        with contextlib.suppress(RecordError):  # a damaged record, which is not compared
             theirs = _comparable(read_header(path.parent)["config"])
-            differ = differing([theirs, ours])
-            if theirs.get("name") == ours.get("name") and differ:
+            differences = differing([theirs, ours])
+            if theirs.get("name") == ours.get("name") and differences:
                 return (
                     f"{path.parent} is a run of the same name {ours.get('name')!r} that differs in "
-                    f"{_listed(differ)}: tables show them apart; choose another --out, or name this"
-                    " one with --set name=..."
+                    f"{differences_text(differences)}: tables show them apart; choose another "
+                    "--out, or name this one with --set name=..."
                 )
     return ""
 
 
 def _comparable(config: Mapping[str, Any]) -> Fields:
-    found = {k: v for k, v in _flat(resolved(config)).items() if k not in STORAGE}
-    return _without(found, config.get("drawn_per_seed") or ())
+    fields = {k: v for k, v in flat(resolved(config)).items() if k not in STORAGE}
+    return identifying(fields, config.get("drawn_per_seed") or ())
+
+
+# -- notes on averages -----------------------------------------------------------------------
+
+
+def notes(runs: Iterable[Record]) -> list[str]:
+    """Sentences on the averages: experiments of one name that are shown apart, runs of other code
+    or on another machine, seeds that chose the configuration they ran."""
+    groups = _by_name(runs)
+    return [*_shown_apart(groups), *mixed_circumstances(groups), *_tuned(groups)]
+
+
+def _shown_apart(groups: Mapping[str, Sequence[Record]]) -> list[str]:
+    experiments: defaultdict[str, list[Record]] = defaultdict(list)
+    for runs in groups.values():
+        if runs[0].variant:
+            experiments[runs[0].config["name"]].append(runs[0])
+    return [
+        f"{name}: runs of {len(runs)} experiments, which differ in "
+        f"{differences_text(differences)}, are shown apart; select with --where FIELD=VALUE"
+        for name, runs in experiments.items()
+        if (differences := differing([identity(run) for run in runs]))  # none: one was selected
+    ]
+
+
+def mixed_circumstances(groups: Mapping[str, Sequence[Record]]) -> list[str]:
+    """Sentences on the groups, each averaged as one, that mix code or machines."""
+    by_text: defaultdict[str, list[str]] = defaultdict(list)
+    for name, runs in groups.items():
+        differ = differing(
+            [{k: v for k, v in run.fields.items() if is_circumstance(k)} for run in runs]
+        )
+        if "code.digest" not in differ:  # another commit with the same code
+            differ = {k: v for k, v in differ.items() if k not in ("code.commit", "code.version")}
+        if differ:
+            by_text[differences_text(differ)].append(name)
+    return [
+        f"{', '.join(names)}: averaged over runs that differ in {text}"
+        for text, names in by_text.items()
+    ]
+
+
+def _tuned(groups: Mapping[str, Sequence[Record]]) -> list[str]:
+    sentences = []
+    for name, runs in groups.items():
+        seeds = [str(run.seed) for run in runs if run.seed in (run.config.get("tuned_on") or ())]
+        if seeds:
+            sentences.append(
+                f"{name}: seed{'s' * (len(seeds) > 1)} {', '.join(seeds)} chose this configuration "
+                "(tuned_on), so the mean flatters it"
+            )
+    return sentences

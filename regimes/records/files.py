@@ -1,4 +1,4 @@
-"""Whole files, replaced in one step. Nothing but a regular file is ever replaced."""
+"""Whole files, replaced in one step. Only a regular file is ever replaced."""
 
 from __future__ import annotations
 
@@ -16,49 +16,37 @@ from regimes.errors import RecordError
 if TYPE_CHECKING:
     import pandas as pd
 
-ODD = (
-    (stat.S_ISLNK, "a symbolic link"),
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-    (stat.S_ISSOCK, "a socket"),
-)
+IRREGULAR = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
 
 
 def check_regular(path: Path) -> None:
-    """Only a regular file, or none yet, may be written to.
-
-    Raises:
-        OSError: the path is a folder, a pipe, a device or a link, named in ``strerror``.
-    """
+    """Raise OSError, with the kind in ``strerror``, unless a path is a regular file or free."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
         return
     if not stat.S_ISREG(mode):
-        kind = next((words for test, words in ODD if test(mode)), "no file")
+        kind = IRREGULAR.get(stat.S_IFMT(mode), "no file")
         raise OSError(errno.EINVAL, f"it is {kind}, expected a regular file or none", str(path))
 
 
 def opened_to_append(path: Path) -> BinaryIO:
-    """A regular file, made if there is none; no link is followed, and nothing is waited for.
-
-    Raises:
-        OSError: as ``check_regular``, or the file is not writable.
-    """
-    check_regular(path)  # with the words for it; what takes its place now is refused by the system
+    """A regular file, made if there is none. Links are not followed, and opening never blocks."""
+    check_regular(path)  # for its words; the flags refuse what takes the file's place after it
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     return os.fdopen(os.open(path, flags, 0o666), "ab")
 
 
 def opened_to_read(path: Path) -> BinaryIO:
-    """A regular file, perhaps by a link; a pipe would be waited for, and a device has no end.
-
-    Raises:
-        OSError: it is none, or cannot be read.
-    """
+    """A regular file, or a link to one. OSError for others: reading one could block forever."""
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     file = os.fdopen(os.open(path, flags), "rb")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -68,35 +56,31 @@ def opened_to_read(path: Path) -> BinaryIO:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder where there is none; what is written to it stays in its parent.
-
-    Raises:
-        OSError: it is a symbolic link or a file, or cannot be made.
-    """
+    """Make a folder where there is none; OSError for a link, which may lead out of its parent."""
     path.mkdir(exist_ok=True)
     if path.is_symlink():
         raise OSError(errno.ENOTDIR, f"{path} is a symbolic link, expected a folder or none")
 
 
-def append(path: Path, content: bytes) -> None:
-    """At the end of a file, synced; what was there is intact if it fails.
+def _write_synced(file: BinaryIO, content: bytes) -> None:
+    file.write(content)
+    file.flush()
+    os.fsync(file.fileno())
 
-    Raises:
-        OSError: as ``opened_to_append``, or the disk is full.
-    """
+
+def append(path: Path, content: bytes) -> None:
+    """At the end of a file, synced. On an OSError the file is as before."""
     with opened_to_append(path) as file:
         start = file.tell()
         try:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+            _write_synced(file, content)
         except OSError:
             os.truncate(path, start)
             raise
 
 
 def _sync_folder(folder: Path) -> None:
-    """So that a rename outlives a loss of power; not every file system can."""
+    """So that a rename survives a power cut, where the file system can."""
     with contextlib.suppress(OSError):
         place = os.open(folder, os.O_RDONLY)
         try:
@@ -106,41 +90,33 @@ def _sync_folder(folder: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """To a new file, synced, then renamed over ``path``: a reader sees the old or the new whole.
+    """To a new file, synced, then renamed over ``path``: readers see the old or the new content.
 
-    A symbolic link is refused too, even to a regular file: to write through it would change a file
-    that nobody has named (a link may come out of an archive), to replace it would leave unchanged
-    the file that a user meant. The file's mode is that of any new file, by the umask.
+    A symbolic link is refused: following it would change a file that the user did not name (a link
+    may come out of an archive), and replacing it would not change the file that the user meant.
 
     Raises:
-        OSError: ``path`` exists and is no regular file, or the disk is full or not writable; what
-            was there is intact.
+        OSError: ``path`` is no regular file, or cannot be written; the old content is intact.
     """
     check_regular(path)
     temporary = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.tmp")
     file = temporary.open("xb")  # O_CREAT | O_EXCL: neither an existing file nor a link is opened
     try:
         with file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+            _write_synced(file, content)
         os.replace(temporary, path)
         _sync_folder(path.parent)
     except BaseException:
-        with contextlib.suppress(OSError):  # the first error is the one to tell
+        with contextlib.suppress(OSError):  # the first error is the one to report
             temporary.unlink(missing_ok=True)
         raise
 
 
 def check_output(path: Path) -> None:
-    """Every file that a user asks for goes through here before it is written.
-
-    Raises:
-        RecordError: it would replace a file of a record, its checkpoints among them, or one that
-            the command has read.
-    """
-    part = path.name in ("run.json", ".lock") or path.suffix == ".jsonl"
-    records = [path.parent] * part
+    """Raise RecordError if an output would replace a file of a record, a checkpoint, or a file that
+    the command has read."""
+    is_record = path.name in ("run.json", ".lock") or path.suffix == ".jsonl"
+    records = [path.parent] * is_record
     records += [folder.parent for folder in path.parents if folder.name == "checkpoints"]
     for folder in records:
         if (folder / "run.json").is_file():
@@ -150,7 +126,7 @@ def check_output(path: Path) -> None:
 
 
 def write_output(path: Path, content: str | bytes) -> None:
-    """A file that a user asked for: as ``write_atomically``, with its folder made where missing."""
+    """A file that a user asked for: ``write_atomically`` after `check_output`; makes its folder."""
     check_output(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

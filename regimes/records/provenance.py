@@ -23,7 +23,7 @@ def code_digest() -> str:
 
 
 def digest_of(files: Iterable[tuple[PurePath, bytes]]) -> str:
-    """The digest of sources, each a path within the package and its content, in any order."""
+    """The digest of (path within the package, content) pairs, in any order."""
     digest = hashlib.sha256()
     for path, content in sorted(files):
         digest.update(str(path).encode())
@@ -40,15 +40,15 @@ def commit() -> str | None:
 
 
 def changes() -> list[str] | None:
-    """Files of the package that are not as in the checkout's last commit: changed, deleted, or
-    sources that git does not have, ignored ones as well; None where the package is no checkout."""
+    """Files of the package that differ from the checkout's last commit: changed, deleted, or
+    unknown to git, ignored ones as well; None where the package is no checkout."""
     try:
         _git("ls-files", "--error-unmatch", "__init__.py")
         changed = _git("diff", "--name-only", "--relative", "HEAD", "--", ".")
-        others = _git("ls-files", "--others", "--", ":(glob)**/*.py")
+        untracked = _git("ls-files", "--others", "--", ":(glob)**/*.py")
     except (OSError, subprocess.SubprocessError):
         return None
-    return sorted({*changed.splitlines(), *others.splitlines()})
+    return sorted({*changed.splitlines(), *untracked.splitlines()})
 
 
 def _git(*words: str) -> str:
@@ -56,7 +56,7 @@ def _git(*words: str) -> str:
     return subprocess.run(git, capture_output=True, text=True, timeout=30, check=True).stdout
 
 
-def code() -> dict[str, Any]:
+def code() -> dict[str, str | None]:
     """Version, commit and digest of this package."""
     from regimes import __version__
 
@@ -67,6 +67,8 @@ def machine() -> dict[str, Any]:
     """Python, libraries, processor, threads; of the GPU and its libraries if one is in use."""
     import torch
 
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -75,26 +77,23 @@ def machine() -> dict[str, Any]:
         "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "gpus": [
-            torch.cuda.get_device_name(i)
-            for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
-        ],
+        "gpus": [torch.cuda.get_device_name(i) for i in range(count)],
         **({"gpu": _gpu()} if torch.cuda.is_initialized() else {}),
-        "command": _printable(" ".join([Path(sys.argv[0]).name, *sys.argv[1:]])),
+        "command": command.encode(errors="backslashreplace").decode(),  # bytes that are no UTF-8
     }
 
 
 def peers() -> list[list[int]]:
-    """Of each GPU that this process sees: which others read its memory, the host not between."""
+    """For each GPU of this process: the GPUs whose memory it can read directly."""
     import torch
 
-    every = range(torch.cuda.device_count())
+    gpus = range(torch.cuda.device_count())
     reads = torch.cuda.can_device_access_peer
-    return [[other for other in every if other != gpu and reads(other, gpu)] for gpu in every]
+    return [[other for other in gpus if other != gpu and reads(other, gpu)] for gpu in gpus]
 
 
 def _gpu() -> dict[str, Any]:
-    """The current GPU, the libraries that compute and send there, and who reads whose memory."""
+    """The current GPU, its libraries, and `peers`."""
     import torch
 
     cudnn = torch.backends.cudnn.version()
@@ -108,16 +107,11 @@ def _gpu() -> dict[str, Any]:
     }
 
 
-def _printable(text: str) -> str:
-    """Bytes of a command line that are no letters, spelt out."""
-    return text.encode(errors="backslashreplace").decode()
-
-
 def processor() -> str:
-    """The processor's name, as far as the system tells."""
+    """The processor's name, as far as the system knows it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())

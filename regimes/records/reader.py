@@ -1,9 +1,8 @@
-"""Records read back as tables. No torch; pandas comes with the first frame."""
+"""Records read back as tables. No torch; pandas is imported with the first frame."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,35 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from regimes.errors import RecordError
 from regimes.records import frames
-from regimes.records.experiment import fields, resolved, separate
 from regimes.records.extent import complete, progress
-from regimes.records.lines import check_together, read_header, read_lines
-from regimes.records.said import hooked
+from regimes.records.fields import Fields, header_fields
+from regimes.records.hooked import hooked
+from regimes.records.lines import read_header, read_lines, read_rows
+from regimes.records.schema import Header, Row
 
 if TYPE_CHECKING:
     import pandas as pd
-
-FREE_ON_RESUME = {
-    "device",
-    "checkpoint_every",
-    "checkpoint_seconds",
-    "reporters",
-    "timeout",
-    "bucket_mb",
-    "quirks",  # what it does is spelt out in other fields
-}  # may differ from the start
-
-
-def check_same(folder: Path, ours: dict[str, Any]) -> None:
-    """Raise RecordError unless the run in ``folder`` has this (plain, resolved) configuration."""
-    theirs = resolved(read_header(folder)["config"])
-    keys = {*ours, *theirs} - FREE_ON_RESUME
-    differ = sorted(k for k in keys if theirs.get(k) != ours.get(k))
-    if differ:
-        raise RecordError(
-            f"{folder} holds a run with another {', '.join(differ)}: continue it with its own "
-            "configuration or choose another --out"
-        )
 
 
 @dataclass(frozen=True)
@@ -54,17 +32,17 @@ class Record:
             up to the epoch's end.
         layers: one row per epoch and layer: level, floats, bytes, why, and each statistic.
         rows, details: the lines of ``epochs.jsonl`` and ``instruments.jsonl`` as they are.
-        processes: of a run on several processes, per epoch the seconds of each by what they went
-            into: ``{"epoch": 0, "compute": [1.2, 1.9], ...}``.
-        variant: what the run differs in from others of its name that were read with it, see
+        processes: of a run on several processes, per epoch the seconds of each by purpose:
+            ``{"epoch": 0, "compute": [1.2, 1.9], ...}``.
+        variant: how the run differs from others of its name that were read with it, see
             `experiment.separate`; empty if there are none.
     """
 
     folder: Path
-    header: dict[str, Any]
+    header: Header
     epochs: pd.DataFrame
     layers: pd.DataFrame
-    rows: list[dict[str, Any]]
+    rows: list[Row]
     details: list[dict[str, Any]]
     processes: list[dict[str, Any]] = field(default_factory=list)
     variant: str = ""
@@ -80,9 +58,9 @@ class Record:
         return f"{own} ({self.variant})" if self.variant else own
 
     @cached_property
-    def said(self) -> dict[str, Any]:
-        """What the header says, by dotted path; see `experiment.fields`."""
-        return fields(self)
+    def fields(self) -> Fields:
+        """The header by dotted path; see `fields.header_fields`."""
+        return header_fields(self.header, self.rows)
 
     @property
     def seed(self) -> int:
@@ -90,7 +68,7 @@ class Record:
 
     @property
     def rate(self) -> float:
-        """The learning rate of its configuration; nan where that does not say."""
+        """The configured learning rate; nan where it is unknown."""
         known = (self.config["optimizer"] or {}).get("lr")
         return math.nan if known is None else float(known)
 
@@ -100,7 +78,7 @@ class Record:
 
     @property
     def hooked(self) -> bool:
-        """Has the DDP hook written it, of a user's own training?"""
+        """Did a hook write the record, of a user's own training?"""
         return hooked(self.header)
 
     def check_finished(self) -> None:
@@ -124,51 +102,17 @@ class Record:
 def load(folder: str | Path) -> Record:
     """Read one run."""
     folder = Path(folder)
-    header, rows = read_header(folder), read_lines(folder / "epochs.jsonl")
-    check_together(header, rows, folder / "epochs.jsonl")
-    details = read_lines(folder / "instruments.jsonl")
-    spent = read_lines(folder / "seconds.jsonl")
-    each = [{"epoch": s["epoch"], **s.pop("processes")} for s in spent if "processes" in s]
-    return Record(folder, header, *_frames(folder, header, rows, spent), rows, details, each)
-
-
-def _frames(
-    folder: Path, header: dict[str, Any], rows: list[dict[str, Any]], spent: list[dict[str, Any]]
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """(epochs, layers)."""
-    seconds = {s.pop("epoch"): s for s in spent}
-    if 0 < len(seconds) < len(rows):  # written before each epoch, so that no crash leaves this
+    header = read_header(folder)
+    rows = read_rows(folder, header)
+    details, seconds = (read_lines(folder / f"{x}.jsonl") for x in ("instruments", "seconds"))
+    if 0 < len(seconds) < len(rows):  # written before each epoch: no crash leaves this
         raise RecordError(f"{folder}/seconds.jsonl ends after {len(seconds)} of {len(rows)} epochs")
+    processes = [{"epoch": s["epoch"], **s.pop("processes")} for s in seconds if "processes" in s]
     names = [layer["name"] for layer in header["layers"]]
-    return frames.epochs(rows, seconds), frames.layers(names, rows)
+    epochs = frames.epochs(rows, {s.pop("epoch"): s for s in seconds})
+    return Record(folder, header, epochs, frames.layers(names, rows), rows, details, processes)
 
 
 def find(folder: str | Path) -> list[Path]:
     """Every run in or under a folder, sorted."""
     return sorted(path.parent for path in Path(folder).rglob("run.json"))
-
-
-def summary(runs: Iterable[Record], last: int = 3) -> pd.DataFrame:
-    """One row per run: name, seed, metric (mean of the ``last`` epochs, of a hook's record of those
-    in which it was logged; nan if in none), total floats and bytes."""
-    import pandas as pd
-
-    rows = []
-    for run in separate(runs):
-        run.check_finished()
-        rows.append(
-            {
-                "name": run.name,
-                "seed": run.seed,
-                "metric": _reached(run, last),
-                "floats": float(run.epochs["floats"].sum()),
-                "bytes": int(run.epochs["bytes"].sum()),
-                "seconds": float(run.epochs.filter(like="seconds_").sum().sum()),
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-def _reached(run: Record, last: int) -> float:
-    known = [row["metric"] is not None for row in run.rows]
-    return float(run.epochs["metric"][known].tail(last).mean())

@@ -1,167 +1,193 @@
-"""What stands where in the files of a record: the one table by which all commands read them.
+"""The types of a record's header and rows, and the checks that follow from them. No torch.
 
-A record may come from a stranger, so that readers take nothing for granted but this. Keys that are
-not in the table are free, because a later version or a plug-in may add some. No torch.
+Files come from other people and later versions, so that every command checks them here as it reads.
+Keys that are not listed are free: a later version or a plug-in may add some.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NotRequired, TypedDict
 
 from regimes.config import MOST_EPOCHS, RunConfig
-from regimes.records.kinds import (
-    AMOUNT,
-    AMOUNTS,
-    COUNT,
-    FREE,
-    LEVEL,
-    NAME,
-    NUMBER,
-    NUMBERS,
-    SECONDS,
-    STEPS,
-    TEXT,
-    TEXTS,
-    TRUE_OR_FALSE,
-    WHOLE,
-    WHYS,
-    Each,
-    Fields,
-    Kind,
-    Maybe,
-    fault,
-    whole,
-)
-from regimes.records.said import hooked
+from regimes.records import kinds
+from regimes.records.kinds import AMOUNT, NAME, STEPS, Items, Nullable, Object, fault
 
 SCHEMA = 1
 MOST_WORKERS = 1_000_000
-EPOCHS = whole(0, MOST_EPOCHS, f"from 0 to {MOST_EPOCHS}")
-WORKERS = whole(1, MOST_WORKERS, f"from 1 to {MOST_WORKERS}")
-PLUG_IN = Fields({"name": NAME})
-ONE_EACH = Fields({"mean": AMOUNT, "gather": AMOUNT}, further=AMOUNT)
-VALUES = Each(Maybe(NUMBER), dict)
+EPOCHS = kinds.integer(0, MOST_EPOCHS, f"from 0 to {MOST_EPOCHS}")
 
-ROWS: dict[str, Fields | Each] = {
-    "epochs.jsonl": Fields(
-        {
-            "epoch": EPOCHS,
-            "lr": NUMBER,
-            "next_lr": NUMBER,
-            "steps": STEPS,
-            "batch_size": Maybe(STEPS),
-            "train_loss": Maybe(NUMBER),
-            "test_loss": Maybe(NUMBER),
-            "metric": Maybe(NUMBER),
-            "floats": AMOUNT,
-            "bytes": AMOUNT,
-            "collectives": Fields({"calls": ONE_EACH, "bytes": ONE_EACH}),
-            "layers": Fields({"level": TEXTS, "floats": AMOUNTS, "bytes": AMOUNTS, "why": WHYS}),
-            "statistics": Each(NUMBERS, dict),
-        },
-        {
-            "unit": Fields({"first": COUNT, "stop": COUNT}),
-            "perplexity": Maybe(NUMBER),
-            "batch": Fields({}, {"level": Maybe(TEXT), "multiple": STEPS}),
-            "skipped": COUNT,
-            "sync": Fields({}, {"level": Maybe(TEXT), "period": STEPS, "rounds": COUNT}),
-            "group_lr": Maybe(NUMBERS),
-            "validation": VALUES,
-            "model": VALUES,
-            "logged": VALUES,
-        },
-    ),
-    "seconds.jsonl": Fields({"epoch": EPOCHS}, {"processes": Each(Each(SECONDS), dict)}, SECONDS),
-    "instruments.jsonl": Fields({"epoch": EPOCHS, "instrument": NAME}),
-    "events.jsonl": Fields({"time": TEXT, "event": NAME}, {"why": TEXT}),
-    "superseded.jsonl": Fields({"file": NAME, "epoch": EPOCHS}),
-    "chain.jsonl": Fields({"files": Each(Fields({"lines": COUNT, "sha256": TEXT}), dict)}),
-}
+Epoch = Annotated[int, EPOCHS]
+Count = Annotated[int, kinds.COUNT]
+Steps = Annotated[int, STEPS]
+Workers = Annotated[int, kinds.integer(1, MOST_WORKERS, f"from 1 to {MOST_WORKERS}")]
+Amount = Annotated[float, AMOUNT]
+Amounts = Annotated[list[float], kinds.AMOUNTS]
+Numbers = Annotated[list[float | None], kinds.NUMBERS]
+Texts = Annotated[list[str], kinds.TEXTS]
+Name = Annotated[str, NAME]
+OPERATIONS = Object({"mean": AMOUNT, "gather": AMOUNT}, extra=AMOUNT)
+CHOICE = {"level": Nullable(kinds.TEXT)}  # of a policy for the whole model
+Collectives = Annotated[dict[str, Any], Object({"calls": OPERATIONS, "bytes": OPERATIONS})]
+Unit = Annotated[dict[str, int], Object({"first": kinds.COUNT, "stop": kinds.COUNT})]
+Batch = Annotated[dict[str, Any], Object({}, CHOICE | {"multiple": STEPS})]
+Sync = Annotated[dict[str, Any], Object({}, CHOICE | {"period": STEPS, "rounds": kinds.COUNT})]
+COUNTS = dict.fromkeys(("train", "test", "validation", "words"), Nullable(kinds.COUNT))
+Data = Annotated[dict[str, Any], Object({"digest": Nullable(kinds.TEXT)}, COUNTS)]
+COST = Object({"floats": AMOUNT, "bytes": AMOUNT}, {"layers": kinds.AMOUNTS})
+
+
+class LayerColumns(TypedDict):
+    """One value per layer."""
+
+    level: Texts
+    floats: Amounts
+    bytes: Amounts
+    why: Annotated[list[dict[str, Any] | None], kinds.TABLES]
+
+
+class Row(TypedDict):
+    """A line of ``epochs.jsonl``; null is what was not logged, or was not finite."""
+
+    epoch: Epoch
+    lr: float
+    next_lr: float
+    steps: Steps
+    batch_size: Steps | None
+    train_loss: float | None
+    test_loss: float | None
+    metric: float | None
+    floats: Amount
+    bytes: Amount
+    collectives: Collectives
+    layers: LayerColumns
+    statistics: dict[str, Numbers]
+    unit: NotRequired[Unit]
+    perplexity: NotRequired[float | None]
+    batch: NotRequired[Batch]
+    skipped: NotRequired[Count]
+    sync: NotRequired[Sync]
+    group_lr: NotRequired[Numbers | None]
+    validation: NotRequired[dict[str, float | None]]
+    model: NotRequired[dict[str, float | None]]
+    logged: NotRequired[dict[str, float | None]]
+
+
+class World(TypedDict):
+    workers: Workers
+    processes: Workers
+    groups: NotRequired[Workers]
+
+
+class Layer(TypedDict):
+    name: Name
+    shape: list[Count]
+    compressed: bool
+
+
+class Header(TypedDict):
+    """``run.json``."""
+
+    schema: Steps
+    config: dict[str, Any]
+    metric: Name
+    world: World
+    data: Data
+    steps_per_epoch: Steps | None
+    per_step: Annotated[dict[str, dict[str, Any]], Object(extra=COST)]
+    layers: list[Layer]
+    written_by: NotRequired[str]
+    units: NotRequired[Epoch | None]
+    budget: NotRequired[Amount | None]
+    code: NotRequired[dict[str, str | None]]
+    machine: NotRequired[dict[str, Any]]
+
+
+def hooked(header: Mapping[str, Any]) -> bool:
+    """Did a hook, a callback or ``local_steps`` write the record?"""
+    return header.get("written_by") == "hook"
+
+
+def _kind(hint: Any) -> Any:
+    """The check of an annotation; of a configuration's dataclass, each field may be missing or
+    null, because a hook does not know all."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return hint.__metadata__[0]
+    if origin is NotRequired:
+        return _kind(args[0])
+    if typing.is_typeddict(hint):
+        hints = typing.get_type_hints(hint, include_extras=True)
+        required = {k: _kind(x) for k, x in hints.items() if k in hint.__required_keys__}
+        return Object(required, {k: _kind(x) for k, x in hints.items() if k not in required})
+    if dataclasses.is_dataclass(hint):
+        hints = typing.get_type_hints(hint)
+        names = [f.name for f in dataclasses.fields(hint)]
+        return Object({}, {name: Nullable(_kind(hints[name])) for name in names})
+    if origin in (typing.Union, types.UnionType):
+        known = [x for x in args if x is not type(None)]
+        kind = _kind(known[0]) if len(known) == 1 else kinds.LEVEL
+        return kind if len(known) == len(args) else Nullable(kind)
+    if origin is dict:
+        return Object(extra=_kind(args[1]))
+    if origin in (list, tuple):
+        return Items(_kind(args[0]))
+    plain = {int: kinds.WHOLE, float: kinds.NUMBER, bool: kinds.BOOLEAN, Any: kinds.FREE}
+    return plain.get(hint, kinds.TEXT)  # Literal: a later version may add words
 
 
 @functools.cache
-def header() -> Fields:
-    """Of ``run.json``."""
-    data, model = (
-        Fields(PLUG_IN.needed, _fields(RunConfig)[x].kind.others) for x in ("data", "model")
-    )
-    config = {
-        "name": NAME,
-        "seed": WHOLE,
-        "epochs": Maybe(EPOCHS),
-        "workers": WORKERS,
-        "signal": NAME,
-        "levels": Each(LEVEL, dict),
-        "compressor": PLUG_IN,
-        "policy": PLUG_IN,
-        "data": data,
-        "model": model,
-        "optimizer": _fields(RunConfig)["optimizer"].kind,
+def rows() -> dict[str, Object]:
+    """The kind of each file's lines."""
+    file_state = Object({"lines": kinds.COUNT, "sha256": kinds.TEXT})
+    clocks = Object(extra=Items(kinds.SECONDS))
+    return {
+        "epochs.jsonl": _kind(Row),
+        "seconds.jsonl": Object({"epoch": EPOCHS}, {"processes": clocks}, kinds.SECONDS),
+        "instruments.jsonl": Object({"epoch": EPOCHS, "instrument": NAME}),
+        "events.jsonl": Object({"time": kinds.TEXT, "event": NAME}, {"why": kinds.TEXT}),
+        "superseded.jsonl": Object({"file": NAME, "epoch": EPOCHS}),
+        "chain.jsonl": Object({"files": Object(extra=file_state)}),
     }
-    cost = Fields({"floats": AMOUNT, "bytes": AMOUNT}, {"layers": AMOUNTS})
-    layer = Fields({"name": NAME, "shape": Each(COUNT), "compressed": TRUE_OR_FALSE})
-    counts = dict.fromkeys(("train", "test", "validation", "words"), Maybe(COUNT))
-    return Fields(
-        {
-            "schema": STEPS,
-            "config": Fields(config, _fields(RunConfig) | OF_THEIR_OWN),
-            "metric": NAME,
-            "world": Fields({"workers": WORKERS, "processes": WORKERS}, {"groups": WORKERS}),
-            "data": Fields({"digest": Maybe(TEXT)}, counts),
-            "steps_per_epoch": Maybe(STEPS),
-            "per_step": Each(cost, dict),
-            "layers": Each(layer),
-        },
-        {
-            "written_by": TEXT,
-            "units": Maybe(EPOCHS),
-            "budget": Maybe(AMOUNT),
-            "code": Each(Maybe(TEXT), dict),
-            "machine": Fields({}, {"gpus": TEXTS}),
-        },
-    )
 
 
-OF_THEIR_OWN = {
-    "instruments": FREE,  # the first records have a list
-    "batch_policy": Maybe(PLUG_IN),
-    "sync_policy": Maybe(PLUG_IN),
-    "dtype": Kind("float32 or float64", ("float32", "float64").__contains__),
-}
+@functools.cache
+def header() -> Object:
+    """The kind of ``run.json``."""
+    fields, plug_in = _kind(RunConfig).optional, Object({"name": NAME})
+    required = {
+        "name": NAME,
+        "seed": kinds.WHOLE,
+        "epochs": Nullable(EPOCHS),
+        "workers": _kind(Workers),
+        "signal": NAME,
+        "levels": Object(extra=kinds.LEVEL),
+        "compressor": plug_in,
+        "policy": plug_in,
+        "data": Object(plug_in.required, fields["data"].kind.optional),
+        "model": Object(plug_in.required, fields["model"].kind.optional),
+        "optimizer": fields["optimizer"].kind,
+    }
+    fields |= {
+        "instruments": kinds.FREE,  # the first records have a list
+        "batch_policy": Nullable(plug_in),
+        "sync_policy": Nullable(plug_in),
+        "dtype": kinds.Kind("float32 or float64", ("float32", "float64").__contains__),
+    }
+    found: Object = _kind(Header)
+    found.required["config"] = Object(required, fields)
+    found.optional["machine"] = Object({}, {"gpus": kinds.TEXTS})
+    return found
 
 
-def _fields(cls: type) -> dict[str, Any]:
-    """The fields of a configuration by their annotations; null stands for what nobody knows."""
-    hints = typing.get_type_hints(cls)
-    return {f.name: Maybe(_annotated(hints[f.name])) for f in dataclasses.fields(cls)}
-
-
-def _annotated(hint: Any) -> Any:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if dataclasses.is_dataclass(hint):
-        return Fields({}, _fields(typing.cast(type, hint)))
-    if origin in (typing.Union, types.UnionType):
-        known = [x for x in args if x is not type(None)]
-        return _annotated(known[0]) if len(known) == 1 else LEVEL
-    if origin is dict:
-        return Each(_annotated(args[1]), dict)
-    if origin is tuple:
-        return Each(_annotated(args[0]))
-    plain = {int: WHOLE, float: NUMBER, bool: TRUE_OR_FALSE, Any: FREE}
-    return plain.get(hint, TEXT)  # one of several words is a text: a later version may add some
-
-
-def header_fault(found: dict[str, Any]) -> str | None:
-    """What in a header is not as it should be, or does not go together; or None."""
+def header_fault(found: Any) -> str | None:
+    """What in a header is of another kind or contradicts itself, or None."""
     return fault(found, header()) or _contradiction(found)
 
 
-def _contradiction(header: dict[str, Any]) -> str | None:
+def _contradiction(header: Header) -> str | None:
     names, world = [layer["name"] for layer in header["layers"]], header["world"]
     if header["config"]["epochs"] is None and not hooked(header):
         return f"config.epochs is None, expected {EPOCHS.expected}"
@@ -169,21 +195,25 @@ def _contradiction(header: dict[str, Any]) -> str | None:
         return "two layers have one name"
     if world["workers"] % world["processes"]:
         return f"{world['workers']} workers are not shared by {world['processes']} processes"
-    odd = [x for x in header["per_step"].values() if len(x.get("layers", names)) != len(names)]
-    return f"per_step has no cost for each of {len(names)} layers" if odd else None
+    if any(len(x.get("layers", names)) != len(names) for x in header["per_step"].values()):
+        return f"per_step has no cost for each of {len(names)} layers"
+    return None
 
 
-def misfit(header: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str | None:
-    """What in a run's rows does not go with its header, with the line; or None."""
-    found = ((number, row_misfit(header, row)) for number, row in enumerate(rows, start=1))
-    return next((f"line {number} is damaged: {why}" for number, why in found if why), None)
+def rows_fault(header: Header, rows: Sequence[Row]) -> str | None:
+    """The first line that does not fit the header, and why; or None."""
+    for number, row in enumerate(rows, start=1):
+        if why := row_fault(header, row):
+            return f"line {number} is damaged: {why}"
+    return None
 
 
-def row_misfit(header: dict[str, Any], row: dict[str, Any]) -> str | None:
-    """What in a row does not go with the header, or None."""
+def row_fault(header: Header, row: Row) -> str | None:
+    """What in a row does not fit the header, or None."""
     count = len(header["layers"])
-    for table in ("layers", "statistics"):
-        for name, values in row[table].items():
+    tables: dict[str, Any] = {"layers": row["layers"], "statistics": row["statistics"]}
+    for table, columns in tables.items():
+        for name, values in columns.items():
             if type(values) is not list or len(values) != count:
                 return f"{table}.{name} has no {count} layers"
     ours = header["metric"] == "accuracy" and "written_by" not in header  # others log per cent

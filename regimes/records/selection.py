@@ -1,10 +1,9 @@
-"""Selecting runs by what their headers say (``--where optimizer.lr=0.4``), and what a command that
-averages runs should say of them. No torch.
+"""Selecting runs by their headers (``--where optimizer.lr=0.4``). No torch.
 
-A command reads within `reading`; every `load_all` in it then gives the runs that were selected,
-separated by experiment, and adds its `experiment.notes` to those of the command::
+A command reads inside `selecting`: every `load_all` there gives the selected runs, separated by
+experiment, and adds its `experiment.notes` to those of the command::
 
-    with reading(["optimizer.lr=0.4"], say=True):
+    with selecting(["optimizer.lr=0.4"], print_notes=True):
         ...
 """
 
@@ -18,54 +17,46 @@ from typing import TYPE_CHECKING, Any
 from regimes.config import read_value
 from regimes.console.stdout import escape_control
 from regimes.errors import ConfigError, RecordError, nearest
-from regimes.records.experiment import Fields, field_text, notes, separate
+from regimes.records.experiment import notes, separate
+from regimes.records.fields import field_text
+from regimes.records.reader import Record
 
 if TYPE_CHECKING:
-    from regimes.records.reader import Record
+    import pandas as pd
 
-_reading: ContextVar[tuple[tuple[str, ...], dict[str, None]] | None] = ContextVar(
-    "reading", default=None
+_selection: ContextVar[tuple[tuple[str, ...], dict[str, None]] | None] = ContextVar(
+    "selection", default=None
 )
 
 
 @contextlib.contextmanager
-def reading(where: Sequence[str] = (), say: bool = False) -> Iterator[dict[str, None]]:
-    """Let `load_all` select by ``where``; yields the sentences that it finds, as keys.
-
-    Args:
-        say: print them at the end.
-
-    Raises:
-        ConfigError: a condition that is not FIELD=VALUE.
-    """
+def selecting(where: Sequence[str] = (), print_notes: bool = False) -> Iterator[dict[str, None]]:
+    """Let `load_all` select by ``where``; yields the notes so far, as keys, and may print them at
+    the end. ConfigError for a condition that is not FIELD=VALUE."""
     for text in where:
         _parsed(text)
-    said: dict[str, None] = {}
-    token = _reading.set((tuple(where), said))
+    notes: dict[str, None] = {}
+    token = _selection.set((tuple(where), notes))
     try:
-        yield said
-    finally:  # of a command that refuses the runs, the notes say why
-        _reading.reset(token)
-        for sentence in said if say else ():
+        yield notes
+    finally:  # after an error too: the notes may explain it
+        _selection.reset(token)
+        for sentence in notes if print_notes else ():
             print(f"note: {escape_control(sentence)}")
 
 
-def gathered(runs: Iterable[Record], where: Sequence[str] = ()) -> list[Record]:
-    """The runs that ``where`` and the command select, separated by experiment.
-
-    Raises:
-        RecordError: no run is left, an unknown field, or two runs of one experiment and seed.
-    """
-    asked, said = _reading.get() or ((), {})
-    here = (where,) if isinstance(where, str) else where
-    found = separate(select(runs, (*asked, *here)))
-    said |= dict.fromkeys(notes(found))
-    return found
+def select_and_separate(runs: Iterable[Record], where: Sequence[str] = ()) -> list[Record]:
+    """The runs that ``where`` and the command select (`select`), separated by `separate`."""
+    of_command, collected = _selection.get() or ((), {})
+    own = (where,) if isinstance(where, str) else where
+    selected = separate(select(runs, (*of_command, *own)))
+    collected |= dict.fromkeys(notes(selected))
+    return selected
 
 
 def select(runs: Iterable[Record], where: Sequence[str]) -> list[Record]:
     """The runs whose header has each value, e.g. ``["optimizer.lr=0.4", "name=low"]``: a value as
-    the configuration spells it, of a digest its beginning, "none" for a field without a value.
+    in a configuration, the beginning of a digest, "none" for a field without a value.
 
     Raises:
         ConfigError: a condition that is not FIELD=VALUE.
@@ -73,9 +64,8 @@ def select(runs: Iterable[Record], where: Sequence[str]) -> list[Record]:
     """
     left = list(runs)
     for text in [where] if isinstance(where, str) else where:
-        field, value = _parsed(text)
-        raw = text.partition("=")[2]
-        tables = [{"name": run.config["name"], **run.said} for run in left]
+        field, value, raw = _parsed(text)
+        tables = [{"name": run.config["name"], **run.fields} for run in left]
         if left and not any(field in table for table in tables):
             known = dict.fromkeys(name for table in tables for name in table)
             raise RecordError(f"--where {text}: no run says {field!r}; {nearest(field, known)}")
@@ -85,25 +75,44 @@ def select(runs: Iterable[Record], where: Sequence[str]) -> list[Record]:
             if _equal(field, table.get(field), value, raw) or (field == "name" and run.name == raw)
         ]
         if left and not chosen:
-            there = ", ".join(dict.fromkeys(_shown(field, table) for table in tables))
-            raise RecordError(f"--where {text}: no run has it; {field} is {there}")
+            values = dict.fromkeys(field_text(field, table.get(field)) for table in tables)
+            raise RecordError(f"--where {text}: no run has it; {field} is {', '.join(values)}")
         left = chosen
     return left
 
 
-def _parsed(text: str) -> tuple[str, Any]:
-    field, sign, value = text.partition("=")
-    if not (sign and field and value):
+def _parsed(text: str) -> tuple[str, Any, str]:
+    """(field, value, the value as it is written)."""
+    field, _, raw = text.partition("=")
+    if not (field and raw):
         raise ConfigError(f"--where {text}: expected FIELD=VALUE, e.g. --where optimizer.lr=0.4")
-    return field, read_value(value)
+    return field, read_value(raw), raw
 
 
-def _equal(field: str, found: Any, wanted: Any, raw: str) -> bool:
-    if field.endswith("digest") and found is not None:
-        return str(found).startswith(raw)
-    same_kind = isinstance(found, bool) == isinstance(wanted, bool)  # 1 == True in Python
-    return found == raw or (same_kind and found == wanted)
+def _equal(field: str, recorded: Any, wanted: Any, raw: str) -> bool:
+    if field.endswith("digest") and recorded is not None:
+        return str(recorded).startswith(raw)
+    same_kind = isinstance(recorded, bool) == isinstance(wanted, bool)  # 1 == True in Python
+    return recorded == raw or (same_kind and recorded == wanted)
 
 
-def _shown(field: str, table: Fields) -> str:
-    return field_text(field, table.get(field))
+def summary(runs: Iterable[Record], last: int = 3) -> pd.DataFrame:
+    """One row per run: name, seed, metric (mean of the ``last`` epochs in which it was logged; nan
+    if in none), total floats, bytes and seconds."""
+    import pandas as pd
+
+    rows = []
+    for run in separate(runs):
+        run.check_finished()
+        known = [row["metric"] is not None for row in run.rows]
+        rows.append(
+            {
+                "name": run.name,
+                "seed": run.seed,
+                "metric": float(run.epochs["metric"][known].tail(last).mean()),
+                "floats": float(run.epochs["floats"].sum()),
+                "bytes": int(run.epochs["bytes"].sum()),
+                "seconds": float(run.epochs.filter(like="seconds_").sum().sum()),
+            }
+        )
+    return pd.DataFrame(rows)

@@ -1,13 +1,15 @@
-"""The one who writes a record: appends line by line, and goes back to a checkpoint on a resume."""
+"""The writer of a record: appends line by line, and returns to a checkpoint on a resume."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from regimes.errors import RecordError
 from regimes.records import chain
@@ -16,118 +18,107 @@ from regimes.records.kinds import fault
 from regimes.records.lines import (
     LONGEST_LINE,
     ONE_PER_EPOCH,
+    complete_lines,
     content,
     parse,
     read_header,
     read_lines,
-    whole_lines,
 )
-from regimes.records.schema import ROWS, SCHEMA, header_fault, row_misfit
+from regimes.records.schema import SCHEMA, Header, Row, header_fault, row_fault, rows
 
 REWOUND = ("epochs.jsonl", "seconds.jsonl", "instruments.jsonl")  # by a resume
 
 
 class RecordWriter:
-    """Appends to one run's record; holds the folder's lock until ``close``.
-
-    Raises:
-        RecordError: the folder cannot be written, is in use, holds a run already (``create``) or
-            none (``resume``).
-    """
+    """Appends to one run's record; holds the folder's lock until ``close``. RecordError if the
+    folder cannot be written, is in use, holds a run (``create``) or none (``resume``)."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._header: dict[str, Any] = {}
+        self._header: Mapping[str, Any] = {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = opened_to_append(folder / ".lock")
         except OSError as error:
             raise RecordError(f"cannot write to {folder}: {error.strerror}") from None
-        if not _locked(self._lock.fileno()):
+        if not _lock(self._lock.fileno()):
             self._lock.close()
             raise RecordError(f"another run is writing to {folder}: choose another --out")
-        try:
+        with self._close_on_error():
             for path in sorted(folder.glob("*.jsonl")):
                 _cut_torn_line(path)
             self._sums = chain.sums(folder)
+
+    @contextlib.contextmanager
+    def _close_on_error(self) -> Iterator[None]:
+        try:
+            yield
         except BaseException:
             self.close()
             raise
 
     @classmethod
-    def create(cls, folder: Path, header: dict[str, Any]) -> RecordWriter:
-        """Start a record with its provenance; in place of one that has no epoch yet."""
+    def create(cls, folder: Path, header: Mapping[str, Any]) -> RecordWriter:
+        """Start a record with its provenance, in place of one that has no epoch yet."""
         writer = cls(folder)
-        try:
+        with writer._close_on_error():
             if (folder / "run.json").exists() and read_lines(folder / "epochs.jsonl"):
-                raise RecordError(
-                    f"{folder} already holds a run: continue it with --resume or choose another "
-                    "--out"
-                )
-            content = _header({"schema": SCHEMA, **header}, folder)
-            writer._header = json.loads(content)
-            writer._restate()
+                how = "continue it with --resume or choose another --out"
+                raise RecordError(f"{folder} already holds a run: {how}")
+            text = _header_text({"schema": SCHEMA, **header}, folder)
+            writer._header = json.loads(text)
+            writer._announce_present()
             writer._rewind(0)
-            writer._replace({"run.json": content})
+            writer._replace({"run.json": text})
             writer.event("start")
-        except BaseException:
-            writer.close()
-            raise
         return writer
 
     @classmethod
     def resume(cls, folder: Path, epochs: int, **details: Any) -> RecordWriter:
-        """Continue a record after its first ``epochs`` epochs; later lines are set aside.
-
-        Killed at any point, it leaves a record that reads, and that the next resume continues.
-
-        Args:
-            details: what the event log says of the process that continues it.
-        """
+        """Continue a record after its first ``epochs`` epochs; later lines are set aside, and
+        ``details`` go to the event log. A killed resume leaves a record that can be resumed."""
         if not (folder / "run.json").exists():
             raise RecordError(f"{folder} holds no run to resume: start one without --resume")
         writer = cls(folder)
-        try:
+        with writer._close_on_error():
             writer._header = read_header(folder)
             for name in ONE_PER_EPOCH:
-                there = len(read_lines(folder / name))
-                if there < epochs:
+                count = len(read_lines(folder / name))
+                if count < epochs:
                     raise RecordError(
-                        f"{folder / name} ends before epoch {there}, the checkpoint "
+                        f"{folder / name} ends before epoch {count}, the checkpoint "
                         f"before epoch {epochs}: was it edited?"
                     )
-            writer._restate()
+            writer._announce_present()
             writer._rewind(epochs)
             writer.event("resume", epoch=epochs, **details)
-        except BaseException:
-            writer.close()
-            raise
         return writer
 
-    def _restate(self) -> None:
-        """What a kill, or a version without a chain, has left is what there is."""
+    def _announce_present(self) -> None:
+        """A kill, or a version without a chain, may have left files that the chain does not
+        describe: from here on their present state counts."""
         known = (self.folder / chain.CHAIN).exists()
-        if there := {name: x for name, x in self._sums.items() if x.lines or known}:
-            self._announce(there)
+        if present := {name: x for name, x in self._sums.items() if x.lines or known}:
+            self._announce(present)
 
     def _rewind(self, epochs: int) -> None:
-        """Set aside what the files have of later epochs, then write them anew without;
-        epochs.jsonl first: it never gets ahead."""
-        aside, kept = [], {}
+        """Copy the lines of later epochs to superseded.jsonl, then rewrite the files without them;
+        epochs.jsonl first, so that it is never ahead of the others."""
+        superseded, kept = [], {}
         for name in REWOUND:
-            rows = read_lines(self.folder / name)
-            later = [{"file": name, **row} for row in rows if row["epoch"] >= epochs]
+            lines = read_lines(self.folder / name)
+            later = [{"file": name, **row} for row in lines if row["epoch"] >= epochs]
             if later:
-                aside += later
-                whole = chain.split(content(self.folder / name))
-                kept[name] = b"".join(whole[: len(rows) - len(later)])
+                superseded += later
+                texts = chain.split(content(self.folder / name))
+                kept[name] = b"".join(texts[: len(lines) - len(later)])
         if kept:
-            self._append([("superseded.jsonl", row) for row in aside])
+            self._append([("superseded.jsonl", row) for row in superseded])
             self._replace(kept)
 
     def amend(self, **fields: Any) -> None:
         """Change fields of the header."""
-        text = _header({**read_header(self.folder), **fields}, self.folder)
+        text = _header_text({**read_header(self.folder), **fields}, self.folder)
         self._replace({"run.json": text})
         self._header = json.loads(text)
 
@@ -142,23 +133,26 @@ class RecordWriter:
         self._sums |= sums
 
     def epoch(
-        self, row: dict[str, Any], seconds: dict[str, float], details: dict[str, Any] | None = None
+        self,
+        row: Mapping[str, Any],
+        seconds: Mapping[str, Any],
+        details: Mapping[str, Any] | None = None,
     ) -> None:
-        """Append one epoch; on the disk when this returns, and nowhere if it cannot be written."""
+        """Append one epoch; on the disk when this returns, and absent if it cannot be written."""
         at = {"epoch": row["epoch"]}
-        found = [
+        instruments = [
             ("instruments.jsonl", {**at, "instrument": name, **detail})
             for name, detail in (details or {}).items()
         ]
-        # epochs.jsonl last: an epoch that is there is there with all it has
-        self._append([("seconds.jsonl", {**at, **seconds}), *found, ("epochs.jsonl", row)])
+        # epochs.jsonl last: readers take an epoch in it for complete.
+        self._append([("seconds.jsonl", {**at, **seconds}), *instruments, ("epochs.jsonl", row)])
 
     def event(self, what: str, **details: Any) -> None:
         """Append to the run's event log."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._append([("events.jsonl", {"time": now, "event": what, **details})])
 
-    def _append(self, rows: list[tuple[str, dict[str, Any]]]) -> None:
+    def _append(self, rows: list[tuple[str, Mapping[str, Any]]]) -> None:
         """Lines to files, announced in the chain; all of them or none."""
         lines: dict[str, list[bytes]] = {}
         for name, row in rows:
@@ -176,11 +170,11 @@ class RecordWriter:
             raise
         self._sums |= sums
 
-    def _checked(self, name: str, row: dict[str, Any]) -> bytes:
-        """The line of a row, as readers would take it; RecordError if they would not."""
+    def _checked(self, name: str, row: Mapping[str, Any]) -> bytes:
+        """The line of a row; RecordError if readers would refuse it."""
         try:
             line = _line(row)
-            why = _unreadable(name, line, parse(line), self._header)
+            why = _unreadable(name, line, self._header)
         except (TypeError, ValueError, RecursionError) as error:
             line, why = b"", f"it is no JSON ({error})"
         if why:
@@ -189,7 +183,8 @@ class RecordWriter:
         return line
 
     def _announce(self, sums: dict[str, chain.Sum]) -> None:
-        self._write(chain.CHAIN, _line(chain.announcement(sums)))
+        """To the chain, before the files change: what they will be."""
+        self._write(chain.CHAIN, _line({"files": {name: x.state for name, x in sums.items()}}))
 
     def _write(self, name: str, lines: bytes) -> None:
         try:
@@ -200,7 +195,7 @@ class RecordWriter:
             ) from None
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Release the folder's lock."""
         self._lock.close()
 
 
@@ -209,21 +204,21 @@ def _size(path: Path) -> int:
 
 
 def _cut_torn_line(path: Path) -> None:
-    """Cut off what readers take for torn, so that the next line starts a line."""
+    """Remove a torn end, so that the next line begins a line."""
     try:
         check_regular(path)
-        whole = sum(len(line) + 1 for line in whole_lines(path))
-        if whole < _size(path):
-            os.truncate(path, whole)
+        size = sum(len(line) + 1 for line in complete_lines(path))
+        if size < _size(path):
+            os.truncate(path, size)
     except OSError as error:
         raise RecordError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _locked(file: int, tries: int = 5) -> bool:
-    """Take the lock; again, because ``watch`` holds it for the blink of an eye to look."""
+def _lock(file: int, tries: int = 5) -> bool:
+    """Take the lock. Several tries: ``watch`` holds it for an instant to see whether it is free."""
     try:
         import fcntl
-    except ImportError:  # Windows has no flock; there a second run is not noticed
+    except ImportError:  # Windows has no flock; a second writer is not noticed there
         return True
     for _ in range(tries):
         try:
@@ -235,20 +230,21 @@ def _locked(file: int, tries: int = 5) -> bool:
     return False
 
 
-def _unreadable(
-    name: str, line: bytes, row: dict[str, Any] | None, header: dict[str, Any]
-) -> str | None:
-    """Why no reader would take a line, or None."""
+def _unreadable(name: str, line: bytes, header: Mapping[str, Any]) -> str | None:
+    """Why readers would refuse a line, or None."""
+    row = parse(line)
     if row is None:
         return "it has half of a letter, or is nested too deep"
     if len(line) > LONGEST_LINE:
         return f"it is too long: {len(line)} bytes, at most {LONGEST_LINE}"
-    why = fault(row, ROWS[name]) if name in ROWS else None
-    return why or (row_misfit(header, row) if name == "epochs.jsonl" else None)
+    if why := fault(row, rows()[name]):
+        return why
+    fits = name != "epochs.jsonl"
+    return None if fits else row_fault(cast("Header", header), cast("Row", row))
 
 
-def _line(row: dict[str, Any]) -> bytes:
-    """As JSON, which knows no NaN and no infinity: null is what could not be formed."""
+def _line(row: Mapping[str, Any]) -> bytes:
+    """As JSON, which has no NaN and no infinity: they become null."""
     try:
         text = json.dumps(row, separators=(",", ":"), allow_nan=False)
     except ValueError:
@@ -256,12 +252,12 @@ def _line(row: dict[str, Any]) -> bytes:
     return text.encode() + b"\n"
 
 
-def _header(header: dict[str, Any], folder: Path) -> bytes:
-    """``run.json``, which can be read again; RecordError if it could not."""
+def _header_text(header: Mapping[str, Any], folder: Path) -> bytes:
+    """``run.json``; RecordError if it could not be read again."""
     try:
         text = json.dumps(header, indent=1, allow_nan=False).encode() + b"\n"
-        found = parse(text)
-        why = header_fault(found) if found else "a text in it is not UTF-8"
+        parsed = parse(text)
+        why = header_fault(parsed) if parsed else "a text in it is not UTF-8"
     except ValueError as error:
         why = str(error)
     if why:

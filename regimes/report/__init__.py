@@ -1,8 +1,7 @@
 """``regimes report``: one self-contained HTML page of a run or an ablation, to mail to a colleague.
 
-`content` turns records into numbers and words, `origin` into provenance, `pictures` into drawings;
-``page.html`` is the page.
-Nothing is loaded from elsewhere: the style is in the page, pictures are SVG in data URIs. The same
+``page.html`` is the template; `content` makes its numbers and sentences, `origin` its provenance,
+`pictures` its drawings. Styles and SVG pictures are in the page, which loads nothing. The same
 records give the same bytes. No torch.
 """
 
@@ -13,7 +12,7 @@ from pathlib import Path
 from regimes.cost.network import Network
 from regimes.errors import RecordError
 from regimes.inputs import track_inputs
-from regimes.records import opened, write_output
+from regimes.records import unpacked, write_output
 from regimes.report import content, origin, pictures
 
 
@@ -26,16 +25,14 @@ def write(place: Path, network: str, out: Path, baseline: str | None = None) -> 
     """
     if not out.name or out.is_dir():
         raise RecordError(f"cannot write {out}: it is a folder, expected a file, e.g. report.html")
-    text = page(place, network, baseline)
-    write_output(out, text)
+    write_output(out, page(place, network, baseline))
 
 
 def page(place: Path, network: str, baseline: str | None = None) -> str:
-    """The page as text."""
     import jinja2
 
     link = Network.parse(network)
-    with opened(place) as root:
+    with unpacked(place) as root:
         study = content.read(root, place)
         environment = jinja2.Environment(
             loader=jinja2.PackageLoader("regimes.report", "."),

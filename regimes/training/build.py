@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 import torch
 
@@ -21,7 +21,7 @@ from regimes.instruments.panel import choose
 from regimes.policies import Policy, check_levels, policy
 from regimes.policies.controller import Controller, WholeController
 from regimes.policies.history import level_costs
-from regimes.records import provenance
+from regimes.records import Header, Row, provenance
 from regimes.training.checks import (
     build_batch_policy,
     build_sync_policy,
@@ -127,8 +127,8 @@ class Run:
         self.context = self._context()
         self.panel = choose(config.instruments, plug_ins.needs, signal, self.context)
         self.step = TrainingStep(self.gradients, self.reducer)
-        self.header: dict[str, Any] = {}
-        self.rows: list[dict[str, Any]] = []
+        self.header = cast("Header", {})
+        self.rows: list[Row] = []
         self.saved = time.monotonic()
 
     def _gradients(self) -> Gradients:

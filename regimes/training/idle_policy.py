@@ -11,12 +11,10 @@ from typing import Any
 
 from regimes.errors import RegimesError
 from regimes.policies import REGISTRY, policy
-from regimes.records import count_units
-
-Row = dict[str, Any]
+from regimes.records import Header, Row, count_units
 
 
-def inactivity_warnings(header: Row, rows: Sequence[Row]) -> list[str]:
+def inactivity_warnings(header: Header, rows: Sequence[Row]) -> list[str]:
     """One sentence for each way in which the policies of a run made no difference.
 
     A policy chose one level for everything in the whole run; its interval is as long as the run;
@@ -32,18 +30,19 @@ def inactivity_warnings(header: Row, rows: Sequence[Row]) -> list[str]:
         warnings += _of_policy(header, rows, "policy", levels, why)
     for table in ("batch", "sync"):
         if config.get(f"{table}_policy"):
-            levels = [[row[table]["level"]] for row in rows]
-            why = [[row[table]["why"]] for row in rows]
+            decisions: list[dict[str, Any]] = [dict(row)[table] for row in rows]
+            levels = [[decision["level"]] for decision in decisions]
+            why = [[decision["why"]] for decision in decisions]
             warnings += _of_policy(header, rows, f"{table}_policy", levels, why)
     return warnings
 
 
 def _of_policy(
-    header: Row,
+    header: Header,
     rows: Sequence[Row],
     where: str,
     levels: list[list[str]],
-    why: list[list[Row | None]],
+    why: list[list[dict[str, Any] | None]],
 ) -> list[str]:
     """The warnings for one policy, from its decisions per unit."""
     table, units = header["config"][where], len(levels)
@@ -75,7 +74,7 @@ def _of_policy(
     return warnings
 
 
-def _interval(table: Row) -> int | None:
+def _interval(table: dict[str, Any]) -> int | None:
     """Units between a policy's comparisons, if it has such a field. A user's class, which a reader
     does not import, has what the table says."""
     interval = table.get("interval")

@@ -11,12 +11,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from regimes.config import DENSE, Level, RunConfig
 from regimes.errors import RegimesError
 from regimes.instruments.panel import check_measured
-from regimes.records import Record, RecordWriter, complete, load, read_header, unit_name
+from regimes.records import Record, RecordWriter, Row, complete, load, read_header, unit_name
 from regimes.training.build import Run, prepare
 from regimes.training.clock import LOOP, Clock
 from regimes.training.fingerprint import check_same_weights, fingerprint
@@ -116,7 +116,7 @@ def _advance(
         run.saved = time.monotonic()
     reporters.epoch(row, seconds)
     if stopping and not ended:
-        name = unit_name(run.header)
+        name = unit_name(run.header["config"])
         raise Terminated(f"ended by SIGTERM after {name} {unit}: continue with --resume")
 
 
@@ -144,7 +144,8 @@ def _end_of_unit_consensus(
     own = [seconds.get(name, 0.0) for name in LOOP]
     gathered = run.world.gather_object((grace.asked, due, weights, own))
     stopping, dues, fingerprints, times = zip(*gathered, strict=True)
-    check_same_weights(fingerprints, f"{unit_name(run.header)} {unit}")
+    name = unit_name(run.header["config"])
+    check_same_weights(fingerprints, f"{name} {unit}")
     spent = dict(zip(LOOP, map(list, zip(*times, strict=True)), strict=True))
     return Consensus(any(stopping), dues[0], {} if alone else {"processes": spent})
 
@@ -155,7 +156,7 @@ def _end_of_unit_consensus(
 class UnitResult(NamedTuple):
     """A trained unit: its row of the record, where the time went, and instruments' details."""
 
-    row: dict[str, Any]
+    row: Row
     seconds: dict[str, float]
     details: dict[str, Any]
 
@@ -192,7 +193,7 @@ def _unit(run: Run, unit: int, reporters: Reporters) -> UnitResult:
     if exchanged and not any(row["statistics"] for row in run.rows):
         check_measured(run.plug_ins.needs, readings)
     clock.settle()
-    return UnitResult(row, dict(clock.seconds), readings.details)
+    return UnitResult(cast("Row", row), dict(clock.seconds), readings.details)
 
 
 def _evaluate(run: Run, clock: Clock) -> dict[str, Any]:

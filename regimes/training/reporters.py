@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from regimes.errors import RecordError
+from regimes.records import Header, Row
 from regimes.training.termination import Terminated
 
 log = logging.getLogger(__name__)
@@ -21,9 +22,9 @@ log = logging.getLogger(__name__)
 class Reporter(Protocol):
     """What follows a training. Called on process 0 only; removed after an exception."""
 
-    def start(self, header: dict[str, Any], rows: list[dict[str, Any]]) -> None: ...
+    def start(self, header: Header, rows: list[Row]) -> None: ...
     def step(self, epoch: int, done: int, steps: int) -> None: ...
-    def epoch(self, row: dict[str, Any], seconds: dict[str, float]) -> None: ...
+    def epoch(self, row: Row, seconds: dict[str, float]) -> None: ...
     def stop(self, message: str) -> None: ...
 
 
@@ -39,13 +40,13 @@ class Reporters:
         self._active = list(reporters)
         self.event_log: Callable[..., None] | None = None
 
-    def start(self, header: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    def start(self, header: Header, rows: list[Row]) -> None:
         self._call("start", header, rows)
 
     def step(self, epoch: int, done: int, steps: int) -> None:
         self._call("step", epoch, done, steps)
 
-    def epoch(self, row: dict[str, Any], seconds: dict[str, float]) -> None:
+    def epoch(self, row: Row, seconds: dict[str, float]) -> None:
         self._call("epoch", row, seconds)
 
     def stop(self, message: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from regimes.compression.reducer import costs_per_step
 from regimes.config import to_dict
 from regimes.errors import RecordError, RegimesError
-from regimes.records import RecordWriter, check_same, provenance, read_header, read_lines
+from regimes.records import Header, RecordWriter, check_same, provenance, read_header, read_rows
 from regimes.training import checkpoint
 from regimes.training.build import Run
 from regimes.training.checkpoint import LocalState, OwnState, ProcessFile, SharedState
@@ -50,10 +50,11 @@ def open_record(run: Run, out: Path, resume: bool) -> RecordWriter | None:
 def _resume(run: Run, out: Path) -> None:
     """Read the record and its newest checkpoint; epochs after that are trained again."""
     check_same(out, to_dict(run.config))
-    if read_header(out)["data"]["digest"] != run.task.digest:
+    header = read_header(out)
+    if header["data"]["digest"] != run.task.digest:
         raise RecordError(f"{out} was trained on other data: the images have changed since")
     done, files = checkpoint.load(out) or (0, [])
-    run.rows = read_lines(out / "epochs.jsonl")[:done]
+    run.rows = read_rows(out, header)[:done]
     if len(run.rows) < done:
         raise RecordError(f"{out} lacks epochs that its checkpoint has: was it edited?")
     if not files:
@@ -70,12 +71,12 @@ def _resume(run: Run, out: Path) -> None:
         ) from error
 
 
-def _header(run: Run) -> dict[str, Any]:
+def _header(run: Run) -> Header:
     config, batches = run.config, len(run.batches)
     levels = {name: run.value(name) for name in config.levels}
     per_step = costs_per_step(run.plug_ins.compressor, run.layers, levels, config.workers)
     budget = config.budget
-    return {
+    header = {
         "config": to_dict(config),
         "code": provenance.code(),
         "machine": provenance.machine(),
@@ -93,6 +94,7 @@ def _header(run: Run) -> dict[str, Any]:
         "per_step": per_step,
         "layers": layer_entries(run.layers),
     }
+    return cast("Header", header)  # without "schema", which the writer adds
 
 
 def save(run: Run, out: Path) -> None:

@@ -58,4 +58,4 @@ def test_who_is_slow_is_named_but_fails_nothing() -> None:
     alike = dict.fromkeys(group.ALIKE, "1")
     every = [alike | {"seconds": seconds} for seconds in (1.0, 1.1, 2.0, 1.0)]
     assert group.differences(every) == [("speed", "process 2 takes 1.9 times as long")]
-    assert not {"speed", "python"} & {*group.DECIDE}
+    assert not {"speed", "python"} & {*group.FATAL}

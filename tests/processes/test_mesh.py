@@ -8,7 +8,7 @@ import torch
 from ddp_scripts import group, mesh
 
 import regimes
-from regimes.records import edited
+from regimes.records import find_edit
 
 
 def test_a_job_of_two_groups_has_one_record(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_a_job_of_two_groups_has_one_record(tmp_path: Path) -> None:
     assert record.finished
     assert [row["train_loss"] for row in record.rows] == [1.0] * 3
     assert record.header["world"]["groups"] == 2
-    assert not edited(record.folder)
+    assert not find_edit(record.folder)
     said = [process["said"] for process in found]
     assert [len(words) for words in said] == [0, 1, 0, 0]
     assert "run has the record of the group of process 0: levels and traffic of the" in said[1][0]

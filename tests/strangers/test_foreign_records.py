@@ -22,7 +22,7 @@ from regimes.data.tree import unpacked
 from regimes.errors import ConfigError, RecordError
 from regimes.monitor.checkup import check, verdict
 from regimes.monitor.watch import in_use, watch
-from regimes.records import RecordWriter, archive, edited, load, load_all, pack, read_lines
+from regimes.records import RecordWriter, archive, find_edit, load, load_all, pack, read_lines
 from regimes.replay import detect, spelling
 
 Change = Callable[[dict[str, Any]], object]
@@ -332,7 +332,7 @@ def test_a_record_without_an_epoch_does_not_occupy_its_folder(tmp_path: Path) ->
     (tmp_path / "seconds.jsonl").write_text('{"epoch":0,"compute":1.0}\n')  # a crash before its row
     folder = make(tmp_path)
     assert load(folder).name == "low"
-    assert edited(folder) is None
+    assert find_edit(folder) is None
     with pytest.raises(RecordError, match="already holds a run"):
         make(tmp_path)
 
@@ -377,7 +377,7 @@ def test_a_resume_does_not_whitewash(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"metric":0.6', '"metric":0.9'))
     for epochs in (3, 2, 1):  # the edited line is kept, is the last one, is set aside
         RecordWriter.resume(folder, epochs).close()
-        assert "epochs.jsonl" in (edited(folder) or "")
+        assert "epochs.jsonl" in (find_edit(folder) or "")
 
 
 def test_an_old_record_gets_its_chain_with_the_resume(tmp_path: Path) -> None:

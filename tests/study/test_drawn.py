@@ -226,14 +226,14 @@ def test_the_pictures_of_a_report_are_the_curves(
         "Traffic per epoch",
         "What detectors say",
     }
-    one, metric = study.one, study.shown
+    one, metric = study.example, study.metric
     for title, against, shown in (
         ("Test accuracy against epoch", "epoch", metric),
         ("Test accuracy against floats", "floats", metric),
         ("Traffic per epoch", "epoch", pictures.TRAFFIC),
     ):
         figure, words = kept[title]
-        parts = {"curve": curves(study.found, shown), "end": ends(study.found, shown)}
+        parts = {"curve": curves(study.groups, shown), "end": ends(study.groups, shown)}
         table = pd.concat([rows.assign(part=part) for part, rows in parts.items()])
         check(
             Shown(
@@ -247,12 +247,14 @@ def test_the_pictures_of_a_report_are_the_curves(
         )
     for title in maps:
         figure, words = kept[title]
-        name = next(n for n in study.found if style_of(n).label == title.removeprefix("Levels of "))
-        made = Made(title, figure, levels(study.found[name]), one=study.found[name][0])
+        name = next(
+            n for n in study.groups if style_of(n).label == title.removeprefix("Levels of ")
+        )
+        made = Made(title, figure, levels(study.groups[name]), one=study.groups[name][0])
         check(level_map(made, words=words, says=["n = 3 seeds"]))
     figure, words = kept["What detectors say"]
     names = ("low", *pictures.adaptive(study))
-    runs = [run for name in study.found for run in study.found[name] if name in names]
+    runs = [run for name in study.groups for run in study.groups[name] if name in names]
     table = pictures.bands(runs, pictures.detect.bench(runs))[1]
     made = Made("bands", figure, table, one=one)
     check(detector_bands(made, words=words, says=["replayed over the runs"]))

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 import regimes
 from regimes.cost.cases import cases
 from regimes.errors import ConfigError, RecordError
-from regimes.records import not_said, read_lines
+from regimes.records import read_lines, unknown_fields
 from regimes.report import page
 
 
@@ -331,7 +331,7 @@ def test_without_an_optimizer_none_is_named(tmp_path: Path) -> None:
     hook.close()
     record = regimes.load(tmp_path / "run")
     assert record.config["optimizer"]["name"] is None
-    assert not_said(record.header)[2:4] == ["optimizer.name", "optimizer.options"]
+    assert unknown_fields(record.header)[2:4] == ["optimizer.name", "optimizer.options"]
 
 
 # -- a record never ends a job ---------------------------------------------------------------

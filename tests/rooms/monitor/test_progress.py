@@ -345,7 +345,7 @@ def test_watch_ends_with_the_last_run_of_a_folder(
 
     monkeypatch.setattr(watch.time, "sleep", sleep)
     watch.watch(tmp_path, console=console())
-    assert len(naps) == 4 + watch.BETWEEN
+    assert len(naps) == 4 + watch.PATIENCE
 
 
 def test_watch_prints_text_into_a_pipe(

@@ -14,7 +14,7 @@ import pytest
 from plain import record as make
 
 from regimes.errors import RecordError
-from regimes.records import load_all, opened, pack
+from regimes.records import load_all, pack, unpacked
 
 
 @pytest.fixture
@@ -38,19 +38,19 @@ def test_what_a_killed_reader_leaves_goes_with_the_next(
 ) -> None:
     place = tmp_path / "scratch"
     place.mkdir()
-    code = "import sys, time\nfrom regimes.records import opened\n"
-    code += "with opened(sys.argv[1]):\n    time.sleep(100)"
+    code = "import sys, time\nfrom regimes.records import unpacked\n"
+    code += "with unpacked(sys.argv[1]):\n    time.sleep(100)"
     env = {**os.environ, "TMPDIR": str(place)}
     reader = subprocess.Popen([sys.executable, "-c", code, packed], env=env)
     while not list(place.rglob("run.json")):
         assert reader.poll() is None
         time.sleep(0.02)
     monkeypatch.setattr(tempfile, "tempdir", str(place))
-    with opened(packed):
+    with unpacked(packed):
         assert len(list(place.iterdir())) == 2  # the other one is still reading
     assert len(list(place.iterdir())) == 1
     reader.send_signal(signal.SIGKILL)
     reader.wait()
-    with opened(packed):
+    with unpacked(packed):
         assert len(list(place.iterdir())) == 1
     assert not list(place.iterdir())

@@ -28,14 +28,15 @@ from regimes.records import (
     find,
     load_all,
     notes,
-    opened,
     read_header,
-    reading,
     select,
+    selecting,
     separate,
     summary,
+    unpacked,
 )
-from regimes.records.experiment import STORAGE, apart_from, fields, identity, is_circumstance
+from regimes.records.experiment import identity, sibling_difference
+from regimes.records.fields import STORAGE, is_circumstance
 
 REFERENCE = Path(__file__).parents[3] / "data" / "reference"
 FEW = 2  # seeds of each schedule that are kept
@@ -225,7 +226,7 @@ def test_reading_prints_what_averages_mix_only_if_told_to(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for say in (False, True):
-        with reading((), say=say) if say else reading():
+        with selecting((), print_notes=say) if say else selecting():
             load_all(REFERENCE / "small-batch.tar.xz")
         assert ("note: " in capsys.readouterr().out) == say
 
@@ -237,7 +238,7 @@ def test_where_selects_by_what_the_header_says() -> None:
     assert {r.seed for r in select(runs, [f"seed={runs[0].seed}"])} == {runs[0].seed}
     digest = runs[0].header["data"]["digest"][:6]
     assert len(select(runs, [f"data.digest={digest}"])) == len(runs)
-    with reading(["name=high"]) as said:
+    with selecting(["name=high"]) as said:
         assert {r.name for r in load_all(archive)} == {"high"}
     assert not said
     with pytest.raises(RecordError, match=r"no run says .optimizer\.rate.; did you mean"):
@@ -333,17 +334,17 @@ def test_of_many_schedules_each_is_compared_with_the_usual_baseline() -> None:
 def test_another_configuration_beside_a_run_of_its_name_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with opened(REFERENCE / "small-joint.tar.xz") as root:
+    with unpacked(REFERENCE / "small-joint.tar.xz") as root:
         source = next(path for path in find(root) if read_header(path)["config"]["name"] == "low")
         shutil.copytree(source, tmp_path / "low" / "seed-1")
     config = read_header(tmp_path / "low" / "seed-1")["config"]
-    assert apart_from({**config, "seed": 2}, tmp_path / "low" / "seed-2") == ""
+    assert sibling_difference({**config, "seed": 2}, tmp_path / "low" / "seed-2") == ""
     other = copy.deepcopy(config)
     other["optimizer"]["lr"] = 9.0
-    said = apart_from(other, tmp_path / "low" / "seed-2")
+    said = sibling_difference(other, tmp_path / "low" / "seed-2")
     assert "differs in optimizer.lr" in said
     assert "9.0" in said
-    assert apart_from({**other, "name": "mine"}, tmp_path / "low" / "seed-2") == ""
+    assert sibling_difference({**other, "name": "mine"}, tmp_path / "low" / "seed-2") == ""
 
 
 def test_the_table_of_an_ablation_has_a_row_for_each_experiment(pair: list[Record]) -> None:
@@ -445,7 +446,7 @@ def subsets(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         if name not in made:
             made[name] = tmp_path_factory.mktemp("records") / name
             counts = collections.Counter[str]()
-            with opened(REFERENCE / f"{name}.tar.xz") as root:
+            with unpacked(REFERENCE / f"{name}.tar.xz") as root:
                 for path in find(root):
                     schedule = read_header(path)["config"]["name"]
                     counts[schedule] += 1
@@ -534,6 +535,6 @@ def test_no_figure_is_averaged_in_silence(
 
 def test_identity_and_circumstances_are_all_that_is_said(pair: list[Record]) -> None:
     own = identity(pair[0])
-    assert {*own} | {k for k in fields(pair[0]) if is_circumstance(k)} | {"seed"} == {
-        *fields(pair[0])
+    assert {*own} | {k for k in pair[0].fields if is_circumstance(k)} | {"seed"} == {
+        *pair[0].fields
     }

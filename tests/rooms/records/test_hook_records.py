@@ -36,7 +36,7 @@ from regimes.plotting import style
 from regimes.plotting.curves import ends
 from regimes.plotting.decays import decays
 from regimes.plotting.groups import groups
-from regimes.records import Record, load, not_said, pack, read_lines, summary
+from regimes.records import Record, load, pack, read_lines, summary, unknown_fields
 from regimes.replay.detect import main
 from regimes.replay.replay import replay
 from regimes.replay.spelling import defaults, rule
@@ -178,7 +178,7 @@ def test_the_headline_says_what_has_no_name(trained: Path, tmp_path: Path) -> No
 
 def test_tensorboard_leaves_out_what_was_not_logged(trained: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
-    from regimes.monitor.tensorboard import Scalars
+    from regimes.monitor.scalars import Scalars
 
     run, seen = load(hooked(trained, tmp_path / "run", known=(), logged=grad_norm)), {}
 
@@ -224,7 +224,7 @@ def test_what_nobody_has_said_is_shown_as_not_said(
     missing = ["data", "batch_size", "optimizer.schedule", "precision", "deterministic"]
     if made_up:  # what was in the block, and what was not, cannot be told apart
         missing.insert(2, "optimizer.options")
-    assert not_said(run.header) == missing
+    assert unknown_fields(run.header) == missing
     assert (run.config["optimizer"].get("options") is None) == made_up
     sentence = f"not said: {', '.join(missing)}"
     assert sentence in " ".join(shown(folder).split())
@@ -236,7 +236,7 @@ def test_what_nobody_has_said_is_shown_as_not_said(
     assert "data not said" in style.setting(run)
     assert "batch not said" in style.setting(run)
     assert run.config["epochs"] is None
-    assert not_said(load(trained).header) == []
+    assert unknown_fields(load(trained).header) == []
 
 
 def test_a_trainers_record_has_its_epochs(trained: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from regimes.config import override, to_dict
 from regimes.errors import RecordError
 from regimes.launch import sweep
 from regimes.monitor.watch import watch
-from regimes.records import RecordWriter, edited, kinds, lines, load, load_all, read_lines
+from regimes.records import RecordWriter, find_edit, kinds, lines, load, load_all, read_lines
 from regimes.training.quirks import resolve
 
 Lines = list[bytes]
@@ -205,7 +205,7 @@ def test_killed_at_every_write_twice_it_reads_and_ends_in_the_same_bytes(
                     live(folder, saved)
                 except Killed:
                     kills += 1
-                    assert edited(folder) is None
+                    assert find_edit(folder) is None
                 if (folder / "run.json").exists():
                     rows = {path.name: read_lines(path) for path in folder.glob("*.jsonl")}
                     assert len(rows.get("epochs.jsonl", [])) >= saved[0]
@@ -213,7 +213,7 @@ def test_killed_at_every_write_twice_it_reads_and_ends_in_the_same_bytes(
             live(folder, saved)
             for name in ("epochs.jsonl", "seconds.jsonl", "instruments.jsonl"):
                 assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-            assert edited(folder) is None
+            assert find_edit(folder) is None
             aside = {json.dumps(r) for r in read_lines(folder / "superseded.jsonl")}
             assert all(json.loads(r)["epoch"] < 4 for r in aside)
     assert kills > 300

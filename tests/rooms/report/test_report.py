@@ -268,7 +268,7 @@ def test_any_name_is_text(tmp_path_factory: pytest.TempPathFactory, name: str) -
     rename(run, name)
     text = report.page(run, LINK)
     page = Page(text)
-    assert f"{name}, seed {content.read(run, run).one.seed}" in page.text
+    assert f"{name}, seed {content.read(run, run).example.seed}" in page.text
     assert page.tags == Page(report.page(run, LINK)).tags
 
 

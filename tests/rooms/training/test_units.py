@@ -65,7 +65,7 @@ def test_the_unit_does_not_change_the_training(size: int, tmp_path: Path) -> Non
     assert record.epochs["floats"].sum() == sum(
         row["floats"] for row in read_lines(tmp_path / "epochs" / "epochs.jsonl")
     )
-    assert unit_name(record.header) == f"unit of {size} steps"
+    assert unit_name(record.config) == f"unit of {size} steps"
     assert record.finished
 
 

@@ -1,0 +1,119 @@
+"""The fields of headers and configurations by dotted path, and in which of them some differ.
+
+No torch. `experiment` decides by them which runs are seeds of the same experiment.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from regimes.config import RunConfig, current_names, from_dict, read_value, to_dict
+from regimes.errors import ConfigError
+from regimes.records.hooked import hooked
+from regimes.records.schema import Header, Row
+
+SAVING = ("checkpoint_every", "checkpoint_seconds", "reporters", "timeout")
+STORAGE = (*SAVING, "data.path", "data.download", "machine.command", "schema")
+CIRCUMSTANCES = ("code", "machine", "world", "device", "bucket_mb")  # but "world.workers"
+LONGEST = 24  # letters of a value in a name
+Fields = dict[str, Any]
+
+
+def resolved(config: Mapping[str, Any]) -> Fields:
+    """A recorded configuration, with defaults for the fields that an older version lacked."""
+    plain = dict(config)
+    if plain.get("instruments") == []:  # in the first records, for none
+        plain["instruments"] = {}
+    try:
+        return to_dict(from_dict(RunConfig, plain))
+    except ConfigError:  # of a later version, or edited: its own values over the defaults
+        own, defaults = current_names(RunConfig, plain), to_dict(RunConfig())
+        tables = [
+            name
+            for name in ("data", "model", "optimizer", "outer")
+            if isinstance(own.get(name), Mapping)
+        ]
+        return {**defaults, **own, **{name: {**defaults[name], **own[name]} for name in tables}}
+
+
+def header_fields(header: Header, rows: Sequence[Row]) -> Fields:
+    """A header but name and `STORAGE`: ``{"optimizer.lr": 0.4, "data.digest": "e12f..."}``. Fields
+    without a value are left out."""
+    config = header["config"]
+    table: Fields = {"units": config.get("epochs")}  # for versions without the field
+    table |= {key: value for key, value in header.items() if key != "config"}
+    if not hooked(header):
+        config = resolved(config)
+    elif rows:  # a hook's learning rates stand in its rows alone
+        rates = [row["lr"] for row in rows]
+        table["rates"] = {"first": rates[0], "highest": max(rates)}
+    known = flat(config) | flat(table)
+    return {k: v for k, v in known.items() if k not in ("name", *STORAGE)}
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> Fields:
+    """Nested tables as one, without null: ``{"optimizer.lr": 0.4}``."""
+    fields: Fields = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            fields |= flat(value, f"{prefix}{key}.")
+        elif value is not None:
+            fields[f"{prefix}{key}"] = value
+    return fields
+
+
+def is_circumstance(field: str) -> bool:
+    """May runs of the same experiment differ in it?"""
+    return field != "world.workers" and field.partition(".")[0] in CIRCUMSTANCES
+
+
+def identifying(fields: Fields, per_seed: Iterable[str]) -> Fields:
+    """Without the seed, circumstances, and the fields or tables that each seed has of its own."""
+    free = ("seed", *per_seed)
+    return {
+        field: value
+        for field, value in fields.items()
+        if not is_circumstance(field)
+        and not any(field == name or field.startswith(f"{name}.") for name in free)
+    }
+
+
+def differing(tables: Sequence[Fields]) -> dict[str, list[str]]:
+    """The fields in which some of the tables differ, each with its value in every table as text."""
+    names = dict.fromkeys(name for table in tables for name in table)
+    differences = {}
+    for name in names:
+        values = [table.get(name) for table in tables]
+        if any(value != values[0] for value in values):
+            texts = [field_text(name, value) for value in values]
+            if len({*texts}) < len({json.dumps(x, sort_keys=True) for x in values}):
+                texts = [_full_text(value) for value in values]  # alike when abbreviated
+            differences[name] = texts
+    return differences
+
+
+def field_text(field: str, value: Any) -> str:
+    """A value for a name: short, as ``--set`` and ``--where`` take it."""
+    text = _full_text(value)
+    if field.endswith("digest"):
+        return text[:8]
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+def _full_text(value: Any) -> str:
+    if value is None:
+        return "none"
+    unquoted = isinstance(value, str) and read_value(value) == value  # the text "4" is quoted
+    return value if unquoted else json.dumps(value)
+
+
+def differences_text(differences: Mapping[str, Sequence[str]], most: int = 4) -> str:
+    """Fields, each with its distinct values."""
+    parts = []
+    for name, values in differences.items():
+        distinct = list(dict.fromkeys(values))
+        rest = f" and {len(distinct) - most} more" if len(distinct) > most else ""
+        parts.append(f"{name} ({', '.join(distinct[:most])}{rest})")
+    return ", ".join(parts)

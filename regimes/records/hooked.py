@@ -1,0 +1,61 @@
+"""Records of a user's own training: what their headers know, and what they do not. No torch.
+
+A hook, a callback and local steps know their own arguments, the optimiser and what is sent, but not
+the data, the schedule or the precision. What is not known is missing or null. Earlier versions
+wrote the trainer's defaults there (a constant schedule, a weight decay of 1e-4, ...); readers
+remove those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from regimes.records.schema import Header
+
+OWN = "own"  # in place of the unknown name of data or of an optimiser
+COMPRESSION = ("compressor", "levels", "policy", "start_compressing_after", "signal")
+KNOWN = ("name", "seed", "unit_steps", "workers", "batch_size", *COMPRESSION, "dtype")
+LOCAL_STEPS = ("sync_policy", "sync_levels", "outer")
+OPTIMIZER = ("optimizer.name", "optimizer.options", "optimizer.schedule")
+LOOKED_FOR = ("data", "batch_size", *OPTIMIZER, "precision", "deterministic")
+NOT_SAID = "not said"
+
+
+def hooked(header: Mapping[str, Any]) -> bool:
+    """Did a hook, a callback or ``local_steps`` write the record?"""
+    return header.get("written_by") == "hook"
+
+
+def without_defaults(header: Header) -> Header:
+    """A hook's header with the known part of its configuration; a trainer's header as it is."""
+    if not hooked(header):
+        return header
+    config = header["config"]
+    keys = (*KNOWN, *LOCAL_STEPS) if config.get("sync_policy") else KNOWN
+    known = {key: config[key] for key in keys if key in config}
+    known |= {key: {"name": config[key]["name"]} for key in ("data", "model")}
+    known |= {"epochs": None, "optimizer": _optimizer(config.get("optimizer") or {})}
+    return cast("Header", {**header, "config": known})
+
+
+def _optimizer(table: dict[str, Any]) -> dict[str, Any]:
+    """Of an earlier version, which wrote a schedule, the name alone is known."""
+    keys = ("name", "options", "groups") if table.get("schedule") is None else ("name",)
+    known = {key: table[key] for key in keys if key in table}
+    known |= {"lr": None, "schedule": None}  # the rates stand in the rows
+    return known | {"name": None} if known.get("name") in (None, OWN) else known
+
+
+def unknown_fields(header: Header) -> list[str]:
+    """The fields that a reader looks for and a hook's header lacks; none of a trainer's."""
+    config = header["config"]
+    return [name for name in LOOKED_FOR if _unknown(config, name)] if hooked(header) else []
+
+
+def _unknown(config: dict[str, Any], name: str) -> bool:
+    value: Any = config
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value is None or (name == "data" and value["name"] == OWN)

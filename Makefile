@@ -6,7 +6,7 @@ TORCH_INDEX ?=
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-all integrations same-bits mutants fuzz bench gpu notebooks docs docs-serve release check clean
+.PHONY: help demo test test-all integrations minima lock same-bits mutants fuzz bench gpu notebooks pages docs docs-serve release check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +26,13 @@ test-all: .venv/dev.stamp check  ## all tests, the slow ones too
 integrations: .venv-integrations/stamp  ## test Hugging Face's Trainer, Accelerate and Lightning on 2 processes each
 	.venv-integrations/bin/python -m pytest -m integrations tests/rooms/integrations/test_integrations.py \
 		tests/rooms/monitor/test_reporters.py tests/strangers/test_cluster_examples.py
+
+minima: .venv-minima/stamp  ## test every room with the lowest versions that pyproject.toml admits, about 30 minutes
+	OMP_NUM_THREADS=1 .venv-minima/bin/python -m pytest -n 2 -W default --disable-warnings tests/rooms tests/oracles
+
+UV ?= uv
+lock:  ## write constraints.txt anew (LOCK=--upgrade: with the newest versions); then run test-all and integrations
+	sh tests/locked.sh $(UV) $(LOCK)
 
 same-bits: .venv/dev.stamp  ## train 49 small runs with the code of an earlier commit and with yours; compare every byte
 	$(BIN)/python -m benchmarks.same_bits
@@ -48,6 +55,9 @@ gpu: .venv/demo.stamp  ## test a GPU: correctness, speed, a study; without a GPU
 notebooks: .venv/demo.stamp  ## run all notebooks and keep their outputs, about 3 minutes
 	$(BIN)/jupyter nbconvert --to notebook --inplace --execute notebooks/*.ipynb \
 		--CoalesceStreamsPreprocessor.enabled=True --ExecutePreprocessor.record_timing=False
+
+pages: .venv/demo.stamp  ## write docs/findings.md and docs/findings/ from the records; compute only numbers of changed archives
+	OMP_NUM_THREADS=1 $(BIN)/python -m analysis.findings
 
 docs: .venv/docs.stamp  ## build the documentation in site/; a warning is an error
 	rm -rf build/docs site
@@ -93,7 +103,20 @@ ifneq ($(TORCH_INDEX),)
 	.venv-integrations/bin/pip install --quiet --no-deps -c constraints.txt --index-url $(TORCH_INDEX) torch torchvision
 endif
 	.venv-integrations/bin/pip install --quiet -c constraints.txt -e ".[transformers,lightning,tensorboard,wandb]" \
-		pytest pytest-timeout hypothesis beartype torchx
+		pytest pytest-timeout hypothesis beartype
+	.venv-integrations/bin/pip install --quiet torchx==0.7.0  # asks for an older urllib3 than constraints.txt has
+	touch $@
+
+LOWEST ?= python3.11# which still has wheels of them all
+.venv-minima/stamp: pyproject.toml
+	test -x .venv-minima/bin/python || $(LOWEST) -m venv .venv-minima
+	.venv-minima/bin/pip install --quiet uv
+ifneq ($(TORCH_INDEX),)
+	.venv-minima/bin/uv pip install --quiet --python .venv-minima/bin/python --resolution lowest-direct --no-deps \
+		--index-url $(TORCH_INDEX) $$(grep -oE '"torch(vision)?>=[0-9.]+' pyproject.toml | tr -d '"')
+endif
+	.venv-minima/bin/uv pip install --quiet --python .venv-minima/bin/python --resolution lowest-direct \
+		-e ".[notebooks,curvature,text,tensorboard,cluster,tests]"
 	touch $@
 
 .venv/bench.stamp: .venv/demo.stamp
@@ -102,4 +125,4 @@ endif
 	touch $@
 
 clean:  ## remove .venv and everything that was made
-	rm -rf .venv .venv-integrations runs figures site build dist data/cache
+	rm -rf .venv .venv-integrations .venv-minima runs figures site build dist data/cache

@@ -11,6 +11,6 @@ command::
 In a checkout also ``python -m analysis figure2 runs/smoke``. In the wheel this package is called
 `regimes_study`, so that it takes no common name; modules here import each other by relative names.
 
-Nothing here trains, but `campaign`, or imports torch. A missing schedule or an unfinished run is an
-error. Every mean comes with its n and its spread.
+Only `campaign` starts trainings, and only `plugins`, which training calls, imports torch. A missing
+schedule or an unfinished run is an error. Every mean comes with its n and its spread.
 """

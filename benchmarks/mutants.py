@@ -74,6 +74,7 @@ OTHERS = {  # of test_NAME.py: pages and packages, which look at the core from a
     "integrations",
     "notebooks",
     "readme",
+    "versions",
     "wheel",
 }
 REAL = {  # start processes, whose calls are not seen
@@ -83,7 +84,7 @@ REAL = {  # start processes, whose calls are not seen
         "launchers",
         "fingerprint",
         "own_loop",
-        "meeting",
+        "call_guard",
         "ddp_faults",
         "ddp_wrong",
     ),

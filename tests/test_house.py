@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 WITHOUT_TORCH = (  # rooms that read, decide and draw, and what starts others
     "config",
     "errors",
+    "statistics",
     "cli",
     "console",
     "records",
@@ -57,25 +58,15 @@ def test_layers_and_circles() -> None:
     assert "5 kept, 0 broken" in done.stdout
 
 
-SINCE = {"torch.optim.Muon": (2, 9), ".fp32_precision": (2, 9), '"fp32_precision"': (2, 9)}
-
-
-def test_the_stated_minimum_of_torch_has_what_is_used() -> None:
-    """From which version on torch has a name, by its release notes; Python code asks for these."""
-    source = "".join(path.read_text() for path in (ROOT / "regimes").rglob("*.py"))
-    needed = max(version for name, version in SINCE.items() if name in source)
-    stated = re.search(r'"torch>=(\d+)\.(\d+)"', (ROOT / "pyproject.toml").read_text())
-    assert stated is not None
-    assert (int(stated[1]), int(stated[2])) >= needed
-
-
 def test_one_room_talks_to_torch_distributed() -> None:
     users = {
         path.relative_to(ROOT / "regimes").as_posix()
         for path in (ROOT / "regimes").rglob("*.py")
         if re.search(r"^\s*(import|from) torch\.distributed\b", path.read_text(), re.MULTILINE)
     }
-    ours = {f"collectives/{name}.py" for name in ("processes", "kept", "group", "meeting")}
+    ours = {
+        f"collectives/{name}.py" for name in ("processes", "group_reuse", "group", "call_guard")
+    }
     assert users == {*ours, "monitor/doctor.py"}  # doctor tries the backends
 
 
@@ -126,6 +117,32 @@ def test_every_public_name_is_there() -> None:
         assert regimes.Recording is regimes.RecordOptions
     with pytest.raises(AttributeError, match="no attribute 'trane'"):
         _ = regimes.trane  # type: ignore[attr-defined]
+
+
+# -- plain words ----------------------------------------------------------------------------
+
+# No people in place of things. Each number is how often `regimes/` has the word today: a number
+# may only become smaller, and ends at 0.
+PEOPLE = {"nobody": 5, "somebody": 6, "whoever": 1, "stranger": 6, "everybody": 0, "anybody": 0}
+
+
+@pytest.mark.parametrize("word", PEOPLE)
+def test_things_are_not_called_people(word: str) -> None:
+    places = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in sorted((ROOT / "regimes").rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        for _ in re.findall(rf"\b{word}(?:s|'s)?\b", line, re.IGNORECASE)
+    ]
+    assert len(places) <= PEOPLE[word], ", ".join(places)
+
+
+def test_each_room_has_its_tests() -> None:
+    """tests/rooms/NAME tests regimes/NAME; oracles, processes and gpu test rooms too."""
+    rooms = {path.parent.name for path in (ROOT / "regimes").glob("*/__init__.py")}
+    tested = {path.name for path in (ROOT / "tests" / "rooms").iterdir() if any(path.glob("*.py"))}
+    assert tested <= rooms
+    assert rooms - tested <= {"console"}  # its tests are those of what prints
 
 
 # -- the command line ------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""How a campaign starts: from packed records, and from a commit, or it says that it does not."""
+"""Start of a campaign: packed records are unpacked, and the commit of the code is written down."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def unpack(archives: Path, out: Path) -> None:
         RecordError: no archives there, or a damaged one.
     """
     out.mkdir(parents=True, exist_ok=True)
-    found = sorted(archives.glob("*.tar.xz"))
-    if not found:
+    paths = sorted(archives.glob("*.tar.xz"))
+    if not paths:
         raise RecordError(f"no archive of records in {archives}: expected files *.tar.xz")
-    for path in found:
+    for path in paths:
         folder = out / path.name.removesuffix(".tar.xz")
         if not folder.exists():
-            with opened(path) as scratch, tempfile.TemporaryDirectory(dir=out) as beside:
-                shutil.copytree(scratch, Path(beside, "whole"))
-                Path(beside, "whole").rename(folder)
+            with opened(path) as scratch, tempfile.TemporaryDirectory(dir=out) as unfinished:
+                shutil.copytree(scratch, Path(unfinished, "whole"))
+                Path(unfinished, "whole").rename(folder)

@@ -70,13 +70,13 @@ class Step:
             n: change(c) for n, c in grid.items() if not self.schedules or n in self.schedules
         }
         seeds = list(range(self.first, self.first + self.seeds))
-        found = sweep.cells(configs, seeds, out / self.folder)
-        originals = [cell for cell in found if cell[1].name == "accordion"] if self.yoked else []
+        cells = sweep.cells(configs, seeds, out / self.folder)
+        originals = [cell for cell in cells if cell[1].name == "accordion"] if self.yoked else []
         for folder, config in originals:
             if sweep.done(folder, config):
                 made = [yoked_to(load(folder), order) for order in ORDERS]
-                found += [(out / self.folder / c.name / folder.name, c) for c in made]
-        return found
+                cells += [(out / self.folder / c.name / folder.name, c) for c in made]
+        return cells
 
     @property
     def count(self) -> int:

@@ -1,4 +1,4 @@
-"""What holds at the scale of the records: every sentence, its effect, interval and verdict.
+"""Every claim with its effect, interval and verdict, at the scale of the records.
 
 ::
 
@@ -22,39 +22,17 @@ import pandas as pd
 
 from regimes.console import stdout
 from regimes.console.tables import Table
+from regimes.console.units import interval_text, p_text
 from regimes.errors import RecordError
 from regimes.plotting.groups import check_setting, check_there
 from regimes.records import Record, load_all, write_output
-from regimes.replay.agreement import LEAST, interval
+from regimes.statistics import LEAST, alike, holm, least_p, p_ranks, p_value, t_interval
 
-from ..common.verdicts import (
-    alike,
-    holm,
-    interval_text,
-    least_p,
-    outcome,
-    p_ranks,
-    p_text,
-    p_value,
-    verdict,
-)
+from ..common.estimates import Cell, Row, as_table, number, p, word
+from ..common.verdicts import outcome, verdict
 from .pools import pool, same_code
 from .sentences import PAPER, QUESTIONS, Claim
 
-COLUMNS = (
-    "item",
-    "claim",
-    "effect",
-    "n",
-    "mean [95 % interval]",
-    "margin",
-    "p",
-    "p by ranks",
-    "p (Holm)",
-    "verdict",
-    "the claim is",
-    "records",
-)
 TASK = ("workers", "data.name", "data.digest", "model", "metric")  # what schedules of a claim share
 WIDTH = 200  # letters that twelve columns need
 DECIDE = ("expect", "ci_low", "ci_high", "margin", "p_holm")  # arguments of `outcome`
@@ -115,7 +93,7 @@ def _row(claim: Claim, runs: Sequence[Record]) -> dict[str, Any]:
     check_there(runs, claim.schedules)
     check_setting(chosen, TASK)
     values = claim.effect(chosen)
-    mean, low, high = interval(values)
+    mean, low, high = t_interval(values)
     if alike(values):
         low = high = math.nan
     codes = [str(run.header.get("code", {}).get("digest")) for run in chosen]
@@ -140,46 +118,44 @@ def _row(claim: Claim, runs: Sequence[Record]) -> dict[str, Any]:
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
     """Per item: how many of its claims there are, and are supported, contradicted and open."""
     kinds = ["supported", "contradicted", "open"]
-    found = pd.crosstab(rows["item"], rows["outcome"]).reindex(columns=kinds, fill_value=0)
-    found.insert(0, "claims", found.sum(axis=1))
-    return found.loc[rows["item"].unique()].rename_axis(columns=None).reset_index()
+    counts = pd.crosstab(rows["item"], rows["outcome"]).reindex(columns=kinds, fill_value=0)
+    counts.insert(0, "claims", counts.sum(axis=1))
+    return counts.loc[rows["item"].unique()].rename_axis(columns=None).reset_index()
 
 
 # -- verdicts to a table ---------------------------------------------------------------------
 
 
-def line(row: dict[str, Any]) -> list[str]:
-    """A row of `judge` as rounded text, in the order of `COLUMNS`."""
-    few = "[one seed]" if row["n"] == 1 else "[two seeds]"
-    none = "[all alike]" if row["n"] >= LEAST else few
-    ends = interval_text(row["ci_low"], row["ci_high"], "+.2f") or none
-    reach = least_p(row["n"])
-    ranks = p_text(row["p_ranks"]) if reach < 0.05 else f"≥ {reach:.3g}"
-    return [
-        row["item"],
-        row["claim"],
-        row["effect"],
-        str(row["n"]),
-        f"{row['mean']:+.2f} {ends}",
-        f"{row['margin']:g}",
-        p_text(row["p"]),
-        "" if math.isnan(row["p"]) else ranks,
-        p_text(row["p_holm"]),
-        row["verdict"],
-        row["outcome"],
-        row["records"] + " †" * row["mixed"],
-    ]
-
-
 def as_text(rows: pd.DataFrame) -> Table:
-    """All rows of `judge` as text, the paper's first; an item is named once."""
-    found = [line({str(key): cell for key, cell in row.items()}) for row in rows.to_dict("records")]
-    before = ["", *(cells[0] for cells in found)]
-    once = [
-        ["" if item == cells[0] else cells[0], *cells[1:]]
-        for item, cells in zip(before, found, strict=False)
-    ]
-    return Table(COLUMNS, once, texts=3, ends=3)
+    """Rows of `judge` as rounded text, the paper's first; an item is named once."""
+    columns: dict[str, Cell] = {
+        "item": word("item"),
+        "claim": word("claim"),
+        "effect": word("effect"),
+        "n": word("n"),
+        "mean [95 % interval]": _mean,
+        "margin": number("margin", "g"),
+        "p": p("p"),
+        "p by ranks": _ranks,
+        "p (Holm)": p("p_holm"),
+        "verdict": word("verdict"),
+        "the claim is": word("outcome"),
+        "records": lambda row: row["records"] + " †" * row["mixed"],
+    }
+    once = rows["item"].where(rows["item"] != rows["item"].shift(), "")
+    return as_table(rows.assign(item=once), columns, texts=3, ends=3)
+
+
+def _mean(row: Row) -> str:
+    few = "[one seed]" if row["n"] == 1 else "[two seeds]"
+    missing = "[all alike]" if row["n"] >= LEAST else few
+    return f"{row['mean']:+.2f} {interval_text(row['ci_low'], row['ci_high'], '+.2f') or missing}"
+
+
+def _ranks(row: Row) -> str:
+    least = least_p(row["n"])
+    text = p_text(row["p_ranks"]) if least < 0.05 else f"≥ {least:.3g}"
+    return "" if math.isnan(row["p"]) else text
 
 
 def page(rows: pd.DataFrame) -> str:

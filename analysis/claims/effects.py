@@ -1,4 +1,4 @@
-"""Effects: what a claim is about, as one number per seed. Records in, numbers out."""
+"""Effects: the quantity that a claim is about, as one number per seed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from regimes.errors import RecordError
 from regimes.plotting.decays import decay_epochs
 from regimes.records import Record, summary
+from regimes.statistics import paired_differences
 
 from ..common import compare
 from ..common.compare import LAST
@@ -21,19 +22,19 @@ def minus(a: str, b: str) -> Effect:
     """The metric of schedule ``a`` minus that of ``b``, paired over seeds, as it is shown."""
 
     def values(runs: Sequence[Record]) -> list[float]:
-        each = summary([run for run in runs if run.name in (a, b)], LAST)
+        by_run = summary([run for run in runs if run.name in (a, b)], LAST)
         factor = compare.tested_by(runs[0]).factor
-        return [factor * x for x in compare.paired(each, a, b, "metric")]
+        return [factor * x for x in paired_differences(by_run, a, b, "metric")]
 
     return values
 
 
 def fall_at_decay(schedule: str) -> Effect:
-    """How often the norm halves over the first decay: log2 of its mean in the three epochs before
-    over that in the three after, mean over layers; negative where it rises."""
+    """Fall of the norm at the first decay: log2 of its mean over the three epochs before, divided
+    by that over the three after; mean over layers, negative where the norm rises."""
 
     def values(runs: Sequence[Record]) -> list[float]:
-        found = []
+        falls = []
         for run in (run for run in runs if run.name == schedule):
             decay, *_ = decay_epochs(run) or (None,)
             if decay is None:
@@ -43,8 +44,8 @@ def fall_at_decay(schedule: str) -> Effect:
             after = rows["epoch"].between(decay, decay + 2)
             before = rows["epoch"].between(decay - 3, decay - 1)
             norms = [rows[when].groupby("layer")[run.statistic].mean() for when in (before, after)]
-            found.append(float(np.log2(norms[0] / norms[1]).mean()))
-        return found
+            falls.append(float(np.log2(norms[0] / norms[1]).mean()))
+        return falls
 
     return values
 
@@ -65,12 +66,12 @@ def overlap(batch: int) -> Effect:
     """Share of common top-10 % coordinates after the first epoch, in %."""
 
     def values(runs: Sequence[Record]) -> list[float]:
-        found = []
+        shares = []
         for run in (run for run in runs if run.name == "dense"):
             lines = [line for line in run.details if line["instrument"] == "overlap"]
             if not lines:
                 raise RecordError(f"{run.folder} recorded no support overlap")
-            found.append(100 * float(lines[0]["sizes"][str(batch)]["mean"]))
-        return found
+            shares.append(100 * float(lines[0]["sizes"][str(batch)]["mean"]))
+        return shares
 
     return values

@@ -1,7 +1,7 @@
-"""Blocks of seeds as one: only where they are the same experiment, by configuration, code and data.
+"""Blocks of seeds pooled: only if configuration, code and data are the same.
 
-Blocks were run at different times, each a grid's folder or archive. They may be pooled if, for each
-schedule that is asked for, they are the same experiment (`records.experiment`) and of the same
+A block is the folder or archive of a grid; blocks were run at different times. They may be pooled
+if, for each chosen schedule, they are the same experiment (`records.experiment`) and of the same
 code, or of codes that are declared to train the same bytes (`BIT_EQUAL`).
 """
 
@@ -30,21 +30,21 @@ def pool(blocks: Mapping[str, Sequence[Record]], schedules: Sequence[str]) -> li
         RecordError: two blocks are not the same experiment, or a seed is in both; says why.
     """
     names = " and ".join(blocks)
-    found: dict[tuple[str, int], Record] = {}
+    pooled: dict[tuple[str, int], Record] = {}
     first: dict[str, Record] = {}
     for run in (run for runs in blocks.values() for run in runs if run.name in schedules):
         if why := difference(first.setdefault(run.name, run), run):
             raise RecordError(f"{names} cannot be pooled: {run.name} of seed {run.seed} {why}")
-        if found.setdefault((run.name, run.seed), run) is not run:
+        if pooled.setdefault((run.name, run.seed), run) is not run:
             raise RecordError(
                 f"{names} cannot be pooled: more than one has {run.name} of seed "
                 f"{run.seed}, which would count twice"
             )
-    return list(found.values())
+    return list(pooled.values())
 
 
 def difference(a: Record, b: Record) -> str:
-    """Why two runs are not of the same experiment, in words; empty if they are."""
+    """Why two runs are not the same experiment; empty if they are."""
     if differ := differing([identity(a), identity(b)]):
         return f"has another {', '.join(differ)}"
     codes = [str(run.header.get("code", {}).get("digest"))[:DIGITS] for run in (a, b)]
@@ -54,6 +54,6 @@ def difference(a: Record, b: Record) -> str:
 
 
 def same_code(digests: Sequence[str]) -> bool:
-    """Is it one code, or several that are declared to train the same bytes?"""
+    """Whether it is one code, or several that are declared to train the same bytes."""
     known = {digest[:DIGITS] for digest in digests}
     return len(known) == 1 or any(known <= equal for equal in BIT_EQUAL)

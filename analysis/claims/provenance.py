@@ -67,10 +67,10 @@ def commits(repository: Path = ROOT) -> dict[str, str]:
             first.setdefault(answer.split()[0], commit)
     trees = {tree: _sources(repository, tree) for tree in first}
     blobs = _contents(repository, {blob for rows in trees.values() for _, blob in rows})
-    found: dict[str, str] = {}
+    first_commit: dict[str, str] = {}
     for tree, rows in trees.items():
-        found.setdefault(digest_of((path, blobs[blob]) for path, blob in rows), first[tree])
-    return found
+        first_commit.setdefault(digest_of((path, blobs[blob]) for path, blob in rows), first[tree])
+    return first_commit
 
 
 def _sources(repository: Path, tree: str) -> Tree:
@@ -83,11 +83,11 @@ def _sources(repository: Path, tree: str) -> Tree:
 def _contents(repository: Path, blobs: Iterable[str]) -> dict[str, bytes]:
     """The bytes of many blobs, from one process of git."""
     asked = "".join(f"{blob}\n" for blob in sorted(blobs))
-    stream, found = io.BytesIO(_git(repository, "cat-file", "--batch", asked=asked)), {}
+    stream, contents = io.BytesIO(_git(repository, "cat-file", "--batch", asked=asked)), {}
     while head := stream.readline().split():
-        found[head[0].decode()] = stream.read(int(head[2]))
+        contents[head[0].decode()] = stream.read(int(head[2]))
         stream.readline()
-    return found
+    return contents
 
 
 def _git(repository: Path, *words: str, asked: str = "") -> bytes:

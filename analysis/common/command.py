@@ -1,6 +1,6 @@
-"""What every command of the study does: begin from words, leave files, say which.
+"""Commands of the study: their arguments, output files and errors.
 
-A module's ``main`` reads records, prints what it found and leaves its files through `Files`::
+A module's ``main`` reads records, prints tables and writes its files through `Files`::
 
     files = Files(records, out)
     files.figure("levels", level_map(load_all(records)))
@@ -16,7 +16,9 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
 
 from regimes.console import stdout
 from regimes.errors import ConfigError, RegimesError
@@ -28,29 +30,39 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from regimes.console.tables import Table
+
 BLOCK = re.compile(r"^ {4}((?:regimes|python) .*?)(?:  +#.*)?$", re.MULTILINE)
 
 SELECT = "With --where FIELD=VALUE, e.g. --where optimizer.lr=0.4, only runs of which it is true."
 
-# -- what a command leaves -------------------------------------------------------------------
+Records = Annotated[Path, tyro.conf.arg(help="a folder of runs, or an archive of them")]
+Several = Annotated[
+    tuple[Path, ...],
+    tyro.conf.Positional,
+    tyro.conf.arg(help="folders of runs, or archives of them"),
+]
+Out = Annotated[Path | None, tyro.conf.arg(help="folder for the files; default figures/NAME")]
+
+# -- output files ----------------------------------------------------------------------------
 
 
 def name_of(records: Path) -> str:
-    """What records are called: their folder's name, or their archive's without its suffixes."""
+    """The name of records: their folder's, or their archive's without its suffixes."""
     name = records.resolve().name
     return name.partition(".")[0] if records.is_file() else name
 
 
 class Files:
-    """The files of one command: each is written, kept in mind, and named at the end.
+    """The output files of one command.
 
     Attributes:
-        folder: where they go.
-        paths: those that are written.
+        folder: where they are written.
+        paths: those written so far.
     """
 
     def __init__(self, records: Path | str, out: Path | None = None) -> None:
-        """Go to ``out``; default ``figures/NAME``, with the name of the records (or a name)."""
+        """Write to ``out``; default ``figures/NAME``, with the name of the records (or a name)."""
         name = records if isinstance(records, str) else name_of(records)
         self.folder, self.paths = out or Path("figures", name), list[Path]()
 
@@ -74,6 +86,14 @@ class Files:
         write_output(path, words)
         self.paths.append(path)
 
+    def page(self, name: str, about: str, *tables: Table) -> None:
+        """Tables, printed; and as Markdown in NAME.md below ``about``, each below its title."""
+        console, parts = stdout.console(highlight=False), [about] if about else []
+        for table in tables:
+            console.print(table.drawn(), "")
+            parts += [f"{table.title}.", table.markdown()] if table.title else [table.markdown()]
+        self.text(f"{name}.md", "\n\n".join(parts) + "\n")
+
     def compared(
         self, tables: tuple[pd.DataFrame, pd.DataFrame], about: str, prefix: str = ""
     ) -> None:
@@ -96,7 +116,7 @@ class Files:
         return self.paths
 
 
-# -- how a command begins --------------------------------------------------------------------
+# -- start -----------------------------------------------------------------------------------
 
 
 def call(main: Callable[..., Any], words: Sequence[str], program: str) -> None:
@@ -105,20 +125,18 @@ def call(main: Callable[..., Any], words: Sequence[str], program: str) -> None:
     Raises:
         ConfigError: it needs records, and there are no words.
     """
-    import tyro
-
     if not words and _needs(main):
         lines = BLOCK.findall(main.__globals__["__doc__"] or "")
         how = ", then ".join(f"`{line}`" for line in lines[:2])
         raise ConfigError(f"{program} needs records: {how}")
-    about = (inspect.getdoc(main) or "").partition("Args:")[0] + SELECT
+    about = (inspect.getdoc(main) or "").partition("Args:")[0].rstrip()
     with track_inputs():
         tyro.cli(
             main,
             prog=program,
             args=words,
             config=(tyro.conf.PositionalRequiredArgs,),
-            description=about,
+            description=f"{about}\n\n{SELECT}",
         )
 
 

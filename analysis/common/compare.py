@@ -1,4 +1,4 @@
-"""Schedules compared: records to numbers, and numbers to a table. No drawing here.
+"""Schedules compared: records to numbers, and numbers to a table.
 
 The runs of one folder are grouped by schedule (``config["name"]``) and seed; comparisons are paired
 over common seeds.
@@ -17,15 +17,17 @@ from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import metrics
 from regimes.plotting.differences import LAST as LAST
-from regimes.plotting.differences import as_table, differences, pair, pairs_of, reached
-from regimes.plotting.differences import paired as paired
+from regimes.plotting.differences import as_table as differences_as_table
+from regimes.plotting.differences import differences, pair, pairs_of, reached
 from regimes.plotting.groups import BASELINES, compressed, groups
 from regimes.plotting.groups import Groups as Groups
 from regimes.plotting.groups import tested_by as tested_by
 from regimes.plotting.groups import windows as windows
 from regimes.records import Record
+from regimes.statistics import paired_differences as paired_differences
 
 from ..grids.names import PAPER
+from .estimates import Cell, Row, as_table, number, word
 
 SCHEDULES = ("dense", "low", "high", "low-in-critical", "high-in-critical", "accordion", "low-late")
 PAIRS = (
@@ -95,7 +97,7 @@ def norms(runs: Sequence[Record]) -> pd.DataFrame:
 def table(
     runs: Iterable[Record],
     needed: Sequence[str] = SCHEDULES,
-    others: bool = False,
+    all_pairs: bool = False,
     baseline: str | None = None,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """(one row per schedule, one row per comparison of `PAIRS`).
@@ -105,28 +107,28 @@ def table(
     two schedules' traffic.
 
     Args:
-        others: compare all pairs of up to six schedules; of more, each with the baseline as well.
+        all_pairs: all pairs of up to six schedules; of more, each with the baseline as well.
         baseline: compare each other schedule with this one, and nothing else.
     """
-    found = groups(runs, needed)
-    shown, each = reached([run for group in found.values() for run in group])
-    each["floats"] /= 1e6
-    rows = each.groupby("name", sort=False).agg(
+    by_schedule = groups(runs, needed)
+    shown, by_run = reached([run for group in by_schedule.values() for run in group])
+    by_run["floats"] /= 1e6
+    rows = by_run.groupby("name", sort=False).agg(
         **{"n": ("seed", "size"), shown.name: (shown.name, "mean"), "sd": (shown.name, "std")},
         floats_M=("floats", "mean"),
     )
-    base = next((name for name in BASELINES if name in found), None)
+    base = next((name for name in BASELINES if name in by_schedule), None)
     rows["of_low"] = rows["floats_M"] / (float(rows["floats_M"][base]) if base else math.nan)
-    chosen = [two for two in PAIRS if {*two} <= found.keys()]
+    chosen = [two for two in PAIRS if {*two} <= by_schedule.keys()]
     if baseline is not None:
-        chosen = pairs_of(list(found), baseline)
-    elif others:
+        chosen = pairs_of(list(by_schedule), baseline)
+    elif all_pairs:
         known = [{*two} for two in chosen]
-        chosen += [two for two in pairs_of(list(found)) if {*two} not in known]
+        chosen += [two for two in pairs_of(list(by_schedule)) if {*two} not in known]
     if needed:
-        pairs = pd.DataFrame([pair(each, a, b, shown) for a, b in chosen])
+        pairs = pd.DataFrame([pair(by_run, a, b, shown) for a, b in chosen])
     else:
-        pairs = differences(each, chosen, shown)
+        pairs = differences(by_run, chosen, shown)
     return rows.rename_axis("schedule").reset_index(), pairs
 
 
@@ -134,23 +136,20 @@ def as_text(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[Table, Table]:
     """Both tables as rounded text."""
     shown = metrics.named(str(rows.columns[2]))
     base = next((name for name in BASELINES if name in set(rows["schedule"])), "baseline")
+    columns: dict[str, Cell] = {
+        "schedule": word("schedule"),
+        "n": word("n"),
+        shown.heading: lambda row: _mean_and_sd(row, shown),
+        "floats (M)": number("floats_M", ".4g"),
+        f"of {base}": lambda row: f"{row['of_low']:.2f}",
+    }
+    return as_table(rows, columns), differences_as_table(pairs, shown)
+
+
+def _mean_and_sd(row: Row, shown: metrics.Metric) -> str:
     digits = shown.digits
-    first = []
-    for row in rows.to_dict("records"):
-        sd = "" if math.isnan(row["sd"]) else f" ± {row['sd']:.{digits}f}"
-        first.append(
-            [
-                row["schedule"],
-                str(row["n"]),
-                f"{row[shown.name]:.{digits}f}{sd}",
-                f"{row['floats_M']:.4g}",
-                f"{row['of_low']:.2f}",
-            ]
-        )
-    return (
-        Table(("schedule", "n", shown.heading, "floats (M)", f"of {base}"), first),
-        as_table(pairs, shown),
-    )
+    sd = "" if math.isnan(row["sd"]) else f" ± {row['sd']:.{digits}f}"
+    return f"{row[shown.name]:.{digits}f}{sd}"
 
 
 def show(rows: pd.DataFrame, pairs: pd.DataFrame) -> None:

@@ -1,18 +1,17 @@
-"""Panels that several figures have: values over learning rates, and differences line by line."""
+"""A panel that several figures have: values over learning rates."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 from matplotlib.ticker import LogLocator, NullLocator
 
-from regimes.plotting import style
 from regimes.plotting.looks import Look
-from regimes.replay.agreement import interval
+
+from .estimates import estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,9 +23,8 @@ def over_rates(runs: pd.DataFrame, column: str) -> pd.DataFrame:
     rows = []
     for rate, seeds in runs.groupby("rate"):
         values = seeds[column].to_list()
-        known = all(map(math.isfinite, values))
-        mean, low, high = interval(values) if known else (math.nan,) * 3
-        rows.append({"rate": rate, "n": len(values), "mean": mean, "ci_low": low, "ci_high": high})
+        finite = values if all(map(math.isfinite, values)) else []
+        rows.append({"rate": rate, "n": len(values)} | estimate(finite, "mean", "ci"))
     return pd.DataFrame(rows)
 
 
@@ -49,27 +47,3 @@ def rates_axis(ax: Axes) -> None:
     ax.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.xaxis.set_minor_locator(NullLocator())
-
-
-def draw_forest(ax: Axes, ends: pd.DataFrame, filled: Sequence[bool]) -> None:
-    """A value and its interval per line, from the top, beside a dotted 0.
-
-    Args:
-        ends: columns value, low and high; without an interval, nan.
-        filled: which markers are.
-    """
-    ax.axvline(0, color="black", linewidth=0.8, linestyle=style.DOTTED)
-    for place, (row, full) in enumerate(zip(ends.to_numpy(), filled, strict=True)):
-        value, low, high = row
-        ax.errorbar(
-            value,
-            place,
-            xerr=np.nan_to_num([[value - low], [high - value]]),
-            marker="o",
-            color="black",
-            markersize=4,
-            markerfacecolor="black" if full else "white",
-            capsize=2,
-            elinewidth=0.9,
-        )
-    ax.set_ylim(len(ends) - 0.5, -0.5)

@@ -1,38 +1,31 @@
 """Verdicts: what an interval says of an effect, and of a sentence that expects one. Numbers only.
 
-The 95 % t interval of the mean effect lies somewhere about zero (`Claim.base`) and the margin, the
-smallest effect that matters. That alone decides the *verdict*, one of six:
+The *verdict* is decided by the 95 % t interval of the mean effect, relative to zero (`Claim.base`)
+and to the margin, the smallest effect that matters. It is one of six:
 
 - *better*: above zero, and an effect as large as the margin is not excluded;
-- *better, within the margin*: above zero and below the margin: there, but too small to matter;
+- *better, within the margin*: above zero and below the margin, so too small to matter;
 - *equivalent*: contains zero and lies between minus the margin and the margin;
 - *worse, within the margin*, and *worse*: the same below zero;
-- *open*: contains zero, and an effect that matters as well: too few seeds to say.
+- *open*: contains zero and an effect that matters; more seeds are needed.
 
-A sentence expects *more* (an effect that matters) or *no less* (no loss that matters), which is
-that the other side is not more. More is *supported* if the effect is better, also after Holm's
+A sentence expects *more* (an effect that matters) or *no less* (no loss that matters; the opposite
+of more in the other direction). More is *supported* if the effect is better, also after Holm's
 correction within the family, and its mean at least the margin; *contradicted* if the interval lies
-below the margin; open otherwise. A sentence that says that nothing is there is so decided by the
-interval alone; one that says that something is there has to survive the others of its family.
+below the margin; open otherwise. So a claim of no effect is decided by the interval alone, and a
+claim of an effect must also hold after correction.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Literal
-
-import numpy as np
-
-from regimes.console.units import interval_text as interval_text
 
 Verdict = Literal[
     "better", "better, within the margin", "equivalent", "worse, within the margin", "worse", "open"
 ]
 Expect = Literal["more", "no less"]
 Outcome = Literal["supported", "contradicted", "open"]
-LEVEL = 0.05
-MOST, DIGITS = 20, 9  # values whose signs are all tried; digits in which ties are equal
+ALPHA = 0.05
 
 
 def verdict(low: float, high: float, margin: float) -> Verdict:
@@ -52,7 +45,7 @@ def verdict(low: float, high: float, margin: float) -> Verdict:
 
 
 def outcome(expect: Expect, low: float, high: float, margin: float, p: float) -> Outcome:
-    """What becomes of a sentence; ``p`` is that of no effect, corrected for the family.
+    """Whether a sentence is supported; ``p`` is that of no effect, corrected for the family.
 
     >>> outcome("more", 0.29, 1.25, 1, 0.01), outcome("more", 0.29, 2.25, 1, 0.01)
     ('open', 'supported')
@@ -64,78 +57,5 @@ def outcome(expect: Expect, low: float, high: float, margin: float, p: float) ->
         return {"supported": "contradicted", "contradicted": "supported", "open": "open"}[other]  # type: ignore[return-value]
     if high < margin:
         return "contradicted"
-    shown = verdict(low, high, margin) == "better" and p < LEVEL and (low + high) / 2 >= margin
+    shown = verdict(low, high, margin) == "better" and p < ALPHA and (low + high) / 2 >= margin
     return "supported" if shown else "open"
-
-
-def p_value(values: Sequence[float], base: float = 0.0) -> float:
-    """Two-sided, of a t test that the mean is ``base``: below 0.05 where the interval leaves it
-    out. nan for a single value, and where all are alike: they say nothing about sampling."""
-    from scipy import stats
-
-    if len(values) < 2 or alike(values):
-        return math.nan
-    return float(stats.ttest_1samp(values, base).pvalue)
-
-
-def p_ranks(values: Sequence[float], base: float = 0.0) -> float:
-    """Two-sided, of the signed-rank test (Wilcoxon 1945), which assumes no normal distribution:
-    over all signs up to `MOST` values, ties sharing their mean rank. Values that differ by rounding
-    alone are ties. nan as for `p_value`. It is never below `least_p`."""
-    from scipy import stats
-
-    if len(values) < 2 or alike(values):
-        return math.nan
-    lost = np.subtract(values, base)
-    lost = np.round(lost / np.abs(lost).max(), DIGITS)
-    lost = lost[lost != 0]
-    if len(lost) < 2:
-        return 1.0
-    if len(lost) > MOST:
-        return float(stats.wilcoxon(lost).pvalue)
-    ranks = np.sign(lost) * stats.rankdata(np.abs(lost))
-    found = stats.permutation_test(
-        (ranks,),
-        lambda signed, axis: signed.sum(axis),
-        permutation_type="samples",
-        vectorized=True,
-        n_resamples=np.inf,
-        batch=4096,
-    )
-    return float(found.pvalue)
-
-
-def least_p(n: int) -> float:
-    """The smallest p of the signed-rank test on ``n`` values: all of one sign, so one order of
-    signs in 2^n on either side. Five values cannot reach 0.05.
-
-    >>> least_p(5), least_p(6)
-    (0.0625, 0.03125)
-    """
-    return 2.0 ** (1 - n)
-
-
-def p_text(value: float) -> str:
-    """p with two digits; empty where there is none."""
-    return "" if math.isnan(value) else "< 0.001" if value < 0.001 else f"{value:.2g}"
-
-
-def alike(values: Sequence[float]) -> bool:
-    """Are they one number, but for rounding?"""
-    return bool(np.ptp(values) <= 1e-9 * max(1.0, float(np.abs(values).max())))
-
-
-def holm(values: Sequence[float]) -> list[float]:
-    """p values of a family, corrected so that one false alarm in it has at most the level's
-    probability (Holm 1979): the i-th smallest of k times k - i, and never below a smaller one's.
-    nan is in no family.
-
-    >>> holm([0.01, 0.04, 0.03, math.nan])
-    [0.03, 0.06, 0.06, nan]
-    """
-    known = sorted((p, i) for i, p in enumerate(values) if not math.isnan(p))
-    found, largest = [math.nan] * len(values), 0.0
-    for place, (p, i) in enumerate(known):
-        largest = max(largest, min(1.0, (len(known) - place) * p))
-        found[i] = largest
-    return found

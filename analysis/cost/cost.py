@@ -28,9 +28,9 @@ from regimes.cost.predict import predict
 from regimes.cost.work import Work
 from regimes.plotting import style
 from regimes.records import Record, load_all
-from regimes.replay.agreement import interval
+from regimes.statistics import t_interval
 
-from ..common.command import Files
+from ..common.command import Files, Out, Records
 from ..common.compare import groups
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ def curves(
         for case in found:
             if not case.runs:
                 continue
-            each = np.array([_per_step(run, net, w, algorithm, buckets) for run in _runs(case)])
-            spread = [interval(column.tolist()) for column in (base / each).T]
+            seconds = np.array([_per_step(run, net, w, algorithm, buckets) for run in _runs(case)])
+            spread = [t_interval(column.tolist()) for column in (base / seconds).T]
             frames.append(
                 pd.DataFrame(
                     {
@@ -73,7 +73,7 @@ def curves(
                         "case": case.name,
                         "x": x,
                         "n": case.runs,
-                        "seconds": each.mean(0),
+                        "seconds": seconds.mean(0),
                         "dense": base,
                         **{
                             name: [s[i] for s in spread]
@@ -122,10 +122,10 @@ def figure_cost(
     known = groups(runs, shown)
     chosen = [run for name in shown for run in known[name]]
     workers = workers or int(chosen[0].config["workers"])
-    every = cases([run for each in known.values() for run in each], workers)
-    found = [case for case in every if not case.runs or case.name in shown]
-    numbers = curves(found, network, workers, algorithm, buckets)
-    table = predict(found, network, workers, algorithm, buckets)
+    every = cases([run for group in known.values() for run in group], workers)
+    chosen_cases = [case for case in every if not case.runs or case.name in shown]
+    numbers = curves(chosen_cases, network, workers, algorithm, buckets)
+    table = predict(chosen_cases, network, workers, algorithm, buckets)
     with style.theme():
         fig = style.figure(3.4)
         left, right = fig.subplots(1, 2)
@@ -146,7 +146,7 @@ def figure_cost(
         right.set(yscale="log", xlabel=f"workers W, at {network}", ylabel="seconds per step")
         handles, labels = right.get_legend_handles_labels()
         fig.legend(handles, labels, loc="outside upper center", ncols=4, handlelength=3.4)
-        style.caption(fig, _caption(found, chosen, network, algorithm, buckets))
+        style.caption(fig, _caption(chosen_cases, chosen, network, algorithm, buckets))
     return fig, pd.concat([numbers.drop(columns="dense"), marked], ignore_index=True)
 
 
@@ -164,8 +164,8 @@ def _draw(ax: Axes, numbers: pd.DataFrame, panel: str, name: str, y: str) -> Non
 def _mark(ax: Axes, table: pd.DataFrame) -> pd.DataFrame:
     """A tick on the line of no gain at each policy's break-even bandwidth; and where they are."""
     within = table["break_even"].between(BANDWIDTHS[0], BANDWIDTHS[-1])
-    found = table.loc[within & (table["kind"] == "policy"), ["case", "break_even"]]
-    for case, at in found.itertuples(index=False):
+    marks = table.loc[within & (table["kind"] == "policy"), ["case", "break_even"]]
+    for case, at in marks.itertuples(index=False):
         ax.plot(
             [at],
             [1],
@@ -175,7 +175,7 @@ def _mark(ax: Axes, table: pd.DataFrame) -> pd.DataFrame:
             color=style.style_of(case).colour,
             zorder=5,
         )
-    return found.rename(columns={"break_even": "x"}).assign(panel="break-even", speed_up=1.0)
+    return marks.rename(columns={"break_even": "x"}).assign(panel="break-even", speed_up=1.0)
 
 
 def _caption(
@@ -207,27 +207,25 @@ def _caption(
 
 
 def main(
-    folder: Path,
+    records: Records,
     network: str = "1Gbit/s,50us",
     workers: int | None = None,
     algorithm: str = "ring",
     buckets: int = 1,
-    out: Path | None = None,
+    out: Out = None,
 ) -> list[Path]:
-    """Draw the predicted cost of the runs under FOLDER on a network, and print the table.
+    """Draw the predicted cost of the runs under RECORDS on a network, and print the table.
 
     Args:
-        folder: of the runs, or an archive of them.
         network: bandwidth and latency.
         workers: W of the left panel and the table; default that of the runs.
         algorithm: of the collectives: ring, gloo or tree.
         buckets: parts of the gradient that are reduced during the backward pass.
-        out: folder for the figures; default figures/NAME.
     """
     from regimes.cost.predict import main as show
 
-    files, runs, net = Files(folder, out), load_all(folder), Network.parse(network)
+    files, runs, net = Files(records, out), load_all(records), Network.parse(network)
     fig, numbers = figure_cost(runs, net, workers, algorithm=algorithm, buckets=buckets)
-    show([str(folder)], None, net, workers, algorithm=algorithm, buckets=buckets)
+    show([str(records)], None, net, workers, algorithm=algorithm, buckets=buckets)
     files.figure("cost", (fig, numbers))
     return files.said()

@@ -1,6 +1,6 @@
-"""What another detector, threshold or network would have made of a recorded run: by replay.
+"""A recorded run under another detector, threshold or network, by replay.
 
-`explorer` shows it; nothing here draws or trains::
+`notebook.explorer` shows it; nothing here draws or trains::
 
     study = PricedRuns(load_all("data/reference/small.tar.xz"))
     study.answer(Settings("low", 1000, "accordion", eta=0.3)).numbers
@@ -96,8 +96,8 @@ class PricedRuns:
                     f"{run.name}, seed {run.seed}, has no two levels of compression to choose "
                     "between: explore a grid that has, e.g. small"
                 )
-        found = {case.name.partition(" (")[0]: case for case in cases(runs) if not case.runs}
-        self.works: dict[str, Case] = found
+        policies = {case.name.partition(" (")[0]: case for case in cases(runs) if not case.runs}
+        self.works: dict[str, Case] = policies
         self.runs = {(run.name, run.seed): run for run in runs}
         self.header = runs[0].header
         self.layers = [i for i, layer in enumerate(self.header["layers"]) if layer["compressed"]]
@@ -117,8 +117,8 @@ class PricedRuns:
         return known
 
     @cached_property
-    def beside(self) -> float:
-        """Bytes per step that travel beside the layers (the loss)."""
+    def extra_bytes(self) -> float:
+        """Bytes per step besides those of layers (the loss)."""
         level, case = next(iter(self.works.items()))
         levels = dict.fromkeys(range(len(self.header["layers"])), DENSE)
         levels.update(dict.fromkeys(self.layers, level))
@@ -207,7 +207,7 @@ class PricedRuns:
         compress = sum(share[i] * works[levels[i]].compress for i in share) / sum(share.values())
         one = next(iter(works.values()))
         calls = {kind: max(work.calls[kind] for work in works.values()) for kind in one.calls}
-        size = {**one.bytes, "mean": self.beside, "gather": 0.0}
+        size = {**one.bytes, "mean": self.extra_bytes, "gather": 0.0}
         for i, level in levels.items():
             gathers = i in share and works[level].calls["gather"] > 0
             size["gather" if gathers else "mean"] += self._price(i, level)[1]
@@ -217,8 +217,8 @@ class PricedRuns:
         """The mean step with all layers at one level; where no run has it, that of another level
         of the same compressor, which asks for as many collectives."""
         known = self.works.get(level)
-        others = (case for name, case in self.works.items() if name != DENSE)
-        return (known or next(others, self.works[DENSE])).work
+        compressed = (case for name, case in self.works.items() if name != DENSE)
+        return (known or next(compressed, self.works[DENSE])).work
 
 
 def _elements(layer: dict[str, Any]) -> float:

@@ -1,25 +1,25 @@
-"""Do the norm, the eigenvalue and the rest mark the same epochs? Agreement that no rule forces.
+"""Do the norm, the eigenvalue and other statistics mark the same epochs?
 
 Train once with every statistic, then draw (`grids/detection-smoke.toml`)::
 
     regimes ablate detection-smoke --schedules signals --seeds 8 --out runs/signals
     regimes figure agreement runs/signals
 
-`unforced` says how an epoch is scored and called: each detector calls as many, and none
-by construction.
+Each detector calls the same number of epochs (`unforced`), so that agreement does not follow from
+the rule.
 
 Agreement of two detectors in a run is Cohen's kappa of their calls, and Spearman's correlation of
-their scores; both are 0 by chance. Intervals are 95 % t intervals over seeds. How far its calls
-agree with those of the other detector in runs of *other* seeds is the calendar's part: two that
-follow the schedule of the rate alone agree there as well. How far it agrees with itself in them
-says how much of what it calls belongs to the training and not to the run.
+their scores; both are 0 by chance. Intervals are 95 % t intervals over seeds. Agreement with the
+other detector in runs of *other* seeds is the part that the schedule of the rate explains: two
+detectors that follow the schedule alone agree there as well. Agreement of a detector with itself in
+other runs is the part of its calls that is the same in every run of the setting.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -27,13 +27,13 @@ import pandas as pd
 from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.plotting import style
-from regimes.plotting.bands import draw_bands
+from regimes.plotting.heatmaps import draw_bands
 from regimes.records import Record, load_all
 
-from ..common.command import Files
+from ..common.command import Files, Out, Records
 from ..common.compare import groups
-from ..common.panels import draw_forest
-from ..common.verdicts import interval_text
+from ..common.estimates import as_table, mean, number, word
+from ..common.paired import draw_forest
 from . import unforced
 from .unforced import FIRST, REFERENCE, RELATIVE, SHARE, Change
 
@@ -41,24 +41,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def as_text(rows: pd.DataFrame, others: pd.DataFrame, spent: pd.Series, reference: str) -> Table:
+def as_text(
+    rows: pd.DataFrame, in_other_runs: pd.DataFrame, spent: pd.Series, reference: str
+) -> Table:
     """Agreement with the reference, `other_runs` and `costs`, rounded."""
     agreed = unforced.with_reference(rows, reference).set_index("detector")
-    lines = []
-    for name in map(str, others.index):
-        here = _kappa(agreed.loc[name].to_dict()) if name in agreed.index else ("", "")
-        apart = {key: float(others[key][name]) for key in ("with", "itself")}
-        skip = {"with": name == reference, "itself": name == FIRST}  # 1 by definition, or the other
-        words = ("" if skip[key] or np.isnan(x) else f"{x:+.2f}" for key, x in apart.items())
-        cost = f"{100 * float(spent[name]):.1f} %" if name in spent else "0"
-        lines.append((name, *here, *words, cost))
-    heads = ("detector", "n", "kappa [95 %]", "in other runs", "itself", "cost")
-    return Table(heads, lines)
-
-
-def _kappa(row: dict[Any, Any]) -> tuple[str, str]:
-    ends = interval_text(row["kappa_low"], row["kappa_high"], "+.2f")
-    return str(row["n"]), f"{row['kappa']:+.2f} {ends}".strip()
+    table = in_other_runs.join(agreed[["n", "kappa", "kappa_low", "kappa_high"]]).assign(cost=spent)
+    table.loc[table.index == reference, "with"] = np.nan  # 1 by definition, or the kappa
+    table.loc[table.index == FIRST, "itself"] = np.nan
+    columns = {
+        "detector": word("detector"),
+        "n": number("n", ".0f"),
+        "kappa [95 %]": mean("kappa", "+.2f"),
+        "in other runs": number("with", "+.2f"),
+        "itself": number("itself", "+.2f"),
+        "cost": lambda row: "0" if np.isnan(row["cost"]) else f"{100 * row['cost']:.1f} %",
+    }
+    return as_table(table.rename_axis("detector").reset_index(), columns)
 
 
 def figure(
@@ -72,18 +71,20 @@ def figure(
     """
     tables = unforced.scored(runs, change)
     shares = pd.concat(map(unforced.calls, tables.values())).groupby(level="epoch").mean().T
-    whole = shares.reindex(columns=range(int(shares.columns.max()) + 1))  # the warm-up is empty
+    all_epochs = shares.reindex(
+        columns=range(int(shares.columns.max()) + 1)
+    )  # the warm-up is empty
     rows = unforced.over_seeds(unforced.pairs(tables))
     agreed = unforced.with_reference(rows, reference).set_index("detector")
     with style.theme():
         fig = style.figure(1.3 + 0.32 * len(shares))
         left, right = fig.subplots(1, 2, width_ratios=[3, 2])
-        image = draw_bands(left, whole)
+        image = draw_bands(left, all_epochs)
         left.set_xlabel(style.unit_of(runs[0].config))
         style.mark_decays(left, runs[0])
         fig.colorbar(image, ax=left, aspect=12, pad=0.02).set_label("share of seeds")
-        ends = agreed.reindex(shares.index)[["kappa", "kappa_low", "kappa_high"]]
-        draw_forest(right, ends, [True] * len(ends))
+        ends = agreed.reindex(shares.index)
+        draw_forest(right, ends, "kappa", "kappa", [True] * len(ends))
         right.set_xlabel(f"kappa with {reference}")
         right.set_yticks(range(len(ends)), [""] * len(ends))  # the lines are those of the bands
         style.caption(fig, _words(runs, len(shares.columns), reference, change))
@@ -105,35 +106,33 @@ def _words(runs: Sequence[Record], counted: int, reference: str, change: Change)
 
 
 def main(
-    records: Path,
+    records: Records,
     schedule: str = "signals",
     reference: str = REFERENCE,
     back: int = 1,
     absolute: bool = False,
-    out: Path | None = None,
+    out: Out = None,
 ) -> list[Path]:
-    """Draw which epochs detectors call, and print how far they agree.
+    """Draw which epochs detectors call in runs with several instruments, and print their agreement.
 
     Args:
-        records: a folder of runs with several instruments, or an archive of them.
         schedule: whose runs.
-        reference: the detector that the others are held against.
+        reference: the detector that the others are compared with.
         back: epochs that a score looks back.
         absolute: score the change itself, in place of its ratio to the older value.
-        out: folder for tables and figure; default figures/NAME.
     """
     files, runs = Files(records, out), groups(load_all(records), [schedule])[schedule]
     change = Change(back, absolute)
     tables, spent = unforced.scored(runs, change), unforced.costs(runs)
     rows = unforced.over_seeds(unforced.pairs(tables))
-    others = unforced.other_runs(tables, reference)
-    stdout.console(highlight=False).print(as_text(rows, others, spent, reference).drawn())
+    in_other_runs = unforced.other_runs(tables, reference)
+    stdout.console(highlight=False).print(as_text(rows, in_other_runs, spent, reference).drawn())
     print(
         f"with {reference}; other runs are of other seeds; cost: of training time, its whole "
         "instrument"
     )
-    each = {"cost": spent, "threshold": unforced.thresholds(tables)}
+    columns = {"cost": spent, "threshold": unforced.thresholds(tables)}
     files.figure("agreement", figure(runs, reference, change))
     files.table("agreement-pairs", rows)
-    files.table("agreement-detectors", others.assign(**each).reset_index())
+    files.table("agreement-detectors", in_other_runs.assign(**columns).reset_index())
     return files.said()

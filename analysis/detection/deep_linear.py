@@ -1,4 +1,4 @@
-"""Where critical periods are known: what deficits do to a deep linear network, and who sees it.
+"""Deficits in a deep linear network, whose critical period is known, and the detectors that see it.
 
 Run, then draw (11 minutes a seed on one core)::
 
@@ -8,9 +8,9 @@ Run, then draw (11 minutes a seed on one core)::
 A deficit's *harm* is the squared error at the end, over that of the same seed without a deficit
 after as many steps on the right matrix. Left: by a deficit's length, from the start.
 Middle: by its onset, of two lengths. Right: what detectors call critical in the training without a
-deficit. A detector *finds* the critical period as far as it calls units critical inside the
-deficits of the longest length that do harm (mean over seeds and layers), beyond what it calls so
-inside those that do none.
+deficit. The score *finds* of a detector is the share of units that it calls critical inside the
+harmful deficits of the longest length (mean over seeds and layers), minus the share inside the
+harmless ones.
 """
 
 from __future__ import annotations
@@ -23,20 +23,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.groups import groups
 from regimes.plotting.looks import SPARE
 from regimes.records import Record, load_all
-from regimes.replay.agreement import interval
 from regimes.replay.replay import measured, replay
 from regimes.replay.spelling import rule
+from regimes.statistics import holm, p_value
 
-from ..common.command import Files
+from ..common.command import Files, Out, Records
 from ..common.compare import LAST
-from ..common.verdicts import holm, p_text, p_value
+from ..common.estimates import as_table, estimate, number, p, word
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,7 +51,6 @@ DETECTORS = (
 )
 NONE = "none"
 RANK = 10  # of the other matrix, where a configuration does not say (`OtherMatrix`)
-HEADS = ("from", "to", "n", "final error, of none's", "of the earliest's", "p (Holm)")
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.5)))
 
 # -- records to numbers ----------------------------------------------------------------------
@@ -67,21 +65,22 @@ def harms(runs: Sequence[Record]) -> pd.DataFrame:
     Raises:
         RecordError: no runs without a deficit, one that is too short, or no seed in common.
     """
-    found = groups(runs, [NONE])
-    plain = {run.seed: run for run in found[NONE]}
+    by_name = groups(runs, [NONE])
+    plain = {run.seed: run for run in by_name[NONE]}
     logs: dict[tuple[int, int], dict[int, float]] = {}
-    for name, each in found.items():
+    for name, group in by_name.items():
         if name == NONE:
             continue
-        ((first, stop),) = each[0].config["deficit"]["windows"]
-        logs[first, stop] = {r.seed: _harm_of(r, plain[r.seed]) for r in each if r.seed in plain}
+        ((first, stop),) = group[0].config["deficit"]["windows"]
+        logs[first, stop] = {r.seed: _harm_of(r, plain[r.seed]) for r in group if r.seed in plain}
         if not logs[first, stop]:
             raise RecordError(f"{name} and {NONE} have no seed in common: run both with the same")
     rows = []
     for (first, stop), each_log in sorted(logs.items()):
         later = _against_the_earliest(logs, first, stop)
-        harm, other = _ratio("harm", "ci", [*each_log.values()]), _ratio("later", "later", later)
-        row = {"first": first, "stop": stop, "n": len(each_log), **harm, **other}
+        row: dict[str, Any] = {"first": first, "stop": stop, "n": len(each_log)}
+        row |= estimate([*each_log.values()], "harm", "ci", logs=True)
+        row |= estimate(later, "later", logs=True)
         rows.append(row | {"p": p_value(later)})
     table = pd.DataFrame(rows)
     return table.assign(p_holm=holm(table["p"].to_list()))
@@ -104,27 +103,22 @@ def _harm_of(run: Record, plain: Record) -> float:
 def _against_the_earliest(
     logs: Mapping[tuple[int, int], Mapping[int, float]], first: int, stop: int
 ) -> list[float]:
-    """The logarithms' differences to those of the earliest onset of that length, by seed."""
-    earliest = min(each for each in logs if each[1] - each[0] == stop - first)
+    """Logarithms of harm minus those of the earliest onset of that length, by seed."""
+    earliest = min(window for window in logs if window[1] - window[0] == stop - first)
     ours, theirs = logs[first, stop], logs[earliest]
     return [] if earliest[0] == first else [ours[s] - theirs[s] for s in ours if s in theirs]
-
-
-def _ratio(name: str, ends: str, logs: Sequence[float]) -> dict[str, float]:
-    values = [math.exp(x) for x in interval(logs)] if logs else [math.nan] * 3
-    return dict(zip((name, f"{ends}_low", f"{ends}_high"), values, strict=True))
 
 
 def calls(runs: Sequence[Record], texts: Sequence[str] = DETECTORS) -> dict[str, np.ndarray]:
     """Per detector whose signal all runs recorded, the share of runs and layers that it calls
     critical, by unit."""
-    found = {}
+    shares_by_detector = {}
     for text in texts:
         if all(measured(run, rule(text, run)) for run in runs):
             tables = [replay(run, rule(text, run)) for run in runs]
             shares = [table.groupby("epoch")["critical"].mean().to_numpy() for table in tables]
-            found[text.partition(":")[0]] = np.mean(shares, axis=0)
-    return found
+            shares_by_detector[text.partition(":")[0]] = np.mean(shares, axis=0)
+    return shares_by_detector
 
 
 def finds(harm: pd.DataFrame, called: Mapping[str, np.ndarray], unit: int) -> pd.DataFrame:
@@ -148,40 +142,32 @@ def finds(harm: pd.DataFrame, called: Mapping[str, np.ndarray], unit: int) -> pd
 
 def by_length(harm: pd.DataFrame) -> dict[int, pd.DataFrame]:
     """The deficits of each length that begin at several steps, the longest first."""
-    found = {int(length): rows for length, rows in harm.groupby(harm["stop"] - harm["first"])}
-    return {length: found[length] for length in sorted(found)[::-1] if len(found[length]) > 1}
+    grouped = {int(length): rows for length, rows in harm.groupby(harm["stop"] - harm["first"])}
+    return {length: grouped[length] for length in sorted(grouped)[::-1] if len(grouped[length]) > 1}
 
 
 # -- the tables and the figure ---------------------------------------------------------------
 
 
-def as_text(harm: pd.DataFrame, found: pd.DataFrame) -> tuple[Table, Table]:
+def as_text(harm: pd.DataFrame, finding: pd.DataFrame) -> tuple[Table, Table]:
     """Both, rounded."""
-    first = [
-        (
-            f"{row['first']:,}",
-            f"{row['stop']:,}",
-            str(row["n"]),
-            _rounded(row["harm"], row["ci_low"], row["ci_high"]),
-            _rounded(row["later"], row["later_low"], row["later_high"]),
-            p_text(row["p_holm"]),
-        )
-        for row in harm.to_dict("records")
-    ]
-    second = [
-        (
-            row["detector"],
-            *(
-                "" if math.isnan(row[key]) else f"{row[key]:.2f}"
-                for key in ("harmful", "harmless", "finds")
-            ),
-        )
-        for row in found.to_dict("records")
-    ]
-    return (
-        Table(HEADS, first, texts=0),
-        Table(("detector", "critical in harmful", "in harmless", "finds"), second),
-    )
+    harms_of = {
+        "from": number("first", ","),
+        "to": number("stop", ","),
+        "n": word("n"),
+        "final error, of none's": lambda row: _rounded(row["harm"], row["ci_low"], row["ci_high"]),
+        "of the earliest's": lambda row: _rounded(
+            row["later"], row["later_low"], row["later_high"]
+        ),
+        "p (Holm)": p("p_holm"),
+    }
+    detectors = {
+        "detector": word("detector"),
+        "critical in harmful": number("harmful", ".2f"),
+        "in harmless": number("harmless", ".2f"),
+        "finds": number("finds", ".2f"),
+    }
+    return as_table(harm, harms_of, texts=0), as_table(finding, detectors)
 
 
 def _rounded(*numbers: float) -> str:
@@ -235,8 +221,8 @@ def figure(
 
 
 def _other(runs: Sequence[Record]) -> int:
-    found = (deficit for run in runs if (deficit := run.config.get("deficit")))
-    return int(next(found).get("rank", RANK))
+    deficits = (deficit for run in runs if (deficit := run.config.get("deficit")))
+    return int(next(deficits).get("rank", RANK))
 
 
 def _harm(ax: Axes, x: pd.Series, rows: pd.DataFrame, xlabel: str, **line: Any) -> None:
@@ -247,22 +233,15 @@ def _harm(ax: Axes, x: pd.Series, rows: pd.DataFrame, xlabel: str, **line: Any) 
     style.log_axis(ax)
 
 
-def main(records: Path, out: Path | None = None) -> list[Path]:
-    """Draw deficits and detectors from the runs of the grid deep-linear and print both tables.
-
-    Args:
-        records: a folder of runs, or an archive of them.
-        out: folder for the figure; default figures/NAME.
-    """
+def main(records: Records, out: Out = None) -> list[Path]:
+    """Draw deficits and detectors from the runs of the grid deep-linear and print both tables."""
     files, runs = Files(records, out), load_all(records)
     harm, plain = harms(runs), [run for run in runs if run.name == NONE]
     called = calls(plain)
-    found = finds(next(iter(by_length(harm).values())), called, int(plain[0].config["unit_steps"]))
-    console = stdout.console(highlight=False)
-    texts = as_text(harm, found)
-    for text in texts:
-        console.print(text.drawn(), "")
-    files.figure("deep-linear", figure([*plain, *runs], harm, called))
+    finding = finds(
+        next(iter(by_length(harm).values())), called, int(plain[0].config["unit_steps"])
+    )
     about = f"{style.setting(plain[0])} (without a deficit)."
-    files.text("deep-linear.md", "\n\n".join((about, *(t.markdown() for t in texts))) + "\n")
+    files.page("deep-linear", about, *as_text(harm, finding))
+    files.figure("deep-linear", figure([*plain, *runs], harm, called))
     return files.said()

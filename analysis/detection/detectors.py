@@ -1,4 +1,4 @@
-"""Detectors beside each other: when each calls a run critical, and how far they agree.
+"""Detectors compared: when each calls a run critical, and how far they agree.
 
 Run, then draw (a minute per run on one core, and 10 seconds)::
 
@@ -12,25 +12,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import pandas as pd
-import tyro
 
-from regimes.plotting import bands as drawing
+from regimes.plotting import heatmaps as drawing
 from regimes.plotting import style
 from regimes.records import Record
 from regimes.replay import detect
 from regimes.replay.compare import Comparison
 
-from ..common.command import Files, name_of
+from ..common.command import Files, Out, Several, name_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 def bands(runs: Sequence[Record], result: Comparison) -> tuple[Figure, pd.DataFrame]:
-    """`regimes.plotting.bands.bands`, with a caption."""
+    """`regimes.plotting.heatmaps.bands`, with a caption."""
     fig, numbers = drawing.bands(runs, result)
     with style.theme():
         style.caption(fig, _words(runs, result))
@@ -49,16 +48,15 @@ def _words(runs: Sequence[Record], result: Comparison) -> str:
 
 
 def main(
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional],
+    runs: Several,
     detectors: tuple[str, ...] = (),
-    out: Path | None = None,
+    out: Out = None,
 ) -> list[Path]:
     """Print the tables of `regimes detect` and draw the bands.
 
     Args:
         runs: runs, or folders of runs.
         detectors: NAME or NAME:key=value,key=value; default all whose signal was recorded.
-        out: folder for tables and figure; default figures/NAME/detectors.
     """
     files = Files(f"{name_of(runs[0])}/detectors", out)
     result = detect.main(runs, detectors, files.folder)

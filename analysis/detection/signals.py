@@ -1,4 +1,4 @@
-"""The signals of one run beside each other: gradient norm, Fisher trace, Hessian trace, eigenvalue.
+"""The signals of one run: gradient norm, Fisher trace, Hessian trace and eigenvalue.
 
 Do Fisher trace and Hessian trace tell the same story around critical periods? In a notebook::
 
@@ -26,7 +26,7 @@ from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.records import Record, load
 
-from ..common.command import Files
+from ..common.command import Files, Out
 from ..common.compare import compressed
 
 if TYPE_CHECKING:
@@ -107,12 +107,11 @@ def signals(record: Record) -> tuple[Figure, pd.DataFrame]:
     return fig, table
 
 
-def main(run: Path, out: Path | None = None) -> list[Path]:
+def main(run: Path, out: Out = None) -> list[Path]:
     """Draw the signals of one run.
 
     Args:
         run: its folder.
-        out: folder for the figure; default figures/NAME.
     """
     record = load(run)
     files = Files(record.name, out)

@@ -1,11 +1,10 @@
-"""Which epochs detectors call when no rule forces them, and how far they agree: the numbers.
+"""Epochs that detectors call when each calls the same number, and their agreement.
 
-After each epoch a statistic of the whole model is scored by its change since some epochs ago, one
-unless said otherwise, relative to its older value: what ACCORDION's rule holds against a threshold
-(`RelativeChange`). A score counts if both epochs lie behind the warm-up, in which everything
-changes. Each detector calls the epochs with its largest scores, a quarter of those that count, so
-that none agrees with another because both are eager, or late. Beside them is `FIRST`, which reads
-nothing.
+The score of an epoch is the change of a statistic of the whole model since the epoch before (or
+several before), relative to the older value: what ACCORDION's rule compares with a threshold
+(`RelativeChange`). A score counts if both epochs lie after the warm-up, in which every statistic
+changes. Each detector calls the quarter of these epochs with its largest scores; so two detectors
+do not agree only because both call many epochs. `FIRST` is a control that reads no statistic.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,9 +20,10 @@ from regimes.detectors import RelativeChange
 from regimes.errors import RecordError
 from regimes.policies.signals import signal_values
 from regimes.records import Record
-from regimes.replay.agreement import interval, kappa
 from regimes.replay.replay import measured, past_epochs, signal_cost
+from regimes.statistics import kappa
 
+from ..common import estimates
 from ..grids.names import STATISTICS
 
 FIRST = "first epochs"
@@ -74,15 +73,15 @@ def scores(run: Record, change: Change = RELATIVE) -> pd.DataFrame:
             f"{run.folder} has {len(epochs)} epochs behind its warm-up that can be "
             "scored, too few to call a quarter of them"
         )
-    found = {}
+    columns = {}
     for name, made in known.items():
         values = signal_values(past, made, 0)
         both = [made((values[epoch - change.back], values[epoch])) for epoch in epochs]
-        found[name] = [
+        columns[name] = [
             v.score if v.score is None or not change.absolute else v.score * abs(v.old or 0.0)
             for v in both
         ]
-    return pd.DataFrame(found, index=pd.Index(epochs, name="epoch"), dtype=float)
+    return pd.DataFrame(columns, index=pd.Index(epochs, name="epoch"), dtype=float)
 
 
 def scored(runs: Iterable[Record], change: Change = RELATIVE) -> dict[int, pd.DataFrame]:
@@ -107,7 +106,7 @@ def calls(table: pd.DataFrame) -> pd.DataFrame:
 
 def pairs(tables: Scores) -> pd.DataFrame:
     """One row per pair of detectors and seed: kappa of their calls, Spearman's correlation of their
-    scores (nan beside `FIRST`, and for scores that are all alike)."""
+    scores (nan for `FIRST`, and for scores that are all alike)."""
     rows = []
     for seed, table in tables.items():
         called, ranks = calls(table), table.corr("spearman", min_periods=3)
@@ -136,17 +135,9 @@ def other_runs(tables: Scores, reference: str = REFERENCE) -> pd.DataFrame:
     return means.reindex(called[0].columns)
 
 
-def over_seeds(each: pd.DataFrame) -> pd.DataFrame:
+def over_seeds(by_seed: pd.DataFrame) -> pd.DataFrame:
     """One row per pair: n, mean and 95 % t interval of kappa and of the correlation."""
-    rows = []
-    for (a, b), seeds in each.groupby(["a", "b"], sort=False):
-        row: dict[str, Any] = {"a": a, "b": b, "n": len(seeds)}
-        for column in ("kappa", "spearman"):
-            known = seeds[column].dropna().to_list()
-            ends = interval(known) if known else (np.nan,) * 3
-            row |= dict(zip((column, f"{column}_low", f"{column}_high"), ends, strict=True))
-        rows.append(row)
-    return pd.DataFrame(rows)
+    return estimates.over_seeds(by_seed, ["a", "b"], ["kappa", "spearman"])
 
 
 def with_reference(rows: pd.DataFrame, reference: str = REFERENCE) -> pd.DataFrame:
@@ -155,20 +146,21 @@ def with_reference(rows: pd.DataFrame, reference: str = REFERENCE) -> pd.DataFra
     Raises:
         RecordError: it is in none.
     """
-    found = rows[(rows["a"] == reference) | (rows["b"] == reference)]
-    if found.empty:
+    agreed = rows[(rows["a"] == reference) | (rows["b"] == reference)]
+    if agreed.empty:
         raise RecordError(f"the runs recorded no {reference!r} to hold the others against")
-    return found.assign(detector=found["a"].where(found["b"] == reference, found["b"]))
+    return agreed.assign(detector=agreed["a"].where(agreed["b"] == reference, agreed["b"]))
 
 
 def thresholds(tables: Scores) -> pd.Series:
-    """The change that a quarter of all scores exceed, by detector: what makes it as eager live."""
+    """The change that a quarter of all scores exceed, by detector: the threshold with which it
+    calls as many epochs during a training."""
     return pd.concat([*tables.values()]).quantile(1 - SHARE)
 
 
 def costs(runs: Sequence[Record]) -> pd.Series:
-    """Share of the training time that each detector's instrument takes, mean over runs; what the
-    instrument measures beside it counts."""
+    """Share of the training time that each detector's instrument takes, mean over runs; other
+    statistics of that instrument count too."""
     names = map(str, scores(runs[0]))
-    found = {name: [signal_cost(run, rule(STATISTICS[name]))[1] for run in runs] for name in names}
-    return pd.DataFrame(found).mean()
+    shares = {name: [signal_cost(run, rule(STATISTICS[name]))[1] for run in runs] for name in names}
+    return pd.DataFrame(shares).mean()

@@ -25,7 +25,7 @@ from scipy.stats import norm
 from regimes.plotting import style
 from regimes.records import Record, load_all
 
-from ..common.command import Files
+from ..common.command import Files, Out, Several
 from .model import largest_sigma
 from .numbers import FAMILIES, Setting, chances, network, shapes, sparsity
 
@@ -191,28 +191,26 @@ def _network_words(numbers: pd.DataFrame, runs: list[Record]) -> str:
 
 
 def table(s: Setting, runs: list[Record]) -> pd.DataFrame:
-    """The LASSO's statistics beside the network's after the first, middle and last epoch."""
-    found = shapes(s)
+    """The LASSO's statistics, and the network's after the first, middle and last epoch."""
+    columns = shapes(s)
     if runs:
         numbers = network(runs)
         epochs = sorted(numbers["x"].unique())
         for panel in dict.fromkeys(numbers["panel"]):
             for epoch in dict.fromkeys((epochs[0], epochs[len(epochs) // 2], epochs[-1])):
                 rows = numbers[(numbers["panel"] == panel) & (numbers["x"] == epoch)]
-                found[f"{panel}, {epoch:g}"] = rows.set_index("series")["mean"]
-    return found
+                columns[f"{panel}, {epoch:g}"] = rows.set_index("series")["mean"]
+    return columns
 
 
 def main(
-    records: Annotated[tuple[Path, ...], tyro.conf.Positional] = (),
-    out: Path | None = None,
+    records: Several = (),
+    out: Out = None,
     setting: Annotated[Setting, tyro.conf.arg(name="")] = Setting(),  # noqa: B008 (frozen)
 ) -> list[Path]:
-    """Draw Lemma 1, and print its table.
+    """Draw Lemma 1, and print its table; records are of one schedule, with moments.
 
     Args:
-        records: folders (or archives) of runs of one schedule with the moments instrument.
-        out: folder for the figure; default figures/lasso.
         setting: the LASSO.
     """
     runs = load_all(*records) if records else []

@@ -55,19 +55,19 @@ class Problem:
     lam: float
 
     @cached_property
-    def pull(self) -> float:
+    def residual(self) -> float:
         """a = mu'w - 1: the residual at the mean of the positive class."""
         return float(self.mu @ self.w) - 1
 
     @cached_property
-    def still(self) -> Vector:
+    def mean_without_noise(self) -> Vector:
         """E g for sigma = 0."""
-        return self.pull * self.mu + self.lam * np.sign(self.w)
+        return self.residual * self.mu + self.lam * np.sign(self.w)
 
     @cached_property
     def mean(self) -> Vector:
         """E g."""
-        return self.sigma**2 * self.w + self.still
+        return self.sigma**2 * self.w + self.mean_without_noise
 
     @cached_property
     def variance(self) -> Vector:
@@ -78,7 +78,7 @@ class Problem:
     @property
     def _orders(self) -> tuple[Vector, Vector]:
         """Var g_j's factors of sigma^2 and sigma^4."""
-        a, s = self.pull, float(self.w @ self.w)
+        a, s = self.residual, float(self.w @ self.w)
         return a**2 + 2 * a * self.mu * self.w + self.mu**2 * s, s + self.w**2
 
     @property
@@ -95,7 +95,7 @@ class Problem:
     @property
     def support(self) -> Bool[np.ndarray, " d"]:
         """Where E g is not zero for all sigma: within supp(w) | supp(mu)."""
-        return (self.still != 0) | (self.w != 0)
+        return (self.mean_without_noise != 0) | (self.w != 0)
 
     @property
     def gamma(self) -> float:
@@ -137,16 +137,17 @@ def largest_sigma(problem: Problem, n: int, epsilon: float) -> float:
     """The sigma up to which ``lower_bound`` is at least 1 - epsilon; 0.0 if it is for none.
 
     w, mu and lam are held. In t = sigma^2 and for each j of the support, n sum_i Var g_i - epsilon
-    (E g_j)^2 is a quadratic that starts at -epsilon still_j^2 and whose leading coefficient
-    n (d + 1) s - epsilon w_j^2 is not negative: it changes sign once, and so does their maximum.
+    (E g_j)^2 is a quadratic that starts at -epsilon m_j^2 with m = mean_without_noise, and
+    whose leading coefficient n (d + 1) s - epsilon w_j^2 is not negative: it changes sign once, and
+    so does their maximum.
     """
-    still, slope = problem.still[problem.support], problem.w[problem.support]
-    if not still.size or not np.all(still):
-        return 0.0 if still.size else np.inf
+    start, slope = problem.mean_without_noise[problem.support], problem.w[problem.support]
+    if not start.size or not np.all(start):
+        return 0.0 if start.size else np.inf
     first, second = (float(order.sum()) for order in problem._orders)
 
     def excess(t: float) -> float:
-        return n * (first * t + second * t**2) - epsilon * float(((still + slope * t) ** 2).min())
+        return n * (first * t + second * t**2) - epsilon * float(((start + slope * t) ** 2).min())
 
     high = 1.0
     while excess(high) <= 0:

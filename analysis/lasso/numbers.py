@@ -17,7 +17,7 @@ from scipy.stats import binomtest
 
 from regimes.errors import RecordError, require
 from regimes.records import Record
-from regimes.replay.agreement import interval
+from regimes.statistics import t_interval
 
 from ..common.compare import compressed, groups
 from .model import (
@@ -111,13 +111,13 @@ def sparsity(s: Setting) -> pd.DataFrame:
     """Support sizes at the solution against lam; mean over data sets, 95 % t interval."""
     rows: list[tuple[Any, ...]] = []
     for i, lam in enumerate(LAMBDAS):
-        found = [s.solved(lam, s.sigma, 1, i, draw) for draw in range(s.draws)]
+        problems = [s.solved(lam, s.sigma, 1, i, draw) for draw in range(s.draws)]
         sizes: dict[str, list[float]] = {
-            "|supp w| + |supp μ|": [float(np.count_nonzero(p.w) + s.nonzero) for p in found],
-            "|supp E g|": [float(np.count_nonzero(p.mean)) for p in found],
-            "|supp w|": [float(np.count_nonzero(p.w)) for p in found],
+            "|supp w| + |supp μ|": [float(np.count_nonzero(p.w) + s.nonzero) for p in problems],
+            "|supp E g|": [float(np.count_nonzero(p.mean)) for p in problems],
+            "|supp w|": [float(np.count_nonzero(p.w)) for p in problems],
         }
-        rows += [("sparsity", k, lam, s.draws, *interval(v)) for k, v in sizes.items()]
+        rows += [("sparsity", k, lam, s.draws, *t_interval(v)) for k, v in sizes.items()]
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -177,17 +177,17 @@ def network(runs: Iterable[Record]) -> pd.DataFrame:
     Raises:
         RecordError: no readings, or runs of several schedules.
     """
-    found = groups(runs)
-    if len(found) > 1:
+    by_schedule = groups(runs)
+    if len(by_schedule) > 1:
         raise RecordError(
-            f"runs of the schedules {', '.join(found)}: give the folder of one of them"
+            f"runs of the schedules {', '.join(by_schedule)}: give the folder of one of them"
         )
-    parts = [_of_run(run) for chosen in found.values() for run in chosen]
+    parts = [_of_run(run) for chosen in by_schedule.values() for run in chosen]
     frame = pd.concat(parts, ignore_index=True).dropna(subset="value")
     rows: list[tuple[Any, ...]] = []
     for key, group in frame.groupby(["panel", "series", "epoch"], sort=False):
         values = group["value"].to_list()
-        rows.append((*key, len(values), *interval(values)))
+        rows.append((*key, len(values), *t_interval(values)))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 

@@ -25,8 +25,7 @@ from matplotlib.patches import Patch
 
 from regimes.cost.network import Network, spell
 from regimes.plotting import style
-from regimes.plotting.bands import draw_bands
-from regimes.plotting.levels import draw_levels, layer_name, palette
+from regimes.plotting.heatmaps import draw_bands, draw_levels, layer_name, palette
 from regimes.records import Record, load_all
 
 from ..cost.whatif import KNOBS, Answer, PricedRuns, Settings

@@ -1,4 +1,4 @@
-"""What notebooks show: figures as small PNGs, tables as frames of rounded text.
+"""Output of notebook cells: figures as small PNGs, tables as frames of rounded text.
 
 ::
 
@@ -48,7 +48,7 @@ def png(figure: Figure, dpi: int = DPI) -> bytes:
 
 
 def show(drawn: Figure | tuple[Any, ...]) -> Image:
-    """A figure for the output of a cell, its caption as the text for those who cannot see it.
+    """A figure for the output of a cell; its caption is the alternative text.
 
     Args:
         drawn: a figure, or what the functions of `analysis` return: (figure, numbers, ...).
@@ -73,7 +73,7 @@ def compared(
         schedules: which ones; default all.
     """
     chosen = [run for run in runs if not schedules or run.name in schedules]
-    first, second = compare.as_text(*compare.table(chosen, needed=schedules, others=True))
+    first, second = compare.as_text(*compare.table(chosen, needed=schedules, all_pairs=True))
     return frame(first), frame(second)
 
 
@@ -93,5 +93,5 @@ def reasons(record: Record, layer: str) -> pd.DataFrame:
     """
     rows = record.layers[record.layers["layer"] == layer].reset_index(drop=True)
     why = pd.DataFrame([reason or {} for reason in rows["why"]])
-    found = rows[["epoch", record.statistic, "level"]].join(why).round(3).astype(object)
-    return found.where(found.notna(), "")
+    table = rows[["epoch", record.statistic, "level"]].join(why).round(3).astype(object)
+    return table.where(table.notna(), "")

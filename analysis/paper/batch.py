@@ -5,8 +5,8 @@ Run, then draw (10 minutes on two cores, and some seconds)::
     regimes ablate small-batch --seeds 5 --jobs 2
     regimes figure batch runs/small-batch --schedules small-batch accordion-batch smith
 
-Above, the curves of `curves`; below, what was decided: samples per step of all workers
-together, and the learning rate, which is scaled with them (section 5.1).
+Above: the panels of `curves`. Below: the decisions, as samples per step of all workers together,
+and the learning rate, which is scaled with them (section 5.1).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from regimes.plotting import panels, style
 from regimes.records import Record, load_all
 
 from ..common import compare
-from ..common.command import Files
+from ..common.command import Files, Out, Records
 from ..common.compare import Groups
 from . import curves as lines
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 DECIDED = {"batch": "samples per step", "lr": "learning rate"}
 
 
-def decided(found: Groups) -> pd.DataFrame:
+def decided(by_schedule: Groups) -> pd.DataFrame:
     """Per schedule, seed and epoch: batch (samples per step, all workers), lr, steps.
 
     Raises:
-        RecordError: a hook's record was not told the batch size.
+        RecordError: a hook's record has no batch size.
     """
     parts = []
-    for name, runs in found.items():
+    for name, runs in by_schedule.items():
         for run in runs:
             rows = run.epochs[["epoch", "lr", "steps"]].assign(schedule=name, seed=run.seed)
             if run.epochs["batch_size"].isna().any():
@@ -67,15 +67,15 @@ def figure(
     Raises:
         RecordError: see `compare.groups`.
     """
-    found = compare.groups(runs, schedules, only=bool(schedules))
-    shown = compare.tested_by(next(iter(found.values()))[0])
-    numbers, last, steps = lines.curves(found), lines.ends(found), decided(found)
+    by_schedule = compare.groups(runs, schedules, only=bool(schedules))
+    shown = compare.tested_by(next(iter(by_schedule.values()))[0])
+    numbers, last, steps = lines.curves(by_schedule), lines.ends(by_schedule), decided(by_schedule)
     with style.theme():
         fig = style.figure(5.4)
         grid = fig.subplots(2, 2, height_ratios=[3, 2])
         for ax, against in zip(grid[0], ("epoch", "floats"), strict=True):
             panels.fill(ax, against, numbers, last, shown)
-            panels.format_axis(ax, against, last, lines.decaying(found).config)
+            panels.format_axis(ax, against, last, lines.decaying(by_schedule).config)
             panels.limits(ax, numbers, shown, last)
             ax.set_ylabel(shown.label)
         for ax, (column, label) in zip(grid[1], DECIDED.items(), strict=True):
@@ -83,8 +83,8 @@ def figure(
             ax.set(xlabel=grid[0, 0].get_xlabel(), ylabel=label)
             ax.margins(x=0.02)
         for ax in (grid[0, 0], *grid[1]):
-            style.shade(ax, compare.windows(found))
-            style.mark_decays(ax, lines.decaying(found), labelled=ax is grid[0, 0])
+            style.shade(ax, compare.windows(by_schedule))
+            style.mark_decays(ax, lines.decaying(by_schedule), labelled=ax is grid[0, 0])
         fig.legend(
             *grid[0, 0].get_legend_handles_labels(),
             loc="outside upper center",
@@ -92,7 +92,7 @@ def figure(
             handlelength=4,
         )
         below = "Below, thin: each seed; thick: the median. "
-        style.caption(fig, below + lines.words(found, ("epoch", "floats")))
+        style.caption(fig, below + lines.words(by_schedule, ("epoch", "floats")))
     return fig, pd.concat([numbers.assign(part="curve"), last.assign(part="end")]), steps
 
 
@@ -132,16 +132,14 @@ def _apart(sizes: Sequence[int]) -> list[int]:
 
 
 def main(
-    records: Path,
-    out: Path | None = None,
+    records: Records,
+    out: Out = None,
     schedules: tuple[str, ...] = (),
     name: str = "batch",
 ) -> list[Path]:
     """Draw schedules of the batch size from the records under RECORDS and print their table.
 
     Args:
-        records: a folder of runs, or an archive of them.
-        out: folder for the figure; default figures/NAME.
         schedules: which ones; default all.
         name: of the files.
     """
@@ -149,7 +147,7 @@ def main(
     fig, numbers, steps = figure(runs, schedules=schedules)
     files.figure(name, (fig, numbers))
     chosen = [run for run in runs if not schedules or run.name in schedules]
-    tables = compare.table(chosen, needed=(), others=True)
+    tables = compare.table(chosen, needed=(), all_pairs=True)
     files.compared(tables, f"{style.setting(chosen[0])}.", f"{name}-")
     files.table(f"{name}-decided", steps)
     return files.said()

@@ -30,7 +30,7 @@ from regimes.plotting.groups import decaying, measured
 from regimes.records import Record, length, load_all
 
 from ..common import compare
-from ..common.command import Files
+from ..common.command import Files, Out, Records
 from ..common.compare import Groups
 from . import published as logs
 
@@ -61,10 +61,10 @@ def figure(
     Raises:
         RecordError: see `compare.groups`; no such column; no such logs.
     """
-    found = compare.groups(runs, schedules, only=bool(schedules))
-    one = next(iter(found.values()))[0]
+    by_schedule = compare.groups(runs, schedules, only=bool(schedules))
+    one = next(iter(by_schedule.values()))[0]
     shown = measured(one, column) if column else compare.tested_by(one)
-    numbers, last = curves(found, shown), ends(found, shown)
+    numbers, last = curves(by_schedule, shown), ends(by_schedule, shown)
     authors = logs.of(one, shown) if overlay else None
     with style.theme():
         fig = style.figure(3.7)
@@ -72,11 +72,11 @@ def figure(
         for ax, against in zip(axes, x, strict=True):
             panels.fill(ax, against, numbers, last, shown)
             if authors is not None and against == "epoch":
-                panels.overlay(ax, authors[authors["schedule"].isin(found)], shown)
-            panels.format_axis(ax, against, last, decaying(found).config)
+                panels.overlay(ax, authors[authors["schedule"].isin(by_schedule)], shown)
+            panels.format_axis(ax, against, last, decaying(by_schedule).config)
             if against == "epoch":
-                style.shade(ax, compare.windows(found))
-                style.mark_decays(ax, decaying(found))
+                style.shade(ax, compare.windows(by_schedule))
+                style.mark_decays(ax, decaying(by_schedule))
         axes[0].set_ylabel(shown.label)
         panels.limits(axes[0], numbers, shown, last)
         shown_in = axes[list(x).index("epoch") if "epoch" in x else 0]
@@ -88,24 +88,24 @@ def figure(
             handlelength=4,
             ncols=style.legend_columns(labels, style.WIDTH, 3),
         )
-        style.caption(fig, words(found, x, authors is not None))
+        style.caption(fig, words(by_schedule, x, authors is not None))
     parts = {"curve": numbers, "end": last, "authors": authors}
     drawn = [frame.assign(part=part) for part, frame in parts.items() if frame is not None]
     return fig, pd.concat(drawn, ignore_index=True)
 
 
-def words(found: Groups, x: Sequence[str], overlay: bool = False) -> str:
+def words(by_schedule: Groups, x: Sequence[str], overlay: bool = False) -> str:
     """The caption."""
-    one, counts = decaying(found), [len(runs) for runs in found.values()]
+    one, counts = decaying(by_schedule), [len(runs) for runs in by_schedule.values()]
     parts = [
         f"Mean over {style.seeds_in_words(counts)}; "
         f"{style.intervals_in_words(counts, len(counts))}; a large marker is the "
         f"{'last value' if one.hooked else 'end of training'}"
     ]
-    if compare.windows(found) and "epoch" in x:
+    if compare.windows(by_schedule) and "epoch" in x:
         parts.append("Shaded: the hand-made critical windows")
     notes: dict[str, list[str]] = {}
-    for name, runs in found.items():
+    for name, runs in by_schedule.items():
         for note in _differences(runs, one):
             notes.setdefault(note, []).append(style.style_of(name).label)
     parts += [f"{' and '.join(labels)}: {note}" for note, labels in notes.items()]
@@ -145,8 +145,8 @@ def _differences(runs: Sequence[Record], one: Record) -> list[str]:
 
 
 def main(
-    records: Path,
-    out: Path | None = None,
+    records: Records,
+    out: Out = None,
     x: tuple[Against, ...] = ("epoch", "floats"),
     metric: str | None = None,
     schedules: tuple[str, ...] = (),
@@ -158,8 +158,6 @@ def main(
     tested.
 
     Args:
-        records: a folder of runs, or an archive of them.
-        out: folder for the figure; default figures/NAME.
         x: one panel for each.
         metric: a column of the epochs, e.g. test_loss; default what the runs were tested by.
         schedules: which ones; default all.
@@ -172,6 +170,6 @@ def main(
     files.figure(name, figure(runs, schedules=schedules, x=x, column=metric, overlay=published))
     runs = [run for run in runs if not schedules or run.name in schedules]
     if all(has(run, compare.tested_by(run)) for run in runs):
-        tables = compare.table(runs, needed=(), others=True, baseline=baseline)
+        tables = compare.table(runs, needed=(), all_pairs=True, baseline=baseline)
         files.compared(tables, f"{style.setting(runs[0])}.", f"{name}-")
     return files.said()

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from regimes.errors import RecordError
-from regimes.plotting import levels as drawing
+from regimes.plotting import heatmaps as drawing
 from regimes.plotting import style
-from regimes.plotting.levels import layer_name as layer_name
-from regimes.plotting.levels import levels as levels
-from regimes.plotting.levels import palette as palette
+from regimes.plotting.heatmaps import layer_name as layer_name
+from regimes.plotting.heatmaps import levels as levels
+from regimes.plotting.heatmaps import palette as palette
 from regimes.records import Record, load_all
 
-from ..common.command import Files
+from ..common.command import Files, Out, Records
 from ..common.compare import groups
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def level_map(
     runs: Iterable[Record], schedule: str = "accordion", seed: int | None = None
 ) -> tuple[Figure, pd.DataFrame]:
-    """`regimes.plotting.levels.level_map` of one schedule, with a caption.
+    """`regimes.plotting.heatmaps.level_map` of one schedule, with a caption.
 
     Args:
         seed: of the run in the map; default the first.
@@ -62,8 +62,8 @@ def level_map(
 
 
 def main(
-    records: Path,
-    out: Path | None = None,
+    records: Records,
+    out: Out = None,
     schedule: str = "accordion",
     seed: int | None = None,
     name: str = "levels",
@@ -71,8 +71,6 @@ def main(
     """Draw the map of levels of one schedule's runs.
 
     Args:
-        records: a folder of runs, or an archive of them.
-        out: folder for the figure; default figures/NAME.
         schedule: whose runs.
         seed: of the run in the map; default the first.
         name: of the files.

@@ -26,7 +26,7 @@ from regimes.plotting import panels, style
 from regimes.plotting.looks import style_of
 from regimes.records import Record, load_all
 
-from ..common.command import Files
+from ..common.command import Files, Out, Records
 from ..common.compare import (
     LAST,
     SCHEDULES,
@@ -57,8 +57,8 @@ PANELS = {  # the two halves of the argument; schedules that no figure knows go 
 
 def figure2a(runs: Iterable[Record], schedule: str = "low") -> tuple[Figure, pd.DataFrame]:
     """Gradient norm per layer against epoch, and the numbers behind it."""
-    found = groups(runs, [schedule])
-    chosen, critical = found[schedule], windows(found)
+    by_schedule = groups(runs, [schedule])
+    chosen, critical = by_schedule[schedule], windows(by_schedule)
     numbers, layers, config = norms(chosen), compressed(chosen[0]), chosen[0].config
     colours = sns.color_palette("viridis", len(layers) + 1)[: len(layers)]  # the last is too pale
     with style.theme():
@@ -104,8 +104,8 @@ def figure2b(runs: Iterable[Record]) -> tuple[Figure, pd.DataFrame]:
     every = groups(runs, SCHEDULES)
     strangers = tuple(name for name in every if name not in style.LOOKS)
     shown_here = {*strangers, *sum(PANELS.values(), ())}
-    found = {name: group for name, group in every.items() if name in shown_here}
-    numbers, last, one = curves(found), ends(found), found["low"][0]
+    by_schedule = {name: group for name, group in every.items() if name in shown_here}
+    numbers, last, one = curves(by_schedule), ends(by_schedule), by_schedule["low"][0]
     shown = tested_by(one)
     with style.theme():
         fig = style.figure(6.6)
@@ -113,7 +113,7 @@ def figure2b(runs: Iterable[Record]) -> tuple[Figure, pd.DataFrame]:
         halves = [fig.add_subfigure(grid[i]) for i in range(2)]
         for (title, names), half in zip(PANELS.items(), halves, strict=True):
             left, right = half.subplots(1, 2, sharey=True)
-            style.shade(left, windows(found))
+            style.shade(left, windows(by_schedule))
             style.mark_decays(left, one)
             drawn = names + (strangers if title == RECOVER else ())
             for ax, against in ((left, "epoch"), (right, "floats")):
@@ -128,26 +128,26 @@ def figure2b(runs: Iterable[Record]) -> tuple[Figure, pd.DataFrame]:
                 title=title,
                 handlelength=4,
             )
-        counts = [len(group) for group in found.values()]
-        sooner = found.get("dense-deleted", [one])[0].config["epochs"] - one.config["epochs"]
+        counts = [len(group) for group in by_schedule.values()]
+        sooner = by_schedule.get("dense-deleted", [one])[0].config["epochs"] - one.config["epochs"]
         early = f"The last control decays {-sooner} epochs earlier. " if sooner else ""
-        most = max(len([n for n in names if n in found]) for names in PANELS.values())
+        most = max(len([n for n in names if n in by_schedule]) for names in PANELS.values())
         style.caption(
             fig,
             f"Mean over {style.seeds_in_words(counts)}; "
             f"{style.intervals_in_words(counts, most + len(strangers))}. Shaded: the hand-made "
             "critical windows. Right: the same curves; a large marker is the end of training. "
-            f"{early}{_rates(found)}{style.setting(one)}.",
+            f"{early}{_rates(by_schedule)}{style.setting(one)}.",
         )
     parts = {"curve": numbers, "end": last}
     tables = [rows.assign(part=part) for part, rows in parts.items()]
     return fig, pd.concat(tables, ignore_index=True)
 
 
-def _rates(found: Groups) -> str:
+def _rates(by_schedule: Groups) -> str:
     """Which schedule has which learning rate, where they differ."""
     by_rate: dict[float, list[str]] = {}
-    for name, runs in found.items():
+    for name, runs in by_schedule.items():
         by_rate.setdefault(runs[0].rate, []).append(style_of(name).label)
     said = (f"{rate:g} ({'; '.join(labels)})" for rate, labels in sorted(by_rate.items()))
     return f"Learning rates: {', '.join(said)}. " if len(by_rate) > 1 else ""
@@ -156,15 +156,9 @@ def _rates(found: Groups) -> str:
 # -- the command -----------------------------------------------------------------------------
 
 
-def main(folder: Path, out: Path | None = None) -> list[Path]:
-    """Draw Figure 2 and its table from the records under FOLDER.
-
-    Args:
-        folder: of the runs, e.g. runs/smoke, or runs/tournament-small, where each schedule has the
-            learning rate that validation data chose.
-        out: folder for the figures; default figures/NAME.
-    """
-    files, runs = Files(folder, out), schedules(load_all(folder))
+def main(records: Records, out: Out = None) -> list[Path]:
+    """Draw Figure 2 and its table, also of the schedules of a tournament, each at its own rate."""
+    files, runs = Files(records, out), schedules(load_all(records))
     about = (
         f"{style.setting(runs[0])}. Accuracy: mean of the last {LAST} epochs; mean ± sd over "
         "seeds. Floats: the paper's count. Differences: paired over seeds, in points of accuracy."

@@ -24,11 +24,12 @@ from regimes.detectors.statistics import setting
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.records import Record, load_all
-from regimes.replay.agreement import interval
 from regimes.replay.compare import compare
+from regimes.statistics import t_interval
 
-from ..common.command import Files
+from ..common.command import Files, Out, Records
 from ..common.compare import compressed, groups
+from ..common.estimates import over_seeds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -93,25 +94,13 @@ def agreement(runs: list[Record], interval_: int, eta: float) -> tuple[pd.DataFr
 
     The share of training time of both eigenvalues is that of the whole curvature instrument.
     """
-    found = [compare(run, with_control(run, interval_, eta)) for run in runs]
-    alone = pd.concat([f.detectors for f in found], ignore_index=True)
-    pairs = pd.concat([f.pairs for f in found], ignore_index=True)
+    comparisons = [compare(run, with_control(run, interval_, eta)) for run in runs]
+    alone = pd.concat([f.detectors for f in comparisons], ignore_index=True)
+    pairs = pd.concat([f.pairs for f in comparisons], ignore_index=True)
     one = ["critical", "of_low", "seconds_per_epoch", "share_of_training"]
-    return _over_seeds(alone, ["detector"], one), _over_seeds(
+    return over_seeds(alone, ["detector"], one), over_seeds(
         pairs, ["a", "b"], ["jaccard", "kappa", "lag"]
     )
-
-
-def _over_seeds(frame: pd.DataFrame, by: list[str], columns: list[str]) -> pd.DataFrame:
-    rows = []
-    for key, group in frame.groupby(by, sort=False):
-        row = {**dict(zip(by, key, strict=True)), "n": len(group)}
-        for column in columns:
-            values = group[column].dropna().to_list()
-            ends = interval(values) if values else (np.nan,) * 3
-            row |= dict(zip((column, f"{column}_low", f"{column}_high"), ends, strict=True))
-        rows.append(row)
-    return pd.DataFrame(rows)
 
 
 def figure3(
@@ -157,7 +146,7 @@ def _curve(values: pd.DataFrame, name: str, shares: pd.Series) -> pd.DataFrame:
     rows = []
     for epoch, group in values.groupby("epoch"):
         seen = group[column].dropna().to_list()
-        rows.append((name, epoch, len(seen), *interval(seen), shares.get((name, epoch), np.nan)))
+        rows.append((name, epoch, len(seen), *t_interval(seen), shares.get((name, epoch), np.nan)))
     columns = ["signal", "epoch", "n", "mean", "ci_low", "ci_high", "critical"]
     return pd.DataFrame(rows, columns=columns)
 
@@ -212,22 +201,20 @@ def _spread(row: pd.Series, column: str) -> str:
 
 
 def main(
-    folder: Path,
-    out: Path | None = None,
+    records: Records,
+    out: Out = None,
     schedule: str = "low",
     interval: int = 3,
     eta: float = 0.5,
 ) -> list[Path]:
-    """Draw Figure 3 from the records under FOLDER and print the agreement.
+    """Draw Figure 3 from runs with the curvature instrument, and print the agreement.
 
     Args:
-        folder: of runs with the curvature instrument.
-        out: folder for the figure; default figures/NAME.
         schedule: whose runs.
         interval: epochs between evaluations of both rules.
         eta: relative change that counts as critical.
     """
-    files, runs = Files(folder, out), load_all(folder)
+    files, runs = Files(records, out), load_all(records)
     alone, pairs = agreement(groups(runs, [schedule])[schedule], interval, eta)
     with pd.option_context("display.width", 200, "display.max_columns", None):
         print(alone.round(3).to_string(index=False), "\n")

@@ -24,10 +24,10 @@ import pandas as pd
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.records import Record, load_all
-from regimes.replay.agreement import interval
 
-from ..common.command import Files
+from ..common.command import Files, Out, Records
 from ..common.compare import groups
+from ..common.estimates import estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,14 +60,14 @@ def overlaps(runs: Sequence[Record]) -> pd.DataFrame:
                 "small-overlap, or switch the instrument on (--set instruments.overlap.every=1)"
             )
         for line in lines:
-            for batch, found in line["sizes"].items():
+            for batch, size in line["sizes"].items():
                 rows.append(
                     {
                         "epoch": line["epoch"],
                         "batch": int(batch),
                         "seed": run.seed,
-                        "pairs": found["pairs"],
-                        "overlap": found["mean"],
+                        "pairs": size["pairs"],
+                        "overlap": size["mean"],
                         "chance": line["chance"],
                         "percent": line["percent"],
                         "layers": _layer_mean(run, line["epoch"], batch),
@@ -87,15 +87,12 @@ def _layer_mean(run: Record, epoch: int, batch: str) -> float:
 
 
 def _pooled(key: Any, rows: pd.DataFrame) -> dict[str, Any]:
-    mean, low, high = interval(rows["overlap"].to_list())
     return {
         "epoch": key[0],
         "batch": key[1],
         "n": len(rows),
         "pairs": rows["pairs"].iloc[0],
-        "overlap": mean,
-        "ci_low": low,
-        "ci_high": high,
+        **estimate(rows["overlap"].to_list(), "overlap", "ci"),
         "chance": rows["chance"].iloc[0],
         "layers": rows["layers"].mean(),
         "percent": rows["percent"].iloc[0],
@@ -230,14 +227,9 @@ def _caption(numbers: pd.DataFrame, one: Record, schedule: str, seeds: int) -> s
 # -- the command -----------------------------------------------------------------------------
 
 
-def main(folder: Path, out: Path | None = None) -> list[Path]:
-    """Draw Figure 4a from the records under FOLDER, once for each of its schedules.
-
-    Args:
-        folder: of the runs, e.g. runs/smoke-overlap.
-        out: folder for the figures; default figures/NAME.
-    """
-    files, runs = Files(folder, out), load_all(folder)
+def main(records: Records, out: Out = None) -> list[Path]:
+    """Draw Figure 4a from the records under RECORDS, once for each of its schedules."""
+    files, runs = Files(records, out), load_all(records)
     for schedule in groups(runs):
         fig, numbers = figure4a(runs, schedule)
         files.figure(f"figure4a-{schedule}", (fig, numbers))
@@ -245,9 +237,9 @@ def main(folder: Path, out: Path | None = None) -> list[Path]:
         when = moments(numbers, runs[0].config)
         for word, epoch in when.items():
             rows = numbers[numbers["epoch"] == epoch]
-            found = [
+            texts = [
                 f"{r.batch}: {r.overlap:.2f} [{r.ci_low:.2f}, {r.ci_high:.2f}]"
                 for r in rows.itertuples()
             ]
-            print(f"  {word} (epoch {epoch}, n = {rows['n'].iloc[0]}): {'; '.join(found)}")
+            print(f"  {word} (epoch {epoch}, n = {rows['n'].iloc[0]}): {'; '.join(texts)}")
     return files.said()

@@ -36,7 +36,7 @@ TIMED = {"x": ("epoch", "floats", "seconds")}
 
 @dataclass(frozen=True)
 class Drawn:
-    """How one figure comes about.
+    """How one figure is drawn.
 
     Attributes:
         shows: one sentence.
@@ -259,8 +259,8 @@ def main(
     if number not in FIGURES:
         raise ConfigError(f"no figure {number!r}: {nearest(number, FIGURES)}")
     if not records:
-        grid, *others = FIGURES[number].grids
-        also = f" (or {', '.join(others)})" if others else ""
+        grid, *more_grids = FIGURES[number].grids
+        also = f" (or {', '.join(more_grids)})" if more_grids else ""
         raise ConfigError(
             f"figure {number} needs records of the grid {grid}{also}: first `regimes "
             f"ablate {grid} --seeds 5`, then `regimes figure {number} runs/{grid}`"

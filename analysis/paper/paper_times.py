@@ -26,25 +26,15 @@ from pathlib import Path
 
 import pandas as pd
 
-from regimes.console.tables import Table
 from regimes.cost.network import Network, collective_seconds
 from regimes.records import write_output
 
+from ..common.estimates import Cell, as_table, number, word
 from . import published
 
 NODES, NETWORK = 4, Network.parse("10Gbit/s")
 UNITS = {"M": 1e6, "G": 1e9}
 KEYS = ["table", "data", "model", "compressor"]
-HEADS = (
-    "table",
-    "setting",
-    "speed-up over low, printed",
-    "predicted",
-    "of low - high explained",
-    "implied Gbit/s",
-    "ACCORDION between high and low, floats",
-    "seconds",
-)
 
 
 def communication(compressor: str, floats: float, bandwidth: float) -> float:
@@ -95,20 +85,17 @@ def _row(compressor: str, low: pd.Series, high: pd.Series, ours: pd.Series) -> d
 
 def markdown(frame: pd.DataFrame) -> str:
     """The comparison as a Markdown table, with its medians."""
-    lines = [
-        (
-            f"{row['table']}",
-            f"{row['model']}, {row['data']}, {row['compressor']}",
-            f"{row['printed']:.2f}",
-            f"{row['predicted']:.2f}",
-            f"{100 * row['explained']:.0f} %",
-            f"{row['implied'] / 1e9:.2f}",
-            f"{row['floats']:.2f}",
-            f"{row['seconds']:.2f}",
-        )
-        for row in frame.to_dict("records")
-    ]
-    text = [Table(HEADS, lines, texts=2).markdown()]
+    columns: dict[str, Cell] = {
+        "table": word("table"),
+        "setting": lambda row: f"{row['model']}, {row['data']}, {row['compressor']}",
+        "speed-up over low, printed": number("printed", ".2f"),
+        "predicted": number("predicted", ".2f"),
+        "of low - high explained": lambda row: f"{100 * row['explained']:.0f} %",
+        "implied Gbit/s": lambda row: f"{row['implied'] / 1e9:.2f}",
+        "ACCORDION between high and low, floats": number("floats", ".2f"),
+        "seconds": number("seconds", ".2f"),
+    }
+    text = [as_table(frame, columns, texts=2).markdown()]
     for kind, part in frame.groupby("compressor", sort=False):
         off = (part["floats"] - part["seconds"]).abs()
         text.append(

@@ -1,4 +1,4 @@
-"""The authors' own curves and tables, as published: to lay over ours, never to draw ours from.
+"""The authors' own curves and tables, as published: for comparison with ours.
 
 ``data/published/curves.csv.xz`` has the test loss and metric per epoch of 57 runs whose raw logs
 the authors released with their code, one seed each; ``tables.csv`` the printed Tables 1-6. The
@@ -21,7 +21,7 @@ from regimes.plotting import metrics, panels, style
 from regimes.plotting.metrics import Metric
 from regimes.records import Record
 
-from ..common.command import Files
+from ..common.command import Files, Out
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -142,20 +142,20 @@ def of(run: Record, shown: Metric) -> pd.DataFrame:
         RecordError: there are none, or of other levels, or without that column.
     """
     data, model, compressor = setting(run.config)
-    found = curves(data=data, model=model, compressor=compressor)
+    logs = curves(data=data, model=model, compressor=compressor)
     levels = run.config["batch_levels" if compressor == "batch" else "levels"]
     ours = [level(run.config, name) for name in ("low", "high") if name in levels]
-    theirs = [x for x in found["level"].unique() if x != "accordion"]
+    theirs = [x for x in logs["level"].unique() if x != "accordion"]
     if set(ours) != set(theirs):
         raise RecordError(
             f"{run.folder} has the levels {', '.join(ours)}, the authors' curves of {data}, "
             f"{model}, {compressor} are of {', '.join(theirs)}: nothing to lay over it"
         )
-    if shown.name not in found:
+    if shown.name not in logs:
         raise RecordError(
-            f"the authors' logs have no {shown.name!r}: choose test_loss or {found.columns[-1]}"
+            f"the authors' logs have no {shown.name!r}: choose test_loss or {logs.columns[-1]}"
         )
-    return found
+    return logs
 
 
 # -- all of them -----------------------------------------------------------------------------
@@ -203,12 +203,8 @@ def figure() -> tuple[Figure, pd.DataFrame]:
     return fig, frame
 
 
-def main(out: Path | None = None) -> list[Path]:
-    """Draw all curves that the authors published, and print how each ended beside its table.
-
-    Args:
-        out: folder for the figure; default figures/published.
-    """
+def main(out: Out = None) -> list[Path]:
+    """Draw all curves that the authors published, and print their ends and the tables' values."""
     files, (fig, frame) = Files("published", out), figure()
     files.figure("published", (fig, frame))
     last = frame.groupby([*KEYS, "level"], sort=False)["value"].last().rename("log").reset_index()

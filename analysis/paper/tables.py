@@ -7,7 +7,7 @@
 
 `table_rules` has the rule and where the paper's rows depart from it. ACCORDION's rows of
 Tables 1 to 4 have none: what it sends is what its runs decide; those of 5 and 6 are a fixed window.
-Accuracy and seconds stand beside the paper's where there are runs of the very same setting:
+Accuracy and seconds of ours have columns where there are runs of the very same setting:
 network, whole data set, workers, batch, levels and epochs.
 """
 
@@ -16,18 +16,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
-import tyro
 
 from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.records import Record, check_one, load_all
 
-from ..common.command import Files
+from ..common.command import Files, Out, Several
 from ..common.compare import LAST
 from . import published
 from .curves import seconds
@@ -73,9 +72,9 @@ def row_of(config: dict[str, Any]) -> Key | None:
     ACCORDION's level is "accordion LOW HIGH": a row's neighbours tell which two it has.
     """
     data, network = config["data"], config["model"]["name"]
-    whole = not any(data.get(key) for key in ("train_size", "test_size", "image_size"))
+    all_data = not any(data.get(key) for key in ("train_size", "test_size", "image_size"))
     scale = (config["workers"], config.get("batch_size"), config["epochs"])
-    if not whole or scale != (WORKERS, BATCH, EPOCHS):
+    if not all_data or scale != (WORKERS, BATCH, EPOCHS):
         return None
     name, _, compressor = published.setting(config)
     table = config["batch_policy"] if compressor == "batch" else config["policy"]
@@ -111,18 +110,18 @@ def table(runs: Iterable[Record] = ()) -> pd.DataFrame:
             experiment.
     """
     rows, logs = published.tables(), _logs()
-    found: dict[Key, list[Record]] = {}
+    runs_by_row: dict[Key, list[Record]] = {}
     for run in runs:
         if (key := row_of(run.config)) and not run.finished:
             raise RecordError(f"{run.folder} is not finished: resume it to have it in a table")
         if key:
-            found.setdefault(key, []).append(run)
+            runs_by_row.setdefault(key, []).append(run)
     lines = []
-    for alike in found.values():
+    for alike in runs_by_row.values():
         check_one(alike)
     for line in rows.to_dict("records"):
         row = {str(name): value for name, value in line.items()}
-        here = next((found[key] for key in keys(row, rows) if key in found), [])
+        here = next((runs_by_row[key] for key in keys(row, rows) if key in runs_by_row), [])
         log = logs.get((row["data"], row["model"], row["compressor"], row["level"]), math.nan)
         lines.append({**row, **_static(row), "log": log, **_ours(here)})
     return pd.DataFrame(lines)
@@ -200,15 +199,10 @@ def markdown(rows: pd.DataFrame) -> str:
 
 
 def main(
-    records: Annotated[tuple[Path, ...], tyro.conf.Positional] = (),
-    out: Path | None = None,
+    records: Several = (),
+    out: Out = None,
 ) -> list[Path]:
-    """Print Tables 1-6: the paper beside the rule and beside the runs under RECORDS.
-
-    Args:
-        records: folders of runs, or archives of them.
-        out: folder for the tables; default figures/tables.
-    """
+    """Print Tables 1-6: the numbers of the paper, of the rule, and of the runs under RECORDS."""
     runs = load_all(*records) if records else []
     rows, console = table(runs), stdout.console(highlight=False)
     console.width = max(console.width, WIDTH)

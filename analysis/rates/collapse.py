@@ -1,4 +1,4 @@
-"""How often training collapses, by schedule: where means say little, because a few runs are lost.
+"""How often training collapses, by schedule; for settings in which few bad runs decide the mean.
 
 Run a grid with many seeds, then count::
 
@@ -19,17 +19,16 @@ from pathlib import Path
 
 import pandas as pd
 
-from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.groups import tested_by
 from regimes.records import Record, load_all
-from regimes.replay.agreement import interval
+from regimes.statistics import holm
 
-from ..common.command import Files
+from ..common.command import Files, Out, Records
 from ..common.compare import LAST
-from ..common.verdicts import holm, interval_text, p_text
+from ..common.estimates import as_table, estimate, mean, p, word
 
 # -- records to numbers ----------------------------------------------------------------------
 
@@ -51,25 +50,24 @@ def entries(runs: Sequence[Record]) -> pd.DataFrame:
         run.check_finished()
         last = run.epochs["metric"].astype(float).tail(LAST).mean(skipna=False)
         rows.append({"name": run.name, "seed": run.seed, "accuracy": 100 * last})
-    each = pd.DataFrame(rows)
+    by_run = pd.DataFrame(rows)
     guessing = 100 / classes.pop()
-    limit = (guessing + each.groupby("name")["accuracy"].median().max()) / 2
-    return each.assign(collapsed=~(each["accuracy"] >= limit))
+    limit = (guessing + by_run.groupby("name")["accuracy"].median().max()) / 2
+    return by_run.assign(collapsed=~(by_run["accuracy"] >= limit))
 
 
-def table(each: pd.DataFrame) -> pd.DataFrame:
+def table(by_run: pd.DataFrame) -> pd.DataFrame:
     """One row per schedule, the best median first: n, how many collapsed, their share with its
     interval, p against the best before and after Holm's correction, mean accuracy of the rest."""
-    medians = each.fillna({"accuracy": 0}).groupby("name")["accuracy"].median()
+    medians = by_run.fillna({"accuracy": 0}).groupby("name")["accuracy"].median()
     best, *_ = order = medians.sort_values(ascending=False, kind="stable").index
-    wide = each.pivot(index="seed", columns="name", values="collapsed")
+    wide = by_run.pivot(index="seed", columns="name", values="collapsed")
     rows = []
     for name in order:
-        runs = each[each["name"] == name]
+        runs = by_run[by_run["name"] == name]
         count, n = int(runs["collapsed"].sum()), len(runs)
         low, high = exact(count, n)
         rest = runs.loc[~runs["collapsed"], "accuracy"].to_list()
-        mean, ci_low, ci_high = interval(rest) if rest else (math.nan,) * 3
         both = wide[[best, name]].dropna().astype(bool)
         rows.append(
             {
@@ -80,14 +78,12 @@ def table(each: pd.DataFrame) -> pd.DataFrame:
                 "share_low": low,
                 "share_high": high,
                 "p": math.nan if name == best else paired(both[name], both[best]),
-                "accuracy": mean,
-                "ci_low": ci_low,
-                "ci_high": ci_high,
+                **estimate(rest, "accuracy", "ci"),
             }
         )
-    found = pd.DataFrame(rows)
-    found.insert(7, "p_holm", holm(found["p"].to_list()))
-    return found
+    table = pd.DataFrame(rows)
+    table.insert(7, "p_holm", holm(table["p"].to_list()))
+    return table
 
 
 def exact(count: int, n: int) -> tuple[float, float]:
@@ -98,8 +94,8 @@ def exact(count: int, n: int) -> tuple[float, float]:
     """
     from scipy import stats
 
-    found = stats.binomtest(count, n).proportion_ci(method="exact")
-    return float(found.low), float(found.high)
+    ends = stats.binomtest(count, n).proportion_ci(method="exact")
+    return float(ends.low), float(ends.high)
 
 
 def paired(ours: Sequence[bool], theirs: Sequence[bool]) -> float:
@@ -120,39 +116,22 @@ def paired(ours: Sequence[bool], theirs: Sequence[bool]) -> float:
 
 def as_text(rows: pd.DataFrame) -> Table:
     """The table, rounded."""
-    heads = ("schedule", "n", "collapsed", "share [95 %]", "p", "p (Holm)", "the rest's accuracy")
-    return Table(
-        heads,
-        [
-            (
-                row["schedule"],
-                str(row["n"]),
-                str(row["collapsed"]),
-                f"{row['share']:.2f} {interval_text(row['share_low'], row['share_high'], '.2f')}",
-                p_text(row["p"]),
-                p_text(row["p_holm"]),
-                _mean(row["accuracy"], row["ci_low"], row["ci_high"]),
-            )
-            for row in rows.to_dict("records")
-        ],
-    )
+    columns = {
+        "schedule": word("schedule"),
+        "n": word("n"),
+        "collapsed": word("collapsed"),
+        "share [95 %]": mean("share", ".2f"),
+        "p": p("p"),
+        "p (Holm)": p("p_holm"),
+        "the rest's accuracy": mean("accuracy", ".1f", "ci"),
+    }
+    return as_table(rows, columns)
 
 
-def _mean(mean: float, low: float, high: float) -> str:
-    return "" if math.isnan(mean) else f"{mean:.1f} {interval_text(low, high, '.1f')}".rstrip()
-
-
-def main(records: Path, out: Path | None = None) -> list[Path]:
-    """Count the collapsed runs under RECORDS and print a table.
-
-    Args:
-        records: a folder of runs, or an archive of them.
-        out: folder for the table; default figures/NAME.
-    """
+def main(records: Records, out: Out = None) -> list[Path]:
+    """Count the collapsed runs under RECORDS and print a table."""
     files, runs = Files(records, out), load_all(records)
     rows = table(entries(runs))
-    text = as_text(rows)
-    stdout.console(highlight=False).print(text.drawn(), "")
+    files.page("collapse", f"{style.setting(runs[0])}.", as_text(rows))
     files.table("collapse", rows)
-    files.text("collapse.md", f"{style.setting(runs[0])}.\n\n{text.markdown()}\n")
     return files.said()

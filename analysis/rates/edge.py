@@ -7,8 +7,9 @@ Train with curvature at constant rates, then draw (`grids/rates-edge.toml` is th
 
 On a quadratic SGD with Nesterov's momentum m is stable while an eigenvalue times the rate is below
 2 (1 + m) / (1 + 2 m), the *edge*; networks that are trained without compression come near it by
-themselves (Cohen et al., 2021). What compression leaves out of a gradient could move that edge: a
-level whose training stays below it, where dense does not, is held back by something else.
+themselves (Cohen et al., 2021). Compression changes the gradient and may move that edge. If
+training at a level stays below the edge where dense training reaches it, something else limits its
+rate.
 """
 
 from __future__ import annotations
@@ -20,17 +21,15 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.looks import styles_of
 from regimes.presets.own import AT
 from regimes.records import Record, load_all
-from regimes.replay.agreement import interval
 
-from ..common.command import Files
-from ..common.verdicts import interval_text
+from ..common.command import Files, Out, Records
+from ..common.estimates import as_table, estimate, mean, number, word
 from .usable import arm_of, check_arms
 
 if TYPE_CHECKING:
@@ -55,12 +54,12 @@ def edge_of(runs: Sequence[Record]) -> float:
     Raises:
         RecordError: they differ in it, or are not all of SGD with Nesterov's momentum, or none.
     """
-    found = {
+    settings = {
         (o.get("name"), o.get("momentum"), o.get("nesterov") or not o.get("momentum"))
         for o in (run.config["optimizer"] for run in runs)
     }
-    name, momentum, good = found.pop()
-    if found or name != "sgd" or not good:
+    name, momentum, good = settings.pop()
+    if settings or name != "sgd" or not good:
         raise RecordError("the edge is drawn for runs of SGD with one Nesterov momentum alone")
     return edge(momentum)
 
@@ -93,59 +92,48 @@ def products(runs: Sequence[Record]) -> pd.DataFrame:
     return pd.concat(rows, ignore_index=True)
 
 
-def table(each: pd.DataFrame, warm: int) -> pd.DataFrame:
+def table(by_epoch: pd.DataFrame, warm: int) -> pd.DataFrame:
     """One row per rate and arm: n; the mean product from epoch ``warm`` on, with its 95 % t
     interval over seeds; the largest of any seed."""
     rows = []
-    behind = each[each["epoch"] >= warm]
+    behind = by_epoch[by_epoch["epoch"] >= warm]
     for key, runs in behind.groupby(["rate", "arm"], sort=False):
         rate, arm = key
-        mean, low, high = interval(runs.groupby("seed")["product"].mean().to_list())
-        rows.append(
-            {
-                "rate": rate,
-                "arm": arm,
-                "n": runs["seed"].nunique(),
-                "product": mean,
-                "low": low,
-                "high": high,
-                "largest": runs["product"].max(),
-            }
-        )
+        by_seed = runs.groupby("seed")["product"].mean().to_list()
+        row = {"rate": rate, "arm": arm, "n": len(by_seed), "largest": runs["product"].max()}
+        rows.append(row | estimate(by_seed, "product"))
     return pd.DataFrame(rows).sort_values(["rate", "arm"], ignore_index=True)
 
 
 def as_text(rows: pd.DataFrame) -> Table:
-    lines = [
-        (
-            f"{row['rate']:g}",
-            row["arm"],
-            str(row["n"]),
-            f"{row['product']:.2f} {interval_text(row['low'], row['high'], '.2f')}".strip(),
-            f"{row['largest']:.2f}",
-        )
-        for row in rows.to_dict("records")
-    ]
-    return Table(("rate", "arm", "n", "eigenvalue x rate [95 %]", "largest"), lines, texts=2)
+    """`table`, rounded."""
+    columns = {
+        "rate": number("rate", "g"),
+        "arm": word("arm"),
+        "n": word("n"),
+        "eigenvalue x rate [95 %]": mean("product", ".2f"),
+        "largest": number("largest", ".2f"),
+    }
+    return as_table(rows, columns, texts=2)
 
 
 def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
     """A panel per rate: the product over the epochs, by arm, and the edge."""
-    limit, each = edge_of(runs), products(runs)
+    limit, by_epoch = edge_of(runs), products(runs)
     check_arms(runs)
-    rates = sorted(each["rate"].unique())
+    rates = sorted(by_epoch["rate"].unique())
     with style.theme():
         fig = style.figure(3.2)
         panels = fig.subplots(1, len(rates), sharey=True, squeeze=False)[0]
         for ax, rate in zip(panels, rates, strict=True):
-            _panel(ax, each[each["rate"] == rate])
+            _panel(ax, by_epoch[by_epoch["rate"] == rate])
             ax.axhline(limit, color="black", linewidth=0.8, linestyle=style.DOTTED)
             ax.set_title(f"rate {rate:g}", loc="left")
             ax.set(xlabel="epoch", yscale="log")
         panels[0].set_ylabel("top eigenvalue x rate")
         handles = panels[0].get_legend_handles_labels()
         fig.legend(*handles, loc="outside upper center", ncols=4, handlelength=4)
-        counts = each.groupby(["arm", "rate"])["seed"].nunique().to_list()
+        counts = by_epoch.groupby(["arm", "rate"])["seed"].nunique().to_list()
         style.caption(
             fig,
             "Top Hessian eigenvalue of the training loss, of batch statistics, times the rate of "
@@ -153,7 +141,7 @@ def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
             f"momentum, without compression. Mean over {style.seeds_in_words(counts)}, thin: "
             f"each seed. {style.setting(runs[0])} ({runs[0].name.partition(AT)[0]}).",
         )
-    return fig, each
+    return fig, by_epoch
 
 
 def _how_often(run: Record) -> str:
@@ -170,18 +158,12 @@ def _panel(ax: Axes, rows: pd.DataFrame) -> None:
         ax.plot(mean.index, mean, label=look.label, **look.line)
 
 
-def main(records: Path, out: Path | None = None) -> list[Path]:
-    """Draw eigenvalue times rate over training, and print its mean behind the warm-up.
-
-    Args:
-        records: a folder of runs of rates-edge, or an archive of them.
-        out: folder for the figure; default figures/NAME.
-    """
+def main(records: Records, out: Out = None) -> list[Path]:
+    """Draw eigenvalue times rate over training, and print its mean behind the warm-up."""
     files, runs = Files(records, out), load_all(records)
-    drawn, each = figure(runs)
-    text = as_text(table(each, math.ceil(runs[0].config["optimizer"]["warmup_epochs"])))
-    stdout.console(highlight=False).print(text.drawn())
+    drawn, by_epoch = figure(runs)
+    text = as_text(table(by_epoch, math.ceil(runs[0].config["optimizer"]["warmup_epochs"])))
+    files.page("edge", "", text)
     print(f"edge: {edge_of(runs):.2f}")
-    files.figure("edge", (drawn, each))
-    files.text("edge.md", f"{text.markdown()}\n")
+    files.figure("edge", (drawn, by_epoch))
     return files.said()

@@ -25,16 +25,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.records import Record, load_all
-from regimes.replay.agreement import interval
+from regimes.statistics import p_value
 
-from ..common.command import Files
+from ..common.command import Files, Out, Records
+from ..common.estimates import as_table, estimate, mean, number, p, word
 from ..common.panels import draw_over_rates, over_rates, rates_axis
-from ..common.verdicts import interval_text, p_text, p_value
 from .usable import LOSSES, REFERENCE, arm_of, check_arms, end
 
 if TYPE_CHECKING:
@@ -87,12 +86,12 @@ def losses(runs: Sequence[Record]) -> pd.DataFrame:
     return pd.DataFrame(rows).sort_values(order, ignore_index=True)
 
 
-def largest(each: pd.DataFrame) -> pd.DataFrame:
+def largest(by_run: pd.DataFrame) -> pd.DataFrame:
     """One row per limit, window and seed: the largest usable rate, with rank 1 in the window and
     without compression; inf if all from the best one up are, nan if the best one is not."""
     rows = []
     for limit in LOSSES:
-        for window, runs in each.groupby("window", sort=False):
+        for window, runs in by_run.groupby("window", sort=False):
             means = runs.groupby("rate")[["loss", "dense"]].mean()
             allowed = float(means["dense"].min()) + limit
             for seed, own in runs.groupby("seed"):
@@ -105,23 +104,23 @@ def largest(each: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def table(each: pd.DataFrame) -> pd.DataFrame:
+def table(by_run: pd.DataFrame) -> pd.DataFrame:
     """One row per limit and window: n of seeds whose ranges both end within the rates tried, the
     largest usable rate with rank 1 and without compression, and their ratio (geometric means with
     95 % t intervals); p of a ratio as in the last window, on common seeds (nan of that itself)."""
-    found, rows = largest(each), []
-    known = np.isfinite(found["loss"]) & np.isfinite(found["dense"])
-    logs = found.assign(loss=np.log(found["loss"]), dense=np.log(found["dense"]))[known]
+    limits, rows = largest(by_run), []
+    known = np.isfinite(limits["loss"]) & np.isfinite(limits["dense"])
+    logs = limits.assign(loss=np.log(limits["loss"]), dense=np.log(limits["dense"]))[known]
     logs["ratio"] = logs["loss"] - logs["dense"]
     for limit in LOSSES:
         part = logs[logs["limit"] == limit]
         wide = part.pivot(index="seed", columns="window", values="ratio")
-        windows = list(dict.fromkeys(each["window"]))
+        windows = list(dict.fromkeys(by_run["window"]))
         for window in windows:
             seeds = part[part["window"] == window]
             row: dict[str, Any] = {"limit": limit, "window": window, "n": len(seeds)}
             for column in ("loss", "dense", "ratio"):
-                row |= _means(column, seeds[column].to_list())
+                row |= estimate(seeds[column].to_list(), column, logs=True)
             both = {window, windows[-1]} <= {*wide} and window != windows[-1]
             against = (wide[window] - wide[windows[-1]]).dropna().to_list() if both else []
             row["p"] = p_value(against) if against else math.nan
@@ -129,36 +128,24 @@ def table(each: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _means(key: str, values: list[float]) -> dict[str, float]:
-    """Geometric, of logarithms."""
-    ends = map(math.exp, interval(values)) if values else (math.nan,) * 3
-    return dict(zip((key, f"{key}_low", f"{key}_high"), ends, strict=True))
-
-
 # -- numbers to text and figure --------------------------------------------------------------
 
 
 def as_text(rows: pd.DataFrame) -> Table:
-    lines = [
-        (
-            f"{row['limit']:g}",
-            row["window"].removeprefix("epochs "),
-            str(row["n"]),
-            *(_ends(row, key) for key in ("loss", "dense", "ratio")),
-            "" if math.isnan(row["p"]) else p_text(row["p"]),
-        )
-        for row in rows.to_dict("records")
-    ]
-    heads = ("nats", "at", "n", "rank 1, up to", "dense, up to", "of dense's", "p")
-    return Table(heads, lines, texts=2)
+    """`table`, rounded."""
+    columns = {
+        "nats": number("limit", "g"),
+        "at": lambda row: row["window"].removeprefix("epochs "),
+        "n": word("n"),
+        "rank 1, up to": mean("loss", ".2g"),
+        "dense, up to": mean("dense", ".2g"),
+        "of dense's": mean("ratio", ".2g"),
+        "p": p("p"),
+    }
+    return as_table(rows, columns, texts=2)
 
 
-def _ends(row: dict[Any, Any], key: str) -> str:
-    ends = interval_text(row[f"{key}_low"], row[f"{key}_high"], ".2g")
-    return "" if math.isnan(row[key]) else f"{row[key]:.2g} {ends}".rstrip()
-
-
-def figure(each: pd.DataFrame, run: Record) -> tuple[Figure, pd.DataFrame]:
+def figure(by_run: pd.DataFrame, run: Record) -> tuple[Figure, pd.DataFrame]:
     """Training loss against the rate, a panel per window, with rank 1 in it and with none.
 
     Args:
@@ -168,10 +155,10 @@ def figure(each: pd.DataFrame, run: Record) -> tuple[Figure, pd.DataFrame]:
     looks = style.styles_of(("rank 1", "dense"))
     with style.theme():
         fig = style.figure(2.9)
-        windows = list(dict.fromkeys(each["window"]))
+        windows = list(dict.fromkeys(by_run["window"]))
         panels = fig.subplots(1, len(windows), sharey=True, squeeze=False)[0]
         for ax, window in zip(panels, windows, strict=True):
-            part = each[each["window"] == window]
+            part = by_run[by_run["window"] == window]
             for column, name in words.items():
                 points = over_rates(part, column)
                 numbers.append(points.assign(window=window, run=name))
@@ -185,7 +172,7 @@ def figure(each: pd.DataFrame, run: Record) -> tuple[Figure, pd.DataFrame]:
         panels[0].set_ylabel("training loss of the window's\nlast epoch (nats)")
         panels[0].set_ylim(bottom=float(pd.concat(numbers)["mean"].min()) / 3)
         panels[0].legend()
-        counts = each.groupby(["window", "rate"]).size().to_list()
+        counts = by_run.groupby(["window", "rate"]).size().to_list()
         style.caption(fig, _words(counts, run))
     return fig, pd.concat(numbers, ignore_index=True)
 
@@ -200,19 +187,12 @@ def _words(counts: list[int], run: Record) -> str:
     )
 
 
-def main(records: Path, out: Path | None = None) -> list[Path]:
-    """Draw what rank 1 costs by window and rate, and print the largest usable rate of each window.
-
-    Args:
-        records: a folder of runs of rates-when, or an archive of them.
-        out: folder for the figure; default figures/NAME.
-    """
+def main(records: Records, out: Out = None) -> list[Path]:
+    """Draw the loss of rank 1 by window and rate; print the largest usable rate of each window."""
     files, runs = Files(records, out), load_all(records)
-    each = losses(runs)
-    rows = table(each)
-    text = as_text(rows)
-    stdout.console(highlight=False).print(text.drawn())
-    files.figure("narrowing", figure(each, runs[0]))
+    by_run = losses(runs)
+    rows = table(by_run)
+    files.page("largest", f"{style.setting(runs[0])}.", as_text(rows))
+    files.figure("narrowing", figure(by_run, runs[0]))
     files.table("largest", rows)
-    files.text("largest.md", f"{style.setting(runs[0])}.\n\n{text.markdown()}\n")
     return files.said()

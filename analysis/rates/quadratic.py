@@ -4,11 +4,10 @@ Draw it; no records are needed (seconds on one core)::
 
     regimes figure quadratic
 
-Computed: one direction, of which a filter sends now and then, or a share, or late
-(`quadratic_model`). Simulated: a matrix of directions of different curvature, with
-PowerSGD's power iteration and residual. Does its largest stable rate follow one of the
-filters at the share of the energy that it sends, and do either say what a network does
-(`regimes figure mechanism`)?
+Computed: one direction whose gradient passes through a linear filter (`quadratic_model`).
+Simulated: a matrix of directions of different curvature, with PowerSGD's power iteration and
+residual. Two questions: does the simulated limit agree with that of a filter that sends the same
+share of the energy, and does either predict what a network does (`regimes figure mechanism`)?
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from regimes.config import DENSE, Level
-from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.plotting import style
 from regimes.plotting.looks import SPARE
 
-from ..common.command import Files
+from ..common.command import Files, Out
+from ..common.estimates import Cell, as_table, number, word
 from .quadratic_model import COLUMNS, FILTERS, ROWS, STEPS, computed, simulated
 
 if TYPE_CHECKING:
@@ -42,8 +41,8 @@ BESIDE = ("delayed", "in turns", "low-pass")  # filters whose limits the table h
 
 
 def energy(name: str, period: int) -> float:
-    """The mean share of the energy of what is owed that a filter sends in a step; of a delay,
-    which sends all of another step, the steps that it sends of those it waits for."""
+    """Mean share of the energy of gradient and residual that a filter sends in a step. A delay
+    sends all of an older gradient: of it, one step in ``period``."""
     return 1 - (1 - 1 / period) ** 2 if name == "low-pass" else 1 / period
 
 
@@ -88,32 +87,33 @@ def points(momenta: Sequence[float] = MOMENTA, levels: Sequence[Level] = LEVELS)
 
 
 def of_dense(rows: pd.DataFrame) -> pd.Series:
-    """Each limit over the one of the same kind and momentum that sends all."""
-    whole = rows[rows["share"] > 1 - 1e-9].set_index(["how", "momentum"])["limit"]
+    """Each limit over that without compression, of the same kind and momentum."""
+    uncompressed = rows[rows["share"] > 1 - 1e-9].set_index(["how", "momentum"])["limit"]
     keys = pd.MultiIndex.from_frame(rows[["how", "momentum"]])
-    return pd.Series(rows["limit"].to_numpy() / whole.reindex(keys).to_numpy(), index=rows.index)
+    return pd.Series(
+        rows["limit"].to_numpy() / uncompressed.reindex(keys).to_numpy(), index=rows.index
+    )
 
 
 # -- the table and the figure ----------------------------------------------------------------
 
 
 def as_text(rows: pd.DataFrame) -> Table:
-    """The simulated limits beside those that filters have at the same share, rounded."""
-    kept = rows[rows["how"].isin([WITH, WITHOUT])].to_dict("records")
-    texts = [
-        (
-            row["how"],
-            f"{row['momentum']:g}",
-            row["level"],
-            f"{row['share']:.2f}",
-            f"{row['limit']:.2f}",
-            f"{row['of_dense']:.2f}",
-            *(_limit(at_share(rows, name, row["momentum"], row["share"])) for name in BESIDE),
-        )
-        for row in kept
-    ]
-    heads = ("", "momentum", "level", "sent", "limit", "of dense's", *BESIDE)
-    return Table(heads, texts)
+    """The simulated limits, and those of filters at the same share of the energy, rounded."""
+
+    def of_filter(name: str) -> Cell:
+        return lambda row: _limit(at_share(rows, name, row["momentum"], row["share"]))
+
+    columns = {
+        "": word("how"),
+        "momentum": number("momentum", "g"),
+        "level": word("level"),
+        "sent": number("share", ".2f"),
+        "limit": number("limit", ".2f"),
+        "of dense's": number("of_dense", ".2f"),
+    }
+    columns |= {name: of_filter(name) for name in BESIDE}
+    return as_table(rows[rows["how"].isin([WITH, WITHOUT])], columns)
 
 
 def _limit(value: float) -> str:
@@ -181,15 +181,10 @@ def table() -> pd.DataFrame:
     return rows.assign(of_dense=of_dense(rows))
 
 
-def main(out: Path | None = None) -> list[Path]:
+def main(out: Out = None) -> list[Path]:
     """Draw the largest stable rates of a quadratic by what is sent of its gradients, and print
-    them.
-
-    Args:
-        out: folder for the figure; default figures/quadratic.
-    """
+    them."""
     files, rows = Files("quadratic", out), table()
-    stdout.console(highlight=False).print(as_text(rows).drawn(), "")
+    files.page("quadratic", "", as_text(rows))
     files.figure("quadratic", figure(rows))
-    files.text("quadratic.md", as_text(rows).markdown() + "\n")
     return files.said()

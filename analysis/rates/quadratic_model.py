@@ -1,15 +1,16 @@
 """Quadratics whose gradients are compressed: a direction as a linear filter, a matrix by PowerSGD.
 
-One direction of curvature 1 is trained by SGD with Nesterov's momentum; what is sent of its
-gradient is a linear filter with a memory (`FILTERS`), so that so many steps are one matrix, and a
-rate is stable while no eigenvalue of that exceeds 1. Three of them owe what they do not send:
+SGD with Nesterov's momentum trains one direction of curvature 1. A linear filter with a memory
+(`FILTERS`) stands for compression, so that a period of steps is one matrix. A rate is stable while
+no eigenvalue of that matrix exceeds 1. Three filters have error feedback. Their residual is the sum
+of what they have not sent yet, the gradient of the step included:
 
-- *in turns*: nothing in all but each p-th step, then all that is owed (a projection that comes by a
-  direction each p-th step);
-- *low-pass*: 1 / p of what is owed, in each step;
+- *in turns*: the residual in every p-th step, nothing in the others (a projection that reaches a
+  direction in every p-th step);
+- *low-pass*: 1 / p of the residual, in each step;
 - *delayed*: the gradient of p - 1 steps ago.
 
-*In turns, no feedback* sends each p-th gradient and forgets the others.
+*In turns, no feedback* sends every p-th gradient and drops the others.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ def optimizer(momentum: float, rate: float, sent: Array, size: int) -> Array:
 
 
 def in_turns(period: int, momentum: float, rate: float, feedback: bool = True) -> Array:
-    """So many steps, of which the last sends what is owed (without feedback: its own gradient)."""
+    """``period`` steps; the last one sends the residual (without feedback: its own gradient)."""
     waits = optimizer(momentum, rate, np.zeros(3), 3)
-    waits[2] = [1.0 * feedback, 0, 1.0 * feedback]  # what is owed: the gradients since
+    waits[2] = [1.0 * feedback, 0, 1.0 * feedback]  # the residual: the sum of the gradients since
     sends = optimizer(momentum, rate, np.array([1.0, 0, 1.0]), 3)
     return sends @ np.linalg.matrix_power(waits, period - 1)
 
 
 def low_pass(period: float, momentum: float, rate: float) -> Array:
-    """A step that sends 1 / ``period`` of what is owed."""
+    """A step that sends 1 / ``period`` of the residual."""
     share = 1 / period
     step = optimizer(momentum, rate, share * np.array([1.0, 0, 1.0]), 3)
     step[2] = (1 - share) * np.array([1.0, 0, 1.0])
@@ -113,36 +114,36 @@ def computed(name: str, period: int, momentum: float) -> float:
 # -- a matrix, simulated ---------------------------------------------------------------------
 
 
-def power_step(owed: Array, q: Array) -> tuple[Array, Array]:
-    """What PowerSGD of one worker sends of a matrix, and the next right factor ``[rank, m]``."""
-    p = np.linalg.qr(owed @ q.T)[0]
-    q = p.T @ owed
+def power_step(matrix: Array, q: Array) -> tuple[Array, Array]:
+    """PowerSGD's approximation of a worker's matrix, and the next right factor ``[rank, m]``."""
+    p = np.linalg.qr(matrix @ q.T)[0]
+    q = p.T @ matrix
     return p @ q, q
 
 
 def train(
     level: Level, momentum: float, rate: float, feedback: bool, steps: int = STEPS
 ) -> tuple[float, float]:
-    """How much the size of the weights grows in the second half of a training, as a factor per
-    step, and the mean share of the energy of what is owed that is sent in it.
+    """Growth of the norm of the weights in the second half of a training, as a factor per step, and
+    the mean share of the energy of gradient and residual that is sent.
 
-    Curvatures from 0.1 to 1 lie at random places of the matrix; there is one worker.
+    The curvatures, from 0.1 to 1, are at random places of the matrix. There is one worker.
     """
     draw = np.random.default_rng(0)
     curvature = draw.permutation(np.geomspace(0.1, 1, ROWS * COLUMNS)).reshape(ROWS, COLUMNS)
     weights = draw.normal(size=(ROWS, COLUMNS))
     q = draw.normal(size=(1 if level == DENSE else int(level), COLUMNS))
-    moved = owed = np.zeros_like(weights)
+    velocity = residual = np.zeros_like(weights)
     sizes: list[float] = []
     shares: list[float] = []
     for _ in range(steps):
-        whole = curvature * weights + owed
-        sent, q = (whole, q) if level == DENSE else power_step(whole, q)
-        owed = feedback * (whole - sent)
-        moved = momentum * moved + sent
-        weights = weights - rate * (sent + momentum * moved)
+        delta = curvature * weights + residual
+        sent, q = (delta, q) if level == DENSE else power_step(delta, q)
+        residual = feedback * (delta - sent)
+        velocity = momentum * velocity + sent
+        weights = weights - rate * (sent + momentum * velocity)
         sizes.append(math.log(np.linalg.norm(weights) + 1e-300))
-        shares.append(float((sent**2).sum() / max((whole**2).sum(), 1e-300)))
+        shares.append(float((sent**2).sum() / max((delta**2).sum(), 1e-300)))
         if sizes[-1] > sizes[0] + 200:
             return math.inf, shares[-1]
     half, part = steps // 2, steps // 8

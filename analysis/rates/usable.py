@@ -10,36 +10,35 @@ A rate is *usable* for an arm by two rules, of the mean of a run's last three un
 - *own best*: the metric is no worse than that of the arm at its own best rate, but for a tolerance;
 - *loss*: the training loss is at most so many nats above the lowest of the arm ``dense``.
 
-From the arm's best rate (of the mean over seeds) upwards, and downwards, the range ends where a
-seed's line through the points, over the logarithm of the rate, first leaves what is allowed; beside
-a run that is not finite, halfway. A seed that stays within to the last rate that was tried ends
-there, and the table says of how many that is so: the range is at least as wide. A seed that is
-outside at the arm's best rate has no range and is left out of n. Intervals are 95 % t intervals of
-the mean logarithm over seeds.
+The range of a seed starts at the arm's best rate (of the mean over seeds) and goes up and down from
+it. It ends where a line through the points, over the logarithm of the rate, first crosses the
+limit; next to a run that is not finite, halfway between the two rates. If the line does not cross
+the limit within the rates that were tried, the range ends at the last of them; the table counts
+such seeds, whose range is at least as wide. A seed that is beyond the limit at the arm's best rate
+has no range and is left out of n. Intervals are 95 % t intervals of the mean logarithm over seeds.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-import tyro
 
-from regimes.console import stdout
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.groups import tested_by
 from regimes.plotting.metrics import Metric
 from regimes.presets.own import AT
 from regimes.records import Record, check_one, load_all
-from regimes.replay.agreement import interval
 
-from ..common.command import Files
+from ..common.command import Files, Out, Several
 from ..common.compare import LAST
+from ..common.estimates import estimate
 from ..grids.names import ARMS, LATE
 from . import usable_figure
 from .usable_figure import as_text as as_text
@@ -55,18 +54,21 @@ REFERENCE = "dense"
 
 
 def check_arms(runs: Sequence[Record]) -> None:
-    """Raise RecordError unless the runs of an arm at a rate are of one experiment, however the rate
-    is spelt in their names."""
-    found: dict[tuple[str, float], list[Record]] = {}
+    """Check that the runs of an arm at a rate are one experiment, however names write the rate.
+
+    Raises:
+        RecordError: they are not.
+    """
+    by_arm: dict[tuple[str, float], list[Record]] = {}
     for run in runs:
-        found.setdefault((arm_of(run)[0], run.rate), []).append(run)
-    for alike in found.values():
+        by_arm.setdefault((arm_of(run)[0], run.rate), []).append(run)
+    for alike in by_arm.values():
         check_one(alike)
 
 
 def arm_of(run: Record) -> tuple[str, bool]:
-    """The arm of a run called "ARM at RATE", with what sets it apart from others of that name; and
-    whether it is called so."""
+    """(arm of a run named "ARM at RATE", whether the name has that form); the arm includes what
+    distinguishes runs of equal names."""
     arm, at, _ = run.config["name"].rpartition(AT)
     return f"{arm} ({run.variant})" if run.variant else arm, bool(at)
 
@@ -103,19 +105,23 @@ def entries(runs: Sequence[Record], shown: Metric) -> pd.DataFrame:
             }
         )
     check_arms(runs)
-    each = pd.DataFrame(rows)
-    if (twice := each.duplicated(["arm", "rate", "seed"])).any():
-        arm, rate, seed = each.loc[twice, ["arm", "rate", "seed"]].iloc[0]
+    by_run = pd.DataFrame(rows)
+    if (twice := by_run.duplicated(["arm", "rate", "seed"])).any():
+        arm, rate, seed = by_run.loc[twice, ["arm", "rate", "seed"]].iloc[0]
         raise RecordError(f"two runs of {arm!r} at {rate:g} with seed {seed}")
     places = {arm: place for place, arm in enumerate([*ARMS, *LATE])}
-    place = each["arm"].str.partition(", momentum")[0].map(places)  # nan, so last: of another grid
+    place = (
+        by_run["arm"].str.partition(", momentum")[0].map(places)
+    )  # nan, so last: of another grid
     order = ["place", "arm", "rate", "seed"]
-    return each.assign(place=place).sort_values(order, ignore_index=True).drop(columns="place")
+    return by_run.assign(place=place).sort_values(order, ignore_index=True).drop(columns="place")
 
 
 def end(rates: Sequence[float], losses: Sequence[float], best: int, limit: float) -> float:
-    """Where a line through losses, over the logarithm of rates, first exceeds the limit, on the way
-    from ``best`` to the last rate; inf if it never does, nan if it does at ``best``.
+    """The first rate above ``best`` at which a line through the losses exceeds the limit.
+
+    The line is linear in the logarithm of the rate. inf if it never does, nan if it does at
+    ``best``.
 
     >>> end([1, 2, 4, 16], [0, 0, 1, 3], best=0, limit=2)  # halfway from 4 to 16
     8.0
@@ -132,30 +138,33 @@ def end(rates: Sequence[float], losses: Sequence[float], best: int, limit: float
     return math.inf
 
 
-def rules(each: pd.DataFrame, shown: Metric) -> dict[str, tuple[str, pd.Series]]:
+def rules(by_run: pd.DataFrame, shown: Metric) -> dict[str, tuple[str, pd.Series]]:
     """Per rule the column it reads, and the largest loss that it allows each arm: of a metric of
     which more is better, its negative."""
     tolerance = TOLERANCE.get(shown.name, math.nan)
-    best = _means(each, shown.name, shown).groupby("arm").min()
-    found = {}
+    best = _means(by_run, shown.name, shown).groupby("arm").min()
+    limits_by_rule = {}
     if not math.isnan(tolerance):
-        found[f"own best within {tolerance:g} {shown.unit}"] = (shown.name, best + tolerance)
-    losses = _means(each, "train_loss", shown)
+        limits_by_rule[f"own best within {tolerance:g} {shown.unit}"] = (
+            shown.name,
+            best + tolerance,
+        )
+    losses = _means(by_run, "train_loss", shown)
     losses = losses[losses.index.get_level_values("arm") == REFERENCE]
     for more in LOSSES if len(losses) else ():
         limits = pd.Series(float(losses.min()) + more, index=best.index)
-        found[f"training loss within {more:g} of dense"] = ("train_loss", limits)
-    return found
+        limits_by_rule[f"training loss within {more:g} of dense"] = ("train_loss", limits)
+    return limits_by_rule
 
 
-def _means(each: pd.DataFrame, column: str, shown: Metric) -> pd.Series:
+def _means(by_run: pd.DataFrame, column: str, shown: Metric) -> pd.Series:
     """Mean losses by arm and rate; infinite where a seed has none."""
-    loss = each[column] * (-1 if column == shown.name and not shown.lower else 1)
-    means = loss.groupby([each["arm"], each["rate"]]).agg(lambda x: x.mean(skipna=False))
+    loss = by_run[column] * (-1 if column == shown.name and not shown.lower else 1)
+    means = loss.groupby([by_run["arm"], by_run["rate"]]).agg(lambda x: x.mean(skipna=False))
     return means.fillna(math.inf)
 
 
-def ends(each: pd.DataFrame, shown: Metric) -> pd.DataFrame:
+def ends(by_run: pd.DataFrame, shown: Metric) -> pd.DataFrame:
     """One row per rule, arm and seed: the ends of the usable range, ``smallest`` and ``largest``;
     0 and inf where all rates on that side are usable, nan where none is.
 
@@ -163,10 +172,10 @@ def ends(each: pd.DataFrame, shown: Metric) -> pd.DataFrame:
         RecordError: a seed was not run at an arm's best rate.
     """
     rows = []
-    for rule, (column, limits) in rules(each, shown).items():
-        means = _means(each, column, shown)
+    for rule, (column, limits) in rules(by_run, shown).items():
+        means = _means(by_run, column, shown)
         sign = -1 if column == shown.name and not shown.lower else 1
-        for key, runs in each.groupby(["arm", "seed"], sort=False):
+        for key, runs in by_run.groupby(["arm", "seed"], sort=False):
             arm, seed = str(key[0]), key[1]
             rates, losses = runs["rate"].to_list(), (sign * runs[column]).to_list()
             if (rate := means[arm].idxmin()) not in rates:
@@ -192,14 +201,14 @@ def ends(each: pd.DataFrame, shown: Metric) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def table(each: pd.DataFrame, shown: Metric) -> pd.DataFrame:
+def table(by_run: pd.DataFrame, shown: Metric) -> pd.DataFrame:
     """One row per rule and arm: momentum, best rate, n of seeds that have a range; its smallest and
     largest rate, geometric means with 95 % t intervals; at how many seeds each is the last tried;
     and the largest as a share of that of dense with the same momentum, on common seeds."""
-    found, rows = ends(each, shown), []
-    best = _means(each, shown.name, shown)
-    momentum = each.groupby("arm")["momentum"].first()
-    for key, seeds in found.groupby(["rule", "arm"], sort=False):
+    ranges, rows = ends(by_run, shown), []
+    best = _means(by_run, shown.name, shown)
+    momentum = by_run.groupby("arm")["momentum"].first()
+    for key, seeds in ranges.groupby(["rule", "arm"], sort=False):
         rule, arm = map(str, key)
         kept = seeds.dropna(subset="largest")
         row = {
@@ -212,13 +221,13 @@ def table(each: pd.DataFrame, shown: Metric) -> pd.DataFrame:
         for side, edge in (("smallest", "least"), ("largest", "most")):
             beyond = kept[side].isin([0.0, math.inf])
             values = kept[side].where(~beyond, kept[edge]).to_numpy()
-            row |= dict(zip((side, f"{side}_low", f"{side}_high"), _mean(values), strict=True))
+            row |= estimate(np.log(values), side, logs=True)
             row[f"{side}_beyond"] = int(beyond.sum())
-        rows.append(row | _of_dense(found, rule, arm, momentum))
+        rows.append(row | _of_dense(ranges, rule, arm, momentum))
     return pd.DataFrame(rows)
 
 
-def _of_dense(found: pd.DataFrame, rule: str, arm: str, momentum: pd.Series) -> dict[str, float]:
+def _of_dense(ranges: pd.DataFrame, rule: str, arm: str, momentum: pd.Series) -> dict[str, float]:
     """The largest usable rate over that of the dense arm of the same optimiser, by seed; nan where
     no seed has both inside what was tried."""
     dense = [
@@ -227,19 +236,10 @@ def _of_dense(found: pd.DataFrame, rule: str, arm: str, momentum: pd.Series) -> 
         if name.partition(",")[0] == REFERENCE
         and (momentum[name] == momentum[arm] or math.isnan(momentum[arm]))
     ]
-    wide = found[found["rule"] == rule].pivot(index="seed", columns="arm", values="largest")
+    wide = ranges[ranges["rule"] == rule].pivot(index="seed", columns="arm", values="largest")
     ratios = (wide[arm] / wide[dense[0]] if dense else pd.Series(dtype=float)).to_numpy()
     kept = ratios[np.isfinite(ratios) & (ratios > 0)]
-    keys = ("of_dense", "of_dense_low", "of_dense_high")
-    return dict(zip(keys, _mean(kept), strict=True))
-
-
-def _mean(values: np.ndarray) -> tuple[float, float, float]:
-    """Geometric, with its interval."""
-    if not len(values):
-        return (math.nan,) * 3
-    mean, low, high = interval(np.log(values).tolist())
-    return math.exp(mean), math.exp(low), math.exp(high)
+    return estimate(np.log(kept), "of_dense", logs=True)
 
 
 # -- the command ---------------------------------------------------------------------------
@@ -248,33 +248,26 @@ def _mean(values: np.ndarray) -> tuple[float, float, float]:
 def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame, pd.DataFrame]:
     """`usable_figure.figure` of runs, the means that it draws, and `table`."""
     shown = tested_by(runs[0])
-    each = entries(runs, shown)
-    rows = table(each, shown)
-    return *usable_figure.figure(each, rows, _plain(runs), shown), rows
+    by_run = entries(runs, shown)
+    rows = table(by_run, shown)
+    return *usable_figure.figure(by_run, rows, _plain(runs), shown), rows
 
 
 def _plain(runs: Sequence[Record]) -> Record:
     return next((run for run in runs if run.name.startswith(REFERENCE)), runs[0])
 
 
-def main(
-    records: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path | None = None
-) -> list[Path]:
+def main(records: Several, out: Out = None) -> list[Path]:
     """Draw metric and training loss against the rate, and print the usable range of each arm.
 
-    Args:
-        records: folders of runs, or archives of them, which share network and data.
-        out: folder for the figure; default figures/NAME, of the first.
+    The runs share network and data.
     """
     files, runs = Files(records[0], out), load_all(*records)
     drawn, points, rows = figure(runs)
-    console, texts = stdout.console(highlight=False), as_text(rows)
-    for rule, text in texts.items():
-        console.print(f"usable: {rule}", text.drawn(), "", sep="\n")
+    plain = _plain(runs)
+    about = f"{style.setting(plain)} ({plain.name.partition(AT)[0]})."
+    texts = as_text(rows)
+    files.page("ranges", about, *(replace(t, title=f"Usable: {rule}") for rule, t in texts.items()))
     files.figure("mechanism", (drawn, points))
     files.table("ranges", rows)
-    plain = _plain(runs)
-    parts = [f"{style.setting(plain)} ({plain.name.partition(AT)[0]})."]
-    parts += [f"Usable: {rule}.\n\n{text.markdown()}" for rule, text in texts.items()]
-    files.text("ranges.md", "\n\n".join(parts) + "\n")
     return files.said()

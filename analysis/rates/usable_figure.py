@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,8 +11,8 @@ from regimes.console.tables import Table
 from regimes.plotting import style
 from regimes.plotting.metrics import named
 
+from ..common.estimates import Row, as_table, mean, number, word
 from ..common.panels import draw_over_rates, over_rates, rates_axis
-from ..common.verdicts import interval_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,58 +24,44 @@ if TYPE_CHECKING:
 
 def as_text(rows: pd.DataFrame) -> dict[str, Table]:
     """A table per rule, rounded; ``>=`` where a seed is usable to the last rate that was tried."""
-    heads = ("arm", "best", "n", "from", "to [95 %]", "of dense's")
-    found = {}
-    for rule, part in rows.groupby("rule", sort=False):
-        texts = [
-            (
-                row["arm"],
-                f"{row['best']:g}",
-                str(row["n"]),
-                _smallest(row),
-                _largest(row),
-                _span(row, "of_dense"),
-            )
-            for row in part.to_dict("records")
-        ]
-        found[str(rule)] = Table(heads, texts)
-    return found
+    columns = {
+        "arm": word("arm"),
+        "best": number("best", "g"),
+        "n": word("n"),
+        "from": _smallest,
+        "to [95 %]": _largest,
+        "of dense's": mean("of_dense", ".2g"),
+    }
+    return {str(rule): as_table(part, columns) for rule, part in rows.groupby("rule", sort=False)}
 
 
-def _smallest(row: dict[Any, Any]) -> str:
+def _smallest(row: Row) -> str:
     beyond = "<= " if row["smallest_beyond"] else ""
     return "" if not row["n"] else f"{beyond}{row['smallest']:.2g}"
 
 
-def _largest(row: dict[Any, Any]) -> str:
+def _largest(row: Row) -> str:
     beyond = ">= " if row["largest_beyond"] else ""
-    return "none" if not row["n"] else beyond + _span(row, "largest")
-
-
-def _span(row: dict[Any, Any], key: str) -> str:
-    if math.isnan(row[key]):
-        return ""
-    ends = interval_text(row[f"{key}_low"], row[f"{key}_high"], ".2g")
-    return f"{row[key]:.2g} {ends}".rstrip()
+    return "none" if not row["n"] else beyond + mean("largest", ".2g")(row)
 
 
 def figure(
-    each: pd.DataFrame, rows: pd.DataFrame, run: Record, shown: Metric
+    by_run: pd.DataFrame, rows: pd.DataFrame, run: Record, shown: Metric
 ) -> tuple[Figure, pd.DataFrame]:
     """A row of panels for each momentum, and the means that are drawn.
 
     Args:
-        each, rows: of `usable.entries` and `usable.table`.
+        by_run, rows: of `usable.entries` and `usable.table`.
         run: any of them, for the setting.
     """
-    kinds = list(dict.fromkeys(each["momentum"].fillna(-1)))
+    kinds = list(dict.fromkeys(by_run["momentum"].fillna(-1)))
     numbers, first = [], rows["rule"].iloc[0] if len(rows) else ""
-    every = _looks(each)
+    every = _looks(by_run)
     with style.theme():
         fig = style.figure(2.6 * len(kinds) + 0.5)
         panels = fig.subplots(len(kinds), 3, squeeze=False)
         for axes, kind in zip(panels, sorted(kinds, reverse=True), strict=True):
-            part = each[each["momentum"].fillna(-1) == kind]
+            part = by_run[by_run["momentum"].fillna(-1) == kind]
             looks = {arm: look for arm, look in every.items() if arm in {*part["arm"]}}
             for ax, column in zip(axes, (shown.name, "train_loss"), strict=False):
                 metric = shown if column == shown.name else named(column)
@@ -84,7 +69,7 @@ def figure(
             ranges = rows[(rows["rule"] == first) & rows["arm"].isin(looks)]
             _ranges(axes[2], ranges, looks)
             axes[0].set_title("AdamW" if kind < 0 else f"momentum {kind:g}", loc="left")
-        counts = each.groupby(["arm", "rate"]).size().to_list()
+        counts = by_run.groupby(["arm", "rate"]).size().to_list()
         style.caption(fig, _caption(first, counts, run))
     return fig, pd.concat(numbers, ignore_index=True)
 
@@ -92,8 +77,8 @@ def figure(
 def _looks(part: pd.DataFrame) -> dict[str, Any]:
     """How each arm of a panel is drawn: an arm of another momentum as that of the preset's."""
     short = {arm: arm.partition(", momentum")[0] for arm in dict.fromkeys(part["arm"])}
-    found = style.styles_of(dict.fromkeys(short.values()))
-    return {arm: found[name] for arm, name in short.items()}
+    looks = style.styles_of(dict.fromkeys(short.values()))
+    return {arm: looks[name] for arm, name in short.items()}
 
 
 def _curves(

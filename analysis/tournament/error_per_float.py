@@ -1,14 +1,14 @@
-"""Error per float: what each compressor loses of the same gradients, against what it sends.
+"""Error per float: the error of each compressor on the same gradients, against what it sends.
 
 Run, then draw (5 minutes on one core)::
 
     regimes ablate smoke-rivals --seeds 3
     regimes figure rivals runs/smoke-rivals
 
-The training is dense; the instrument `rivals` has compressed its gradients beside it. *A step*:
-without error feedback, the mean over the epochs. *The sum*: all updates since the start, with the
-error feedback that the compressor has, at the end of the run. Both relative, in the norm of the
-whole model's gradient; 1 is to send nothing.
+The training is dense; the instrument `rivals` compresses copies of its gradients. *A step*: without
+error feedback, the mean over the epochs. *The sum*: all updates since the start, with the error
+feedback of the compressor, at the end of the run. Both are relative errors in the norm of the whole
+model's gradient; sending nothing has an error of 1.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ import pandas as pd
 from matplotlib.ticker import LogLocator, NullLocator
 
 from regimes.config import DENSE
-from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.groups import groups
 from regimes.plotting.looks import SPARE, SPELT
 from regimes.records import Record, load_all
-from regimes.replay.agreement import interval
 
-from ..common.command import Files
+from ..common.command import Files, Out, Records
+from ..common.estimates import as_table, estimate, number, word
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,19 +53,18 @@ def errors(runs: Sequence[Record]) -> pd.DataFrame:
     Raises:
         RecordError: a run without readings of the instrument, or runs of different settings.
     """
-    found = [row for each in groups(runs).values() for run in each for row in _of(run)]
+    readings = [row for group in groups(runs).values() for run in group for row in _of(run)]
     rows = []
-    for (name, level), each in pd.DataFrame(found).groupby(KEY, sort=False):
+    for (name, level), group in pd.DataFrame(readings).groupby(KEY, sort=False):
         row = {
             "compressor": name,
             "level": level,
-            "n": len(each),
-            "floats": each["floats"].iloc[0],
-            "bytes": each["bytes"].iloc[0],
+            "n": len(group),
+            "floats": group["floats"].iloc[0],
+            "bytes": group["bytes"].iloc[0],
         }
         for error in ERRORS:
-            ends = _geometric(each[error].to_list())
-            row |= dict(zip((error, f"{error}_low", f"{error}_high"), ends, strict=True))
+            row |= _geometric(group[error].to_list(), error)
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -78,14 +76,14 @@ def _of(run: Record) -> list[dict[str, Any]]:
             f"{run.folder} has no readings of the instrument rivals: run the grid smoke-rivals or "
             "lm-rivals"
         )
-    whole = run.header["per_step"][DENSE]
+    dense = run.header["per_step"][DENSE]
     steps = pd.DataFrame([[rival["once"] for rival in line] for line in lines], dtype=float)
     return [
         {
             "compressor": name_of(last["compressor"]),
             "level": str(last["level"]),
-            "floats": last["floats"] / whole["floats"],
-            "bytes": last["bytes"] / whole["bytes"],
+            "floats": last["floats"] / dense["floats"],
+            "bytes": last["bytes"] / dense["bytes"],
             "once": once,
             "summed": last["summed"],
         }
@@ -93,11 +91,11 @@ def _of(run: Record) -> list[dict[str, Any]]:
     ]
 
 
-def _geometric(values: Sequence[float]) -> tuple[float, ...]:
-    """Mean and interval by logarithms; plainly where an error is 0."""
+def _geometric(values: Sequence[float], name: str) -> dict[str, float]:
+    """Mean and interval of the logarithms; of the values where an error is 0."""
     if min(values) <= 0:
-        return interval(values)
-    return tuple(math.exp(x) for x in interval([math.log(x) for x in values]))
+        return estimate(values, name)
+    return estimate([math.log(x) for x in values], name, logs=True)
 
 
 def name_of(table: dict[str, Any]) -> str:
@@ -116,20 +114,16 @@ def level_label(name: str, level: str) -> str:
 
 def as_text(rows: pd.DataFrame) -> Table:
     """Rounded, from few bytes to many."""
-    shown = [
-        (
-            row["compressor"],
-            level_label(row["compressor"], row["level"]),
-            str(row["n"]),
-            f"{row['floats']:.1%}",
-            f"{row['bytes']:.1%}",
-            f"{row['once']:.3f}",
-            f"{row['summed']:.2%}",
-        )
-        for row in rows.sort_values("bytes", kind="stable").to_dict("records")
-    ]
-    heads = ("compressor", "level", "n", "floats", "bytes", "error of a step", "of the sum")
-    return Table(heads, shown, texts=2)
+    columns = {
+        "compressor": word("compressor"),
+        "level": lambda row: level_label(row["compressor"], row["level"]),
+        "n": word("n"),
+        "floats": number("floats", ".1%"),
+        "bytes": number("bytes", ".1%"),
+        "error of a step": number("once", ".3f"),
+        "of the sum": number("summed", ".2%"),
+    }
+    return as_table(rows.sort_values("bytes", kind="stable"), columns, texts=2)
 
 
 def figure(rows: pd.DataFrame, run: Record) -> tuple[Figure, pd.DataFrame]:
@@ -161,9 +155,9 @@ def figure(rows: pd.DataFrame, run: Record) -> tuple[Figure, pd.DataFrame]:
 
 
 def _draw(ax: Axes, rows: pd.DataFrame, cost: str, error: str) -> None:
-    for place, (name, each) in enumerate(rows.groupby("compressor", sort=False)):
+    for place, (name, levels) in enumerate(rows.groupby("compressor", sort=False)):
         colour, dash, marker = LINES[place % len(LINES)]
-        points = each.sort_values(cost)
+        points = levels.sort_values(cost)
         half = [points[error] - points[f"{error}_low"], points[f"{error}_high"] - points[error]]
         ax.errorbar(
             points[cost],
@@ -185,17 +179,10 @@ def _draw(ax: Axes, rows: pd.DataFrame, cost: str, error: str) -> None:
     ax.xaxis.set_minor_locator(NullLocator())
 
 
-def main(records: Path, out: Path | None = None) -> list[Path]:
-    """Draw the error of compressors against what they send and print the table.
-
-    Args:
-        records: a folder of runs of one grid with the instrument rivals, or an archive of them.
-        out: folder for the figure; default figures/NAME.
-    """
+def main(records: Records, out: Out = None) -> list[Path]:
+    """Draw the error of compressors against what they send and print the table."""
     files, runs = Files(records, out), load_all(records)
     rows = errors(runs)
-    text = as_text(rows)
-    stdout.console(highlight=False).print(text.drawn(), "")
+    files.page("rivals", f"{style.setting(runs[0])}.", as_text(rows))
     files.figure("rivals", figure(rows, runs[0]))
-    files.text("rivals.md", f"{style.setting(runs[0])}.\n\n{text.markdown()}\n")
     return files.said()

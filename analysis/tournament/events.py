@@ -1,25 +1,23 @@
-"""Something happens in the middle of a training: does anybody spend better than evenly?
+"""An event in the middle of a training: do policies use their floats better than a fixed rank does?
 
 Tune and run each setting (commands in `grids/shift-smoke.toml`), then draw them together::
 
     regimes figure events runs/shift-smoke runs/restarts-smoke runs/ramp-smoke runs/pruned-smoke
 
-`PAIRS` are arms against controls that send as many floats (`equal_floats`): the same rank
-throughout, rank 4 first, and rank 4 at the event by an arm that knows it. A policy that finds the
-event would come near that one, and beat the other two if the event matters. Holm's correction is
-over all comparisons of a setting, as ``regimes figure tournament`` prints them.
+`PAIRS` compares arms with controls that send as many floats (`equal_floats`): the same rank
+throughout, rank 4 first, and rank 4 at the event by an arm that knows it. If the event matters, a
+policy that detects it comes near the last control and is better than the other two. Holm's
+correction is over all comparisons of a setting, as ``regimes figure tournament`` prints them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import pandas as pd
-import tyro
 
-from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import style
@@ -27,9 +25,9 @@ from regimes.plotting.groups import tested_by
 from regimes.plotting.metrics import Metric
 from regimes.records import Record, load_all
 
-from ..common.command import Files, name_of
-from ..common.panels import draw_forest
-from ..common.verdicts import interval_text
+from ..common.command import Files, Out, Several, name_of
+from ..common.estimates import Row
+from ..common.paired import ALPHA, difference_text, draw_forest
 from .equal_floats import comparisons
 from .tournament import entries
 
@@ -49,7 +47,6 @@ WORDS = {  # of a grid; a line break, because panels are narrow
     "ramp-smoke": "batches x 4\nfrom epoch 12",
     "pruned-smoke": "90 % of weights\npruned at 12",
 }
-ALPHA = 0.05  # of p after correction
 
 # -- records to numbers ----------------------------------------------------------------------
 
@@ -60,38 +57,35 @@ def differences(runs: list[Record]) -> pd.DataFrame:
     Raises:
         RecordError: the runs lack one of the arms.
     """
-    found = comparisons(entries(runs, ()), tested_by(runs[0])).set_index(["arm", "control"])
-    lacking = [f"{arm} - {control}" for arm, control in PAIRS if (arm, control) not in found.index]
+    table = comparisons(entries(runs, ()), tested_by(runs[0])).set_index(["arm", "control"])
+    lacking = [f"{arm} - {control}" for arm, control in PAIRS if (arm, control) not in table.index]
     if lacking:
         raise RecordError(
             f"no runs for {', '.join(lacking)}: run shift-smoke, ramp-smoke or restarts-smoke"
         )
-    return found.loc[list(PAIRS)].reset_index()
+    return table.loc[list(PAIRS)].reset_index()
 
 
 # -- numbers to text and figure --------------------------------------------------------------
 
 
-def as_text(found: Mapping[str, pd.DataFrame], shown: Metric) -> Table:
-    """All settings beside each other; * where p is below 0.05 after the setting's correction."""
+def as_text(by_setting: Mapping[str, pd.DataFrame], shown: Metric) -> Table:
+    """A column per setting; * where p is below 0.05 after the setting's correction."""
     lines = []
     for i, (arm, control) in enumerate(PAIRS):
-        cells = (_cell(rows.iloc[i], shown) for rows in found.values())
+        cells = (_cell(rows.iloc[i].to_dict(), shown) for rows in by_setting.values())
         lines.append((arm, control, *cells))
-    return Table(("arm", "minus", *found), lines, texts=2)
+    return Table(("arm", "minus", *by_setting), lines, texts=2)
 
 
-def _cell(row: pd.Series, shown: Metric) -> str:
+def _cell(row: Row, shown: Metric) -> str:
     if not row["n"]:
         return "other floats"
-    digits = shown.digits
-    ends = interval_text(row["ci_low"], row["ci_high"], f"+.{digits}f")
-    star = "*" if row["p_holm"] < ALPHA else ""
-    return f"{row['difference']:+.{digits}f} {ends}{star}"
+    return difference_text(shown, alike="")(row) + ("*" if row["p_holm"] < ALPHA else "")
 
 
 def figure(
-    found: Mapping[str, pd.DataFrame], run: Record, shown: Metric
+    by_setting: Mapping[str, pd.DataFrame], run: Record, shown: Metric
 ) -> tuple[Figure, pd.DataFrame]:
     """A panel per setting, a line per pair; filled where the difference survives correction.
 
@@ -100,20 +94,19 @@ def figure(
     """
     with style.theme():
         fig = style.figure(1.6 + 0.19 * len(PAIRS))
-        panels = fig.subplots(1, len(found), sharex=True, sharey=True, squeeze=False)[0]
-        for ax, (name, rows) in zip(panels, found.items(), strict=True):
+        panels = fig.subplots(1, len(by_setting), sharex=True, sharey=True, squeeze=False)[0]
+        for ax, (name, rows) in zip(panels, by_setting.items(), strict=True):
             _panel(ax, rows)
             ax.set_title(WORDS.get(name, name), loc="left")
             ax.set_xlabel(f"difference, {shown.unit}")
         panels[0].set_yticks(range(len(PAIRS)), [f"{arm} - {control}" for arm, control in PAIRS])
-        counts = [int(n) for rows in found.values() for n in rows["n"] if n]
+        counts = [int(n) for rows in by_setting.values() for n in rows["n"] if n]
         style.caption(fig, _words(counts, run))
-    return fig, pd.concat([rows.assign(setting=name) for name, rows in found.items()])
+    return fig, pd.concat([rows.assign(setting=name) for name, rows in by_setting.items()])
 
 
 def _panel(ax: Axes, rows: pd.DataFrame) -> None:
-    ends = rows[["difference", "ci_low", "ci_high"]]
-    draw_forest(ax, ends, list(rows["p_holm"] < ALPHA))
+    draw_forest(ax, rows, "difference", "ci", list(rows["p_holm"] < ALPHA))
     kinds = [control for _, control in PAIRS]
     for place in range(1, len(kinds)):
         if kinds[place] != kinds[place - 1]:
@@ -129,24 +122,15 @@ def _words(counts: list[int], run: Record) -> str:
     )
 
 
-def main(
-    records: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path | None = None
-) -> list[Path]:
-    """Print and draw what arms reach against controls at the same floats, setting by setting.
-
-    Args:
-        records: folders of runs, or archives of them, one per setting.
-        out: folder for table and figure; default figures/events.
-    """
-    files, found = Files("events", out), {}
+def main(records: Several, out: Out = None) -> list[Path]:
+    """Print and draw arms against controls at the same floats; one folder per setting."""
+    files, by_setting = Files("events", out), {}
     ones = []  # a run of each setting
     for path in records:
         runs = load_all(path)
-        found[name_of(path)] = differences(runs)
+        by_setting[name_of(path)] = differences(runs)
         ones.append(runs[0])
     shown = tested_by(ones[0])
-    table = as_text(found, shown)
-    stdout.console(highlight=False).print(table.drawn())
-    files.figure("events", figure(found, ones[0], shown))
-    files.text("events.md", f"{table.markdown()}\n")
+    files.page("events", "", as_text(by_setting, shown))
+    files.figure("events", figure(by_setting, ones[0], shown))
     return files.said()

@@ -15,13 +15,12 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from regimes import inputs
 from regimes.config import DENSE
-from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.cost.cases import cases
 from regimes.cost.network import Network
@@ -30,11 +29,11 @@ from regimes.plotting import style
 from regimes.plotting.groups import groups, tested_by
 from regimes.plotting.metrics import Metric
 from regimes.records import Record, load_all
-from regimes.replay.agreement import interval
 
 from ..common import compare
-from ..common.command import Files
-from ..common.verdicts import interval_text, p_text
+from ..common.command import Files, Out, Records
+from ..common.estimates import Cell, as_table, estimate, mean, number, word
+from ..common.paired import ALIKE, as_text, difference_text
 from . import tournament_figure
 from .equal_floats import comparisons, moments
 
@@ -54,10 +53,10 @@ def entries(runs: Iterable[Record], networks: Sequence[str] = NETWORKS) -> pd.Da
     Raises:
         RecordError: runs of different settings, an unfinished one, or one without seconds.
     """
-    found = groups(runs)
-    every = [run for group in found.values() for run in group]
-    shown, each = compare.reached(every)
-    each["rate"] = [run.rate for run in every]
+    by_arm = groups(runs)
+    every = [run for group in by_arm.values() for run in group]
+    shown, by_run = compare.reached(every)
+    by_run["rate"] = [run.rate for run in every]
     spent = {case.name: case for case in cases(every) if case.runs}
     for text in networks:
         network, workers = Network.parse(text), int(every[0].config["workers"])
@@ -66,48 +65,40 @@ def entries(runs: Iterable[Record], networks: Sequence[str] = NETWORKS) -> pd.Da
             / case.runs
             for name, case in spent.items()
         }
-        each[text] = each["name"].map(seconds)
+        by_run[text] = by_run["name"].map(seconds)
     for unit in ("floats", "bytes"):
-        each[f"dense_{unit}"] = [_dense(run, unit) for run in every]
-    whole = ["dense_floats", "dense_bytes"]
-    return each[["name", "seed", "rate", shown.name, "floats", "bytes", *whole, *networks]]
+        by_run[f"dense_{unit}"] = [_dense(run, unit) for run in every]
+    uncompressed = ["dense_floats", "dense_bytes"]
+    return by_run[["name", "seed", "rate", shown.name, "floats", "bytes", *uncompressed, *networks]]
 
 
 def _dense(run: Record, unit: str) -> float:
     """What a run would have sent without compression; nan where its record does not say."""
-    each = run.header["per_step"].get(DENSE, {}).get(unit, math.nan)
-    return float(each * run.epochs["steps"].sum())
+    per_step = run.header["per_step"].get(DENSE, {}).get(unit, math.nan)
+    return float(per_step * run.epochs["steps"].sum())
 
 
-def table(each: pd.DataFrame, shown: Metric, networks: Sequence[str] = NETWORKS) -> pd.DataFrame:
+def table(by_run: pd.DataFrame, shown: Metric, networks: Sequence[str] = NETWORKS) -> pd.DataFrame:
     """One row per arm, from few floats to many: rate, n, metric with its 95 % t interval, and means
     of floats, bytes and seconds, the first two also as a share of dense's, or of a period of 1; of
     what dense would have sent where neither was run (nan if that is not known)."""
     rows = []
-    for name, runs in each.groupby("name", sort=False):
-        mean, low, high = interval(runs[shown.name].to_list())
-        spent = runs[["floats", "bytes", *networks]].mean().to_dict()
-        rows.append(
-            {
-                "arm": name,
-                "rate": runs["rate"].iloc[0],
-                "n": len(runs),
-                shown.name: mean,
-                "ci_low": low,
-                "ci_high": high,
-                **spent,
-            }
-        )
-    found = pd.DataFrame(rows).sort_values("floats", kind="stable", ignore_index=True)
-    dense = found[found["arm"].isin(WHOLE)]
+    for name, runs in by_run.groupby("name", sort=False):
+        costs = runs[["floats", "bytes", *networks]].mean().to_dict()
+        row = {"arm": name, "rate": runs["rate"].iloc[0], "n": len(runs)}
+        rows.append(row | estimate(runs[shown.name].to_list(), shown.name, "ci") | costs)
+    by_arm = pd.DataFrame(rows).sort_values("floats", kind="stable", ignore_index=True)
+    dense = by_arm[by_arm["arm"].isin(WHOLE)]
     for column in ("floats", "bytes"):
-        known = each.get(f"dense_{column}", pd.Series([math.nan]))
-        whole = float(dense[column].iloc[0] if len(dense) else known.mean())
-        found.insert(list(found).index(column) + 1, f"{column}_of_dense", found[column] / whole)
-    return found
+        known = by_run.get(f"dense_{column}", pd.Series([math.nan]))
+        of_dense = float(dense[column].iloc[0] if len(dense) else known.mean())
+        by_arm.insert(
+            list(by_arm).index(column) + 1, f"{column}_of_dense", by_arm[column] / of_dense
+        )
+    return by_arm
 
 
-def beside(each: pd.DataFrame, shared: pd.DataFrame, column: str) -> pd.DataFrame:
+def own_minus_shared(by_run: pd.DataFrame, shared: pd.DataFrame, column: str) -> pd.DataFrame:
     """What a rate of its own does for an arm: one row per arm of both, with the rates, n of common
     seeds, both means, and the difference, own minus shared, with its 95 % t interval.
 
@@ -119,7 +110,7 @@ def beside(each: pd.DataFrame, shared: pd.DataFrame, column: str) -> pd.DataFram
             f"the runs at the shared rate have no {column}: they were tested otherwise"
         )
     rates = {f"{rate:g}" for rate in shared["rate"]}
-    both = each.merge(shared, on=["name", "seed"], suffixes=("", "_shared"))
+    both = by_run.merge(shared, on=["name", "seed"], suffixes=("", "_shared"))
     if both.empty or len(rates) > 1:
         raise RecordError(
             f"expected the same arms and seeds, all at one rate: {len(both)} runs "
@@ -127,21 +118,16 @@ def beside(each: pd.DataFrame, shared: pd.DataFrame, column: str) -> pd.DataFram
         )
     rows = []
     for name, runs in both.groupby("name", sort=False):
-        found = (runs[column] - runs[f"{column}_shared"]).to_list()
-        mean, low, high = interval(found)
-        rows.append(
-            {
-                "arm": name,
-                "n": len(runs),
-                "rate": runs["rate"].iloc[0],
-                "shared": runs["rate_shared"].iloc[0],
-                column: runs[column].mean(),
-                f"{column}_shared": runs[f"{column}_shared"].mean(),
-                "difference": mean,
-                "ci_low": low,
-                "ci_high": high,
-            }
-        )
+        row = {
+            "arm": name,
+            "n": len(runs),
+            "rate": runs["rate"].iloc[0],
+            "shared": runs["rate_shared"].iloc[0],
+            column: runs[column].mean(),
+            f"{column}_shared": runs[f"{column}_shared"].mean(),
+        }
+        differences = (runs[column] - runs[f"{column}_shared"]).to_list()
+        rows.append(row | estimate(differences, "difference", "ci"))
     return pd.DataFrame(rows)
 
 
@@ -175,113 +161,70 @@ def edges(trials: Path, rates: pd.Series) -> list[str]:
 
 
 def arms_as_text(rows: pd.DataFrame, shown: Metric) -> Table:
-    """What `table` found, rounded."""
-    digits = shown.digits
-    lines = [
-        (
-            row["arm"],
-            f"{row['rate']:g}",
-            str(row["n"]),
-            f"{row[shown.name]:.{digits}f} {_ends(row, digits, '')}",
-            _share(row["floats_of_dense"]),
-            _share(row["bytes_of_dense"]),
-        )
-        for row in rows.to_dict("records")
-    ]
-    heads = ("arm", "rate", "n", f"{shown.heading} [95 %]", "floats, of dense", "bytes")
-    return Table(heads, lines)
+    """`table`, rounded."""
+    columns = {
+        "arm": word("arm"),
+        "rate": number("rate", "g"),
+        "n": word("n"),
+        f"{shown.heading} [95 %]": mean(shown.name, f".{shown.digits}f", "ci", ALIKE),
+        "floats, of dense": _percent("floats_of_dense"),
+        "bytes": _percent("bytes_of_dense"),
+    }
+    return as_table(rows, columns)
+
+
+def _percent(column: str) -> Cell:
+    return lambda row: "" if math.isnan(row[column]) else f"{100 * row[column]:.1f} %"
 
 
 def differences_as_text(pairs: pd.DataFrame, shown: Metric) -> Table:
-    """What `comparisons` or `moments` found, rounded."""
-    digits = shown.digits
-    lines = [
-        (
-            row["arm"],
-            row["control"],
-            str(row["n"]),
-            f"{row['difference']:+.{digits}f} {_ends(row, digits, '+')}",
-            p_text(row["p"]),
-            p_text(row["p_holm"]),
-        )
-        if row["n"]
-        else (row["arm"], row["control"], "0", "other floats", "", "")
-        for row in pairs.to_dict("records")
-    ]
-    heads = ("arm", "minus, at its floats", "n", f"{shown.unit} [95 %]", "p", "p (Holm)")
-    return Table(heads, lines, texts=2)
+    """`comparisons` or `moments`, rounded."""
+    return as_text(pairs, shown, "minus, at its floats", "other floats")
 
 
-def beside_as_text(rows: pd.DataFrame, shown: Metric) -> Table:
-    """What `beside` found, rounded."""
-    digits = shown.digits
-    lines = [
-        (
-            row["arm"],
-            str(row["n"]),
-            f"{row['rate']:g}",
-            f"{row[shown.name]:.{digits}f}",
-            f"{row[f'{shown.name}_shared']:.{digits}f}",
-            f"{row['difference']:+.{digits}f} {_ends(row, digits, '+')}",
-        )
-        for row in rows.to_dict("records")
-    ]
-    heads = (
-        "arm",
-        "n",
-        "own rate",
-        shown.heading,
-        f"at {rows['shared'].iloc[0]:g}",
-        f"own - shared, {shown.unit} [95 %]",
-    )
-    return Table(heads, lines)
-
-
-def _ends(row: dict[Any, Any], digits: int, sign: str) -> str:
-    alike = "[all alike]" if row["n"] > 1 else ""
-    return interval_text(row["ci_low"], row["ci_high"], f"{sign}.{digits}f") or alike
-
-
-def _share(value: float) -> str:
-    return "" if math.isnan(value) else f"{100 * value:.1f} %"
+def own_minus_shared_as_text(rows: pd.DataFrame, shown: Metric) -> Table:
+    """`own_minus_shared`, rounded."""
+    columns = {
+        "arm": word("arm"),
+        "n": word("n"),
+        "own rate": number("rate", "g"),
+        shown.heading: number(shown.name, f".{shown.digits}f"),
+        f"at {rows['shared'].iloc[0]:g}": number(f"{shown.name}_shared", f".{shown.digits}f"),
+        f"own - shared, {shown.unit} [95 %]": difference_text(shown),
+    }
+    return as_table(rows, columns)
 
 
 def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
     """The fronts of these runs, and what is drawn; errors as `entries`."""
-    each = entries(runs)
-    return tournament_figure.figure(table(each, tested_by(runs[0])), runs[0], NETWORKS)
+    by_run = entries(runs)
+    return tournament_figure.figure(table(by_run, tested_by(runs[0])), runs[0], NETWORKS)
 
 
 def main(
-    records: Path, trials: Path | None = None, shared: Path | None = None, out: Path | None = None
+    records: Records, trials: Path | None = None, shared: Path | None = None, out: Out = None
 ) -> list[Path]:
     """Draw the fronts of the tournament under RECORDS and print its tables.
 
     Args:
-        records: a folder of runs, or an archive of them.
         trials: tune.json of what chose the rates: says which lie at the edge of what was tried.
-        shared: the same arms and seeds, all at one rate: set beside these.
-        out: folder for the figure; default figures/NAME.
+        shared: the same arms and seeds, all at one rate: compared with these.
     """
     files, runs = Files(records, out), load_all(records)
-    each, shown = entries(runs), tested_by(runs[0])
-    rows = table(each, shown)
-    pairs = {"differences": comparisons(each, shown), "moments": moments(each, shown)}
-    others = beside(each, entries(load_all(shared)), shown.name) if shared else None
-    console = stdout.console(highlight=False)
+    by_run, shown = entries(runs), tested_by(runs[0])
+    rows = table(by_run, shown)
+    pairs = {"differences": comparisons(by_run, shown), "moments": moments(by_run, shown)}
     texts = [arms_as_text(rows, shown)]
-    texts += [differences_as_text(found, shown) for found in pairs.values() if len(found)]
-    if others is not None:
-        texts.append(beside_as_text(others, shown))
-        files.table("shared", others)
-    for text in texts:
-        console.print(text.drawn(), "")
+    texts += [differences_as_text(table, shown) for table in pairs.values() if len(table)]
+    if shared:
+        differences = own_minus_shared(by_run, entries(load_all(shared)), shown.name)
+        texts.append(own_minus_shared_as_text(differences, shown))
+        files.table("shared", differences)
+    files.page("tables", f"{style.setting(runs[0])}.", *texts)
     if trials and (far := edges(trials, rows.set_index("arm")["rate"])):
-        console.print(f"at the edge of the rates that were tried: {', '.join(far)}")
+        print(f"at the edge of the rates that were tried: {', '.join(far)}")
     files.figure("tournament", tournament_figure.figure(rows, runs[0], NETWORKS))
     files.table("arms", rows)
-    for name, found in pairs.items():
-        files.table(name, found)
-    about = f"{style.setting(runs[0])}."
-    files.text("tables.md", "\n\n".join((about, *(t.markdown() for t in texts))) + "\n")
+    for name, pair_rows in pairs.items():
+        files.table(name, pair_rows)
     return files.said()

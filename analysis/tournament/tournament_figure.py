@@ -27,7 +27,7 @@ LADDERS = {  # controls of one kind, by their floats
     "period": names.PERIODS,
     "event": names.EVENTS,
 }
-LINES: dict[str, dict[str, Any]] = {  # of the controls, told apart without colour
+LINES: dict[str, dict[str, Any]] = {  # of the controls, distinguished without colour
     "static": {"linestyle": "-", "marker": "o", "label": "the same rank throughout, and dense"},
     "first": {"linestyle": "--", "marker": "^", "label": "rank 4 first, then rank 1"},
     "last": {"linestyle": (0, (5, 1, 1, 1, 1, 1)), "marker": "v", "label": "rank 1, then rank 4"},
@@ -42,8 +42,8 @@ CONTROLS = frozenset(  # but those that know an event, which are held against th
 
 
 def kinds(arms: set[str]) -> list[str]:
-    """Kinds of control of which more than one was run, one of them of that kind alone: ranks 1 and
-    4 throughout are ends of other ladders, too."""
+    """Kinds of control with two runs or more, one of them of that kind alone: ranks 1 and 4
+    throughout are ends of other ladders, too."""
     static = {*LADDERS["static"]}
     own = {
         kind: {*ladder} - (static if kind != "static" else set())
@@ -55,7 +55,8 @@ def kinds(arms: set[str]) -> list[str]:
 
 
 def front(cost: Sequence[float], reached: Sequence[float], lower: bool) -> list[bool]:
-    """Of arms, which no other one beats in both, or in one at equal other.
+    """Which arms are on the Pareto front: no other arm is better in one and at least equal in the
+    other.
 
     >>> front([1, 2, 3], [90, 95, 94], lower=False)
     [True, True, False]
@@ -99,8 +100,10 @@ def figure(rows: pd.DataFrame, run: Record, networks: Sequence[str]) -> tuple[Fi
 
 
 def _numbers(rows: pd.DataFrame, column: str, metric: str, on: Sequence[bool]) -> pd.DataFrame:
-    found = rows[["arm", "n", column, metric, "ci_low", "ci_high"]].rename(columns={column: "cost"})
-    return found.assign(panel=column, front=list(on))
+    points = rows[["arm", "n", column, metric, "ci_low", "ci_high"]].rename(
+        columns={column: "cost"}
+    )
+    return points.assign(panel=column, front=list(on))
 
 
 def _controls(ax: Axes, rows: pd.DataFrame, column: str, metric: str) -> None:

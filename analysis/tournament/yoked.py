@@ -5,13 +5,13 @@ Run, then draw (3 minutes on two cores)::
     regimes figure campaign --only smoke-controls --out runs
     regimes figure controls runs/smoke-controls
 
-A *yoked* control sends what the ACCORDION run of its seed sent, layer by layer, at other times:
-every layer has as many epochs of low compression as it had there.
+A *yoked* control sends as much as the ACCORDION run of its seed, layer by layer, at other times:
+every layer has as many epochs of low compression as in that run.
 
 - ``first``, ``last``: at the beginning or at the end of training;
 - ``random``: in windows of the same lengths, placed at random, each layer by itself;
-- ``layers``: every layer follows the schedule of another one. Layers differ in size, so this one's
-  traffic is only nearly the same.
+- ``layers``: every layer follows the schedule of another one. Layers differ in size, so the traffic
+  of this control is only nearly the same.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from regimes.detectors.baselines import place
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.records import Record, load_all
-from regimes.replay.agreement import interval
 
 from ..common import compare
-from ..common.command import Files
+from ..common.command import Files, Out, Records
+from ..common.estimates import estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,7 +54,7 @@ LABELS = {
 
 
 def yoked(run: Record, order: str) -> RunConfig:
-    """The control that belongs to a finished ACCORDION run; random orders are keyed by its seed.
+    """The configuration of a control for a finished ACCORDION run; its seed keys random orders.
 
     Raises:
         RecordError: the run is not finished, or no layer of it was at low compression.
@@ -72,15 +72,15 @@ def yoked(run: Record, order: str) -> RunConfig:
 
 def low_windows(run: Record) -> dict[str, Windows]:
     """Per compressed layer, the maximal windows ``[first, stop)`` of epochs at low compression."""
-    found = {}
+    windows = {}
     for i, layer in enumerate(run.header["layers"]):
         if layer["compressed"]:
             low = [row["layers"]["level"][i] == "low" for row in run.rows]
             runs = [
                 list(epochs) for here, epochs in groupby(range(len(low)), low.__getitem__) if here
             ]
-            found[layer["name"]] = [(epochs[0], epochs[-1] + 1) for epochs in runs]
-    return found
+            windows[layer["name"]] = [(epochs[0], epochs[-1] + 1) for epochs in runs]
+    return windows
 
 
 def _moved(order: str, layer: str, windows: dict[str, Windows], epochs: int, seed: int) -> Windows:
@@ -88,8 +88,8 @@ def _moved(order: str, layer: str, windows: dict[str, Windows], epochs: int, see
     total = sum(lengths)
     if order == "layers":
         names = list(windows)
-        others = random.Random(f"layers {seed}").sample(names, len(names))
-        return windows[others[(others.index(layer) + 1) % len(others)]]
+        shuffled = random.Random(f"layers {seed}").sample(names, len(names))
+        return windows[shuffled[(shuffled.index(layer) + 1) % len(shuffled)]]
     if not total or order == "first":
         return [(0, total)] if total else []
     if order == "last":
@@ -107,18 +107,12 @@ def numbers(runs: Iterable[Record], base: str = "accordion") -> pd.DataFrame:
     Raises:
         RecordError: see `compare.groups`.
     """
-    found = compare.groups(runs, [base])
-    shown, each = compare.reached([run for group in found.values() for run in group])
+    by_schedule = compare.groups(runs, [base])
+    shown, by_run = compare.reached([run for group in by_schedule.values() for run in group])
     rows = []
-    for name in [name for name in LABELS if name in found]:
-        mean, low, high = interval(each.loc[each["name"] == name, shown.name].to_list())
-        own = {
-            "schedule": name,
-            shown.name: mean,
-            f"{shown.name}_low": low,
-            f"{shown.name}_high": high,
-        }
-        rows.append(own | compare.pair(each, name, base, shown))
+    for name in [name for name in LABELS if name in by_schedule]:
+        reached = estimate(by_run.loc[by_run["name"] == name, shown.name].to_list(), shown.name)
+        rows.append({"schedule": name} | reached | compare.pair(by_run, name, base, shown))
     return pd.DataFrame(rows)
 
 
@@ -135,14 +129,14 @@ def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
             bar = {**looks[row["schedule"]].line, "linestyle": "", "capsize": 2.5, "elinewidth": 1}
             half = row[f"{shown.name}_high"] - row[shown.name]
             left.errorbar(row["traffic_ratio"], row[shown.name], half, **bar)
-        others = rows[rows["schedule"] != "accordion"].iloc[::-1].to_dict("records")
-        for y, row in enumerate(others):
+        controls = rows[rows["schedule"] != "accordion"].iloc[::-1].to_dict("records")
+        for y, row in enumerate(controls):
             bar = {**looks[row["schedule"]].line, "linestyle": "", "capsize": 2.5, "elinewidth": 1}
             right.errorbar(row["difference"], y, xerr=row["ci_high"] - row["difference"], **bar)
         left.set(xlabel="floats sent, of ACCORDION's", ylabel=shown.label)
         right.axvline(0, color="black", linewidth=0.8)
-        right.set_yticks(range(len(others)), [LABELS[row["schedule"]] for row in others])
-        right.set(ylim=(-0.6, len(others) - 0.4), xlabel=f"minus ACCORDION ({shown.unit})")
+        right.set_yticks(range(len(controls)), [LABELS[row["schedule"]] for row in controls])
+        right.set(ylim=(-0.6, len(controls) - 0.4), xlabel=f"minus ACCORDION ({shown.unit})")
         style.caption(
             fig,
             f"Last {compare.LAST} epochs' mean, {style.seeds_in_words(list(rows['n']))}. Left: "
@@ -153,18 +147,16 @@ def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
     return fig, rows
 
 
-def main(records: Path, out: Path | None = None, name: str = "controls") -> list[Path]:
+def main(records: Records, out: Out = None, name: str = "controls") -> list[Path]:
     """Draw the control experiment from the records under RECORDS and print its tables.
 
     Args:
-        records: a folder of runs, or an archive of them.
-        out: folder for the figure; default figures/NAME.
         name: of the files.
     """
     files, runs = Files(records, out), load_all(records)
     fig, pairs = figure(runs)
     rows, _ = compare.table(runs, needed=("accordion",))
-    others = pairs[pairs["schedule"] != "accordion"]
+    controls = pairs[pairs["schedule"] != "accordion"]
     files.figure(name, (fig, pairs))
-    files.compared((rows, others), f"{style.setting(runs[0])}.", f"{name}-")
+    files.compared((rows, controls), f"{style.setting(runs[0])}.", f"{name}-")
     return files.said()

@@ -18,7 +18,7 @@ from benchmarks.harness import Limits, Row, Step, compare, interleaved, resnet18
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
-from regimes.compression.sparse import TopK, kept
+from regimes.compression.sparse import TopK, num_kept
 
 LEVELS = (0.1, 1, 10, 25, 99)
 WHY = (
@@ -60,7 +60,7 @@ class Peer:
 
     def layer(self, gradient: Tensor, residual: Tensor) -> Tensor:
         residual.add_(gradient)
-        index = self.select(residual.abs(), kept(self.k, residual.numel()))
+        index = self.select(residual.abs(), num_kept(self.k, residual.numel()))
         update = torch.zeros_like(residual)
         update[index] = residual[index]
         residual[index] = 0

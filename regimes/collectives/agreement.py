@@ -1,4 +1,4 @@
-"""Facts that must be the same on all processes, and the sentence about those that are not."""
+"""Compares facts that must be the same on all processes, and names those that differ."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ def digest(facts: Any) -> str:
 
 
 def difference(everyone: Sequence[Any]) -> str | None:
-    """What the first process that differs from process 0 has in place of what process 0 has; None
-    where all are the same.
+    """How the first process that differs from process 0 does; None if all are the same.
 
     Args:
         everyone: nested plain types, by rank.
@@ -48,8 +47,8 @@ def _words(leaves: Mapping[str, str], names: Sequence[str]) -> str:
 def _word(name: str, value: str | None) -> str:
     if value is None:
         return f"no {name}"
-    spelt = repr(json.loads(value))
-    return f"{name} = {spelt if len(spelt) <= LONGEST else f'{spelt[:LONGEST]}...'}"
+    text = repr(json.loads(value))
+    return f"{name} = {text if len(text) <= LONGEST else f'{text[:LONGEST]}...'}"
 
 
 def _leaves(facts: Any, name: str = "") -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""W workers on a group of processes that a user has made: the DDP hook's world."""
+"""W workers on a process group that the user has made: the world of the hook and of local steps."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from regimes.collectives import devices
+from regimes.collectives.call_guard import SOON, CallGuard, done_within
 from regimes.collectives.launcher import attempt
-from regimes.collectives.meeting import SOON, Meeting, done_within
 from regimes.collectives.processes import ProcessWorld, backends, errors_are_raised
 from regimes.collectives.world import World
 from regimes.errors import TrainingError
 
-_groups = itertools.count()  # of this process; the others count alike
+_groups = itertools.count()  # the same on all processes, which make their groups in one order
 
 
 def default_group() -> Any:
@@ -31,13 +31,17 @@ def default_group() -> Any:
 
 
 class GroupWorld(ProcessWorld):
-    """One worker for each process of an existing group, on a communicator of its own, so that its
-    collectives keep their order whatever else travels (DDP's own, the user's). Made collectively.
-    It ends when the user destroys the default group, with ``close``, or when Python ends. ``call``
-    names what the processes have come for.
+    """One worker for each process of an existing group. All its processes must create it.
+
+    It has a communicator of its own: on a shared one its collectives, which a thread issues, would
+    mix with DDP's and the user's in another order on each process. It ends when the user destroys
+    the default group, with ``close``, or when Python ends.
+
+    Args:
+        call: what the processes are in, for errors about those that are not.
     """
 
-    _voice: weakref.ref[Any] | None = None  # the meetings' own
+    _guard_group: weakref.ref[Any] | None = None
 
     def __init__(
         self, group: Any, device: torch.device, timeout: float, call: str = "attach()"
@@ -47,25 +51,27 @@ class GroupWorld(ProcessWorld):
         self.device, self.first = device, ranks[0]
         place = f"hook/{next(_groups)}/{self.first}"  # two groups of a mesh count alike
         store = _store(place)
-        self.meeting = Meeting(store, self.rank, self.workers, timeout)
+        self.guard = CallGuard(store, self.rank, self.workers, timeout)
         devices.post_kind(store, self.rank, device)
-        self.meeting.come(call)
+        self.guard.enter(call)
         devices.check_kinds(store, self.rank, self.workers)
         own = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
-        kind, patience = own[device.type], timedelta(seconds=timeout)
-        self.patience = (patience,) if kind == "nccl" else ()
+        kind, limit = own[device.type], timedelta(seconds=timeout)
+        self.wait_timeout = (limit,) if kind == "nccl" else ()
         with errors_are_raised():
             ours = dist.new_group(
-                ranks, patience, backends(kind, device), use_local_synchronization=True
+                ranks, limit, backends(kind, device), use_local_synchronization=True
             )
-        self._group = weakref.ref(ours)  # torch holds it until it is destroyed
+        # Weak, here and in the guard: torch holds a group until it is destroyed, and a gloo group
+        # that is held longer still has its threads when Python ends, which may abort the process.
+        self._group = weakref.ref(ours)
         if kind == "gloo":
             atexit.register(_destroy, self._group)
-        if self.meeting.others:
-            voice = dist.new_group(ranks, patience, "gloo", use_local_synchronization=True)
-            self._voice = weakref.ref(voice)
-            atexit.register(_destroy, self._voice)
-            self.meeting.gather = functools.partial(_largest, self._voice)
+        if self.guard.others:
+            guards = dist.new_group(ranks, limit, "gloo", use_local_synchronization=True)
+            self._guard_group = weakref.ref(guards)
+            atexit.register(_destroy, self._guard_group)
+            self.guard.gather = functools.partial(_all_reduce_max, self._guard_group)
 
     @property
     def group(self) -> Any:
@@ -81,43 +87,43 @@ class GroupWorld(ProcessWorld):
         return everyone
 
     def scatter(self, values: Sequence[Any] | None) -> Any:
-        """This process's own of the values that process 0 gives, one for each process."""
+        """This process's entry of the values that process 0 passes, one for each process."""
         mine = [None]
         self._wait(dist.scatter_object_list, mine, values, self.first)
         return mine[0]
 
     def claim(self, what: str) -> None:
-        """Post that this group wants what one group of the job can have; see ``claimants``."""
+        """Post that this group wants what only one group of the job can have; see ``claimants``."""
         if self.processes < dist.get_world_size():
             _store(f"claim/{what}").set(str(self.first), "")
 
     def claimants(self, what: str) -> list[int]:
-        """The first processes of the groups that want it, this one among them, in order. Groups
-        that share a forward pass (a mesh of data and tensor parallel processes) have all posted
-        it before the first backward pass if they do so before the forward pass."""
+        """The first processes of the groups that want it, this one included, in order. To be called
+        in a backward pass, with ``claim`` before the forward pass: groups that share a forward pass
+        (a mesh of data and tensor parallel processes) have then all posted their claims."""
         store, count = _store(f"claim/{what}"), dist.get_world_size()
         others = range(count) if self.processes < count else ()
         return sorted({self.first, *(rank for rank in others if store.check([str(rank)]))})
 
     def _finish(self, work: Any) -> None:
-        if self.patience:  # NCCL's wait takes the time once, and gives up after it
+        if self.wait_timeout:  # NCCL: its wait can fail only once, so it cannot be a short one
             super()._finish(work)
             return
         try:
             while not done_within(work, SOON):
-                self.meeting.stuck()
+                self.guard.report_wait()
         except RuntimeError:
-            self.meeting.stuck()  # who has left may have said why
+            self.guard.report_wait()  # a process that has left may have posted why
             raise
-        self.meeting.free()
+        self.guard.leave()
 
     def abort(self) -> None:
-        """Nothing: when a wait has failed, NCCL has aborted this communicator itself."""
+        """Nothing to do: when a wait fails, NCCL aborts this communicator itself."""
 
     def close(self) -> None:
         _destroy(self._group)
-        if self._voice is not None:
-            _destroy(self._voice)
+        if self._guard_group is not None:
+            _destroy(self._guard_group)
 
 
 def _alive(group: weakref.ref[Any]) -> Any:
@@ -129,8 +135,8 @@ def _alive(group: weakref.ref[Any]) -> Any:
     return ours
 
 
-def _largest(group: weakref.ref[Any], tensor: Tensor) -> Any:
-    """Begin the all-reduce of the largest values."""
+def _all_reduce_max(group: weakref.ref[Any], tensor: Tensor) -> Any:
+    """Begin an all-reduce."""
     return dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=_alive(group), async_op=True)
 
 
@@ -142,5 +148,5 @@ def _store(name: str) -> dist.Store:
 def _destroy(group: weakref.ref[Any]) -> None:
     """Destroy a group that is still there."""
     if (ours := group()) is not None:
-        with contextlib.suppress(ValueError):  # destroyed, but somebody keeps it
+        with contextlib.suppress(ValueError):  # destroyed already, but still referenced
             dist.destroy_process_group(ours)

@@ -1,5 +1,5 @@
-"""What a launcher has told this process about the group that it started: torchrun, ``spawn`` of
-``regimes.launch``, or a plain ``srun``. No torch."""
+"""This process's place in the group that a launcher started, from its environment: torchrun,
+``spawn`` of ``regimes.launch``, or a plain ``srun``. No torch."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from regimes.errors import require
 
 @dataclass(frozen=True)
 class Launched:
-    """One process of a group; the defaults are those of a process that nobody has launched.
+    """One process of a group; the defaults are those of a process without a launcher.
 
     Attributes:
-        rank, count: which of how many processes.
-        local_rank: which of its node.
-        meeting: where they meet, a URL that ``torch.distributed.rendezvous`` takes.
-        restarts: how often the launcher has started the whole group again.
+        rank, count: this process's rank, and the number of processes.
+        local_rank: the rank within the node.
+        rendezvous: the URL of ``torch.distributed.rendezvous``.
+        restarts: how often the launcher has restarted the whole group.
     """
 
     rank: int = 0
     count: int = 1
     local_rank: int = 0
-    meeting: str = "env://"
+    rendezvous: str = "env://"
     restarts: int = 0
 
 
 def launched(env: Mapping[str, str] | None = None) -> Launched:
-    """This process, by its environment. A task of Slurm that runs torchrun is not a process of the
-    group, the processes that torchrun starts are. A batch script is no task: one, so alone."""
+    """This process. Where a task of Slurm runs torchrun, the processes of torchrun count, not the
+    task. A batch script is not a task and counts as one process."""
     env = os.environ if env is None else env
     tasks = 1 if "WORLD_SIZE" in env else _number(env, "SLURM_STEP_NUM_TASKS", "1", least=1)
     if tasks > 1:
@@ -40,7 +40,7 @@ def launched(env: Mapping[str, str] | None = None) -> Launched:
             _rank(env, "SLURM_PROCID", "", tasks),
             tasks,
             _number(env, "SLURM_LOCALID", ""),
-            _meeting(env),
+            _slurm_rendezvous(env),
             _number(env, "SLURM_RESTART_COUNT", "0"),
         )
     count = _number(env, "WORLD_SIZE", "1", least=1)
@@ -54,7 +54,7 @@ def launched(env: Mapping[str, str] | None = None) -> Launched:
 
 
 def _number(env: Mapping[str, str], name: str, default: str, least: int = 0) -> int:
-    """What a variable says; ConfigError if it is no number."""
+    """A variable's value; ConfigError if it is not a number."""
     text = env.get(name, default)
     good = re.fullmatch(r"[0-9]{1,9}", text) is not None and int(text) >= least
     require(good, name, text, f"a whole number from {least} up, of a launcher")
@@ -67,19 +67,19 @@ def _rank(env: Mapping[str, str], name: str, default: str, count: int) -> int:
     return rank
 
 
-def _meeting(env: Mapping[str, str]) -> str:
-    """On the first node of the step, where task 0 is, at a port that other steps do not share but
-    by accident and that no system hands out by itself."""
+def _slurm_rendezvous(env: Mapping[str, str]) -> str:
+    """On the first node of the step, where task 0 runs. The port is derived from the step, so that
+    other steps rarely share it, and is below those that systems assign by themselves."""
     step = f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
     port = env.get("MASTER_PORT", str(2**14 + zlib.crc32(step.encode()) % 2**14))
     nodes = env.get("SLURM_STEP_NODELIST", "")
-    place = env.get("MASTER_ADDR") or first_host(nodes)
-    require(bool(place), "SLURM_STEP_NODELIST", nodes, "the nodes of the step")
-    return f"tcp://{place}:{port}"
+    host = env.get("MASTER_ADDR") or first_host(nodes)
+    require(bool(host), "SLURM_STEP_NODELIST", nodes, "the nodes of the step")
+    return f"tcp://{host}:{port}"
 
 
 def first_host(nodes: str) -> str:
-    """Of Slurm's short form of a list: "a[03-05,9]-ib,b" begins with "a03-ib"."""
+    """The first node of Slurm's compressed list: of "a[03-05,9]-ib,b" it is "a03-ib"."""
     first = re.split(r",(?![^[]*\])", nodes)[0]
     return re.sub(r"\[([^],-]*)[^]]*\]", r"\1", first)
 

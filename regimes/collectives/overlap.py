@@ -1,10 +1,10 @@
-"""Buckets of gradients, reduced while backward goes on; shared by the trainer and the DDP hook.
+"""Buckets of gradients that are reduced during backward; for the trainer and the DDP hook.
 
-Backward completes the last layers first. Layers are therefore divided, last ones first, into
-*buckets* of bounded size, always the same. One thread reduces them in that order, each as soon as
-it is complete, all rounds of one before the next. So collectives are issued in the same order on
-every process, whatever the timing: processes that issued them in different orders would wait for
-each other, or mix up their bytes. And a resumed run adds in the same order as an unbroken one.
+Backward completes the last layers first. Layers are therefore divided, last ones first, into fixed
+*buckets* of bounded size. One thread reduces them in that order, each as soon as it is complete,
+all rounds of one before the next. Collectives are thus issued in the same order on every process,
+whatever the timing: in different orders they would deadlock or exchange the wrong bytes. And a
+resumed run adds in the same order as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ def make_buckets(parameters: Sequence[Tensor], cap: int) -> list[list[int]]:
 
 
 class Pipeline:
-    """Hands complete buckets to ``reduce``, in a thread and, on a GPU, in a stream of its own.
+    """Passes complete buckets to ``reduce``, in a thread and, on a GPU, in a stream of its own.
 
-    Between ``begin`` and ``finish`` nobody else may use the communicator of ``reduce``.
+    Between ``begin`` and ``finish`` only ``reduce`` may use its communicator: collectives of the
+    main thread would have no fixed order relative to those of this thread.
     """
 
     def __init__(
@@ -49,10 +50,14 @@ class Pipeline:
     ) -> None:
         self.buckets, self.reduce, self.device = list(buckets), reduce, device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        # Only the thread changes these during a step; the main thread does after ``_idle``.
         self.left: list[list[int]] = []
         self.complete: set[int] = set()
         self.error: BaseException | None = None
         self.tasks: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
+        # The thread gets the queue alone: a reference to self would keep the pipeline alive, and
+        # the finalizer, which ends the thread, would never run. A daemon, because a thread that is
+        # in a collective with a dead process cannot be joined when Python ends.
         self.thread = threading.Thread(
             target=_serve, args=(self.tasks,), daemon=True, name="regimes"
         )
@@ -65,27 +70,29 @@ class Pipeline:
         self.left, self.complete = list(self.buckets), set()
 
     def mark_ready(self, layers: Iterable[int]) -> None:
-        """These layers are complete, in the present stream. Called in the thread of backward."""
+        """These layers are complete in the current stream. Called in the thread of backward."""
+        # An event, so that the pipeline's stream waits for these gradients and for nothing later.
         event = torch.cuda.current_stream(self.device).record_event() if self.stream else None
         self.tasks.put(partial(self._arrive, set(layers), event))
 
     def finish(self) -> None:
-        """Wait until all that is ready is reduced, and let the present stream wait for it.
+        """Wait until all ready buckets are reduced, and let the current stream wait for them.
 
         Raises:
-            BaseException: what has gone wrong in the thread.
+            BaseException: an error of the thread.
         """
         self._idle()
         if self.stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
     def close(self) -> None:
-        """End the thread after the bucket under way."""
-        self.error = self.error or InterruptedError()
+        """End the thread after the current bucket."""
+        self.error = self.error or InterruptedError()  # stops the loop over buckets in ``_arrive``
         self.tasks.put(None)
         self.thread.join()
 
     def _idle(self) -> None:
+        """Wait until the thread has done all tasks so far; raise its error."""
         done = threading.Event()
         self.tasks.put(done.set)
         done.wait()
@@ -101,12 +108,12 @@ class Pipeline:
                 self.complete |= layers
                 while self.left and self.complete >= set(self.left[0]) and not self.error:
                     self.reduce(self.left.pop(0))
-        except BaseException as error:
+        except BaseException as error:  # raised in the main thread, by ``_idle``
             self.error = error
 
 
 def _serve(tasks: SimpleQueue[Callable[[], Any] | None]) -> None:
-    """The thread: knows the queue only, so that it ends with the pipeline."""
+    """The thread's loop."""
     while (task := tasks.get()) is not None:
         task()
-        del task
+        del task  # it holds the pipeline, which must not live until the next task

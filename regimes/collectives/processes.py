@@ -1,7 +1,10 @@
 """W workers on several processes, which ``connect`` joins when a launcher has started them.
 
-With ``group``, ``kept`` and ``meeting`` the only user of torch.distributed. All that a group holds
-must end with it: see ``_let_go``.
+With ``group``, ``group_reuse`` and ``call_guard`` the only user of torch.distributed.
+
+A gloo group that is still referenced after its end keeps its threads, and they may abort the
+process when Python ends. Therefore no reference to a group, and no traceback whose frames hold one,
+may outlive it.
 """
 
 from __future__ import annotations
@@ -18,23 +21,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regimes.collectives import devices, kept
+from regimes.collectives import devices, group_reuse
 from regimes.collectives.launcher import attempt, launched
 from regimes.collectives.world import World
 from regimes.errors import ConfigError, TrainingError
 
 GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
-ROLL_CALL = 3.0  # seconds in which a process that lives says so, when contact is lost
-_connections = itertools.count()  # of this process; the others count alike
+ROLL_CALL = 3.0  # seconds in which a living process answers when contact is lost
+_connections = itertools.count()  # the same on all processes, which connect in one order
 
 
-def _let_go() -> None:
-    """Keep torch from holding a default group for ever.
-
-    The functions of ``torch.distributed.nn.functional`` take as a default the group that is there
-    when they are first imported, which a first optimiser does. A gloo group that outlives its end
-    still has its threads when Python ends, and they may abort the process then.
-    """
+def _unpin_default_group() -> None:
+    """Remove torch's own lasting reference: the functions of ``torch.distributed.nn.functional``
+    have as default argument the group that exists when they are first imported, which the first
+    optimiser does."""
     if not dist.is_available():
         return
     from torch.distributed.nn import functional
@@ -47,7 +47,7 @@ def _let_go() -> None:
             )
 
 
-_let_go()  # at import, so before any group of our own
+_unpin_default_group()  # at import: before this package makes a group
 
 
 class ProcessWorld(World):
@@ -57,15 +57,15 @@ class ProcessWorld(World):
     the current one of whichever thread asks.
 
     Attributes:
-        store: where the processes have met.
-        patience: what ``wait`` of a collective takes: nothing for gloo, which keeps its own time;
-            for NCCL, which returns before the work is done, the time until the others are lost.
-        lost: may a process be somewhere else in the program? Then nobody can use the group again.
+        store: the store of the group.
+        wait_timeout: the arguments of a collective's ``wait``: none for gloo, whose group has a
+            timeout; for NCCL, whose ``wait`` without one returns before the work is done, the time.
+        lost: a process may be elsewhere in the program, so that the group cannot be reused.
     """
 
-    abreast = True
+    lockstep = True
     store: dist.Store | None = None
-    patience: tuple[timedelta, ...] = ()
+    wait_timeout: tuple[timedelta, ...] = ()
     lost = False
 
     def __init__(
@@ -73,15 +73,15 @@ class ProcessWorld(World):
         workers: int,
         device: torch.device,
         store: dist.Store | None = None,
-        patience: tuple[timedelta, ...] = (),
+        wait_timeout: tuple[timedelta, ...] = (),
     ) -> None:
         super().__init__(workers, processes=dist.get_world_size(), rank=dist.get_rank())
-        self.device, self.store, self.patience = device, store, patience
+        self.device, self.store, self.wait_timeout = device, store, wait_timeout
 
     @property
     def group(self) -> Any:
-        """The group of the collectives; None for torch's default group. Nobody may keep it, or its
-        threads would not end with it."""
+        """The group of the collectives; None for torch's default group. Not to be stored: see the
+        module's docstring."""
         return None
 
     def mean(self, tensors: list[Tensor]) -> list[Tensor]:
@@ -127,12 +127,12 @@ class ProcessWorld(World):
         _leave(at_once=True)
 
     def close(self) -> None:
-        if self.lost or not kept.hand_on():
+        if self.lost or not group_reuse.release():
             _leave()
 
     def _finish(self, work: Any) -> None:
         """Wait for a collective."""
-        work.wait(*self.patience)
+        work.wait(*self.wait_timeout)
 
     def _wait(self, collective: Any, *args: Any, **options: Any) -> None:
         spent, start = self._clock[0], time.perf_counter()
@@ -143,24 +143,23 @@ class ProcessWorld(World):
             if work is not None:
                 self._finish(work)
         except torch.OutOfMemoryError:
-            raise  # a RuntimeError, too, but of this process alone
+            raise  # also a RuntimeError, but of this process alone
         except RuntimeError as error:
-            # The error's traceback holds this frame, and a failed work holds the group: gloo's
-            # threads would still be there when Python ends.
+            # The traceback of what is raised holds this frame, and a failed work holds the group.
             del work
             raise TrainingError(
                 f"process {self.rank} of {self.processes} lost contact with the others in "
-                f"{collective.__name__} ({_silent(self.store, self.rank, self.processes)}): "
+                f"{collective.__name__} ({_name_silent(self.store, self.rank, self.processes)}): "
                 f"{str(error).splitlines()[0]}"
-            ) from error.with_traceback(None)  # whose frames would keep the group
+            ) from error.with_traceback(None)  # its frames hold the group as well
         if self.device.type == "cuda":
-            # a sync point, so that the split of time is true; of this thread's work alone
+            # A sync point of this thread's stream alone: else waiting would count as computing.
             torch.cuda.current_stream(self.device).synchronize()
         self._clock = spent + time.perf_counter() - start, None
 
 
-def _silent(store: dist.Store | None, rank: int, processes: int) -> str:
-    """Who has died or hangs: those that do not answer a roll call in the store."""
+def _name_silent(store: dist.Store | None, rank: int, processes: int) -> str:
+    """Which processes do not answer a roll call in the store."""
     others = {other: f"roll call/{other}" for other in range(processes) if other != rank}
     try:
         assert store is not None
@@ -180,7 +179,7 @@ def pick_device(wanted: str) -> torch.device:
     """The device of this process: "auto" takes a GPU where there is one.
 
     Raises:
-        ConfigError: a device that is not there.
+        ConfigError: there is no such device.
     """
     local_rank = launched().local_rank
     if wanted in ("auto", "cuda"):
@@ -200,79 +199,79 @@ def pick_device(wanted: str) -> torch.device:
 def connect(workers: int, device: torch.device, timeout: float = 600.0) -> World:
     """The world of this process: simulated when alone, else joined to the launched group.
 
-    NCCL carries the tensors if and only if every process has a GPU for itself, gloo otherwise. A
-    process's GPU is its current one from here on, whatever in torch or in a user's model asks for
-    that.
+    NCCL carries the tensors if every process has a GPU for itself, gloo otherwise. A process's GPU
+    becomes torch's current one.
 
     Raises:
         ConfigError: W is not a multiple of P; some processes are on a CPU, others on a GPU.
-        TrainingError: the others are not there in time.
+        TrainingError: the other processes do not connect in time.
     """
     count, us = next(_connections), launched()
     if us.count == 1:
         return World(workers)
-    World(workers, processes=us.count)  # check the division before anyone waits for anyone
+    World(workers, processes=us.count)  # checks the division, before any process waits
     return _join(workers, device, timedelta(seconds=timeout), f"{attempt()}/{count}")
 
 
 @contextlib.contextmanager
 def shared_group() -> Iterator[None]:
-    """Runs inside, one after the other, share a group: only the first has to meet the others."""
-    with kept.sharing(_end):
+    """Runs inside, one after the other, share a group: see ``group_reuse``."""
+    with group_reuse.sharing(_end):
         yield
 
 
 def _end() -> None:
-    """Leave the group, if there is one, whatever has become of the others."""
+    """Leave the group, if there is one, even where other processes have died."""
     _leave(at_once=True)
     _leave()
 
 
-def _join(workers: int, device: torch.device, patience: timedelta, name: str) -> ProcessWorld:
-    """Meet the others under ``name``, unless the group of the run before is as good."""
-    us, store, wants = launched(), kept.store(name), (device, patience)
+def _join(workers: int, device: torch.device, timeout: timedelta, name: str) -> ProcessWorld:
+    """Make a group under ``name``, unless that of the run before can be reused."""
+    us, store, wants = launched(), group_reuse.store(name), (device, timeout)
     try:
-        if (waits := kept.take_over(store, us.rank, us.count, wants)) is not None:
-            return ProcessWorld(workers, device, store, waits)
+        if (wait_timeout := group_reuse.acquire(store, us.rank, us.count, wants)) is not None:
+            return ProcessWorld(workers, device, store, wait_timeout)
         _end()  # the group of a run in this process that has failed
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        met, _, _ = next(dist.rendezvous(us.meeting, us.rank, us.count, timeout=patience))
-        met.set_timeout(patience)  # a store in a file has not heard of it
-        store = dist.PrefixStore(name, met)
+        job, _, _ = next(dist.rendezvous(us.rendezvous, us.rank, us.count, timeout=timeout))
+        job.set_timeout(timeout)  # rendezvous does not pass it to a store in a file
+        store = dist.PrefixStore(name, job)
         devices.post_kind(store, us.rank, device)
         devices.check_kinds(store, us.rank, us.count)
-        apart = devices.one_gpu_each(store, us.rank, us.count, device)
+        own_gpus = devices.one_gpu_each(store, us.rank, us.count, device)
         with errors_are_raised():
             dist.init_process_group(
-                backends("nccl", device) if apart else "gloo",
+                backends("nccl", device) if own_gpus else "gloo",
                 store=store,
                 world_size=us.count,
                 rank=us.rank,
-                timeout=patience,
-                device_id=device if apart else None,
+                timeout=timeout,
+                device_id=device if own_gpus else None,
             )
-        store.set(f"met/{us.rank}", "")  # who leaves at once must not close on who is still coming
-        store.wait([f"met/{rank}" for rank in range(us.count)], patience)
-    except (RuntimeError, ValueError) as error:  # the latter: the launcher has named no place
+        # A process that leaves at once must not close the store on one that still connects.
+        store.set(f"met/{us.rank}", "")
+        store.wait([f"met/{rank}" for rank in range(us.count)], timeout)
+    except (RuntimeError, ValueError) as error:  # ValueError: the launcher names no address
         raise TrainingError(
             f"process {us.rank} of {us.count} lost contact with the others at the start "
-            f"({_silent(store, us.rank, us.count)}): {str(error).splitlines()[0]}"
+            f"({_name_silent(store, us.rank, us.count)}): {str(error).splitlines()[0]}"
         ) from error
-    waits = (patience,) if apart else ()
-    kept.met(store, wants, waits)
-    return ProcessWorld(workers, device, store, waits)
+    wait_timeout = (timeout,) if own_gpus else ()
+    group_reuse.register(store, wants, wait_timeout)
+    return ProcessWorld(workers, device, store, wait_timeout)
 
 
 def backends(own: str, device: torch.device) -> str:
-    """``own`` for tensors on the GPU, gloo for Python objects, if ``own`` cannot carry both."""
+    """``own`` for tensors on a GPU; with gloo for Python objects, if ``own`` cannot carry both."""
     return own if own == "gloo" or device.type == "cpu" else f"cpu:gloo,{device.type}:{own}"
 
 
 @contextlib.contextmanager
 def errors_are_raised() -> Iterator[None]:
     """NCCL groups made inside raise their errors in ``wait``. By torch's default a watchdog ends
-    the process instead, and neither the record nor anybody else hears why."""
+    the process instead, and neither the record nor the user learns the cause."""
     name = "TORCH_NCCL_BLOCKING_WAIT"
     before = os.environ.get(name)
     os.environ.setdefault(name, "1")
@@ -284,8 +283,8 @@ def errors_are_raised() -> Iterator[None]:
 
 
 def _leave(*, at_once: bool = False) -> None:
-    """Leave the group, if there is one; ``at_once``: only if its orderly end would wait for the
-    others, dead or not, as NCCL's does."""
+    """Leave the group, if there is one. ``at_once``: abort NCCL, whose orderly end waits for the
+    other processes, dead or not; a gloo group stays."""
     if not dist.is_initialized():
         return
     if not at_once:

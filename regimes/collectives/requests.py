@@ -1,8 +1,7 @@
 """What a compressor asks of the other workers, and how it is counted.
 
-A program is a generator that yields ``Mean`` or ``Gather`` requests, is answered with their
-results, and returns a tensor. It never talks to another process; ``World.drive`` does. With
-``Together`` it asks for work of its own process that programs side by side have done in one go.
+A program is a generator that yields ``Mean`` or ``Gather`` requests, receives their results, and
+returns a tensor. It never calls a collective; ``World.drive`` does.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-NO_LAYER = -1  # in the place of a layer's index: traffic of none, such as the loss
+NO_LAYER = -1  # a layer index for traffic that belongs to no layer, such as the loss
 
 
 @dataclass(frozen=True)
@@ -53,14 +52,14 @@ class Gather:
     tensor: Tensor
 
 
-class Together:
-    """Ask for ``work([arguments])[0]``; programs that ask for the same work at the same time share
-    one call, in which each has an entry of the list. Nothing travels."""
+class Batched:
+    """Ask for ``kernel([arguments])[0]``, work of this process: nothing travels. On a GPU the
+    requests of all programs for one kernel share a call, in which each has an entry of the list."""
 
     def __init__(
-        self, work: Callable[[Sequence[tuple[Any, ...]]], Sequence[Any]], *arguments: Any
+        self, kernel: Callable[[Sequence[tuple[Any, ...]]], Sequence[Any]], *arguments: Any
     ) -> None:
-        self.work, self.arguments = work, arguments
+        self.kernel, self.arguments = kernel, arguments
 
 
 @dataclass(frozen=True)
@@ -86,5 +85,5 @@ class Traffic:
         return Traffic(self.floats + other.floats, self.bytes + other.bytes)
 
 
-Request = Mean | Gather | Together
+Request = Mean | Gather | Batched
 Program = Generator[Request, Any, Tensor]

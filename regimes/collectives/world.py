@@ -1,8 +1,8 @@
-"""Where workers live: W logical workers hosted by P processes, here by one.
+"""W logical workers hosted by P processes; here by one.
 
 Everything that crosses workers goes through a ``World`` and is counted there. A world of one
 process answers requests with plain tensor means; ``regimes.collectives.processes`` answers the
-same requests among processes, so that a run is the same numbers on any P.
+same requests among processes, so that a run has the same numbers on any P.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from regimes.collectives import agreement
-from regimes.collectives.requests import NO_LAYER, Gather, Mean, Program, Request, Together, Traffic
+from regimes.collectives.requests import NO_LAYER, Batched, Gather, Mean, Program, Request, Traffic
 from regimes.errors import ConfigError, require
 
 KINDS = ("mean", "gather", "broadcast")
 Collective = tuple[int, str, torch.dtype]  # the round, the kind, and the type that travels
-FEW = 1 << 16  # numbers; a launch of its own costs more than the copying of fewer
+FEW = 1 << 16  # numbers; to copy fewer costs less than a launch
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Meter:
     """What was handed to the collectives since the last ``take``.
 
     Attributes:
-        layers: traffic per layer index; ``NO_LAYER`` holds what belongs to none (loss, buffers).
+        layers: traffic per layer index; ``NO_LAYER`` has that of none (loss, buffers).
         calls: number of collectives, per kind ("mean", "gather", "broadcast").
         sent: bytes that one worker sent, per kind.
     """
@@ -57,14 +57,14 @@ class Meter:
         return {"layers": layers, "calls": dict(self.calls), "sent": dict(self.sent)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse; what was counted before is forgotten."""
+        """The inverse; replaces the counts."""
         self.take()
         self.layers.update({i: Traffic(*counts) for i, counts in state["layers"].items()})
         self.calls.update(state["calls"])
         self.sent.update(state["sent"])
 
     def take(self) -> Meter:
-        """The counts so far, and start again from zero."""
+        """Return the counts so far and start again from zero."""
         taken = Meter(self.dtype, self.workers, self.layers, self.calls, self.sent)
         fresh = Meter(self.dtype, self.workers)
         self.layers, self.calls, self.sent = fresh.layers, fresh.calls, fresh.sent
@@ -77,25 +77,28 @@ class World:
     Attributes:
         workers: W, fixed by the run's configuration.
         processes, rank: P and this process's place among them.
-        hosted: the workers that live here, ``W / P`` consecutive ones.
+        hosted: the workers of this process, ``W / P`` consecutive ones.
         meter: the traffic so far.
-        abreast: programs go side by side, so that a round of them travels as one.
+        lockstep: programs run round by round, so that a round of all travels as one collective.
     """
 
-    abreast = False
+    lockstep = False
 
     def __init__(self, workers: int, *, processes: int = 1, rank: int = 0) -> None:
         shared = workers >= 1 and workers % processes == 0
         require(shared, "workers", workers, f"a multiple of the number of processes, {processes}")
         self.workers, self.processes, self.rank = workers, processes, rank
-        each = workers // processes
-        self.hosted = range(rank * each, (rank + 1) * each)
+        count = workers // processes
+        self.hosted = range(rank * count, (rank + 1) * count)
         self.meter = Meter(torch.float32, workers)
-        self._clock: tuple[float, float | None] = 0.0, None  # replaced in one go: threads read it
+        self._clock: tuple[float, float | None] = (
+            0.0,
+            None,
+        )  # one assignment, because other threads read it
 
     @property
     def seconds(self) -> float:
-        """Time spent waiting in collectives so far, the one under way included."""
+        """Time spent waiting in collectives so far, the current one included."""
         spent, since = self._clock
         return spent if since is None else spent + time.perf_counter() - since
 
@@ -112,72 +115,72 @@ class World:
         layers: Sequence[int],
         *,
         signal: bool = False,
-        abreast: bool = False,
+        batched: bool = False,
     ) -> list[Tensor]:
         """Run generators to their end; return their results.
 
-        In each round all ``Mean`` requests of a type travel as one collective, and all ``Gather``
-        requests as one. A world of one process has nothing to send and takes one generator after
-        the other, so that a layer stays in the cache; it counts the same collectives.
+        Between processes they run in lockstep: in each round all ``Mean`` requests of a type travel
+        as one collective, and all ``Gather`` requests as one. Programs and layers have the same
+        order on all processes, and so have the collectives. A world of one process has nothing to
+        send and runs one generator after the other, so that a layer stays in the cache; it counts
+        the same collectives.
 
         Args:
-            programs: generators that yield ``Mean`` or ``Gather`` and return a tensor.
+            programs: generators that yield requests and return a tensor.
             layers: the layer index that each one's traffic is counted for, or ``NO_LAYER``.
             signal: these are a detector's statistics: bytes, but no floats of the paper's count.
-            abreast: take them side by side in any world, so that they do ``Together`` in one go.
+            batched: join ``Batched`` requests, in lockstep in any world. For a GPU: on a CPU all
+                layers would pass through the cache once for each kernel.
         """
-        rounds: set[Collective] = set()
-        if abreast or self.abreast:
-            results = self._side_by_side(programs, layers, signal, rounds)
+        collectives: set[Collective] = set()
+        if batched or self.lockstep:
+            results = self._run_in_lockstep(programs, layers, signal, batched, collectives)
         else:
-            one_by_one = zip(programs, layers, strict=True)
-            results = [self._alone(one, layer, signal, rounds) for one, layer in one_by_one]
-        for _, kind, _ in rounds:
+            pairs = zip(programs, layers, strict=True)
+            results = [self._run_one(one, layer, signal, collectives) for one, layer in pairs]
+        for _, kind, _ in collectives:
             self.meter.calls[kind] += 1
         return results
 
-    def _side_by_side(
+    def _run_in_lockstep(
         self,
         programs: Sequence[Program],
         layers: Sequence[int],
         signal: bool,
-        rounds: set[Collective],
+        batched: bool,
+        collectives: set[Collective],
     ) -> list[Any]:
         results: list[Any] = [None] * len(programs)
         answers: dict[int, Any] = dict.fromkeys(range(len(programs)))
         turn = 0
         while answers:
-            asked: dict[str, dict[int, Tensor]] = {"mean": {}, "gather": {}}
-            for i, request in _asked(programs, answers, results):
-                kind, tensor = self._count(layers[i], request, signal), request.tensor
-                asked[kind][i] = tensor
-                rounds.add((turn, kind, tensor.dtype if kind == "mean" else torch.uint8))
-            answers = self._answer(asked)
+            tensors: dict[str, dict[int, Tensor]] = {"mean": {}, "gather": {}}
+            for i, request in _advance(programs, answers, results, batched):
+                tensors[self._count(layers[i], request, signal, turn, collectives)][i] = (
+                    request.tensor
+                )
+            means, gathers = tensors["mean"], tensors["gather"]
+            answers = {}
+            if means:  # always before the gathers: the order must be that of all processes
+                answers.update(zip(means, self.mean(list(means.values())), strict=True))
+            if gathers:
+                answers.update(zip(gathers, self.gather(list(gathers.values())), strict=True))
             turn += 1
         return results
 
-    def _alone(self, program: Program, layer: int, signal: bool, rounds: set[Collective]) -> Any:
-        """As side by side, of one program; the bookkeeping for several takes twice as long."""
+    def _run_one(
+        self, program: Program, layer: int, signal: bool, collectives: set[Collective]
+    ) -> Any:
+        """As in lockstep, of one program; the bookkeeping for several takes twice as long."""
         turn, answer = 0, None
         while True:
             try:
-                request = program.send(answer)
+                request = _next_collective(program, answer)
             except StopIteration as stop:
                 return stop.value
-            if isinstance(request, Together):
-                answer = request.work([request.arguments])[0]
-                continue
-            kind, tensor = self._count(layer, request, signal), request.tensor
-            rounds.add((turn, kind, tensor.dtype if kind == "mean" else torch.uint8))
-            answer = (self.mean if kind == "mean" else self.gather)([tensor])[0]
+            kind = self._count(layer, request, signal, turn, collectives)
+            answer = (self.mean if kind == "mean" else self.gather)([request.tensor])[0]
             turn += 1
-
-    def _answer(self, asked: dict[str, dict[int, Tensor]]) -> dict[int, Tensor]:
-        means, gathers = asked["mean"], asked["gather"]
-        found = dict(zip(means, self.mean(list(means.values())), strict=True)) if means else {}
-        if gathers:
-            found.update(zip(gathers, self.gather(list(gathers.values())), strict=True))
-        return found
 
     def ask(self, *requests: Request, layers: Sequence[int] | None = None) -> list[Tensor]:
         """Answers to an instrument's requests, which travel in one round.
@@ -188,27 +191,38 @@ class World:
         programs = [_single(request) for request in requests]
         return self.drive(programs, layers or [NO_LAYER] * len(programs), signal=True)
 
-    def _count(self, layer: int, request: Mean | Gather, signal: bool) -> str:
+    def _count(
+        self,
+        layer: int,
+        request: Mean | Gather,
+        signal: bool,
+        turn: int,
+        collectives: set[Collective],
+    ) -> str:
+        """Count a request and the collective in which it travels; return its kind."""
+        tensor = request.tensor
         kind = "gather" if isinstance(request, Gather) else "mean"
-        counted = layer != NO_LAYER and not signal
-        self.meter.count(layer, kind, request.tensor, convention=counted)
+        self.meter.count(layer, kind, tensor, convention=layer != NO_LAYER and not signal)
+        collectives.add((turn, kind, tensor.dtype if kind == "mean" else torch.uint8))
         return kind
 
     def mean(self, tensors: list[Tensor]) -> list[Tensor]:
         """Means over all workers: each ``[L, ...] -> [...]``."""
         if all(t.shape[0] == 1 for t in tensors):
             return [t[0] for t in tensors]
-        found = {
-            i: t[0] if len(t) == 1 else t.mean(0) for i, t in enumerate(tensors) if not _little(t)
+        means = {
+            i: t[0] if len(t) == 1 else t.mean(0)
+            for i, t in enumerate(tensors)
+            if not _joins_others(t)
         }
         for dtype in {t.dtype for t in tensors}:
-            rest = {i: t for i, t in enumerate(tensors) if t.dtype == dtype and i not in found}
+            rest = {i: t for i, t in enumerate(tensors) if t.dtype == dtype and i not in means}
             if rest:
                 joined = torch.cat([t.reshape(len(t), -1) for t in rest.values()], dim=1).mean(0)
                 pieces = joined.split([t[0].numel() for t in rest.values()])
                 for i, piece in zip(rest, pieces, strict=True):
-                    found[i] = piece.view(rest[i].shape[1:])
-        return [found[i] for i in range(len(tensors))]
+                    means[i] = piece.view(rest[i].shape[1:])
+        return [means[i] for i in range(len(tensors))]
 
     def gather(self, tensors: list[Tensor]) -> list[Tensor]:
         """All workers' rows, in worker order: each ``[L, ...] -> [W, ...]``."""
@@ -238,7 +252,7 @@ class World:
         """Wait for all processes."""
 
     def abort(self) -> None:
-        """Before ``close``, when something has gone wrong: wait for nobody from here on."""
+        """Before ``close``, after an error: wait for no other process from here on."""
 
     def close(self) -> None:
         """Leave the group of processes."""
@@ -256,33 +270,45 @@ class World:
             )
 
 
-def _little(tensor: Tensor) -> bool:
-    """Is its mean not worth a launch of its own?"""
+def _joins_others(tensor: Tensor) -> bool:
+    """Is a launch for its mean alone dearer than copying it next to others?"""
     return len(tensor) > 1 and tensor.device.type == "cuda" and tensor.numel() < FEW
 
 
-def _asked(
-    programs: Sequence[Program], answers: dict[int, Any], results: list[Any]
+def _advance(
+    programs: Sequence[Program], answers: dict[int, Any], results: list[Any], batched: bool
 ) -> list[tuple[int, Mean | Gather]]:
-    """Answer programs, and all that they ask ``Together``, until each asks the other workers, or
-    ends and leaves its result."""
-    asked: dict[int, Mean | Gather] = {}
+    """Run programs until each asks for a collective, or ends and leaves its result."""
+    requests: dict[int, Mean | Gather] = {}
     while answers:
-        tasks: dict[Any, dict[int, tuple[Any, ...]]] = {}
+        calls: dict[Any, dict[int, tuple[Any, ...]]] = {}  # by kernel: the arguments by program
         for i in sorted(answers):
+            program, answer = programs[i], answers[i]
             try:
-                request = programs[i].send(answers[i])
+                request = program.send(answer) if batched else _next_collective(program, answer)
             except StopIteration as stop:
                 results[i] = stop.value
                 continue
-            if isinstance(request, Together):
-                tasks.setdefault(request.work, {})[i] = request.arguments
+            if isinstance(request, Batched):
+                calls.setdefault(request.kernel, {})[i] = request.arguments
             else:
-                asked[i] = request
+                requests[i] = request
         answers = {}
-        for work, arguments in tasks.items():
-            answers.update(zip(arguments, work(list(arguments.values())), strict=True))
-    return sorted(asked.items())
+        for kernel, arguments in calls.items():
+            answers.update(zip(arguments, kernel(list(arguments.values())), strict=True))
+    return sorted(requests.items())
+
+
+def _next_collective(program: Program, answer: Any) -> Mean | Gather:
+    """Run a program, its ``Batched`` work included, until it asks for a collective.
+
+    Raises:
+        StopIteration: it has ended; ``value`` is its result.
+    """
+    request = program.send(answer)
+    while isinstance(request, Batched):
+        request = program.send(request.kernel([request.arguments])[0])
+    return request
 
 
 def _single(request: Request) -> Program:

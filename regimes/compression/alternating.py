@@ -1,9 +1,9 @@
 """ACP-SGD (Zhang et al., ICDCS 2023): power iteration by halves, one factor and one mean each.
 
-The level is the rank. Where PowerSGD sends P and then Q, which needs P, a half-iteration sends one
-of them and takes the other from the one before. What each worker's own factor stands for is taken
-out of its gradient at once, not the mean's, so several halves may follow in a step, each on what
-the one before has left: with two that is ``num_iters_per_step = 2`` of epfml/powersgd.
+The level is the rank. PowerSGD sends P and then Q, which depends on P; a half-iteration sends one
+of them and takes the other from the half before. A worker's residual is against its own factor, not
+the mean: it is subtracted before the mean arrives. So a step may have several halves, each on what
+the one before has left; two are ``num_iters_per_step = 2`` of epfml/powersgd.
 """
 
 from __future__ import annotations
@@ -16,20 +16,24 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.collectives.requests import Layer, Mean, Together, Traffic
+from regimes.collectives.requests import Batched, Layer, Mean, Traffic
 from regimes.compression.base import Compressor, Sending, State
-from regimes.compression.batched import launches, subtracted
-from regimes.compression.factors import left, product, right
+from regimes.compression.factors import (
+    left_product,
+    reconstruct,
+    right_product,
+    subtract_product_,
+)
 from regimes.compression.orthonormal import orthonormal
-from regimes.compression.powersgd import check_rank, with_rows
+from regimes.compression.powersgd import check_rank, resize_rows
 from regimes.config import Level
 from regimes.errors import require
 
 
 @dataclass
 class AlternatingState(State):
-    """``factor``: the mean that was sent last, the same on every worker; its rows are columns of P
-    where ``is_left``, of Q otherwise."""
+    """``factor``: the mean that was sent last, the same on every worker; P transposed where
+    ``is_left``, else Q."""
 
     factor: Float[Tensor, "rank side"] | None = None
     is_left: bool = False
@@ -38,7 +42,7 @@ class AlternatingState(State):
 @dataclass(frozen=True, kw_only=True)
 class ACPSGD(Compressor):
     """P in one step, Q in the next: ``(n + m) min(r, n, m) / 2`` floats a step on average, half of
-    PowerSGD's, and one small mean in place of two that wait for each other.
+    PowerSGD's, and one small mean in place of two that depend on each other.
 
     Attributes:
         iterations: half-iterations per step. Two cost what PowerSGD costs, and approximate by up to
@@ -67,23 +71,19 @@ class ACPSGD(Compressor):
         rest = delta.clone() if several and not self.error_feedback else delta
         lefts: list[Tensor] = []
         rights: list[Tensor] = []
-        for more in reversed(range(self.iterations)):
-            basis = yield Together(orthonormal, _last(state, rank, delta))
-            own = yield Together(right if state.is_left else left, basis, rest)  # [L, r, n or m]
-            if more or self.error_feedback:
+        for half in range(self.iterations):
+            basis = yield Batched(orthonormal, _last_factor(state, rank, delta))
+            own = yield Batched(right_product if state.is_left else left_product, basis, rest)
+            if self.error_feedback or half < self.iterations - 1:
                 p, q = _in_order(state, own, basis.expand(len(own), -1, -1))
-                if launches(rest):
-                    yield Together(subtracted, rest, (yield Together(product, p, q)))
-                else:
-                    rest.baddbmm_(p.mT, q, alpha=-1)
+                yield Batched(subtract_product_, p, q, rest)
             mean = yield Mean(own)
-            for factors, factor in zip((lefts, rights), _in_order(state, mean, basis), strict=True):
-                factors.append(factor)
+            p, q = _in_order(state, mean, basis)
+            lefts.append(p)
+            rights.append(q)
             state.factor, state.is_left = mean, not state.is_left
         p, q = (torch.cat(x) if several else x[0] for x in (lefts, rights))
-        if launches(delta):
-            return (yield Together(product, p, q)), None
-        return torch.mm(p.mT, q, out=state.update_like(delta[0])), None
+        return (yield Batched(reconstruct, p, q, state)), None
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         """The mean of two steps, of which one sends P and one Q where ``iterations`` is odd."""
@@ -92,14 +92,14 @@ class ACPSGD(Compressor):
         return Traffic(twice / 2, twice * itemsize // 2)
 
     def phase(self, state: State) -> int:
-        """Was P sent last, or Q?"""
+        """1 where P was sent last, 0 where Q was."""
         return int(cast(AlternatingState, state).is_left)
 
 
-def _last(state: AlternatingState, rank: int, like: Float[Tensor, "hosted n m"]) -> Tensor:
+def _last_factor(state: AlternatingState, rank: int, like: Float[Tensor, "hosted n m"]) -> Tensor:
     """The factor of the last half, ``[rank, n or m]``; random at first."""
     side, name = (1, "p") if state.is_left else (2, "q")
-    return with_rows(state.factor, rank, like.shape[side], like, (*state.key, name))
+    return resize_rows(state.factor, rank, like.shape[side], like, (*state.key, name))
 
 
 def _in_order(state: AlternatingState, new: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,8 @@
-"""Work that layers do together where each launch costs, and one after another where caches count.
+"""Kernels that run for many layers at once on a GPU: the work that ``Batched`` asks for.
 
-What is here answers ``Together``: it takes one entry of arguments per layer. On a GPU layers of
-equal shapes are one batch. On a CPU every layer is by itself, with the numbers of a layer alone.
+A kernel takes a list of arguments, one entry per layer, and returns a list of results. On a GPU,
+where a launch costs more than the arithmetic of a small layer, layers of equal shape form one
+batch. On a CPU each layer is computed alone, because a batch would not fit its caches.
 """
 
 from __future__ import annotations
@@ -17,65 +18,70 @@ from regimes.seeding import uniform
 Entries = Sequence[tuple[Tensor, ...]]
 
 
-def launches(tensor: Tensor) -> bool:
-    """Is it where each operation is launched, at a price?"""
-    return tensor.device.type == "cuda"
+def on_gpu(tensor: Tensor) -> bool:
+    """Is it where each operation is a launch, and reading a value makes the host wait?"""
+    return tensor.is_cuda
 
 
-def by_shape(one: Callable[..., Tensor]) -> Callable[[Entries], list[Tensor]]:
-    """The work of ``one`` for many layers; it must take further leading axes as they come."""
+def batch_by_shape(one: Callable[..., Tensor]) -> Callable[[Entries], list[Tensor]]:
+    """The kernel that computes ``one`` for many layers; ``one`` must accept a leading axis."""
 
-    def work(entries: Entries) -> list[Tensor]:
-        if not launches(entries[0][0]):
+    def kernel(entries: Entries) -> list[Tensor]:
+        if not on_gpu(entries[0][0]):
             return [one(*entry) for entry in entries]
         groups: dict[Any, list[int]] = {}
         for i, entry in enumerate(entries):
             groups.setdefault(tuple((t.shape, t.dtype) for t in entry), []).append(i)
-        found: dict[int, Tensor] = {}
+        results: dict[int, Tensor] = {}
         for ids in groups.values():
             columns = zip(*(entries[i] for i in ids), strict=True)
-            found.update(zip(ids, one(*map(stacked, columns)), strict=True))
-        return [found[i] for i in range(len(entries))]
+            results.update(zip(ids, one(*map(stacked, columns)), strict=True))
+        return [results[i] for i in range(len(entries))]
 
-    return work
+    return kernel
 
 
 def stacked(tensors: Sequence[Tensor]) -> Tensor:
     """``[k, *shape]``: a view where the tensors lie evenly in one piece of memory, else a copy."""
-    first, places = tensors[0], [t.storage_offset() for t in tensors]
-    step = places[1] - places[0] if len(places) > 1 else 0
-    one = {(t.untyped_storage().data_ptr(), t.stride()) for t in tensors}
-    even = places == [places[0] + i * step for i in range(len(places))]
-    if len(one) == 1 and even and step >= 0:
+    first, offsets = tensors[0], [t.storage_offset() for t in tensors]
+    step = offsets[1] - offsets[0] if len(offsets) > 1 else 0
+    layouts = {(t.untyped_storage().data_ptr(), t.stride()) for t in tensors}
+    even = offsets == [offsets[0] + i * step for i in range(len(offsets))]
+    if len(layouts) == 1 and even and step >= 0:
         return first.as_strided((len(tensors), *first.shape), (step, *first.stride()))
     return torch.stack(list(tensors))
 
 
-def added(entries: Sequence[tuple[Tensor, Tensor, float]]) -> list[Tensor]:
-    """``share * owed + grad`` in place of ``owed``; layers of equal shape come to lie evenly."""
-    owed, shares = _evenly([(owed,) for owed, _, _ in entries]), [x for _, _, x in entries]
-    if any(share != 1 for share in shares):
-        torch._foreach_mul_(owed, shares)
-    torch._foreach_add_(owed, [grad for _, grad, _ in entries])
-    return owed
+clone = batch_by_shape(torch.clone)
+_side_by_side = batch_by_shape(lambda tensor: tensor)  # in one piece of memory, for ``stacked``
 
 
-def subtracted(entries: Entries) -> list[Tensor]:
+def add_(entries: Sequence[tuple[Tensor, Tensor, float]]) -> list[Tensor]:
+    """``decay * residual + grad``, in place of the residual on a CPU. On a GPU the residuals of
+    equal shape move into one piece of memory, so that later kernels need not copy them."""
+    if not on_gpu(entries[0][0]):
+        return [(x if decay == 1 else x.mul_(decay)).add_(grad) for x, grad, decay in entries]
+    residuals = _side_by_side([(residual,) for residual, _, _ in entries])
+    decays = [decay for _, _, decay in entries]
+    if any(decay != 1 for decay in decays):
+        torch._foreach_mul_(residuals, decays)
+    torch._foreach_add_(residuals, [grad for _, grad, _ in entries])
+    return residuals
+
+
+def sub_(entries: Entries) -> list[Tensor]:
     """``delta -= sent`` in place; ``sent`` is one for all rows of ``delta`` or has as many."""
-    less, by = [delta for delta, _ in entries], [sent for _, sent in entries]
-    if launches(less[0]):  # where only equal shapes share a launch
-        by = [row for sent, delta in zip(by, less, strict=True) for row in sent.expand_as(delta)]
-        less = [row for delta in less for row in delta]
-    torch._foreach_sub_(less, by)
-    return [delta for delta, _ in entries]
+    deltas, sent = [delta for delta, _ in entries], [sent for _, sent in entries]
+    if on_gpu(deltas[0]):  # where foreach shares a launch only among equal shapes
+        rows = [row for x, delta in zip(sent, deltas, strict=True) for row in x.expand_as(delta)]
+        torch._foreach_sub_([row for delta in deltas for row in delta], rows)
+    else:
+        torch._foreach_sub_(deltas, sent)
+    return deltas
 
 
-def drawn(entries: Sequence[tuple[Sequence[int], Tensor]]) -> list[Tensor]:
+def random_rows(entries: Sequence[tuple[Sequence[int], Tensor]]) -> list[Tensor]:
     """Random numbers in [0, 1), a row for each seed, of the size and on the device of a row."""
     wanted = [(seed, row.numel()) for seeds, row in entries for seed in seeds]
     rows = iter(uniform(wanted, entries[0][1].device))
     return [stacked([next(rows) for _ in seeds]) for seeds, _ in entries]
-
-
-copied = by_shape(torch.clone)
-_evenly = by_shape(lambda tensor: tensor)

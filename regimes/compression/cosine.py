@@ -2,9 +2,9 @@
 each block of a matrix.
 
 The level is K, the percentage of each block's coefficients that each worker sends, in (0, 100]; 32
-of 64 x 64, DeMo's own, are 0.78 %. Differences with the authors' code: a gradient comes without its
-learning rate; the mean is over all workers, theirs over those that sent a coefficient; its sign is
-left to the optimiser; indices are of 16 bits, theirs of 64.
+of 64 x 64, DeMo's default, are 0.78 %. Differences with the authors' code: a gradient is not scaled
+by the learning rate; the mean is over all workers, theirs over those that sent a coefficient; the
+sign is taken by the optimiser; indices have 16 bits, theirs 64.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.collectives.requests import Gather, Layer, Together, Traffic
+from regimes.collectives.requests import Batched, Gather, Layer, Traffic
 from regimes.compression.base import Compressor, Sending, State
-from regimes.compression.batched import by_shape
+from regimes.compression.batched import batch_by_shape
 from regimes.compression.selection import in_each
-from regimes.compression.sparse import check_percentage, kept, summed
+from regimes.compression.sparse import check_percentage, num_kept, scatter_sum
 from regimes.config import Level
 from regimes.errors import require
 
-LARGEST = 181  # its square is the last that 16 bits can count
+LARGEST = 181  # the largest whose square, the size of a block, an int16 can index
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class DCTTopK(Compressor):
 
     Attributes:
         error_feedback: as DeMo's ``compression_decay``.
-        chunk: a block has at most so many rows and columns: the largest divisors of the matrix's.
+        chunk: the largest number of rows and columns of a block, which divide the matrix's.
     """
 
     error_feedback: bool | float = 0.999
@@ -55,27 +55,27 @@ class DCTTopK(Compressor):
         bases = [
             basis(_side(size, self.chunk), delta.dtype, delta.device) for size in delta.shape[1:]
         ]
-        blocks = yield Together(encode, delta, *bases)
+        blocks = yield Batched(encode, delta, *bases)
         hosted, size = len(delta), len(bases[0]) * len(bases[1])
         rows = blocks.reshape(-1, size)
-        index = in_each(rows, kept(level, size))
+        index = in_each(rows, num_kept(level, size))
         value = rows.gather(1, index)
         values = yield Gather(value.view(hosted, -1))  # [W, blocks * k]
         indices = yield Gather(index.short().view(hosted, -1))
         first = torch.arange(0, blocks[0].numel(), size, device=delta.device)  # of each block
         places = indices.long() + first.repeat_interleave(index.shape[1])
-        into = rows.new_empty(blocks.shape[1:])
-        mean = yield Together(summed, places, values, into, 1 / len(values))
-        update = yield Together(decode, mean[None], *bases)
+        weight, shape = 1 / len(values), blocks.shape[1:]
+        mean = yield Batched(scatter_sum, places, values, weight, shape, state)
+        update = yield Batched(decode, mean[None], *bases)
         sent = None
         if self.error_feedback:
             own = torch.zeros_like(rows).scatter_(1, index, value).view(blocks.shape)
-            sent = yield Together(decode, own, *bases)
+            sent = yield Batched(decode, own, *bases)
         return update[0], sent
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         size = math.prod(_side(side, self.chunk) for side in layer.matrix)
-        k = layer.size // size * kept(level, size)
+        k = layer.size // size * num_kept(level, size)
         return Traffic(1.5 * k * workers, k * (itemsize + 2))
 
 
@@ -116,4 +116,4 @@ def _in_one(pieces: Float[Tensor, "... w"], by: Float[Tensor, "*layers w w"]) ->
     return (pieces.reshape(*by.shape[:-2], -1, by.shape[-1]) @ by).view(pieces.shape)
 
 
-encode, decode = by_shape(_encode), by_shape(_decode)
+encode, decode = batch_by_shape(_encode), batch_by_shape(_decode)

@@ -1,4 +1,4 @@
-"""No compression: the mean of the gradients, as a compressor like any other, at once or late."""
+"""No compression: the mean of the gradients as a compressor, at once or delayed."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ class Dense(Compressor):
     """Its one level is "dense", which ``Compressor.reduce`` sends."""
 
     linear: ClassVar[bool] = True
-    tells: ClassVar[bool] = True
+    propagates_nonfinite: ClassVar[bool] = True
     usual: ClassVar[Mapping[str, Level]] = {"low": DENSE, "high": DENSE}
 
     def check(self, level: Level) -> None:
         if level != DENSE:
-            raise _none(level)
+            raise _unknown(level)
 
     def send(self, delta: Tensor, state: State, level: Level) -> Sending:
-        raise _none(level)
+        raise _unknown(level)
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
-        raise _none(level)
+        raise _unknown(level)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LowPass(Compressor):
-    """A share of what is owed in each step, the rest later; the level is that share. Saves nothing:
-    an experiment that has the delay of error feedback, and drops nothing for a compressor's sake.
-    Of the energy of what is owed 1 - (1 - share)^2 is sent."""
+    """Sends a share of gradient plus residual in each step; the level is that share. It saves
+    nothing: an experiment with the delay of error feedback and without a compressor's selection.
+    Of the squared norm of gradient plus residual 1 - (1 - share)^2 is sent."""
 
     linear: ClassVar[bool] = True
-    tells: ClassVar[bool] = True
+    propagates_nonfinite: ClassVar[bool] = True
     usual: ClassVar[Mapping[str, Level]] = {"low": 0.5, "high": 0.1}
 
     def check(self, level: Level) -> None:
@@ -57,5 +57,5 @@ class LowPass(Compressor):
         return Traffic(layer.size, layer.size * itemsize)
 
 
-def _none(level: Level) -> ConfigError:
+def _unknown(level: Level) -> ConfigError:
     return unexpected("level of dense", level, '"dense", there is no other level')

@@ -1,7 +1,7 @@
 """Quantisers: sign with scale, QSGD-style integers, and half-precision casts.
 
-What travels is packed (1, 2, 4, 8 or 16 bits per coordinate) and gathered, because integers of
-different scales cannot be added on the way; only the casts can use a mean.
+Codes are packed (1, 2, 4, 8 or 16 bits per coordinate) and gathered, because a collective cannot
+add integers of different scales; only the casts use a mean.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from regimes.collectives.requests import Gather, Layer, Mean, Together, Traffic
+from regimes.collectives.requests import Batched, Gather, Layer, Mean, Traffic
 from regimes.compression.base import HALF, Compressor, Sending, State
-from regimes.compression.batched import drawn
+from regimes.compression.batched import random_rows
 from regimes.config import DENSE, Level
 from regimes.errors import ConfigError, require
 from regimes.seeding import derive
@@ -81,9 +81,9 @@ class Quantise(Compressor):
     the number of bits, 2, 4, 8 or 16; two bits are TernGrad (Wen et al., 2017).
 
     Attributes:
-        stochastic: round up or down at random, so that the update is unbiased. That and error
-            feedback exclude each other: the error of random rounding can exceed the signal, so
-            that residuals grow without bound.
+        stochastic: round up or down at random, so that the update is unbiased. Not with error
+            feedback: random rounding can err by more than the signal, so residuals would grow
+            without bound.
     """
 
     error_feedback: bool | float = False
@@ -117,11 +117,11 @@ class Quantise(Compressor):
         sent = code * (scale / steps)[:, None]
         return update.view(delta.shape[1:]), sent.view(delta.shape)
 
-    def _noise(self, like: Tensor, state: State) -> Together:
+    def _noise(self, like: Tensor, state: State) -> Batched:
         """Uniform noise in [0, 1), a stream of its own for each worker and step."""
         workers = range(state.first_worker, state.first_worker + len(like))
         seeds = [derive(*state.key, "quantise", state.step, worker) for worker in workers]
-        return Together(drawn, seeds, like[0])
+        return Batched(random_rows, seeds, like[0])
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         return _packed(layer, int(level), workers, itemsize)
@@ -129,8 +129,8 @@ class Quantise(Compressor):
 
 @dataclass(frozen=True, kw_only=True)
 class Cast(Compressor):
-    """Half precision on the way: the level is "fp16" or "bf16". Equal between simulated and real
-    workers up to the rounding of that format, in which the processes add."""
+    """Half precision in the collective; the level is "fp16" or "bf16". Simulated and real workers
+    are equal up to the rounding of that format, in which the processes add."""
 
     usual: ClassVar[Mapping[str, Level]] = {"low": DENSE, "high": "bf16"}
 

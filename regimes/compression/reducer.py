@@ -1,9 +1,10 @@
 """One training step's reduction: every layer's generator and memory, and the loss.
 
 Layers are reduced bucket by bucket (``regimes.collectives.overlap``), all layers of a bucket
-together. The mean loss rides in one bucket's first round and carries the news of a non-finite
-gradient (``loss + 0 * sum(gradient)``), so that all processes learn of it in the same step, free.
-Where the updates show it (``Compressor.tells``), they are looked at in place of the gradients.
+together. The mean loss travels in the first round of one bucket and is NaN where any gradient is
+not finite (``loss + 0 * sum(gradient)``), so that all processes know it in the same step at no
+extra cost. With ``Compressor.propagates_nonfinite`` the updates are examined instead of the
+gradients.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from torch import Tensor
 from regimes.collectives.requests import NO_LAYER, Layer, Mean, Program, Traffic
 from regimes.collectives.world import World
 from regimes.compression.base import Compressor, State
-from regimes.compression.batched import launches
+from regimes.compression.batched import on_gpu
+from regimes.compression.checks import check_traffic
 from regimes.compression.dense import Dense
-from regimes.compression.returns import check_traffic
 from regimes.config import DENSE, Level
 from regimes.errors import ConfigError
 
@@ -28,8 +29,8 @@ Stacks = Sequence[Float[Tensor, "rows ..."]] | Mapping[int, Float[Tensor, "rows 
 
 
 def finite_flag(tensors: Sequence[Tensor]) -> Float[Tensor, ""]:
-    """0, or NaN where any entry is not finite (on a GPU also where their sum overflows: to ask
-    would be to wait for it)."""
+    """0, or NaN where any entry is not finite. On a GPU also NaN where the sum overflows: to look
+    at the entries, the host would have to wait."""
     total = torch.stack([t.sum() for t in tensors]).sum()
     if total.device.type == "cpu" and not bool(total.isfinite()):
         finite = all(bool(t.isfinite().all()) for t in tensors)
@@ -38,8 +39,8 @@ def finite_flag(tensors: Sequence[Tensor]) -> Float[Tensor, ""]:
 
 
 def loss_with_flag(losses: Float[Tensor, " rows"], stack: Float[Tensor, "rows N"]) -> Tensor:
-    """The losses, ``[rows]``, in float32, or in float64 where they are; NaN where a row's gradient
-    is not finite, as ``finite_flag`` has it."""
+    """The losses, ``[rows]``, in float32 or float64; NaN where a row's gradient is not finite, as
+    in ``finite_flag``."""
     sums = stack.sum(1)
     if sums.device.type == "cpu" and not bool(sums.isfinite().all()):
         sums = torch.where(stack.isfinite().all(1), 0, torch.nan)
@@ -65,7 +66,7 @@ class Reducer:
         self.layers, self.world = list(layers), world
         self.buckets = buckets or [range(NO_LAYER, len(self.layers))]
         self.compressors = [compressor if layer.compressed else Dense() for layer in layers]
-        # by layer and level: the traffic of a step of each phase; None once it was compared
+        # by layer and level: the traffic of a step of each phase; None: compared, or nothing to do
         self._counted: dict[tuple[int, Level], dict[int, Traffic] | None] = {}
         first = world.hosted.start
         self.states = [
@@ -85,31 +86,31 @@ class Reducer:
             The updates ``[*shape]`` per layer and the mean loss, NaN if any gradient is not
             finite. Gradients are left as they are; states move on.
         """
-        loss, found = self.travelling(losses, stack), {}
+        loss, results = self.losses_to_send(losses, stack), {}
         for bucket in self.buckets:
-            found.update(self.reduce(bucket, gradients, levels, loss))
-        updates = [found[i] for i in range(len(self.layers))]
-        return updates, self.judged(found[NO_LAYER], updates, levels)
+            results.update(self.reduce(bucket, gradients, levels, loss))
+        updates = [results[i] for i in range(len(self.layers))]
+        return updates, self.flag_mean(results[NO_LAYER], updates, levels)
 
-    def travelling(
+    def losses_to_send(
         self, losses: Float[Tensor, " rows"], stack: Float[Tensor, "rows N"]
     ) -> Float[Tensor, " rows"]:
-        """The losses of which the mean is asked: ``loss_with_flag``; as they are where updates
-        tell of a gradient that is not finite, which saves a pass over the gradients."""
-        return loss_with_flag(losses, stack[:, :0] if self._tells(stack) else stack)
+        """``loss_with_flag``; without the flag where ``flag_mean`` examines the updates, which
+        saves a pass over the gradients."""
+        return loss_with_flag(losses, stack[:, :0] if self._examines_updates(stack) else stack)
 
-    def judged(self, mean: Tensor, updates: Sequence[Tensor], levels: Sequence[Level]) -> Tensor:
-        """The mean of ``travelling``, or NaN where the updates tell; the same on all processes."""
-        if not self._tells(mean):
+    def flag_mean(self, mean: Tensor, updates: Sequence[Tensor], levels: Sequence[Level]) -> Tensor:
+        """The mean loss, or NaN where an update is not finite; the same on all processes."""
+        if not self._examines_updates(mean):
             return mean
         layers = zip(self.compressors, updates, self.states, levels, strict=True)
-        found = [one.evidence(update, state, level) for one, update, state, level in layers]
-        total = torch.stack(torch._foreach_norm(found, 1)).sum()
+        probes = [c.finite_probe(update, state, level) for c, update, state, level in layers]
+        total = torch.stack(torch._foreach_norm(probes, 1)).sum()
         return mean if bool(total.isfinite()) else torch.full_like(mean, torch.nan)
 
-    def _tells(self, like: Tensor) -> bool:
-        """On a CPU, which need not wait for the answer."""
-        return not launches(like) and all(one.tells for one in self.compressors)
+    def _examines_updates(self, like: Tensor) -> bool:
+        """Only on a CPU: on a GPU the host would wait for the answer."""
+        return not on_gpu(like) and all(c.propagates_nonfinite for c in self.compressors)
 
     def reduce(
         self,
@@ -123,7 +124,7 @@ class Reducer:
         ``NO_LAYER`` is among them.
 
         Args:
-            states: memories to change in place of this reducer's own.
+            states: memories that change instead of this reducer's own.
         """
         memories: Any = self.states if states is None else states
         programs = [
@@ -133,62 +134,67 @@ class Reducer:
             for i in bucket
         ]
         before = {i: self.world.meter.layers[i] for i in self._unchecked(bucket, gradients, levels)}
-        abreast = any(launches(gradients[i]) for i in bucket if i != NO_LAYER)
-        found = self.world.drive(programs, bucket, abreast=abreast)
+        batched = any(on_gpu(gradients[i]) for i in bucket if i != NO_LAYER)
+        results = self.world.drive(programs, bucket, batched=batched)
         for i, counted in before.items():
             self._check_traffic(i, levels[i], counted, memories[i], gradients[i].element_size())
-        return dict(zip(bucket, found, strict=True))
+        return dict(zip(bucket, results, strict=True))
 
     def _unchecked(
         self, bucket: Sequence[int], gradients: Stacks, levels: Sequence[Level]
     ) -> list[int]:
         """Layers whose traffic at their level was not compared with the formula yet."""
-        fresh = [i for i in bucket if i != NO_LAYER and (i, levels[i]) not in self._counted]
-        dtype = self.world.meter.dtype
-        for i in fresh:
-            floats = dtype in (torch.float32, torch.float64) and gradients[i].dtype == dtype
-            sends = floats and levels[i] != DENSE and self.layers[i].compressed
-            self._counted[i, levels[i]] = {} if sends else None
-        return [i for i in bucket if i != NO_LAYER and self._counted[i, levels[i]] is not None]
+        layers, dtype = [i for i in bucket if i != NO_LAYER], self.world.meter.dtype
+        for i in layers:
+            if (i, levels[i]) not in self._counted:
+                full = dtype in (torch.float32, torch.float64) and gradients[i].dtype == dtype
+                sends = full and levels[i] != DENSE and self.layers[i].compressed
+                self._counted[i, levels[i]] = {} if sends else None
+        return [i for i in layers if self._counted[i, levels[i]] is not None]
 
     def _check_traffic(
         self, i: int, level: Level, before: Traffic, state: State, itemsize: int
     ) -> None:
-        """Does the compressor's formula give what the meter has counted?"""
+        """Compare the compressor's formula with what the meter has counted."""
         now, compressor = self.world.meter.layers[i], self.compressors[i]
         steps = self._counted[i, level] or {}
-        counted = Traffic(now.floats - before.floats, now.bytes - before.bytes)
-        steps[compressor.phase(state)] = counted
+        steps[compressor.phase(state)] = Traffic(
+            now.floats - before.floats, now.bytes - before.bytes
+        )
         self._counted[i, level] = steps
         if len(steps) == compressor.phases:
             self._counted[i, level] = None
-            said = compressor.traffic(self.layers[i], level, self.world.workers, itemsize)
-            check_traffic(type(compressor).__name__, self.layers[i], level, said, steps.values())
+            formula = compressor.traffic(self.layers[i], level, self.world.workers, itemsize)
+            name = type(compressor).__name__
+            check_traffic(name, self.layers[i], level, formula, steps.values())
 
     def residuals(self) -> list[Tensor | None]:
-        """What each hosted worker still owes, per layer."""
+        """What each hosted worker has not sent yet, per layer."""
         return [state.residual for state in self.states]
 
     # -- checkpoint --------------------------------------------------------------------------
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(shared, own): memories that all workers have alike, and the hosted residuals."""
-        shared, own = {}, {}
+        """(shared, residuals): what is the same on all workers, and the hosted residuals."""
+        shared, residuals = {}, {}
         for layer, state in zip(self.layers, self.states, strict=True):
-            own[layer.name], shared[layer.name] = state.residual, state.memory()
-        return shared, own
+            residuals[layer.name], shared[layer.name] = state.residual, state.shared_state()
+        return shared, residuals
 
     def load_state_dict(self, shared: dict[str, Any], residuals: dict[str, Any]) -> None:
         """The inverse; ``to`` moves the tensors to the gradients' device."""
         for layer, state in zip(self.layers, self.states, strict=True):
             if layer.name not in shared or layer.name not in residuals:
                 raise ConfigError(f"the checkpoint has no layer {layer.name!r}: another model?")
-            state.recall(shared[layer.name])
-            state.residual = owed = residuals[layer.name]
-            if owed is not None and tuple(owed.shape[1:]) not in (layer.matrix, layer.shape):
+            state.load_shared_state(shared[layer.name])
+            state.residual = residual = residuals[layer.name]
+            if residual is not None and tuple(residual.shape[1:]) not in (
+                layer.matrix,
+                layer.shape,
+            ):
                 raise ConfigError(
                     f"the checkpoint's residual of layer {layer.name!r} has shape "
-                    f"{list(owed.shape)}, the layer {list(layer.shape)}: another model?"
+                    f"{list(residual.shape)}, the layer {list(layer.shape)}: another model?"
                 )
 
     def to(self, device: torch.device) -> Reducer:
@@ -212,21 +218,21 @@ def traffic_table(
 def costs_per_step(
     compressor: Compressor, layers: Sequence[Layer], levels: Mapping[str, Level], workers: int
 ) -> dict[str, dict[str, Any]]:
-    """What one step costs at each level and dense, as a record's header has it; "layers": the
-    floats of each layer."""
-    found = {}
+    """The cost of one step at each level and dense, for a record's header; "layers": the floats of
+    each layer."""
+    table = {}
     for name, level in {**levels, DENSE: DENSE}.items():
-        floats, sent = traffic_table(compressor, layers, level, workers)
         costs = [compressor.cost(layer, level, workers) for layer in layers]
-        found[name] = {"floats": floats, "bytes": sent, "layers": [c.floats for c in costs]}
-    return found
+        floats, sent = traffic_table(compressor, layers, level, workers)
+        table[name] = {"floats": floats, "bytes": sent, "layers": [c.floats for c in costs]}
+    return table
 
 
 def check_order(
     chosen: Compressor, levels: Mapping[str, Level], layers: Sequence[Layer], workers: int
 ) -> None:
-    """Raise ConfigError unless "low" compression sends at least as much as "high": as many floats,
-    and where these are equal, as those of bits of a quantiser, as many bytes."""
+    """Raise ConfigError unless "low" compression sends at least as many floats as "high", or at
+    equal floats (bits of a quantiser) as many bytes."""
     if {"low", "high"} <= levels.keys():
         low, high = levels["low"], levels["high"]
         sent = [traffic_table(chosen, layers, v, workers) for v in (low, high)]

@@ -1,10 +1,10 @@
 """The k largest magnitudes of a layer: TopK's selection, in few passes over the data.
 
-Stands under `sparse`; used by instruments that compare supports, too. Only values above a bound are
-looked at twice; the bound comes from a sorted sample (Floyd & Rivest, 1975) and is checked. For
-large k the rest is sought instead, from below. On a CPU numpy's comparisons and ``flatnonzero`` are
-several times faster than torch's. Elsewhere, where each launch costs and the host must not wait,
-`by_threshold` takes all rows at once.
+For `sparse`, `cosine` and instruments that compare supports. Only values above a bound are read
+twice; the bound comes from a sorted sample (Floyd & Rivest, 1975) and is checked. For large k the
+smallest are selected instead. On a CPU numpy's comparisons and ``flatnonzero`` are several times
+faster than torch's. On a GPU, where launches cost and the host must not wait, `by_threshold` takes
+all rows at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int32, Int64
 from torch import Tensor
 
-SMALL = 1 << 14  # values; of fewer, all are looked at
+SMALL = 1 << 14  # values; for fewer a bound does not pay
 
 
 def top_indices(values: Float[Tensor, " size"], k: int) -> Int32[Tensor, " k"]:
@@ -29,10 +29,10 @@ def largest(
     rows: Float[Tensor, "rows size"], k: int, *, clear: bool = False
 ) -> tuple[Int32[Tensor, "rows k"], Float[Tensor, "rows k"]]:
     """``(indices, values)`` of each row's k largest magnitudes, by ascending index; ties go to the
-    smaller index. Where NaN hides them, any k.
+    smaller index. With NaN among the values, any k.
 
     Args:
-        clear: leave zeros in their places in ``rows``, which otherwise stay as they are.
+        clear: set them to zero in ``rows``, which otherwise stay as they are.
     """
     if rows.device.type == "cpu":
         index, value = zip(*(_of_row(row, k, clear) for row in rows), strict=True)
@@ -50,7 +50,7 @@ def _stacked(rows: Sequence[Tensor]) -> Tensor:
 
 
 def in_each(rows: Float[Tensor, "rows size"], k: int) -> Int64[Tensor, "rows k"]:
-    """`by_threshold` of many short rows, on a CPU without its passes where no row has ties."""
+    """`by_threshold` of many short rows; on a CPU a shorter way if no row has ties."""
     if rows.device.type == "cpu":
         keys, bound = _keys_and_bound(rows, k)
         chosen = np.flatnonzero((keys >= bound).numpy())
@@ -60,19 +60,20 @@ def in_each(rows: Float[Tensor, "rows size"], k: int) -> Int64[Tensor, "rows k"]
 
 
 def by_threshold(rows: Float[Tensor, "rows size"], k: int) -> Int64[Tensor, "rows k"]:
-    """The indices that `largest` gives, of all rows at once, on any device. k is at least 1."""
+    """The indices of `largest`, of all rows at once, on any device. k is at least 1."""
     keys, bound = _keys_and_bound(rows, k)
     above = (keys > bound).cumsum(1, dtype=torch.int32)
     ties = (keys == bound).cumsum(1, dtype=torch.int32)
-    taken = above + ties.minimum(k - above[:, -1:])  # how many are chosen up to each place
+    taken = above + ties.minimum(k - above[:, -1:])  # number of chosen values up to each place
     places = torch.arange(1, k + 1, dtype=torch.int32, device=rows.device)
     return torch.searchsorted(taken, places.repeat(len(rows), 1))
 
 
 def _keys_and_bound(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Whole numbers ordered as magnitudes, NaN above all, and the k-th largest of each row."""
-    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.element_size()]
-    keys = rows.view(whole) & torch.iinfo(whole).max
+    """Integers in the order of the magnitudes, NaN highest, and the k-th largest of each row."""
+    # IEEE floats without their sign bit compare as integers do.
+    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.element_size()]
+    keys = rows.view(integer) & torch.iinfo(integer).max
     return keys, keys.topk(k, sorted=False).values.amin(1, keepdim=True)
 
 
@@ -83,10 +84,10 @@ def _of_row(
     array = row.detach().numpy()
     magnitude, n = np.abs(array), len(array)
     if 2 * k <= n:
-        wide = _largest(magnitude, k)
-        index, value = wide.astype(np.int32), array.take(wide)
+        chosen = _largest(magnitude, k)
+        index, value = chosen.astype(np.int32), array.take(chosen)
         if clear:
-            array[wide] = 0
+            array[chosen] = 0
     else:
         rest = _largest(np.negative(magnitude, out=magnitude), n - k, last=True)
         mask = np.ones(n, bool)
@@ -106,10 +107,10 @@ def _largest(
     if len(keys) < SMALL or k == 0:
         return _exactly(keys, k, last)
     low, high = _bounds(keys, k)
-    some = np.flatnonzero(keys >= low)
-    if len(some) < k:  # the sample has misled
+    candidates = np.flatnonzero(keys >= low)
+    if len(candidates) < k:  # the bound from the sample was too high
         return _exactly(keys, k, last)
-    return some[_exactly(keys.take(some), k, last, high)]
+    return candidates[_exactly(keys.take(candidates), k, last, high)]
 
 
 def _bounds(keys: Float[np.ndarray, " size"], k: int) -> tuple[float, float]:
@@ -126,7 +127,7 @@ def _bounds(keys: Float[np.ndarray, " size"], k: int) -> tuple[float, float]:
 def _exactly(
     keys: Float[np.ndarray, " size"], k: int, last: bool, high: float = math.inf
 ) -> Int64[np.ndarray, " k"]:
-    """As `_largest`; the k-th is sought among those up to ``high`` first."""
+    """As `_largest`, for any keys; the k-th is first sought among those up to ``high``."""
     if k == 0:
         return np.zeros(0, np.int64)
     few = keys.take(np.flatnonzero(keys <= high))
@@ -139,6 +140,6 @@ def _exactly(
     if surplus > 0:
         ties = np.flatnonzero(keys == threshold)
         chosen[ties[:surplus] if last else ties[-surplus:]] = False
-    elif surplus < 0:  # NaN, with which nothing compares
+    elif surplus < 0:  # NaN: every comparison is false
         chosen = np.arange(len(keys)) < k
     return np.flatnonzero(chosen)

@@ -7,7 +7,7 @@ torch.
 
 from regimes.config.bounds import MOST_EPOCHS, Bounded, Bounds, check_bounds
 from regimes.config.convert import convert, current_names, from_dict, to_dict
-from regimes.config.registry import Registry
+from regimes.config.registry import Registry, offered
 from regimes.config.run import (
     DENSE,
     Budget,
@@ -46,6 +46,7 @@ __all__ = [
     "from_dict",
     "in_windows",
     "load_toml",
+    "offered",
     "override",
     "override_table",
     "read_value",

@@ -5,12 +5,18 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from regimes.config.convert import from_dict, without_none
 from regimes.errors import ConfigError, nearest
 
 T = TypeVar("T")
+
+
+def offered(group: str) -> dict[str, str]:
+    """What installed packages offer by entry points of a group: {name: "package.module:Class"}."""
+    return {point.name: point.value for point in entry_points(group=group)}
 
 
 class Registry(dict[str, Any]):

@@ -27,3 +27,8 @@ def interval_text(low: float, high: float, form: str) -> str:
     '[-0.5, +1.0]'
     """
     return "" if math.isnan(low) else f"[{low:{form}}, {high:{form}}]"
+
+
+def p_text(value: float) -> str:
+    """p with two digits; empty where there is none."""
+    return "" if math.isnan(value) else "< 0.001" if value < 0.001 else f"{value:.2g}"

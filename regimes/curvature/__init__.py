@@ -11,8 +11,7 @@
 ``fisher_trace``        of the Fisher information, from gradients of single samples (``fisher``)
 ``critical_sharpness``  2 / the smallest rate at which a step raises the loss (``critical``)
 
-``Eigenpairs``, ``Estimate``, ``Density``, ``FisherTrace`` and ``CriticalSharpness`` are what they
-return.
+They return ``Eigenpairs``, ``Estimate``, ``Density``, ``FisherTrace``, ``CriticalSharpness``.
 """
 
 from regimes.curvature.critical import CriticalSharpness, critical_sharpness

@@ -1,9 +1,9 @@
 """Critical sharpness: how far along a direction the loss can go before it rises.
 
 Kalra et al., "A Scalable Measure of Loss Landscape Curvature" (2026; arXiv 2601.16979): 2 / eta_c,
-where eta_c is the smallest rate at which a step raises the loss. A few forward passes, no second
-derivative. Along the gradient g of a quadratic it is the Rayleigh quotient g'Hg / g'g, so that it
-is at most the top eigenvalue, and another signal than that.
+where eta_c is the smallest rate at which a step raises the loss. It takes a few forward passes and
+no second derivative. Along the gradient g of a quadratic it is the Rayleigh quotient g'Hg / g'g,
+which is at most the top eigenvalue.
 """
 
 from __future__ import annotations
@@ -17,14 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from regimes.curvature.isolation import preserved
-from regimes.curvature.probe import (
-    Mode,
-    ProbeLoss,
-    ProcessMean,
-    batch_size,
-    check_deterministic,
-)
-from regimes.errors import ConfigError, TrainingError, require
+from regimes.curvature.probe import Mode, ProbeLoss, ProcessMean, batch_size, check_probe
+from regimes.errors import TrainingError, require
 
 LIMIT = 60  # doublings or halvings of the first guess
 
@@ -33,7 +27,7 @@ LIMIT = 60  # doublings or halvings of the first guess
 class CriticalSharpness:
     """Attributes:
     value: 2 / ``rate``; NaN where the direction is zero or no step raised the loss.
-    rate: the smallest one found that raises the loss.
+    rate: the smallest measured rate that raises the loss.
     forwards: passes over the probe set, the one with the gradient included.
     """
 
@@ -53,7 +47,7 @@ def critical_sharpness(
     mode: Mode | None = None,
     mean: ProcessMean | None = None,
 ) -> CriticalSharpness:
-    """2 / eta_c of a probe loss along a direction.
+    """2 / eta_c of a probe loss along a direction; leaves no trace on the model.
 
     Doubles or halves a first guess until eta_c lies between two rates, then bisects.
 
@@ -62,39 +56,33 @@ def critical_sharpness(
         direction: what a step subtracts, times its rate, from each trainable parameter; None: the
             gradient of the probe loss, SGD's.
         start: the first guess, say the last eta_c; None: 1.
-        tolerance: how far the rate found may lie above eta_c, relatively.
+        tolerance: how far the returned rate may lie above eta_c, relatively.
         mode: "eval", or None for the model's flags as they stand.
-
-    Leaves no trace on the model.
 
     Raises:
         ConfigError: an empty probe set, no trainable parameter, a guess or tolerance out of range,
-            a loss that is random or moves statistics.
+            a loss that is random or updates statistics.
         TrainingError: the loss or the direction is not finite.
     """
     require(mode in (None, "eval"), "mode", mode, "'eval' or None")
     require(0 < tolerance < 1, "tolerance", tolerance, "a number between 0 and 1")
     require(start is None or 0 < start < math.inf, "start", start, "a positive number")
     probe = list(batches)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    if not parameters or not sum(map(batch_size, probe)):
-        what = "The probe set is empty" if parameters else "No parameter requires a gradient"
-        raise ConfigError(f"{what}; there is no sharpness to measure.")
-    if mode is None:
-        check_deterministic(model)
-    along = _Along(model, loss, probe, parameters, mean)
+    parameters = check_probe(model, sum(map(batch_size, probe)), mode)
+    line = _LossAlong(model, loss, probe, list(parameters.values()), mean)
     with preserved(model):
         if mode == "eval":
             model.eval()
-        here, gradient = along.gradient()
+        here, gradient = line.gradient()
         steps = gradient if direction is None else list(direction)
         size = sum(float(step.double().square().sum()) for step in steps)
         if not math.isfinite(here) or not math.isfinite(size):
             raise TrainingError("The loss or the direction is not finite; training has diverged.")
         if size == 0:
-            return CriticalSharpness(math.nan, math.nan, along.forwards)
-        rate = _smallest(lambda rate: not along(steps, rate) <= here, start or 1.0, tolerance)
-    return CriticalSharpness(2 / rate, rate, along.forwards)
+            return CriticalSharpness(math.nan, math.nan, line.forwards)
+        # `not <=`: a loss that is NaN has risen
+        rate = _smallest(lambda rate: not line(steps, rate) <= here, start or 1.0, tolerance)
+    return CriticalSharpness(2 / rate, rate, line.forwards)
 
 
 def _smallest(rises: Callable[[float], bool], rate: float, tolerance: float) -> float:
@@ -114,8 +102,8 @@ def _smallest(rises: Callable[[float], bool], rate: float, tolerance: float) -> 
     return high
 
 
-class _Along:
-    """The probe loss at a distance from where the parameters are."""
+class _LossAlong:
+    """The probe loss along a line through the present parameters."""
 
     def __init__(
         self,
@@ -125,30 +113,29 @@ class _Along:
         parameters: list[nn.Parameter],
         mean: ProcessMean | None,
     ) -> None:
-        self.model, self.loss, self.batches = model, loss, batches
-        self.parameters, self.mean = parameters, mean or (lambda flat: flat)
+        self.model, self.loss, self.parameters = model, loss, parameters
+        self.mean: ProcessMean = mean or (lambda flat: flat)
         self.origin = [p.detach().clone() for p in parameters]
         self.forwards = 0
         count = sum(map(batch_size, batches))
-        self.weights = [batch_size(batch) / count for batch in batches]
+        self.weighted = [(batch_size(batch) / count, batch) for batch in batches]
 
     def gradient(self) -> tuple[float, list[Tensor]]:
-        """The loss where the parameters are, and its gradient."""
+        """The loss at the present parameters, and its gradient."""
         self.forwards += 1
-        total, flat = torch.zeros((), dtype=torch.float64), None
+        total, flat = torch.zeros((), dtype=torch.float64), torch.zeros(())
         with torch.enable_grad():
-            for weight, batch in zip(self.weights, self.batches, strict=True):
+            for index, (weight, batch) in enumerate(self.weighted):
                 value = self.loss(self.model, batch) * weight
-                found = torch.autograd.grad(
+                gradients = torch.autograd.grad(
                     value, self.parameters, allow_unused=True, materialize_grads=True
                 )
-                part = torch.cat([g.flatten() for g in found])
-                flat = part if flat is None else flat + part
+                part = torch.cat([g.flatten() for g in gradients])
+                flat = flat + part if index else part
                 total += value.detach().double().cpu()
-        assert flat is not None  # there is a batch
         pieces = self.mean(flat).split([p.numel() for p in self.parameters])
         steps = [x.view_as(p) for x, p in zip(pieces, self.parameters, strict=True)]
-        return self._value(total), steps
+        return self._process_mean(total), steps
 
     @torch.no_grad()
     def __call__(self, steps: Sequence[Tensor], rate: float) -> float:
@@ -156,10 +143,9 @@ class _Along:
         for p, origin, step in zip(self.parameters, self.origin, steps, strict=True):
             p.copy_(origin - rate * step)
         total = torch.zeros((), dtype=torch.float64)
-        for weight, batch in zip(self.weights, self.batches, strict=True):
+        for weight, batch in self.weighted:
             total += self.loss(self.model, batch).double().cpu() * weight
-        return self._value(total)
+        return self._process_mean(total)
 
-    def _value(self, total: Tensor) -> float:
-        device = self.parameters[0].device
-        return float(self.mean(total.to(device).view(1)))
+    def _process_mean(self, total: Tensor) -> float:
+        return float(self.mean(total.to(self.parameters[0].device).view(1)))

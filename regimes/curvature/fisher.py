@@ -1,10 +1,10 @@
 """The trace of the Fisher information: the signal of Achille et al. (2019) for critical periods.
 
-The trace is the mean over samples of the squared gradient of log p(y | x): with labels y drawn from
-the model's own softmax ("model", the Fisher proper, which for cross-entropy is the Gauss-Newton
-matrix), or with the data's labels ("empirical"). Both are exact over the probe set given the
-labels, since the gradients of single samples are taken one by one (a batch of one costs about
-what its share of a batch costs on a large net, and four times as much on a small one).
+The trace is the mean over samples of the squared gradient of log p(y | x). The labels y are drawn
+from the model's own softmax ("model": the Fisher matrix proper, for cross-entropy the Gauss-Newton
+matrix) or are the data's ("empirical"). Given the labels it is exact over the probe set: the
+gradient of each sample is taken on its own. A batch of one costs about what its share of a batch
+costs on a large net, and four times as much on a small one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regimes.curvature.isolation import preserved, random_states, same_random_states
-from regimes.curvature.probe import Estimate, Mode, ProcessMean, check_deterministic
+from regimes.curvature.probe import Estimate, Mode, ProcessMean, check_probe
 from regimes.errors import ConfigError, TrainingError, require
 from regimes.seeding import stream
 
@@ -41,7 +41,7 @@ def fisher_trace(
     mode: Mode | None = None,
     mean: ProcessMean | None = None,
 ) -> FisherTrace:
-    """The Fisher trace of a classifier over (inputs, class labels), with standard errors.
+    """The Fisher trace of a classifier over (inputs, class labels); leaves no trace on the model.
 
     Args:
         kind: "model" draws labels from the softmax, "empirical" uses the batch's.
@@ -51,8 +51,7 @@ def fisher_trace(
         mode: "eval" as in `HessianProduct`; batch statistics mix samples and are not offered.
         mean: averages over processes, which must hold equally many samples.
 
-    Leaves no trace on the model. The error is that of the mean over the samples here, which it
-    takes as drawn from a larger set.
+    The standard error is that of the mean over the samples, taken as drawn from a larger set.
 
     Raises:
         ConfigError: empty probe set, no parameter with a gradient, a non-deterministic model.
@@ -60,16 +59,9 @@ def fisher_trace(
     """
     require(kind in ("model", "empirical"), "kind", kind, "'model' or 'empirical'")
     require(mode in (None, "eval"), "mode", mode, "'eval' or None")
-    require(
-        (draws >= 1 and kind == "model") or draws == 1, "draws", draws, "1, or more for 'model'"
-    )
-    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    require(draws == 1 or (draws > 1 and kind == "model"), "draws", draws, "1, or more for 'model'")
     samples = [pair for x, y in batches for pair in zip(x.split(1), y.split(1), strict=True)]
-    if not samples or not named:
-        what = "No parameter requires a gradient" if samples else "The probe set is empty"
-        raise ConfigError(f"{what}; there is no Fisher trace to measure.")
-    if mode is None:
-        check_deterministic(model)
+    named = check_probe(model, len(samples), mode)
     rows = []
     with preserved(model), torch.enable_grad():
         if mode == "eval":
@@ -105,8 +97,7 @@ def _squares(logits: Tensor, labels: Tensor, parameters: list[nn.Parameter]) -> 
 def _summary(
     squares: Tensor, names: list[str], mean: ProcessMean | None, device: torch.device
 ) -> FisherTrace:
-    """Means and standard errors over samples [n, layers], over all processes, which meet on the
-    model's device."""
+    """Means and standard errors over samples [n, layers] and processes."""
     table = torch.cat([squares.sum(1, keepdim=True), squares], dim=1)
     moments = torch.cat([table.mean(0), table.square().mean(0)])
     if mean is not None:

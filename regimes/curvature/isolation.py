@@ -1,8 +1,8 @@
-"""A measurement leaves no trace: everything it could move is put back, bit for bit.
+"""Restores, bit for bit, what a measurement may change.
 
-Instruments run in the middle of training. Whatever they do inside `preserved(model)` (forward
-passes that update BatchNorm statistics, libraries that call `model.eval()` and fill `.grad`,
-random probes), a run with them ends in the same bits as one without.
+Instruments run in the middle of training. Inside `preserved(model)` they may run forward passes
+that update BatchNorm statistics, call `model.eval()`, fill `.grad` and draw random numbers, and the
+run still ends in the same bits as one without them.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def same_random_states(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
 
 @contextmanager
 def preserved(model: nn.Module) -> Iterator[None]:
-    """Restores the model and the global random streams on the way out, also after an error.
+    """Restores the model and the global random streams on exit, also after an error.
 
-    Inside, every `.grad` is None. Afterwards these are bit-identical to before: parameters and
-    buffers (copied back only where they differ), `.grad` (the same tensor objects, None stays
-    None), `requires_grad`, the train/eval flag of every submodule, torch's, numpy's and Python's
-    random streams. Not covered: attributes of the model that are neither parameters nor buffers.
+    Inside, every `.grad` is None. Restored are parameters and buffers, `.grad` (the same tensor
+    objects), `requires_grad`, the train/eval flag of every submodule, and the random streams of
+    torch, numpy and Python. Not covered: attributes of the model that are neither parameters nor
+    buffers.
     """
     cpu, cuda, numpy, python = random_states()
     flags = [(module, module.training) for module in model.modules()]
@@ -61,6 +61,8 @@ def preserved(model: nn.Module) -> Iterator[None]:
             p.grad = grad
             p.requires_grad_(requires_grad)
         for tensor, before in values:
+            # Only where they differ: a copy raises the tensor's version, and a graph that was
+            # retained for products would then refuse to run.
             if not _same_bits(tensor, before):
                 with torch.no_grad():
                     tensor.copy_(before)

@@ -1,7 +1,7 @@
 """The space that `lanczos.py` grows: H V' = V' T + F' C, one product at a time.
 
 V (the basis) and F (what the products left outside it) have orthonormal rows; T and C are small,
-float64 and on the CPU. A start vector is just a row of F that nothing has asked for yet.
+float64 and on the CPU. A start vector is a row of F that no step has used yet.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ CHUNK = 2**14  # terms summed in the vectors' own precision
 class Krylov:
     """Basis, projection and left-overs; `step` costs one product, everything else none.
 
-    A vector of a network is large, and fresh memory costs more than arithmetic on it: V and F are
-    consecutive rows of one buffer, and `step` works in place.
+    A vector of a network is large and new memory costs more than arithmetic on it, so V and F are
+    consecutive rows of one buffer and `step` works in place.
     """
 
     def __init__(self, start: Float[Tensor, "p d"], capacity: int) -> None:
@@ -102,7 +102,7 @@ class Krylov:
         w, outside = operator(v), slice(m + 1, m + 1 + len(self._c))
         self.products += 1
         scale = length(w)
-        for i in near:  # what the relation says w holds of the basis
+        for i in near:  # w's components along the basis, by the relation
             w.add_(self._rows[i], alpha=-float(self._t[m, i]))
         alpha = float(inner(v[None], w))
         w.add_(v, alpha=-alpha)
@@ -110,7 +110,7 @@ class Krylov:
         # over all of them, makes it good to rounding (twice is enough: Parlett 1998, section 6.9).
         h = _project_out(w, self._rows[: outside.stop])
         h[outside] += _project_out(w, self._rows[outside])
-        # The one look of the host at what is on the device, beside alpha.
+        # With alpha's, the only synchronisation of host and device in a step.
         size, left, *along = torch.cat([scale[None], length(w)[None], h]).tolist()
         self._t[m, m] = alpha + along[m]
         self._c[:, m] = torch.tensor(along[outside], dtype=torch.float64)
@@ -142,7 +142,7 @@ class Krylov:
         return self._rows[self.size : self.size + len(self._c)]
 
     def _take(self, toward: int | None) -> None:
-        """Rotates F, and C along, so that its first row is the direction asked for; unit, too."""
+        """Rotates F (and C) so that its first row is the wanted direction, and moves it to V."""
         p, m = len(self._c), self.size
         coordinates = torch.zeros(p, dtype=torch.float64)
         if self._pending or toward is None:

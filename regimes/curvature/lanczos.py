@@ -1,19 +1,17 @@
 """Both ends of a symmetric operator's spectrum from one Krylov space (Lanczos 1950).
 
-Knows nothing of networks: an operator is a function from vectors [d] to vectors [d]. Everything
-that `spectrum.py` says about eigenvalues comes from here.
-
-The space is grown by one product at a time and keeps, exactly, the relation
+An operator is a function from vectors [d] to vectors [d]; nothing here depends on networks. The
+space grows by one product at a time and satisfies, exactly, the relation
 
     H V' = V' T + F' C,        V: [m, d] orthonormal rows, the space
                                F: [p, d] orthonormal rows, what products left outside it
 
 with full reorthogonalisation. The residual of a Ritz pair (theta, V' y) is then |C y|, at no cost.
 From one start vector p is 1 and this is the textbook recursion. A block of start vectors (the
-previous measurement's eigenvectors) makes it the band Lanczos process (Ruhe 1979), in which the
-next direction is not taken in turn but is the one that the worst wanted pair asks for: F' C y.
-When the space is full it is restarted from its best Ritz vectors, which satisfy the same relation
-(thick restart, Wu & Simon 2000).
+previous measurement's eigenvectors) makes it the band Lanczos process (Ruhe 1979), whose next
+direction is the residual of the worst wanted pair, F' C y, instead of the next row. A full space is
+restarted from its best Ritz vectors, which satisfy the same relation (thick restart, Wu & Simon
+2000).
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ BASIS = 40  # vectors held before a restart, if twice what is wanted is fewer
 
 @dataclass(frozen=True)
 class Eigenpairs:
-    """What was reached, and at what price. NaN where a budget ended before a value existed."""
+    """Eigenvalues with vectors, and their cost. NaN where a budget ended before a value existed."""
 
     largest: Float[Tensor, " k"]  # algebraically largest eigenvalues, descending, float64
     smallest: Float[Tensor, " s"]  # algebraically smallest, ascending, float64
@@ -50,7 +48,7 @@ class Eigenpairs:
 
     @property
     def converged(self) -> bool:
-        """Whether every residual met the tolerance."""
+        """Whether every residual is within the tolerance."""
         return self.stopped == "converged"
 
 
@@ -69,19 +67,19 @@ def lanczos(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Eigenpairs:
-    """The `largest` and `smallest` eigenvalues, with vectors, residuals and what they cost.
+    """The `largest` and `smallest` eigenvalues, with vectors, residuals and cost.
 
     A pair has converged when its residual is at most `tolerance` * |lambda|, or `tolerance` times
     a thousandth of the spectral radius where |lambda| is smaller than that. The error of the value
-    is of the order of the residual's square over the gap to the next eigenvalue. A budget is kept
-    before each product: by count, and by the clock plus the last product's duration; what was
-    reached by then is returned, with `stopped` saying so.
+    is of the order of the residual's square over the gap to the next eigenvalue. Budgets are
+    checked before each product: the count, and the clock plus the last product's duration. What
+    was reached by then is returned, with the reason in `stopped`.
 
     Args:
         operator: gives a new tensor each time; it is overwritten.
-        start: rows to start from, e.g. the last measurement's `vectors`; a random one if None.
-            A random block finds eigenvalues of a multiplicity up to its size, one vector may
-            find a multiple eigenvalue once (it looks again wherever its space is exhausted).
+        start: rows to start from, e.g. the last measurement's `vectors`; None: a random one. A
+            random block finds eigenvalues of a multiplicity up to its size; one vector may find a
+            multiple eigenvalue once (it looks again wherever its space is exhausted).
         generator: for the random directions; the result is a function of it.
         agree: maps a local number to one that all processes share (`HessianProduct.agree`).
 
@@ -90,17 +88,24 @@ def lanczos(
             budget too small for as many pairs.
     """
     began = time.perf_counter()
-    ends = _Ends(largest, smallest)
-    _check(dimension, ends, start, max_products)
+    ends, wanted = _Ends(largest, smallest), min(largest + smallest, dimension)
+    require(min(ends) >= 0 < sum(ends), "(largest, smallest)", tuple(ends), "at least one in all")
+    most = f"at most the operator's dimension {dimension}"
+    require(max(ends) <= dimension, "(largest, smallest)", tuple(ends), most)
+    require(max_products >= wanted, "max_products", max_products, f"at least {wanted}, one a value")
     if start is None:
         start = random_direction(dimension, generator, dtype, device).unsqueeze(0)
-    capacity = max(2 * (min(sum(ends), dimension) + 2 * len(start)), BASIS)
+    shape = tuple(start.shape)
+    good = len(shape) == 2 and shape[1] == dimension and shape[0] > 0
+    require(good, "shape of start", shape, f"(p, {dimension})")
+    capacity = max(2 * (wanted + 2 * len(start)), BASIS)
     space = Krylov(start.to(device, dtype), min(capacity, dimension))
 
     def late(moment: float) -> bool:
         if max_seconds is None:
             return False
         spent = moment - began
+        # All processes take part in each product, so all must stop after the same one.
         return (agree(spent) if agree else spent) > max_seconds
 
     stopped = _grow(space, operator, ends, tolerance, max_products, late, generator)
@@ -120,29 +125,18 @@ class _Ends(NamedTuple):
     largest: int
     smallest: int
 
-    def among(self, found: int) -> list[int]:
-        """Indices of the wanted ones in an ascending list of `found` values (each once)."""
-        top = range(max(found - self.largest, 0), found)
-        return sorted({*top, *range(min(self.smallest, found))})
+    def among(self, count: int) -> list[int]:
+        """Indices of the wanted ones in an ascending list of `count` values (each once)."""
+        top = range(max(count - self.largest, 0), count)
+        return sorted({*top, *range(min(self.smallest, count))})
 
-    def kept(self, size: int, capacity: int) -> list[int]:
-        """What a restart keeps: the wanted ones, and their neighbours up to half of the room."""
+    def after_restart(self, size: int, capacity: int) -> list[int]:
+        """The wanted ones, and their neighbours up to half of the room."""
         spare = max((capacity - sum(self)) // 2 - 1, 0)
         share = spare * self.largest // sum(self)
         more = self.smallest + spare - share if self.smallest else 0
-        kept = _Ends(self.largest + share, more).among(size)
-        return kept if len(kept) < size else self.among(size)
-
-
-def _check(dimension: int, ends: _Ends, start: Tensor | None, max_products: int) -> None:
-    require(min(ends) >= 0 < sum(ends), "(largest, smallest)", tuple(ends), "at least one in all")
-    most = f"at most the operator's dimension {dimension}"
-    require(max(ends) <= dimension, "(largest, smallest)", tuple(ends), most)
-    if start is not None:
-        rows = start.ndim == 2 and start.shape[1] == dimension and len(start) > 0
-        require(rows, "shape of start", tuple(start.shape), f"(p, {dimension})")
-    wanted = min(sum(ends), dimension)
-    require(max_products >= wanted, "max_products", max_products, f"at least {wanted}, one a value")
+        indices = _Ends(self.largest + share, more).among(size)
+        return indices if len(indices) < size else self.among(size)
 
 
 def _grow(
@@ -161,10 +155,10 @@ def _grow(
         wanted = ends.among(len(values))
         all_there = space.started and len(wanted) == min(sum(ends), space.dimension)
         if space.exhausted:  # an invariant subspace: is there anything beyond it?
-            found = values[wanted]
-            if all_there and before is not None and torch.allclose(found, before, rtol=1e-6):
+            reached = values[wanted]
+            if all_there and before is not None and torch.allclose(reached, before, rtol=1e-6):
                 break
-            exhausted_at, before = space.size, found if all_there else None
+            exhausted_at, before = space.size, reached if all_there else None
             space.insert(random_direction(space.dimension, generator, space.dtype, space.device))
         ratio = residuals / (tolerance * values.abs().clamp(min=1e-3 * space.radius))
         if all_there and space.products >= 2 * exhausted_at and bool((ratio[wanted] <= 1).all()):
@@ -175,7 +169,7 @@ def _grow(
         if space.products and late(now + last):
             return "max_seconds"
         if space.full:
-            space.restart(ends.kept(space.size, space.capacity))
+            space.restart(ends.after_restart(space.size, space.capacity))
         else:
             space.step(operator, wanted[int(ratio[wanted].argmax())] if wanted else None)
             last = time.perf_counter() - now
@@ -184,15 +178,13 @@ def _grow(
 
 def _report(space: Krylov, ends: _Ends, stopped: Stop, seconds: float) -> Eigenpairs:
     values, residuals = space.ritz()
-    n = len(values)
-    order = torch.tensor([*range(n - 1, n - 1 - ends.largest, -1), *range(ends.smallest)])
+    n, k = len(values), ends.largest
+    order = torch.tensor([*range(n - 1, n - 1 - k, -1), *range(ends.smallest)])
     exists = (order >= 0) & (order < n)
     index = order.where(exists, torch.tensor(0))
     noise = torch.finfo(space.dtype).eps * space.radius  # a residual below it means nothing
-    nan = torch.tensor(math.nan, dtype=torch.float64)
-    found = torch.where(exists, values[index], nan)
-    left = torch.where(exists, residuals[index].clamp(min=noise), nan)
+    reached = values[index].masked_fill(~exists, math.nan)
+    left = residuals[index].clamp(min=noise).masked_fill(~exists, math.nan)
     vectors = space.vectors(index)
     vectors[~exists.to(vectors.device)] = math.nan
-    k = ends.largest
-    return Eigenpairs(found[:k], found[k:], left, vectors, space.products, seconds, stopped)
+    return Eigenpairs(reached[:k], reached[k:], left, vectors, space.products, seconds, stopped)

@@ -1,36 +1,217 @@
-"""Runs a user's unchanged model on the operations of `double_backward.py`.
+"""Convolution and batch normalisation whose *second* derivative runs on native kernels only.
 
-torch's modules reach convolution and batch normalisation through functional calls, and a
-`TorchFunctionMode` sees every one of them. So nothing is replaced in the model: while
-`NativeDoubleBackward` is active, those calls build a graph that is cheap to differentiate twice.
+A Hessian-vector product by double backward costs, at best, twice a forward and backward pass:
+six convolutions per layer where a training step needs three. torch's own second derivative of a
+convolution needs more (slices per group, transposed copies, kernels as large as the image), and
+that of batch normalisation some twenty passes over the activations. Both operations are simple
+enough to differentiate twice by hand:
+
+* a convolution is bilinear, so every derivative of it is one of three native kernels;
+* batch normalisation with running statistics is an affine map per channel; directly behind a
+  convolution it is folded into the weights, and costs nothing;
+* batch normalisation with the batch's statistics has the closed form in `_BatchNormGradient`.
+
+The user's model stays as it is: torch's modules reach both operations through functional calls,
+which `NativeDoubleBackward`, a `TorchFunctionMode`, replaces while the model runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from regimes.curvature.double_backward import Affine, BatchNorm, Convolution, Geometry
+
+class Geometry(NamedTuple):
+    """The arguments of `aten.convolution` behind the weights."""
+
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    transposed: bool
+    output_padding: list[int]
+    groups: int
+
+
+def _convolve(x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry) -> Tensor:
+    return torch.ops.aten.convolution(x, w, b, *geometry)
+
+
+def _gradients(g: Tensor, x: Tensor, w: Tensor, geometry: Geometry, mask: Iterable[bool]) -> Any:
+    """The gradients of x and w (None where the mask says so) in one native call."""
+    mask = [*mask, False]
+    return torch.ops.aten.convolution_backward(g, x, w, None, *geometry, mask)[:2]
+
+
+class Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry, known: Any = None
+    ) -> Tensor:
+        """`known` = (y, scale, shift): the value is y * scale + shift; no need to convolve."""
+        ctx.geometry, ctx.biased = geometry, b is not None
+        ctx.save_for_backward(x, w)
+        if known is None:
+            return _convolve(x, w, b, geometry)
+        y, scale, shift = known
+        return _combine(y, (y, scale), shift=shift)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        need_x, need_w, need_b = ctx.needs_input_grad[:3]
+        gx, gw = _ConvolutionGradient.apply(g, x, w, ctx.geometry, need_x, need_w)
+        gb = g.sum(_all_but_channels(g)) if ctx.biased and need_b else None
+        return gx, gw, gb, None, None
+
+
+class _ConvolutionGradient(torch.autograd.Function):
+    """(g, x, w) -> gradients of x and w; bilinear again in each pair, so it closes on itself."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, g: Tensor, x: Tensor, w: Tensor, geometry: Geometry, need_x: bool, need_w: bool
+    ) -> Any:
+        ctx.geometry = geometry
+        ctx.save_for_backward(g, x, w)
+        ctx.set_materialize_grads(False)
+        return _gradients(g, x, w, geometry, (need_x, need_w))
+
+    @staticmethod
+    def backward(ctx: Any, u: Tensor | None, p: Tensor | None) -> Any:
+        (g, x, w), geometry = ctx.saved_tensors, ctx.geometry
+        need_g, need_x, need_w = ctx.needs_input_grad[:3]
+        to_g = to_x = to_w = None
+        if u is not None:
+            to_g = _convolve(u, w, None, geometry) if need_g else None
+            to_w = _gradients(g, u, w, geometry, (False, True))[1] if need_w else None
+        if p is not None:
+            if need_g:
+                along = _convolve(x, p, None, geometry)
+                to_g = along if to_g is None else to_g + along
+            to_x = _gradients(g, x, p, geometry, (True, False))[0] if need_x else None
+        return to_g, to_x, to_w, None, None, None
+
+
+def _all_but_channels(x: Tensor) -> tuple[int, ...]:
+    return tuple(i for i in range(x.ndim) if i != 1)
+
+
+def _column(a: Tensor, x: Tensor) -> Tensor:
+    """A vector over channels, shaped to broadcast against x."""
+    return a.view((1, -1) + (1,) * (x.ndim - 2))
+
+
+def _combine(x: Tensor, *terms: tuple[Tensor, Tensor], shift: Tensor) -> Tensor:
+    """Sum of (per-channel factor) * (tensor) plus a per-channel shift, one pass per term."""
+    (first, a), *rest = terms
+    out = torch.addcmul(_column(shift, x), first, _column(a, x))
+    for tensor, factor in rest:
+        out.addcmul_(tensor, _column(factor, x))
+    return out
+
+
+class Affine(torch.autograd.Function):
+    """y = a x + b with a and b per channel."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(x, a)
+        return _combine(x, (x, a), shift=b)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        x, a = ctx.saved_tensors
+        return _AffineGradient.apply(g, x, a)
+
+
+class _AffineGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, g: Tensor, x: Tensor, a: Tensor) -> Any:
+        ctx.save_for_backward(g, x, a)
+        dims = _all_but_channels(g)
+        return g * _column(a, g), (g * x).sum(dims), g.sum(dims)
+
+    @staticmethod
+    def backward(ctx: Any, u: Tensor, p: Tensor, q: Tensor) -> Any:
+        g, x, a = ctx.saved_tensors
+        to_g = _combine(g, (u, a), (x, p), shift=q)
+        to_x = g * _column(p, g) if ctx.needs_input_grad[1] else None
+        return to_g, to_x, (u * g).sum(_all_but_channels(g))
+
+
+class BatchNorm(torch.autograd.Function):
+    """y = w (x - mean) r + b with the batch's own mean and r = 1 / sqrt(var + eps)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+        var, mean = torch.var_mean(x, _all_but_channels(x), correction=0)
+        r = torch.rsqrt(var + eps)
+        ctx.save_for_backward(x, w, mean, r)
+        return _combine(x, (x, w * r), shift=b - w * r * mean)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return (*_BatchNormGradient.apply(g, *ctx.saved_tensors), None)
+
+
+class _BatchNormGradient(torch.autograd.Function):
+    """With h = (x - mean) r and m() the mean over all but channels, the gradients are
+
+        x: w r (g - m(g) - h m(g h)),    w: n m(g h),    b: n m(g).
+
+    Against cotangents u, p, q their inner product is w r n A + n p m(g h) + n q m(g), where
+    A = m(u g) - m(u) m(g) - m(u h) m(g h); deriving it with dh = r (dx - m(dx) - h m(h dx)) and
+    dr = -r^2 m(h dx) gives the backward below. It treats x, w and g as the only variables: mean
+    and r are functions of x, and their part is in the formula.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, g: Tensor, x: Tensor, w: Tensor, mean: Tensor, r: Tensor) -> Any:
+        dims = _all_but_channels(g)
+        mg = g.mean(dims)
+        mgh = ((g * x).mean(dims) - mean * mg) * r
+        ctx.save_for_backward(g, x, w, mean, r, mg, mgh)
+        a, n = w * r, g.numel() // g.shape[1]
+        gx = _combine(g, (g, a), (x, -a * mgh * r), shift=a * (mgh * r * mean - mg))
+        return gx, n * mgh, n * mg
+
+    @staticmethod
+    def backward(ctx: Any, u: Tensor, p: Tensor, q: Tensor) -> Any:
+        g, x, w, mean, r, mg, mgh = ctx.saved_tensors
+        dims, a, n = _all_but_channels(g), w * r, g.numel() // g.shape[1]
+        mu = u.mean(dims)
+        muh = ((u * x).mean(dims) - mean * mu) * r
+        inner = (u * g).mean(dims) - mu * mg - muh * mgh  # A
+        along_h = p - a * muh
+        to_g = _combine(g, (u, a), (x, along_h * r), shift=q - a * mu - along_h * r * mean)
+        # z = along_u u + along_g g is the cotangent of h
+        along_u, along_g = -a * mgh, p - a * muh
+        mz, mzh = along_u * mu + along_g * mg, along_u * muh + along_g * mgh
+        factor = -r * mzh - a * inner * r  # of h in the cotangent of x
+        terms = (u, along_u * r), (g, along_g * r), (x, factor * r)
+        to_x = _combine(g, *terms, shift=-r * mz - factor * r * mean)
+        return to_g, to_x, n * inner * r, None, None
+
+
+# -- interception of a model's calls ---------------------------------------------------------
 
 _DIRECT = ("bias", "stride", "padding", "dilation", "groups")
 _TRANSPOSED = ("bias", "stride", "padding", "output_padding", "groups", "dilation")
-_CONVOLUTIONS: dict[Callable, tuple[tuple[str, ...], bool]] = {
-    torch.conv1d: (_DIRECT, False),
-    torch.conv2d: (_DIRECT, False),
-    torch.conv3d: (_DIRECT, False),
-    torch.conv_transpose1d: (_TRANSPOSED, True),
-    torch.conv_transpose2d: (_TRANSPOSED, True),
-    torch.conv_transpose3d: (_TRANSPOSED, True),
+_CONVOLUTIONS: dict[Callable, tuple[str, ...]] = {  # arguments behind input and weight, in order
+    **dict.fromkeys((torch.conv1d, torch.conv2d, torch.conv3d), _DIRECT),
+    **dict.fromkeys(
+        (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d), _TRANSPOSED
+    ),
 }
 _LAYOUT_MATTERS = {torch.Tensor.view, torch.Tensor.as_strided, torch.as_strided}
 
 
 class NativeDoubleBackward(TorchFunctionMode):
-    """While active, convolutions and batch norms are the ones above; the rest is torch's.
+    """While active, convolutions and batch norms are those of this file.
 
     `batch_statistics`: every batch norm uses its batch's statistics and updates none.
     `channels_last`: 2-d convolutions ask for that layout where their input is larger than their
@@ -66,7 +247,7 @@ class NativeDoubleBackward(TorchFunctionMode):
         self, func: Callable, input: Tensor, weight: Tensor, *args: Any, **kw: Any
     ) -> Any:
         n = weight.ndim - 2
-        names, transposed = _CONVOLUTIONS[func]
+        names = _CONVOLUTIONS[func]
         given = dict(zip(names, args, strict=False)) | kw
         usual = input.ndim == weight.ndim and input.is_floating_point()
         named = isinstance(given.get("padding"), str)  # "same", "valid"
@@ -80,7 +261,7 @@ class NativeDoubleBackward(TorchFunctionMode):
 
         stride, padding = per_dimension("stride", 1), per_dimension("padding", 0)
         dilation, beyond = per_dimension("dilation", 1), per_dimension("output_padding", 0)
-        groups = given.get("groups", 1)
+        transposed, groups = names is _TRANSPOSED, given.get("groups", 1)
         geometry = Geometry(stride, padding, dilation, transposed, beyond, groups)
         if self.channels_last and n == 2:
             wide = input.numel() > 2 * weight.numel()
@@ -112,7 +293,7 @@ class NativeDoubleBackward(TorchFunctionMode):
         if self._last is None or self._last[0] is not input or input._version:
             return Affine.apply(input, scale, shift)
         _, x, w, b, geometry = self._last
-        if geometry.transposed:
+        if geometry.transposed:  # its output channels are the second axis of the weights
             return Affine.apply(input, scale, shift)
         self._last = None
         folded = w * scale.view((-1,) + (1,) * (w.ndim - 1))

@@ -1,9 +1,7 @@
 """PyHessian (Yao et al. 2020) behind the same signatures: its eigenvalues and its trace.
 
-The library is the one the paper's follow-ups use, so its numbers are worth having beside ours. It
-leaves the model in eval mode with `.grad` filled and draws from the global random stream; here it
-runs inside `preserved`. Its density no longer runs and is not offered. Imported only when asked
-for.
+The paper's follow-ups use this library. It leaves the model in eval mode with `.grad` filled and
+draws from the global random stream, so it runs inside `preserved`. Its density no longer runs.
 """
 
 from __future__ import annotations
@@ -38,13 +36,13 @@ def eigenvalues(
     began, per_value = time.perf_counter(), max_products // k
     with _measuring(hessian, seed) as (peer, count):
         values, vectors = peer.eigenvalues(maxIter=per_value, tol=tolerance, top_n=k)
-    found = torch.tensor(values, dtype=torch.float64)
-    if not bool(torch.isfinite(found).all()):
+    largest = torch.tensor(values, dtype=torch.float64)
+    if not bool(torch.isfinite(largest).all()):
         raise TrainingError("PyHessian's eigenvalues are not finite; the loss has diverged here.")
     rows = [torch.cat([part.detach().reshape(-1) for part in v]) for v in vectors]
     return Eigenpairs(
-        largest=found,
-        smallest=found[:0],
+        largest=largest,
+        smallest=largest[:0],
         residuals=torch.full((k,), math.nan, dtype=torch.float64),
         vectors=torch.stack(rows),
         products=count[0],

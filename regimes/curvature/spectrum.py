@@ -1,9 +1,8 @@
 """Eigenvalues, traces and spectral density of a `HessianProduct`, whole and per layer.
 
-The paper's Figure 3 sets the top eigenvalue against the gradient norm. All functions are
-deterministic given `seed`, leave no trace on the model, and give the curvature over the union of
-the data when the product averages over processes. One `HessianProduct` serves several calls and
-builds its graph once:
+All functions are deterministic given `seed`, leave no trace on the model, and give the curvature
+over the union of the data when the product averages over processes. One `HessianProduct` serves
+several calls and builds its graph once:
 
     hessian = HessianProduct(model, cross_entropy, batches, mode="eval")
     now = eigenvalues(hessian, largest=5, smallest=1)
@@ -45,10 +44,10 @@ def eigenvalues(
 ) -> Eigenpairs:
     """Both ends of the spectrum, algebraically (see `lanczos` for tolerance and budgets).
 
-    `start` is the previous measurement of the same model: its vectors, summed, begin the Krylov
-    space. `backend="pyhessian"` runs that library's power iteration instead: its values are the
-    largest in *magnitude*, sign kept, it knows no residuals (NaN), no `smallest`, warm start, time
-    budget or processes, and `tolerance` is its relative change between two steps.
+    `start` is the previous measurement of the same model: the sum of its vectors begins the Krylov
+    space. `backend="pyhessian"` runs that library's power iteration instead. Its values are the
+    largest in *magnitude*, with their signs; its residuals are NaN; `tolerance` is the relative
+    change between two steps. It has no `smallest`, warm start, time budget or processes.
 
     Raises:
         ConfigError: as `HessianProduct` and `lanczos`; an option that the backend lacks.
@@ -70,15 +69,15 @@ def eigenvalues(
         max_products=max_products,
         max_seconds=max_seconds,
         generator=stream(seed, "lanczos"),
-        **_vectors_of(hessian),
+        **_vector_options(hessian),
     )
 
 
 def warm_start(previous: Eigenpairs) -> Float[Tensor, "1 d"]:
     """The sum of the previous eigenvectors (those that exist), as one start vector.
 
-    Measured against a block start of all of them (`benchmarks/curvature.py`): one vector carries
-    all of them and keeps the polynomial degree of a single Krylov sequence.
+    It keeps the polynomial degree of a single Krylov sequence and needs fewer products than a block
+    start of all of them (`benchmarks/curvature.py`).
     """
     vectors = previous.vectors[torch.isfinite(previous.vectors[:, 0])]
     if not len(vectors):
@@ -102,32 +101,28 @@ def layer_eigenvalues(
     Raises:
         ConfigError: a layer that the model does not have; else as `eigenvalues`.
     """
-    found = {}
+    pairs = {}
     for name in hessian.names if layers is None else layers:
         if name not in hessian.names:
             raise ConfigError(f"No layer {name!r} with a gradient; have {hessian.names}.")
         layer = hessian.names.index(name)
-        found[name] = lanczos(
+        pairs[name] = lanczos(
             hessian.block(layer),
             hessian.parameters[layer].numel(),
             tolerance=tolerance,
             max_products=max_products,
             max_seconds=max_seconds,
             generator=stream(seed, "lanczos", name),
-            **_vectors_of(hessian),
+            **_vector_options(hessian),
         )
-    return found
+    return pairs
 
 
 def trace(
     hessian: HessianProduct, *, products: int = 30, seed: int = 0, backend: str = "lanczos"
 ) -> Estimate:
-    """The trace, unbiased, with its standard error: the mean of z'Hz over random signs z
-    (Hutchinson 1990).
-
-    Raises:
-        ConfigError: fewer than 2 products, or an unknown backend.
-    """
+    """Hutchinson's (1990) unbiased estimate: the mean of z'Hz over random signs z. ConfigError for
+    fewer than 2 products or an unknown backend."""
     if _uses_pyhessian(backend):
         from regimes.curvature import pyhessian
 
@@ -143,10 +138,7 @@ def layer_traces(
     """The trace of every layer's diagonal block, all from the same full products.
 
     For random signs z the expectation of z_l'(Hz)_l is the trace of block l: the other blocks
-    enter with mean zero. The samples of all layers add up to those of `trace` at the same seed.
-
-    Raises:
-        ConfigError: fewer than 2 probes.
+    enter with mean zero. The layers add up to `trace` at the same seed. ConfigError: as there.
     """
     require(probes >= 2, "probes", probes, "at least 2, for a standard error")
     samples: dict[str, list[float]] = {name: [] for name in hessian.names}
@@ -196,7 +188,7 @@ def _uses_pyhessian(backend: str) -> bool:
     return backend == "pyhessian"
 
 
-def _vectors_of(hessian: HessianProduct) -> dict[str, Any]:
+def _vector_options(hessian: HessianProduct) -> dict[str, Any]:
     return {"agree": hessian.agree, "dtype": hessian.dtype, "device": hessian.device}
 
 

@@ -1,19 +1,19 @@
-"""Where data sets live, and arrays kept in files, so that they are made once.
+"""Folders of data sets, and a cache of arrays.
 
-A file is written beside its final name and moved there in one step: several processes may make the
-same one at once and none sees half of it. One that cannot be read is made again; a folder that
-cannot be written is done without.
+A file is written under a temporary name and then renamed, so several processes may write the same
+one at once and none reads half of it. A damaged file is rebuilt; a read-only folder costs time.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import lzma
 import os
 import secrets
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,53 +21,58 @@ import numpy as np
 logger = logging.getLogger(__name__)
 
 UNREADABLE = (  # what numpy and the standard library raise on a truncated or foreign file
-    OSError,
-    EOFError,
-    RuntimeError,
-    lzma.LZMAError,
-    zipfile.BadZipFile,
-    zlib.error,
-    KeyError,
-    ValueError,
+    *(OSError, EOFError, RuntimeError, KeyError, ValueError),
+    *(lzma.LZMAError, zipfile.BadZipFile, zlib.error),
 )
 
 
 def data_root() -> Path:
-    """Where data sets live: `$REGIMES_DATA`, else ``data/cache`` in the working directory."""
+    """The folder of data sets: `$REGIMES_DATA`, else ``data/cache`` in the working directory."""
     return Path(os.environ.get("REGIMES_DATA") or Path("data", "cache"))
 
 
-def given(path: str) -> Path:
-    """A path as a configuration has it; ~ is the home folder, which shells leave to the reader of
-    ``--set data.path=~/pets``."""
+def user_path(path: str) -> Path:
+    """A path of a configuration. Shells do not expand the ~ of ``--set data.path=~/pets``."""
     return Path(os.path.expanduser(path))
 
 
 def cache_root() -> Path:
-    """Where arrays are kept: `$REGIMES_CACHE`, else `data_root()`."""
+    """The folder of cached arrays: `$REGIMES_CACHE`, else `data_root()`."""
     return Path(os.environ.get("REGIMES_CACHE") or data_root())
 
 
-def stored(file: Path, names: Sequence[str]) -> list[np.ndarray] | None:
-    """The arrays of these names (zip's CRC-32 guards each), or None."""
+def load_arrays(file: Path, names: Sequence[str]) -> list[np.ndarray] | None:
+    """The arrays of a file, or None if it is missing, damaged or not from `store_arrays`."""
     try:
-        with np.load(file, allow_pickle=False) as found:
-            return [found[name] for name in names]
+        with np.load(file, allow_pickle=False) as stored:
+            arrays = [stored[name] for name in names]
+            if str(stored["checksum"]) == _checksum(arrays):
+                return arrays
+        logger.warning("the cache file %s has other arrays than it should and is rebuilt", file)
     except FileNotFoundError:
-        return None
+        pass
     except UNREADABLE as error:
         logger.warning("the cache file %s cannot be read and is rebuilt (%s)", file, error)
-        return None
+    return None
 
 
-def store(file: Path, arrays: Mapping[str, np.ndarray | Sequence[str]], what: str) -> None:
-    """Keep arrays for `stored`; ``what`` they are, for the warning if that fails."""
+def _checksum(arrays: Iterable[np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.shape} {array.dtype}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def store_arrays(file: Path, arrays: Mapping[str, np.ndarray], what: str) -> None:
+    """Write arrays for `load_arrays`; a failure is a warning that names them as ``what``."""
     temporary = file.with_suffix(f".{secrets.token_hex(4)}.tmp")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(temporary, "xb") as handle:
-                np.savez(handle, allow_pickle=False, **arrays)
+                # allow_pickle is of numpy 2
+                np.savez(handle, **arrays, checksum=_checksum(arrays.values()))  # type: ignore[arg-type]
             temporary.replace(file)
         finally:
             temporary.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Classification of images: the task behind every preset but the language models'."""
+"""Classification of images: the task of all presets but the language models'."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regimes.collectives.world import World
 from regimes.config import RunConfig
 from regimes.data import images, task
 from regimes.data.deficits import deficit
-from regimes.data.images import ImageBatches
+from regimes.data.images import ImageBatches, Split
 from regimes.errors import ConfigError
 from regimes.models.loss import Batch, Loss
 
@@ -23,19 +23,19 @@ def classification_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _check_outputs(model: nn.Module, name: str, x: Tensor, classes: int) -> None:
-    """Raise ConfigError unless a model gives one number per class; it is left as it is."""
-    was = model.training
+    """Raise ConfigError unless a model gives one number per class; the model does not change."""
+    training = model.training
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            found = model.eval()(x)
+            output = model.eval()(x)
     except Exception as error:  # a user's code may raise anything
         why = str(error).partition("\n")[0] or type(error).__name__
         size = "x".join(map(str, x.shape[1:]))
         raise ConfigError(f"the model {name!r} does not take images of {size}: {why}") from None
     finally:
-        model.train(was)
-    if not isinstance(found, Tensor) or found.shape != (1, classes):
-        shape = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        model.train(training)
+    if not isinstance(output, Tensor) or output.shape != (1, classes):
+        shape = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise ConfigError(
             f"the model {name!r} gives {shape} for one image: expected [1, {classes}], a number "
             "for each class"
@@ -58,9 +58,9 @@ class ImageTask:
         return len(self.images.classes)
 
     def header(self) -> dict[str, Any]:
-        held = self.images.validation
         sizes = {"train": self.size, "test": len(self.images.test_y)}
-        sizes |= {} if held is None else {"validation": len(held[1])}
+        if self.images.validation is not None:
+            sizes["validation"] = len(self.images.validation[1])
         return {"digest": self.digest, **sizes, "classes": list(self.images.classes)}
 
     def build(self, config: RunConfig) -> nn.Module:
@@ -85,48 +85,43 @@ class ImageTask:
     def evaluate(
         self, model: nn.Module, device: torch.device, dtype: torch.dtype, world: World = task.ALONE
     ) -> tuple[float, float]:
-        return self._evaluated(model, device, dtype, world, "test")
+        return self._evaluate(model, device, dtype, world, "test")
 
     def validate(
         self, model: nn.Module, device: torch.device, dtype: torch.dtype, world: World = task.ALONE
     ) -> tuple[float, float]:
-        return self._evaluated(model, device, dtype, world, "validation")
+        return self._evaluate(model, device, dtype, world, "validation")
 
     def extra_metrics(self, loss: float) -> dict[str, float]:
         return {}
 
     @torch.no_grad()
-    def _evaluated(
-        self,
-        model: nn.Module,
-        device: torch.device,
-        dtype: torch.dtype,
-        world: World,
-        split: images.Split,
+    def _evaluate(
+        self, model: nn.Module, device: torch.device, dtype: torch.dtype, world: World, split: Split
     ) -> tuple[float, float]:
         model.eval()
-        self.images, mine = self.images.tested_on(device), {}
+        self.images, sums = self.images.tested_on(device), {}
         share = slice(world.rank, None, world.processes)
         batches = images.evaluation_batches(self.images, 500, device, dtype, split, share)
-        for number, (x, y) in zip(task.turns(world), batches, strict=False):
+        for number, (x, y) in zip(task.own_batches(world), batches, strict=False):
             logits = model(x)
-            losses = F.cross_entropy(logits, y, reduction="sum").double()
-            right = (logits.argmax(1) == y).sum()
-            mine[number] = torch.stack([losses, right, torch.full_like(losses, len(y))])
-        loss, correct, count = task.summed(world, mine)
-        return loss / count, correct / count
+            loss = F.cross_entropy(logits, y, reduction="sum").double()
+            correct = (logits.argmax(1) == y).sum()
+            sums[number] = torch.stack([loss, correct, torch.full_like(loss, len(y))])
+        total_loss, total_correct, count = task.total(world, sums)
+        return total_loss / count, total_correct / count
 
     def probe(self, batches: ImageBatches, world: World, size: int, batch: int) -> list[Batch]:
         """The first images."""
-        mine = task.probe_share(world, size, batch, self.size, "the training set")
-        x, y = (t[mine].to(batches.device) for t in (self.images.train_x, self.images.train_y))
+        own = task.probe_share(world, size, batch, self.size, "the training set")
+        x, y = (t[own].to(batches.device) for t in (self.images.train_x, self.images.train_y))
         return task.pairs(batches.normalise(x), y, batch)
 
     def samples(
         self, batches: ImageBatches, seed: int, epoch: int, count: int, batch: int
     ) -> list[Batch]:
         """Batches of the epoch, augmented as in training."""
-        chosen = task.drawn(seed, epoch, count, self.size // batch, f"batches of {batch} images")
+        steps = task.draw(seed, epoch, count, self.size // batch, f"batches of {batch} images")
         alone = batches.rebatched(batch, workers=1)
-        found = (next(alone.epoch(epoch, [0], start)) for start in chosen.tolist())
-        return [(x[0], y[0]) for x, y in found]
+        stacked = (next(alone.epoch(epoch, [0], step)) for step in steps.tolist())
+        return [(x[0], y[0]) for x, y in stacked]

@@ -1,41 +1,38 @@
-"""Deficits: training made worse in chosen epochs, which is how critical periods were found.
+"""Deficits: training made worse in chosen epochs, to find critical periods.
 
-Achille, Rovere & Soatto (2019) blur the images in a window of early epochs, take the blur away and
-see that the accuracy lost does not come back; with a later window it does. A deficit here is a
-frozen dataclass with ``windows`` of epochs, like a schedule's, and changes inputs, labels or
-updates. What it does is a function of (seed, epoch, sample), never of W, P or the batch size.
+Achille, Rovere & Soatto (2019) blur the images in a window of early epochs. The lost accuracy does
+not come back after it; with a later window it does. What a deficit changes is a function of (seed,
+epoch, sample), never of the number of workers, processes or the batch size.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from regimes.config import Registry, check_windows, in_windows
+from regimes.config import Registry, check_windows, in_windows, offered
 from regimes.errors import require
 from regimes.seeding import stream
 
 REGISTRY = Registry(
     "deficit",
-    {
+    offered("regimes.deficits")
+    | {
         "blur": "regimes.data.deficits:Blur",
         "flip": "regimes.data.deficits:Flip",
         "noise": "regimes.data.deficits:ImageNoise",
         "other-task": "regimes.data.deficits:OtherTask",
         "labels": "regimes.data.deficits:Labels",
         "gradient-noise": "regimes.data.deficits:GradientNoise",
-        "other-matrix": "regimes.data.deficits:OtherMatrix",
     },
     has=("windows", "inputs", "labels", "updates"),
 )
 BANK = 1024  # different noise images
-
-
 Images = Float[Tensor, "n c h w"]
 Index = Int64[Tensor, " n"]
 Targets = Int64[Tensor, " train"]
@@ -43,9 +40,9 @@ Targets = Int64[Tensor, " train"]
 
 @dataclass(frozen=True)
 class Deficit:
-    """None at all; the base of the others. It acts in ``windows``, pairs ``[first, stop)`` of
-    epochs."""
+    """The base class, which changes nothing. ``windows`` are pairs ``[first, stop)`` of epochs."""
 
+    only_for: ClassVar[str | None] = None  # the name of the only data set that it is for
     windows: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
@@ -59,7 +56,7 @@ class Deficit:
         return x
 
     def labels(self, y: Targets, classes: int, seed: int) -> Targets:
-        """The whole training set's labels, changed."""
+        """All training labels, changed."""
         return y
 
     def updates(self, updates: list[Tensor], seed: int, epoch: int, step: int) -> list[Tensor]:
@@ -69,8 +66,7 @@ class Deficit:
 
 @dataclass(frozen=True)
 class Blur(Deficit):
-    """Images averaged down by ``factor`` and brought back bilinearly (Achille et al., section 2:
-    32 x 32 to 8 x 8)."""
+    """Images averaged down by ``factor`` and resized back (Achille et al., section 2)."""
 
     factor: int = 4
 
@@ -113,6 +109,7 @@ class ImageNoise(Deficit):
     """White noise in place of the images: sensory deprivation."""
 
     def inputs(self, x: Images, index: Index, seed: int, epoch: int) -> Images:
+        # From a bank, because noise for each sample and epoch would cost a generator per sample.
         bank = torch.randn(BANK, *x.shape[1:], generator=stream(seed, "noise images"))
         return bank[(index.cpu() * 7919 + epoch * 104729) % BANK].to(x)
 
@@ -154,14 +151,6 @@ class GradientNoise(Deficit):
         return [u + noise(u) for u in updates]
 
 
-@dataclass(frozen=True)
-class OtherMatrix(Deficit):
-    """The entries of another matrix, of ``rank``, in place of the task's (Kleinman, Achille &
-    Soatto, 2024); see `regimes.data.matrix`."""
-
-    rank: int = 10
-
-
 def deficit(table: dict[str, Any] | None) -> Deficit:
-    """The deficit that a configuration table names; one that never acts for None."""
+    """The deficit of a configuration table; for None one that never acts."""
     return Deficit() if table is None else REGISTRY.make(table)

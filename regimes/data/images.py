@@ -1,14 +1,11 @@
-"""Data sets in memory, and batches from them.
+"""Image data sets in memory, and their batches.
 
-A whole data set is 8-bit tensors on the model's device; a batch is gathered by index, augmented
-and normalised in a few tensor operations. What a sample looks like and when it comes are functions
-of (seed, epoch, index), never of the number of workers, of processes or of the batch size:
+A data set is 8-bit tensors on the model's device; a batch is gathered by index, augmented and
+normalised in a few tensor operations. Order and augmentation of the samples are functions of (seed,
+epoch, index), never of the number of workers, of processes or of the batch size:
 
-- the order of epoch e is one permutation, ``stream(seed, "order", e)``; step k takes the next
-  W x b entries, and worker w those at positions w, w + W, w + 2 W, ... of them;
+- the order of epoch e is one permutation, ``stream(seed, "order", e)`` (see `task.Shuffled`);
 - crop and flip are drawn for all samples of an epoch at once, ``stream(seed, "augment", e)``.
-
-Stands on `data.sources` (which data sets there are) and `seeding`; used by the loop.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from regimes.data.deficits import Deficit
-from regimes.data.sources import CIFAR_FOLDERS, Arrays, at_most, balanced, hold_out, read
+from regimes.data.sources import CIFAR_FOLDERS, balanced_order, hold_out, limit_sizes, read
 from regimes.data.task import Shuffled
 from regimes.errors import DataError
 from regimes.seeding import stream
@@ -40,11 +37,7 @@ CIFAR_MEAN, CIFAR_STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)  # the paper's, o
 
 @dataclass(frozen=True)
 class Images:
-    """One data set in memory. Any prefix of a split holds the classes in equal shares.
-
-    Attributes:
-        validation: images and class numbers held out of the training set, None if there are none.
-    """
+    """One data set. Any prefix of a split holds the classes in equal shares."""
 
     train_x: UInt8[Tensor, "train c h w"]
     train_y: Int64[Tensor, " train"]
@@ -53,64 +46,53 @@ class Images:
     classes: tuple[str, ...]
     mean: tuple[float, ...]  # per channel, of pixels in 0..1
     std: tuple[float, ...]
-    digest: str  # SHA-256 of all the others: equal on all processes, or they hold different data
+    digest: str  # SHA-256 of all the others, compared between processes
+    # Held out of the training set.
     validation: tuple[UInt8[Tensor, "held c h w"], Int64[Tensor, " held"]] | None = None
 
     def tested_on(self, device: torch.device) -> Images:
-        """The same, with what is tested on already there."""
-        held = self.validation
-        return replace(
-            self,
-            test_x=self.test_x.to(device),
-            test_y=self.test_y.to(device),
-            validation=held and (held[0].to(device), held[1].to(device)),
-        )
+        """A copy with the test and validation tensors on a device."""
+        held = self.validation and (self.validation[0].to(device), self.validation[1].to(device))
+        test_x, test_y = self.test_x.to(device), self.test_y.to(device)
+        return replace(self, test_x=test_x, test_y=test_y, validation=held)
 
 
 def load(config: DataConfig) -> Images:
-    """The data set that a configuration names, subset and pooled as it says, or DataError."""
+    """The data set of a configuration, cut to its sizes and pooled, or DataError."""
     raw = read(config)
-    config = at_most(config, raw)
-    train, held = _training(raw, config)
-    test = _select(raw.test_x, raw.test_y, raw.classes, config.test_size, "test")
-    train_x, test_x = _pooled(train[0], config.image_size), _pooled(test[0], config.image_size)
-    validation = None if held is None else (_pooled(held[0], config.image_size), held[1])
-    cifar = config.name in CIFAR_FOLDERS
-    mean, std = (CIFAR_MEAN, CIFAR_STD) if cifar else _statistics(train_x)
-    tensors = (train_x, train[1], test_x, test[1])
+    config, classes = limit_sizes(config, raw), len(raw.classes)
+
+    def select(x: np.ndarray, y: np.ndarray, index: np.ndarray) -> tuple[Tensor, Tensor]:
+        return _pool(torch.from_numpy(x[index]), config.image_size), torch.from_numpy(y[index])
+
+    order, held = _training_order(raw.train_y, classes, config)
+    tests = balanced_order(raw.test_y, classes, config.test_size, "test")[: config.test_size]
+    train = select(raw.train_x, raw.train_y, order[: config.train_size])
+    test = select(raw.test_x, raw.test_y, tests)
+    validation = None if held is None else select(raw.train_x, raw.train_y, held)
+    is_cifar = config.name in CIFAR_FOLDERS
+    mean, std = (CIFAR_MEAN, CIFAR_STD) if is_cifar else _statistics(train[0])
     digest = hashlib.sha256(repr((raw.classes, mean, std)).encode())
-    for tensor in (*tensors, *(validation or ())):
+    for tensor in (*train, *test, *(validation or ())):
         digest.update(repr(tuple(tensor.shape)).encode())
         digest.update(tensor.numpy().data)
-    return Images(*tensors, raw.classes, mean, std, digest.hexdigest(), validation)
+    return Images(*train, *test, raw.classes, mean, std, digest.hexdigest(), validation)
 
 
-def _training(
-    raw: Arrays, config: DataConfig
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor] | None]:
-    """What is trained on, and what is held out of it; no image is in both."""
-    x, y, classes = raw.train_x, raw.train_y, raw.classes
+def _training_order(
+    y: np.ndarray, classes: int, config: DataConfig
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Indices of the training images and, disjoint from them, of the validation images, if any."""
     if config.validation_size is None:
-        return _select(x, y, classes, config.train_size, "train"), None
-    rest, held = hold_out(y, len(classes), config.validation_size)
+        return balanced_order(y, classes, config.train_size, "train"), None
+    order, held = hold_out(y, classes, config.validation_size)
     if config.train_size is not None:
         what = f"train, beside the {len(held)} for validation"
-        balanced(y[rest], len(classes), config.train_size, what)  # can it hold equal shares?
-    return _at(x, y, rest[: config.train_size]), _at(x, y, held)
+        balanced_order(y[order], classes, config.train_size, what)  # raises if it is too small
+    return order, held
 
 
-def _select(
-    x: np.ndarray, y: np.ndarray, classes: tuple[str, ...], size: int | None, what: str
-) -> tuple[Tensor, Tensor]:
-    return _at(x, y, balanced(y, len(classes), size, what)[:size])
-
-
-def _at(x: np.ndarray, y: np.ndarray, places: np.ndarray) -> tuple[Tensor, Tensor]:
-    index = torch.from_numpy(places)
-    return torch.from_numpy(x).index_select(0, index), torch.from_numpy(y).index_select(0, index)
-
-
-def _pooled(x: UInt8[Tensor, "n c h w"], size: int | None) -> UInt8[Tensor, "n c s s"]:
+def _pool(x: UInt8[Tensor, "n c h w"], size: int | None) -> UInt8[Tensor, "n c s s"]:
     """Average over blocks, rounded half up in integers: the same bytes on every machine."""
     _, c, h, w = x.shape
     if size is None or (h, w) == (size, size):
@@ -168,6 +150,8 @@ class Normaliser:
 class ImageBatches(Shuffled):
     """The training batches of a run: which samples each worker sees at each step of each epoch."""
 
+    unit = "images"
+
     def __init__(
         self,
         images: Images,
@@ -185,9 +169,9 @@ class ImageBatches(Shuffled):
         self.device, self.dtype = torch.device(device), dtype
         self.normalise = Normaliser(images, device, dtype, channels_last)
         self.y = images.train_y.to(device)
-        self.count, self.drop_last, self.unit = len(self.y), config.drop_last, "images"
+        self.count, self.drop_last = len(self.y), config.drop_last
         self.deficit = deficit or Deficit()
-        self.wrong_y = self.deficit.labels(self.y, len(images.classes), seed)
+        self.deficit_y = self.deficit.labels(self.y, len(images.classes), seed)
         x = images.train_x.to(device)
         if config.augment:  # every crop of every image is a view: [n, 9, 9, c, h, w]
             h, w = x.shape[2:]
@@ -212,19 +196,18 @@ class ImageBatches(Shuffled):
     ) -> Iterator[tuple[Float[Tensor, "L b c h w"], Int64[Tensor, "L b"]]]:
         """The batches of the hosted `workers`, from step `start` on.
 
-        Memory is in union order: for ``workers=range(W)``,
-        ``x.transpose(0, 1).flatten(0, 1)`` is the global batch in the order of the permutation, and
-        a view.
+        For ``workers=range(W)``, ``x.transpose(0, 1).flatten(0, 1)`` is the global batch in the
+        order of the permutation, and a view.
         """
         order = self.order(epoch).to(self.device)
         crops = self.crops(epoch).to(self.device) if self.config.augment else None
         hosted = torch.tensor(list(workers), device=self.device)
-        worse = self.deficit.active(epoch)
-        labels = self.wrong_y if worse else self.y
+        has_deficit = self.deficit.active(epoch)
+        labels = self.deficit_y if has_deficit else self.y
         for step in range(start, self.steps):
             index = self._union(order, step)[:, hosted]  # [b, L]
             x = self.normalise(self._gather(index.flatten(), crops))
-            if worse:
+            if has_deficit:
                 x = self.deficit.inputs(x, index.flatten(), self.seed, epoch)
             yield x.unflatten(0, index.shape).transpose(0, 1), labels[index].transpose(0, 1)
 
@@ -244,10 +227,7 @@ def evaluation_batches(
     split: Split = "test",
     share: slice = slice(None),
 ) -> Iterator[tuple[Float[Tensor, "b c h w"], Int64[Tensor, " b"]]]:
-    """Each image of a split once, in stored order, never augmented.
-
-    Args:
-        share: which of the batches.
+    """Some batches of a split, in stored order, never augmented.
 
     Raises:
         DataError: nothing was held out for validation.

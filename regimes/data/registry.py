@@ -1,23 +1,31 @@
-"""Which task a configuration names."""
+"""Which task a configuration names.
+
+A package offers a task by an entry point of the group ``regimes.tasks``: a class that takes the
+configuration (`task.Task`), by the value of ``data.name`` that it is for.
+"""
 
 from __future__ import annotations
 
 from regimes.config import RunConfig
-from regimes.data.deficits import OtherMatrix, deficit
-from regimes.data.sources import MATRIX, TEXTS
+from regimes.data.deficits import deficit
+from regimes.data.sources import TASKS, TEXTS
 from regimes.data.task import Task
 from regimes.errors import require
 
 
 def load(config: RunConfig) -> Task:
-    """The task that a configuration names."""
-    if config.data.name == MATRIX:
-        from regimes.data.matrix import MatrixTask
+    """The task that a configuration names.
 
-        return MatrixTask(config)
-    if isinstance(deficit(config.deficit), OtherMatrix):
-        require(False, "deficit.name", "other-matrix", "another, the data are no matrix")
-    if config.data.name in TEXTS:
+    Raises:
+        ConfigError: a deficit that is for other data; a package's task cannot be imported.
+    """
+    name, only_for = config.data.name, deficit(config.deficit).only_for
+    if only_for not in (None, name):
+        given = (config.deficit or {})["name"]
+        require(False, "deficit.name", given, f"another, the data are no {only_for}")
+    if name in TASKS:
+        return TASKS.find(name)(config)
+    if name in TEXTS:
         from regimes.data.language import TextTask
 
         return TextTask(config)

@@ -1,7 +1,7 @@
 """The protocol of a task: a data set, the loss on its batches, the metric on its test set.
 
-The trainer knows a task by this protocol only. `regimes.data.classification` keeps it for images,
-`regimes.data.language` for texts; `regimes.data.registry` says which one a configuration names.
+The trainer knows a task by this protocol only. `regimes.data.classification` implements it for
+images, `regimes.data.language` for texts; `regimes.data.registry` chooses by the configuration.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import copy
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float64, Int64
@@ -31,23 +31,19 @@ class Batches(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
 
-    def __len__(self) -> int:
-        """Steps per epoch."""
-        ...
+    def __len__(self) -> int: ...  # steps per epoch
 
     def rebatched(self, batch_size: int, workers: int | None = None) -> Batches:
         """The same samples in the same order, in batches of another size; copies no tensor."""
-        ...
 
     def epoch(
         self, epoch: int, workers: Sequence[int], start: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and targets ``[L, b, ...]`` of the given workers, from step ``start`` on."""
-        ...
+        """Inputs and targets ``[L, b, ...]`` of some workers, from step ``start`` on."""
 
 
 class Rebatched(ABC):
-    """The part of ``Batches`` that all data sets share: a batch size, and steps that follow."""
+    """``Batches`` whose steps follow from the batch size."""
 
     workers: int
     batch_size: int  # per worker
@@ -55,7 +51,7 @@ class Rebatched(ABC):
 
     @abstractmethod
     def _set(self, batch_size: int) -> None:
-        """Set the batch size and the steps."""
+        """Set ``batch_size`` and ``steps``."""
 
     def __len__(self) -> int:
         return self.steps
@@ -68,12 +64,12 @@ class Rebatched(ABC):
 
 
 class Shuffled(Rebatched):
-    """Samples in an order of each epoch: step k takes the next W x b of them, and worker w those
-    at positions w, w + W, w + 2 W, ... of these."""
+    """Samples in an order of their own each epoch: step k takes the next W x b, and of these worker
+    w takes the positions w, w + W, w + 2 W, ..."""
 
-    count: int  # samples of an epoch
+    count: int  # samples per epoch
     drop_last: bool
-    unit: str  # what a sample is called
+    unit: ClassVar[str]  # of a sample, in errors
 
     def _set(self, batch_size: int) -> None:
         union = self.workers * batch_size
@@ -87,8 +83,8 @@ class Shuffled(Rebatched):
             )
 
     def _union(self, order: Int64[Tensor, " n"], step: int) -> Int64[Tensor, "b W"]:
-        """The step's part of an epoch's order. A short last batch is filled up to a multiple of W
-        from the order's start, so all workers always have equally many."""
+        """The samples of a step. A short last batch is filled up from the start of the order to a
+        multiple of W, because gradients are averaged over workers with equally many samples."""
         first = step * self.workers * self.batch_size
         rows = min(self.batch_size, -(-(len(order) - first) // self.workers))
         positions = torch.arange(first, first + rows * self.workers, device=order.device)
@@ -100,10 +96,8 @@ ALONE = World(1)
 
 @runtime_checkable
 class Task(Protocol):
-    """See the module's docstring."""
-
     metric: str  # "accuracy", "perplexity" or "bits per byte"
-    digest: str  # SHA-256 of all samples; equal on all processes, or they hold different data
+    digest: str  # SHA-256 of all samples, compared between processes
     size: int  # training samples
     loss: Loss  # of a batch, without any state carried over from the batch before
     splits: bool  # whether a batch may be cut into micro-batches that are accumulated
@@ -111,83 +105,73 @@ class Task(Protocol):
     @property
     def classes(self) -> int:
         """Outputs of the network."""
-        ...
 
     def header(self) -> dict[str, Any]:
-        """What the record's header says of the data."""
-        ...
+        """The data's entry in the record's header."""
 
     def build(self, config: RunConfig) -> nn.Module:
         """The network, initialised from the run's seed alone."""
-        ...
 
     def batches(self, config: RunConfig, device: torch.device, dtype: torch.dtype) -> Batches:
         """The training batches at ``config.batch_size``."""
-        ...
 
     def evaluate(
         self, model: nn.Module, device: torch.device, dtype: torch.dtype, world: World = ALONE
     ) -> tuple[float, float]:
-        """(mean loss in nats, metric) on the test set, in evaluation mode: the same bits on every
-        process of ``world`` and for any number of them, which all call this."""
-        ...
+        """(mean loss in nats, metric) on the test set, in evaluation mode. A collective call: the
+        same bits on every process of ``world``, whatever their number."""
 
     def validate(
         self, model: nn.Module, device: torch.device, dtype: torch.dtype, world: World = ALONE
     ) -> tuple[float, float]:
-        """The same on the samples held out by ``data.validation_size``; DataError without any."""
-        ...
+        """The same on the ``data.validation_size`` held-out samples; DataError without any."""
 
     def extra_metrics(self, loss: float) -> dict[str, float]:
-        """What the record says of a mean test loss, besides the metric: its name and value."""
-        ...
+        """Further metrics of a mean test loss for the record, by name."""
 
     def probe(self, batches: Any, world: World, size: int, batch: int) -> list[Batch]:
         """See `regimes.instruments.base.MeasurementContext`."""
-        ...
 
     def samples(self, batches: Any, seed: int, epoch: int, count: int, batch: int) -> list[Batch]:
         """See `regimes.instruments.base.MeasurementContext`."""
-        ...
 
 
-def turns(world: World) -> Iterator[int]:
-    """Which batches of an evaluation are this process's: each P-th."""
+def own_batches(world: World) -> Iterator[int]:
+    """The numbers of the evaluation batches of this process: each P-th."""
     return itertools.count(world.rank, world.processes)
 
 
-def summed(world: World, mine: Mapping[int, Float64[Tensor, " k"]]) -> list[float]:
-    """The sums of ``k`` numbers over all batches of an evaluation, added in the order of the
-    batches, so that they do not depend on who has which.
+def total(world: World, own: Mapping[int, Float64[Tensor, " k"]]) -> list[float]:
+    """The sums of ``k`` numbers over all batches of an evaluation, whose own part each process
+    passes by batch number."""
+    # One transfer from the device for all batches, in place of one per batch.
+    numbers = torch.stack(list(own.values())).tolist() if own else []
+    gathered = world.gather_object(list(zip(own, numbers, strict=True)))
+    # Added in batch order, so the rounding does not depend on the number of processes; without
+    # sum(), which rounds differently from Python 3.12 on.
+    (_, sums), *rest = sorted(batch for batches in gathered for batch in batches)
+    for _, numbers in rest:
+        sums = [a + b for a, b in zip(sums, numbers, strict=True)]
+    return sums
 
-    Args:
-        mine: this process's batches, by their number; they are waited for once.
-    """
-    numbers = torch.stack(list(mine.values())).tolist() if mine else []
-    told = world.gather_object(list(zip(mine, numbers, strict=True)))
-    (_, total), *rest = sorted(batch for one in told for batch in one)
-    for _, numbers in rest:  # not by sum(), which rounds otherwise from Python 3.12 on
-        total = [a + b for a, b in zip(total, numbers, strict=True)]
-    return total
 
-
-def probe_share(world: World, size: int, batch: int, whole: int, source: str) -> slice:
-    """This process's equal part, in full batches, of a probe of `size` out of `whole` samples."""
+def probe_share(world: World, size: int, batch: int, available: int, source: str) -> slice:
+    """This process's equal part, in full batches, of a probe of ``size`` samples."""
     share = batch * world.processes
-    if not 0 < size <= whole or size % share:
+    if not 0 < size <= available or size % share:
         raise ConfigError(
             f"a probe of {size} in batches of {batch}: expected a multiple of {share} "
-            f"(batch x processes) of at most {whole}, {source}"
+            f"(batch x processes) of at most {available}, {source}"
         )
-    here = size // world.processes
-    return slice(world.rank * here, (world.rank + 1) * here)
+    part = size // world.processes
+    return slice(world.rank * part, (world.rank + 1) * part)
 
 
-def drawn(seed: int, epoch: int, wanted: int, whole: int, what: str) -> Int64[Tensor, " wanted"]:
-    """``wanted`` different numbers below ``whole``, seeded."""
-    if wanted > whole:
-        raise ConfigError(f"{what}: the training data hold {whole}, expected at least {wanted}")
-    return torch.randperm(whole, generator=stream(seed, "samples", epoch))[:wanted]
+def draw(seed: int, epoch: int, count: int, below: int, what: str) -> Int64[Tensor, " count"]:
+    """Different random numbers from 0 to ``below`` - 1."""
+    if count > below:
+        raise ConfigError(f"{what}: the training data hold {below}, expected at least {count}")
+    return torch.randperm(below, generator=stream(seed, "samples", epoch))[:count]
 
 
 def pairs(x: Tensor, y: Tensor, batch: int) -> list[Batch]:

@@ -1,19 +1,16 @@
 """Texts as bytes, each in three parts: any file or folder, the standard library, a Markov chain.
 
-The split is by a fixed rule, which no seed changes:
+The split does not depend on a seed:
 
 - a folder with wiki.{train,valid,test}.tokens: these three files;
 - other folders, and the standard library: the files in the order of the SHA-256 of their relative
-  paths; the first are the test part, up to the file that fills a twentieth of the bytes, the next
-  the validation part, likewise, and all others the training part;
-- a single file, or fewer than three: by position, 18 twentieths for training, one for validation,
-  one for testing, in this order. No cut falls inside a character of UTF-8.
+  paths. The first, up to a twentieth of the bytes, are the test part, the next twentieth the
+  validation part, the rest the training part;
+- one or two files: by position, 18 twentieths for training, one for validation, one for testing.
+  No cut falls inside a character of UTF-8.
 
-Of a folder all files are read, in its subfolders too, but links, hidden ones (a name that begins
-with a dot), ``__pycache__``, empty ones, and binary ones: a zero among the first 8,000 bytes, which
-is git's rule. Nothing is decoded.
-
-Stands under `regimes.data.tokens`.
+A folder is read with its subfolders, without links, hidden files, ``__pycache__``, empty files, and
+binary files: a zero among the first 8,000 bytes, which is git's rule. Nothing is decoded.
 """
 
 from __future__ import annotations
@@ -28,37 +25,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regimes import inputs
-from regimes.data.cache import given
+from regimes.data.cache import user_path
 from regimes.data.markov import Chain
 from regimes.errors import DataError
 
 if TYPE_CHECKING:
     from regimes.config import DataConfig
 
-STANDARD = {
-    "train": "wiki.train.tokens",
-    "validation": "wiki.valid.tokens",
-    "test": "wiki.test.tokens",
-}
+STANDARD = {name: f"wiki.{name[:5]}.tokens" for name in ("train", "validation", "test")}
 SHARE = 20  # one of so many parts is for validation, one for testing
-BINARY = 8000  # first bytes of a file that tell
+BINARY = 8000  # first bytes of a file, searched for a zero
 STDLIB_BYTES = 8_000_000
-LEFT_OUT = {
-    "test",
-    "tests",
-    "idle_test",
-    "encodings",
-    "pydoc_data",
-    "site-packages",
-    "dist-packages",
-    "__pycache__",
+EXCLUDED = {
+    *("test", "tests", "idle_test", "encodings", "pydoc_data"),
+    *("site-packages", "dist-packages", "__pycache__"),
 }
 MARKOV_BYTES = 2**20
 
 
 @dataclass(frozen=True)
 class Parts:
-    """A text in three parts, and what a record's header says of where it comes from."""
+    """A text in three parts, and entries for the record's header on its source."""
 
     train: bytes
     validation: bytes
@@ -67,7 +54,7 @@ class Parts:
 
 
 def read(config: DataConfig) -> Parts:
-    """The text that a configuration names, whole.
+    """The complete text of a configuration.
 
     Raises:
         DataError: it is missing, empty or cannot be read.
@@ -82,26 +69,26 @@ def _markov(config: DataConfig) -> Parts:
 
 
 def _stdlib(config: DataConfig) -> Parts:
-    """The Python sources of the standard library, but tests and tables of characters, up to 8 MB:
-    whole files, in the order of the split. The digest tells versions apart."""
+    """The Python sources of the standard library without tests and tables of characters: complete
+    files in the order of the split, up to 8 MB."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    found, total = [], 0
+    contents, total = [], 0
     for path in in_order(_sources(root), root):
         content = _content(path)
         if total + len(content) > STDLIB_BYTES:
             break
         total += len(content)
-        found.append(content)
-    if len(found) < 3:
+        contents.append(content)
+    if len(contents) < 3:
         raise DataError(
             f"{root} holds no Python sources: this Python has no standard library there"
         )
-    return by_file(found, {"python": platform.python_version()})
+    return by_file(contents, {"python": platform.python_version()})
 
 
 def _sources(root: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(root):
-        folders[:] = [f for f in folders if f not in LEFT_OUT and not f.startswith("config-")]
+        folders[:] = [f for f in folders if f not in EXCLUDED and not f.startswith("config-")]
         generated = "_sysconfigdata"  # of this machine's compiler
         yield from (Path(folder, n) for n in names if n.endswith(".py") and generated not in n)
 
@@ -109,7 +96,7 @@ def _sources(root: Path) -> Iterator[Path]:
 def _text(config: DataConfig) -> Parts:
     if config.path is None:
         raise DataError('data.name = "text" needs data.path: a file or a folder.')
-    path = given(config.path)
+    path = user_path(config.path)
     if path.is_file():
         return by_position(_content(path), {})
     if not path.is_dir():
@@ -118,10 +105,10 @@ def _text(config: DataConfig) -> Parts:
         standard = {split: _content(path / name) for split, name in STANDARD.items()}
         return Parts(**standard, facts={"files": len(standard)})
     contents = [_content(file) for file in in_order(_files(path), path)]
-    found = [c for c in contents if c and 0 not in c[:BINARY]]
-    if not found:
+    texts = [c for c in contents if c and 0 not in c[:BINARY]]
+    if not texts:
         raise DataError(f"{path} has no text: all its files are empty, binary or hidden.")
-    return by_file(found, {}) if len(found) >= 3 else by_position(b"".join(found), {})
+    return by_file(texts, {}) if len(texts) >= 3 else by_position(b"".join(texts), {})
 
 
 def _files(root: Path) -> Iterator[Path]:
@@ -140,7 +127,7 @@ def _content(path: Path) -> bytes:
 
 
 def in_order(files: Iterable[Path], root: Path) -> list[Path]:
-    """Files by the SHA-256 of their paths below ``root``."""
+    """Files sorted by the SHA-256 of their paths below ``root``."""
 
     def key(path: Path) -> bytes:
         return hashlib.sha256(os.fsencode(path.relative_to(root).as_posix())).digest()
@@ -149,28 +136,26 @@ def in_order(files: Iterable[Path], root: Path) -> list[Path]:
 
 
 def by_file(contents: list[bytes], facts: dict[str, Any]) -> Parts:
-    """Three or more files in three parts: see the module. Each part has at least one."""
-    least, ends = sum(map(len, contents)) / SHARE, [0]
-    for still in (2, 1):  # parts after this one
-        end, filled = ends[-1], 0
-        while end < len(contents) - still and (filled < least or end == ends[-1]):
-            filled += len(contents[end])
+    """Three or more files in three parts of at least one file."""
+    least, parts, end = sum(map(len, contents)) / SHARE, [], 0
+    for parts_left in (2, 1):
+        start, size = end, 0
+        while end < len(contents) - parts_left and (size < least or end == start):
+            size += len(contents[end])
             end += 1
-        ends.append(end)
-    test, validation = (b"".join(contents[a:b]) for a, b in ((0, ends[1]), (ends[1], ends[2])))
-    train = b"".join(contents[ends[2] :])
-    return Parts(train, validation, test, {"files": len(contents), **facts})
+        parts.append(b"".join(contents[start:end]))
+    test, validation = parts
+    return Parts(b"".join(contents[end:]), validation, test, {"files": len(contents), **facts})
 
 
 def by_position(content: bytes, facts: dict[str, Any]) -> Parts:
-    """One text in three parts: see the module."""
-    first, second = (_whole(content, len(content) * n // SHARE) for n in (SHARE - 2, SHARE - 1))
+    first, second = (_boundary(content, len(content) * n // SHARE) for n in (SHARE - 2, SHARE - 1))
     return Parts(content[:first], content[first:second], content[second:], facts)
 
 
-def _whole(content: bytes, place: int) -> int:
-    """The place, or the next that is not inside a character of UTF-8."""
-    for shift in range(4):  # a character has at most four bytes
-        if place + shift >= len(content) or content[place + shift] & 0xC0 != 0x80:
-            return place + shift
-    return place
+def _boundary(content: bytes, start: int) -> int:
+    """The first position from ``start`` on that is not inside a character of UTF-8."""
+    for end in range(start, start + 4):  # a character has at most four bytes
+        if end >= len(content) or content[end] & 0xC0 != 0x80:
+            return end
+    return start

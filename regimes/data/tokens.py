@@ -1,46 +1,104 @@
-"""Texts as numbers: their bytes, or byte pairs.
+"""A text in memory as numbers (`Corpus`): its bytes, or byte pairs; `wikitext` has words.
 
-"bytes": 256 tokens, nothing to learn, any file.
+"bytes": 256 tokens, for any file.
 
 "bpe": byte-pair encoding (Sennrich et al., "Neural Machine Translation of Rare Words with Subword
-Units", 2016) over the bytes of a text in UTF-8, as GPT-2 does it, by the `tokenizers` library. The
-pairs are learnt from the whole training part, however much of it is trained on, and from nothing
-else. Vocabulary and numbers are kept in the cache, ``tokens/<key>.npz``; the key depends on the
-three parts' bytes and the size of the vocabulary.
-
-Stands on `regimes.data.texts` (the bytes), `regimes.data.corpus` (what comes of them).
+Units", 2016) over the bytes of a text in UTF-8, as in GPT-2, by the `tokenizers` library. The pairs
+are learnt from the complete training part, whatever ``data.train_size``. The cache has vocabulary
+and numbers in ``tokens/<key>.npz``; the key is of the three parts' bytes and the vocabulary's size.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Int32
+from jaxtyping import Int32, Int64, Integer
 from torch import Tensor
 
 from regimes.data import texts
-from regimes.data.cache import cache_root, store, stored
-from regimes.data.corpus import Corpus, Split, make
+from regimes.data.cache import cache_root, load_arrays, store_arrays
 from regimes.data.texts import Parts
 from regimes.errors import ConfigError, DataError, require
 
 if TYPE_CHECKING:
     from regimes.config import DataConfig
 
+Split = Literal["train", "test", "validation"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 BYTES = tuple(map(chr, range(256)))
 VOCABULARY = 1024  # of byte pairs, unless data.vocabulary says otherwise
-FORMAT = "1"  # of the cache file; part of its key
+FORMAT = "2"  # of the cache file; part of its key
 BLOCK = 2**16  # characters that are encoded at once
 
 
+@dataclass(frozen=True)
+class Corpus:
+    """
+    Attributes:
+        train, test, validation: token numbers, of any integer type.
+        words: number -> printable token.
+        digest: SHA-256 of all the above, compared between processes.
+        lengths: bytes of each token, for bits per byte; None for words, whose separators are lost.
+        facts: further entries of the record's header.
+    """
+
+    train: Integer[Tensor, " train"]
+    test: Integer[Tensor, " test"]
+    words: tuple[str, ...]
+    digest: str
+    validation: Integer[Tensor, " validation"] | None = None
+    lengths: Int64[Tensor, " words"] | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def tested_on(self, device: torch.device) -> Corpus:
+        """A copy with all tensors but ``train`` on a device."""
+        tensors = {name: getattr(self, name) for name in ("test", "validation", "lengths")}
+        return replace(self, **{k: t.to(device) for k, t in tensors.items() if t is not None})
+
+
+def make(
+    parts: Mapping[Split, Integer[Tensor, " n"]],
+    words: Sequence[str],
+    config: DataConfig,
+    lengths: Int64[Tensor, " words"] | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> Corpus:
+    """The corpus of some parts, each cut to its configured size in tokens; without
+    ``data.validation_size`` there is no validation part.
+
+    Raises:
+        DataError: a part is smaller than its size, or than two tokens.
+    """
+    sizes: dict[Split, int | None] = {"train": config.train_size, "test": config.test_size}
+    if config.validation_size is not None:
+        sizes["validation"] = config.validation_size
+    cut = {split: _first(parts[split], size, split) for split, size in sizes.items()}
+    digest = hashlib.sha256(repr(tuple(words)).encode())
+    for part in cut.values():
+        digest.update(repr(len(part)).encode())
+        digest.update(part.numpy().data)
+    words, hexdigest = tuple(words), digest.hexdigest()
+    return Corpus(**cut, words=words, digest=hexdigest, lengths=lengths, facts=dict(facts or {}))
+
+
+def _first(ids: Integer[Tensor, " n"], size: int | None, split: Split) -> Integer[Tensor, " m"]:
+    if len(ids) < 2:
+        raise DataError(f"the {split} part of the text has {len(ids)} tokens, expected at least 2.")
+    if size is not None and not 2 <= size <= len(ids):
+        raise DataError(
+            f"data.{split}_size = {size}: expected 2 to {len(ids)}, the tokens of the {split} part "
+            "of the text."
+        )
+    return ids[:size]
+
+
 def load(config: DataConfig) -> Corpus:
-    """The text that a configuration names, as tokens, cut to its sizes.
+    """The text of a configuration as tokens, cut to its sizes.
 
     Raises:
         ConfigError: byte pairs without the library, or of less than 256 bytes and one pair.
@@ -49,40 +107,36 @@ def load(config: DataConfig) -> Corpus:
     parts, pairs = texts.read(config), config.tokenizer == "bpe"
     words, ids = _pairs(parts, config.vocabulary or VOCABULARY) if pairs else _bytes(parts)
     lengths = torch.tensor([len(word) for word in words])  # one character stands for one byte
-    said = {"tokenizer": config.tokenizer or "bytes", **parts.facts}
-    corpus = make(ids, words, config, lengths, said)
-    held = {"train": corpus.train, "validation": corpus.validation, "test": corpus.test}
-    counts = {s: int(lengths[part.long()].sum()) for s, part in held.items() if part is not None}
-    return replace(corpus, facts={**corpus.facts, "bytes": counts})
+    facts = {"tokenizer": config.tokenizer or "bytes", **parts.facts}
+    corpus = make(ids, words, config, lengths, facts)
+    cut = {split: getattr(corpus, split) for split in SPLITS}
+    counts = {s: int(lengths[part.long()].sum()) for s, part in cut.items() if part is not None}
+    return replace(corpus, facts={**facts, "bytes": counts})
 
 
 def _bytes(parts: Parts) -> tuple[tuple[str, ...], dict[Split, Tensor]]:
-    found = {split: bytearray(getattr(parts, split)) for split in SPLITS}
-    return BYTES, {
-        s: torch.frombuffer(b, dtype=torch.uint8) if b else torch.empty(0).byte()
-        for s, b in found.items()
-    }
+    contents = {split: np.frombuffer(getattr(parts, split), np.uint8) for split in SPLITS}
+    return BYTES, {split: torch.from_numpy(part.copy()) for split, part in contents.items()}
 
 
 def _pairs(parts: Parts, size: int) -> tuple[tuple[str, ...], dict[Split, Tensor]]:
-    """The vocabulary and the parts' numbers, from the cache where it has them."""
+    """The vocabulary and the parts' numbers, from the cache if it has them."""
     require(size > 256, "data.vocabulary", size, "more than 256, the bytes")
     key = hashlib.sha256(f"{FORMAT}\0{size}".encode())
     for split in SPLITS:
         key.update(hashlib.sha256(getattr(parts, split)).digest())
     file = cache_root() / "tokens" / f"bpe-{key.hexdigest()[:20]}.npz"
-    found = stored(file, ("words", *SPLITS))
-    if found is None:
-        contents = {split: _decoded(getattr(parts, split), split) for split in SPLITS}
-        words, tokenizer = _trained(contents["train"], size)
-        numbers = [_encoded(tokenizer, contents[split]) for split in SPLITS]
-        store(file, dict(zip(("words", *SPLITS), (words, *numbers), strict=True)), "byte pairs")
-        found = [np.array(words), *numbers]
-    ids = {s: torch.from_numpy(n) for s, n in zip(SPLITS, found[1:], strict=True)}
-    return tuple(found[0].tolist()), ids
+    arrays = load_arrays(file, ("words", *SPLITS))
+    if arrays is None:
+        contents = {split: _decode(getattr(parts, split), split) for split in SPLITS}
+        words, tokenizer = _train(contents["train"], size)
+        arrays = [np.array(words), *(_encode(tokenizer, contents[split]) for split in SPLITS)]
+        store_arrays(file, dict(zip(("words", *SPLITS), arrays, strict=True)), "byte pairs")
+    ids = {s: torch.from_numpy(n) for s, n in zip(SPLITS, arrays[1:], strict=True)}
+    return tuple(arrays[0].tolist()), ids
 
 
-def _decoded(content: bytes, split: Split) -> str:
+def _decode(content: bytes, split: Split) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -92,8 +146,8 @@ def _decoded(content: bytes, split: Split) -> str:
         ) from None
 
 
-def _trained(text: str, size: int) -> tuple[list[str], Any]:
-    """(number -> token, tokenizer): tokens spelt with one character per byte."""
+def _train(text: str, size: int) -> tuple[list[str], Any]:
+    """(tokens by number, tokenizer); a token has one character per byte."""
     try:
         from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     except ImportError:
@@ -117,16 +171,16 @@ def _trained(text: str, size: int) -> tuple[list[str], Any]:
     return words, tokenizer
 
 
-def _encoded(tokenizer: Any, text: str) -> Int32[np.ndarray, " n"]:
+def _encode(tokenizer: Any, text: str) -> Int32[np.ndarray, " n"]:
     blocks = tokenizer.encode_batch(list(_blocks(text)))
     ids = [np.array(block.ids, np.int32) for block in blocks]
     return np.concatenate([np.empty(0, np.int32), *ids])
 
 
 def _blocks(text: str) -> Iterator[str]:
-    """The text in pieces that end with a line where they can."""
-    place = 0
-    while place < len(text):
-        end = text.find("\n", place + BLOCK) + 1 or len(text)
-        yield text[place:end]
-        place = end
+    """The text in pieces that end with a line, if it has lines."""
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start + BLOCK) + 1 or len(text)
+        yield text[start:end]
+        start = end

@@ -2,13 +2,11 @@
 
 Merity et al., "Pointer Sentinel Mixture Models" (2017). The files hold words separated by spaces,
 one paragraph per line, rare words already replaced by ``<unk>``; every line, an empty one too, ends
-in ``<eos>``. The vocabulary is that of the whole training file, however much of it is trained on.
+in ``<eos>``. The vocabulary is that of the complete training file, whatever ``data.train_size``.
 The original files give 33,278 words, 2,088,628 training tokens and 245,569 test tokens.
 
-The authors' code splits these words once more with spaCy and makes them lower-case, and evaluates
-on the validation file. Here they stay as they are, and the test file is what it is called.
-
-Stands under `regimes.data.language`, which makes batches of the numbers.
+The authors' code splits these words again with spaCy, makes them lower-case, and evaluates on the
+validation file. Here the words are unchanged and the test file is the test set.
 """
 
 from __future__ import annotations
@@ -23,9 +21,10 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from regimes.data.cache import data_root, given
-from regimes.data.corpus import Corpus, make
+from regimes.data.cache import data_root, user_path
 from regimes.data.sources import one_at_a_time, torchvision_datasets
+from regimes.data.texts import STANDARD
+from regimes.data.tokens import Corpus, make
 from regimes.errors import DataError
 
 if TYPE_CHECKING:
@@ -34,16 +33,15 @@ if TYPE_CHECKING:
 ARCHIVE = "https://wikitext.smerity.com/wikitext-2-v1.zip"  # kept by an author of the data set
 MD5 = "542ccefacc6c27f945fb54453812b3cd"
 FOLDER = "wikitext-2"
-FILES = ("wiki.train.tokens", "wiki.test.tokens")
-VALIDATION = "wiki.valid.tokens"  # needed only where data.validation_size is given
 EOS, UNK = "<eos>", "<unk>"
 
 
 def load(config: DataConfig) -> Corpus:
-    """The corpus that a configuration names, cut to its sizes (in tokens), or DataError."""
-    wanted = _wanted(config)
-    files = dict(zip(("train", "test", "validation"), wanted, strict=False))
-    folder = _folder(config, wanted)
+    """The corpus of a configuration, cut to its sizes in tokens, or DataError."""
+    files = {"train": STANDARD["train"], "test": STANDARD["test"]}
+    if config.validation_size is not None:
+        files["validation"] = STANDARD["validation"]
+    folder = _folder(config, tuple(files.values()))
     texts = {split: _tokens(folder / name) for split, name in files.items()}
     words = vocabulary(texts["train"], config.vocabulary)
     number = {word: i for i, word in enumerate(words)}
@@ -51,7 +49,7 @@ def load(config: DataConfig) -> Corpus:
         missing = sorted(set(texts[split]) - number.keys())
         if missing and UNK not in number:
             raise DataError(
-                f"{folder / name} has {len(missing)} words that {folder / FILES[0]} lacks, "
+                f"{folder / name} has {len(missing)} words that {folder / files['train']} lacks, "
                 f"{missing[0]!r} the first, and there is no {UNK} to stand for them: set "
                 f"data.vocabulary to {len(words) + 1} or fewer, which makes one."
             )
@@ -64,12 +62,11 @@ def load(config: DataConfig) -> Corpus:
 
 
 def vocabulary(tokens: Sequence[str], size: int | None = None) -> tuple[str, ...]:
-    """``<unk>`` and ``<eos>``, then all words, most frequent first, equally frequent ones in the
-    order in which they come.
+    """``<unk>`` and ``<eos>``, then all words, most frequent first, ties in the order of the text.
 
     Args:
-        size: how many to keep, with these two; all others are ``<unk>``. None keeps all, and has
-            ``<unk>`` only if the text has it.
+        size: entries to keep, these two included; others become ``<unk>``. None keeps all, and
+            has ``<unk>`` only if the text has it.
     """
     counts = Counter(tokens)
     special = (UNK, EOS) if size is not None or UNK in counts else (EOS,)
@@ -84,14 +81,10 @@ def vocabulary(tokens: Sequence[str], size: int | None = None) -> tuple[str, ...
     return (*special, *words[: size - 2])
 
 
-def _wanted(config: DataConfig) -> tuple[str, ...]:
-    return FILES if config.validation_size is None else (*FILES, VALIDATION)
-
-
 def _folder(config: DataConfig, wanted: Sequence[str]) -> Path:
-    """The folder with the files, downloaded if that is wanted and needed."""
-    root = given(config.path) if config.path else data_root()
-    folder = root if any((root / name).is_file() for name in FILES) else root / FOLDER
+    """The folder with the files, downloaded if needed and configured."""
+    root = user_path(config.path) if config.path else data_root()
+    folder = root if any((root / name).is_file() for name in wanted[:2]) else root / FOLDER
     if config.download and _missing(folder, wanted):
         _download(folder, wanted)
     if missing := _missing(folder, wanted):
@@ -108,8 +101,8 @@ def _missing(folder: Path, wanted: Sequence[str]) -> list[str]:
 
 
 def _download(folder: Path, wanted: Sequence[str]) -> None:
-    """Each file appears whole or not at all; of several processes, one downloads."""
-    torchvision_datasets()
+    """Download under a temporary name, so that no other process sees half a file."""
+    torchvision_datasets()  # makes the import below work on any torch
     from torchvision.datasets.utils import download_and_extract_archive
 
     try:

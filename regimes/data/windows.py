@@ -1,13 +1,14 @@
-"""Batches of a text: W x b streams read side by side, or windows that stand for themselves.
+"""Batches of a text: W x b parallel streams, or independent windows.
 
-Either way what is read at a step depends on the text, the seed, the epoch, W x b and the window
-alone, never on the number of processes. Stands under `regimes.data.language`.
+The tokens of a step depend on the text, the seed, the epoch, W x b and the window size, never on
+the number of processes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Int64, Integer
@@ -22,37 +23,33 @@ Ids = Integer[Tensor, "streams time"]
 
 
 def cut(ids: Integer[Tensor, " tokens"], streams: int) -> tuple[Ids, Ids]:
-    """Inputs and targets of so many equal streams, which follow each other in the text.
+    """Inputs and targets of equal consecutive streams of a text, as views.
 
-    Views. Each token but the first and the last (n - 1) mod ``streams`` is a target once; a
-    stream's last target is the next stream's first input.
+    Each token but the first and the last (n - 1) mod ``streams`` is a target once; a stream's last
+    target is the next stream's first input.
     """
     length = (len(ids) - 1) // streams
     used = length * streams
     return ids[:used].view(streams, length), ids[1 : used + 1].view(streams, length)
 
 
+@dataclass(eq=False)
 class Streams(task.Rebatched):
     """Truncated backpropagation through time: W x b equal streams of one text, ``sequence`` tokens
-    a step.
-
-    Worker w reads the streams w, w + W, w + 2 W, ... of them, in the order of the text in every
-    epoch.
+    a step. Worker w reads the streams w, w + W, w + 2 W, ..., from the start in every epoch.
     """
 
-    def __init__(
-        self,
-        ids: Int64[Tensor, " tokens"],
-        sequence: int,
-        *,
-        workers: int,
-        batch_size: int,
-        dtype: torch.dtype = torch.float32,
-        drop_last: bool = False,
-    ) -> None:
-        self.ids, self.sequence, self.workers = ids, sequence, workers
-        self.dtype, self.device, self.drop_last = dtype, ids.device, drop_last
-        self._set(batch_size)
+    ids: Int64[Tensor, " tokens"]
+    sequence: int
+    _: KW_ONLY
+    workers: int
+    batch_size: int
+    dtype: torch.dtype = torch.float32
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        self.device = self.ids.device
+        self._set(self.batch_size)
 
     def _set(self, batch_size: int) -> None:
         length = (len(self.ids) - 1) // (self.workers * batch_size)
@@ -68,8 +65,7 @@ class Streams(task.Rebatched):
     def epoch(
         self, epoch: int, workers: Sequence[int], start: int = 0
     ) -> Iterator[tuple[Int64[Tensor, "L b time"], Int64[Tensor, "L b time"]]]:
-        """The windows of the hosted `workers`' streams, from step `start` on; the last is short
-        where ``sequence`` does not divide the streams.
+        """The windows of the hosted `workers`, from step `start` on; the last may be short.
 
         For ``workers=range(W)``, ``x.transpose(0, 1).flatten(0, 1)`` is all streams in the order of
         the text, and a view.
@@ -80,10 +76,11 @@ class Streams(task.Rebatched):
             for part in cut(self.ids, self.workers * self.batch_size)
         )
         for step in range(start, self.steps):
-            now = slice(step * self.sequence, (step + 1) * self.sequence)
-            yield x[..., now].transpose(0, 1), y[..., now].transpose(0, 1)
+            window = slice(step * self.sequence, (step + 1) * self.sequence)
+            yield x[..., window].transpose(0, 1), y[..., window].transpose(0, 1)
 
 
+@dataclass(eq=False)
 class Windows(task.Shuffled):
     """Windows of ``sequence`` tokens, each read from an empty context, n = (tokens - 1) //
     ``sequence`` of them in an epoch.
@@ -91,33 +88,28 @@ class Windows(task.Shuffled):
     - "contiguous": the text cut into n windows; the order of epoch e is one permutation,
       ``stream(seed, "order", e)``, as for images. Each token but the first and the (tokens - 1) mod
       ``sequence`` last is a target once per epoch.
-    - "sampled": n windows at offsets drawn uniformly and independently for the whole epoch,
-      ``stream(seed, "offsets", e)``. Drawn at once, they do not depend on the batch size either.
+    - "sampled": n windows at offsets drawn uniformly and independently, all at once,
+      ``stream(seed, "offsets", e)``, so that they do not depend on the batch size.
     """
 
-    unit = "windows"
+    ids: Integer[Tensor, " tokens"]
+    sequence: int
+    layout: Layout
+    _: KW_ONLY
+    seed: int
+    workers: int
+    batch_size: int
+    dtype: torch.dtype = torch.float32
+    drop_last: bool = False
+    reshuffle: bool = True
+    unit: ClassVar[str] = "windows"
 
-    def __init__(
-        self,
-        ids: Integer[Tensor, " tokens"],
-        sequence: int,
-        layout: Layout,
-        *,
-        seed: int,
-        workers: int,
-        batch_size: int,
-        dtype: torch.dtype = torch.float32,
-        drop_last: bool = False,
-        reshuffle: bool = True,
-    ) -> None:
-        self.ids, self.sequence, self.layout, self.seed = ids, sequence, layout, seed
-        self.workers, self.dtype, self.device = workers, dtype, ids.device
-        self.drop_last, self.reshuffle = drop_last, reshuffle
-        self.count = number(ids, sequence)
-        self._set(batch_size)
+    def __post_init__(self) -> None:
+        self.device, self.count = self.ids.device, count_windows(self.ids, self.sequence)
+        self._set(self.batch_size)
 
     def offsets(self, epoch: int) -> Int64[Tensor, " n"]:
-        """Where each window of an epoch begins, on the CPU."""
+        """The first token of each window of an epoch, on the CPU."""
         key = epoch if self.reshuffle else 0
         if self.layout == "contiguous":
             order = torch.randperm(self.count, generator=stream(self.seed, "order", key))
@@ -128,18 +120,17 @@ class Windows(task.Shuffled):
     def epoch(
         self, epoch: int, workers: Sequence[int], start: int = 0
     ) -> Iterator[tuple[Int64[Tensor, "L b time"], Int64[Tensor, "L b time"]]]:
-        """The windows of the hosted `workers`, from step `start` on, in union order as for images
-        (``data.images.ImageBatches.epoch``)."""
+        """The windows of the hosted `workers`, as in ``data.images.ImageBatches.epoch``."""
         firsts = self.offsets(epoch).to(self.device)
         hosted = torch.tensor(list(workers), device=self.device)
         for step in range(start, self.steps):
-            mine = self._union(firsts, step)[:, hosted]  # [b, L]
-            x, y = take(self.ids, mine.flatten(), self.sequence)
-            yield tuple(t.unflatten(0, mine.shape).transpose(0, 1) for t in (x, y))
+            own = self._union(firsts, step)[:, hosted]  # [b, L]
+            x, y = take(self.ids, own.flatten(), self.sequence)
+            yield tuple(t.unflatten(0, own.shape).transpose(0, 1) for t in (x, y))
 
 
-def number(ids: Integer[Tensor, " tokens"], sequence: int) -> int:
-    """How many windows side by side a training text has; DataError if none."""
+def count_windows(ids: Integer[Tensor, " tokens"], sequence: int) -> int:
+    """The number of consecutive windows of a training text; DataError if there is none."""
     if len(ids) <= sequence:
         raise DataError(
             f"the training text of {len(ids)} tokens has no window of data.sequence = {sequence} "
@@ -151,20 +142,20 @@ def number(ids: Integer[Tensor, " tokens"], sequence: int) -> int:
 def take(
     ids: Integer[Tensor, " tokens"], firsts: Int64[Tensor, " n"], sequence: int
 ) -> tuple[Int64[Tensor, "n sequence"], Int64[Tensor, "n sequence"]]:
-    """Inputs and targets of windows that begin at the given places; no views of one another."""
-    place = firsts[:, None] + torch.arange(sequence, device=firsts.device)
-    return ids[place].long(), ids[place + 1].long()
+    """Inputs and targets of the windows that start at ``firsts``, copied."""
+    index = firsts[:, None] + torch.arange(sequence, device=firsts.device)
+    return ids[index].long(), ids[index + 1].long()
 
 
 def covering(
     ids: Integer[Tensor, " tokens"], sequence: int, batch: int
 ) -> Iterator[tuple[Int64[Tensor, "b time"], Int64[Tensor, "b time"]]]:
     """Inputs and targets of windows that cover a text, in batches: each token but the first is a
-    target once. The last window is short where ``sequence`` does not divide the text."""
-    whole = (len(ids) - 1) // sequence
-    firsts = torch.arange(whole, device=ids.device) * sequence
-    for part in firsts.split(batch) if whole else ():
+    target once. The last window may be short."""
+    full = (len(ids) - 1) // sequence
+    firsts = torch.arange(full, device=ids.device) * sequence
+    for part in firsts.split(batch) if full else ():
         yield take(ids, part, sequence)
-    rest = ids[whole * sequence :].long()[None]
+    rest = ids[full * sequence :].long()[None]
     if rest.shape[1] > 1:
         yield rest[:, :-1], rest[:, 1:]

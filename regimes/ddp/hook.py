@@ -95,7 +95,7 @@ class Hook(Job):
             scale=(lambda: 1.0) if scaler is None else scaler.get_scale,
             dense_start=chosen.dense_start,
         )
-        self.world.meeting.done = lambda: buckets.total
+        self.world.guard.done = lambda: buckets.total
         self.lr: float | None = None
         of_ddp = {name: getattr(model, name) for name in SAME_OF_DDP}
         self._agree_on_start(chosen.facts(), seed, scaler=scaler is not None, ddp=of_ddp)
@@ -190,7 +190,7 @@ class Hook(Job):
         Raises:
             ConfigError: it is of another model, compressor, process or number of processes.
         """
-        self.world.meeting.come("load_state_dict()")
+        self.world.guard.enter("load_state_dict()")
         self._continue(state.fit(self, saved))
 
     def full_state_dict(self) -> dict[str, Any] | None:
@@ -205,7 +205,7 @@ class Hook(Job):
         Raises:
             ConfigError: as ``state_dict`` does, on all processes.
         """
-        self.world.meeting.come("full_state_dict()")
+        self.world.guard.enter("full_state_dict()")
         if not state.saves_within_unit(self) and self.schedule.is_over(self.buckets.steps):
             self._end(*self.schedule.rates())
         return full_state.collect(self)
@@ -222,7 +222,7 @@ class Hook(Job):
             ConfigError: on all processes: as ``load_state_dict`` does; or, on another number of
                 processes, it was saved within an epoch and the signal is not "update".
         """
-        self.world.meeting.come("load_full_state_dict()")
+        self.world.guard.enter("load_full_state_dict()")
         self._continue(full_state.scatter(self, full))
 
     # -- units -------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ class Hook(Job):
         next."""
         b = self.buckets
         if self.sends_at_end:
-            self.world.meeting.come("the end of an epoch")
+            self.world.guard.enter("the end of an epoch")
         with b.on_hook_stream():
             readings = self.panel.read(len(self.rows)) if b.finite_steps else Readings()
         self._end_unit(
@@ -270,7 +270,7 @@ class Hook(Job):
     def _agree_on_unit(self) -> None:
         """At a unit's first bucket, in the thread that sends the buckets: processes at different
         steps would wait for each other, and at different rates they would have other weights."""
-        self.world.meeting.come("the first step of an epoch", FIRST_STEP)
+        self.world.guard.enter("the first step of an epoch", FIRST_STEP)
         b = self.buckets
         place = {"units": len(self.rows), "steps": [b.steps, b.total], "levels": self.decided.names}
         self.world.agree(state=place, lr=self.schedule.all_rates())

@@ -114,7 +114,7 @@ class Job:
 
         Args:
             signal: the norm that is read; None: none.
-            is_local: for local steps, see ``MeasurementContext.apart``.
+            is_local: for local steps, see ``MeasurementContext.is_local``.
         """
         context = MeasurementContext(
             model,
@@ -127,7 +127,7 @@ class Job:
             samples=no_data,
             compressor=exchange.compressor,
             levels=exchange.levels,
-            apart=is_local,
+            is_local=is_local,
         )
         return choose({}, needs, signal, context)
 

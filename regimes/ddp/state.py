@@ -172,7 +172,7 @@ def _matched(hook: Hook, match: LayerMatch, state: HookState) -> dict[str, Any]:
     that the policy gives it after these units.
     """
     parts = zip(hook.layers, hook.reducer.compressors, hook.reducer.states, strict=True)
-    fresh = {x.name: c.init(x, old.key[0], old.first_worker).memory() for x, c, old in parts}
+    fresh = {x.name: c.init(x, old.key[0], old.first_worker).shared_state() for x, c, old in parts}
     rows, levels = match.rows(state["rows"], hook.controller.decide([]).names), state["levels"]
     if match.new:
         levels = dict(zip(fresh, hook.controller.decide(rows).names, strict=True)) | levels
@@ -197,7 +197,7 @@ def _matched_gauges(hook: Hook, match: LayerMatch, gauges: dict[str, Any]) -> di
     if not isinstance(error, CompressionLossGauge):
         return gauges
     seed = hook.reducer.states[0].key[0]
-    fresh = [error.compressor.init(layer, seed).memory() for layer in hook.layers]
+    fresh = [error.compressor.init(layer, seed).shared_state() for layer in hook.layers]
     levels = gauges["error"].items()
     return gauges | {"error": {level: match.values(saved, fresh) for level, saved in levels}}
 

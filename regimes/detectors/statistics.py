@@ -12,22 +12,21 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
+from regimes.config import offered
 from regimes.errors import ConfigError, nearest
 
-INSTRUMENT = {  # family -> the instrument that measures it
+INSTRUMENT = {  # family -> the instrument that measures it; a package's has the family's name
+    **{name: name for name in offered("regimes.instruments")},
     "norm": "norms",
     "eigenvalue": "curvature",
     "hessian_trace": "curvature",
     "fisher_trace": "fisher",
     "critical_sharpness": "sharpness",
-    "overlap": "overlap",
     "noise_scale": "noise",
     "diversity": "noise",
     "msdr": "msdr",
     "error": "error",
     "spread": "spread",
-    "moments": "moments",
-    "moments-frozen": "moments-frozen",
 }
 
 FIELDS: dict[str, dict[str, Any]] = {  # options with which an instrument measures a statistic

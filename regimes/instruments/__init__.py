@@ -1,6 +1,7 @@
 """Instruments measure statistics during training and leave no trace on the run.
 
-``base`` has the contract; each file one family; ``panel`` chooses and reads those of a run.
+``base`` has the contract, each file one family; ``panel`` chooses and reads those of a run. A
+package offers its own by entry points of the group ``regimes.instruments``.
 """
 
 from __future__ import annotations
@@ -8,26 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from regimes.config import Registry
+from regimes.config import Registry, offered
 
 if TYPE_CHECKING:
     from regimes.instruments.base import Instrument
 
 REGISTRY = Registry(
     "instrument",
-    {
+    offered("regimes.instruments")
+    | {
         "norms": "regimes.instruments.gradient_norm:Norms",
         "curvature": "regimes.instruments.curvature:Curvature",
         "fisher": "regimes.instruments.curvature:Fisher",
-        "sharpness": "regimes.instruments.sharpness:Sharpness",
-        "overlap": "regimes.instruments.support_overlap:Overlap",
+        "sharpness": "regimes.instruments.curvature:Sharpness",
         "noise": "regimes.instruments.noise:Noise",
         "msdr": "regimes.instruments.noise:Msdr",
         "error": "regimes.instruments.compression_loss:CompressionLoss",
         "spread": "regimes.instruments.spread:Spread",
-        "rivals": "regimes.instruments.rivals:Rivals",
-        "moments": "regimes.instruments.moments:Moments",
-        "moments-frozen": "regimes.instruments.moments:FrozenMoments",
     },
     has=("every", "start"),
 )

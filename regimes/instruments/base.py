@@ -1,9 +1,9 @@
-"""The contract of an instrument: hyper-parameters apart from the gauge that is read.
+"""The contract of an instrument: its hyper-parameters, and the gauge that a run reads.
 
 An ``Instrument`` is a frozen dataclass (its fields are the configuration's table of that name). At
 the start of a run it makes one ``Gauge``, which sees every step's gradients and updates and is
-read at the end of an epoch. Neither may leave a trace on the run: not on weights, buffers,
-``.grad``, flags or random streams.
+read at the end of an epoch. Neither may change the run's weights, buffers, ``.grad``, flags or
+random streams.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from regimes.models.loss import Batch, Loss
 
 @dataclass(frozen=True)
 class MeasurementContext:
-    """What an instrument may look at.
+    """What an instrument may read.
 
     Attributes:
         union: gradients come as one row, the mean of the hosted workers (a union pass).
         probe: ``probe(images, batch)`` gives this process's equal share of the first so many
             training images (balanced over classes, never augmented), in batches of ``batch`` that
-            are the same ones for any number of processes.
+            are the same for any number of processes.
         samples: ``samples(epoch, count, batch)`` gives ``count`` seeded training batches of
             ``batch`` samples of an epoch, the same on every process.
-        compressor, levels: the run's, for what compression would do.
-        optimizer: gives the learning rate of the step under way and, per layer, its decoupled
-            weight decay; None where the training loop is somebody else's.
-        apart: has each worker parameters of its own now? None where that never happens. Then a
-            step's "gradients" are the movements of the workers since all were alike.
+        compressor, levels: the run's.
+        optimizer: the learning rate of the present step and each layer's decoupled weight decay;
+            None where the user has a training loop of their own.
+        is_local: whether each worker has parameters of its own now; None where workers share every
+            step. Between synchronisations a step's "gradients" are the workers' movements since
+            the last one.
     """
 
     model: nn.Module
@@ -54,7 +55,7 @@ class MeasurementContext:
     compressor: Compressor | None = None
     levels: Mapping[str, Level] = field(default_factory=dict)
     optimizer: Callable[[], tuple[float, Sequence[float]]] | None = None
-    apart: Callable[[], bool] | None = None
+    is_local: Callable[[], bool] | None = None
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -63,7 +64,7 @@ class MeasurementContext:
 
     @property
     def sizes(self) -> list[int]:
-        """How many numbers each layer has."""
+        """The number of parameters of each layer."""
         return [layer.size for layer in self.layers]
 
 
@@ -76,16 +77,16 @@ class Reading:
     detail: dict[str, Any] = field(default_factory=dict)
 
 
-@runtime_checkable
+@runtime_checkable  # for the type checker that the tests run under
 class Gauge(Protocol):
     """The running part of an instrument."""
 
     def step(self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor]) -> None:
-        """See one step's stacked gradients and updates; both are left as they are."""
+        """See one step's stacked gradients and updates, without changing them."""
         ...
 
     def read(self, epoch: int) -> Reading:
-        """The statistics of the epoch just ended; every process gets the same."""
+        """The statistics of the epoch just ended; the same on every process."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -96,7 +97,7 @@ class Gauge(Protocol):
 
 
 class StatelessGauge:
-    """Base of gauges that remember nothing between epochs."""
+    """Base of gauges without state between epochs."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -129,7 +130,7 @@ class StridedGauge(StatelessGauge):
 
 @runtime_checkable
 class Instrument(Protocol):
-    """Hyper-parameters; ``every`` how many epochs the gauge is read (0, every, 2 every, ...)."""
+    """Hyper-parameters. The gauge is read in epochs 0, ``every``, 2 ``every``, ..."""
 
     @property
     def every(self) -> int: ...
@@ -141,8 +142,7 @@ def require_at_least(instrument: Any, name: str, **bounds: int) -> None:
     """Raise ConfigError for the first field that is below its bound."""
     for field_name, bound in bounds.items():
         value = getattr(instrument, field_name)
-        where = f"instruments.{name}.{field_name}"
-        require(value >= bound, where, value, f"at least {bound}")
+        require(value >= bound, f"instruments.{name}.{field_name}", value, f"at least {bound}")
 
 
 def ratio(above: float, below: float) -> float:

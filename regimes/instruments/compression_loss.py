@@ -1,9 +1,9 @@
-"""What compression would lose: the share of the gradient's energy beyond each level's reach.
+"""What compression would lose: the share of the gradient's energy that each level does not send.
 
-At measured steps the mean gradient g is compressed at every level, apart from the run and without
-error feedback: ``error:<level>`` is sum |g - C(g)|^2 / sum |g|^2 over the epoch's measured steps,
-0 for dense and near 1 where nothing of g gets through. PowerSGD's Q is carried along per level, as
-the run carries its own. Read by ``ErrorLadder``.
+At measured steps the mean gradient g is compressed at every level, without effect on the run and
+without error feedback: ``error:<level>`` is sum |g - C(g)|^2 / sum |g|^2 over the epoch's measured
+steps, 0 for dense and near 1 where almost nothing of g is sent. Each level has a PowerSGD Q of its
+own that continues from step to step, as the run's does. Read by ``ErrorLadder``.
 """
 
 from __future__ import annotations
@@ -50,19 +50,16 @@ class CompressionLoss:
 
 
 class CompressionLossGauge(StridedGauge):
-    """Sums over an epoch's measured steps, and the compressor's memory per level."""
+    """Sums over an epoch's measured steps, and the compressor's state per level."""
 
     def __init__(self, settings: CompressionLoss, context: MeasurementContext) -> None:
         if context.compressor is None:
             raise ConfigError("the instrument 'error' needs a run with a compressor")
         known = context.levels.keys()
-        require(
-            known >= set(settings.levels),
-            "instruments.error.levels",
-            settings.levels,
-            f"some of {', '.join(known)}",
-        )
+        where, choice = "instruments.error.levels", f"some of {', '.join(known)}"
+        require(known >= set(settings.levels), where, settings.levels, choice)
         self.stride, self.world, self.layers = settings.stride, context.world, list(context.layers)
+        # A world of one, so that no compression here is sent or counted.
         self.compressor, self.alone = context.compressor, World(1)
         self.alone.meter.dtype = context.world.meter.dtype
         self.levels = {name: context.levels[name] for name in settings.levels or known}
@@ -76,44 +73,43 @@ class CompressionLossGauge(StridedGauge):
     def _reset(self) -> None:
         self.seen = 0
         self.lost = {name: torch.zeros(len(self.layers)).double() for name in self.levels}
-        self.whole = torch.zeros(len(self.layers)).double()
+        self.energy = torch.zeros(len(self.layers)).double()
 
     def measure(self, stack: Float[Tensor, "rows N"]) -> None:
         (mean,) = self.world.ask(Mean(stack))
         sizes = [layer.size for layer in self.layers]
         parts = [p.view(x.shape) for p, x in zip(mean.split(sizes), self.layers, strict=True)]
-        self.whole += squared_norms(parts).cpu()
+        self.energy += squared_norms(parts).cpu()
         for name, level in self.levels.items():
-            self.lost[name] += squared_norms(self._left(parts, name, level)).cpu()
+            self.lost[name] += squared_norms(self._errors(parts, name, level)).cpu()
 
-    def _left(self, parts: list[Tensor], name: str, level: Level) -> list[Tensor]:
-        """What a level misses of each layer; nothing of what is never compressed."""
-        chosen = [i for i, layer in enumerate(self.layers) if layer.compressed]
-        states = [self.states[name][i] for i in chosen]
-        for state in states:
-            state.residual = None  # else error feedback would add what the last measurement missed
-        programs = [
-            self.compressor.reduce(parts[i][None], state, level)
-            for i, state in zip(chosen, states, strict=True)
-        ]
-        found = dict(zip(chosen, self.alone.drive(programs, chosen), strict=True))
+    def _errors(self, parts: list[Tensor], name: str, level: Level) -> list[Tensor]:
+        """Each layer's gradient minus what a level sends of it; zero if it is never compressed."""
+        errors, programs = [torch.zeros_like(p) for p in parts], {}
+        for i, (layer, state) in enumerate(zip(self.layers, self.states[name], strict=True)):
+            if layer.compressed:
+                state.residual = None  # else error feedback would add the last measurement's error
+                programs[i] = self.compressor.reduce(parts[i][None], state, level)
+        sent = self.alone.drive(list(programs.values()), list(programs))
+        for i, update in zip(programs, sent, strict=True):
+            errors[i] = parts[i] - update
         self.alone.meter.take()
-        return [p - found[i] if i in found else torch.zeros_like(p) for i, p in enumerate(parts)]
+        return errors
 
     def read(self, epoch: int) -> Reading:
         """``error:<level>`` per layer and for the model; NaN where the gradient is zero."""
-        lost, whole = self.lost, self.whole
+        lost, energy = self.lost, self.energy
         self._reset()
         return Reading(
-            layers={f"error:{n}": (x / whole).tolist() for n, x in lost.items()},
-            model={f"error:{n}": float(x.sum() / whole.sum()) for n, x in lost.items()},
+            layers={f"error:{n}": (x / energy).tolist() for n, x in lost.items()},
+            model={f"error:{n}": float(x.sum() / energy.sum()) for n, x in lost.items()},
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The memories that all processes have alike."""
-        return {name: [s.memory() for s in states] for name, states in self.states.items()}
+        """Per level, the compressors' states that are the same on all processes."""
+        return {name: [s.shared_state() for s in states] for name, states in self.states.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, states in state.items():
-            for ours, theirs in zip(self.states[name], states, strict=True):
-                ours.recall(theirs, self.device)
+        for name, saved in state.items():
+            for own, shared in zip(self.states[name], saved, strict=True):
+                own.load_shared_state(shared, self.device)

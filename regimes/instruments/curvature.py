@@ -1,9 +1,9 @@
-"""Curvature as instruments of a run: Hessian eigenvalues and traces, and the Fisher trace.
+"""Curvature as instruments of a run: the Hessian, the Fisher trace, critical sharpness.
 
-``Curvature`` is what the paper's Figure 3 sets beside the gradient norm; ``Fisher`` is the quantity
-behind the critical periods of Achille et al. (2019). The measurements themselves are in
-``regimes.curvature``; here they are taken from a fixed probe of the training set, with the weights
-of the epoch's end, averaged over all processes.
+``Curvature`` is what the paper's Figure 3 compares with the gradient norm; ``Fisher`` is the
+quantity behind the critical periods of Achille et al. (2019); ``Sharpness`` needs no second
+derivative. The measurements are those of ``regimes.curvature``, on a fixed probe of the training
+set, with the weights of the epoch's end, averaged over all processes.
 """
 
 from __future__ import annotations
@@ -13,19 +13,22 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regimes.collectives.requests import Mean
 from regimes.curvature import (
     Eigenpairs,
     HessianProduct,
+    critical_sharpness,
     eigenvalues,
     fisher_trace,
     layer_eigenvalues,
     layer_traces,
 )
+from regimes.curvature.probe import ProcessMean
 from regimes.errors import ConfigError, require
 from regimes.instruments.base import EndOfEpochGauge, MeasurementContext, Reading, require_at_least
+from regimes.models.loss import Batch
 from regimes.seeding import derive
 
 Mode = Literal["eval", "batch-statistics"]
@@ -33,11 +36,39 @@ SUFFIX = {"eval": "", "batch-statistics": ":batch"}  # of the statistics' names
 
 
 @dataclass(frozen=True)
-class Curvature:
-    """Top eigenvalues of the Hessian of the training loss, traces if asked for.
+class Probe:
+    """The fields that these instruments share.
 
     Attributes:
         images, batch: the probe set, in micro-batches (of equal size, shared evenly by processes).
+    """
+
+    every: int = 1
+    images: int = 200
+    batch: int = 50
+
+
+class ProbeGauge(EndOfEpochGauge):
+    """Base of their gauges."""
+
+    def __init__(self, probe: Probe, context: MeasurementContext) -> None:
+        self.context, self.batches = context, context.probe(probe.images, probe.batch)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return self.context.loss(model, *batch)
+
+    @property
+    def process_mean(self) -> ProcessMean | None:
+        """The mean over processes, counted as an instrument's bytes; None for one process."""
+        world = self.context.world
+        return None if world.processes == 1 else lambda flat: world.ask(Mean(flat[None]))[0]
+
+
+@dataclass(frozen=True)
+class Curvature(Probe):
+    """Top eigenvalues of the Hessian of the training loss, traces if asked for.
+
+    Attributes:
         modes: BatchNorm with running statistics ("eval"), or with each micro-batch's own
             ("batch-statistics", whose statistics have the suffix ":batch"). They can differ by an
             order of magnitude.
@@ -47,9 +78,6 @@ class Curvature:
         warm: start from the eigenvectors of the last reading.
     """
 
-    every: int = 1
-    images: int = 200
-    batch: int = 50
     modes: tuple[Mode, ...] = ("eval",)
     largest: int = 1
     smallest: int = 0
@@ -69,23 +97,19 @@ class Curvature:
         return CurvatureGauge(self, context)
 
 
-class CurvatureGauge(EndOfEpochGauge):
-    """Measures when read; remembers eigenvectors for the next time."""
+class CurvatureGauge(ProbeGauge):
+    """Remembers eigenvectors for the next reading."""
 
     def __init__(self, settings: Curvature, context: MeasurementContext) -> None:
-        self.settings, self.context = settings, context
-        self.batches = context.probe(settings.images, settings.batch)
+        super().__init__(settings, context)
+        self.settings = settings
         self.vectors: dict[str, Tensor] = {}  # per mode, [k, d]
 
     def read(self, epoch: int) -> Reading:
         reading, seed = Reading(), derive(self.context.seed, "curvature", epoch)
         for mode in self.settings.modes:
             hessian = HessianProduct(
-                self.context.model,
-                lambda model, batch: self.context.loss(model, *batch),
-                self.batches,
-                mode=mode,
-                mean=process_mean(self.context),
+                self.context.model, self.loss, self.batches, mode=mode, mean=self.process_mean
             )
             self._values(hessian, mode, seed, reading)
             if self.settings.probes:
@@ -96,14 +120,18 @@ class CurvatureGauge(EndOfEpochGauge):
     def _values(self, hessian: HessianProduct, mode: Mode, seed: int, into: Reading) -> None:
         s, end = self.settings, SUFFIX[mode]
         options: Any = {"tolerance": s.tolerance, "max_products": s.max_products, "seed": seed}
-        found = eigenvalues(
-            hessian, largest=s.largest, smallest=s.smallest, start=self._previous(mode), **options
-        )
+        start = self._previous(mode)
+        pairs = eigenvalues(hessian, largest=s.largest, smallest=s.smallest, start=start, **options)
         if s.warm:
-            self.vectors[mode] = found.vectors
-        _name(into.model, f"eigenvalue{end}", found.largest)
-        _name(into.model, f"eigenvalue_min{end}", found.smallest)
-        into.detail[f"eigenvalues{end}"] = describe(found)
+            self.vectors[mode] = pairs.vectors
+        for name, values in (("eigenvalue", pairs.largest), ("eigenvalue_min", pairs.smallest)):
+            for i, value in enumerate(values.tolist(), start=1):
+                if math.isfinite(value):
+                    into.model[f"{name}{end}" if i == 1 else f"{name}{end}_{i}"] = value
+        into.detail[f"eigenvalues{end}"] = {
+            key: [x if math.isfinite(x) else None for x in getattr(pairs, key).tolist()]
+            for key in ("largest", "smallest", "residuals")
+        } | {"products": pairs.products, "stopped": pairs.stopped}
         if s.layers:
             blocks = layer_eigenvalues(hessian, **options).values()
             into.layers[f"eigenvalue{end}"] = [float(block.largest[0]) for block in blocks]
@@ -131,73 +159,97 @@ class CurvatureGauge(EndOfEpochGauge):
 
 
 @dataclass(frozen=True)
-class Fisher:
+class Fisher(Probe):
     """Fisher trace, whole and per layer.
 
     Attributes:
-        images, batch: as for ``Curvature``.
         kind: labels drawn from the model ("model", the Fisher information) or the data's own
             ("empirical").
     """
 
-    every: int = 1
-    images: int = 200
-    batch: int = 50
     kind: Literal["model", "empirical"] = "model"
 
     def __post_init__(self) -> None:
         require_at_least(self, "fisher", every=1)
 
     def start(self, context: MeasurementContext) -> FisherGauge:
-        return FisherGauge(self, context)
-
-
-class FisherGauge(EndOfEpochGauge):
-    """Measures when read."""
-
-    def __init__(self, settings: Fisher, context: MeasurementContext) -> None:
         if getattr(context.model, "text", False):
             raise ConfigError(
                 "the instrument 'fisher' is for images, the data are a text: leave it out, "
                 "'curvature' works on both"
             )
-        self.settings, self.context = settings, context
-        self.batches = context.probe(settings.images, settings.batch)
+        return FisherGauge(self, context)
+
+
+class FisherGauge(ProbeGauge):
+    def __init__(self, settings: Fisher, context: MeasurementContext) -> None:
+        super().__init__(settings, context)
+        self.kind = settings.kind
 
     def read(self, epoch: int) -> Reading:
         here = sum(len(y) for _, y in self.batches)
-        found = fisher_trace(
+        trace = fisher_trace(
             self.context.model,
             self.batches,
-            kind=self.settings.kind,
+            kind=self.kind,
             seed=derive(self.context.seed, "fisher", epoch),
             first_sample=self.context.world.rank * here,
             mode="eval",
-            mean=process_mean(self.context),
+            mean=self.process_mean,
         )
         return Reading(
-            layers={"fisher_trace": [layer.value for layer in found.layers.values()]},
-            model={"fisher_trace": found.total.value},
-            detail={"fisher_trace_error": found.total.error},
+            layers={"fisher_trace": [layer.value for layer in trace.layers.values()]},
+            model={"fisher_trace": trace.total.value},
+            detail={"fisher_trace_error": trace.total.error},
         )
 
 
-def process_mean(context: MeasurementContext) -> Any:
-    """The mean of a tensor over processes, counted as an instrument's bytes; None if alone."""
-    if context.world.processes == 1:
-        return None
-    return lambda flat: context.world.ask(Mean(flat[None]))[0]
+@dataclass(frozen=True)
+class Sharpness(Probe):
+    """Critical sharpness along the gradient of the probe.
+
+    For SGD that is the direction of a step; an optimiser that rescales it has another sharpness.
+
+    Attributes:
+        tolerance: how far the measured critical rate may lie above the true one, relatively.
+    """
+
+    tolerance: float = 1 / 16
+
+    def __post_init__(self) -> None:
+        require_at_least(self, "sharpness", every=1)
+        where = "instruments.sharpness.tolerance"
+        require(0 < self.tolerance < 1, where, self.tolerance, "a number between 0 and 1")
+
+    def start(self, context: MeasurementContext) -> SharpnessGauge:
+        return SharpnessGauge(self, context)
 
 
-def describe(found: Eigenpairs) -> dict[str, Any]:
-    """An eigenvalue measurement in plain JSON types."""
-    tensors = {x: getattr(found, x).tolist() for x in ("largest", "smallest", "residuals")}
-    lists = {x: [v if math.isfinite(v) else None for v in row] for x, row in tensors.items()}
-    return {**lists, "products": found.products, "stopped": found.stopped}
+class SharpnessGauge(ProbeGauge):
+    """Remembers the critical rate, from which the next search starts."""
 
+    def __init__(self, settings: Sharpness, context: MeasurementContext) -> None:
+        super().__init__(settings, context)
+        self.tolerance = settings.tolerance
+        self.rate: float | None = None
 
-def _name(into: dict[str, float], name: str, values: Tensor) -> None:
-    """``name`` for the first, ``name_2``, ``name_3``, ... for those after it."""
-    for i, value in enumerate(values.tolist(), start=1):
-        if math.isfinite(value):
-            into[name if i == 1 else f"{name}_{i}"] = value
+    def read(self, epoch: int) -> Reading:
+        sharpness = critical_sharpness(
+            self.context.model,
+            self.loss,
+            self.batches,
+            start=self.rate,
+            tolerance=self.tolerance,
+            mode="eval",
+            mean=self.process_mean,
+        )
+        self.rate = sharpness.rate if math.isfinite(sharpness.rate) else None
+        return Reading(
+            model={"critical_sharpness": sharpness.value}, detail={"forwards": sharpness.forwards}
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rate": self.rate}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rate = state.get("rate")

@@ -1,17 +1,16 @@
 """Per-layer norm of the gradient accumulated over an epoch: ACCORDION's signal (section 4.2).
 
-Four readings of "the accumulated gradient", all from tensors that a step has at hand, one
-addition per step and reading:
+Four readings of "the accumulated gradient", each one addition per step:
 
-- ``update``: the aggregated updates. Every worker has them already; nothing to send.
+- ``update``: the aggregated updates, which every worker has already; nothing to send.
 - ``global``: the worker-mean gradients before compression; one dense mean per epoch.
 - ``local-mean``: root mean square over workers of their own accumulated gradients' norms.
 - ``worker0``: worker 0's own (the authors' code).
 
 The last two need each worker's gradient and so exclude the union pass. Two more readings are of
-what the optimiser makes of it, which is another thing with AdamW or Muon:
+the optimiser's steps, which differ from the gradients with AdamW or Muon:
 
-- ``movement``: the parameters' movement over the unit, decoupled weight decay taken out.
+- ``movement``: the parameters' movement over the unit, without decoupled weight decay.
 - ``movement/lr``: the same over the sum of the steps' learning rates.
 """
 
@@ -59,8 +58,14 @@ class NormsGauge(StatelessGauge):
                 )
         self.sizes, self.world = context.sizes, context.world
         self.sums: dict[str, list[Tensor]] = {}
-        moves = any(reading in OF_STEPS for reading in self.readings)
-        self.movement = _movement(context) if moves else None
+        self.movement: Movement | None = None
+        if not {*OF_STEPS}.isdisjoint(self.readings):
+            if context.optimizer is None:
+                raise ConfigError(
+                    'the signals "movement" and "movement/lr" read the optimiser\'s steps, which '
+                    'only the trainer knows: choose "update" or "global"'
+                )
+            self.movement = Movement(context.optimizer, context.parameters)
 
     def step(self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor]) -> None:
         if "update" in self.readings:
@@ -82,12 +87,10 @@ class NormsGauge(StatelessGauge):
 
     def read(self, epoch: int) -> Reading:
         """``norm:<reading>`` per layer."""
-        found: dict[str, list[float]] = {} if self.movement is None else self.movement.read()
-        for name in self.readings:
-            if name not in found:
-                found[name] = self._norms(name).tolist()
+        norms = {} if self.movement is None else self.movement.read()
+        norms |= {name: self._norms(name).tolist() for name in self.readings if name not in norms}
         self.sums = {}
-        return Reading(layers={f"norm:{name}": found[name] for name in self.readings})
+        return Reading(layers={f"norm:{name}": norms[name] for name in self.readings})
 
     def _norms(self, reading: str) -> Float[Tensor, " layers"]:
         if reading == "update":
@@ -98,6 +101,7 @@ class NormsGauge(StatelessGauge):
         if reading == "local-mean":
             return torch.stack(self._means(self._squares().T)).sqrt()
         device = getattr(self.world, "device", torch.device("cpu"))
+        # Only one process hosts worker 0; all take part in the broadcast.
         own = torch.zeros(len(self.sizes), dtype=self.world.meter.dtype, device=device)
         if 0 in self.world.hosted:
             own.copy_(self._squares()[0].sqrt())
@@ -105,7 +109,7 @@ class NormsGauge(StatelessGauge):
         return own
 
     def _means(self, parts: Iterable[Float[Tensor, "rows ..."]]) -> list[Tensor]:
-        """Over all workers, of one part per layer, on whose account it goes."""
+        """Over all workers, of one part per layer; the bytes are counted for that layer."""
         requests = [Mean(part) for part in parts]
         return self.world.ask(*requests, layers=range(len(requests)))
 
@@ -114,19 +118,9 @@ class NormsGauge(StatelessGauge):
         return torch.stack([x.square().sum(1) for x in stack.split(self.sizes, dim=1)], dim=1)
 
 
-def _movement(context: MeasurementContext) -> Movement:
-    if context.optimizer is None:
-        raise ConfigError(
-            'the signals "movement" and "movement/lr" read the optimiser\'s steps, which only the '
-            'trainer knows: choose "update" or "global"'
-        )
-    return Movement(context.optimizer, context.parameters)
-
-
 class Movement:
-    """How far each layer's parameters have gone since the unit began, without what decoupled
-    weight decay has taken from them: the sum over steps of ``theta_(t+1) - theta_t + lr_t * decay *
-    theta_t``."""
+    """Movement of each layer's parameters over a unit, without decoupled weight decay: the sum over
+    steps of ``theta_(t+1) - theta_t + lr_t * decay * theta_t``."""
 
     def __init__(
         self,
@@ -138,21 +132,21 @@ class Movement:
         self.rates = 0.0
 
     def step(self) -> None:
-        """See the parameters before a step of the optimiser."""
+        """Read the parameters before a step of the optimiser."""
         lr, decays = self.optimizer()
         now = [p.detach() for p in self.parameters]
         if not self.start:
             self.start = [p.clone() for p in now]
-            self.lost = {i: torch.zeros_like(now[i]) for i, decay in enumerate(decays) if decay}
-        for i, lost in self.lost.items():
-            lost.add_(now[i], alpha=lr * decays[i])
+            self.decayed = {i: torch.zeros_like(now[i]) for i, decay in enumerate(decays) if decay}
+        for i, decayed in self.decayed.items():
+            decayed.add_(now[i], alpha=lr * decays[i])
         self.rates += lr
 
     def read(self) -> dict[str, list[float]]:
         """Both readings per layer; the next unit begins."""
         moved = list(torch._foreach_sub([p.detach() for p in self.parameters], self.start))
-        for i, lost in self.lost.items():
-            moved[i] += lost
+        for i, decayed in self.decayed.items():
+            moved[i] += decayed
         norms = torch.stack(torch._foreach_norm(moved)).tolist()
         rates, self.start, self.rates = self.rates, [], 0.0
         return {"movement": norms, "movement/lr": [ratio(norm, rates) for norm in norms]}

@@ -1,4 +1,4 @@
-"""How noisy the gradient is: noise scale, diversity and MSDR, from what the loop has at hand.
+"""How noisy the gradient is: noise scale, diversity and MSDR, from gradients and updates.
 
 ``Noise`` compares each worker's gradient g_w (batch b) with their mean (batch W b), step by step:
 
@@ -51,7 +51,7 @@ class Noise:
     Attributes:
         stride: measure steps 0, stride, 2 stride, ... of an epoch. A measured step costs two
             passes over the gradients, and one dense mean on several processes (counted as signal
-            bytes in every mode): the mean gradient is nowhere else, because updates are compressed.
+            bytes in every mode), because the run itself sends only the compressed mean.
     """
 
     stride: int = 1
@@ -86,40 +86,32 @@ class NoiseGauge(StridedGauge):
         self.big = torch.zeros_like(self.small)  # sum of m
 
     def measure(self, stack: Float[Tensor, "rows N"]) -> None:
-        mean, squares = self.world.ask(Mean(stack), Mean(layer_squares(stack, self.sizes)))
+        mean, squares = self.world.ask(Mean(stack), Mean(_layer_squares(stack, self.sizes)))
         self.small += squares.double().cpu()
-        self.big += layer_squares(mean[None], self.sizes)[0].double().cpu()
+        self.big += _layer_squares(mean[None], self.sizes)[0].double().cpu()
         self.steps += 1
 
     def read(self, epoch: int) -> Reading:
         """``noise_scale`` and ``diversity``; in detail, what they are ratios of, for pooling."""
         small, big = (self.small / self.steps).tolist(), (self.big / self.steps).tolist()
-        whole = math.fsum(small), math.fsum(big)
         steps, workers = self.steps, self.world.workers
         self._reset()
-        pairs = list(zip([*small, whole[0]], [*big, whole[1]], strict=True))
-        found = [estimates(s, m, workers) for s, m in pairs]
-        scale = [ratio(trace, signal) for trace, signal in found]
-        spread = [ratio(s, workers * m) for s, m in pairs]
+        # one pair (s, m) per layer; the last is the model's
+        pairs = list(zip([*small, math.fsum(small)], [*big, math.fsum(big)], strict=True))
+        traces = [workers * (s - m) / (workers - 1) for s, m in pairs]  # tr(Sigma) / b
+        signals = [(workers * m - s) / (workers - 1) for s, m in pairs]  # |G|^2
+        scale = [ratio(trace, signal) for trace, signal in zip(traces, signals, strict=True)]
+        diversity = [ratio(s, workers * m) for s, m in pairs]
         return Reading(
-            layers={"noise_scale": scale[:-1], "diversity": spread[:-1]},
-            model={"noise_scale": scale[-1], "diversity": spread[-1]},
-            detail={
-                "steps": steps,
-                "trace": [trace for trace, _ in found],  # of the worker batch; the last: the model
-                "signal": [signal for _, signal in found],
-            },
+            layers={"noise_scale": scale[:-1], "diversity": diversity[:-1]},
+            model={"noise_scale": scale[-1], "diversity": diversity[-1]},
+            detail={"steps": steps, "trace": traces, "signal": signals},
         )
 
 
-def estimates(small: float, big: float, workers: int) -> tuple[float, float]:
-    """Unbiased (tr(Sigma) / b, |G|^2), units of the gradient squared, from the mean squared norm
-    of W gradients of batch b and the squared norm of their mean."""
-    return workers * (small - big) / (workers - 1), (workers * big - small) / (workers - 1)
-
-
-def layer_squares(stack: Float[Tensor, "rows N"], sizes: list[int]) -> Float[Tensor, "rows layers"]:
-    """Squared norm of every row's part in each layer."""
+def _layer_squares(
+    stack: Float[Tensor, "rows N"], sizes: list[int]
+) -> Float[Tensor, "rows layers"]:
     parts = stack.split(sizes, dim=1)
     return torch.stack([torch.linalg.vector_norm(part, dim=1) for part in parts], dim=1).square()
 
@@ -139,9 +131,6 @@ class MsdrGauge(StatelessGauge):
     """Sum and squared norms of an epoch's updates."""
 
     def __init__(self) -> None:
-        self._reset()
-
-    def _reset(self) -> None:
         self.steps = 0
         self.sums: list[Tensor] = []
         self.squares: list[float] = []
@@ -157,15 +146,14 @@ class MsdrGauge(StatelessGauge):
 
     def read(self, epoch: int) -> Reading:
         """``msdr``; NaN after a single step, or where no update differs from another."""
-        totals, steps = squared_norms(self.sums).tolist(), self.steps
-        pairs = list(zip(totals, self.squares, strict=True))
-        self._reset()
-        whole = math.fsum(t for t, _ in pairs), math.fsum(s for _, s in pairs)
-        *layers, model = (mean_to_deviation(t, s, steps) for t, s in [*pairs, whole])
-        return Reading(layers={"msdr": layers}, model={"msdr": model}, detail={"steps": steps})
+        totals, squares, steps = squared_norms(self.sums).tolist(), self.squares, self.steps
+        self.steps = 0
+        totals, squares = [*totals, math.fsum(totals)], [*squares, math.fsum(squares)]
+        ratios = [_msdr(t, s, steps) for t, s in zip(totals, squares, strict=True)]
+        return Reading({"msdr": ratios[:-1]}, {"msdr": ratios[-1]}, {"steps": steps})
 
 
-def mean_to_deviation(total: float, squares: float, steps: int) -> float:
+def _msdr(total: float, squares: float, steps: int) -> float:
     """From |sum u|^2 and sum |u|^2 of ``steps`` vectors u."""
     if steps < 2:
         return math.nan

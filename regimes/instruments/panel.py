@@ -21,19 +21,14 @@ from regimes.instruments.gradient_norm import Norms
 Timer = Callable[[str], AbstractContextManager[Any]]
 
 
-def untimed(name: str) -> AbstractContextManager[Any]:
-    """No clock."""
-    return nullcontext()
-
-
 @dataclass(frozen=True)
 class Readings:
-    """What the instruments say of one epoch, as a record has it: None where JSON knows no number.
+    """The statistics of one epoch as a record has them: None where JSON has no number.
 
     Attributes:
         layers: per statistic, one value per layer.
         model: per statistic, one value for the whole model.
-        details: per instrument, what else it found.
+        details: per instrument, the rest.
     """
 
     layers: dict[str, list[float | None]] = field(default_factory=dict)
@@ -42,61 +37,50 @@ class Readings:
 
 
 class Panel:
-    """The gauges of a run, by the instrument's name; each is read every so many epochs.
+    """The gauges of a run.
 
     Attributes:
-        steps: how many were shown since the last reading.
+        gauges: by the instrument's name.
+        steps: number of steps since the last reading.
     """
 
     def __init__(self, gauges: Mapping[str, tuple[int, Gauge]], layers: int | None = None) -> None:
-        """The gauges, each with the units between its readings.
-
-        Args:
-            layers: of the model; every statistic of layers has as many values.
-        """
-        self._gauges, self.layers = dict(gauges), layers
-        self.steps = 0
+        """``gauges``: each with the units between its readings; ``layers``: how many values a
+        statistic of layers has."""
+        self.gauges = {name: gauge for name, (_, gauge) in gauges.items()}
+        self._every = {name: every for name, (every, _) in gauges.items()}
+        self.layers, self.steps = layers, 0
 
     def __iter__(self) -> Iterator[Gauge]:
-        return (gauge for _, gauge in self._gauges.values())
-
-    @property
-    def gauges(self) -> dict[str, Gauge]:
-        return {name: gauge for name, (_, gauge) in self._gauges.items()}
+        return iter(self.gauges.values())
 
     def step(
-        self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor], timer: Timer = untimed
+        self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor], timer: Timer = nullcontext
     ) -> None:
-        """Show one step's gradients and updates to every gauge; both are left as they are.
-
-        Args:
-            timer: clocks each instrument by its name; the norms, which are always read, as
-                "instruments".
-        """
+        """Show one step's gradients and updates to every gauge. ``timer`` clocks each instrument
+        by its name; the norms, which are always read, as "instruments"."""
         self.steps += 1
+        # In the configuration's order, on every process: a gauge may call collectives.
         for name, gauge in self.gauges.items():
             with timer(_clocked(name)):
                 gauge.step(stack, updates)
 
-    def read(self, epoch: int, timer: Timer = untimed, seen: bool = True) -> Readings:
-        """The statistics of an epoch, of the gauges that are due.
-
-        Args:
-            timer: as for ``step``.
-            seen: whether there were any steps; if not, gauges that live on them have no reading.
+    def read(self, epoch: int, timer: Timer = nullcontext, seen: bool = True) -> Readings:
+        """The statistics of an epoch, of the gauges that are due. Without steps (``seen`` is False)
+        only gauges that need none are read.
 
         Raises:
-            ConfigError: a gauge gives something else than a reading of this model.
+            ConfigError: a gauge returns something other than a reading of this model.
         """
-        self.steps, found = 0, dict[str, Reading]()
-        for name, (every, gauge) in self._gauges.items():
-            if epoch % every == 0 and (seen or isinstance(gauge, EndOfEpochGauge)):
+        self.steps, readings = 0, dict[str, Reading]()
+        for name, gauge in self.gauges.items():
+            if epoch % self._every[name] == 0 and (seen or isinstance(gauge, EndOfEpochGauge)):
                 with timer(_clocked(name)):
-                    found[name] = _checked(name, gauge.read(epoch), self.layers)
+                    readings[name] = _checked(name, gauge.read(epoch), self.layers)
         return Readings(
-            {k: [finite(x) for x in v] for r in found.values() for k, v in r.layers.items()},
-            {k: finite(v) for r in found.values() for k, v in r.model.items()},
-            {name: reading.detail for name, reading in found.items() if reading.detail},
+            {k: [finite(x) for x in v] for r in readings.values() for k, v in r.layers.items()},
+            {k: finite(v) for r in readings.values() for k, v in r.model.items()},
+            {name: reading.detail for name, reading in readings.items() if reading.detail},
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -152,22 +136,14 @@ def _checked(name: str, reading: Any, layers: int | None) -> Reading:
 
     require_reading(isinstance(reading, Reading), reading, "a Reading")
     for statistic, values in reading.layers.items():
-        listed = isinstance(values, list | tuple)
-        require_reading(
-            listed and len(values) == (layers or len(values)),
-            values,
-            f"{layers} values, one for each layer, as {statistic!r}",
-        )
-        for value in values:
-            require_reading(_is_number(value), value, f"a number in {statistic!r}")
-    for statistic, value in reading.model.items():
-        require_reading(_is_number(value), value, f"a number as {statistic!r}")
+        good = isinstance(values, list | tuple) and len(values) == (layers or len(values))
+        require_reading(good, values, f"{layers} values, one for each layer, as {statistic!r}")
+    numbers = [(f"in {name!r}", x) for name, values in reading.layers.items() for x in values]
+    for place, x in [*numbers, *((f"as {name!r}", x) for name, x in reading.model.items())]:
+        good = x is None or (isinstance(x, int | float) and not isinstance(x, bool))
+        require_reading(good, x, f"a number {place}")
     require_reading(isinstance(reading.detail, dict), reading.detail, "a table as its detail")
     return reading
-
-
-def _is_number(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def check_measured(needs: Iterable[str], readings: Readings) -> None:
@@ -182,5 +158,5 @@ def check_measured(needs: Iterable[str], readings: Readings) -> None:
 
 
 def finite(value: float | None) -> float | None:
-    """JSON knows no NaN: None is a statistic that could not be formed."""
+    """The value, or None where it is not finite: JSON has no NaN."""
     return value if value is not None and math.isfinite(value) else None

@@ -1,9 +1,9 @@
-"""How far local steps have taken the workers' models apart: what only they have."""
+"""The distance of the workers' models from each other under local steps."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -24,35 +24,35 @@ class Spread:
     every: int = field(default=1, init=False)
 
     def start(self, context: MeasurementContext) -> SpreadGauge:
-        if context.apart is None:
+        if context.is_local is None:
             raise ConfigError(
                 "instruments.spread: workers that share each step have one model: set sync_policy"
             )
-        return SpreadGauge(context)
+        return SpreadGauge(context, context.is_local)
 
 
 class SpreadGauge(StatelessGauge):
-    """Looks once per unit."""
+    """Measures once per unit."""
 
-    def __init__(self, context: MeasurementContext) -> None:
-        self.context = context
-        self.found: list[float] | None = None
+    def __init__(self, context: MeasurementContext, is_local: Callable[[], bool]) -> None:
+        self.context, self.is_local = context, is_local
+        self.distances: list[float] | None = None  # per layer, of this unit
 
     def step(self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor]) -> None:
-        """``stack``: each worker's movement, taken from where all were alike."""
-        if self.found is not None:
+        """``stack``: each worker's movement since the last synchronisation."""
+        if self.distances is not None:
             return
         layers = range(len(self.context.layers))
-        apart = self.context.apart
-        if apart is None or not apart():
-            self.found = [0.0 for _ in layers]
+        if not self.is_local():
+            self.distances = [0.0 for _ in layers]
             return
         world, parts = self.context.world, stack.split(self.context.sizes, dim=1)
         means = world.ask(*(Mean(part) for part in parts), layers=layers)
         squares = [(p - m).square().sum(1) for p, m in zip(parts, means, strict=True)]
         (mean,) = world.ask(Mean(torch.stack(squares, dim=1)))
-        self.found = mean.sqrt().tolist()
+        self.distances = mean.sqrt().tolist()
 
     def read(self, epoch: int) -> Reading:
-        found, self.found = self.found or [math.nan] * len(self.context.layers), None
-        return Reading({"spread": found}, {"spread": math.hypot(*found)})
+        spread = self.distances or [math.nan] * len(self.context.layers)
+        self.distances = None
+        return Reading({"spread": spread}, {"spread": math.hypot(*spread)})

@@ -107,7 +107,7 @@ class LocalSteps(Job):
         self.total = self.since = self.rounds = 0
         self.next_period, self.to_agree = 1, False
         world.meter.dtype = first.dtype
-        world.meeting.done = lambda: self.total
+        world.guard.done = lambda: self.total
         kinds = [[str(t.dtype), *t.shape] for t in buffers]
         self._agree_on_start(chosen.facts(), seed, buffers=kinds)
         world.broadcast([p.data for p in tensors] + buffers)
@@ -170,7 +170,7 @@ class LocalSteps(Job):
     # -- rounds and units --------------------------------------------------------------------
 
     def _synchronize(self) -> None:
-        self.world.meeting.come("a synchronisation")
+        self.world.guard.enter("a synchronisation")
         if self.to_agree:
             place = {"units": len(self.rows), "steps": self.total, "period": self.period}
             self.world.agree(state=place, lr=self.schedule.all_rates())
@@ -258,7 +258,7 @@ class LocalSteps(Job):
                     f"load_state_dict: the state has another {name}: {saved.get(name)} in place of "
                     f"{here}"
                 )
-        self.world.meeting.come("load_state_dict()")
+        self.world.guard.enter("load_state_dict()")
         state = copy.deepcopy(dict(saved))
         for tensor, value in zip(self.replicas.synced_tensors, state["common"], strict=True):
             tensor.copy_(value)

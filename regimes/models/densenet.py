@@ -20,7 +20,7 @@ BOTTLENECK = 4  # width of the 1x1 convolution, in multiples of the growth
 
 
 class DenseLayer(nn.Module):
-    """x and ``growth`` channels behind it: conv3x3(relu(bn(conv1x1(relu(bn(x))))))."""
+    """x with ``growth`` channels appended: conv3x3(relu(bn(conv1x1(relu(bn(x))))))."""
 
     def __init__(self, channels: int, growth: int) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ INCEPTIONS = (  # per stage: 1x1, before 3x3, 3x3, before 5x5, 5x5, behind the p
 
 
 def unit(channels: int, width: int, kernel: int) -> nn.Sequential:
-    """relu(bn(conv(x))), the image's size kept."""
+    """relu(bn(conv(x))) of the same image size."""
     conv = nn.Conv2d(channels, width, kernel, padding=kernel // 2)
     return nn.Sequential(conv, nn.BatchNorm2d(width), nn.ReLU())
 

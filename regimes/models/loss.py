@@ -13,6 +13,6 @@ Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]  # of the model, inputs, ta
 
 @runtime_checkable
 class CarryingLoss(Protocol):
-    """A loss with a state that runs on from batch to batch within an epoch, detached."""
+    """A loss with a hidden state that one batch passes to the next, detached, within an epoch."""
 
     def carry(self, model: nn.Module, x: Tensor, y: Tensor, hidden: Any) -> tuple[Tensor, Any]: ...

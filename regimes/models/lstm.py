@@ -20,8 +20,8 @@ Hidden = tuple[Float[Tensor, "layers batch width"], Float[Tensor, "layers batch 
 
 
 class Layers(nn.LSTM):
-    """``nn.LSTM``, called layer by layer, so that the dropout between them is torch's: cuDNN's own
-    has a state that it makes once, and no seed reaches it then."""
+    """``nn.LSTM``, called layer by layer, so that the dropout between layers is torch's: cuDNN's
+    dropout creates its random state once, and later seeds do not change it."""
 
     def forward(  # type: ignore[override]
         self, x: Float[Tensor, "batch time width"], hidden: Hidden | None = None
@@ -38,7 +38,7 @@ class Layers(nn.LSTM):
         return x.transpose(0, 1), (h, c)
 
     def flatten_parameters(self) -> None:
-        """Each layer's in one piece, as cuDNN wants those of one call."""
+        """One contiguous piece per layer, because each cuDNN call takes one layer."""
         for weights in self.all_weights:
             if all(cudnn.is_acceptable(weight.data) for weight in weights):
                 kind = cudnn.rnn.get_cudnn_mode(self.mode)
@@ -77,8 +77,7 @@ class LSTM(nn.Module):
     def forward(
         self, tokens: Int64[Tensor, "batch time"], hidden: Hidden | None = None
     ) -> tuple[Float[Tensor, "batch time words"], Hidden]:
-        """Logits of each next word, and the state to continue from; no ``hidden`` is a state of
-        zeros."""
+        """Logits of each next word, and the state to continue from; ``hidden`` None is zeros."""
         x = self.dropout(self.embedding(tokens))
         with self._kernels():
             x, hidden = self.lstm(x, hidden)

@@ -1,16 +1,31 @@
-"""Residual networks for small images: ResNet-18 as the paper trains it, and a small one for a CPU.
+"""Residual networks for small images: ResNet, SENet and WideResNet as the paper trains them, and a
+small ResNet for a CPU. All start from PyTorch's default initialisation.
 
-He et al., "Deep Residual Learning for Image Recognition" (2016), in the widely used variant for
-32x32 images (github.com/kuangliu/pytorch-cifar; github.com/weiaicunzai/pytorch-cifar100 has the
-same layers): a 3x3 stem without max-pool, no biases in convolutions, PyTorch's default init.
+- ResNet: He et al., "Deep Residual Learning for Image Recognition" (2016), in the variant of
+  github.com/kuangliu/pytorch-cifar (github.com/weiaicunzai/pytorch-cifar100 has the same layers): a
+  3x3 stem without max-pool, no biases in convolutions.
+- SENet: Hu et al., "Squeeze-and-Excitation Networks" (2018): each block weighs its channels by a
+  small network of their means. Table 8 counts the pre-activation variant of kuangliu; Table 9, and
+  the traffic of every SENet row in Tables 1-4, belong to that of weiaicunzai: convolutions with
+  bias, ReLU before the weighing, 516 channels in the last stage.
+- WideResNet: Zagoruyko and Komodakis, "Wide Residual Networks" (2016), in the variant of
+  github.com/meliketoy/wide-resnet.pytorch: convolutions with bias, 1x1 shortcuts with bias and
+  without BatchNorm, the stride in a block's second convolution. The momentum of the last BatchNorm
+  is PyTorch's 0.1 (theirs: 0.9).
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 from torch import nn
 from torch.nn import functional
 
 from regimes.models.classifier import Classifier, Features, Images, conv_stem, stages
+
+REDUCTION = 16  # of the channels, inside SqueezeExcite
+WIDEN = 10
+WIDE_BLOCKS = 4  # per stage: (28 - 4) / 6
 
 
 class Block(nn.Module):
@@ -22,14 +37,17 @@ class Block(nn.Module):
         self.bn1 = nn.BatchNorm2d(width)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
-        self.shortcut = nn.Sequential()
-        if stride != 1 or channels != width:
-            self.shortcut.append(nn.Conv2d(channels, width, 1, stride, bias=False))
-            self.shortcut.append(nn.BatchNorm2d(width))
+        self.shortcut = _shortcut(channels, width, stride, bias=False)
 
     def forward(self, x: Images) -> Features:
         y = functional.relu(self.bn1(self.conv1(x)))
         return functional.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+
+
+def _shortcut(channels: int, width: int, stride: int, bias: bool) -> nn.Sequential:
+    if stride == 1 and channels == width:
+        return nn.Sequential()
+    return nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=bias), nn.BatchNorm2d(width))
 
 
 def resnet18(*, classes: int, channels: int, image_size: int, width: int = 64) -> Classifier:
@@ -45,4 +63,108 @@ def resnet8(*, classes: int, channels: int, image_size: int, width: int = 16) ->
 def _resnet(classes: int, channels: int, widths: list[int], count: int) -> Classifier:
     stem = conv_stem(channels, widths[0], bias=False)
     blocks = stages(Block, widths[0], widths, count)
+    return Classifier(stem, nn.Sequential(*blocks), widths[-1], classes)
+
+
+# -- SENet -----------------------------------------------------------------------------------
+
+
+class SqueezeExcite(nn.Module):
+    """x * sigmoid(linear(relu(linear(mean of x over the image)))), one factor per channel."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        squeezed = max(1, channels // REDUCTION)
+        self.squeeze = nn.Linear(channels, squeezed)
+        self.excite = nn.Linear(squeezed, channels)
+
+    def forward(self, x: Images) -> Images:
+        weights = self.excite(functional.relu(self.squeeze(x.mean((2, 3))))).sigmoid()
+        return x * weights[:, :, None, None]
+
+
+class SqueezeExciteBlock(nn.Module):
+    """relu(se(relu(bn(conv(relu(bn(conv(x))))))) + shortcut(x)); convolutions have biases."""
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.residual = nn.Sequential(
+            *(nn.Conv2d(channels, width, 3, stride, padding=1), nn.BatchNorm2d(width), nn.ReLU()),
+            *(nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()),
+        )
+        self.shortcut = _shortcut(channels, width, stride, bias=True)
+        self.weigh = SqueezeExcite(width)
+
+    def forward(self, x: Images) -> Features:
+        return functional.relu(self.weigh(self.residual(x)) + self.shortcut(x))
+
+
+class PreActivationBlock(nn.Module):
+    """se(conv(relu(bn(conv(a))))) + shortcut, a = relu(bn(x)); the shortcut is a 1x1 convolution
+    of a where shapes differ, else x. No biases in convolutions, as in He et al., "Identity
+    Mappings in Deep Residual Networks" (2016)."""
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv1 = nn.Conv2d(channels, width, 3, stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.shortcut = None
+        if stride != 1 or channels != width:
+            self.shortcut = nn.Conv2d(channels, width, 1, stride, bias=False)
+        self.weigh = SqueezeExcite(width)
+
+    def forward(self, x: Images) -> Features:
+        a = functional.relu(self.bn1(x))
+        y = self.weigh(self.conv2(functional.relu(self.bn2(self.conv1(a)))))
+        return y + (x if self.shortcut is None else self.shortcut(a))
+
+
+def senet18(*, classes: int, channels: int, image_size: int, width: int = 64) -> Classifier:
+    """Pre-activation SE-ResNet-18 of Table 8: 11,260,354 parameters for 10 classes."""
+    stem = conv_stem(channels, width, bias=False)
+    blocks = stages(PreActivationBlock, width, [width, 2 * width, 4 * width, 8 * width], 2)
+    return Classifier(stem, nn.Sequential(*blocks), 8 * width, classes)
+
+
+def se_resnet18(*, classes: int, channels: int, image_size: int, width: int = 64) -> Classifier:
+    """SE-ResNet-18 of Table 9: 11,436,256 parameters for 100 classes, 11,389,726 for 10."""
+    last = 8 * width + width // 16  # 516 at width 64
+    stem = conv_stem(channels, width, bias=True)
+    blocks = stages(SqueezeExciteBlock, width, [width, 2 * width, 4 * width, last], 2)
+    return Classifier(stem, nn.Sequential(*blocks), last, classes)
+
+
+# -- WideResNet ------------------------------------------------------------------------------
+
+
+class WideBlock(nn.Module):
+    """conv(relu(bn(dropout(conv(relu(bn(x))))))) + shortcut(x), a 1x1 one where shapes differ."""
+
+    def __init__(self, channels: int, width: int, stride: int, dropout: float) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv1 = nn.Conv2d(channels, width, 3, padding=1)
+        self.dropout = nn.Dropout(dropout)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels != width:
+            self.shortcut = nn.Conv2d(channels, width, 1, stride)
+
+    def forward(self, x: Images) -> Features:
+        y = self.dropout(self.conv1(functional.relu(self.bn1(x))))
+        return self.conv2(functional.relu(self.bn2(y))) + self.shortcut(x)
+
+
+def wideresnet28_10(
+    *, classes: int, channels: int, image_size: int, width: int = 16, dropout: float = 0.0
+) -> Classifier:
+    """36,489,290 parameters for 10 classes, 36,546,980 for 100; stages of 10 w, 20 w, 40 w. The
+    authors trained without dropout."""
+    stem = nn.Conv2d(channels, width, 3, padding=1)
+    widths = [width * WIDEN * multiple for multiple in (1, 2, 4)]
+    blocks = stages(partial(WideBlock, dropout=dropout), width, widths, WIDE_BLOCKS)
+    blocks += [nn.BatchNorm2d(widths[-1]), nn.ReLU()]
     return Classifier(stem, nn.Sequential(*blocks), widths[-1], classes)

@@ -1,10 +1,10 @@
-"""Records as numbers and pictures: what `regimes report` and the study (`analysis`) draw alike.
+"""Records as numbers and pictures, for `regimes report` and the study (`analysis`).
 
 - `groups`, `curves`, `schedules`: runs by schedule and seed, their curves, the table of schedules;
   `decays`: where their learning rates fall.
-- `looks`, `metrics`: how a schedule is drawn and called, how what was measured is written.
-- `style`: the theme, what every caption says, how a figure is saved.
-- `panels`, `levels`, `bands`: one panel of curves, the map of levels, the bands of detectors.
+- `looks`, `metrics`: the look and label of a schedule; the label, unit and digits of a metric.
+- `style`: the theme, the texts of every caption, saving.
+- `panels`, `heatmaps`: one panel of curves; the map of levels, the bands of detectors.
 
-The last two lines import seaborn and matplotlib, so the command line imports them late. No torch.
+The last three import seaborn and matplotlib, so the command line imports them late. No torch.
 """

@@ -12,18 +12,17 @@ from regimes.plotting.groups import Groups, measured, tested_by
 from regimes.plotting.metrics import METRICS, Metric
 from regimes.records import Record
 from regimes.records.frames import logged
-from regimes.replay.agreement import interval
 from regimes.replay.replay import TRAINING as CLOCK
+from regimes.statistics import t_interval
 
 KEYS = ("schedule", "epoch", "n", "ci_low", "ci_high", "floats", "seconds")  # of the tables below
 
 
 def values(run: Record, shown: Metric) -> np.ndarray:
-    """A metric per epoch, as it is shown (accuracy in %)."""
+    """A metric per epoch, in the shown unit (accuracy in %)."""
     if not has(run, shown):
-        others = [*METRICS, *logged(run.rows).values()]
-        tested = tested_by(run)
-        known = [m.name for m in (tested, *(measured(run, n) for n in others)) if has(run, m)]
+        metrics = (measured(run, name) for name in (*METRICS, *logged(run.rows).values()))
+        known = [m.name for m in (tested_by(run), *metrics) if has(run, m)]
         choice = ", ".join(dict.fromkeys(known))
         raise RecordError(
             f"{run.folder} has no {shown.name!r}: "
@@ -49,44 +48,44 @@ def seconds(run: Record) -> np.ndarray:
     return run.epochs.reindex(columns=CLOCK).fillna(0.0).sum(axis=1).cumsum().to_numpy()
 
 
-def curves(found: Groups, shown: Metric | None = None) -> pd.DataFrame:
+def curves(by_schedule: Groups, shown: Metric | None = None) -> pd.DataFrame:
     """Per schedule and epoch: n, the metric with its 95 % t interval, mean floats and seconds so
-    far. A schedule's curve ends where the first of its seeds does; `ends` has all of their ends.
+    far. A schedule's curve ends where the first of its seeds does; `ends` has the ends of all.
 
     Args:
-        shown: default what the runs were tested by; its name is the column's.
+        shown: default: what the runs were tested by; its name is the column's.
     """
-    shown = shown or tested_by(next(iter(found.values()))[0])
+    shown = shown or tested_by(next(iter(by_schedule.values()))[0])
     rows = []
-    for name, runs in found.items():
+    for name, runs in by_schedule.items():
         last = min(len(run.epochs) for run in runs)
-        measured = np.stack([values(run, shown)[:last] for run in runs])
+        metrics = np.stack([values(run, shown)[:last] for run in runs])
         floats = np.stack([run.epochs["total_floats"].to_numpy()[:last] for run in runs]).mean(0)
-        passed = np.stack([seconds(run)[:last] for run in runs]).mean(0)
+        clock = np.stack([seconds(run)[:last] for run in runs]).mean(0)
         for epoch in range(last):
-            found_here = interval(measured[:, epoch].tolist())
-            rows.append((name, epoch, len(runs), *found_here, floats[epoch], passed[epoch]))
+            mean_and_ends = t_interval(metrics[:, epoch].tolist())
+            rows.append((name, epoch, len(runs), *mean_and_ends, floats[epoch], clock[epoch]))
     return pd.DataFrame(rows, columns=[*KEYS[:3], shown.name, *KEYS[3:]])
 
 
-def ends(found: Groups, shown: Metric | None = None) -> pd.DataFrame:
-    """One row per schedule: the columns of `curves` at the seeds' own ends (the epoch is the mean
-    of their last; the last in which the metric was logged, of a user's own training), with the
-    95 % t intervals of floats and seconds too."""
-    shown = shown or tested_by(next(iter(found.values()))[0])
+def ends(by_schedule: Groups, shown: Metric | None = None) -> pd.DataFrame:
+    """One row per schedule: the columns of `curves` at the end of each seed (the epoch is the mean
+    of their last ones; in a hook's record the last with a logged metric), with the 95 % t intervals
+    of floats and seconds too."""
+    shown = shown or tested_by(next(iter(by_schedule.values()))[0])
     rows = []
-    for name, runs in found.items():
+    for name, runs in by_schedule.items():
         row: dict[str, Any] = {"schedule": name, "n": len(runs)}
-        at = [(run, _last(run, shown)) for run in runs]
-        for column, last in (
-            (shown.name, [values(run, shown)[end] for run, end in at]),
-            ("epoch", [end for _, end in at]),
-            ("floats", [run.epochs["total_floats"].iloc[end] for run, end in at]),
-            ("seconds", [seconds(run)[end] for run, end in at]),
+        last = [(run, _last(run, shown)) for run in runs]
+        for column, numbers in (
+            (shown.name, [values(run, shown)[end] for run, end in last]),
+            ("epoch", [end for _, end in last]),
+            ("floats", [run.epochs["total_floats"].iloc[end] for run, end in last]),
+            ("seconds", [seconds(run)[end] for run, end in last]),
         ):
             prefix = "" if column == shown.name else f"{column}_"
             names = (column, f"{prefix}ci_low", f"{prefix}ci_high")
-            row |= dict(zip(names, interval([float(x) for x in last]), strict=True))
+            row |= dict(zip(names, t_interval([float(x) for x in numbers]), strict=True))
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -95,4 +94,4 @@ def _last(run: Record, shown: Metric) -> int:
     """The last epoch; in a hook's record, the last with a value."""
     if not run.hooked:
         return len(run.epochs) - 1
-    return int(np.flatnonzero(~np.isnan(values(run, shown)))[-1])  # there is one
+    return int(np.flatnonzero(~np.isnan(values(run, shown)))[-1])  # `values` raises if none

@@ -1,4 +1,4 @@
-"""Where the learning rate of a run decays: from its configuration, or from its rates. No torch."""
+"""The decays of a run's learning rate: from its configuration, or from its rates. No torch."""
 
 from __future__ import annotations
 
@@ -12,15 +12,12 @@ from regimes.records import Record, length
 
 def decays(run: Record) -> list[tuple[int, float]]:
     """The units of a run that are the first at a lower learning rate, and the factor by which it
-    falls (infinity: to zero). Of a trainer's step schedule, those that were asked for; of somebody
-    else's training, whose schedule is not known, those that the policies see in its rates."""
+    falls (infinity: to zero). A trainer's step schedule gives the configured ones; a user's own
+    training, whose schedule is not known, those that the policies see in its rates."""
     if run.hooked:
-        found = FollowsDecays().decays(history(run.rows, [], run.config["signal"]))
-        return [
-            (first, old / new if new else math.inf)
-            for first, old, new in found
-            if first < len(run.rows)
-        ]
+        seen = FollowsDecays().decays(history(run.rows, [], run.config["signal"]))
+        known = [(first, old, new) for first, old, new in seen if first < len(run.rows)]
+        return [(first, old / new if new else math.inf) for first, old, new in known]
     factor = run.config["optimizer"].get("decay_factor")
     factor = 1.0 if factor is None else float(factor)
     return [(first, _power(factor, times)) for first, times in Counter(_configured(run)).items()]
@@ -39,8 +36,8 @@ def _power(factor: float, times: int) -> float:
 
 
 def _configured(run: Record) -> list[int]:
-    """Of a step schedule, the first unit that begins at or behind each decay: one within which the
-    rate falls began at the old rate."""
+    """Of a step schedule, the first unit that begins at or behind each decay: a unit within which
+    the rate falls began at the old rate."""
     optimizer, per_epoch = run.config["optimizer"], run.header.get("steps_per_epoch") or 1
     if optimizer.get("schedule", "step") != "step":
         return []

@@ -20,7 +20,7 @@ from regimes.plotting.curves import has, values
 from regimes.plotting.groups import BASELINES, check_setting, groups, tested_by
 from regimes.plotting.metrics import Metric
 from regimes.records import Record, load_all, select, summary
-from regimes.replay.agreement import interval
+from regimes.statistics import paired_differences, t_interval
 
 LAST = 3  # epochs whose mean is a run's accuracy (or other metric)
 ALL_PAIRS = 6  # schedules of which all pairs are compared
@@ -52,33 +52,29 @@ def compare(
     Raises:
         RecordError: no or unfinished runs, other settings, or no such schedule.
     """
-    places: list[str | Path | Record]
-    if isinstance(records, Iterable) and not isinstance(records, str | Path):
-        places = list(records)
-    else:
-        places = [records]
+    places = [records] if isinstance(records, str | Path | Record) else list(records)
     runs = [run for run in places if isinstance(run, Record)]
     if folders := [place for place in places if not isinstance(place, Record)]:
         runs += load_all(*folders)
-    found = groups(select(runs, where))
-    if not found:
+    by_schedule = groups(select(runs, where))
+    if not by_schedule:
         raise RecordError("name at least one run, or a folder of runs")
-    shown, each = reached([run for group in found.values() for run in group])
-    return differences(each, pairs_of(list(found), baseline), shown)
+    shown, summaries = reached([run for group in by_schedule.values() for run in group])
+    return differences(summaries, pairs_of(list(by_schedule), baseline), shown)
 
 
 def reached(runs: Sequence[Record]) -> tuple[Metric, pd.DataFrame]:
     """What runs were tested by, and `records.summary` with a column of that, in the shown unit.
 
     Raises:
-        RecordError: nothing of it was logged in one of them; it is not finished.
+        RecordError: one of them is not finished, or has no value of it.
     """
     shown = tested_by(runs[0])
     for run in runs:
-        values(run, shown)
-    each = summary(runs, LAST)
-    each[shown.name] = shown.factor * each["metric"]
-    return shown, each
+        values(run, shown)  # raises if there is none
+    summaries = summary(runs, LAST)
+    summaries[shown.name] = shown.factor * summaries["metric"]
+    return shown, summaries
 
 
 def pairs_of(names: Sequence[str], baseline: str | None = None) -> list[tuple[str, str]]:
@@ -101,66 +97,33 @@ def pairs_of(names: Sequence[str], baseline: str | None = None) -> list[tuple[st
 
 
 def differences(
-    each: pd.DataFrame, chosen: Iterable[tuple[str, str]], shown: Metric
+    summaries: pd.DataFrame, pairs: Iterable[tuple[str, str]], shown: Metric
 ) -> pd.DataFrame:
-    """One row per pair that has a common seed; ``each`` as `reached` gives it."""
-    seeds = each.groupby("name")["seed"].agg(set)
-    rows = [pair(each, a, b, shown) for a, b in chosen if seeds[a] & seeds[b]]
+    """One row per pair that has a common seed; ``summaries`` as `reached` gives it."""
+    seeds = summaries.groupby("name")["seed"].agg(set)
+    rows = [pair(summaries, a, b, shown) for a, b in pairs if seeds[a] & seeds[b]]
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def paired(each: pd.DataFrame, a: str, b: str, column: str) -> list[float]:
-    """``a`` minus ``b``, seed by seed; ``each`` has a row per run.
-
-    Raises:
-        RecordError: no seed in common.
-    """
-    wide = each[each["name"].isin([a, b])].pivot(index="seed", columns="name", values=column)
-    wide = wide.reindex(columns=[*{a, b}]).dropna()
-    if wide.empty:
-        raise RecordError(f"{a} and {b} have no seed in common: run both with the same seeds")
-    return (wide[a] - wide[b]).to_list()
-
-
-def pair(each: pd.DataFrame, a: str, b: str, shown: Metric) -> dict[str, Any]:
-    """One row of `differences`.
-
-    Raises:
-        RecordError: no seed in common.
-    """
-    found = paired(each, a, b, shown.name)
-    floats = each.groupby("name")["floats"].mean()
-    mean, low, high = interval(found)
+def pair(summaries: pd.DataFrame, a: str, b: str, shown: Metric) -> dict[str, Any]:
+    """One row of `differences`; RecordError without a common seed."""
+    by_seed = paired_differences(summaries, a, b, shown.name)
+    floats = summaries.groupby("name")["floats"].mean()
     ratio = floats[a] / floats[b] if floats[b] else math.nan
-    return dict(
-        zip(
-            COLUMNS,
-            (f"{a} - {b}", len(found), mean, low, high, sum(d > 0 for d in found), ratio),
-            strict=True,
-        )
-    )
+    positive = sum(d > 0 for d in by_seed)
+    row = (f"{a} - {b}", len(by_seed), *t_interval(by_seed), positive, ratio)
+    return dict(zip(COLUMNS, row, strict=True))
 
 
 def as_table(rows: pd.DataFrame, shown: Metric, note: bool = False) -> Table:
-    """`differences`, rounded.
-
-    Args:
-        note: say below the table what it shows.
-    """
-    lines, digits = [], shown.digits
+    """`differences`, rounded; ``note``: with an explanation below the table."""
+    lines, signed = [], f"+.{shown.digits}f"
     for row in rows.to_dict("records"):
-        ends = interval_text(row["ci_low"], row["ci_high"], f"+.{digits}f") or "-"
-        ratio = "-" if math.isnan(row["traffic_ratio"]) else f"{row['traffic_ratio']:.2f}"
-        lines.append(
-            [
-                row["comparison"],
-                str(row["n"]),
-                f"{row['difference']:+.{digits}f}",
-                ends,
-                f"{row['positive']}/{row['n']}",
-                ratio,
-            ]
-        )
+        difference, ratio = format(row["difference"], signed), row["traffic_ratio"]
+        ends = interval_text(row["ci_low"], row["ci_high"], signed) or "-"
+        above = f"{row['positive']}/{row['n']}"
+        traffic = "-" if math.isnan(ratio) else f"{ratio:.2f}"
+        lines.append([row["comparison"], str(row["n"]), difference, ends, above, traffic])
     heads = ("difference", "n", shown.unit, "95 % t interval", "> 0", "traffic ratio")
     return Table(heads, lines, NOTE.format(len(lines)) if note else "")
 
@@ -176,6 +139,6 @@ def between(runs: Sequence[Record], baseline: str | None = None) -> Table | None
         check_setting(runs)
     except RecordError:
         return None
-    shown, each = reached(runs)
-    rows = differences(each, pairs_of(names, baseline), shown)
+    shown, summaries = reached(runs)
+    rows = differences(summaries, pairs_of(names, baseline), shown)
     return as_table(rows, shown, note=True) if len(rows) else None

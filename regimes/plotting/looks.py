@@ -1,7 +1,7 @@
-"""How each schedule of the presets is drawn and called, everywhere, and how levels are: data.
+"""The look and label of each preset's schedule in all figures, and the colours of levels: data.
 
-A colour-blind-safe palette; every schedule also has a line style and a marker of its own, so that a
-grey print reads as well. To give a schedule of your own a look: ``LOOKS["mine"] = Look(...)``.
+The palette is safe for colour-blind readers; every schedule also has a line style and a marker of
+its own, for grey prints. To give a schedule of your own a look: ``LOOKS["mine"] = Look(...)``.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Look:
-    """How one schedule is drawn everywhere."""
+    """The label and line of one schedule."""
 
     label: str
     colour: str
-    dash: Any = "-"
-    marker: Any = "o"
+    dash: str | tuple[int, tuple[float, ...]] = "-"
+    marker: str | tuple[int, int, int] = "o"  # a tuple: corners, style, degrees
     width: float = 1.4
 
     @property
@@ -36,17 +36,10 @@ class Look:
         }
 
 
-_C = (  # seaborn's "colorblind", but for its yellow, which is too pale for a line
-    "#0173b2",
-    "#de8f05",
-    "#029e73",
-    "#d55e00",
-    "#cc78bc",
-    "#ca9161",
-    "#fbafe4",
-    "#949494",
-    "#7d6b00",
-    "#56b4e9",
+# seaborn's "colorblind" without its yellow, which is too pale for a line
+_C = (
+    *("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc"),
+    *("#ca9161", "#fbafe4", "#949494", "#7d6b00", "#56b4e9"),
 )
 LOOKS = {
     "dense": Look("dense (no compression)", "#000000", "-", "s"),
@@ -66,7 +59,7 @@ LOOKS = {
     "large-batch-8x": Look("large batch, 8 times the small", _C[8], (0, (2, 3)), (3, 0, 30)),
     "accordion-batch-8x": Look("ACCORDION, 8 times the small", _C[4], (0, (9, 1)), (6, 1, 0), 1.8),
 }
-LIKE = {  # what plays the same part as one above, in a figure of its own
+LIKE = {  # drawn as one of the above, in figures without it
     "small-batch": ("low", "small batch"),
     "large-batch": ("high", "large batch"),
     "small-in-critical": ("low-in-critical", "small in critical, large elsewhere"),
@@ -88,7 +81,7 @@ SPARE = (
     (_C[8], (0, (1, 1, 3, 1)), "X"),
     (_C[9], (0, (8, 1.5)), "d"),
     (_C[0], (0, (1, 3)), "h"),
-    # of a grid with many schedules: stars and polygons of so many corners
+    # for grids with many schedules: stars and polygons, by number of corners
     (_C[3], (0, (3, 3)), (4, 1, 0)),
     (_C[1], (0, (6, 3)), (5, 0, 36)),
     (_C[2], (0, (1, 1, 4, 1)), (3, 1, 0)),
@@ -106,37 +99,31 @@ SPARE = (
 )
 LEVELS = {"high": "#e4e4e4", "low": _C[0], "dense": "#1a1a1a"}  # light to dark: more traffic
 SPELT = {
-    "powersgd": "rank {}",
-    "acp-sgd": "rank {}",
-    "topk": "K = {} %",
-    "randomk": "K = {} %",
-    "dct-topk": "K = {} %",
+    **dict.fromkeys(("powersgd", "acp-sgd"), "rank {}"),
+    **dict.fromkeys(("topk", "randomk", "dct-topk"), "K = {} %"),
     "quantise": "{} bits",
     "low-pass": "share {}",
 }
 
 
 def style_of(name: str, spare: int = 0) -> Look:
-    """A schedule's look; one that the table lacks has a spare one under its own name."""
+    """A schedule's look; a schedule outside the tables has a spare one under its own name."""
     if name in LIKE:
         return replace(LOOKS[LIKE[name][0]], label=LIKE[name][1])
     return LOOKS.get(name, Look(name, *SPARE[spare % len(SPARE)]))
 
 
 def styles_of(names: Iterable[str]) -> dict[str, Look]:
-    """The looks of one figure's schedules, in order; those that the table lacks have markers that
-    no other one has."""
-    found = {name: style_of(name) for name in order(names)}
-    strangers = [name for name in found if name not in LOOKS and name not in LIKE]
-    taken = {seen.marker for name, seen in found.items() if name not in strangers}
+    """The looks of one figure's schedules, in order; those outside the tables have markers that no
+    other has."""
+    looks = {name: style_of(name) for name in order(names)}
+    unknown = [name for name in looks if name not in LOOKS and name not in LIKE]
+    taken = {look.marker for name, look in looks.items() if name not in unknown}
     free = [i for i, (*_, marker) in enumerate(SPARE) if marker not in taken]
-    return found | {name: style_of(name, free[i % len(free)]) for i, name in enumerate(strangers)}
+    return looks | {name: style_of(name, free[i % len(free)]) for i, name in enumerate(unknown)}
 
 
 def order(names: Iterable[str]) -> list[str]:
     """The table's order, then the unknown ones by name."""
-    known = list(LOOKS)
-    roles = {name: LIKE.get(name, (name,))[0] for name in names}
-    return sorted(
-        roles, key=lambda n: (known.index(roles[n]) if roles[n] in known else len(known), n)
-    )
+    place = {name: i for i, name in enumerate(LOOKS)}
+    return sorted({*names}, key=lambda n: (place.get(LIKE.get(n, (n,))[0], len(place)), n))

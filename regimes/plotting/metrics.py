@@ -1,4 +1,4 @@
-"""How what was measured is written: a column of the epochs, its label, its unit."""
+"""How measurements are written: a column of the epochs, its label, its unit."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def named(name: str, unit_known: bool = True) -> Metric:
     """How a metric is written; plainly, under its own name, if the table has none.
 
     Args:
-        unit_known: a loss is in nats; False: it is somebody's own.
+        unit_known: whether a loss is in nats; False for a user's own.
     """
-    found = METRICS.get(name, Metric(name, name, name, name, digits=3))
-    if unit_known or found.unit != "nats":
-        return found
-    return replace(found, label=found.heading, unit="loss", digits=3)
+    metric = METRICS.get(name, Metric(name, name, name, name, digits=3))
+    if unit_known or metric.unit != "nats":
+        return metric
+    return replace(metric, label=metric.heading, unit="loss", digits=3)

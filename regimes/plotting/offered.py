@@ -1,6 +1,4 @@
-"""What can be drawn: `regimes figure` lists and begins what installed packages offer.
-
-Nothing here knows a figure. A package offers its own by an entry point ::
+"""`regimes figure`: the figures that installed packages offer by an entry point ::
 
     [project.entry-points."regimes.figures"]
     mine = "package.module:offers"
@@ -28,7 +26,7 @@ class Offer:
 
     Attributes:
         says: one sentence.
-        start: takes the words after the name: records and options.
+        start: called with the words after the name: records and options.
         grids: those whose records it draws (`regimes presets`); none: its help says what it needs.
         section: the heading under which it is listed.
     """
@@ -40,39 +38,39 @@ class Offer:
 
 
 def offered() -> dict[str, Offer]:
-    """All offers by name, in the order in which the packages have them.
+    """All offers by name, in the packages' order.
 
     Raises:
-        ConfigError: a package's offers cannot be loaded, or two packages offer the same name.
+        ConfigError: a package's offers cannot be loaded, two packages offer the same name, or none
+            offers any.
     """
-    found: dict[str, Offer] = {}
+    known: dict[str, Offer] = {}
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         try:
             offers: Mapping[str, Offer] = point.load()()
         except (ImportError, AttributeError, TypeError) as error:
             raise ConfigError(f"the figures of {point.value} cannot be loaded: {error}") from None
-        twice = sorted(found.keys() & offers.keys())
-        if twice:
+        if twice := ", ".join(sorted(known.keys() & offers.keys())):
             raise ConfigError(
-                f"{point.value} offers {', '.join(twice)}, and so does another "
-                "package: uninstall one of them"
+                f"{point.value} offers {twice}, and so does another package: uninstall one of them"
             )
-        found |= offers
-    return found
+        known |= offers
+    if not known:
+        raise ConfigError(
+            "no installed package offers figures: install Regimes again (`pip install -e .` in a "
+            "checkout), or begin one there by `python -m analysis figures`"
+        )
+    return known
 
 
 def begin(name: str, words: Sequence[str]) -> None:
-    """Draw or print what is offered by that name.
-
-    Raises:
-        ConfigError: nothing is; what is offered raises its own.
-    """
-    known = _all()
+    """Draw or print the offer of that name; ConfigError if there is none."""
+    known = offered()
     if name not in known:
         raise ConfigError(f"no figure {name!r}: {nearest(name, known, 'regimes figure')}")
-    where, others = conditions(words)
+    where, rest = conditions(words)
     with reading(where, say=True):
-        known[name].start(others)
+        known[name].start(rest)
 
 
 def conditions(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -84,22 +82,22 @@ def conditions(words: Sequence[str]) -> tuple[list[str], list[str]]:
     Raises:
         ConfigError: ``--where`` without a value.
     """
-    where, others, left = [], [], iter(words)
-    for word in left:
+    where, rest, remaining = [], [], iter(words)
+    for word in remaining:
         option, sign, value = word.partition("=")
         if option != "--where":
-            others.append(word)
-        elif not (value := value if sign else next(left, "")):
+            rest.append(word)
+        elif not (value := value if sign else next(remaining, "")):
             raise ConfigError("--where needs FIELD=VALUE, e.g. --where optimizer.lr=0.4")
         else:
             where.append(value)
-    return where, others
+    return where, rest
 
 
 def show() -> None:
     """Print all offers, one table per section."""
     sections: dict[str, list[tuple[str, str, str]]] = {}
-    for name, offer in _all().items():
+    for name, offer in offered().items():
         row = (name, offer.says, "\n".join(offer.grids))
         sections.setdefault(offer.section, []).append(row)
     console = stdout.console(highlight=False)
@@ -112,13 +110,3 @@ def show() -> None:
     print(
         "all take --where FIELD=VALUE, e.g. --where optimizer.lr=0.4: only runs of which it is true"
     )
-
-
-def _all() -> dict[str, Offer]:
-    known = offered()
-    if not known:
-        raise ConfigError(
-            "no installed package offers figures: install Regimes again (`pip install -e .` in a "
-            "checkout), or begin one there by `python -m analysis figures`"
-        )
-    return known

@@ -1,4 +1,4 @@
-"""One panel of curves: what the report and the study draw alike."""
+"""One panel of curves, for the report and the study."""
 
 from __future__ import annotations
 
@@ -14,19 +14,15 @@ from regimes.plotting.metrics import Metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.image import AxesImage
 
-LABELS = {
-    "floats": "floats sent (the paper's count)",
-    "seconds": "seconds of training",
-}
+LABELS = {"floats": "floats sent (the paper's count)", "seconds": "seconds of training"}
 LONG = 100  # epochs from which lines are thinner
 WIDE = 4  # from this ratio an axis is logarithmic: of the schedules' ends, of a metric's values
 
 
 def fill(ax: Axes, against: str, numbers: pd.DataFrame, last: pd.DataFrame, shown: Metric) -> None:
-    """One curve per schedule: mean and band against epochs, the mean alone against anything else.
-    More than `style.MANY` are thin, with fewer markers and without bands.
+    """One curve per schedule: mean and band against epochs, otherwise the mean alone. More than
+    `style.MANY` curves are thin, with fewer markers and without bands.
 
     Args:
         against: "epoch", "floats" or "seconds".
@@ -37,18 +33,17 @@ def fill(ax: Axes, against: str, numbers: pd.DataFrame, last: pd.DataFrame, show
     for name, look in looks.items():
         rows = numbers[numbers["schedule"] == name].dropna(subset=[shown.name])
         every = max(1, len(rows) // (3 if many else 8))
-        first = sum(map(ord, name)) % every  # the markers of two schedules fall apart
+        first = sum(map(ord, name)) % every  # so that markers of two schedules do not coincide
         line = look.line if against == "epoch" else {**look.line, "marker": ""}
         line["linewidth"] *= 0.6 if len(rows) > LONG or many else 1.0
         ax.plot(rows[against], rows[shown.name], markevery=(first, every), label=look.label, **line)
         if against == "epoch" and not many:
             floor = rows["ci_low"].clip(lower=rows[shown.name].min() / 10 if shown.log else None)
-            ax.fill_between(
-                rows["epoch"], floor, rows["ci_high"], color=look.colour, alpha=0.12, linewidth=0
-            )
+            band: Any = {"color": look.colour, "alpha": 0.12, "linewidth": 0}
+            ax.fill_between(rows["epoch"], floor, rows["ci_high"], **band)
         _end(ax, against, last[last["schedule"] == name].iloc[0], look, shown)
-    whole = numbers[against].agg(["min", "max"])  # also where epochs without a value begin or end
-    ax.update_datalim([(x, 0.0) for x in whole], updatey=False)
+    extremes = numbers[against].agg(["min", "max"])  # epochs without a value included
+    ax.update_datalim([(x, 0.0) for x in extremes], updatey=False)
     ax.autoscale_view()
 
 
@@ -61,27 +56,18 @@ def _end(ax: Axes, against: str, end: pd.Series, look: Look, shown: Metric) -> N
 
 
 def overlay(ax: Axes, rows: pd.DataFrame, shown: Metric) -> None:
-    """The authors' logs (`published.of`), thin and black, dashed as our schedules are."""
+    """The authors' logs (`published.of`): thin, black, with the dashes of our schedules."""
     for name, look in styles_of(rows["schedule"]).items():
-        log = rows[rows["schedule"] == name]
-        label = f"{look.label}: authors' log"
-        ax.plot(
-            log["epoch"],
-            log[shown.name],
-            color="black",
-            linestyle=look.dash,
-            linewidth=0.6,
-            alpha=0.8,
-            label=label,
-            zorder=5,
-        )
+        log, label = rows[rows["schedule"] == name], f"{look.label}: authors' log"
+        thin: Any = {"color": "black", "linewidth": 0.6, "alpha": 0.8, "zorder": 5}
+        ax.plot(log["epoch"], log[shown.name], linestyle=look.dash, label=label, **thin)
 
 
 def format_axis(ax: Axes, against: str, last: pd.DataFrame, config: dict[str, Any]) -> None:
     """Label, margins and scale of the x axis.
 
     Args:
-        config: of one of the runs, which says what their epochs are.
+        config: of one of the runs, for the name of their units.
     """
     ax.set_xlabel(style.unit_of(config) if against == "epoch" else LABELS[against])
     ax.margins(x=0.02)
@@ -102,9 +88,9 @@ def format_axis(ax: Axes, against: str, last: pd.DataFrame, config: dict[str, An
 def limits(
     ax: Axes, numbers: pd.DataFrame, shown: Metric, last: pd.DataFrame | None = None
 ) -> None:
-    """The y axis, with room for all curves and for the intervals at their ends: of an accuracy
-    inside 0 to 100 %, of a wide range of perplexities logarithmic, without the first epochs that
-    are more than three times as high as any end."""
+    """The y axis, with room for all curves and for the intervals at their ends. An accuracy stays
+    inside 0 to 100 %. A logarithmic metric leaves out first epochs that are more than three times
+    as high as any end."""
     ranges = [numbers[shown.name], *([last["ci_low"], last["ci_high"]] if last is not None else [])]
     seen = pd.concat(ranges).dropna()
     low, high = float(seen.min()), float(seen.max())
@@ -118,18 +104,3 @@ def limits(
         ax.set_ylim(0.93 * low, 1.05 * high)
     elif shown.name == "accuracy":
         ax.set_ylim(max(0.0, low - 4), min(101.0, high + 4))
-
-
-def draw_heatmap(ax: Axes, table: pd.DataFrame, gap: float, **colours: Any) -> AxesImage:
-    """The rows of a table as bands of colour, with white lines between them.
-
-    Args:
-        gap: width of a line.
-        colours: of ``Axes.imshow``.
-    """
-    image = ax.imshow(table.to_numpy(), aspect="auto", interpolation="nearest", **colours)
-    for edge in range(1, len(table)):
-        ax.axhline(edge - 0.5, color="white", linewidth=gap)
-    ax.grid(False)
-    ax.tick_params(axis="y", length=0)
-    return image

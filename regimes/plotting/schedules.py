@@ -1,4 +1,4 @@
-"""Schedules beside each other: the one table of what was reached and what was sent.
+"""The table of schedules: metric and traffic of each.
 
 The terminal after an ablation, the report's page and the study show columns of this table.
 """
@@ -29,7 +29,7 @@ class Schedules:
         frame: one row per schedule, in the order of the runs: n, logged (runs with a metric),
             metric (in the shown unit, mean), sd (over seeds; nan for one), floats, bytes, seconds
             (means over runs), of_base.
-        base: the schedule that ``of_base`` is the share of floats of; None if no baseline is there.
+        base: the schedule of whose floats ``of_base`` is the share; None without a baseline.
         shown: the metric.
     """
 
@@ -38,7 +38,7 @@ class Schedules:
     shown: Metric
 
     def heads(self) -> dict[str, str]:
-        """What each column is called."""
+        """The heading of each column."""
         return {
             "n": "n",
             "metric": self.shown.heading,
@@ -50,11 +50,9 @@ class Schedules:
 
     def cells(self, name: str) -> dict[str, str]:
         """A schedule's columns as text."""
-        row = self.frame.loc[name].to_dict()
-        digits = self.shown.digits
+        row, digits = self.frame.loc[name].to_dict(), self.shown.digits
         spread = "" if math.isnan(row["sd"]) else f" ± {row['sd']:.{digits}f}"
-        share = row["of_base"]
-        some = 0 < row["logged"] < row["n"]
+        share, some = row["of_base"], 0 < row["logged"] < row["n"]
         return {
             "n": f"{row['logged']:.0f} of {row['n']:.0f}" if some else f"{row['n']:.0f}",
             "metric": DASH if math.isnan(row["metric"]) else f"{row['metric']:.{digits}f}{spread}",
@@ -81,17 +79,12 @@ def schedules(runs: Iterable[Record]) -> Schedules:
     if len({tested_by(run) for run in runs}) > 1:
         check_setting(runs)
     shown = tested_by(runs[0])
-    each = summary(runs, LAST)
-    each["metric"] *= shown.factor
-    frame = each.groupby("name", sort=False).agg(
-        n=("seed", "count"),
-        logged=("metric", "count"),
-        metric=("metric", "mean"),
-        sd=("metric", "std"),
-        floats=("floats", "mean"),
-        bytes=("bytes", "mean"),
-        seconds=("seconds", "mean"),
-    )
+    summaries = summary(runs, LAST)
+    summaries["metric"] *= shown.factor
+    counted = {"n": ("seed", "count"), "logged": ("metric", "count")}
+    means = {column: (column, "mean") for column in ("metric", "floats", "bytes", "seconds")}
+    by_name = summaries.groupby("name", sort=False)
+    frame = by_name.agg(**counted, **means, sd=("metric", "std"))
     base = next((name for name in BASELINES if name in frame.index), None)
     if base:
         frame["of_base"] = frame["floats"] / frame["floats"][base]

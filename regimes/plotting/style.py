@@ -29,12 +29,11 @@ from regimes.plotting.looks import style_of as style_of
 from regimes.plotting.looks import styles_of as styles_of
 from regimes.policies.periods import in_words
 from regimes.records import NOT_SAID, OWN, count_units, unit_name, write_output, write_table
-from regimes.replay.agreement import LEAST
+from regimes.statistics import LEAST
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
-    from matplotlib.text import Text
 
     from regimes.records import Record
 
@@ -46,7 +45,7 @@ DOTTED = (0, (1, 1.6))
 
 
 def theme() -> AbstractContextManager[None]:
-    """matplotlib's settings while a figure is drawn or saved; leaves no trace on other figures."""
+    """matplotlib's settings while a figure is drawn or saved; other figures keep theirs."""
     return mpl.rc_context(
         {
             **sns.axes_style("ticks"),
@@ -71,11 +70,11 @@ def theme() -> AbstractContextManager[None]:
 
 
 def figure(height: float, width: float = WIDTH) -> Figure:
-    """An empty figure, inches; not known to pyplot, so that nothing needs closing."""
+    """An empty figure, inches; not known to pyplot, so it needs no closing."""
     return Figure(figsize=(width, height), dpi=DPI, layout="constrained")
 
 
-# -- what all figures say --------------------------------------------------------------------
+# -- texts of all figures --------------------------------------------------------------------
 
 
 def setting(run: Record) -> str:
@@ -97,9 +96,8 @@ def setting(run: Record) -> str:
 
 
 def _data(run: Record, unit: str) -> str:
-    """What was trained on; of a user's own training the name, if there is one."""
     data, known = run.config["data"], run.header["data"]
-    if known.get("train") is None or known.get("test") is None:
+    if known.get("train") is None or known.get("test") is None:  # a user's own training
         return f"data {NOT_SAID}" if data["name"] == OWN else data["name"]
     path, size = data.get("path"), data.get("image_size")
     name = Path(path).name if data["name"] == "folder" and path else data["name"]
@@ -108,7 +106,7 @@ def _data(run: Record, unit: str) -> str:
 
 
 def _samples(run: Record) -> tuple[str, str]:
-    """What the data set and a batch are made of."""
+    """The units of a data set and of a batch."""
     data, words = run.config["data"], run.header["data"].get("words")
     if data["name"] == "matrix":
         return "entries", "entries"
@@ -121,17 +119,18 @@ def _samples(run: Record) -> tuple[str, str]:
 
 
 def levels(config: dict[str, Any]) -> str:
-    """What the levels of a run mean, in words: of the batch size or the period, if that is what
-    changes."""
-    words = config.get("sync_levels") if config.get("sync_policy") else None
-    periods = ", ".join(f"{name}\xa0=\xa0{steps}" for name, steps in (words or {}).items())
+    """The meaning of a run's levels: of the batch size or the period, where these change."""
+
+    def listed(values: dict[str, Any] | None) -> str:
+        return ", ".join(f"{name}\xa0=\xa0{value}" for name, value in (values or {}).items())
+
+    periods = listed(config.get("sync_levels")) if config.get("sync_policy") else ""
     if periods and config["policy"].get("level") == "dense":
         return f"steps between synchronisations ({periods}), no compression"
-    batches = config.get("batch_levels") or {}
-    sizes = ", ".join(f"{name}\xa0=\xa0{size}" for name, size in batches.items())
+    sizes = listed(config.get("batch_levels"))
     if sizes and config["policy"].get("level") == "dense":
         return f"batch per worker ({sizes}), no compression"
-    ranks = ", ".join(f"{name}\xa0=\xa0{value}" for name, value in config["levels"].items())
+    ranks = listed(config["levels"])
     compressed = f"{config['compressor']['name']} ({ranks})" if ranks else "no compression"
     if config.get("sync_policy") and not periods:
         compressed = f"synchronised {in_words(config['sync_policy'], {})}, {compressed}"
@@ -151,13 +150,12 @@ def legend_columns(labels: Sequence[str], width: float, most: int) -> int:
 def seeds_in_words(counts: Sequence[int]) -> str:
     """ "n = 5 seeds", or a range."""
     low, high = min(counts), max(counts)
-    return (
-        f"n\xa0=\xa0{low if low == high else f'{low} to {high}'}\xa0seed{'' if high == 1 else 's'}"
-    )
+    count = low if low == high else f"{low} to {high}"
+    return f"n\xa0=\xa0{count}\xa0seed{'' if high == 1 else 's'}"
 
 
 def intervals_in_words(counts: Sequence[int], drawn: int) -> str:
-    """What bands and bars are, of schedules with so many seeds each, so many in a panel."""
+    """The meaning of bands and bars in a panel of ``drawn`` schedules with so many seeds each."""
     if max(counts) < LEAST:
         return "fewer than three seeds, so no interval"
     return f"{'bars' if drawn > MANY else 'bands and bars'}: 95 % t interval of the mean"
@@ -170,9 +168,16 @@ def caption(fig: Figure, text: str) -> None:
     fig.supxlabel(wrapped, x=0.012, ha="left", fontsize=7, color="#444444", linespacing=1.35)
 
 
+def unit_of(config: dict[str, Any]) -> str:
+    """The label of an axis of epochs: "epoch", or "unit of 50 steps"."""
+    return unit_name({"config": config})
+
+
+# -- axes ------------------------------------------------------------------------------------
+
+
 def log_axis(ax: Axes) -> None:
-    """A logarithmic y axis with ticks at 1, 2 and 5, written out; at 1 alone if what is drawn by
-    now spans more than four decades."""
+    """A logarithmic y axis with written ticks at 1, 2 and 5; at 1 alone over four decades."""
     ax.set_yscale("log")
     low, high = ax.get_ylim()
     ax.yaxis.set_major_locator(LogLocator(subs=(1,) if high > 1e4 * low else (1, 2, 5)))
@@ -180,20 +185,16 @@ def log_axis(ax: Axes) -> None:
     ax.yaxis.set_minor_locator(NullLocator())
 
 
-def unit_of(config: dict[str, Any]) -> str:
-    """What an axis of epochs counts: "epoch", or "unit of 50 steps"."""
-    return unit_name({"config": config})
-
-
 def mark_decays(ax: Axes, run: Record, labelled: bool = True, behind: str | None = None) -> None:
-    """A dotted vertical line before each epoch that is the first at a lower learning rate, its
-    factor written above where the one before leaves room. Before or after the curves are drawn: the
-    x axis always shows a decay that has happened, and never grows for one that is still to come.
+    """A dotted vertical line before each epoch that is the first at a lower learning rate, with
+    the factor above it where the previous one leaves room. Works before and after the curves are
+    drawn. The x axis always shows a past decay, and never grows for a future one.
 
     Args:
-        behind: colour of a solid line behind the dotted one, which is lost on a dark picture.
+        behind: colour of a solid line behind the dotted one, for dark pictures.
     """
-    words: dict[float, Text] = {}
+    texts: dict[float, Text] = {}
+    centred: Any = {"fontsize": 7, "ha": "center", "va": "bottom"}
     for first, factor in decays(run):
         x = first - 0.5
         if behind:
@@ -202,31 +203,23 @@ def mark_decays(ax: Axes, run: Record, labelled: bool = True, behind: str | None
         if first < len(run.rows):
             ax.update_datalim([(x, 0)], updatey=False)
         if labelled:
-            spelt = f"lr ÷ {factor:.3g}" if math.isfinite(factor) else "lr 0"
-            words[x] = ax.text(
-                x,
-                1.01,
-                spelt,
-                fontsize=7,
-                ha="center",
-                va="bottom",
-                transform=ax.get_xaxis_transform(),
-            )
+            words = f"lr ÷ {factor:.3g}" if math.isfinite(factor) else "lr 0"
+            texts[x] = ax.text(x, 1.01, words, transform=ax.get_xaxis_transform(), **centred)
     ax.autoscale_view(scaley=False)
-    _show_where_room(ax, words)
-    # Curves that are drawn later, and whoever draws them, move the limits.
-    ax.callbacks.connect("xlim_changed", lambda changed: _show_where_room(changed, words))
+    _show_where_room(ax, texts)
+    # Curves that are drawn later change the limits.
+    ax.callbacks.connect("xlim_changed", lambda changed: _show_where_room(changed, texts))
 
 
 def _upright(ax: Axes, x: float, **look: Any) -> Line2D:
-    """A line over the whole height that leaves the limits as they are."""
+    """A line over the whole height. Unlike ``axvline`` it does not change the limits."""
     return Line2D([x, x], [0, 1], transform=ax.get_xaxis_transform(), **look)
 
 
-def _show_where_room(ax: Axes, words: dict[float, Text]) -> None:
-    """Show each text within the x limits that stands far enough from the one shown before it."""
+def _show_where_room(ax: Axes, texts: dict[float, Text]) -> None:
+    """Show each text within the x limits that is far enough from the last one shown."""
     (low, high), last = ax.get_xlim(), -math.inf
-    for x, text in words.items():
+    for x, text in texts.items():
         shown = low <= x <= high and x - last > 0.15 * (high - low)
         text.set_visible(shown)
         last = x if shown else last
@@ -238,18 +231,6 @@ def shade(ax: Axes, windows: Iterable[Sequence[int]]) -> None:
         ax.axvspan(first - 0.5, stop - 0.5, color="#ececec", linewidth=0, zorder=0)
 
 
-def plain_where_no_formula(fig: Figure) -> None:
-    """What stands between two dollars is drawn as a formula; as it is where it is none, such as in
-    the name of a stranger's metric."""
-    parser = MathTextParser("path")
-    for text in fig.findobj(Text):
-        try:
-            if "$" in text.get_text():
-                parser.parse(text.get_text())
-        except ValueError:
-            text.set_parse_math(False)
-
-
 # -- to disk ---------------------------------------------------------------------------------
 
 
@@ -258,10 +239,22 @@ def save(fig: Figure, stem: Path, numbers: pd.DataFrame) -> list[Path]:
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg", "csv")]
     png, svg = io.BytesIO(), io.BytesIO()
     with theme():
-        plain_where_no_formula(fig)
+        _plain_where_no_formula(fig)
         fig.savefig(png, format="png", dpi=DPI, metadata={"Software": None})
         fig.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
     write_output(paths[0], png.getvalue())
     write_output(paths[1], svg.getvalue())
     write_table(paths[2], numbers)
     return paths
+
+
+def _plain_where_no_formula(fig: Figure) -> None:
+    """matplotlib reads text between dollars as a formula and fails on an invalid one, such as in
+    the name of a user's metric; that text is drawn as it is."""
+    parser = MathTextParser("path")
+    for text in fig.findobj(Text):
+        try:
+            if "$" in text.get_text():
+                parser.parse(text.get_text())
+        except ValueError:
+            text.set_parse_math(False)

@@ -59,8 +59,10 @@ def get_preset(name: str) -> RunConfig:
 
 
 def get_grid(name: str) -> Grid:
-    """A grid, or ConfigError with the nearest name. A TOML file is a grid of one's own (`own`), a
-    folder the grid of its TOML files."""
+    """A grid, or ConfigError with the nearest name.
+
+    The name may also be a TOML file (`own`), or a folder of configurations, one per schedule.
+    """
     if own.is_file(name):
         return own.read_grid(name, get_preset)
     if name not in GRIDS and Path(name).is_dir():
@@ -85,10 +87,10 @@ def seeds_of(name: str) -> list[int] | None:
 
 
 def select(name: str, schedules: Sequence[str] = (), settings: Sequence[str] = ()) -> Grid:
-    """Some schedules of a grid, default all, with settings that suit all of them.
+    """Some schedules of a grid, default all, with settings for each of them.
 
     Raises:
-        ConfigError: no such grid or schedule; a setting of which the schedules have their own.
+        ConfigError: no such grid or schedule; a setting in which the schedules differ.
     """
     cells = get_grid(name)
     for schedule in schedules:
@@ -97,17 +99,17 @@ def select(name: str, schedules: Sequence[str] = (), settings: Sequence[str] = (
             raise ConfigError(f"grid {name!r} has no schedule {schedule!r}: it has {has}")
     chosen = {key: cell for key, cell in cells.items() if not schedules or key in schedules}
     check_common(chosen, settings)
-    found = {key: override(cell, list(settings)) for key, cell in chosen.items()}
-    for cell in found.values():
+    changed = {key: override(cell, list(settings)) for key, cell in chosen.items()}
+    for cell in changed.values():
         for table in ("policy", "batch_policy", "sync_policy"):
             if getattr(cell, table) is not None:
                 policy(getattr(cell, table), table)
-    return found
+    return changed
 
 
 def arms(name: str, schedules: Sequence[str] = (), settings: Sequence[str] = ()) -> Grid:
-    """What can be tuned under a name: `select` of a grid, or the one configuration of a preset or
-    of GRID/SCHEDULE. Where a grid and a preset share the name, the grid, as for `ablate`.
+    """The configurations that `regimes tune` tries: `select` of a grid, or that of one preset or
+    GRID/SCHEDULE. A name of both a grid and a preset is the grid's, as for `ablate`.
 
     Raises:
         ConfigError: as `select` and `get_preset` do.
@@ -119,17 +121,17 @@ def arms(name: str, schedules: Sequence[str] = (), settings: Sequence[str] = ())
 
 
 def numbers(count: int, first: int = 0) -> list[int]:
-    """So many seeds.
+    """``count`` seeds from ``first`` on.
 
     Raises:
-        ConfigError: none at all, or more than can be meant.
+        ConfigError: the count is not between 1 and `own.MOST_SEEDS`.
     """
     require(1 <= count <= own.MOST_SEEDS, "--seeds", count, f"1 to {own.MOST_SEEDS}")
     return list(range(first, first + count))
 
 
 def check_common(grid: Grid, settings: Sequence[str]) -> None:
-    """Raise ConfigError if a setting would overwrite what tells a grid's schedules apart."""
+    """Raise ConfigError if a setting would overwrite a field in which a grid's schedules differ."""
     for setting in settings:
         path = setting.partition("=")[0].strip().split(".")
         values = {name: _at(to_dict(cell), path) for name, cell in grid.items()}

@@ -20,7 +20,7 @@ def windows(*windows: tuple[int, int], inside: str = "low", outside: str = "high
 
 
 def at_rate(base: RunConfig, lr: float) -> RunConfig:
-    """At another learning rate, the start of the warm-up in proportion."""
+    """The same run at another learning rate, the start of the warm-up in proportion."""
     optimizer = base.optimizer
     start = optimizer.warmup_from and optimizer.warmup_from * lr / optimizer.lr
     return replace(base, optimizer=replace(optimizer, lr=lr, warmup_from=start))
@@ -53,8 +53,8 @@ def schedules(
         "low-late": windows(late),
     }
     cells = follow(base, policies)
-    # The early window deleted before the first decay (the warm-up stays): is what happens in it
-    # damage, or only lost time?
+    # As many epochs as the early window has are left out before the first decay (the warm-up
+    # stays): does compression in that window do damage, or does it only cost time?
     sooner = tuple(first - early[1] for first in base.optimizer.decay_epochs)
     cells["dense-deleted"] = replace(
         cells["dense"],
@@ -136,7 +136,7 @@ def adaqs(base: RunConfig, interval: int) -> Grid:
     return follow(replace(base, levels=levels), policies)
 
 
-def budget(base: RunConfig, most: int, interval: int) -> Grid:
+def budget(base: RunConfig, max_epochs: int, interval: int) -> Grid:
     """The high level trained on: with the decays where they were, and with all epochs stretched by
     the ratio of the levels' traffic."""
     cells = {
@@ -144,16 +144,16 @@ def budget(base: RunConfig, most: int, interval: int) -> Grid:
         for name in ("low", "high", "accordion")
     }
     budget = Budget("low", base.epochs)
-    longer = replace(cells["high"], name="high-longer", epochs=most, budget=budget)
-    slower = stretched(replace(cells["high"], name="high-stretched"), budget, most)
+    longer = replace(cells["high"], name="high-longer", epochs=max_epochs, budget=budget)
+    slower = stretched(replace(cells["high"], name="high-stretched"), budget, max_epochs)
     return {**cells, "high-longer": longer, "high-stretched": slower}
 
 
-def stretched(cell: RunConfig, budget: Budget, most: int) -> RunConfig:
-    """Trained on, for ``most`` epochs unless the budget ends it before, decays in proportion."""
-    decays = tuple(first * most // cell.epochs for first in cell.optimizer.decay_epochs)
+def stretched(cell: RunConfig, budget: Budget, max_epochs: int) -> RunConfig:
+    """The same run for ``max_epochs`` unless the budget ends it before, decays in proportion."""
+    decays = tuple(first * max_epochs // cell.epochs for first in cell.optimizer.decay_epochs)
     optimizer = replace(cell.optimizer, decay_epochs=decays)
-    return replace(cell, epochs=most, budget=budget, optimizer=optimizer)
+    return replace(cell, epochs=max_epochs, budget=budget, optimizer=optimizer)
 
 
 def ladder(base: RunConfig, interval: int) -> Grid:
@@ -187,39 +187,39 @@ def shortened(config: RunConfig, share: float) -> RunConfig:
     """The same training in a share of its epochs or steps: decays, windows, intervals and the
     budget in proportion, each at least one."""
 
-    def at(epoch: int) -> int:
+    def scaled(epoch: int) -> int:
         return max(1, round(share * epoch))
 
-    def of(steps: int | None) -> int | None:
-        return at(steps) if steps else steps
+    def scaled_steps(steps: int | None) -> int | None:
+        return scaled(steps) if steps else steps
 
     def table(rule: dict[str, Any]) -> dict[str, Any]:
         made = dict(rule)
         if "interval" in rule:
-            made["interval"] = at(rule["interval"])
+            made["interval"] = scaled(rule["interval"])
         if "windows" in rule:
-            ends = [(round(share * first), at(stop)) for first, stop in rule["windows"]]
+            ends = [(round(share * first), scaled(stop)) for first, stop in rule["windows"]]
             made["windows"] = [(first, max(first + 1, stop)) for first, stop in ends]
         return made
 
-    batch, budget, o = config.batch_policy, config.budget, config.optimizer
+    batch, budget, optimizer = config.batch_policy, config.budget, config.optimizer
     return replace(
         config,
-        epochs=at(config.epochs),
-        steps=of(config.steps),
+        epochs=scaled(config.epochs),
+        steps=scaled_steps(config.steps),
         start_compressing_after=round(share * config.start_compressing_after),
         optimizer=replace(
-            o,
-            decay_epochs=tuple(map(at, o.decay_epochs)),
-            decay_steps=tuple(map(at, o.decay_steps)),
-            warmup_epochs=at(o.warmup_epochs),
-            warmup_hold=round(share * o.warmup_hold),
-            warmup_steps=of(o.warmup_steps),
-            cycle_epochs=at(o.cycle_epochs),
-            cycle_steps=of(o.cycle_steps),
+            optimizer,
+            decay_epochs=tuple(map(scaled, optimizer.decay_epochs)),
+            decay_steps=tuple(map(scaled, optimizer.decay_steps)),
+            warmup_epochs=scaled(optimizer.warmup_epochs),
+            warmup_hold=round(share * optimizer.warmup_hold),
+            warmup_steps=scaled_steps(optimizer.warmup_steps),
+            cycle_epochs=scaled(optimizer.cycle_epochs),
+            cycle_steps=scaled_steps(optimizer.cycle_steps),
         ),
         policy=table(config.policy),
         batch_policy=table(batch) if batch else None,
         sync_policy=table(config.sync_policy) if config.sync_policy else None,
-        budget=replace(budget, epochs=at(budget.epochs)) if budget else None,
+        budget=replace(budget, epochs=scaled(budget.epochs)) if budget else None,
     )

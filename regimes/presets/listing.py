@@ -1,4 +1,4 @@
-"""Presets and grids in groups, and those that some words are about."""
+"""Presets and grids in groups, all of them or those that match some words."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from regimes.presets.registry import GRIDS, PRESETS
 
 
 class Group(NamedTuple):
-    """What stands in one file.
+    """The presets or grids of one file, or of the files with one ``group``.
 
     Attributes:
         kind: "preset" or "grid".
         about: the first sentence of the file.
-        rows: name, and what its docstring says.
+        rows: name, and what its docstring or ``about`` says.
     """
 
     kind: str
@@ -29,19 +29,19 @@ class Group(NamedTuple):
 
 
 def groups(words: Sequence[str] = ()) -> list[Group]:
-    """All of them, or those that have each word in their name, their words or their group's.
+    """All groups, or what has each word in its name, its description or its group's.
 
     Raises:
-        ConfigError: none has.
+        ConfigError: nothing matches.
     """
-    found = [group for known in (PRESETS, GRIDS) for group in _of(known, words)]
-    if not found:
+    matching = [group for known in (PRESETS, GRIDS) for group in _of(known, words)]
+    if not matching:
         names = {*PRESETS, *GRIDS}
         raise ConfigError(
             f"no preset or grid is about {' '.join(words)!r}: "
             f"{nearest(words[0], names, 'regimes presets')}"
         )
-    return found
+    return matching
 
 
 def _of(known: Registry, words: Sequence[str]) -> list[Group]:

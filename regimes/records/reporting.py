@@ -12,11 +12,10 @@ says, on process 0. No torch here; what a name stands for is imported when it is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from regimes.config import Registry
+from regimes.config import Registry, offered
 from regimes.errors import ConfigError, RegimesError
 
 CALLS = ("start", "step", "epoch", "stop")
@@ -26,8 +25,7 @@ OURS = {"tensorboard": "regimes.monitor.tensorboard:Scalars", "wandb": "regimes.
 
 def registry() -> Registry:
     """All names that are known."""
-    theirs = {point.name: point.value for point in entry_points(group=GROUP)}
-    return Registry("reporter", theirs | OURS)
+    return Registry("reporter", offered(GROUP) | OURS)
 
 
 def check_reporters(names: Sequence[str]) -> None:

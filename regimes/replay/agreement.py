@@ -1,4 +1,4 @@
-"""How well two detectors agree, and the mean of a few runs with its interval. Pure numpy.
+"""By how many epochs one detector follows another. Pure numpy.
 
 Calls are boolean arrays whose first axis is the epoch; a second axis, if any, is the layer.
 """
@@ -6,38 +6,10 @@ Calls are boolean arrays whose first axis is the epoch; a second axis, if any, i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
+from regimes.statistics import Calls, jaccard
 
-Calls = NDArray[np.bool_]
-LEAST = 3  # values that an interval needs
 FARTHEST = 5  # epochs of lead or lag that are looked for
-
-
-def jaccard(a: Calls, b: Calls) -> float:
-    """Both critical over either critical (Jaccard 1912); nan if neither ever is.
-
-    >>> a, b = np.array([1, 1, 1, 0, 0, 0], bool), np.array([1, 1, 0, 1, 0, 0], bool)
-    >>> jaccard(a, b), jaccard(a, a), jaccard(a, ~a)
-    (0.5, 1.0, 0.0)
-    """
-    either = int((a | b).sum())
-    return int((a & b).sum()) / either if either else math.nan
-
-
-def kappa(a: Calls, b: Calls) -> float:
-    """Agreement beyond chance (Cohen 1960): ``(p - q) / (1 - q)``, with q the agreement of
-    independent calls of the same frequency; nan if both are constant and alike.
-
-    >>> a, b = np.array([1, 1, 0, 0], bool), np.array([1, 0, 1, 0], bool)
-    >>> kappa(a, b), kappa(a, a), kappa(a, ~a)  # half agree, as by chance; all; none
-    (0.0, 1.0, -1.0)
-    """
-    p, share_a, share_b = float((a == b).mean()), float(a.mean()), float(b.mean())
-    chance = share_a * share_b + (1 - share_a) * (1 - share_b)
-    return (p - chance) / (1 - chance) if chance < 1 else math.nan
 
 
 def lag(a: Calls, b: Calls, farthest: int = FARTHEST) -> tuple[float, float]:
@@ -61,15 +33,3 @@ def lag(a: Calls, b: Calls, farthest: int = FARTHEST) -> tuple[float, float]:
 def majority(calls: Calls) -> Calls:
     """Per epoch: are at least half of the layers critical?"""
     return calls if calls.ndim == 1 else calls.mean(1) >= 0.5
-
-
-def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean and 95 % t interval of the mean; the ends are nan for fewer than ``LEAST`` values: of
-    two it reaches six times as far as they are apart, whatever they are."""
-    from scipy.stats import t
-
-    mean, n = float(np.mean(values)), len(values)
-    if n < LEAST:
-        return mean, math.nan, math.nan
-    half = float(t.ppf(0.975, n - 1) * np.std(values, ddof=1) / math.sqrt(n))
-    return mean, mean - half, mean + half

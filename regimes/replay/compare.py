@@ -11,8 +11,9 @@ import numpy as np
 
 from regimes.errors import RecordError
 from regimes.records import Record
-from regimes.replay.agreement import Calls, jaccard, kappa, lag, majority
+from regimes.replay.agreement import lag, majority
 from regimes.replay.replay import Rule, as_policy, per_layer, replay, signal_cost, traffic
+from regimes.statistics import Calls, jaccard, kappa
 
 if TYPE_CHECKING:
     import pandas as pd

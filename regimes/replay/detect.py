@@ -15,9 +15,9 @@ from regimes.console.stdout import console as new_console
 from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.records import Record, load_all, separate, write_table
-from regimes.replay.agreement import interval
 from regimes.replay.compare import Comparison, compare
 from regimes.replay.spelling import defaults, labels, rule
+from regimes.statistics import t_interval
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,7 +80,7 @@ def over_seeds(frame: pd.DataFrame, part: str) -> pd.DataFrame:
         for name in NUMBERS[part]:
             values = group[name].dropna().tolist()
             defined = bool(values) and (part == "pairs" or len(values) == len(group))
-            mean, low, high = interval(values) if defined else (math.nan,) * 3
+            mean, low, high = t_interval(values) if defined else (math.nan,) * 3
             row |= {name: mean, f"{name}_low": low, f"{name}_high": high, f"{name}_n": len(values)}
         rows.append(row)
     return pd.DataFrame(rows)

@@ -15,11 +15,10 @@ import matplotlib as mpl
 from regimes.config import DENSE
 from regimes.errors import RecordError, RegimesError
 from regimes.plotting import panels, style
-from regimes.plotting.bands import bands
 from regimes.plotting.curves import curves, ends, has
 from regimes.plotting.decays import decay_epochs
 from regimes.plotting.groups import BASELINES, Groups, compressed, measured, windows
-from regimes.plotting.levels import level_map
+from regimes.plotting.heatmaps import bands, level_map
 from regimes.plotting.looks import style_of
 from regimes.plotting.metrics import Metric
 from regimes.records.frames import logged

@@ -69,7 +69,7 @@ class TrainingStep:
             losses = g.compute(x, y, epoch, step)
         waited = world.seconds
         with clock("compress"):
-            self.loss = rows = self.reducer.travelling(losses, g.stack)
+            self.loss = rows = self.reducer.losses_to_send(losses, g.stack)
             if self.pipeline is None:
                 for bucket in self.reducer.buckets:
                     self._reduce(bucket)
@@ -80,7 +80,7 @@ class TrainingStep:
                 self.pipeline.finish()
             by_layer, self.updates = self.updates, {}
             updates = [by_layer[i] for i in range(len(levels))]
-            mean = self.reducer.judged(by_layer[NO_LAYER], updates, levels)
+            mean = self.reducer.flag_mean(by_layer[NO_LAYER], updates, levels)
             if mean is not by_layer[NO_LAYER]:  # the updates show a non-finite gradient
                 rows = loss_with_flag(losses, g.stack)
         clock.move(world.seconds - waited, "compress", "communicate")

@@ -8,10 +8,9 @@ from torch import nn
 from torch.nn import functional
 
 from regimes.data.sources import torchvision_datasets
-from regimes.models import build, resnet, senet
+from regimes.models import build, resnet
 from regimes.models.googlenet import Inception
-from regimes.models.senet import SqueezeExcite
-from regimes.models.wideresnet import WideBlock
+from regimes.models.resnet import SqueezeExcite, WideBlock
 
 # -- another library ------------------------------------------------------------------------------
 
@@ -66,8 +65,8 @@ def test_squeeze_and_excitation_equals_torchvision():
     ("block", "last", "expected"),
     [  # with nothing left of the residual: the shortcut, behind a ReLU if there is one
         (resnet.Block, "conv2", functional.relu),
-        (senet.Block, "residual.3", functional.relu),
-        (senet.PreActivationBlock, "conv2", lambda x: x),
+        (resnet.SqueezeExciteBlock, "residual.3", functional.relu),
+        (resnet.PreActivationBlock, "conv2", lambda x: x),
         (lambda *shape: WideBlock(*shape, dropout=0.0), "conv2", lambda x: x),
     ],
 )
@@ -81,7 +80,7 @@ def test_the_shortcut_is_added(block, last, expected):
 
 def test_the_weighing_of_the_two_se_variants():
     """With channel weights of zero nothing but the shortcut is left, whatever the residual."""
-    for block in (senet.Block(4, 4, 1), senet.PreActivationBlock(4, 4, 1)):
+    for block in (resnet.SqueezeExciteBlock(4, 4, 1), resnet.PreActivationBlock(4, 4, 1)):
         nn.init.zeros_(block.weigh.excite.weight)
         nn.init.constant_(block.weigh.excite.bias, -1e4)  # sigmoid = 0
         x = torch.rand(2, 4, 6, 6)

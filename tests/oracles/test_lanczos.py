@@ -135,7 +135,7 @@ def test_a_restart_keeps_what_is_wanted_and_leaves_room(largest, smallest, size,
     if sum(ends) == 0 or capacity < 2 * sum(ends):
         return
     wanted = {*range(size)[:smallest], *range(size)[max(size - largest, 0) :]}
-    kept = ends.kept(size, capacity)
+    kept = ends.after_restart(size, capacity)
     assert wanted <= set(kept) <= set(range(size))
     assert len(kept) == len(set(kept)) < size or len(wanted) == size
 

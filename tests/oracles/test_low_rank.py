@@ -41,7 +41,7 @@ def ours(
     reducer = Reducer(chosen, [Layer("m", shape)], world, seed=5)
     (state,) = reducer.states
     key = {"q" if isinstance(chosen, PowerSGD) else "factor": start(shape, rank)}
-    state.recall(key)
+    state.load_shared_state(key)
     found = []
     for step in range(STEPS):
         grad = gradients(shape, step)

@@ -77,7 +77,7 @@ def simulated(stage: list[dict[str, Any]]) -> dict[str, Tensor]:
     reducer = Reducer(compressor({"name": "powersgd"}), layers, world, seed=7)
     for i, layer in enumerate(layers):
         state = reducer.states[i]
-        state.recall(saved[0]["memories"][layer.name])
+        state.load_shared_state(saved[0]["memories"][layer.name])
         owed = [part["residuals"][layer.name] for part in saved]
         if owed[0] is not None:
             state.residual = torch.stack(owed).mean(0).repeat(count, 1, 1)

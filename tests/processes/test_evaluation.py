@@ -61,7 +61,7 @@ def _images(made: Any, model: nn.Module, batch: int) -> tuple[float, float]:
 @torch.no_grad()
 def _text(made: Any, model: nn.Module) -> tuple[float, float]:
     total, count, size, hidden = 0.0, 0, 0, None
-    for inputs, targets in made._pieces(made.corpus.test):
+    for _, (inputs, targets) in made._own_batches(made.corpus.test, task.ALONE):
         carried = hidden if made.layout == "streams" else None
         loss, hidden = NextWord().carry(model, inputs, targets, carried)
         total += loss.item() * targets.numel()
@@ -81,7 +81,7 @@ def evaluated(rank: int, name: str) -> list[float]:
 def _smaller(patch: pytest.MonkeyPatch) -> None:
     whole = images.evaluation_batches
     patch.setattr(images, "evaluation_batches", lambda x, _, *rest: whole(x, 50, *rest))
-    patch.setattr("regimes.data.language.LOGITS", 2**16)  # 16 windows
+    patch.setattr("regimes.data.language.MAX_LOGITS", 2**16)  # 16 windows
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -107,7 +107,7 @@ def test_sums_are_taken_in_the_order_of_the_batches() -> None:
         told = [[(i, n.tolist()) for i, n in part.items()] for part in parts]
         world = World(7)
         world.gather_object = lambda mine, told=told: told  # type: ignore[method-assign]
-        assert task.summed(world, parts[-1]) == [expected, 5.0]
+        assert task.total(world, parts[-1]) == [expected, 5.0]
 
 
 @pytest.mark.parametrize("name", ["images", "windows"])

@@ -50,12 +50,14 @@ def test_nobody_torchrun_and_our_launcher() -> None:
 def test_srun_and_what_is_not_srun() -> None:
     found = launched(SRUN | {"SLURM_RESTART_COUNT": "1"})
     assert (found.rank, found.count, found.local_rank, found.restarts) == (5, 8, 1, 1)
-    assert found.meeting.startswith("tcp://gpu07:")
-    assert 2**14 <= int(found.meeting.rpartition(":")[2]) < 2**15
-    assert launched(SRUN | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}).meeting == found.meeting
-    assert launched(SRUN | {"SLURM_STEP_ID": "1"}).meeting != found.meeting
+    assert found.rendezvous.startswith("tcp://gpu07:")
+    assert 2**14 <= int(found.rendezvous.rpartition(":")[2]) < 2**15
+    assert (
+        launched(SRUN | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}).rendezvous == found.rendezvous
+    )
+    assert launched(SRUN | {"SLURM_STEP_ID": "1"}).rendezvous != found.rendezvous
     chosen = launched(SRUN | {"MASTER_ADDR": "10.0.0.3", "MASTER_PORT": "4000"})
-    assert chosen.meeting == "tcp://10.0.0.3:4000"
+    assert chosen.rendezvous == "tcp://10.0.0.3:4000"
     assert launched(SRUN | TORCHRUN) == launched(TORCHRUN)  # srun starts torchrun
     batch_script = {"SLURM_JOB_ID": "71", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"}
     assert launched(batch_script) == Launched()

@@ -141,7 +141,7 @@ def on_groups_of_one(rank: int) -> float:
     """The largest value in a group of this process alone."""
     mine = [dist.new_group([other]) for other in range(2)][rank]
     value = torch.tensor([float(rank)])
-    group_module._largest(weakref.ref(mine), value).wait()
+    group_module._all_reduce_max(weakref.ref(mine), value).wait()
     return value.item()
 
 

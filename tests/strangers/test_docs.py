@@ -27,12 +27,10 @@ from blocks import PAGES, ROOT, Block, blocks, run
 
 import regimes
 from analysis.__main__ import commands
-from analysis.claims import claims
 from regimes import presets
 from regimes.config import override
 from regimes.plotting.offered import offered
 
-REFERENCE = ROOT / "data" / "reference"
 DOCS = ROOT / "docs"
 
 
@@ -175,17 +173,6 @@ def test_files_that_are_named_are_there(page: Path) -> None:
     for path in re.findall(r"`((?:\w+/)+\w+\.py)`", text(page)):
         if "NAME" not in path:
             assert (ROOT / path).exists() or (ROOT / "regimes" / path).exists(), path
-
-
-@pytest.mark.slow
-def test_the_claims_are_what_the_records_say() -> None:
-    rows = claims.judge(REFERENCE)
-    assert text(REFERENCE / "claims.md") == claims.page(rows)
-    paper = rows[rows["item"].isin({claim.item for claim in claims.PAPER})]
-    assert f"prints these and {len(rows) - len(paper)}\nmore" in text(DOCS / "findings.md")
-    found = re.search(r"<!-- claims -->\n(.*?)<!-- end -->", text(DOCS / "findings.md"), re.DOTALL)
-    assert found
-    assert found[1] == claims.as_text(paper).markdown() + "\n"
 
 
 @pytest.mark.parametrize("kind", ["compressors", "policies", "detectors", "instruments"])

@@ -174,7 +174,16 @@ def test_it_lists_figures_and_presets(command) -> None:
     assert listed.returncode == 0, listed.stderr
     first = {line.split(" ")[0] for line in listed.stdout.splitlines()}
     assert first >= {*FIGURES, *commands()} - {"figures"}
-    assert "paper-vgg19bn-cifar10" in command("presets").stdout
+    presets = command("presets").stdout
+    assert all(name in presets for name in ("paper-vgg19bn-cifar10", "tournament-smoke"))
+
+
+def test_it_trains_a_preset_of_the_study_with_its_instruments(command, tmp_path: Path) -> None:
+    short = ["epochs=4", "unit_steps=2", "instruments.moments.stride=1"]
+    settings = [word for setting in short for word in ("--set", setting)]
+    done = command("run", "deep-linear", *settings, "--out", "run")
+    assert done.returncode == 0, done.stderr
+    assert '"moments:mean-top1":' in (tmp_path / "run/epochs.jsonl").read_text()
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from analysis.claims import claims
 from analysis.claims.effects import fall_at_decay, minus
 from analysis.claims.sentences import PAPER, QUESTIONS, Claim
 from analysis.common import verdicts
+from regimes import statistics
 from regimes.errors import RecordError
 from regimes.records import Record, load, load_all
 from regimes.replay.detect import bench
@@ -114,7 +115,7 @@ def test_p_and_the_interval_say_the_same() -> None:
         values = generator.normal(1, 1, n).tolist()
         low, high = stats.t.interval(0.95, n - 1, np.mean(values), stats.sem(values))
         for base in (0.0, low - 1e-6, low + 1e-6, high + 1e-6):
-            assert (verdicts.p_value(values, base) < 0.05) == (not low <= base <= high)
+            assert (statistics.p_value(values, base) < 0.05) == (not low <= base <= high)
 
 
 def test_five_seeds_cannot_reach_a_level_by_signs_and_ranks() -> None:
@@ -126,8 +127,8 @@ def test_five_seeds_cannot_reach_a_level_by_signs_and_ranks() -> None:
             for signs in itertools.product((-1, 1), repeat=n)
         ]
         extreme = sum(abs(s) >= sum(values) for s in sums) / len(sums)
-        assert verdicts.least_p(n) == extreme == pytest.approx(verdicts.p_ranks(values))
-    assert verdicts.least_p(5) > 0.05 > verdicts.least_p(6)
+        assert statistics.least_p(n) == extreme == pytest.approx(statistics.p_ranks(values))
+    assert statistics.least_p(5) > 0.05 > statistics.least_p(6)
 
 
 @pytest.mark.parametrize("n", [2, 5, 8, 11])
@@ -143,28 +144,28 @@ def test_ranks_with_ties_and_rounding_by_counting_all_signs(n: int) -> None:
         abs(float(np.dot(signs, ranks))) for signs in itertools.product((-1, 1), repeat=len(kept))
     ]
     expected = sum(s >= seen - 1e-9 for s in sums) / len(sums)
-    assert verdicts.p_ranks(values) == pytest.approx(expected)
-    assert verdicts.p_ranks([v + 1 for v in values], 1) == pytest.approx(expected)
+    assert statistics.p_ranks(values) == pytest.approx(expected)
+    assert statistics.p_ranks([v + 1 for v in values], 1) == pytest.approx(expected)
 
 
 def test_ranks_of_many_values_and_of_one_that_is_left() -> None:
     values = np.random.default_rng(0).normal(0.4, 1, 40)
     exact = stats.wilcoxon(values, method="exact").pvalue
-    assert verdicts.p_ranks(values.tolist()) == pytest.approx(exact, rel=1e-6)
-    assert verdicts.p_ranks([0.0, 0.0, 0.7]) == 1
+    assert statistics.p_ranks(values.tolist()) == pytest.approx(exact, rel=1e-6)
+    assert statistics.p_ranks([0.0, 0.0, 0.7]) == 1
 
 
 def test_values_that_are_alike_have_no_p() -> None:
     for values in ([0.3], [0.0, 0.0], [0.1 + 0.2, 0.3, 0.3]):
-        assert math.isnan(verdicts.p_value(values))
-        assert math.isnan(verdicts.p_ranks(values))
+        assert math.isnan(statistics.p_value(values))
+        assert math.isnan(statistics.p_ranks(values))
 
 
 def test_holm_by_hand() -> None:
     """0.01 x 4, 0.02 x 3, 0.03 x 2 and 0.5; a smaller one's 0.06 holds for the third."""
-    found = verdicts.holm([0.5, 0.01, math.nan, 0.03, 0.02])
+    found = statistics.holm([0.5, 0.01, math.nan, 0.03, 0.02])
     assert found == pytest.approx([0.5, 0.04, math.nan, 0.06, 0.06], nan_ok=True)
-    assert verdicts.holm([0.9, 0.8]) == [1.0, 1.0]
+    assert statistics.holm([0.9, 0.8]) == [1.0, 1.0]
 
 
 # -- the committed records -------------------------------------------------------------------
@@ -188,7 +189,7 @@ def test_a_row_by_hand() -> None:
     assert row[["mean", "ci_low", "ci_high"]].to_list() == pytest.approx([expected.mean(), *ends])
     assert row["p"] == pytest.approx(stats.ttest_1samp(expected, 0).pvalue)
     assert row["p_holm"] == pytest.approx(3 * row["p"])
-    assert rows["p_holm"].to_list() == verdicts.holm(rows["p"].to_list())
+    assert rows["p_holm"].to_list() == statistics.holm(rows["p"].to_list())
     first, second, _ = claims.as_text(rows).rows
     assert first[3:-1] == [
         "5",
@@ -210,7 +211,8 @@ def test_seeds_that_are_alike_are_no_interval() -> None:
     assert row["mean"] == 0
     assert math.isnan(row["ci_low"])
     assert (row["verdict"], row["outcome"]) == ("open", "open")
-    assert "+0.00 [all alike]" in claims.line(row)
+    text = claims.as_text(claims.judge(REFERENCE, [alike]))
+    assert "+0.00 [all alike]" in text.rows[0]
 
 
 @pytest.mark.slow

@@ -169,7 +169,7 @@ def test_everything_is_compared_once(tmp_path: Path) -> None:
     names = ["rank 4", "rank 2", "rank 1", "accordion 4-1", "accordion 4-2"]
     for name in names:
         make(tmp_path, name, 0)
-    rows, pairs = compare.table(load_all(tmp_path), needed=(), others=True)
+    rows, pairs = compare.table(load_all(tmp_path), needed=(), all_pairs=True)
     paper = ["accordion 4-1 - rank 2", "accordion 4-2 - accordion 4-1"]
     assert list(pairs["comparison"])[:2] == paper
     assert len({frozenset(text.split(" - ")) for text in pairs["comparison"]}) == len(pairs) == 10
@@ -177,7 +177,7 @@ def test_everything_is_compared_once(tmp_path: Path) -> None:
     assert compare.as_text(rows, pairs)[0].heads[-1] == "of rank 4"
     for name in ("a", "b"):
         make(tmp_path, name, 0)
-    _, pairs = compare.table(load_all(tmp_path), needed=(), others=True)
+    _, pairs = compare.table(load_all(tmp_path), needed=(), all_pairs=True)
     base = [f"{name} - rank 4" for name in (*names[1:], "a", "b")]
     assert sorted(pairs["comparison"]) == sorted([*paper, *base])
     _, pairs = compare.table(load_all(tmp_path), needed=(), baseline="a")

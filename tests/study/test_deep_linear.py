@@ -12,16 +12,15 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from regimes_study.plugins.deep_linear import SCALE, DeepLinear
+from regimes_study.plugins.matrix import MatrixTask, OtherMatrix, half_square, low_rank
 from scipy import stats
 
 import regimes
 from analysis.detection import deep_linear
 from regimes.config import ModelConfig, RunConfig, override
-from regimes.data.deficits import OtherMatrix
-from regimes.data.matrix import MatrixTask, half_square, low_rank
 from regimes.errors import ConfigError, RecordError
 from regimes.models import build
-from regimes.models.deep_linear import SCALE, DeepLinear
 from regimes.presets import get_grid, get_preset
 from regimes.records import Record, load
 from regimes.training import checkpoint

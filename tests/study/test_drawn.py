@@ -42,7 +42,7 @@ from analysis.rates import quadratic
 from regimes.config import DENSE
 from regimes.plotting import style
 from regimes.plotting.curves import curves, ends
-from regimes.plotting.levels import levels
+from regimes.plotting.heatmaps import levels
 from regimes.plotting.looks import style_of
 from regimes.records import load, load_all
 from regimes.report import content, pictures

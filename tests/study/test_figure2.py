@@ -21,7 +21,7 @@ from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.metrics import named
 from regimes.records import load_all, read_lines
-from regimes.replay.agreement import interval
+from regimes.statistics import t_interval
 
 
 @pytest.fixture(scope="module")
@@ -130,8 +130,8 @@ def test_a_tie_is_not_above() -> None:
 def test_interval_against_scipy() -> None:
     values = [3.0, 4.5, 2.25, 8.0, 1.0]
     ends = stats.t.interval(0.95, 4, np.mean(values), stats.sem(values))
-    assert interval(values) == pytest.approx((np.mean(values), *ends))
-    assert np.isnan(interval([1.0])[1:]).all()
+    assert t_interval(values) == pytest.approx((np.mean(values), *ends))
+    assert np.isnan(t_interval([1.0])[1:]).all()
 
 
 def test_command_writes_figures_and_numbers(

@@ -1,241 +1,231 @@
-"""The numbers in the prose of the findings: the paper's claims, formed anew (oracle: the
-committed records; each number is rounded once)."""
+"""The pages of the findings (oracle: the committed records, computed again)."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Callable
-from statistics import fmean, stdev
+from pathlib import Path
 
 import pytest
-from findings import (
-    REFERENCE,
-    between,
-    effect,
-    floats,
-    page_of,
-    plain,
-    records,
-    says,
-    signed,
-    text,
-    turned,
-)
 
-from analysis.claims import claims
-from analysis.common import compare
-from analysis.common.verdicts import verdict
-from analysis.rates import collapse
-from regimes.replay.agreement import interval
+from analysis.claims import claims as paper
+from analysis.findings import NUMBERS, claims, pages, sources
+from analysis.findings.claims import ClaimError
+from analysis.findings.store import Missing, Store
+from analysis.findings.values import Interval, decode, encode, mean_of
+
+ROOT = Path(__file__).parents[2]
+KEPT = json.loads(pages.NUMBERS_FILE.read_text(encoding="utf-8"))
+CHEAP = ("small.tar.xz", "lm-demo.tar.xz", "falling-lm-constant.tar.xz", "smoke-rivals.tar.xz")
 
 
-def test_the_numbers_in_short_are_those_of_the_sections() -> None:
-    """Each interval of the summary is in the page once more, maybe with its signs."""
-    whole = page_of("findings.md")
-    short = between("short")
-    rest = whole.replace(short, "").replace("+", "")
-    found = re.findall(r"-?[\d.]+ \[[^]]+, [^]]+\](?!\()", short.replace("+", ""))
-    assert len(found) >= 9
-    for numbers in found:
-        assert numbers in " ".join(rest.split()), numbers
+# -- the pages are those of the records ------------------------------------------------------
 
 
-def test_figure_2_in_one_table() -> None:
-    rows, _ = compare.table(records("small"))
-    for row in rows.to_dict("records"):
-        numbers = f"{row['accuracy']:.1f} ± {row['sd']:.1f} | {row['of_low']:.2f}"
-        assert says(f"| `{row['schedule']}` | {numbers} |")
+def test_the_numbers_are_those_of_the_committed_archives() -> None:
+    """A record that changes is seen here without computing anything."""
+    assert len(KEPT["files"]) > 60
+    changed = [name for name, of in KEPT["files"].items() if sources.digest(name) != of]
+    assert changed == [], "run `make pages`"
 
 
-def test_the_same_runs_made_again() -> None:
-    rows = between("again").splitlines()[2:]
-    assert len(rows) == 6
-    moved = []
-    for row in rows:
-        pair, before, again = (cell.strip() for cell in row.strip("|").split("|"))
-        a, b = pair.split(" - ")
-        old, new = (effect(source, a, b) for source in ("small-before", "small"))
-        assert (before, again) == (signed(old), signed(new))
-        assert old[1] <= new[0] <= old[2]
-    ends = {
-        source: {
-            (run.name, run.seed): 100 * run.epochs["metric"].tail(3).mean()
-            for run in records(source)
-        }
-        for source in ("small-before", "small")
-    }
-    old, new = ends.values()
-    assert sum(old[key] == new[key] for key in old) == 1
-    for name in {name for name, _ in old}:
-        each = [new[key] - old[key] for key in old if key[0] == name]
-        moved.append((abs(fmean(each)), name, interval(each)))
-    largest = max(moved)
-    assert says(f"by more than {largest[0]:.1f} points ({largest[1]}, {plain(largest[2])})")
-    lost = [effect(source, "low", "high") for source in ends]
-    assert lost[1][0] / lost[0][0] == pytest.approx(2 / 3, abs=0.05)
+@pytest.mark.parametrize("name", pages.names())
+def test_a_page_is_its_template_with_these_numbers(name: str) -> None:
+    """Every claim beside a number is checked on the way."""
+    store = Store(NUMBERS, pages.NUMBERS_FILE, compute=False)
+    text = pages.render(name, store)
+    assert pages.place(name).read_text(encoding="utf-8") == text, "run `make pages`"
 
 
-# -- where, or only how many -----------------------------------------------------------------
+def test_every_number_is_of_some_page() -> None:
+    store = Store(NUMBERS, pages.NUMBERS_FILE, compute=False)
+    for name in pages.names():
+        pages.render(name, store)
+    assert pages.NUMBERS_FILE.read_text(encoding="utf-8") == store.text(), "run `make pages`"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("source", "setting"),
-    [
-        ("smoke-controls", "digits, 24 epochs | 8"),
-        ("smoke-long-controls", "digits, 48 epochs | 8"),
-        ("small-controls", "CIFAR-10, 24 epochs | 5"),
-    ],
-)
-def test_the_controls(source: str, setting: str) -> None:
-    orders = ("first", "last", "random", "layers")
-    cells = [signed(effect(source, "accordion", f"yoked {order}")) for order in orders]
-    assert says(f"| {setting} | {floats(source, 'accordion')} | {' | '.join(cells)} |")
+def parse(call: str) -> tuple[str, list[str]]:
+    name, _, rest = call.removesuffix(")").partition("(")
+    return name, [word for word in rest.split(", ") if word]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("row", "source"),
-    [
-        ("digits, 24 epochs | `smoke-rules` | 8", "smoke-rules"),
-        ("| `smoke-controls` | 8", "smoke-controls"),
-        ("| both | 16", "smoke-rules + smoke-controls"),
-        ("digits, 48 epochs | `smoke-long` | 8", "smoke-long"),
-        ("| `smoke-long-controls` | 8", "smoke-long-controls"),
-        ("| both | 16", "smoke-long + smoke-long-controls"),
-        (
-            "CIFAR-10, 24 epochs | `small-budget` and `small-controls` | 10",
-            "small-budget + small-controls",
-        ),
-    ],
-)
-def test_the_blocks_of_seeds(row: str, source: str) -> None:
-    found = effect(source, "accordion", "low")
-    assert says(f"{row} | {signed(found)} | {verdict(*found[1:], 1.0)} |")
-
-
-# -- ACCORDION's own parts -------------------------------------------------------------------
-
-RULES, LONG = "smoke-rules", "smoke-long"
-SENTENCES: dict[str, Callable[[], str]] = {
-    "no decay rule": lambda: (
-        f"({signed(effect(RULES, 'no decay rule', 'accordion'), 2)} in 24 "
-        f"epochs, {signed(effect(LONG, 'no decay rule', 'accordion'), 2)} in 48) with less: "
-        f"{floats(RULES, 'no decay rule')} and {floats(LONG, 'no decay rule')} of low's floats in "
-        f"place of {floats(RULES, 'accordion')} and {floats(LONG, 'accordion')}"
-    ),
-    "interval 1": lambda: (
-        f"in place of 3 loses {plain(effect(RULES, 'accordion', 'interval 1'))} points in 24 epochs"
-    ),
-    "high": lambda: (
-        f"loses {plain(effect(RULES, 'low', 'high'))} points in 24 epochs and "
-        f"{plain(effect(LONG, 'low', 'high'))} in 48"
-    ),
-    "early": lambda: f"alone loses {plain(effect(RULES, 'low', 'low-early'))} points",
-    "early, long": lambda: (
-        f"it is open: {signed(effect(LONG, 'low-early', 'low'))} against low, "
-        f"at {floats(LONG, 'low-early')} of the floats"
-    ),
-    "resnet8": lambda: f"high loses {plain(effect('smoke-resnet8', 'low', 'high'))} points",
-    "full": lambda: f"it is open: {plain(effect('smoke-full', 'low', 'high'))} (`smoke-full`",
-    "lstm": lambda: "costs 0.10 [-0.11, +0.31] of perplexity",
-    "blur 0": lambda: deficits("blur"),
-    "labels 0": lambda: deficits("labels"),
-}
-
-
-def deficits(kind: str) -> str:
-    names = {"blur": "blurred images", "labels": "wrong labels"}
-    cells = [
-        plain(effect("smoke-deficit", "none", f"{kind} {window}"))
-        for window in ("0-5", "6-11", "12-17")
+def again(call: str) -> object:
+    """What a call gives now; arguments that are numbers were numbers."""
+    name, words = parse(call)
+    args: list[object] = [
+        float(w) if re.fullmatch(r"[\d.]+", w) and "." in w else int(w) if w.isdigit() else w
+        for w in words
     ]
-    return f"| {names[kind]} | {' | '.join(cells)} |"
+    return encode(NUMBERS[name](*args))
+
+
+def cheap() -> list[str]:
+    """Numbers of small archives whose arguments hold no comma, or which take a name as it is."""
+    return [
+        call
+        for call, entry in KEPT["numbers"].items()
+        if entry["files"] and {*entry["files"]} <= {*CHEAP}
+        if not re.search(r"error|iterations|family", call)
+    ]
+
+
+def test_numbers_of_small_archives_are_computed_again() -> None:
+    calls = cheap()
+    assert len(calls) > 40
+    for call in calls:
+        assert again(call) == KEPT["numbers"][call]["value"], call
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("key", SENTENCES)
-def test_a_sentence_has_the_numbers_of_the_records(key: str) -> None:
-    assert says(SENTENCES[key]()), SENTENCES[key]()
+@pytest.mark.timeout(1800)
+def test_every_number_is_computed_again() -> None:
+    """But the quadratic's table, whose last digits differ between processors."""
+    store = Store(NUMBERS, None)
+    for name in pages.names():
+        pages.render(name, store)
+    now = {call: entry["value"] for call, entry in store.entries.items()}
+    before = {call: entry["value"] for call, entry in KEPT["numbers"].items()}
+    ours, theirs = (numbers.pop("quadratic_table()")["lines"] for numbers in (now, before))
+    assert now == before
+    for mine, other in zip(ours, theirs, strict=True):
+        for a, b in zip(mine.split("|"), other.split("|"), strict=True):
+            number = re.fullmatch(r" [\d.]+ ", b)
+            assert float(a) == pytest.approx(float(b), 0.05, 0.021) if number else a == b
 
 
 @pytest.mark.slow
-def test_the_lstm_in_perplexity() -> None:
-    mean, low, high = effect("lstm-small", "high", "low")
-    assert f"{mean:.2f} [{low:+.2f}, {high:+.2f}]" == "0.10 [-0.11, +0.31]"
+def test_the_claims_of_the_paper_are_what_the_records_say() -> None:
+    text = (sources.REFERENCE / "claims.md").read_text(encoding="utf-8")
+    assert text == paper.page(paper.judge(sources.REFERENCE))
 
 
-def test_how_many_runs_collapsed() -> None:
-    rows = collapse.table(collapse.entries(records("smoke-quirks-topk"))).set_index("schedule")
-    high = rows.loc["high"]
-    ends = f"[{high['share_low']:.2f}, {high['share_high']:.2f}]"
-    count, n = int(high["collapsed"]), int(high["n"])
-    assert says(
-        f"the mean of {effect('smoke-quirks-topk', 'low', 'high')[0]:.0f} points is made "
-        f"of {count} runs of {n} that collapsed"
-    )
-    assert says(
-        f"(a share of {high['share']:.2f} {ends}); the other {n - count} reach "
-        f"{high['accuracy']:.1f} %"
-    )
+# -- the page that is read -------------------------------------------------------------------
 
 
-def test_what_the_quirks_do_to_topk() -> None:
-    page = "explanation/differences.md"
-    rows = collapse.table(collapse.entries(records("smoke-quirks-topk"))).set_index("schedule")
-    for name in ("low", "accordion"):
-        assert rows.loc[f"{name}, authors", "collapsed"] == rows.loc[name, "n"] == 16
-    gain = effect("smoke-quirks-topk", "high, authors", "high")
-    assert says(f"gains {plain(gain)} points", page)
-    assert (rows.loc["high, authors", "collapsed"], rows.loc["high", "collapsed"]) == (0, 5)
-    each = collapse.entries(records("smoke-quirks-topk")).groupby("name")["accuracy"]
-    for name in ("low", "accordion", "high"):
-        ours, theirs = (
-            f"{each.get_group(n).mean():.1f} ± {each.get_group(n).std():.1f}"
-            for n in (f"{name}, authors", name)
-        )
-        assert says(f"reaches {ours} % in place of {theirs}", page)
+def test_the_first_page_is_short_and_every_section_says_how_sure() -> None:
+    text = pages.place(pages.SUMMARY).read_text(encoding="utf-8")
+    assert len(text.split()) <= 2500
+    _, *sections = re.split(r"^## ", text, flags=re.MULTILINE)
+    assert len(sections) >= 12
+    for section in sections:
+        title, body = section.split("\n", 1)
+        assert title.endswith("?"), title
+        assert "**How sure:**" in body, title
+        assert "**What would refute it:**" in " ".join(body.split()), title
+        assert "](findings/" in body, title
+        assert len(re.findall(r"^!\[", body, re.MULTILINE)) <= 1, title
 
 
-@pytest.mark.slow
-def test_the_quirks_of_the_published_code() -> None:
-    page = "explanation/differences.md"
-    low, high, own = (
-        effect("small-quirks", f"{n}, authors", n) for n in ("low", "high", "accordion")
-    )
-    for name, effect_ in (("low", low), ("ACCORDION", own), ("high", high)):
-        assert says(f"{name} | loses {plain(turned(effect_))} points", page)
-    theirs, ours = (floats("small-quirks", f"accordion{end}") for end in (", authors", ""))
-    assert says(f"at {theirs} of low's floats in place of {ours}", page)
-
-
-@pytest.mark.slow
-def test_corrected_p_values() -> None:
-    rows = claims.judge(REFERENCE)
-    random = rows[rows["claim"].str.contains(r"random windows \(digits\)")].iloc[0]
-    assert says(f"(p {random['p']:.2g}, then {random['p_holm']:.2g})")
-    interval = rows[rows["claim"] == "24 epochs: interval 1 is as good as 3"].iloc[0]
-    assert says(f"(p {interval['p']:.2g}, then {interval['p_holm']:.2g})")
+def test_every_page_is_linked_from_the_first() -> None:
+    text = pages.place(pages.SUMMARY).read_text(encoding="utf-8")
+    linked = {*re.findall(r"\]\(findings/([\w-]+)\.md", text)} | {pages.SUMMARY}
+    assert linked == {*pages.names()}
 
 
 def test_no_interval_is_written_the_wrong_way_round() -> None:
-    for low, high in re.findall(r"\[([+-]?[\d.]+), ([+-]?[\d.]+)\]", text("findings.md")):
-        assert float(low) <= float(high)
+    for name in pages.names():
+        text = " ".join(pages.place(name).read_text(encoding="utf-8").split())
+        for low, high in re.findall(r"\[([+-]?[\d.]+), ([+-]?[\d.]+)\]", text):
+            assert float(low) <= float(high), (name, low, high)
 
 
-# -- tuned arms ------------------------------------------------------------------------------
+# -- intervals in pages that are written by hand ---------------------------------------------
+
+BY_HAND = [
+    ROOT / "README.md",
+    *(p for p in sorted(pages.DOCS.rglob("*.md")) if p not in {*map(pages.place, pages.names())}),
+]
+INTERVAL = re.compile(r"([+-]?[\d.]+) \[([+-]?[\d.]+), ([+-]?[\d.]+)\]")
+BESIDE = ("smoke-start", "lm-start", "small-quirks", "smoke-quirks-topk")  # of these pages alone
 
 
-def test_the_tuned_digits_have_the_scores_of_their_trials() -> None:
-    trials = json.loads((REFERENCE / "smoke-tune.json").read_text())["trials"]
-    for name in ("low", "high", "accordion"):
-        scores = [[100 * x for x in t["scores"]] for t in trials if t["schedule"] == name]
-        cells = " | ".join(f"{fmean(s):.1f} ± {stdev(s):.1f}" for s in scores)
-        assert says(f"| {name} | {cells} |")
+@pytest.fixture(scope="module")
+def known() -> set[str]:
+    """Every interval of the findings and of these pages' archives, rounded, without plus signs."""
+    found = [decode(entry["value"]) for entry in KEPT["numbers"].values()]
+    intervals = [x for x in found if isinstance(x, Interval)]
+    intervals += [x for value in found if isinstance(value, dict) for x in value.values()]
+    for source in BESIDE:
+        arms = dict.fromkeys(run.name for run in sources.records(source))
+        pairs = itertools.combinations(arms, 2)
+        intervals += [NUMBERS["effect"](source, a, b) for a, b in pairs]
+    kept = [x for x in intervals if isinstance(x, Interval)]
+    return {
+        x.text(digits).replace("+", "").replace("-0.0 ", "0.0 ").replace("-0.0,", "0.0,")
+        for one in kept
+        for x in (one, -one)
+        for digits in range(4)
+    }
 
 
-@pytest.mark.parametrize("pair", ["low - high", "accordion - low", "accordion - high"])
-def test_the_tuned_digits_at_their_best_rates(pair: str) -> None:
-    a, b = pair.split(" - ")
-    assert says(f"| {pair} | {signed(effect('smoke-tuned', a, b))} |")
+@pytest.mark.parametrize("page", BY_HAND, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_an_interval_on_a_page_is_one_of_the_records(page: Path, known: set[str]) -> None:
+    text = " ".join(page.read_text(encoding="utf-8").split())
+    for mean, low, high in INTERVAL.findall(text):
+        words = f"{mean} [{low}, {high}]".replace("+", "")
+        words = re.sub(r"-(0\.0+)(?=[ ,\]])", r"\1", words)
+        assert words in known, f"{page.name}: {words}"
+
+
+# -- the parts -------------------------------------------------------------------------------
+
+MORE = Interval(0.5, 0.2, 0.8, n=5, p=0.01, p_holm=0.04)
+OPEN = Interval(0.1, -0.2, 0.4, n=5, p=0.4, p_holm=0.6)
+
+
+def test_a_sentence_cannot_outlive_its_number() -> None:
+    assert claims.above(MORE) is claims.significant(MORE) is MORE
+    assert claims.below(-MORE) == -MORE
+    assert claims.unresolved(OPEN) is claims.insignificant(OPEN) is OPEN
+    for wrong in (claims.below, claims.unresolved, claims.insignificant):
+        with pytest.raises(ClaimError, match=r"got 0\.500"):
+            wrong(MORE)
+    for wrong in (claims.above, claims.below, claims.significant):
+        with pytest.raises(ClaimError, match="expected"):
+            wrong(OPEN)
+    for wrong in (claims.above, claims.below, claims.unresolved):  # nothing is known of one seed
+        with pytest.raises(ClaimError):
+            wrong(mean_of([1.0]))
+    with pytest.raises(ClaimError, match="it is so"):
+        claims.check(False, "it is so")
+
+
+def test_another_number_makes_a_page_fail() -> None:
+    store = Store(NUMBERS, pages.NUMBERS_FILE, compute=False)
+    call = "effect(tournament-small, rank 4, rank 1)"  # "not shown", on two pages
+    store.get("effect", "tournament-small", "rank 4", "rank 1")
+    store.entries[call] = {"value": encode(MORE), "files": []}
+    for name in ("findings", "high-compression"):
+        with pytest.raises(ClaimError):
+            pages.render(name, store)
+
+
+def test_a_changed_archive_asks_for_its_numbers_again(tmp_path: Path) -> None:
+    path = tmp_path / "numbers.json"
+    path.write_text(
+        json.dumps(
+            {
+                "files": {"small.tar.xz": sources.digest("small.tar.xz"), "lm-demo.tar.xz": "old"},
+                "numbers": {
+                    "a()": {"value": 1, "files": ["small.tar.xz"]},
+                    "b()": {"value": 1, "files": ["lm-demo.tar.xz"]},
+                },
+            }
+        )
+    )
+    store = Store({"a": lambda: 2, "b": lambda: 2}, path)
+    assert (store.get("a"), store.get("b")) == (1, 2)
+    with pytest.raises(Missing, match=r"b\(\) is not in"):
+        Store({}, path, compute=False).get("b")
+
+
+def test_a_value_is_the_same_after_json() -> None:
+    value = {"x": MORE, "y": [1.25, "a\nb", None, True], "z": 3}
+    assert decode(json.loads(json.dumps(encode(value)))) == value
+
+
+def test_paragraphs_are_filled_and_tables_are_not() -> None:
+    text = "# A\n\n\n\nb\nc   d\n- e\n  f\n\n| g |\n|---|\n\n```sh\nh\n\n  i\n```\n"
+    expected = "# A\n\nb c d\n- e f\n\n| g |\n|---|\n\n```sh\nh\n\n  i\n```\n"
+    assert pages.wrapped(text) == expected

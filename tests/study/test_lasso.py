@@ -30,8 +30,8 @@ from regimes.config import override
 from regimes.errors import ConfigError, RecordError
 from regimes.records import load_all
 
-FROZEN = "regimes.instruments.moments:FrozenMoments"
-PATH = "regimes.instruments.moments:Moments"
+FROZEN = "regimes_study.plugins.moments:FrozenMoments"
+PATH = "regimes_study.plugins.moments:Moments"
 
 
 def problem(mu: list[float], w: list[float], sigma: float, lam: float = 0.1) -> Problem:
@@ -189,12 +189,12 @@ def test_largest_sigma_at_zero_weights() -> None:
 @settings(max_examples=150, deadline=None, derandomize=True)
 def test_largest_sigma_divides_the_line(p: Problem, n: int, epsilon: float) -> None:
     """Below it the bound holds and above it does not; numpy's polynomial roots agree."""
-    assume(p.support.any() and p.still[p.support].all())
+    assume(p.support.any() and p.mean_without_noise[p.support].all())
     found = largest_sigma(p, n, epsilon)
     first = (replace(p, sigma=1.0).variance - p.w**2 - p.w @ p.w).sum()
     second = (p.w**2 + p.w @ p.w).sum()
     roots = []
-    for c, d in zip(p.still[p.support], p.w[p.support], strict=True):
+    for c, d in zip(p.mean_without_noise[p.support], p.w[p.support], strict=True):
         t = np.roots(
             [n * second - epsilon * d**2, n * first - 2 * epsilon * c * d, -epsilon * c**2]
         )

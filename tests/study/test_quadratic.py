@@ -98,7 +98,7 @@ def test_a_step_of_the_matrix_is_that_of_the_compressor(rank: int) -> None:
         whole = owed + gradient[0].numpy()
         mine = theirs if q is None else power_step(whole, q)[0]  # its first factor is drawn
         np.testing.assert_allclose(mine, theirs, atol=1e-12)
-        owed, q = whole - theirs, reducer.states[0].memory()["q"].numpy().copy()
+        owed, q = whole - theirs, reducer.states[0].shared_state()["q"].numpy().copy()
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

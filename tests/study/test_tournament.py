@@ -14,11 +14,11 @@ from analysis.grids.names import LADDERS
 from analysis.tournament import tournament
 from analysis.tournament.equal_floats import at_same_floats, comparisons, moments
 from analysis.tournament.tournament import (
-    beside,
-    beside_as_text,
     differences_as_text,
     edges,
     entries,
+    own_minus_shared,
+    own_minus_shared_as_text,
     table,
 )
 from analysis.tournament.tournament_figure import front, kinds
@@ -237,17 +237,17 @@ def test_controls_are_compared_with_the_kinds_before_their_own() -> None:
 def test_a_rate_of_its_own_is_set_beside_a_shared_one() -> None:
     own = runs(rank_1=[(100, 95), (100, 96), (100, 97)], only=[(100, 1)])
     shared = runs(rank_1=[(100, 85), (100, 90), (100, 80)]).assign(rate=0.4)
-    rows = beside(own, shared, "accuracy")
+    rows = own_minus_shared(own, shared, "accuracy")
     row = rows.iloc[0]
     assert list(rows["arm"]) == ["rank 1"]
     assert (row["rate"], row["shared"], row["n"]) == (0.1, 0.4, 3)
     assert (row["accuracy"], row["accuracy_shared"]) == (96, 85)
     assert row["difference"] == pytest.approx((10 + 6 + 17) / 3)
-    assert "+11.0 [" in beside_as_text(rows, ACCURACY).markdown()
+    assert "+11.0 [" in own_minus_shared_as_text(rows, ACCURACY).markdown()
     with pytest.raises(RecordError, match=r"0 runs are common, at 0\.4"):
-        beside(own, shared.assign(seed=9), "accuracy")
+        own_minus_shared(own, shared.assign(seed=9), "accuracy")
     with pytest.raises(RecordError, match=r"at one rate: 3 runs are common, at 0\.1, 0\.4"):
-        beside(own, shared.assign(rate=[0.1, 0.4, 0.4]), "accuracy")
+        own_minus_shared(own, shared.assign(rate=[0.1, 0.4, 0.4]), "accuracy")
 
 
 def test_seeds_that_are_all_alike_have_no_interval() -> None:
@@ -339,10 +339,12 @@ def test_the_command_leaves_its_files(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_the_same_arms_at_one_rate_are_set_beside_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A table of its own, of what `beside` says of them."""
+    """A table of its own, of what `own_minus_shared` says of them."""
     frame = runs(rank_1=[(100, 95), (100, 96)])
-    monkeypatch.setattr(tournament, "beside", lambda each, others, metric: frame)
-    monkeypatch.setattr(tournament, "beside_as_text", lambda rows, shown: Table(("here",), []))
+    monkeypatch.setattr(tournament, "own_minus_shared", lambda each, others, metric: frame)
+    monkeypatch.setattr(
+        tournament, "own_minus_shared_as_text", lambda rows, shown: Table(("here",), [])
+    )
     archive = REFERENCE / "small-ladder.tar.xz"
     paths = tournament.main(archive, shared=archive, out=tmp_path)
     assert tmp_path / "shared.csv" in paths

@@ -19,7 +19,6 @@ import regimes
 from regimes.config import DataConfig
 from regimes.data import image_folder
 from regimes.data.images import load
-from regimes.data.plain_tree import Prepared
 from regimes.errors import ConfigError, DataError
 
 COUNTS = {"cat": 60, "dog": 33, "emu": 10}
@@ -96,7 +95,7 @@ def test_each_image_is_resized_and_cropped_in_the_middle(tmp_path: Path) -> None
         for name, pixels in (("a", wide), ("b", wide.T)):
             (tmp_path / "tree" / split / name).mkdir(parents=True)
             Image.fromarray(pixels).save(tmp_path / "tree" / split / name / "0.png")
-    found = image_folder.load_tree(tmp_path / "tree", Prepared(resize=10))
+    found = image_folder.load_tree(tmp_path / "tree", resize=10)
     assert found.train_x.shape == (2, 1, 10, 10)
     assert (found.train_x[:, :, 2:-2, 2:-2] == 128).all()  # the edge sees its neighbours
     assert abs(found.train_x.astype(int) - 128).max() < 20
@@ -112,7 +111,7 @@ def test_an_image_is_as_the_camera_was_held(tmp_path: Path) -> None:
             (tmp_path / "tree" / split / name).mkdir(parents=True)
             Image.fromarray(pixels).save(tmp_path / "tree" / split / name / "0.png", exif=exif)
     as_stored = image_folder.load_tree(tmp_path / "tree").train_x[0, 0]
-    held = image_folder.load_tree(tmp_path / "tree", Prepared(resize=20)).train_x[0, 0]
+    held = image_folder.load_tree(tmp_path / "tree", resize=20).train_x[0, 0]
     assert (held == as_stored[::-1]).all()
 
 
@@ -122,7 +121,7 @@ def test_without_a_size_the_sentence_names_it(pets: Path) -> None:
 
 
 def test_another_size_is_another_entry_of_the_cache(pets: Path) -> None:
-    shapes = {image_folder.load_tree(pets, Prepared(resize=n)).train_x.shape[2] for n in (8, 16, 8)}
+    shapes = {image_folder.load_tree(pets, resize=n).train_x.shape[2] for n in (8, 16, 8)}
     assert shapes == {8, 16}
 
 
@@ -131,7 +130,7 @@ def test_another_size_is_another_entry_of_the_cache(pets: Path) -> None:
 
 def names(pets: Path, seed: int | None = None, share: float | None = None) -> set[str]:
     """The images that test, by what is in them."""
-    found = image_folder.load_tree(pets, Prepared(8, share, seed))
+    found = image_folder.load_tree(pets, 8, share, seed)
     return {x.tobytes() for x in found.test_x}
 
 
@@ -146,7 +145,7 @@ def test_the_split_is_a_function_of_seed_and_name(pets: Path) -> None:
 
 
 def test_no_image_is_on_both_sides_and_each_class_on_both(pets: Path) -> None:
-    found = image_folder.load_tree(pets, Prepared(8))
+    found = image_folder.load_tree(pets, 8)
     train, test = ({x.tobytes() for x in part} for part in (found.train_x, found.test_x))
     assert not train & test
     assert len(train) + len(test) == sum(COUNTS.values())

@@ -240,7 +240,7 @@ def test_byte_pairs_spell_the_text_and_are_learnt_from_the_training_part(
     assert "".join(corpus.words[i] for i in corpus.test[:9].tolist()).startswith("zzzzĠthe")
     assert len(corpus.train) < 0.6 * len(parts.train)
     assert load(tmp_path, **chosen, train_size=50).words == corpus.words
-    monkeypatch.setattr(tokens, "_trained", None)  # what follows comes from the cache
+    monkeypatch.setattr(tokens, "_train", None)  # what follows comes from the cache
     again = load(tmp_path, **chosen)
     assert (again.digest, again.words) == (corpus.digest, corpus.words)
     uniform = text_task(name="text", path=str(tmp_path), sequence=5, **chosen)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from contexts import without_data as context
 from numpy.typing import NDArray
+from regimes_study.plugins.moments import Moments, density, top_share
 from runs import weights
 from scipy.stats import norm
 from torch import nn
@@ -23,13 +24,12 @@ import regimes
 from regimes.config import RunConfig, override
 from regimes.errors import ConfigError
 from regimes.instruments.base import Reading
-from regimes.instruments.moments import Moments, density, top_share
 from regimes.records import read_lines
 from regimes.training import build
 
 torch.set_num_threads(1)
-PATH = "regimes.instruments.moments:Moments"
-FROZEN = "regimes.instruments.moments:FrozenMoments"
+PATH = "regimes_study.plugins.moments:Moments"
+FROZEN = "regimes_study.plugins.moments:FrozenMoments"
 BOTH: dict[str, dict[str, Any]] = {PATH: {}, FROZEN: {"count": 6}}
 Array = NDArray[np.float64]
 

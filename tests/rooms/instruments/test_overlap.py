@@ -14,6 +14,14 @@ import numpy as np
 import pytest
 import torch
 from contexts import with_gradients as context
+from regimes_study.plugins import support_overlap
+from regimes_study.plugins.support_overlap import (
+    Overlap,
+    batch_gradient,
+    pair_overlaps,
+    support,
+    train_on_batch_statistics,
+)
 from runs import weights
 from torch import Tensor, nn
 
@@ -23,14 +31,6 @@ from regimes.collectives.world import World
 from regimes.config import RunConfig, override
 from regimes.curvature.isolation import preserved
 from regimes.errors import ConfigError, RecordError, TrainingError
-from regimes.instruments import support_overlap
-from regimes.instruments.support_overlap import (
-    Overlap,
-    batch_gradient,
-    pair_overlaps,
-    support,
-    train_on_batch_statistics,
-)
 from regimes.records import load_all, read_lines
 from regimes.training import build
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from configs import smoke as config
+from regimes_study.plugins.rivals import Rivals
 
 import regimes
 from analysis.tournament import error_per_float
@@ -20,7 +21,6 @@ from regimes.collectives.world import World
 from regimes.compression import REGISTRY, compressor
 from regimes.errors import ConfigError, RecordError
 from regimes.instruments.base import MeasurementContext
-from regimes.instruments.rivals import Rivals
 from regimes.presets import get_grid
 from regimes.records import load
 
@@ -109,7 +109,7 @@ def test_the_sum_is_that_of_a_run_with_the_compressor(
     level = RIVALS[name][0]
     sums = []
 
-    from regimes.instruments import rivals as module
+    from regimes_study.plugins import rivals as module
 
     step = module.RivalsGauge.step
 

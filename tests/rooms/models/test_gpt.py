@@ -17,7 +17,7 @@ from torch.nn import functional
 import regimes
 from regimes.errors import ConfigError
 from regimes.models import build
-from regimes.models.gpt import GPT, angles, turned
+from regimes.models.transformer import GPT, angles, rotate
 
 torch.set_num_threads(1)
 
@@ -55,7 +55,7 @@ def test_rotary_positions_are_the_papers_matrices() -> None:
     theta_k = 10,000^(-2 k / d); and equation 16: only differences of times matter."""
     size, times = 6, 9
     x = torch.randn(2, times, size, dtype=torch.float64)
-    found = turned(x, angles(times, size, x))
+    found = rotate(x, angles(times, size, x))
     for t in range(times):
         matrix = torch.zeros(size, size, dtype=torch.float64)
         for k in range(size // 2):
@@ -64,7 +64,7 @@ def test_rotary_positions_are_the_papers_matrices() -> None:
             matrix[2 * k, 2 * k + 1] = -math.sin(angle)
             matrix[2 * k + 1, 2 * k] = math.sin(angle)
         torch.testing.assert_close(found[:, t], x[:, t] @ matrix.T)
-    same = turned(x[:, :1].expand(2, times, size), angles(times, size, x))
+    same = rotate(x[:, :1].expand(2, times, size), angles(times, size, x))
     scores = same[0] @ same[1].T
     for offset in range(-3, 4):
         diagonal = scores.diagonal(offset)
@@ -73,8 +73,8 @@ def test_rotary_positions_are_the_papers_matrices() -> None:
 
 def test_rotary_positions_have_heads_of_their_own() -> None:
     x = torch.randn(2, 5, 2, 3, 4)
-    whole = turned(x, angles(5, 4, x))
-    torch.testing.assert_close(whole[:, :, 1, 2], turned(x[:, :, 1, 2], angles(5, 4, x)))
+    whole = rotate(x, angles(5, 4, x))
+    torch.testing.assert_close(whole[:, :, 1, 2], rotate(x[:, :, 1, 2], angles(5, 4, x)))
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -97,7 +97,7 @@ def test_it_equals_its_equations(tied: bool, positions: str) -> None:
     for head in range(2):
         q, k, v = (a[..., 8 * i + 4 * head :][..., :4] for i in range(3))
         if positions == "rotary":
-            q, k = turned(q, angles(6, 4, q)), turned(k, angles(6, 4, k))
+            q, k = rotate(q, angles(6, 4, q)), rotate(k, angles(6, 4, k))
         scores = (q @ k.mT / 2).masked_fill(torch.ones(6, 6).triu(1).bool(), -math.inf)
         mixed.append(scores.softmax(2) @ v)
     y = y + torch.cat(mixed, 2) @ p["blocks.0.out.weight"].T

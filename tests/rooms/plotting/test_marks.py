@@ -6,11 +6,11 @@ import copy
 from collections.abc import Callable
 
 import pytest
-from findings import records
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
 
+from analysis.findings.sources import records
 from regimes.config import OptimizerConfig, to_dict
 from regimes.plotting import style
 from regimes.plotting.decays import decays

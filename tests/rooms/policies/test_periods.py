@@ -94,7 +94,7 @@ def test_a_level_is_a_word_or_a_number_of_steps(level: str) -> None:
 # -- the spread of the workers' models -------------------------------------------------------
 
 
-def context(apart: bool | None) -> MeasurementContext:
+def context(is_local: bool | None) -> MeasurementContext:
     layers = [Layer("a", (2,)), Layer("b", (1, 1))]
     return MeasurementContext(
         torch.nn.Linear(1, 1),
@@ -105,7 +105,7 @@ def context(apart: bool | None) -> MeasurementContext:
         False,
         no_data,
         no_data,
-        apart=None if apart is None else lambda: apart,
+        is_local=None if is_local is None else lambda: is_local,
     )
 
 

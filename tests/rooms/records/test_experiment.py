@@ -221,6 +221,15 @@ def test_all_committed_schedules_are_one_experiment_each() -> None:
 # -- selecting -------------------------------------------------------------------------------
 
 
+def test_reading_prints_what_averages_mix_only_if_told_to(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for say in (False, True):
+        with reading((), say=say) if say else reading():
+            load_all(REFERENCE / "small-batch.tar.xz")
+        assert ("note: " in capsys.readouterr().out) == say
+
+
 def test_where_selects_by_what_the_header_says() -> None:
     archive = REFERENCE / "lstm-small.tar.xz"
     runs = load_all(archive)

@@ -9,7 +9,9 @@ import pytest
 from regimes import policies, records
 from regimes.replay import replay
 
-ARCHIVES = sorted(Path(__file__).parents[3].glob("data/reference/*.tar.xz"))
+DATA = Path(__file__).parents[3] / "data"
+ARCHIVES = sorted(DATA.glob("reference/*.tar.xz"))
+MOST = 40_000_000  # bytes; every clone has them
 
 
 @pytest.mark.slow
@@ -27,3 +29,10 @@ def test_committed_runs_decide_as_they_did(archive: Path) -> None:
             again = replay.replay_batch(record, policies.policy(table, "batch_policy"))
             assert again["level"].tolist() == [batch["level"] for batch in batches]
             assert again["why"].tolist() == [batch["why"] for batch in batches]
+
+
+def test_committed_data_stay_small() -> None:
+    files = [path for name in ("reference", "published") for path in (DATA / name).rglob("*")]
+    sizes = {path.relative_to(DATA).as_posix(): path.stat().st_size for path in files}
+    largest = sorted(sizes, key=lambda name: -sizes[name])[:5]
+    assert sum(sizes.values()) < MOST, f"the largest are {', '.join(largest)}: see data/README.md"

@@ -21,7 +21,7 @@ from scipy import stats
 from sklearn.metrics import cohen_kappa_score, jaccard_score
 
 from analysis.detection.detectors import bands
-from regimes import policies
+from regimes import policies, statistics
 from regimes.config import override
 from regimes.detectors import EigenvalueChange, FirstShare, FixedWindows, NormChange, TraceCusum
 from regimes.errors import ConfigError, RecordError
@@ -225,14 +225,14 @@ def test_agreement_against_scikit_learn(data: st.DataObject) -> None:
     b = data.draw(st_numpy.arrays(bool, a.shape))
     x, y = a.ravel(), b.ravel()
     if (x | y).any():
-        assert agreement.jaccard(a, b) == pytest.approx(jaccard_score(x, y))
+        assert statistics.jaccard(a, b) == pytest.approx(jaccard_score(x, y))
     else:
-        assert math.isnan(agreement.jaccard(a, b))
+        assert math.isnan(statistics.jaccard(a, b))
     if x.all() == y.all() and x.any() == y.any() and (x.all() or not x.any()):
-        assert math.isnan(agreement.kappa(a, b))
+        assert math.isnan(statistics.kappa(a, b))
     else:
         oracle = cohen_kappa_score(x, y, labels=[False, True])
-        assert agreement.kappa(a, b) == pytest.approx(oracle, abs=1e-12)
+        assert statistics.kappa(a, b) == pytest.approx(oracle, abs=1e-12)
 
 
 @given(st.sets(st.integers(6, 24), min_size=1, max_size=6), st.integers(-5, 5))
@@ -292,10 +292,10 @@ def test_lag_keeps_to_a_quarter_of_a_short_run() -> None:
 def test_interval_against_scipy() -> None:
     values = [0.3, 0.1, 0.25, 0.2]
     ends = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
-    assert agreement.interval(values) == pytest.approx((np.mean(values), *ends))
-    assert np.isnan(agreement.interval([1.0])[1:]).all()
-    assert agreement.interval([1.0, 2.0])[0] == 1.5
-    assert np.isnan(agreement.interval([1.0, 2.0])[1:]).all()  # 1.5 ± 6.4 would say nothing
+    assert statistics.t_interval(values) == pytest.approx((np.mean(values), *ends))
+    assert np.isnan(statistics.t_interval([1.0])[1:]).all()
+    assert statistics.t_interval([1.0, 2.0])[0] == 1.5
+    assert np.isnan(statistics.t_interval([1.0, 2.0])[1:]).all()  # 1.5 ± 6.4 would say nothing
 
 
 def test_pairs_by_epoch_or_by_epoch_and_layer(record: Record) -> None:

@@ -1,0 +1,105 @@
+"""A mean over seeds with its interval: as columns of a table, and as text.
+
+A column ``value`` has its 95 % t interval in ``value_low`` and ``value_high``. A text table is
+specified by its columns, each a heading and a function from a row to text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from regimes.console.tables import Table
+from regimes.console.units import interval_text, p_text
+from regimes.statistics import t_interval
+
+Row = Mapping[Any, Any]
+Cell = Callable[[Row], str]
+
+
+# -- numbers ---------------------------------------------------------------------------------
+
+
+def estimate(
+    values: Sequence[float], name: str, ends: str = "", *, logs: bool = False
+) -> dict[str, float]:
+    """Mean and 95 % t interval as columns ``name``, ``ENDS_low`` and ``ENDS_high``; nan without
+    values.
+
+    >>> estimate([1.0, 2.0, 3.0], "loss")["loss"]
+    2.0
+
+    Args:
+        ends: default ``name``.
+        logs: the values are logarithms, the columns are not: a geometric mean.
+    """
+    numbers = t_interval(values) if len(values) else (math.nan,) * 3
+    if logs:
+        numbers = (math.exp(numbers[0]), math.exp(numbers[1]), math.exp(numbers[2]))
+    columns = (name, f"{ends or name}_low", f"{ends or name}_high")
+    return dict(zip(columns, numbers, strict=True))
+
+
+def over_seeds(rows: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -> pd.DataFrame:
+    """One row per value of ``by``: n, and `estimate` of each column, without its nan."""
+    table = []
+    for key, seeds in rows.groupby([*by], sort=False):
+        row: dict[str, Any] = {**dict(zip(by, key, strict=True)), "n": len(seeds)}
+        for column in columns:
+            row |= estimate(seeds[column].dropna().to_list(), column)
+        table.append(row)
+    return pd.DataFrame(table)
+
+
+# -- text ------------------------------------------------------------------------------------
+
+
+def as_table(
+    rows: pd.DataFrame, columns: Mapping[str, Cell], texts: int = 1, ends: int = 0
+) -> Table:
+    """Rows as rounded text.
+
+    Args:
+        columns: what each cell below a heading shows.
+        texts, ends: how many columns from the left, and from the right, hold words.
+    """
+    lines = [[cell(row) for cell in columns.values()] for row in rows.to_dict("records")]
+    return Table(tuple(columns), lines, texts=texts, ends=ends)
+
+
+def word(column: str) -> Cell:
+    """The value as it is."""
+    return lambda row: str(row[column])
+
+
+def number(column: str, form: str) -> Cell:
+    """A rounded number; empty for nan."""
+    return lambda row: "" if math.isnan(row[column]) else f"{row[column]:{form}}"
+
+
+def p(column: str) -> Cell:
+    """A p value with two digits; empty for nan."""
+    return lambda row: p_text(row[column])
+
+
+def mean(column: str, form: str, ends: str = "", alike: str = "") -> Cell:
+    """A mean and its interval, "0.5 [0.3, 0.7]"; empty for nan.
+
+    Args:
+        ends: of the columns of the interval; default ``column``.
+        alike: in place of an interval that several equal values do not have.
+    """
+    low, high = f"{ends or column}_low", f"{ends or column}_high"
+
+    def text(row: Row) -> str:
+        if math.isnan(row[column]):
+            return ""
+        brackets = interval_text(row[low], row[high], form)
+        if not brackets and row["n"] > 1:
+            brackets = alike
+        return f"{row[column]:{form}} {brackets}".rstrip()
+
+    return text

@@ -1,0 +1,101 @@
+"""Paired comparisons: differences by seed to a table, corrected for their number, and to a forest.
+
+`compare` is one family of comparisons: p values are corrected over all its rows (Holm 1979).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from regimes.console.tables import Table
+from regimes.console.units import p_text
+from regimes.plotting import style
+from regimes.plotting.metrics import Metric
+from regimes.statistics import alike, holm, p_value
+
+from .estimates import Cell, estimate, mean
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+ALPHA = 0.05  # a comparison is marked where p after correction is below
+ALIKE = "[all alike]"  # several seeds with one difference say nothing about sampling
+
+
+def compare(differences: Mapping[tuple[str, str], Sequence[float]]) -> pd.DataFrame:
+    """One row per comparison: arm, control, n, mean difference, 95 % t interval, p, p_holm.
+
+    nan where there is no value; of p and interval also where all values are alike.
+
+    Args:
+        differences: (arm, control) -> arm minus control, by seed.
+    """
+    rows: list[dict[str, Any]] = []
+    for (arm, control), values in differences.items():
+        row = estimate(values, "difference", "ci")
+        if len(values) and alike(values):
+            row |= {"ci_low": math.nan, "ci_high": math.nan}
+        names = {"arm": arm, "control": control, "n": len(values)}
+        rows.append(names | row | {"p": p_value(values)})
+    columns = ["arm", "control", "n", "difference", "ci_low", "ci_high", "p"]
+    table = pd.DataFrame(rows, columns=columns)
+    return table.assign(p_holm=holm(table["p"].to_list()))
+
+
+def as_text(rows: pd.DataFrame, shown: Metric, against: str, missing: str) -> Table:
+    """`compare`, rounded.
+
+    Args:
+        against: heading of the controls.
+        missing: in place of a difference that could not be computed.
+    """
+    difference = difference_text(shown)
+    lines = [
+        (
+            row["arm"],
+            row["control"],
+            str(row["n"]),
+            difference(row) if row["n"] else missing,
+            p_text(row["p"]),
+            p_text(row["p_holm"]),
+        )
+        for row in rows.to_dict("records")
+    ]
+    heads = ("arm", against, "n", f"{shown.unit} [95 %]", "p", "p (Holm)")
+    return Table(heads, lines, texts=2)
+
+
+def difference_text(shown: Metric, alike: str = ALIKE) -> Cell:
+    """The difference of a row of `compare` with its interval."""
+    return mean("difference", f"+.{shown.digits}f", "ci", alike)
+
+
+def draw_forest(
+    ax: Axes, rows: pd.DataFrame, column: str, ends: str, filled: Sequence[bool]
+) -> None:
+    """One line per row, from the top: a value and its interval, about a dotted 0.
+
+    Args:
+        column: the value's, of ``rows``; its interval is in ``ENDS_low`` and ``ENDS_high``.
+        filled: which markers are.
+    """
+    ax.axvline(0, color="black", linewidth=0.8, linestyle=style.DOTTED)
+    numbers = rows[[column, f"{ends}_low", f"{ends}_high"]].to_numpy()
+    for place, ((value, low, high), full) in enumerate(zip(numbers, filled, strict=True)):
+        ax.errorbar(
+            value,
+            place,
+            xerr=np.nan_to_num([[value - low], [high - value]]),
+            marker="o",
+            color="black",
+            markersize=4,
+            markerfacecolor="black" if full else "white",
+            capsize=2,
+            elinewidth=0.9,
+        )
+    ax.set_ylim(len(rows) - 0.5, -0.5)

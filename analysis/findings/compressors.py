@@ -1,0 +1,64 @@
+"""Errors of compressors for what they send: numbers for templates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from ..tournament import error_per_float
+from .sources import number, records, row_of
+
+KEPT = (  # rows of the table
+    ("topk", "1"),
+    ("sign", "1"),
+    ("dct-topk", "3"),
+    ("powersgd", "1"),
+    ("acp-sgd", "2"),
+    ("acp-sgd, iterations 2", "1"),
+    ("topk", "3"),
+    ("powersgd", "2"),
+    ("acp-sgd", "4"),
+    ("acp-sgd, iterations 2", "2"),
+    ("powersgd", "4"),
+    ("topk", "10"),
+    ("quantise", "8"),
+)
+
+
+def _errors(source: str) -> pd.DataFrame:
+    return error_per_float.errors(records(source))
+
+
+@number
+def rivals_table() -> str:
+    """Errors of a step and of the sum, from few bytes to many."""
+    rows = _errors("smoke-rivals")
+    keys = zip(rows["compressor"], rows["level"], strict=True)
+    kept = rows[[key in KEPT for key in keys]]
+    return error_per_float.as_text(kept).markdown()
+
+
+@number
+def error(source: str, compressor: str, level: str) -> dict[str, float]:
+    """Of one: ``once`` (a step) and ``summed`` (all updates), floats and bytes of dense's."""
+    row = row_of(_errors(source), compressor=compressor, level=level)
+    return {key: float(row[key]) for key in ("once", "summed", "floats", "bytes")}
+
+
+@number
+def best_in_a_step(source: str, rank: int) -> list[Any]:
+    """Of the compressors that send what a rank sends: the best in a step, and how far the best of
+    them in the sum is from that rank, as a ratio."""
+    at = _errors(source).set_index(["compressor", "level"])
+    ours = ("powersgd", str(rank))
+    same = at[(at["floats"] / at["floats"][ours]).between(0.99, 1.01)]
+    return [*same["once"].idxmin(), float(same["summed"].max() / same["summed"][ours])]
+
+
+@number
+def best_below(source: str, share: float, column: str) -> str:
+    """The compressor with the smallest error below a share of dense's bytes."""
+    rows = _errors(source)
+    kept = rows[rows["bytes"] < share]
+    return str(kept.sort_values(column)["compressor"].iloc[0])

@@ -1,0 +1,102 @@
+"""What detectors call critical, and how far they agree: numbers for templates."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from regimes.replay.detect import bench
+
+from ..detection import agreement, unforced
+from ..detection.unforced import RELATIVE, Change
+from ..paper import figure3
+from .sources import number, records, row_of
+from .values import Interval, mean_of
+
+TOP, SIGNALS = unforced.REFERENCE, "detection-signals-smoke"
+
+
+def _change(how: str) -> Change:
+    return {"": RELATIVE, "absolute": Change(absolute=True), "3 epochs": Change(back=3)}[how]
+
+
+def _scores(source: str, how: str, schedule: str) -> dict[int, pd.DataFrame]:
+    runs = [run for run in records(source) if run.name == schedule]
+    return unforced.scored(runs, _change(how))
+
+
+@number
+def kappa(source: str, a: str, b: str, how: str = "", schedule: str = "signals") -> Interval:
+    """Agreement of two detectors beyond chance; ``how``: "absolute" changes, or over "3 epochs"."""
+    rows = unforced.pairs(_scores(source, how, schedule))
+    kept = rows[((rows["a"] == a) & (rows["b"] == b)) | ((rows["a"] == b) & (rows["b"] == a))]
+    return mean_of(kept["kappa"].to_list())
+
+
+@number
+def kappa_apart(source: str, name: str, how: str = "", schedule: str = "signals") -> float:
+    """A detector's agreement with the eigenvalue of runs of other seeds."""
+    return float(unforced.other_runs(_scores(source, how, schedule), TOP)["with"][name])
+
+
+@number
+def kappa_itself(source: str, name: str, schedule: str = "signals") -> float:
+    """A detector's agreement with its own calls in runs of other seeds."""
+    return float(unforced.other_runs(_scores(source, "", schedule), TOP)["itself"][name])
+
+
+@number
+def instrument_cost(source: str, name: str) -> float:
+    """Share of the training time."""
+    return float(unforced.costs(records(source))[name])
+
+
+@number
+def agreement_table() -> str:
+    """Every detector beside the eigenvalue."""
+    runs = records(SIGNALS)
+    tables = unforced.scored(runs)
+    rows, others = unforced.over_seeds(unforced.pairs(tables)), unforced.other_runs(tables, TOP)
+    return agreement.as_text(rows, others, unforced.costs(runs), TOP).markdown()
+
+
+@number
+def calls_of(source: str) -> list[int]:
+    """How many epochs each detector calls, and of how many."""
+    called = unforced.calls(unforced.scores(records(source)[0]))
+    return [int(called["norm"].sum()), len(called)]
+
+
+@number
+def called_before(source: str, name: str, epoch: int) -> float:
+    """Share of a detector's calls that lie before an epoch."""
+    called = pd.concat(map(unforced.calls, unforced.scored(records(source)).values()))
+    return float(called.loc[called.index < epoch, name].sum() / called[name].sum())
+
+
+# -- by the paper's rules --------------------------------------------------------------------
+
+
+@number
+def rule_kappa(a: str, b: str, granularity: str = "epoch") -> dict[str, float]:
+    """Kappa of two of the paper's rules on `small-signals`: mean, half its interval, extremes."""
+    pairs = bench([run for run in records("small-signals") if run.name == "low"]).pairs
+    kept = pairs[(pairs["a"] == a) & (pairs["b"] == b) & (pairs["granularity"] == granularity)]
+    values = kept["kappa"].to_list()
+    found = mean_of(values)
+    half = found.mean - found.low
+    return {"value": found.mean, "half": half, "least": min(values), "most": max(values)}
+
+
+@number
+def rule_cost(name: str) -> float:
+    """Share of the training time."""
+    detectors = bench([run for run in records("small-signals") if run.name == "low"]).detectors
+    return float(detectors[detectors["detector"] == name]["share_of_training"].mean())
+
+
+@number
+def rule_agreement(source: str, a: str, b: str) -> Interval:
+    """Kappa of two columns of Figure 3, with an interval of 3 epochs and eta 0.5."""
+    _, rows = figure3.agreement([*records(source)], 3, 0.5)
+    row = row_of(rows, a=a, b=b)
+    return Interval(row["kappa"], row["kappa_low"], row["kappa_high"])

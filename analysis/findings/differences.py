@@ -1,0 +1,224 @@
+"""Schedules compared, the paper's claims, runs that collapsed: numbers for templates."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pandas as pd
+
+from regimes.records import find, opened, share_of_low
+from regimes.statistics import holm
+
+from ..claims import claims
+from ..claims.effects import minus
+from ..common import compare
+from ..rates import collapse
+from .sources import REFERENCE, note, number, pooled, records, row_of, trials
+from .values import Interval, mean_of
+
+# -- schedules -------------------------------------------------------------------------------
+
+
+@number
+def effect(source: str, a: str, b: str) -> Interval:
+    """The metric of ``a`` minus that of ``b``, paired over seeds, in the unit that is shown."""
+    return mean_of(minus(a, b)(pooled(source, a, b)))
+
+
+@number
+def family(source: str, *pairs: str) -> dict[str, Interval]:
+    """Effects "a - b", with Holm's correction over all that are named."""
+    effects = {pair: effect(source, *pair.split(" - ")) for pair in pairs}
+    corrected = holm([found.p for found in effects.values()])
+    return {
+        pair: Interval(found.mean, found.low, found.high, found.n, found.p, p)
+        for (pair, found), p in zip(effects.items(), corrected, strict=True)
+    }
+
+
+@number
+def reached(source: str, arm: str) -> dict[str, float]:
+    """The metric of a schedule as it is shown: mean, sd over seeds, n, and floats of low's."""
+    table, _ = compare.table(records(source), ())
+    row = row_of(table, schedule=arm)
+    return {
+        "value": float(row[str(table.columns[2])]),
+        "sd": float(row["sd"]),
+        "n": int(row["n"]),
+        "of_low": float(row["of_low"]),
+    }
+
+
+@number
+def of_low(source: str, arm: str) -> float:
+    """Floats as a share of those of low compression throughout, mean over seeds."""
+    runs = [run for run in records(source) if run.name == arm]
+    return fmean(share_of_low(run.header, run.rows) or 0.0 for run in runs)
+
+
+@number
+def seeds(source: str) -> list[int]:
+    """The first and the last seed."""
+    every = [run.seed for run in records(source)]
+    return [min(every), max(every)]
+
+
+@number
+def run_count(source: str) -> int:
+    """Runs of an archive."""
+    with opened(note(f"{source}.tar.xz")) as folder:
+        return len(find(folder))
+
+
+@number
+def all_run_count() -> int:
+    """Runs of all committed archives."""
+    return sum(run_count(path.name.removesuffix(".tar.xz")) for path in archives())
+
+
+def archives() -> list[Path]:
+    return sorted(REFERENCE.glob("*.tar.xz"))
+
+
+@number
+def trial(source: str, schedule: str, rate: float) -> dict[str, float]:
+    """A trial's score on held-out data, as recorded: mean and sd over its seeds."""
+    (row,) = (row for row in trials(source) if row["schedule"] == schedule and row["rate"] == rate)
+    return {"value": fmean(row["scores"]), "sd": stdev(row["scores"])}
+
+
+@number
+def chosen_rate(source: str, arm: str) -> float:
+    """The learning rate of an arm's runs."""
+    (rate,) = {float(run.config["optimizer"]["lr"]) for run in records(source) if run.name == arm}
+    return rate
+
+
+@number
+def last_train_loss(source: str, arm: str) -> float:
+    """Training loss of the last three epochs, mean over runs."""
+    runs = [run for run in records(source) if run.name == arm]
+    return fmean(run.epochs["train_loss"].tail(3).mean() for run in runs)
+
+
+@number
+def last_values(source: str, arm: str) -> list[float]:
+    """The metric of each run's last three units, as recorded, in ascending order."""
+    runs = [run for run in records(source) if run.name == arm]
+    return sorted(float(run.epochs["metric"].tail(3).mean()) for run in runs)
+
+
+@number
+def last_value(source: str, arm: str) -> Interval:
+    """Their mean."""
+    return mean_of(last_values(source, arm))
+
+
+@number
+def value_in_epoch(source: str, arm: str, epoch: int) -> float:
+    """The metric in one epoch, as recorded, mean over runs."""
+    return fmean(float(run.epochs["metric"][epoch]) for run in records(source) if run.name == arm)
+
+
+# -- the same runs, made again ---------------------------------------------------------------
+
+
+def _ends(source: str) -> dict[tuple[str, int], float]:
+    return {
+        (run.name, run.seed): 100 * float(run.epochs["metric"].tail(3).mean())
+        for run in records(source)
+    }
+
+
+@number
+def same_bits(before: str, again: str) -> int:
+    """How many runs of two archives end in the same number."""
+    old, new = _ends(before), _ends(again)
+    return sum(old[key] == new[key] for key in old)
+
+
+@number
+def largest_shift(before: str, again: str) -> dict[str, Any]:
+    """The schedule whose mean moved most, and by how much."""
+    old, new = _ends(before), _ends(again)
+    moved = {
+        name: mean_of([new[key] - old[key] for key in old if key[0] == name])
+        for name in {name for name, _ in old}
+    }
+    name = max(moved, key=lambda key: abs(moved[key].mean))
+    return {"schedule": name, "by": moved[name]}
+
+
+# -- claims ----------------------------------------------------------------------------------
+
+
+@functools.cache
+def _judged() -> pd.DataFrame:
+    return claims.judge(REFERENCE)
+
+
+def judged() -> pd.DataFrame:
+    """Every claim with its verdict."""
+    for claim in (*claims.PAPER, *claims.QUESTIONS):
+        for source in claim.sources:
+            note(f"{source}.tar.xz")
+    return _judged()
+
+
+def _of_paper(rows: pd.DataFrame) -> pd.Series:
+    return rows["item"].isin({claim.item for claim in claims.PAPER})
+
+
+@number
+def paper_table() -> str:
+    """The paper's claims, in Markdown."""
+    rows = judged()
+    return claims.as_text(rows[_of_paper(rows)]).markdown()
+
+
+@number
+def claim_counts() -> dict[str, int]:
+    """The paper's claims by outcome, at shared and at own rates, and how many others there are."""
+    rows = judged()
+    paper = rows[_of_paper(rows)]
+    tuned = paper["item"].str.contains("own rates") | paper["claim"].str.contains("of its own")
+    counts: dict[str, int] = {"others": len(rows) - len(paper), "paper": len(paper)}
+    for name, kept in (("shared", paper[~tuned]), ("own", paper[tuned])):
+        for outcome in ("supported", "contradicted", "open"):
+            counts[f"{name}_{outcome}"] = int((kept["outcome"] == outcome).sum())
+    return counts
+
+
+@number
+def claim(item: str, words: str) -> Interval:
+    """The effect of the one claim of an item whose sentence has these words."""
+    rows = judged()
+    (row,) = rows[(rows["item"] == item) & rows["claim"].str.contains(words, regex=False)].to_dict(
+        "records"
+    )
+    ends = row["mean"], row["ci_low"], row["ci_high"]
+    return Interval(*ends, n=int(row["n"]), p=row["p"], p_holm=row["p_holm"])
+
+
+@number
+def outcome(item: str, words: str) -> str:
+    """Supported, contradicted or open."""
+    rows = judged()
+    (row,) = rows[(rows["item"] == item) & rows["claim"].str.contains(words, regex=False)].to_dict(
+        "records"
+    )
+    return str(row["outcome"])
+
+
+# -- collapsed runs --------------------------------------------------------------------------
+
+
+@number
+def collapsed(source: str, schedule: str) -> dict[str, Any]:
+    """How many runs end nearer to guessing than to the others (`analysis.collapse`)."""
+    row = row_of(collapse.table(collapse.entries(records(source))), schedule=schedule)
+    share = Interval(row["share"], row["share_low"], row["share_high"], n=int(row["n"]))
+    return {"count": int(row["collapsed"]), "share": share, "others": float(row["accuracy"])}

@@ -1,0 +1,90 @@
+"""Ranks that fall with the learning rate, and local steps: numbers for templates."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from statistics import fmean
+
+import numpy as np
+import pandas as pd
+
+from .sources import entries, number, records
+from .values import Interval, mean_of
+
+STATIC = ["rank 1", "rank 2", "rank 3"]
+
+
+def _wide(source: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Bits and the logarithm of floats, a row per seed and a column per arm."""
+    each, shown = entries(source)
+    values, floats = (
+        each.pivot(index="seed", columns="name", values=x) for x in (shown.name, "floats")
+    )
+    return values, floats.map(math.log)
+
+
+@number
+def of_a_parabola(source: str, arm: str) -> Interval:
+    """Minus what a parabola through ranks 1, 2 and 3 has at the arm's floats."""
+    values, logs = _wide(source)
+
+    def at_its_floats(seed: int) -> float:
+        x, y = logs.loc[seed, STATIC].to_numpy(float), values.loc[seed, STATIC].to_numpy(float)
+        return float(np.polyval(np.polyfit(x, y, 2), float(logs[arm][seed])))
+
+    return mean_of([float(values.loc[seed, arm]) - at_its_floats(seed) for seed in values.index])
+
+
+@number
+def rank_2_of_a_line(source: str) -> Interval:
+    """Rank 2 minus the straight line through ranks 1 and 3."""
+    values, logs = _wide(source)
+    share = (logs["rank 2"] - logs["rank 1"]) / (logs["rank 3"] - logs["rank 1"])
+    line = values["rank 1"] + share * (values["rank 3"] - values["rank 1"])
+    return mean_of((values["rank 2"] - line).to_list())
+
+
+@number
+def changed_difference(constant: str, falling: str) -> Interval:
+    """(early - late) at a constant rate, minus (rate 2-1 - late) where the rate falls."""
+    still, falls = _wide(constant)[0], _wide(falling)[0]
+    both = (still["early 2-1"] - still["late 2-1"]) - (falls["rate 2-1"] - falls["late 2-1"])
+    return mean_of(both.dropna().to_list())
+
+
+@number
+def highest_without(source: str, seed: int, *arms: str) -> float:
+    """The worst run of some arms, without one seed."""
+    return float(_wide(source)[0].drop(seed)[[*arms]].max().max())
+
+
+@number
+def mean_ranks(source: str, arm: str) -> list[float]:
+    """The mean rank over compressed layers and seeds, unit by unit."""
+    each = []
+    for run in records(source):
+        if run.name == arm:
+            rows = run.layers[run.layers["level"] != "dense"]
+            each.append(rows["level"].str[1:].astype(int).groupby(rows["epoch"]).mean())
+    return [float(x) for x in pd.concat(each, axis=1).mean(axis=1)]
+
+
+@number
+def changes_of_rank(source: str, arm: str) -> int:
+    return sum(a != b for a, b in itertools.pairwise(mean_ranks(source, arm)))
+
+
+@number
+def mean_rank(source: str, arm: str, first: int, stop: int) -> float:
+    """Over units ``first`` to ``stop`` - 1."""
+    return fmean(mean_ranks(source, arm)[first:stop])
+
+
+@number
+def synchronisations(source: str, arm: str) -> int:
+    """Of a run of an arm; the same for every seed."""
+    (count,) = {
+        sum(row["sync"]["rounds"] for row in run.rows) for run in records(source) if run.name == arm
+    }
+    return int(count)

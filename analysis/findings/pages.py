@@ -1,0 +1,115 @@
+"""Templates to pages: ``templates/NAME.md.jinja`` becomes ``docs/findings/NAME.md``."""
+
+from __future__ import annotations
+
+import functools
+import re
+import textwrap
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+
+import jinja2
+
+from .claims import FILTERS, ClaimError, check
+from .sources import ROOT
+from .store import Store
+
+TEMPLATES = Path(__file__).with_name("templates")
+DOCS = ROOT / "docs"
+NUMBERS_FILE = DOCS / "findings" / "numbers.json"
+WIDTH = 112
+BLOCK = re.compile(r"^```.*?^```$|(?:^[^\n]*\S[^\n]*(?:\n|\Z))+", re.DOTALL | re.MULTILINE)
+TOGETHER = re.compile(
+    r"[+-]?[\d.]+ \[[^\]]+\]|\bn = \d+|\d [%±] ?\d*"
+)  # not parted at a line's end
+SUMMARY = "findings"  # the page above the others
+
+
+def names() -> list[str]:
+    """Of all pages."""
+    return sorted(path.name.removesuffix(".md.jinja") for path in TEMPLATES.glob("[a-z]*.jinja"))
+
+
+def place(name: str) -> Path:
+    """Where a page is written."""
+    return DOCS / "findings.md" if name == SUMMARY else DOCS / "findings" / f"{name}.md"
+
+
+def render(name: str, store: Store) -> str:
+    """The Markdown of a page.
+
+    Raises:
+        ClaimError: a sentence says what its number does not.
+        Missing: a number would have to be computed, and the store may not.
+    """
+    return wrapped(_environment(store).get_template(f"{name}.md.jinja").render())
+
+
+def wrapped(text: str) -> str:
+    """Paragraphs and list items filled to `WIDTH` letters, one empty line between blocks; tables,
+    headings, pictures and blocks of code as they are."""
+    return "\n\n".join(_filled(block.rstrip("\n")) for block in BLOCK.findall(text)) + "\n"
+
+
+def _filled(block: str) -> str:
+    if block.startswith("```"):
+        return block
+    if re.match(r"[|#!<]", block):
+        return "\n".join(line.rstrip() for line in block.split("\n") if line.strip())
+    items = re.split(r"\n(?=- )", block)
+    filled = "\n".join(
+        textwrap.fill(
+            TOGETHER.sub(lambda found: found[0].replace(" ", "\0"), " ".join(item.split())),
+            WIDTH,
+            subsequent_indent="  " if item.startswith("- ") else "",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for item in items
+    )
+    return filled.replace("\0", " ")
+
+
+def _environment(store: Store) -> jinja2.Environment:
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # Markdown
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    made.filters.update(FILTERS)
+    made.globals["check"] = check
+    made.globals.update({key: functools.partial(store.get, key) for key in store.functions})
+    return made
+
+
+def write(store: Store, chosen: Iterable[str] | None = None) -> list[Path]:
+    """Writes the pages that differ from their files, and the numbers of all; returns the paths.
+
+    Raises:
+        ClaimError: of all sentences that their numbers do not bear out, a line each. The numbers
+            and the other pages are written.
+    """
+    texts, failed = {}, []
+    for name in chosen or names():
+        try:
+            texts[place(name)] = render(name, store)
+        except ClaimError as error:
+            failed.append(f"{name}.md.jinja:{_line(error)}: {error}")
+    texts[NUMBERS_FILE] = store.text(unused=bool(failed))
+    NUMBERS_FILE.parent.mkdir(exist_ok=True)
+    changed = [p for p, text in texts.items() if not p.exists() or p.read_text("utf-8") != text]
+    for path in changed:
+        path.write_text(texts[path], encoding="utf-8")
+    if failed:
+        raise ClaimError("\n".join(failed))
+    return changed
+
+
+def _line(error: Exception) -> int:
+    """Of the template: jinja puts it into the traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((f.lineno or 0 for f in reversed(frames) if f.filename.endswith(".jinja")), 0)

@@ -1,0 +1,313 @@
+"""Usable learning rates, the edge of stability, the deep linear network: numbers for templates."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pandas as pd
+
+from regimes.plotting.metrics import named
+from regimes.statistics import holm
+
+from ..detection import deep_linear
+from ..grids.names import LATE
+from ..rates import edge, narrowing, quadratic, usable
+from .sources import number, records, row_of
+from .values import Interval, mean_of, of_ratios
+
+# -- usable rates ----------------------------------------------------------------------------
+
+
+@functools.cache
+def _usable(source: str, metric: str) -> pd.DataFrame:
+    runs = [run for name in source.split(" + ") for run in records(name)]
+    return usable.entries(runs, named(metric))
+
+
+def usable_runs(source: str, metric: str = "accuracy") -> pd.DataFrame:
+    """One row per run: arm, rate, seed, metric and training loss."""
+    for name in source.split(" + "):
+        records(name)
+    return _usable(source, metric)
+
+
+def _table(source: str, metric: str) -> pd.DataFrame:
+    usable_runs(source, metric)  # notes what is read
+    return _cached_table(source, metric)
+
+
+@functools.cache
+def _cached_table(source: str, metric: str) -> pd.DataFrame:
+    return usable.table(_usable(source, metric), named(metric))
+
+
+@number
+def rates_table(source: str, metric: str = "accuracy") -> str:
+    """The range of usable rates of each arm, by the arm's own best."""
+    return next(iter(usable.as_text(_table(source, metric)).values())).markdown()
+
+
+@number
+def low_pass_table() -> str:
+    """The same of rank 1 and of the low-passes."""
+    rows = _table("rates + rates-low-pass", "accuracy")
+    arms = [f"{arm}{m}" for m in ("", ", momentum 0") for arm in ("dense", "rank 1", *LATE)]
+    kept = rows[rows["arm"].isin(arms)].set_index("arm").loc[arms].reset_index()
+    return next(iter(usable.as_text(kept).values())).markdown()
+
+
+@number
+def range_of(source: str, arm: str, rule: int = 0, metric: str = "accuracy") -> dict[str, Any]:
+    """Where an arm's range ends, by the n-th rule, and that of dense's; n, and its best rate."""
+    rows = _table(source, metric)
+    row = row_of(rows, rule=rows["rule"].unique()[rule], arm=arm)
+    ends = row["of_dense"], row["of_dense_low"], row["of_dense_high"]
+    n = int(row["n"])
+    return {"of_dense": Interval(*ends, n=n), "end": row["largest"], "n": n, "best": row["best"]}
+
+
+@number
+def best_train_loss(source: str, arm: str, metric: str = "accuracy") -> float:
+    """The mean training loss at the rate that is best for it."""
+    return float(_losses(source, "train_loss", metric)[arm].min())
+
+
+@number
+def rate_of_best_loss(source: str, arm: str) -> float:
+    return float(_losses(source, "train_loss", "accuracy")[arm].idxmin())
+
+
+def _losses(source: str, column: str, metric: str) -> pd.Series:
+    return usable_runs(source, metric).groupby(["arm", "rate"])[column].mean()
+
+
+@number
+def smallest_rate(source: str, arm: str) -> float:
+    return float(_losses(source, "train_loss", "accuracy")[arm].index.min())
+
+
+@number
+def bits_at(source: str, arm: str, rate: float) -> float:
+    """Mean bits per byte at a rate; 0: at the best one."""
+    means = _losses(source, "bits per byte", "bits per byte")[arm]
+    return float(means[rate] if rate else means.min())
+
+
+@number
+def better_seeds(source: str, arm: str, rate: float, other: float) -> int:
+    """Seeds that have fewer bits at one rate than at the other."""
+    each = usable_runs(source, "bits per byte")
+    wide = each[each["arm"] == arm].pivot(index="seed", columns="rate", values="bits per byte")
+    return int((wide[rate] < wide[other]).sum())
+
+
+@number
+def endless(source: str, arm: str, metric: str) -> int:
+    """Seeds whose range does not end within the list, by the arm's own best."""
+    found = usable.ends(usable_runs(source, metric), named(metric))
+    kept = found[(found["arm"] == arm) & (found["rule"] == found["rule"].unique()[0])]
+    return int(np.isinf(kept["largest"]).sum())
+
+
+@number
+def end_of_rank(rank: int, rule: int = 0, points: float = 5.0) -> Interval:
+    """The end of a rank's range over that of its low-pass, by the n-th rule."""
+    each = usable_runs("rates + rates-low-pass")
+    with mock.patch.dict(usable.TOLERANCE, accuracy=points):
+        found = usable.ends(each, named("accuracy"))
+    kept = found[found["rule"] == found["rule"].unique()[rule]]
+    wide = kept.pivot(index="seed", columns="arm", values="largest")
+    return of_ratios(np.log(wide[f"rank {rank}"] / wide[f"low-pass as rank {rank}"]).to_list())
+
+
+@number
+def loss_of_lateness(rank: int) -> Interval:
+    """Training loss of a low-pass minus that of its rank, each at the rate best for its loss."""
+    each = usable_runs("rates + rates-low-pass")
+    means = each.groupby(["arm", "rate"])["train_loss"].mean()
+    at = each.set_index(["arm", "rate", "seed"])["train_loss"]
+    late, ours = (
+        at[arm][means[arm].idxmin()] for arm in (f"low-pass as rank {rank}", f"rank {rank}")
+    )
+    return mean_of((late - ours).to_list())
+
+
+# -- early or late ---------------------------------------------------------------------------
+
+
+def _when() -> pd.DataFrame:
+    records("rates-when")
+    return _cached_when()
+
+
+@functools.cache
+def _cached_when() -> pd.DataFrame:
+    return narrowing.losses(records("rates-when"))
+
+
+@number
+def when_table() -> str:
+    """Usable rates of six epochs at rank 1, early, in the middle and late."""
+    return narrowing.as_text(narrowing.table(_when())).markdown()
+
+
+@number
+def when(nats: float, epochs: str) -> Interval:
+    """A row of it: rank 1's end of dense's; p is of a ratio as in the last window."""
+    rows = narrowing.table(_when())
+    row = row_of(rows, limit=nats, window=f"epochs {epochs}")
+    ends = row["ratio"], row["ratio_low"], row["ratio_high"]
+    return Interval(*ends, n=int(row["n"]), p=row["p"])
+
+
+@number
+def loss_ratio(epochs: str, of: str = "") -> Interval:
+    """Rank 1's loss over dense's in a window, rates up to 0.1; or that, over another window's."""
+    each = _when()
+    slow = each[each["rate"] <= 0.1]
+    ratios = (slow["loss"] / slow["dense"]).map(math.log)
+    logs = ratios.groupby([slow["window"], slow["seed"]]).mean()
+    values = logs[f"epochs {epochs}"]
+    return of_ratios((values - logs[f"epochs {of}"] if of else values).to_list())
+
+
+@number
+def early_gap(rate: float, minus: float = 0.0) -> Interval:
+    """How far rank 1 is behind dense after epochs 2-7, in nats; or that, minus another rate's."""
+    each = _when()
+    at = each[each["window"] == "epochs 2-7"]
+    gaps = (at["loss"] - at["dense"]).groupby([at["rate"], at["seed"]]).mean().unstack()
+    rows = gaps.T
+    return mean_of((rows[rate] - rows[minus] if minus else rows[rate]).to_list())
+
+
+@number
+def least_early_gap(most: float) -> float:
+    """The smallest of them over rates up to ``most``."""
+    each = _when()
+    at = each[(each["window"] == "epochs 2-7") & (each["rate"] <= most)]
+    return float((at["loss"] - at["dense"]).groupby(at["rate"]).mean().min())
+
+
+# -- the edge of stability -------------------------------------------------------------------
+
+
+def _edge() -> pd.DataFrame:
+    runs = records("rates-edge")
+    return edge.table(edge.products(runs), runs[0].config["optimizer"]["warmup_epochs"])
+
+
+@number
+def edge_table() -> str:
+    return edge.as_text(_edge()).markdown()
+
+
+@number
+def product(rate: float, arm: str) -> Interval:
+    """The top eigenvalue times the rate."""
+    row = row_of(_edge(), rate=rate, arm=arm)
+    return Interval(row["product"], row["low"], row["high"], n=int(row["n"]))
+
+
+@number
+def edge_of(momentum: float) -> float:
+    return edge.edge(momentum)
+
+
+# -- a quadratic -----------------------------------------------------------------------------
+
+
+@functools.cache
+def _quadratic() -> pd.DataFrame:
+    every = pd.concat([quadratic.lines(), quadratic.points()], ignore_index=True)
+    return every.assign(of_dense=quadratic.of_dense(every))
+
+
+@number
+def quadratic_table() -> str:
+    """The largest stable rates; without dense's rows."""
+    lines = quadratic.as_text(_quadratic()).markdown().splitlines()
+    return "\n".join(line for line in lines if line.split("|")[3].strip() != "dense")
+
+
+# -- a deep linear network -------------------------------------------------------------------
+
+
+def _harms() -> pd.DataFrame:
+    return deep_linear.harms(records("deep-linear"))
+
+
+@number
+def deep_linear_table() -> str:
+    return deep_linear.as_text(_harms(), pd.DataFrame(columns=["detector"]))[0].markdown()
+
+
+@number
+def harm(first: int, stop: int) -> Interval:
+    """The final error after a deficit, of that without one after as many right steps."""
+    row = row_of(_harms(), first=first, stop=stop)
+    return Interval(row["harm"], row["ci_low"], row["ci_high"], n=int(row["n"]))
+
+
+@number
+def harm_of_earliest(first: int, stop: int) -> Interval:
+    """The same, over that of the earliest deficit of its length; corrected over all such."""
+    row = row_of(_harms(), first=first, stop=stop)
+    ends = row["later"], row["later_low"], row["later_high"]
+    return Interval(*ends, n=int(row["n"]), p=row["p"], p_holm=row["p_holm"])
+
+
+@number
+def harms_tested() -> dict[str, int]:
+    """How many late deficits are held against an early one, and how many survive correction."""
+    known = _harms()["p_holm"].dropna()
+    return {"tested": len(known), "significant": int((known < 0.05).sum())}
+
+
+@number
+def harms_grow_with_onset() -> bool:
+    """In each length, does the error grow with the step at which the deficit begins?"""
+    lengths = deep_linear.by_length(_harms()).values()
+    return all(bool(rows["harm"].is_monotonic_increasing) for rows in lengths)
+
+
+def _late_after_the_deficit() -> dict[tuple[int, int], Interval]:
+    """(first, stop) of late deficits -> their final error over that of the earliest of that length,
+    each held against a training without deficit on as many steps as follow the deficit."""
+    runs = records("deep-linear")
+    name = deep_linear.NONE
+    without = {
+        run.seed: run.epochs["metric"].head(60).tail(3).mean() for run in runs if run.name == name
+    }
+    logs: dict[tuple[int, int], dict[int, float]] = {}
+    for run in (run for run in runs if run.name != name):
+        ((first, stop),) = run.config["deficit"]["windows"]
+        error = run.epochs["metric"].tail(3).mean() / without[run.seed]
+        logs.setdefault((first, stop), {})[run.seed] = math.log(error)
+    late = {
+        (first, stop): of_ratios([x - logs[0, stop - first][seed] for seed, x in each.items()])
+        for (first, stop), each in logs.items()
+        if first
+    }
+    corrected = holm([found.p for found in late.values()])
+    return {
+        window: dataclasses.replace(found, p_holm=p)
+        for (window, found), p in zip(late.items(), corrected, strict=True)
+    }
+
+
+@number
+def harm_after_the_deficit(first: int, stop: int) -> Interval:
+    """A late deficit over the earliest of its length, by the steps that follow the deficit."""
+    return _late_after_the_deficit()[first, stop]
+
+
+@number
+def early_worse_after_the_deficit() -> int:
+    """Of those, how many say that early is worse."""
+    return sum(found.high < 1 for found in _late_after_the_deficit().values())

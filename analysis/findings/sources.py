@@ -1,0 +1,130 @@
+"""What the numbers are computed from: archives and trials of ``data/reference``, read once.
+
+Every read is noted, so that a number's archives are known (`reading`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pandas as pd
+
+from regimes.plotting import groups
+from regimes.plotting.metrics import Metric
+from regimes.records import Record, load_all
+
+from ..claims import pools
+from ..tournament import tournament
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "data" / "reference"
+Number = Callable[..., Any]
+
+_reads: list[set[str]] = []  # names of files, one set for each number under way
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[set[str]]:
+    """Collects the files that are read inside."""
+    files: set[str] = set()
+    _reads.append(files)
+    try:
+        yield files
+    finally:
+        _reads.pop()
+        if _reads:
+            _reads[-1].update(files)
+
+
+def note(name: str) -> Path:
+    """The path of a file in ``data/reference`` that is about to be read."""
+    if _reads:
+        _reads[-1].add(name)
+    return REFERENCE / name
+
+
+@functools.cache
+def digest(name: str) -> str:
+    """The first 16 hexadecimal digits of a file's SHA-256; empty where there is none."""
+    path = REFERENCE / name
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.exists() else ""
+
+
+# -- reading ---------------------------------------------------------------------------------
+
+
+def records(source: str) -> tuple[Record, ...]:
+    """The runs of ``SOURCE.tar.xz``."""
+    note(f"{source}.tar.xz")
+    return _records(source)
+
+
+@functools.cache
+def _records(source: str) -> tuple[Record, ...]:
+    return tuple(load_all(REFERENCE / f"{source}.tar.xz"))
+
+
+def pooled(source: str, *schedules: str) -> tuple[Record, ...]:
+    """The runs of one source, or of several whose names are joined by " + " (`analysis.pools`)."""
+    blocks = {name: records(name) for name in source.split(" + ")}
+    return tuple(pools.pool(blocks, schedules)) if len(blocks) > 1 else records(source)
+
+
+def entries(source: str) -> tuple[pd.DataFrame, Metric]:
+    """One row per run of a tournament, and the metric that is shown."""
+    note(f"{source}.tar.xz")
+    return _entries(source)
+
+
+@functools.cache
+def _entries(source: str) -> tuple[pd.DataFrame, Metric]:
+    return tournament.entries(_records(source)), groups.tested_by(_records(source)[0])
+
+
+def trials(source: str) -> list[dict[str, Any]]:
+    """The trials that chose learning rates; ``rate`` is that of each."""
+    path = note(f"{source}-tune.json")
+    rows = json.loads(path.read_text(encoding="utf-8"))["trials"]
+    return [{**row, "rate": float(row["values"].rpartition("=")[2])} for row in rows]
+
+
+def row_of(rows: pd.DataFrame, **values: Any) -> dict[str, Any]:
+    """The only row with these values."""
+    kept = rows
+    for column, value in values.items():
+        kept = kept[kept[column] == value]
+    (row,) = kept.to_dict("records")
+    return {str(key): cell for key, cell in row.items()}
+
+
+# -- what templates may call -----------------------------------------------------------------
+
+
+def number(function: Number) -> Number:
+    """Marks a function of records as one that templates call."""
+    function.is_number = True  # type: ignore[attr-defined]
+    return function
+
+
+def number_functions(*modules: ModuleType) -> dict[str, Number]:
+    """The marked functions, by name.
+
+    Raises:
+        ValueError: two have one name.
+    """
+    named: dict[str, Number] = {}
+    for module in modules:
+        for name, function in inspect.getmembers(module, inspect.isfunction):
+            if getattr(function, "is_number", False) and function.__module__ == module.__name__:
+                if name in named:
+                    raise ValueError(f"two numbers are called {name}")
+                named[name] = function
+    return named

@@ -1,0 +1,259 @@
+"""Arms at their own learning rates, compared at the same floats: numbers for templates."""
+
+from __future__ import annotations
+
+import functools
+from statistics import fmean
+from typing import Any
+
+import pandas as pd
+
+from ..tournament import events, tournament
+from ..tournament.equal_floats import comparisons, moments
+from .differences import effect
+from .sources import entries, note, number, records, row_of, trials
+from .values import Interval, mean_of
+
+FASTER, MIDDLE, SLOWER = tournament.NETWORKS
+
+# -- one arm ---------------------------------------------------------------------------------
+
+
+@functools.cache
+def _arms(source: str) -> pd.DataFrame:
+    return tournament.table(*entries(source)).set_index("arm")
+
+
+def arms(source: str) -> pd.DataFrame:
+    note(f"{source}.tar.xz")
+    return _arms(source)
+
+
+@number
+def arms_table(source: str) -> str:
+    """Every arm from few floats to many: rate, n, metric, floats and bytes of dense's."""
+    rows = arms(source).reset_index()
+    return tournament.arms_as_text(rows, entries(source)[1]).markdown()
+
+
+@number
+def arm(source: str, name: str) -> dict[str, Any]:
+    """One of them, with predicted seconds on a fast, a middle and a slow network."""
+    row, shown = row_of(arms(source).reset_index(), arm=name), entries(source)[1]
+    found = {key: float(row[key]) for key in ("rate", "floats", "bytes")}
+    return {
+        **found,
+        "value": Interval(row[shown.name], row["ci_low"], row["ci_high"], n=int(row["n"])),
+        "of_dense": float(row["floats_of_dense"]),
+        "bytes_of_dense": float(row["bytes_of_dense"]),
+        "beside": float(row["bytes_of_dense"] - row["floats_of_dense"]),
+        "seconds": [float(row[network]) for network in tournament.NETWORKS],
+    }
+
+
+@number
+def extreme_arm(source: str, network: int, slowest: bool = False) -> str:
+    """The fastest arm, or the slowest, on the n-th network."""
+    seconds = arms(source)[tournament.NETWORKS[network]]
+    return str(seconds.idxmax() if slowest else seconds.idxmin())
+
+
+@number
+def arm_count(source: str) -> int:
+    return len(arms(source))
+
+
+@number
+def floats_ratio(source: str, a: str, b: str) -> float:
+    """Floats of ``a``, of those of ``b``."""
+    return float(arms(source)["floats"][a] / arms(source)["floats"][b])
+
+
+@number
+def identical(source: str, a: str, b: str) -> bool:
+    """Do two arms end in the same numbers for every seed?"""
+    each, shown = entries(source)
+    wide = each.pivot(index="seed", columns="name", values=shown.name)
+    return bool((wide[a] == wide[b]).all())
+
+
+@number
+def seed_value(source: str, name: str, seed: int) -> float:
+    """The metric of one run."""
+    each, shown = entries(source)
+    return float(each.set_index(["name", "seed"])[shown.name][name, seed])
+
+
+@number
+def mean_at_rates(source: str, low: float, high: float) -> dict[str, float]:
+    """The arms that chose rates in a range: how many, and the mean of their metrics."""
+    rows, shown = arms(source), entries(source)[1]
+    kept = rows[rows["rate"].between(low, high)]
+    return {"arms": len(kept), "value": float(kept[shown.name].mean())}
+
+
+# -- against controls ------------------------------------------------------------------------
+
+
+@functools.cache
+def _comparisons(source: str) -> pd.DataFrame:
+    return comparisons(*entries(source))
+
+
+@functools.cache
+def _moments(source: str) -> pd.DataFrame:
+    return moments(*entries(source))
+
+
+def _pairs(source: str, moment: bool = False) -> pd.DataFrame:
+    note(f"{source}.tar.xz")
+    return _moments(source) if moment else _comparisons(source)
+
+
+def interval_of(row: Any) -> Interval:
+    ends = row["difference"], row["ci_low"], row["ci_high"]
+    return Interval(*ends, n=int(row["n"]), p=row["p"], p_holm=row["p_holm"])
+
+
+def _row(rows: pd.DataFrame, name: str, control: str) -> Interval:
+    return interval_of(row_of(rows, arm=name, control=control))
+
+
+@number
+def held(source: str, name: str, control: str) -> Interval:
+    """An arm minus what controls of one kind reach at its floats (`analysis.equal_floats`)."""
+    return _row(_pairs(source), name, control)
+
+
+@number
+def moment(source: str, name: str, control: str) -> Interval:
+    """The same of two kinds of controls: rank 4 at another time."""
+    return _row(_pairs(source, moment=True), name, control)
+
+
+@number
+def held_without(source: str, name: str, control: str, seed: int) -> Interval:
+    """As `held`, without one seed."""
+    each, shown = entries(source)
+    return _row(comparisons(each[each["seed"] != seed], shown), name, control)
+
+
+@number
+def comparisons_table(source: str) -> str:
+    """All comparisons of an archive."""
+    return tournament.differences_as_text(_pairs(source), entries(source)[1]).markdown()
+
+
+def _summed_up(rows: pd.DataFrame) -> dict[str, Any]:
+    known = rows[rows["n"] > 0]
+    kept = known[known["p_holm"] < 0.05]
+    return {
+        "tested": len(known),
+        "significant": [f"{row['arm']} - {row['control']}" for _, row in kept.iterrows()],
+        "least_p": float(known["p_holm"].min()),
+        "largest_p": float(known["p_holm"].max()),
+        "widest": float((known["ci_high"] - known["ci_low"]).max() / 2),
+    }
+
+
+@number
+def policies_tested(source: str, control: str = "") -> dict[str, Any]:
+    """Of all comparisons, or of those with one kind: how many, which survive Holm's correction."""
+    rows = _pairs(source)
+    return _summed_up(rows[rows["control"] == control] if control else rows)
+
+
+@number
+def tested_moments(source: str) -> dict[str, Any]:
+    """The same of `moment`."""
+    return _summed_up(_pairs(source, moment=True))
+
+
+# -- trials ----------------------------------------------------------------------------------
+
+
+@number
+def at_an_end(source: str) -> list[str]:
+    """Arms whose rate is the smallest or the largest that was tried."""
+    path = note(f"{source}-tune.json")
+    return tournament.edges(path, arms(source)["rate"])
+
+
+@number
+def trial_range(source: str, low: float, high: float) -> list[float]:
+    """The lowest and highest mean score of all arms at rates in a range, as recorded."""
+    scores = [fmean(row["scores"]) for row in trials(source) if low <= row["rate"] <= high]
+    return [min(scores), max(scores)]
+
+
+@number
+def rates_tried(source: str) -> list[float]:
+    return sorted({row["rate"] for row in trials(source)})
+
+
+@number
+def validation_difference(source: str, a: str, b: str) -> Interval:
+    """Held-out accuracy in points, ``a`` minus ``b``, each at the rate that it has."""
+    rates = {run.name: float(run.config["optimizer"]["lr"]) for run in records(source)}
+    at = {
+        row["schedule"]: row["scores"]
+        for row in trials(source)
+        if row["rate"] == rates.get(row["schedule"])
+    }
+    return mean_of([100 * (x - y) for x, y in zip(at[a], at[b], strict=True)])
+
+
+@number
+def means_above(source: str, base: str) -> list[float]:
+    """The least and the most by which the other arms' means are above that of ``base``."""
+    arms_ = {run.name for run in records(source)} - {base}
+    above = [effect(source, name, base).mean for name in arms_]
+    return [min(above), max(above)]
+
+
+# -- events ----------------------------------------------------------------------------------
+
+SETTINGS = ("shift-smoke", "restarts-smoke", "ramp-smoke", "pruned-smoke")
+
+
+@number
+def events_table() -> str:
+    """Four settings beside each other."""
+    rows = {name: events.differences(list(records(name))) for name in SETTINGS}
+    return events.as_text(rows, entries(SETTINGS[0])[1]).markdown()
+
+
+@number
+def known_event(control: str) -> dict[str, Any]:
+    """Arms that know the event, against one kind of control, over all settings."""
+    rows = pd.concat([_pairs(name) for name in SETTINGS])
+    kept = rows[rows["arm"].str.startswith("event ") & (rows["control"] == control)]
+    return {
+        "count": len(kept),
+        "above_zero": int((kept["ci_low"] > 0).sum()),
+        "below_zero": int((kept["ci_high"] < 0).sum()),
+        "highest_end": float(kept["ci_high"].max()),
+    }
+
+
+@number
+def accordion_at_events() -> dict[str, Any]:
+    """ACCORDION against the arm that knows the event, and any arm against one rank throughout."""
+    rows = pd.concat([_pairs(name).assign(setting=name) for name in SETTINGS])
+    ours = rows[(rows["control"] == "event") & rows["arm"].isin(["accordion 1", "accordion 3"])]
+    kept = ours[ours["p_holm"] < 0.05]
+    static = rows[rows["control"] == "static"]
+    wins = static[(static["difference"] > 0) & (static["p_holm"] < 0.05)]
+    return {
+        "lowest": float(ours["difference"].min()),
+        "highest": float(ours["difference"].max()),
+        "significant": [f"{row['arm']} in {row['setting']}" for _, row in kept.iterrows()],
+        "above_one_rank": len(wins),
+    }
+
+
+@number
+def above_the_event(source: str) -> int:
+    """Arms that lie above the one that knows the event."""
+    rows = _pairs(source)
+    return int(((rows["control"] == "event") & (rows["ci_low"] > 0)).sum())

@@ -1,0 +1,124 @@
+"""A number with its interval: what most functions of this package return. How it is rounded."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
+from typing import Any
+
+from regimes.statistics import p_value, t_interval
+
+DIGITS = 8  # significant ones that are kept: the last bits differ between processors
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The mean of one value per seed.
+
+    Attributes:
+        mean: of the values, or of their logarithms and then exponentiated (`of_ratios`).
+        low, high: ends of the 95 % t interval of the mean.
+        n: number of values.
+        p: of the t test that the mean is 0 (of a ratio: 1); nan where it was not computed.
+        p_holm: the same after Holm's correction, where the number is one of a family.
+    """
+
+    mean: float
+    low: float
+    high: float
+    n: int = 0
+    p: float = math.nan
+    p_holm: float = math.nan
+
+    def __neg__(self) -> Interval:
+        """b minus a, of a minus b."""
+        return dataclasses.replace(self, mean=-self.mean, low=-self.high, high=-self.low)
+
+    def text(self, digits: int = 1, sign: bool = False, significant: bool = False) -> str:
+        """As "0.5 [-0.1, 1.1]"; with a sign "+0.5 [-0.1, +1.1]".
+
+        >>> Interval(0.51, -0.04, 1.06).text()
+        '0.5 [0.0, 1.1]'
+        >>> Interval(0.51, -0.06, 1.06).text(sign=True)
+        '+0.5 [-0.1, +1.1]'
+        """
+
+        def spell(x: float) -> str:
+            return significant_text(x, digits) if significant else decimal(x, digits, sign)
+
+        if math.isnan(self.low):
+            return spell(self.mean)
+        return f"{spell(self.mean)} [{spell(self.low)}, {spell(self.high)}]"
+
+
+def decimal(x: float, digits: int, sign: bool = False) -> str:
+    """So many digits behind the point. A half is rounded up by the decimal digits that are kept, so
+    that the last bits, which differ between processors, decide nothing.
+
+    >>> decimal(0.475, 2), f"{0.475:.2f}", decimal(-0.04, 1), decimal(-0.04, 1, sign=True)
+    ('0.48', '0.47', '0.0', '-0.0')
+    """
+    exact = Decimal(f"{x:.{DIGITS}g}").quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
+    return f"{exact:+,f}" if sign else f"{exact if exact else abs(exact):,f}"
+
+
+def significant_text(x: float, digits: int = 2) -> str:
+    """So many significant digits; of large numbers all before the point.
+
+    >>> significant_text(0.6), significant_text(1.02), significant_text(9.1), significant_text(371)
+    ('0.60', '1.0', '9.1', '371')
+    """
+    text = f"{x:#.{digits}g}"
+    return f"{x:,.0f}" if "e+" in text else text.removesuffix(".")
+
+
+def mean_of(values: Sequence[float]) -> Interval:
+    """Mean, 95 % t interval and p of a t test against 0."""
+    mean, low, high = t_interval(values)
+    return Interval(mean, low, high, n=len(values), p=p_value(values))
+
+
+def of_ratios(logarithms: Sequence[float]) -> Interval:
+    """The same of a ratio's logarithms: the geometric mean; p is against a ratio of 1."""
+    found = mean_of(logarithms)
+    mean, low, high = (math.exp(x) for x in (found.mean, found.low, found.high))
+    return Interval(mean, low, high, n=found.n, p=found.p)
+
+
+# -- as JSON ---------------------------------------------------------------------------------
+
+
+def encode(value: Any) -> Any:
+    """For ``numbers.json``: floats rounded, nan as null, a table's text as its lines."""
+    if isinstance(value, Interval):
+        return {"interval": [encode(x) for x in dataclasses.astuple(value)]}
+    if isinstance(value, str):
+        return {"lines": value.split("\n")} if "\n" in value else value
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, dict):
+        return {str(key): encode(x) for key, x in value.items()}
+    if isinstance(value, list | tuple):
+        return [encode(x) for x in value]
+    return None if math.isnan(value) else float(f"{value:.{DIGITS}g}")
+
+
+def decode(value: Any) -> Any:
+    """What `encode` was given."""
+    if isinstance(value, dict):
+        if value.keys() == {"interval"}:
+            mean, low, high, n, p, p_holm = (
+                math.nan if x is None else x for x in value["interval"]
+            )
+            return Interval(mean, low, high, int(n), p, p_holm)
+        if value.keys() == {"lines"}:
+            return "\n".join(value["lines"])
+        return {key: decode(x) for key, x in value.items()}
+    if isinstance(value, list):
+        return [decode(x) for x in value]
+    return value

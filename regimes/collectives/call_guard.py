@@ -1,0 +1,222 @@
+"""Detects mismatched calls: each process posts its position in the store of its group.
+
+A process that skips a call which all must make waits in one collective while the others wait in
+another, for ten minutes and without a cause. Therefore each such call begins with ``enter``, an
+all-reduce on a communicator that nothing else uses, where the death of a process is noticed at
+once. A process that has waited for ``SOON``, there or in a collective of a step, posts its call and
+its number of steps. Two positions that cannot both be reached are the cause; both processes raise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import time
+import warnings
+import zlib
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypedDict
+
+import torch
+import torch.distributed as dist
+
+from regimes.errors import ConfigError, TrainingError
+
+SOON = 5.0  # seconds after which a waiting process posts its position
+PATIENCE = 15.0  # seconds after which a warning names the processes that are missing in a call
+SAME = "every process makes the same calls and takes the same number of steps"
+
+
+class Position(TypedDict):
+    """``call``: the call it waits in, None: a collective of a step, or nothing. ``steps``: finished
+    steps. ``count``: calls entered so far."""
+
+    call: str | None
+    steps: int
+    count: int
+
+
+class CallGuard:
+    """One process's view.
+
+    Attributes:
+        done: gives the steps that this process has finished.
+        gather: begins an all-reduce (maximum) of a tensor on the guard's own communicator; None
+            until there is one.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, processes: int, timeout: float) -> None:
+        self.store, self.rank, self.timeout = store, rank, timeout
+        self.others = [other for other in range(processes) if other != rank]
+        self.done: Callable[[], int] = lambda: 0
+        self.gather: Callable[[torch.Tensor], Any] | None = None
+        self.count = 0
+        self.posted = False
+
+    def enter(self, call: str, patience: float | None = None) -> None:
+        """Wait until all processes have entered the same call.
+
+        Args:
+            call: its name, e.g. "attach()".
+            patience: seconds until a warning names the missing processes; None: ``PATIENCE``.
+
+        Raises:
+            ConfigError: another process is in another call, or in a step that comes after it.
+            TrainingError: a process has died, or has not entered within the timeout.
+        """
+        if not self.others:
+            return
+        self.count += 1
+        patience = PATIENCE if patience is None else patience
+        try:
+            if self.gather is None:
+                self._wait(call, patience, self._all_posted)
+            elif not self._all_gathered(call, patience, self.gather):
+                self._raise_mismatch(call)
+        except RuntimeError as error:
+            # without a traceback, whose frames would keep the group and its threads
+            raise self._lost(call, error) from error.with_traceback(None)
+        self.leave()
+
+    def report_wait(self) -> None:
+        """Post that this process waits in a collective of the current step.
+
+        Raises:
+            ConfigError: another process waits in a call that this process has not made.
+        """
+        self._post(None)
+        for other in self.others:
+            position = self._position(other)
+            late = position["count"] > self.count and position["steps"] <= self.done()
+            if position["call"] and late:
+                raise ConfigError(_skipped(other, position, self.rank, self.done()))
+
+    def leave(self) -> None:
+        """This process no longer waits."""
+        if self.posted:
+            with contextlib.suppress(RuntimeError):  # the store may have ended
+                self._write({"call": None, "steps": -1, "count": self.count})
+            self.posted = False
+
+    def _wait(self, call: str, patience: float, arrived: Callable[[float], bool]) -> None:
+        """Wait for all; ``arrived`` waits for so many seconds and returns whether all are there."""
+        start, warned = time.monotonic(), False
+        while not arrived(min(SOON, patience)):
+            self._post(call)
+            missing, waited = self._missing(call), time.monotonic() - start
+            if waited > self.timeout:
+                raise TrainingError(_absent(self.rank, call, missing, waited))
+            if waited >= patience and missing and not warned:
+                warnings.warn(_absent(self.rank, call, missing, waited), stacklevel=2)
+                warned = True
+
+    def _all_gathered(
+        self, call: str, patience: float, gather: Callable[[torch.Tensor], Any]
+    ) -> bool:
+        """Wait for all; have they entered the same call?"""
+        checksum = zlib.crc32(call.encode())
+        # The maximum of x and of -x: both are unchanged only if all processes have the same x.
+        checksums = torch.tensor([checksum, -checksum])
+        # The work keeps the group: it stays in this frame, which no raised error keeps.
+        work = gather(checksums)
+        self._wait(call, patience, functools.partial(done_within, work))
+        return checksums.tolist() == [checksum, -checksum]
+
+    def _all_posted(self, seconds: float) -> bool:
+        """Before there is a communicator: has every process posted that it has entered?"""
+        until, pause = time.monotonic() + min(seconds, self.timeout), 0.001
+        self._post("attach()")
+        while any(self._position(other)["count"] < self.count for other in self.others):
+            if time.monotonic() > until:
+                return False
+            time.sleep(pause)
+            pause = min(0.1, 2 * pause)
+        return True
+
+    def _missing(self, call: str) -> list[int]:
+        """Processes that have not posted this call; ConfigError if one can no longer reach it."""
+        missing = []
+        for other in self.others:
+            position = self._position(other)
+            if position["count"] < self.count:
+                missing.append(other)
+                if position["steps"] >= self.done():
+                    here = Position(call=call, steps=self.done(), count=self.count)
+                    raise ConfigError(_skipped(self.rank, here, other, position["steps"]))
+        return missing
+
+    def _raise_mismatch(self, call: str) -> None:
+        """All have entered a call, but not the same: name another one."""
+        self._post(call)
+        until = time.monotonic() + SOON
+        while time.monotonic() < until:
+            for other in self.others:
+                position = self._position(other)
+                if position["count"] == self.count and position["call"] not in (call, None):
+                    raise ConfigError(
+                        f"process {self.rank} is in {call}, process {other} in "
+                        f"{position['call']}: {SAME}"
+                    )
+            time.sleep(0.05)
+        raise ConfigError(f"process {self.rank} is in {call}, another one elsewhere: {SAME}")
+
+    def _position(self, other: int) -> Position:
+        key = f"place/{other}"
+        if not self.store.check([key]):
+            return Position(call=None, steps=-1, count=0)
+        position: Position = json.loads(self.store.get(key))
+        return position
+
+    def _post(self, call: str | None) -> None:
+        """Post where this process waits, once for each wait."""
+        if not self.posted:
+            self._write({"call": call, "steps": self.done(), "count": self.count})
+        self.posted = True
+
+    def _write(self, position: Position) -> None:
+        self.store.set(f"place/{self.rank}", json.dumps(position))
+
+    def _lost(self, call: str, error: RuntimeError) -> Exception:
+        """What to raise in place of an error of the store or the communicator. (No context manager:
+        its frame would keep the traceback, whose frames keep the group.)"""
+        try:
+            with contextlib.suppress(RuntimeError):  # the store may have ended, too
+                self._missing(call)
+        except ConfigError as cause:  # a process that has left may have posted why
+            return cause
+        return TrainingError(
+            f"process {self.rank} lost contact with the others in {call}: "
+            f"{str(error).splitlines()[0]}"
+        )
+
+
+def done_within(work: Any, seconds: float) -> bool:
+    """Wait for a collective of gloo; False if it needs longer.
+
+    Raises:
+        RuntimeError: it has failed.
+    """
+    with contextlib.suppress(RuntimeError):
+        work.wait(timedelta(seconds=seconds))
+    if not work.is_completed():
+        return False
+    work.wait()  # raises the failure alone: a chained error would keep the group
+    return True
+
+
+def _absent(rank: int, call: str, missing: list[int], waited: float) -> str:
+    names = ", ".join(map(str, missing)) or "another one"
+    return (
+        f"process {rank} has waited {waited:.0f} s in {call} for process {names}: every process "
+        f"calls it, or none"
+    )
+
+
+def _skipped(caller: int, position: Position, other: int, steps: int) -> str:
+    """Why a step of ``other`` and a call of ``caller`` wait for each other."""
+    return (
+        f"process {caller} is in {position['call']} after {position['steps']} steps, but process "
+        f"{other} is in step {steps + 1} without it: {SAME}"
+    )

@@ -1,0 +1,153 @@
+"""Statistics that reports, figures and the study share: intervals, tests, corrections, agreement.
+
+Values are one number per run, e.g. a difference between two schedules with the same seed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regimes.errors import RecordError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Calls = NDArray[np.bool_]  # [epochs] or [epochs, layers]: is it critical?
+LEAST = 3  # values that an interval needs
+MOST_EXACT = 20  # values up to which all orders of signs are tried
+DIGITS = 9  # in which ties of ranks are equal
+
+# -- means and their differences -------------------------------------------------------------
+
+
+def t_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Mean and 95 % t interval of the mean; the ends are nan for fewer than ``LEAST`` values: of
+    two it reaches six times as far as they are apart, whatever they are."""
+    from scipy.stats import t
+
+    mean, n = float(np.mean(values)), len(values)
+    if n < LEAST:
+        return mean, math.nan, math.nan
+    half = float(t.ppf(0.975, n - 1) * np.std(values, ddof=1) / math.sqrt(n))
+    return mean, mean - half, mean + half
+
+
+def paired_differences(runs: pd.DataFrame, a: str, b: str, column: str) -> list[float]:
+    """``a`` minus ``b``, seed by seed.
+
+    Args:
+        runs: one row per run, with columns name, seed and ``column``.
+
+    Raises:
+        RecordError: no seed in common.
+    """
+    wide = runs[runs["name"].isin([a, b])].pivot(index="seed", columns="name", values=column)
+    wide = wide.reindex(columns=[*{a, b}]).dropna()
+    if wide.empty:
+        raise RecordError(f"{a} and {b} have no seed in common: run both with the same seeds")
+    return (wide[a] - wide[b]).to_list()
+
+
+# -- tests -----------------------------------------------------------------------------------
+
+
+def alike(values: Sequence[float]) -> bool:
+    """Are they one number, but for rounding?"""
+    return bool(np.ptp(values) <= 1e-9 * max(1.0, float(np.abs(values).max())))
+
+
+def p_value(values: Sequence[float], base: float = 0.0) -> float:
+    """Two-sided p of a t test that the mean is ``base``: below 0.05 where the interval leaves it
+    out. nan for a single value, and where all are alike: they say nothing about sampling."""
+    from scipy import stats
+
+    if len(values) < 2 or alike(values):
+        return math.nan
+    return float(stats.ttest_1samp(values, base).pvalue)
+
+
+def p_ranks(values: Sequence[float], base: float = 0.0) -> float:
+    """Two-sided p of the signed-rank test (Wilcoxon 1945), which assumes no normal distribution.
+
+    Over all orders of signs up to ``MOST_EXACT`` values, ties sharing their mean rank; values that
+    differ by rounding alone are ties. nan as for `p_value`. It is never below `least_p`.
+    """
+    from scipy import stats
+
+    if len(values) < 2 or alike(values):
+        return math.nan
+    shifted = np.subtract(values, base)
+    shifted = np.round(shifted / np.abs(shifted).max(), DIGITS)
+    shifted = shifted[shifted != 0]
+    if len(shifted) < 2:
+        return 1.0
+    if len(shifted) > MOST_EXACT:
+        return float(stats.wilcoxon(shifted).pvalue)
+    ranks = np.sign(shifted) * stats.rankdata(np.abs(shifted))
+    test = stats.permutation_test(
+        (ranks,),
+        lambda signed, axis: signed.sum(axis),
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=np.inf,
+        batch=4096,
+    )
+    return float(test.pvalue)
+
+
+def least_p(n: int) -> float:
+    """The smallest p of the signed-rank test on ``n`` values: all of one sign, so one order of
+    signs in 2^n on either side. Five values cannot reach 0.05.
+
+    >>> least_p(5), least_p(6)
+    (0.0625, 0.03125)
+    """
+    return 2.0 ** (1 - n)
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """p values of a family, corrected so that one false alarm in it has at most the level's
+    probability (Holm 1979): the i-th smallest of k times k - i, and never below a smaller one's.
+    nan is in no family.
+
+    >>> holm([0.01, 0.04, 0.03, math.nan])
+    [0.03, 0.06, 0.06, nan]
+    """
+    known = sorted((p, i) for i, p in enumerate(values) if not math.isnan(p))
+    corrected, largest = [math.nan] * len(values), 0.0
+    for place, (p, i) in enumerate(known):
+        largest = max(largest, min(1.0, (len(known) - place) * p))
+        corrected[i] = largest
+    return corrected
+
+
+# -- agreement of two detectors --------------------------------------------------------------
+
+
+def jaccard(a: Calls, b: Calls) -> float:
+    """Both critical over either critical (Jaccard 1912); nan if neither ever is.
+
+    >>> a, b = np.array([1, 1, 1, 0, 0, 0], bool), np.array([1, 1, 0, 1, 0, 0], bool)
+    >>> jaccard(a, b), jaccard(a, a), jaccard(a, ~a)
+    (0.5, 1.0, 0.0)
+    """
+    either = int((a | b).sum())
+    return int((a & b).sum()) / either if either else math.nan
+
+
+def kappa(a: Calls, b: Calls) -> float:
+    """Agreement beyond chance (Cohen 1960): ``(p - q) / (1 - q)``, with q the agreement of
+    independent calls of the same frequency; nan if both are constant and alike.
+
+    >>> a, b = np.array([1, 1, 0, 0], bool), np.array([1, 0, 1, 0], bool)
+    >>> kappa(a, b), kappa(a, a), kappa(a, ~a)  # half agree, as by chance; all; none
+    (0.0, 1.0, -1.0)
+    """
+    p, share_a, share_b = float((a == b).mean()), float(a.mean()), float(b.mean())
+    chance = share_a * share_b + (1 - share_a) * (1 - share_b)
+    return (p - chance) / (1 - chance) if chance < 1 else math.nan

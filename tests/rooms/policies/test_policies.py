@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import field, make_dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -177,3 +179,11 @@ def test_a_field_out_of_range_is_refused_before_the_first_unit(
     policy({"name": name, **fields})
     with pytest.raises(ConfigError):
         policy({"name": name, **fields, field: value})
+
+
+def test_a_subclass_with_an_annotation_for_type_checkers_has_its_bounds_checked() -> None:
+    fields: list[Any] = [("extra", "OnlyForTypeCheckers", field(default=0))]
+    own = make_dataclass("Own", fields, bases=(Accordion,), frozen=True)
+    assert own(eta=0.1).eta == 0.1
+    with pytest.raises(ConfigError, match=r"policy\.eta = -1: expected a positive number"):
+        own(eta=-1)

@@ -52,7 +52,11 @@ def compare(
     Raises:
         RecordError: no or unfinished runs, other settings, or no such schedule.
     """
-    places = [records] if isinstance(records, str | Path | Record) else list(records)
+    places: list[str | Path | Record]
+    if isinstance(records, Iterable) and not isinstance(records, str):
+        places = list(records)
+    else:  # one folder or run, or what load_all refuses
+        places = [records]
     runs = [run for run in places if isinstance(run, Record)]
     if folders := [place for place in places if not isinstance(place, Record)]:
         runs += load_all(*folders)

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import fuzz
 import pytest
+import torch.distributed as dist
+
+
+@pytest.fixture(autouse=True)
+def group_ends() -> Iterator[None]:
+    """The group that the hook's examples share would be there in later tests of this process."""
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(

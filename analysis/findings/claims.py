@@ -92,7 +92,7 @@ def g(value: float, digits: int = 2) -> str:
 
 
 def named_verdict(value: Interval, margin: float = 1.0) -> str:
-    """What the interval says beside a margin (`analysis.verdicts`)."""
+    """What the interval says beside a margin (`analysis.common.verdicts`)."""
     return verdict(value.low, value.high, margin)
 
 

@@ -218,7 +218,7 @@ def outcome(item: str, words: str) -> str:
 
 @number
 def collapsed(source: str, schedule: str) -> dict[str, Any]:
-    """How many runs end nearer to guessing than to the others (`analysis.collapse`)."""
+    """How many runs end nearer to guessing than to the others (`analysis.rates.collapse`)."""
     row = row_of(collapse.table(collapse.entries(records(source))), schedule=schedule)
     share = Interval(row["share"], row["share_low"], row["share_high"], n=int(row["n"]))
     return {"count": int(row["collapsed"]), "share": share, "others": float(row["accuracy"])}

@@ -73,7 +73,7 @@ def _records(source: str) -> tuple[Record, ...]:
 
 
 def pooled(source: str, *schedules: str) -> tuple[Record, ...]:
-    """The runs of one source, or of several whose names are joined by " + " (`analysis.claims.pools`)."""
+    """The runs of one source, or of several joined by " + " (see `analysis.claims.pools`)."""
     blocks = {name: records(name) for name in source.split(" + ")}
     return tuple(pools.pool(blocks, schedules)) if len(blocks) > 1 else records(source)
 

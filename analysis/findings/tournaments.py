@@ -121,7 +121,7 @@ def _row(rows: pd.DataFrame, name: str, control: str) -> Interval:
 
 @number
 def held(source: str, name: str, control: str) -> Interval:
-    """An arm minus what controls of one kind reach at its floats (`analysis.tournament.equal_floats`)."""
+    """An arm minus controls of one kind at its floats (see `analysis.tournament.equal_floats`)."""
     return _row(_pairs(source), name, control)
 
 

@@ -45,12 +45,7 @@ LEFT_OUT = {
     "regimes/plotting/style.py": "fonts, margins and captions",
     **{
         f"regimes/presets/{name}.py": "values that were chosen; what makes grids of them is in"
-        for name in (
-            "cpu",
-            "language",
-            "paper",
-            "paper_text",
-        )
+        for name in ("cpu", "language", "paper")
     },
     "regimes/report/origin.py": "words of a page",
     "regimes/report/pictures.py": "how a page's pictures are laid out",

@@ -3,8 +3,8 @@
 A preset is a diff from the defaults; its docstring says the command, the machine and the minutes.
 A grid is a family of schedules of one preset: ``{schedule: configuration}``; every seed of a grid
 is a run of its own. ``families`` makes grids from a preset, ``cpu`` and ``paper`` are those of the
-two scales, ``language`` has language models on a text that is everywhere. ``own`` reads grids from
-TOML files, ``offered`` adds the files that installed packages offer: the study's are among them.
+two scales, ``language`` has language models on a text that is everywhere. ``own`` reads TOML files,
+also those that installed packages offer: the study's are among them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from typing import Any
 from regimes.config import Registry, RunConfig, load_toml, override, to_dict
 from regimes.errors import ConfigError, nearest, require
 from regimes.policies import policy
-from regimes.presets import cpu, language, offered, own, paper, paper_text
-from regimes.presets.families import Grid, schedules
-from regimes.presets.listing import groups
-from regimes.presets.registry import GRIDS, PRESETS, grid, preset
+from regimes.presets import cpu, language, own, paper
+from regimes.presets.families import schedules
+from regimes.presets.registry import GRIDS, PRESETS, Grid, grid, groups, preset
 
 __all__ = [
     "GRIDS",
@@ -36,7 +35,6 @@ __all__ = [
     "numbers",
     "own",
     "paper",
-    "paper_text",
     "preset",
     "schedules",
     "seeds_of",
@@ -148,4 +146,4 @@ def _at(table: Any, path: list[str]) -> Any:
     return table
 
 
-offered.register(get_preset)
+own.register(get_preset)

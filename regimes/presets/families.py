@@ -65,15 +65,20 @@ def schedules(
     return cells
 
 
-def signals(base: RunConfig, *names: str) -> Grid:
-    """Schedules with every signal that a detector may read, from one probe of 200 images."""
+def three(base: RunConfig, interval: int) -> Grid:
+    """The two levels and ACCORDION: the rows of the paper's tables."""
+    accordion = {"name": "accordion", "interval": interval}
+    return follow(base, {"low": static("low"), "high": static("high"), "accordion": accordion})
+
+
+def signals(cells: Grid, *names: str) -> Grid:
+    """Some schedules with every signal that a detector may read, from one probe of 200 images."""
     tables: dict[str, dict[str, Any]] = {
         "norms": {"readings": ["update", "global"]},
         "curvature": {"modes": ["eval", "batch-statistics"], "probes": 4},
         "fisher": {},
         "msdr": {},
     }
-    cells = schedules(base, [(0, 6), (12, 14)], late=(12, 18), interval=3)
     return {name: replace(cells[name], instruments=tables) for name in names}
 
 
@@ -126,24 +131,15 @@ def adaqs(base: RunConfig, interval: int) -> Grid:
     names = ["mid", *(f"mid{i}" for i in range(2, len(between) + 1))][: len(between)]
     levels: dict[str, Any] = {"low": low, **dict(zip(names, between, strict=True)), "high": high}
     ladder = [*reversed(levels)]
-    policies: dict[str, Table] = {
-        "low": static("low"),
-        "high": static("high"),
-        "accordion": {"name": "accordion", "interval": interval},
-        "adaqs": {"name": "adaqs", "levels": ladder},
-        "adaqs-0.2": {"name": "adaqs", "levels": ladder, "fall": 0.2},
-    }
-    return follow(replace(base, levels=levels), policies)
+    base = replace(base, levels=levels)
+    rule = {"name": "adaqs", "levels": ladder}
+    return three(base, interval) | follow(base, {"adaqs": rule, "adaqs-0.2": {**rule, "fall": 0.2}})
 
 
 def budget(base: RunConfig, max_epochs: int, interval: int) -> Grid:
     """The high level trained on: with the decays where they were, and with all epochs stretched by
     the ratio of the levels' traffic."""
-    cells = {
-        name: schedules(base, [(0, 6)], late=(12, 18), interval=interval)[name]
-        for name in ("low", "high", "accordion")
-    }
-    budget = Budget("low", base.epochs)
+    cells, budget = three(base, interval), Budget("low", base.epochs)
     longer = replace(cells["high"], name="high-longer", epochs=max_epochs, budget=budget)
     slower = stretched(replace(cells["high"], name="high-stretched"), budget, max_epochs)
     return {**cells, "high-longer": longer, "high-stretched": slower}
@@ -187,11 +183,10 @@ def shortened(config: RunConfig, share: float) -> RunConfig:
     """The same training in a share of its epochs or steps: decays, windows, intervals and the
     budget in proportion, each at least one."""
 
-    def scaled(epoch: int) -> int:
-        return max(1, round(share * epoch))
-
-    def scaled_steps(steps: int | None) -> int | None:
-        return scaled(steps) if steps else steps
+    def scaled(number: Any) -> Any:
+        if isinstance(number, tuple):
+            return tuple(map(scaled, number))
+        return number and max(1, round(share * number))
 
     def table(rule: dict[str, Any]) -> dict[str, Any]:
         made = dict(rule)
@@ -202,24 +197,18 @@ def shortened(config: RunConfig, share: float) -> RunConfig:
             made["windows"] = [(first, max(first + 1, stop)) for first, stop in ends]
         return made
 
-    batch, budget, optimizer = config.batch_policy, config.budget, config.optimizer
+    optimizer, budget = config.optimizer, config.budget
+    counts = ("decay_epochs", "decay_steps", "warmup_epochs", "warmup_steps", "cycle_epochs")
+    changed = {name: scaled(getattr(optimizer, name)) for name in (*counts, "cycle_steps")}
+    hold = round(share * optimizer.warmup_hold)
     return replace(
         config,
         epochs=scaled(config.epochs),
-        steps=scaled_steps(config.steps),
+        steps=scaled(config.steps),
         start_compressing_after=round(share * config.start_compressing_after),
-        optimizer=replace(
-            optimizer,
-            decay_epochs=tuple(map(scaled, optimizer.decay_epochs)),
-            decay_steps=tuple(map(scaled, optimizer.decay_steps)),
-            warmup_epochs=scaled(optimizer.warmup_epochs),
-            warmup_hold=round(share * optimizer.warmup_hold),
-            warmup_steps=scaled_steps(optimizer.warmup_steps),
-            cycle_epochs=scaled(optimizer.cycle_epochs),
-            cycle_steps=scaled_steps(optimizer.cycle_steps),
-        ),
+        optimizer=replace(optimizer, **changed, warmup_hold=hold),
         policy=table(config.policy),
-        batch_policy=table(batch) if batch else None,
-        sync_policy=table(config.sync_policy) if config.sync_policy else None,
-        budget=replace(budget, epochs=scaled(budget.epochs)) if budget else None,
+        batch_policy=config.batch_policy and table(config.batch_policy),
+        sync_policy=config.sync_policy and table(config.sync_policy),
+        budget=budget and replace(budget, epochs=scaled(budget.epochs)),
     )

@@ -12,9 +12,41 @@ from regimes.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig
 from regimes.presets import families
 from regimes.presets.registry import Grid, grid, preset
 
+DEMO_RATES = {  # chosen of 0.00075 to 0.024 on text held out: data/reference/lm-demo-tune.json
+    "dense": 0.003,
+    "low": 0.003,
+    "mid": 0.0015,
+    "high": 0.012,
+    "low-first": 0.003,
+    "low-last": 0.012,
+    "accordion": 0.003,
+}
+
+
+def _in_steps(steps: int, unit: int, test_windows: int) -> RunConfig:
+    """`lm_small` in so many steps, and units of so many."""
+    return RunConfig(
+        name="accordion",
+        epochs=1,
+        unit_steps=unit,
+        workers=4,
+        batch_size=8,
+        data=DataConfig(
+            name="stdlib",
+            train_size=steps * 32 * 64 + 1,
+            test_size=test_windows * 64 + 1,
+            sequence=64,
+            windows="contiguous",
+            drop_last=True,
+        ),
+        model=ModelConfig(name="gpt", width=64, depth=2, heads=4),
+        optimizer=_optimizer(0.003, steps),
+        levels={"low": 4, "mid": 2, "high": 1},
+        policy={"name": "accordion", "interval": 3},
+    )
+
 
 def _optimizer(lr: float, steps: int) -> OptimizerConfig:
-    """AdamW over so many steps."""
     return OptimizerConfig(
         name="adamw",
         lr=lr,
@@ -30,25 +62,7 @@ def _optimizer(lr: float, steps: int) -> OptimizerConfig:
 def lm_small() -> RunConfig:
     """`regimes run lm-small`: a GPT of 115 k parameters on 1.2 MB of the standard library's source,
     4 workers x 8 windows of 64 bytes, 600 steps in 24 units; 30 s on one core."""
-    return RunConfig(
-        name="accordion",
-        epochs=1,
-        unit_steps=25,
-        workers=4,
-        batch_size=8,
-        data=DataConfig(
-            name="stdlib",
-            train_size=600 * 32 * 64 + 1,
-            test_size=16_385,
-            sequence=64,
-            windows="contiguous",
-            drop_last=True,
-        ),
-        model=ModelConfig(name="gpt", width=64, depth=2, heads=4),
-        optimizer=_optimizer(0.003, 600),
-        levels={"low": 4, "mid": 2, "high": 1},
-        policy={"name": "accordion", "interval": 3},
-    )
+    return _in_steps(600, 25, 256)
 
 
 @grid("lm-small")
@@ -57,37 +71,9 @@ def lm_small_grid() -> Grid:
     the first, second or last quarter, ACCORDION; 12 minutes, 2 cores."""
     base = lm_small()
     quarters = {"low-first": (0, 6), "low-second": (6, 12), "low-last": (18, 24)}
-    return families.follow(
-        base,
-        {
-            **{level: families.static(level) for level in ("dense", "low", "mid", "high")},
-            **{name: families.windows(quarter) for name, quarter in quarters.items()},
-            "accordion": base.policy,
-        },
-    )
-
-
-def _shorter(steps: int, unit: int, test_windows: int) -> RunConfig:
-    """`lm_small` in fewer steps, and units of so many."""
-    base = lm_small()
-    train, test = steps * 32 * 64 + 1, test_windows * 64 + 1
-    return replace(
-        base,
-        unit_steps=unit,
-        data=replace(base.data, train_size=train, test_size=test),
-        optimizer=_optimizer(0.003, steps),
-    )
-
-
-DEMO_RATES = {  # chosen of 0.00075 to 0.024 on text held out: data/reference/lm-demo-tune.json
-    "dense": 0.003,
-    "low": 0.003,
-    "mid": 0.0015,
-    "high": 0.012,
-    "low-first": 0.003,
-    "low-last": 0.012,
-    "accordion": 0.003,
-}
+    policies = {level: families.static(level) for level in ("dense", "low", "mid", "high")}
+    policies |= {name: families.windows(quarter) for name, quarter in quarters.items()}
+    return families.follow(base, {**policies, "accordion": base.policy})
 
 
 @grid("lm-demo")
@@ -95,15 +81,17 @@ def lm_demo() -> Grid:
     """`regimes ablate lm-demo --seeds 3 --jobs 2`: `lm-small` in 192 steps, 24 units of 8: dense,
     ranks 4, 2 and 1, rank 4 in the first or last quarter, ACCORDION, each at its own learning
     rate; 3.5 minutes, 2 cores."""
-    every, base = lm_small_grid(), _shorter(192, 8, 128)
-    cells = families.follow(base, {name: every[name].policy for name in DEMO_RATES})
+    every = lm_small_grid()
+    cells = families.follow(
+        _in_steps(192, 8, 128), {name: every[name].policy for name in DEMO_RATES}
+    )
     return {name: families.at_rate(cell, DEMO_RATES[name]) for name, cell in cells.items()}
 
 
 @preset("lm-smoke")
 def lm_smoke() -> RunConfig:
     """`regimes run lm-smoke`: `lm-small` in 40 steps, 8 units of 5; 3 s on one core."""
-    return replace(_shorter(40, 5, 64), policy={"name": "accordion", "interval": 1})
+    return replace(_in_steps(40, 5, 64), policy={"name": "accordion", "interval": 1})
 
 
 @preset("lm-gpu")
@@ -113,7 +101,6 @@ def lm_gpu() -> RunConfig:
     base = lm_small()
     return replace(
         base,
-        epochs=1,
         steps=2000,
         unit_steps=50,
         batch_size=16,

@@ -21,14 +21,25 @@ warm-up in proportion, and schedules of other files ::
     base = "small/low"            # in place of the file's base; `set` applies to it as well
     rate = 0.05                   # at one rate, in place of the file's rates; the name is unchanged
 
-`about` and `group` say in words what the grid is, for `regimes presets` (`offered`).
+`about` and `group` say in words what the grid is, for `regimes presets`.
+
+An installed package offers a folder of such files, which is a package of its own, by an entry point
+::
+
+    [project.entry-points."regimes.grids"]
+    mine = "package.grids"
+
+Each ``NAME.toml`` there is a grid, each ``presets/NAME.toml`` a preset: a file without schedules.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +47,10 @@ from regimes.config import RunConfig, from_dict, override, override_table
 from regimes.config.toml import read_tables
 from regimes.errors import ConfigError, is_whole, nearest, require, unexpected
 from regimes.presets.families import at_rate
-from regimes.presets.registry import Grid
+from regimes.presets.registry import GRIDS, PRESETS, Grid
 
+logger = logging.getLogger(__name__)
+GROUP = "regimes.grids"
 MOST_SEEDS = 10_000
 KEYS = ("base", "seeds", "set", "rate", "rates", "include", "schedules", "about", "group")
 NOT_CONFIGURATION = ("base", "rate", "rates")  # keys of a schedule that are no fields of a run
@@ -100,13 +113,6 @@ def read_seeds(path: str) -> list[int] | None:
         expected = f"a number of seeds up to {MOST_SEEDS}, or a list of different ones"
         raise unexpected(f"{path}: seeds", given, expected)
     return numbers
-
-
-def read_words(path: str) -> tuple[str, str]:
-    """What a file says of itself: (group, about), each on one line."""
-    table = _read(path, "grid")
-    group, about = (" ".join(str(table.get(key, "")).split()) for key in ("group", "about"))
-    return group, about
 
 
 def _at_rates(where: str, cell: RunConfig, table: Mapping[str, Any]) -> Grid:
@@ -183,3 +189,37 @@ def _base(path: str, table: Table, preset: Presets) -> RunConfig:
         return override(known, settings)
     except ConfigError as error:
         raise ConfigError(f"{path}: base: {error}") from None
+
+
+@dataclass(frozen=True)
+class OfferedFile:
+    """Gives what a package's file describes when it is called, as the toolkit's functions do."""
+
+    path: str
+    read: Callable[[str, Presets], Grid | RunConfig]
+    preset: Presets
+
+    def __call__(self) -> Grid | RunConfig:
+        return self.read(self.path, self.preset)
+
+    def words(self) -> tuple[str, str]:
+        """What the file says of itself: (group, about), each on one line."""
+        table = _read(self.path, "grid")
+        group, about = (" ".join(str(table.get(key, "")).split()) for key in ("group", "about"))
+        return group, about
+
+
+def register(preset: Presets) -> None:
+    """Add what installed packages offer to the names that are known; ``preset`` finds a file's
+    base. A name that the toolkit has already stands for the toolkit's."""
+    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+        try:
+            spec = find_spec(point.value)
+        except (ImportError, ValueError) as error:
+            logger.warning("the grids of %s cannot be found: %s", point.value, error)
+            continue
+        for folder in (spec and spec.submodule_search_locations) or ():
+            for path in sorted(Path(folder).glob("*.toml")):
+                GRIDS.setdefault(path.stem, OfferedFile(str(path), read_grid, preset))
+            for path in sorted(Path(folder, "presets").glob("*.toml")):
+                PRESETS.setdefault(path.stem, OfferedFile(str(path), read_preset, preset))

@@ -28,9 +28,11 @@ class Classifier(nn.Module):
         return self.head(self.dropout(self.blocks(self.stem(x)).mean((2, 3))))
 
 
-def conv_stem(channels: int, width: int, *, bias: bool) -> nn.Sequential:
-    """relu(bn(conv(x))) with a 3x3 convolution."""
-    conv = nn.Conv2d(channels, width, 3, padding=1, bias=bias)
+def conv_unit(
+    channels: int, width: int, kernel: int = 3, stride: int = 1, bias: bool = True
+) -> nn.Sequential:
+    """relu(bn(conv(x))), of the image's size over the stride."""
+    conv = nn.Conv2d(channels, width, kernel, stride, padding=kernel // 2, bias=bias)
     return nn.Sequential(conv, nn.BatchNorm2d(width), nn.ReLU())
 
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regimes.models.classifier import Classifier, Images, conv_stem
+from regimes.models.classifier import Classifier, Images, conv_unit
 
 STEM = 192
 INCEPTIONS = (  # per stage: 1x1, before 3x3, 3x3, before 5x5, 5x5, behind the pool
@@ -29,24 +29,20 @@ INCEPTIONS = (  # per stage: 1x1, before 3x3, 3x3, before 5x5, 5x5, behind the p
 )
 
 
-def unit(channels: int, width: int, kernel: int) -> nn.Sequential:
-    """relu(bn(conv(x))) of the same image size."""
-    conv = nn.Conv2d(channels, width, kernel, padding=kernel // 2)
-    return nn.Sequential(conv, nn.BatchNorm2d(width), nn.ReLU())
-
-
 class Inception(nn.Module):
     """Four branches side by side: 1x1; 1x1, 3x3; 1x1, 3x3, 3x3; 3x3 max-pool, 1x1."""
 
     def __init__(self, channels: int, widths: list[int]) -> None:
         super().__init__()
         one, before_three, three, before_five, five, pooled = widths
-        self.one = unit(channels, one, 1)
-        self.three = nn.Sequential(unit(channels, before_three, 1), unit(before_three, three, 3))
-        self.five = nn.Sequential(
-            unit(channels, before_five, 1), unit(before_five, five, 3), unit(five, five, 3)
+        self.one = conv_unit(channels, one, 1)
+        self.three = nn.Sequential(
+            conv_unit(channels, before_three, 1), conv_unit(before_three, three)
         )
-        self.pooled = nn.Sequential(nn.MaxPool2d(3, 1, padding=1), unit(channels, pooled, 1))
+        self.five = nn.Sequential(
+            conv_unit(channels, before_five, 1), conv_unit(before_five, five), conv_unit(five, five)
+        )
+        self.pooled = nn.Sequential(nn.MaxPool2d(3, 1, padding=1), conv_unit(channels, pooled, 1))
 
     def forward(self, x: Images) -> Float[Tensor, "batch features height width"]:
         return torch.cat([self.one(x), self.three(x), self.five(x), self.pooled(x)], dim=1)
@@ -62,7 +58,7 @@ def googlenet(
         dropout: before the linear layer.
     """
     blocks: list[nn.Module] = []
-    stem = conv_stem(channels, width, bias=True)
+    stem = conv_unit(channels, width)
     features = width
     for stage, inceptions in enumerate(INCEPTIONS):
         if stage > 0:

@@ -7,8 +7,8 @@ Embedding to Improve Language Models", 2017).
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from contextlib import nullcontext
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int64
@@ -79,12 +79,8 @@ class LSTM(nn.Module):
     ) -> tuple[Float[Tensor, "batch time words"], Hidden]:
         """Logits of each next word, and the state to continue from; ``hidden`` None is zeros."""
         x = self.dropout(self.embedding(tokens))
-        with self._kernels():
+        # cuDNN's LSTM has no backward pass in evaluation mode, nor a second derivative.
+        instrument = torch.is_grad_enabled() and not self.training
+        with cudnn.flags(enabled=False) if instrument else nullcontext():
             x, hidden = self.lstm(x, hidden)
         return self.head(self.dropout(x)), hidden
-
-    def _kernels(self) -> AbstractContextManager[Any]:
-        """cuDNN's LSTM has no backward pass in evaluation mode, nor a second derivative."""
-        if self.training or not torch.is_grad_enabled():
-            return nullcontext()
-        return torch.backends.cudnn.flags(enabled=False)

@@ -21,7 +21,7 @@ from functools import partial
 from torch import nn
 from torch.nn import functional
 
-from regimes.models.classifier import Classifier, Features, Images, conv_stem, stages
+from regimes.models.classifier import Classifier, Features, Images, conv_unit, stages
 
 REDUCTION = 16  # of the channels, inside SqueezeExcite
 WIDEN = 10
@@ -52,17 +52,24 @@ def _shortcut(channels: int, width: int, stride: int, bias: bool) -> nn.Sequenti
 
 def resnet18(*, classes: int, channels: int, image_size: int, width: int = 64) -> Classifier:
     """ResNet-18 of Tables 8 and 9: 11,173,962 parameters for 10 classes, 11,220,132 for 100."""
-    return _resnet(classes, channels, [width, 2 * width, 4 * width, 8 * width], 2)
+    return _resnet(Block, classes, channels, [width, 2 * width, 4 * width, 8 * width])
 
 
 def resnet8(*, classes: int, channels: int, image_size: int, width: int = 16) -> Classifier:
     """Three blocks (w, 2w, 4w), for tests and laptops: 78,042 parameters for CIFAR-10, width 16."""
-    return _resnet(classes, channels, [width, 2 * width, 4 * width], 1)
+    return _resnet(Block, classes, channels, [width, 2 * width, 4 * width], count=1)
 
 
-def _resnet(classes: int, channels: int, widths: list[int], count: int) -> Classifier:
-    stem = conv_stem(channels, widths[0], bias=False)
-    blocks = stages(Block, widths[0], widths, count)
+def _resnet(
+    block: type[nn.Module],
+    classes: int,
+    channels: int,
+    widths: list[int],
+    count: int = 2,
+    bias: bool = False,
+) -> Classifier:
+    stem = conv_unit(channels, widths[0], bias=bias)
+    blocks = stages(block, widths[0], widths, count)
     return Classifier(stem, nn.Sequential(*blocks), widths[-1], classes)
 
 
@@ -88,10 +95,8 @@ class SqueezeExciteBlock(nn.Module):
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
-        self.residual = nn.Sequential(
-            *(nn.Conv2d(channels, width, 3, stride, padding=1), nn.BatchNorm2d(width), nn.ReLU()),
-            *(nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()),
-        )
+        first, second = conv_unit(channels, width, 3, stride), conv_unit(width, width)
+        self.residual = nn.Sequential(*first, *second)
         self.shortcut = _shortcut(channels, width, stride, bias=True)
         self.weigh = SqueezeExcite(width)
 
@@ -123,17 +128,14 @@ class PreActivationBlock(nn.Module):
 
 def senet18(*, classes: int, channels: int, image_size: int, width: int = 64) -> Classifier:
     """Pre-activation SE-ResNet-18 of Table 8: 11,260,354 parameters for 10 classes."""
-    stem = conv_stem(channels, width, bias=False)
-    blocks = stages(PreActivationBlock, width, [width, 2 * width, 4 * width, 8 * width], 2)
-    return Classifier(stem, nn.Sequential(*blocks), 8 * width, classes)
+    widths = [width, 2 * width, 4 * width, 8 * width]
+    return _resnet(PreActivationBlock, classes, channels, widths)
 
 
 def se_resnet18(*, classes: int, channels: int, image_size: int, width: int = 64) -> Classifier:
     """SE-ResNet-18 of Table 9: 11,436,256 parameters for 100 classes, 11,389,726 for 10."""
-    last = 8 * width + width // 16  # 516 at width 64
-    stem = conv_stem(channels, width, bias=True)
-    blocks = stages(SqueezeExciteBlock, width, [width, 2 * width, 4 * width, last], 2)
-    return Classifier(stem, nn.Sequential(*blocks), last, classes)
+    widths = [width, 2 * width, 4 * width, 8 * width + width // 16]  # the last is 516 at width 64
+    return _resnet(SqueezeExciteBlock, classes, channels, widths, bias=True)
 
 
 # -- WideResNet ------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ which compressors need.
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, Literal
+from contextlib import nullcontext
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Complex, Float, Int64
@@ -85,11 +85,16 @@ class Transformer(nn.Module):
 
 def positions(time: int, like: Float[Tensor, "words width"]) -> Float[Tensor, "{time} width"]:
     """sin(t / 10,000^(2 i / width)) for all i, then the cosines (Vaswani et al., section 3.5)."""
-    half = like.shape[1] // 2
-    place = torch.arange(time, device=like.device, dtype=like.dtype)
-    rate = BASE ** -(torch.arange(half, device=like.device, dtype=like.dtype) / half)
-    angle = place[:, None] * rate
+    angle = _angles(time, like.shape[1], like.device, like.dtype)
     return torch.cat([angle.sin(), angle.cos()], dim=1)
+
+
+def _angles(
+    time: int, size: int, device: torch.device, dtype: torch.dtype
+) -> Float[Tensor, "{time} pairs"]:
+    """t 10,000^(-2 k / size) for all times t and pairs k."""
+    place, pair = (torch.arange(n, device=device, dtype=dtype) for n in (time, size // 2))
+    return place[:, None] * BASE ** -(pair * 2 / size)
 
 
 class GPT(nn.Module):
@@ -156,16 +161,12 @@ class GPT(nn.Module):
             x = x + self.places.weight[:time]
         x = self.dropout(x)
         turns = angles(time, self.head_size, x) if self.places is None else None
-        with self._kernels():
+        # Instruments take second derivatives in evaluation mode, which only one kernel has.
+        instrument = torch.is_grad_enabled() and not self.training
+        with sdpa_kernel(SDPBackend.MATH) if instrument else nullcontext():
             for block in self.blocks:
                 x = block(x, turns)
         return self.head(self.norm(x)), None
-
-    def _kernels(self) -> AbstractContextManager[Any]:
-        """Instruments take second derivatives in evaluation mode, which only one kernel has."""
-        if self.training or not torch.is_grad_enabled():
-            return nullcontext()
-        return sdpa_kernel(SDPBackend.MATH)
 
 
 class Block(nn.Module):
@@ -202,10 +203,7 @@ class Block(nn.Module):
 def angles(time: int, size: int, like: Tensor) -> Turns:
     """exp(i t 10,000^(-2 k / size)) for all times t and pairs k (Su et al., 2021, section 3.2.2),
     in single precision or more."""
-    exact = torch.promote_types(like.dtype, torch.float32)
-    place = torch.arange(time, device=like.device, dtype=exact)
-    rate = BASE ** -(torch.arange(size // 2, device=like.device, dtype=exact) * 2 / size)
-    angle = place[:, None] * rate
+    angle = _angles(time, size, like.device, torch.promote_types(like.dtype, torch.float32))
     return torch.polar(torch.ones_like(angle), angle)
 
 

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regimes.errors import require
-from regimes.models.classifier import Images
+from regimes.models.classifier import Images, conv_unit
 
 VGG7 = ((1, 1), (2, 2), (4, 4))  # stages of convolutions, in multiples of the width
 VGG19 = ((1, 1), (2, 2), (4, 4, 4, 4), (8, 8, 8, 8), (8, 8, 8, 8))
@@ -35,18 +35,16 @@ def stages(
     multiples: Sequence[Sequence[int]], width: int, channels: int, image_size: int, bias: bool
 ) -> tuple[nn.Sequential, int]:
     """The convolutional part, and how many numbers it leaves per image."""
-    pooled, rest = divmod(image_size, 2 ** len(multiples))
-    divisible = (
-        f"divisible by {2 ** len(multiples)}, halved {len(multiples)} times (data.resize makes "
-        "images of your own any size)"
-    )
-    require(pooled > 0 and not rest, "data.image_size", image_size, divisible)
+    halvings = len(multiples)
+    pooled, rest = divmod(image_size, 2**halvings)
+    divisible = f"divisible by {2**halvings}, halved {halvings} times"
+    own_images = "(data.resize makes images of your own any size)"
+    require(pooled > 0 and not rest, "data.image_size", image_size, f"{divisible} {own_images}")
     layers: list[nn.Module] = []
     for stage in multiples:
         for multiple in stage:
-            conv = nn.Conv2d(channels, multiple * width, 3, padding=1, bias=bias)
-            channels = conv.out_channels
-            layers += [conv, nn.BatchNorm2d(channels), nn.ReLU()]
+            layers += conv_unit(channels, multiple * width, bias=bias)
+            channels = multiple * width
         layers.append(nn.MaxPool2d(2))
     return nn.Sequential(*layers), channels * pooled**2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partialmethod
 from typing import Any
 
 import torch
@@ -82,22 +83,17 @@ class ImageTask:
             deficit=deficit(config.deficit),
         )
 
-    def evaluate(
-        self, model: nn.Module, device: torch.device, dtype: torch.dtype, world: World = task.ALONE
-    ) -> tuple[float, float]:
-        return self._evaluate(model, device, dtype, world, "test")
-
-    def validate(
-        self, model: nn.Module, device: torch.device, dtype: torch.dtype, world: World = task.ALONE
-    ) -> tuple[float, float]:
-        return self._evaluate(model, device, dtype, world, "validation")
-
     def extra_metrics(self, loss: float) -> dict[str, float]:
         return {}
 
     @torch.no_grad()
     def _evaluate(
-        self, model: nn.Module, device: torch.device, dtype: torch.dtype, world: World, split: Split
+        self,
+        split: Split,
+        model: nn.Module,
+        device: torch.device,
+        dtype: torch.dtype,
+        world: World = task.ALONE,
     ) -> tuple[float, float]:
         model.eval()
         self.images, sums = self.images.tested_on(device), {}
@@ -110,6 +106,9 @@ class ImageTask:
             sums[number] = torch.stack([loss, correct, torch.full_like(loss, len(y))])
         total_loss, total_correct, count = task.total(world, sums)
         return total_loss / count, total_correct / count
+
+    evaluate = partialmethod(_evaluate, "test")
+    validate = partialmethod(_evaluate, "validation")
 
     def probe(self, batches: ImageBatches, world: World, size: int, batch: int) -> list[Batch]:
         """The first images."""

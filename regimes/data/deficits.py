@@ -8,14 +8,15 @@ epoch, sample), never of the number of workers, processes or the batch size.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from regimes.config import Registry, check_windows, in_windows, offered
+from regimes.config import Bounded, Bounds, Registry, check_windows, in_windows, offered
+from regimes.config.bounds import Count, Positive
 from regimes.errors import require
 from regimes.seeding import stream
 
@@ -39,13 +40,15 @@ Targets = Int64[Tensor, " train"]
 
 
 @dataclass(frozen=True)
-class Deficit:
+class Deficit(Bounded):
     """The base class, which changes nothing. ``windows`` are pairs ``[first, stop)`` of epochs."""
 
+    bounds_prefix: ClassVar[str] = "deficit."
     only_for: ClassVar[str | None] = None  # the name of the only data set that it is for
     windows: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_windows("deficit.windows", self.windows)
 
     def active(self, epoch: int) -> bool:
@@ -68,11 +71,7 @@ class Deficit:
 class Blur(Deficit):
     """Images averaged down by ``factor`` and resized back (Achille et al., section 2)."""
 
-    factor: int = 4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.factor >= 2, "deficit.factor", self.factor, "at least 2")
+    factor: Annotated[int, Bounds("at least 2", low=2)] = 4
 
     def inputs(self, x: Images, index: Index, seed: int, epoch: int) -> Images:
         h, w = x.shape[2:]
@@ -94,11 +93,7 @@ class Flip(Deficit):
 class OtherTask(Flip):
     """Another task on the same samples: images upside down, and each label ``by`` further."""
 
-    by: int = 3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.by >= 1, "deficit.by", self.by, "at least 1")
+    by: Count = 3
 
     def labels(self, y: Targets, classes: int, seed: int) -> Targets:
         return (y + self.by) % classes
@@ -118,11 +113,7 @@ class ImageNoise(Deficit):
 class Labels(Deficit):
     """A share of the labels, always the same, replaced by random ones."""
 
-    share: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 < self.share <= 1, "deficit.share", self.share, "a share in (0, 1]")
+    share: Annotated[float, Bounds("a share in (0, 1]", above=0, high=1)] = 1.0
 
     def labels(self, y: Targets, classes: int, seed: int) -> Targets:
         generator = stream(seed, "wrong labels")
@@ -135,20 +126,15 @@ class Labels(Deficit):
 class GradientNoise(Deficit):
     """Gaussian noise on every update, of ``scale`` times its layer's root mean square."""
 
-    scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.scale > 0, "deficit.scale", self.scale, "a positive number")
+    scale: Positive = 1.0
 
     def updates(self, updates: list[Tensor], seed: int, epoch: int, step: int) -> list[Tensor]:
         generator = stream(seed, "gradient noise", epoch, step)
-
-        def noise(u: Tensor) -> Tensor:
-            normal = torch.randn(u.shape, generator=generator).to(u)
-            return self.scale * u.square().mean().sqrt() * normal
-
-        return [u + noise(u) for u in updates]
+        noise = (torch.randn(u.shape, generator=generator).to(u) for u in updates)
+        return [
+            u + self.scale * u.square().mean().sqrt() * n
+            for u, n in zip(updates, noise, strict=True)
+        ]
 
 
 def deficit(table: dict[str, Any] | None) -> Deficit:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from functools import partialmethod
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from regimes.collectives.world import World
 from regimes.config import RunConfig
 from regimes.data import task, tokens, wikitext
 from regimes.data.deficits import Deficit, deficit
+from regimes.data.tokens import Split
 from regimes.data.windows import Layout, Streams, Windows, count_windows, covering, cut, take
 from regimes.errors import DataError, require
 from regimes.models.loss import Batch, Loss
@@ -110,30 +112,25 @@ class TextTask:
         options |= {"seed": config.seed, "reshuffle": config.data.reshuffle}
         return Windows(ids, self.sequence, self.layout, **options)
 
-    def evaluate(
-        self, model: nn.Module, device: torch.device, dtype: torch.dtype, world: World = task.ALONE
-    ) -> tuple[float, float]:
-        """(mean loss in nats, metric) over `TEST_STREAMS` streams, by process 0 alone, or over
-        windows that cover the text, each from an empty context."""
-        self.corpus = self.corpus.tested_on(device)
-        return self._evaluate(model, self.corpus.test, world)
-
-    def validate(
-        self, model: nn.Module, device: torch.device, dtype: torch.dtype, world: World = task.ALONE
-    ) -> tuple[float, float]:
-        self.corpus = self.corpus.tested_on(device)
-        if self.corpus.validation is None:
-            raise DataError("there is no text for validation: set data.validation_size")
-        return self._evaluate(model, self.corpus.validation, world)
-
     def extra_metrics(self, loss: float) -> dict[str, float]:
         return {"perplexity": perplexity(loss)} if self.metric == BITS else {}
 
     @torch.no_grad()
     def _evaluate(
-        self, model: nn.Module, ids: Integer[Tensor, " tokens"], world: World
+        self,
+        split: Split,
+        model: nn.Module,
+        device: torch.device,
+        dtype: torch.dtype,
+        world: World = task.ALONE,
     ) -> tuple[float, float]:
+        """(mean loss in nats, metric) over `TEST_STREAMS` streams, by process 0 alone, or over
+        windows that cover the text, each from an empty context."""
         model.eval()
+        self.corpus = self.corpus.tested_on(device)
+        ids = self.corpus.test if split == "test" else self.corpus.validation
+        if ids is None:
+            raise DataError("there is no text for validation: set data.validation_size")
         sums, lengths, hidden = {}, self.corpus.lengths, None
         for number, (inputs, targets) in self._own_batches(ids, world):
             state: Any = hidden if self.layout == "streams" else None
@@ -144,6 +141,9 @@ class TextTask:
         total, count, size = task.total(world, sums)
         mean = total / count
         return mean, perplexity(mean) if lengths is None else total / math.log(2) / size
+
+    evaluate = partialmethod(_evaluate, "test")
+    validate = partialmethod(_evaluate, "validation")
 
     def _own_batches(
         self, ids: Integer[Tensor, " tokens"], world: World

@@ -1,7 +1,8 @@
 """The protocol of a task: a data set, the loss on its batches, the metric on its test set.
 
 The trainer knows a task by this protocol only. `regimes.data.classification` implements it for
-images, `regimes.data.language` for texts; `regimes.data.registry` chooses by the configuration.
+images, `regimes.data.language` for texts. A package offers a task by an entry point of the group
+``regimes.tasks``: a class that takes the configuration, named by the ``data.name`` that it is for.
 """
 
 from __future__ import annotations
@@ -19,32 +20,17 @@ from torch import Tensor, nn
 from regimes import models
 from regimes.collectives.world import World
 from regimes.config import RunConfig
-from regimes.errors import ConfigError, DataError
+from regimes.data.deficits import deficit
+from regimes.data.sources import TASKS, TEXTS
+from regimes.errors import ConfigError, DataError, require
 from regimes.models.loss import Batch, Loss
 from regimes.seeding import derive, stream
 
 
-@runtime_checkable
-class Batches(Protocol):
+class Batches(ABC):
     """The training batches of a run at one batch size (see ``images.ImageBatches``)."""
 
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-    def __len__(self) -> int: ...  # steps per epoch
-
-    def rebatched(self, batch_size: int, workers: int | None = None) -> Batches:
-        """The same samples in the same order, in batches of another size; copies no tensor."""
-
-    def epoch(
-        self, epoch: int, workers: Sequence[int], start: int = 0
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and targets ``[L, b, ...]`` of some workers, from step ``start`` on."""
-
-
-class Rebatched(ABC):
-    """``Batches`` whose steps follow from the batch size."""
-
+    dtype: torch.dtype
     workers: int
     batch_size: int  # per worker
     steps: int  # per epoch
@@ -53,17 +39,24 @@ class Rebatched(ABC):
     def _set(self, batch_size: int) -> None:
         """Set ``batch_size`` and ``steps``."""
 
+    @abstractmethod
+    def epoch(
+        self, epoch: int, workers: Sequence[int], start: int = 0
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and targets ``[L, b, ...]`` of some workers, from step ``start`` on."""
+
     def __len__(self) -> int:
         return self.steps
 
-    def rebatched(self, batch_size: int, workers: int | None = None) -> Any:  # of the same class
+    def rebatched(self, batch_size: int, workers: int | None = None) -> Any:  # own class
+        """The same samples in the same order, in batches of another size; copies no tensor."""
         other = copy.copy(self)
         other.workers = workers or self.workers
         other._set(batch_size)
         return other
 
 
-class Shuffled(Rebatched):
+class Shuffled(Batches):
     """Samples in an order of their own each epoch: step k takes the next W x b, and of these worker
     w takes the positions w, w + W, w + 2 W, ..."""
 
@@ -134,6 +127,27 @@ class Task(Protocol):
 
     def samples(self, batches: Any, seed: int, epoch: int, count: int, batch: int) -> list[Batch]:
         """See `regimes.instruments.base.MeasurementContext`."""
+
+
+def load(config: RunConfig) -> Task:
+    """The task that a configuration names.
+
+    Raises:
+        ConfigError: a deficit that is for other data; a package's task cannot be imported.
+    """
+    name, only_for = config.data.name, deficit(config.deficit).only_for
+    if only_for not in (None, name):
+        given = (config.deficit or {})["name"]
+        require(False, "deficit.name", given, f"another, the data are no {only_for}")
+    if name in TASKS:
+        return TASKS.find(name)(config)
+    if name in TEXTS:
+        from regimes.data.language import TextTask
+
+        return TextTask(config)
+    from regimes.data.classification import ImageTask
+
+    return ImageTask(config)
 
 
 def own_batches(world: World) -> Iterator[int]:

@@ -34,7 +34,7 @@ def cut(ids: Integer[Tensor, " tokens"], streams: int) -> tuple[Ids, Ids]:
 
 
 @dataclass(eq=False)
-class Streams(task.Rebatched):
+class Streams(task.Batches):
     """Truncated backpropagation through time: W x b equal streams of one text, ``sequence`` tokens
     a step. Worker w reads the streams w, w + W, w + 2 W, ..., from the start in every epoch.
     """

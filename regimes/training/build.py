@@ -14,7 +14,8 @@ from regimes.collectives.world import World
 from regimes.compression import Compressor, compressor
 from regimes.compression.reducer import Reducer, check_order, costs_per_step
 from regimes.config import DENSE, Level, RunConfig, check_bounds, to_dict
-from regimes.data import deficits, registry
+from regimes.data import deficits
+from regimes.data.task import load as load_task
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import PER_WORKER
 from regimes.instruments.panel import choose
@@ -93,7 +94,7 @@ class Run:
         self.config, self.plug_ins, self.world = config, plug_ins, world
         self.device, self.numerics = device, numerics
         world.meter.dtype = dtype = getattr(torch, config.dtype)
-        self.task = registry.load(config)
+        self.task = load_task(config)
         check_size(config, self.task)
         world.agree(
             **to_dict(config),

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 import regimes
 from regimes import models
 from regimes.config import OptimizerConfig, RunConfig, override
-from regimes.data import registry
+from regimes.data.task import load as load_task
 from regimes.errors import ConfigError, TrainingError
 from regimes.instruments.gradient_norm import Movement
 from regimes.records import read_lines
@@ -91,7 +91,7 @@ def test_one_worker_without_compression_is_a_plain_loop(
 ) -> None:
     c = config("workers=1", "policy=static", "policy.level=dense", *settings)
     regimes.run(c, tmp_path / "run")
-    task = registry.load(c)
+    task = load_task(c)
     batches = task.batches(c, torch.device("cpu"), torch.float64)
     model = task.build(c).to(torch.float64)
     rate = LearningRate(c.optimizer, len(batches), 3 * len(batches))
@@ -362,7 +362,7 @@ def test_a_run_of_before_with_a_momentum_resumes(tmp_path: Path) -> None:
     last = sorted((tmp_path / "run" / "checkpoints").glob("epoch-*"))[-2]
     (file,) = last.glob("process-0.pt")
     state = torch.load(file, weights_only=True)
-    names = [name for name, _ in registry.load(c).build(c).named_parameters()]
+    names = [name for name, _ in load_task(c).build(c).named_parameters()]
     saved = state["shared"].pop("optimizer")["parts"][0]["state"]
     state["shared"]["momentum"] = {n: saved[i]["momentum_buffer"] for i, n in enumerate(names)}
     buffer = io.BytesIO()

@@ -18,7 +18,7 @@ import regimes
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.world import World
 from regimes.config import RunConfig, override
-from regimes.data import images, registry, task
+from regimes.data import images, task
 from regimes.data.classification import ImageTask
 from regimes.data.language import NextWord
 
@@ -40,7 +40,7 @@ CASES = {
 def case(name: str, batch: int) -> tuple[Any, nn.Module, Callable[[], tuple[Any, Any]]]:
     """(task, model, its evaluation by a plain loop that reads each batch's loss) in float32."""
     c = override(RunConfig(), ["model.width=4", "workers=4", *CASES[name]])
-    made: Any = registry.load(c)
+    made: Any = task.load(c)
     model = made.build(c).eval()
     if name == "images":
         return made, model, lambda: _images(made, model, batch)

@@ -25,9 +25,9 @@ from torch.nn import functional
 import regimes
 from regimes.collectives.world import World
 from regimes.config import to_dict
-from regimes.data import registry
 from regimes.data.language import NextWord, Streams, TextTask, cut
 from regimes.data.task import Batches, Task
+from regimes.data.task import load as load_task
 from regimes.errors import ConfigError, DataError
 from regimes.models.loss import CarryingLoss
 from regimes.records import read_lines
@@ -176,7 +176,7 @@ def test_rebatched_is_as_made_anew() -> None:
 
 
 def test_the_protocols_are_kept(text: Path) -> None:
-    task = registry.load(config(text))
+    task = load_task(config(text))
     assert isinstance(task, Task)
     assert isinstance(task, TextTask)
     assert isinstance(task.loss, CarryingLoss)

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 import regimes
 from regimes.config import DataConfig, RunConfig, from_dict, override
-from regimes.data import images, registry
+from regimes.data import images
 from regimes.data.sources import balanced_order, hold_out
+from regimes.data.task import load as load_task
 from regimes.errors import DataError
 from regimes.records import read_lines
 
@@ -117,7 +118,7 @@ def test_wikitext_has_a_file_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "wiki.valid.tokens").write_text("the cat\n" * 3)
     table = {"name": "wikitext-2", "path": str(tmp_path), "sequence": 2}
     plain, split = (
-        registry.load(from_dict(RunConfig, {"data": table | held}))
+        load_task(from_dict(RunConfig, {"data": table | held}))
         for held in ({}, {"validation_size": 8})
     )
     words = split.corpus.words  # type: ignore[attr-defined]
@@ -126,9 +127,9 @@ def test_wikitext_has_a_file_of_its_own(tmp_path: Path) -> None:
     assert split.header() == {**plain.header(), "validation": 8, "digest": split.digest}
     assert split.digest != plain.digest
     (tmp_path / "wiki.valid.tokens").unlink()
-    registry.load(from_dict(RunConfig, {"data": table}))  # which needs no such file
+    load_task(from_dict(RunConfig, {"data": table}))  # which needs no such file
     with pytest.raises(DataError, match=r"lacks wiki\.valid\.tokens"):
-        registry.load(from_dict(RunConfig, {"data": table | {"validation_size": 8}}))
+        load_task(from_dict(RunConfig, {"data": table | {"validation_size": 8}}))
 
 
 # -- a run ---------------------------------------------------------------------------------------
@@ -163,13 +164,13 @@ def test_a_run_measures_what_is_held_out(data: str, tmp_path: Path) -> None:
     assert math.isfinite(row["validation"]["loss"])
     assert row["validation"]["loss"] != row["test_loss"]
     assert ("perplexity" in row) == (data != "digits")
-    other = registry.load(override(c, ["seed=7"]))
+    other = load_task(override(c, ["seed=7"]))
     assert other.digest == record.header["data"]["digest"]
 
 
 def test_a_task_without_a_split_says_so() -> None:
     for data, what in (("digits", "no images"), ("synthetic-text", "no text")):
-        task = registry.load(from_dict(RunConfig, {"data": {"name": data}}))
+        task = load_task(from_dict(RunConfig, {"data": {"name": data}}))
         with pytest.raises(DataError, match=f"there (are|is) {what} for validation"):
             task.validate(torch.nn.Identity(), CPU, torch.float32)
 
@@ -177,7 +178,7 @@ def test_a_task_without_a_split_says_so() -> None:
 def test_validation_is_evaluation_of_other_samples() -> None:
     """On the test set's own images, `validate` gives what `evaluate` gives."""
     c = from_dict(RunConfig, {"data": {"validation_size": 50}, "model": {"name": "vgg7"}})
-    task: Any = registry.load(c)
+    task: Any = load_task(c)
     model = task.build(c)
     before = task.validate(model, CPU, torch.float32)
     x, y = task.images.validation

@@ -19,8 +19,8 @@ from runs import same_bits, same_text
 
 import regimes
 from regimes.config import RunConfig, from_dict, override
-from regimes.data import registry
 from regimes.data.task import Batches, Task
+from regimes.data.task import load as load_task
 from regimes.data.windows import Windows, covering
 from regimes.errors import ConfigError, DataError
 from regimes.models.loss import CarryingLoss
@@ -155,13 +155,13 @@ def config(file: Path, *settings: str) -> RunConfig:
 
 def test_the_protocols_are_kept(file: Path) -> None:
     c = config(file)
-    task = registry.load(c)
+    task = load_task(c)
     assert isinstance(task, Task)
     assert not isinstance(task.loss, CarryingLoss)
     assert task.splits
     assert task.size == 101
     assert isinstance(task.batches(c, torch.device("cpu"), torch.float64), Batches)
-    streams = registry.load(config(file, "data.windows=streams"))
+    streams = load_task(config(file, "data.windows=streams"))
     assert isinstance(streams.loss, CarryingLoss)
     assert not streams.splits
 

@@ -31,7 +31,7 @@ from regimes.collectives.requests import Layer, Mean, Traffic
 from regimes.compression import Compressor, State
 from regimes.compression.base import Sending
 from regimes.config import Level, RunConfig
-from regimes.data import registry
+from regimes.data.task import load as load_task
 from regimes.ddp import attach
 from regimes.errors import RegimesError
 from regimes.policies import Decision, PastEpoch
@@ -45,7 +45,7 @@ SMALL = {"bucket_cap_mb": 0.004}
 
 def smoke(rank: int, config: RunConfig) -> dict[str, Any]:
     """A run of the trainer as a plain DDP script; what it ends with."""
-    task = registry.load(config)
+    task = load_task(config)
     dtype = getattr(torch, config.dtype)
     batches = task.batches(config, torch.device("cpu"), dtype)
     model = DistributedDataParallel(task.build(config).to(dtype), bucket_cap_mb=0.05)

@@ -11,6 +11,7 @@ import logging
 import lzma
 import os
 import secrets
+import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,9 +21,9 @@ import numpy as np
 
 logger = logging.getLogger(__name__)
 
-UNREADABLE = (  # what numpy and the standard library raise on a truncated or foreign file
-    *(OSError, EOFError, RuntimeError, KeyError, ValueError),
-    *(lzma.LZMAError, zipfile.BadZipFile, zlib.error),
+UNREADABLE = (  # what the standard library raises on a truncated or foreign archive
+    *(OSError, EOFError, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, zlib.error),
+    RuntimeError,  # zip: encrypted, or an unknown compression
 )
 
 
@@ -51,7 +52,7 @@ def load_arrays(file: Path, names: Sequence[str]) -> list[np.ndarray] | None:
         logger.warning("the cache file %s has other arrays than it should and is rebuilt", file)
     except FileNotFoundError:
         pass
-    except UNREADABLE as error:
+    except (*UNREADABLE, KeyError, ValueError) as error:
         logger.warning("the cache file %s cannot be read and is rebuilt (%s)", file, error)
     return None
 

@@ -1,14 +1,13 @@
 """Image folders and archives as arrays in memory, decoded once and stored in a cache.
 
-`tree` lists and reads the files, `splits` places them. No torch. Several processes may decode the
-same archive at once (`cache`).
+`tree` lists the files and places them. Several processes may decode the same archive at once
+(`cache`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import stat
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,14 +15,15 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 
 from regimes import inputs
-from regimes.data.cache import cache_root, load_arrays, store_arrays
-from regimes.data.splits import SPLIT_NAMES, Place, plain_places, split_places
+from regimes.data.cache import UNREADABLE, cache_root, load_arrays, store_arrays
 from regimes.data.tree import (
+    SPLIT_NAMES,
     SPLITS,
-    SUFFIXES,
-    UNREADABLE,
+    Place,
     check_size,
     find_images,
+    plain_places,
+    split_places,
     subfolders,
     unpacked,
 )
@@ -48,7 +48,7 @@ class Picture(NamedTuple):
     """A decoded image and its place in the data set."""
 
     place: Place
-    pixels: UInt8[np.ndarray, "h w *rgb"]
+    pixels: UInt8[np.ndarray, "h w c"]  # one channel, or three
 
 
 def load_tree(
@@ -112,26 +112,12 @@ def _read(path: Path, resize: int | None, test_share: float | None, seed: int) -
     with unpacked(path) as root:
         files = find_images(root, nested=path.is_file())
         places = split_places(files, nested=path.is_file())
-        if not places:
-            places = plain_places(files, test_share, seed)
-            _check_empty(root, places)
+        places = places or plain_places(files, root, test_share, seed)
         order = sorted(places, key=lambda name: (places[name], name))
         return _assemble([Picture(places[n], _pixels(n, files[n], resize)) for n in order], root)
 
 
-def _check_empty(root: Path, places: Mapping[str, Place]) -> None:
-    """Raise DataError if a class folder of a plain tree has no images."""
-    name, place = next(iter(places.items()))
-    parent = name.removesuffix(place.name)
-    labels = {place.label for place in places.values()}
-    if empty := [f.name for f in subfolders(root / parent) if f.name not in labels]:
-        raise DataError(
-            f"{parent}{empty[0]} has no images ({', '.join(sorted(SUFFIXES))}): a class needs "
-            "two, one to train and one to test; a folder that is none has no place here"
-        )
-
-
-def _pixels(name: str, file: Path, size: int | None) -> UInt8[np.ndarray, "h w *rgb"]:
+def _pixels(name: str, file: Path, size: int | None) -> UInt8[np.ndarray, "h w c"]:
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     status = file.stat()
@@ -147,7 +133,7 @@ def _pixels(name: str, file: Path, size: int | None) -> UInt8[np.ndarray, "h w *
             plain = held if held.mode == mode else held.convert(mode)
             if size is not None:  # the shorter side, the middle of the longer one
                 plain = ImageOps.fit(plain, (size, size), method=Image.Resampling.BICUBIC)
-            return np.asarray(plain)
+            return np.atleast_3d(np.asarray(plain))
     except UnidentifiedImageError as error:
         raise DataError(f"{name} cannot be decoded: it is no image.") from error
     except Exception as error:  # Pillow raises a dozen kinds, SyntaxError among them
@@ -168,29 +154,24 @@ def _assemble(pictures: list[Picture], root: Path) -> Arrays:
     if len(classes) < 2:
         raise DataError(f"it has only one class, {classes[0]!r}; at least two are needed.")
     first = pictures[0]
-    for picture in pictures:
-        if picture.place.label not in classes:
-            raise DataError(f"the class of {picture.place.name} has no images in train/.")
-        if picture.pixels.shape[:2] != first.pixels.shape[:2]:
-            one, other = (
-                "{0} is {2}x{1}".format(p.place.name, *p.pixels.shape) for p in (picture, first)
-            )
+    for place, pixels in pictures:
+        if place.label not in classes:
+            raise DataError(f"the class of {place.name} has no images in train/.")
+        if pixels.shape[:2] != first.pixels.shape[:2]:
+            sizes = [f"{x.shape[1]}x{x.shape[0]}" for x in (pixels, first.pixels)]
             raise DataError(
-                f"{one}, but {other}; all images must have one size: set data.resize = 32, or "
-                "another size."
+                f"{place.name} is {sizes[0]}, but {first.place.name} is {sizes[1]}; all images "
+                "must have one size: set data.resize = 32, or another size."
             )
-    colour = any(picture.pixels.ndim == 3 for picture in pictures)
-    train, test = (_stack(part, classes, colour) for part in parts.values())
+    channels = max(picture.pixels.shape[2] for picture in pictures)
+    train, test = (_stack(part, classes, channels) for part in parts.values())
     return Arrays(*train, *test, classes)
 
 
 def _stack(
-    pictures: list[Picture], classes: tuple[str, ...], colour: bool
+    pictures: list[Picture], classes: tuple[str, ...], channels: int
 ) -> tuple[UInt8[np.ndarray, "n c h w"], Int64[np.ndarray, " n"]]:
     """Contiguous arrays; in a set with colour, grey images get three equal channels."""
     labels = np.array([classes.index(p.place.label) for p in pictures], dtype=np.int64)
-    pixels = [p.pixels for p in pictures]
-    if not colour:
-        return np.stack(pixels)[:, None], labels
-    rgb = [p if p.ndim == 3 else np.repeat(p[..., None], 3, axis=2) for p in pixels]
-    return np.ascontiguousarray(np.stack(rgb).transpose(0, 3, 1, 2)), labels
+    pixels = [np.broadcast_to(p.pixels, (*p.pixels.shape[:2], channels)) for p in pictures]
+    return np.ascontiguousarray(np.stack(pixels).transpose(0, 3, 1, 2)), labels

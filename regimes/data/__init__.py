@@ -1,1 +1,30 @@
 """What is trained on: images, texts, deficits, and the protocol of a task."""
+
+from __future__ import annotations
+
+from regimes.config import RunConfig
+from regimes.data.deficits import deficit
+from regimes.data.sources import TASKS, TEXTS
+from regimes.data.task import Task
+from regimes.errors import require
+
+
+def load(config: RunConfig) -> Task:
+    """The task that a configuration names.
+
+    Raises:
+        ConfigError: a deficit that is for other data; a package's task cannot be imported.
+    """
+    name, only_for = config.data.name, deficit(config.deficit).only_for
+    if only_for not in (None, name):
+        given = (config.deficit or {})["name"]
+        require(False, "deficit.name", given, f"another, the data are no {only_for}")
+    if name in TASKS:
+        return TASKS.find(name)(config)
+    if name in TEXTS:
+        from regimes.data.language import TextTask
+
+        return TextTask(config)
+    from regimes.data.classification import ImageTask
+
+    return ImageTask(config)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,14 +21,12 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 from torch.nn import functional
 
+from regimes.config import DataConfig
 from regimes.data.deficits import Deficit
 from regimes.data.sources import CIFAR_FOLDERS, balanced_order, hold_out, limit_sizes, read
 from regimes.data.task import Shuffled
 from regimes.errors import DataError
 from regimes.seeding import stream
-
-if TYPE_CHECKING:
-    from regimes.config import DataConfig
 
 Split = Literal["test", "validation"]
 PADDING = 4  # pixels on each side, black, before the random crop (paper, section 5)

@@ -1,19 +1,15 @@
-"""The language model's task: the next token of a text.
+"""The language model's task: the next token of a text, in batches of `regimes.data.windows`.
 
-``data.windows`` selects the batches (`regimes.data.windows`):
-
-- "streams", the default of WikiText-2: W x b parallel streams, ``data.sequence`` tokens a step. The
-  hidden state is passed on, detached, from step to step of an epoch: truncated backpropagation
-  through time (Mikolov et al., "Recurrent neural network based language model", 2010). Every epoch
-  has the order of the text: ``data.reshuffle`` has no effect.
-- "contiguous" (the default elsewhere), "sampled": independent windows of ``data.sequence`` tokens.
-  No state is passed on, and a batch may be cut into micro-batches.
+WikiText-2 is read in "streams" by default. The hidden state is passed on, detached, from step to
+step of an epoch: truncated backpropagation through time (Mikolov et al., "Recurrent neural network
+based language model", 2010). Every epoch has the order of the text: ``data.reshuffle`` has no
+effect. Of other texts the default is "contiguous": no state is passed on, and a batch may be cut
+into micro-batches.
 
 The metric of words is the perplexity, exp of the mean loss per token, on the test file (the paper's
 245k tokens, section 5.1). The authors' published curves are of the validation file and average the
 perplexities of windows, which is 1 % more. The metric of bytes and of byte pairs is bits per byte,
-the loss of all targets in bits over their bytes, which does not depend on the tokens; the record
-also has the perplexity per token.
+the loss of all targets in bits over their bytes; the record also has the perplexity per token.
 """
 
 from __future__ import annotations
@@ -104,13 +100,13 @@ class TextTask:
     def batches(
         self, config: RunConfig, device: torch.device, dtype: torch.dtype
     ) -> Streams | Windows:
-        ids, workers, batch_size = self.corpus.train.to(device), config.workers, config.batch_size
-        options: dict[str, Any] = {"workers": workers, "batch_size": batch_size}
-        options |= {"dtype": dtype, "drop_last": config.data.drop_last}
+        ids, data = self.corpus.train.to(device), config.data
+        sizes = {"workers": config.workers, "batch_size": config.batch_size}
+        common: dict[str, Any] = {**sizes, "dtype": dtype, "drop_last": data.drop_last}
         if self.layout == "streams":
-            return Streams(ids.long(), self.sequence, **options)
-        options |= {"seed": config.seed, "reshuffle": config.data.reshuffle}
-        return Windows(ids, self.sequence, self.layout, **options)
+            return Streams(ids.long(), self.sequence, **common)
+        order: dict[str, Any] = {"seed": config.seed, "reshuffle": data.reshuffle}
+        return Windows(ids, self.sequence, self.layout, **order, **common)
 
     def extra_metrics(self, loss: float) -> dict[str, float]:
         return {"perplexity": perplexity(loss)} if self.metric == BITS else {}
@@ -187,11 +183,10 @@ def check(config: RunConfig) -> None:
     """Raise ConfigError for options that do not fit a text."""
     data = config.data
     require(data.sequence >= 1, "data.sequence", data.sequence, "at least 1 token")
-    for name in ("augment", "image_size", "resize", "test_share", "split_seed"):
-        value = getattr(data, name)
-        require(not value, f"data.{name}", value, "none, the data are a text")
-    layout = config.channels_last
-    require(not layout, "channels_last", layout, "none, the data are a text")
+    images = ("augment", "image_size", "resize", "test_share", "split_seed")
+    values = {f"data.{name}": getattr(data, name) for name in images}
+    for name, value in {**values, "channels_last": config.channels_last}.items():
+        require(not value, name, value, "none, the data are a text")
     if data.name == "wikitext-2":
         require(data.tokenizer is None, "data.tokenizer", data.tokenizer, "none, there are words")
     else:

@@ -7,19 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from regimes.config import Registry, offered
+from regimes.config import DataConfig, Registry, offered
 from regimes.data.cache import cache_root, data_root, user_path
 from regimes.data.image_folder import Arrays, load_tree
 from regimes.errors import DataError, nearest, require
 from regimes.seeding import stream
-
-if TYPE_CHECKING:
-    from regimes.config import DataConfig
 
 logger = logging.getLogger(__name__)
 DIGITS_TRAIN = 1000  # of 1,797; the rest is the test set

@@ -1,8 +1,9 @@
 """The protocol of a task: a data set, the loss on its batches, the metric on its test set.
 
 The trainer knows a task by this protocol only. `regimes.data.classification` implements it for
-images, `regimes.data.language` for texts. A package offers a task by an entry point of the group
-``regimes.tasks``: a class that takes the configuration, named by the ``data.name`` that it is for.
+images, `regimes.data.language` for texts; `regimes.data.load` chooses one. A package offers a task
+by an entry point of the group ``regimes.tasks``: a class that takes the configuration, named by the
+``data.name`` that it is for.
 """
 
 from __future__ import annotations
@@ -20,9 +21,7 @@ from torch import Tensor, nn
 from regimes import models
 from regimes.collectives.world import World
 from regimes.config import RunConfig
-from regimes.data.deficits import deficit
-from regimes.data.sources import TASKS, TEXTS
-from regimes.errors import ConfigError, DataError, require
+from regimes.errors import ConfigError, DataError
 from regimes.models.loss import Batch, Loss
 from regimes.seeding import derive, stream
 
@@ -127,27 +126,6 @@ class Task(Protocol):
 
     def samples(self, batches: Any, seed: int, epoch: int, count: int, batch: int) -> list[Batch]:
         """See `regimes.instruments.base.MeasurementContext`."""
-
-
-def load(config: RunConfig) -> Task:
-    """The task that a configuration names.
-
-    Raises:
-        ConfigError: a deficit that is for other data; a package's task cannot be imported.
-    """
-    name, only_for = config.data.name, deficit(config.deficit).only_for
-    if only_for not in (None, name):
-        given = (config.deficit or {})["name"]
-        require(False, "deficit.name", given, f"another, the data are no {only_for}")
-    if name in TASKS:
-        return TASKS.find(name)(config)
-    if name in TEXTS:
-        from regimes.data.language import TextTask
-
-        return TextTask(config)
-    from regimes.data.classification import ImageTask
-
-    return ImageTask(config)
 
 
 def own_batches(world: World) -> Iterator[int]:

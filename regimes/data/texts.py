@@ -19,18 +19,16 @@ import hashlib
 import os
 import platform
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from regimes import inputs
+from regimes.config import DataConfig
 from regimes.data.cache import user_path
 from regimes.data.markov import Chain
 from regimes.errors import DataError
-
-if TYPE_CHECKING:
-    from regimes.config import DataConfig
 
 STANDARD = {name: f"wiki.{name[:5]}.tokens" for name in ("train", "validation", "test")}
 SHARE = 20  # one of so many parts is for validation, one for testing
@@ -73,7 +71,10 @@ def _stdlib(config: DataConfig) -> Parts:
     files in the order of the split, up to 8 MB."""
     root = Path(sysconfig.get_paths()["stdlib"])
     contents, total = [], 0
-    for path in in_order(_sources(root), root):
+    paths = _walk(root, lambda name: name in EXCLUDED or name.startswith("config-"))
+    generated = "_sysconfigdata"  # of this machine's compiler
+    sources = (path for path in paths if path.suffix == ".py" and generated not in path.name)
+    for path in in_order(sources, root):
         content = _content(path)
         if total + len(content) > STDLIB_BYTES:
             break
@@ -84,13 +85,6 @@ def _stdlib(config: DataConfig) -> Parts:
             f"{root} holds no Python sources: this Python has no standard library there"
         )
     return by_file(contents, {"python": platform.python_version()})
-
-
-def _sources(root: Path) -> Iterator[Path]:
-    for folder, folders, names in os.walk(root):
-        folders[:] = [f for f in folders if f not in EXCLUDED and not f.startswith("config-")]
-        generated = "_sysconfigdata"  # of this machine's compiler
-        yield from (Path(folder, n) for n in names if n.endswith(".py") and generated not in n)
 
 
 def _text(config: DataConfig) -> Parts:
@@ -104,18 +98,20 @@ def _text(config: DataConfig) -> Parts:
     if all((path / name).is_file() for name in STANDARD.values()):
         standard = {split: _content(path / name) for split, name in STANDARD.items()}
         return Parts(**standard, facts={"files": len(standard)})
-    contents = [_content(file) for file in in_order(_files(path), path)]
+    paths = _walk(path, lambda name: name.startswith(".") or name == "__pycache__")
+    shown = (p for p in paths if not p.name.startswith(".") and p.is_file() and not p.is_symlink())
+    contents = [_content(file) for file in in_order(shown, path)]
     texts = [c for c in contents if c and 0 not in c[:BINARY]]
     if not texts:
         raise DataError(f"{path} has no text: all its files are empty, binary or hidden.")
     return by_file(texts, {}) if len(texts) >= 3 else by_position(b"".join(texts), {})
 
 
-def _files(root: Path) -> Iterator[Path]:
+def _walk(root: Path, excluded: Callable[[str], bool]) -> Iterator[Path]:
+    """All files below a folder, but for folders of excluded names."""
     for folder, folders, names in os.walk(root):
-        folders[:] = [f for f in folders if not f.startswith(".") and f != "__pycache__"]
-        paths = (Path(folder, name) for name in names if not name.startswith("."))
-        yield from (path for path in paths if path.is_file() and not path.is_symlink())
+        folders[:] = [name for name in folders if not excluded(name)]
+        yield from (Path(folder, name) for name in names)
 
 
 def _content(path: Path) -> bytes:

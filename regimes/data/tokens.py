@@ -13,20 +13,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Int32, Int64, Integer
 from torch import Tensor
 
+from regimes.config import DataConfig
 from regimes.data import texts
 from regimes.data.cache import cache_root, load_arrays, store_arrays
 from regimes.data.texts import Parts
 from regimes.errors import ConfigError, DataError, require
-
-if TYPE_CHECKING:
-    from regimes.config import DataConfig
 
 Split = Literal["train", "test", "validation"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")

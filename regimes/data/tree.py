@@ -1,5 +1,4 @@
-"""The image files of a folder, or of an archive that is unpacked into a scratch folder, and which of
-them train and test, by their names.
+"""The image files of a folder or of an archive, and which of them train and test.
 
 A folder and each archive of it give the same images: links are followed in both, and a file that
 cannot be read is an error, because images lost silently make another experiment.
@@ -189,7 +188,7 @@ def plain_places(
             splits.
     """
     parts = [name.split("/") for name in names]
-    shared = len(os.path.commonprefix(parts))
+    shared = len(Path(os.path.commonpath(names)).parts) if names else 0
     skip = max(0, min([shared, *(len(path) - 2 for path in parts)]))
     below = {name: "/".join(path[skip:]) for name, path in zip(names, parts, strict=True)}
     classes: dict[str, list[str]] = {}

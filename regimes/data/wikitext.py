@@ -15,20 +15,17 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from regimes.config import DataConfig
 from regimes.data.cache import data_root, user_path
 from regimes.data.sources import one_at_a_time, torchvision_datasets
 from regimes.data.texts import STANDARD
 from regimes.data.tokens import Corpus, make
 from regimes.errors import DataError
-
-if TYPE_CHECKING:
-    from regimes.config import DataConfig
 
 ARCHIVE = "https://wikitext.smerity.com/wikitext-2-v1.zip"  # kept by an author of the data set
 MD5 = "542ccefacc6c27f945fb54453812b3cd"
@@ -86,7 +83,12 @@ def _folder(config: DataConfig, wanted: Sequence[str]) -> Path:
     root = user_path(config.path) if config.path else data_root()
     folder = root if any((root / name).is_file() for name in wanted[:2]) else root / FOLDER
     if config.download and _missing(folder, wanted):
-        _download(folder, wanted)
+        try:
+            with one_at_a_time(folder):
+                if _missing(folder, wanted):  # no other process has downloaded them meanwhile
+                    _download(folder)
+        except (OSError, RuntimeError) as error:
+            raise DataError(f"WikiText-2 could not be downloaded to {folder}: {error}.") from error
     if missing := _missing(folder, wanted):
         state = f"lacks {' and '.join(missing)}" if folder.is_dir() else "does not exist"
         raise DataError(
@@ -100,21 +102,15 @@ def _missing(folder: Path, wanted: Sequence[str]) -> list[str]:
     return [name for name in wanted if not (folder / name).is_file()]
 
 
-def _download(folder: Path, wanted: Sequence[str]) -> None:
+def _download(folder: Path) -> None:
     """Download under a temporary name, so that no other process sees half a file."""
     torchvision_datasets()  # makes the import below work on any torch
     from torchvision.datasets.utils import download_and_extract_archive
 
-    try:
-        with one_at_a_time(folder):
-            if not _missing(folder, wanted):
-                return
-            with tempfile.TemporaryDirectory(dir=folder) as part:
-                download_and_extract_archive(ARCHIVE, part, md5=MD5)
-                for file in Path(part, FOLDER).glob("*.tokens"):
-                    file.replace(folder / file.name)
-    except (OSError, RuntimeError) as error:
-        raise DataError(f"WikiText-2 could not be downloaded to {folder}: {error}.") from error
+    with tempfile.TemporaryDirectory(dir=folder) as part:
+        download_and_extract_archive(ARCHIVE, part, md5=MD5)
+        for file in Path(part, FOLDER).glob("*.tokens"):
+            file.replace(folder / file.name)
 
 
 def _tokens(file: Path) -> list[str]:

@@ -15,7 +15,7 @@ from regimes.compression import Compressor, compressor
 from regimes.compression.reducer import Reducer, check_order, costs_per_step
 from regimes.config import DENSE, Level, RunConfig, check_bounds, to_dict
 from regimes.data import deficits
-from regimes.data.task import load as load_task
+from regimes.data import load as load_task
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import PER_WORKER
 from regimes.instruments.panel import choose

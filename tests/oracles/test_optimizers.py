@@ -22,7 +22,7 @@ from torch.nn import functional as F
 import regimes
 from regimes import models
 from regimes.config import OptimizerConfig, RunConfig, override
-from regimes.data.task import load as load_task
+from regimes.data import load as load_task
 from regimes.errors import ConfigError, TrainingError
 from regimes.instruments.gradient_norm import Movement
 from regimes.records import read_lines

@@ -19,6 +19,7 @@ from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.world import World
 from regimes.config import RunConfig, override
 from regimes.data import images, task
+from regimes.data import load as load_task
 from regimes.data.classification import ImageTask
 from regimes.data.language import NextWord
 
@@ -40,7 +41,7 @@ CASES = {
 def case(name: str, batch: int) -> tuple[Any, nn.Module, Callable[[], tuple[Any, Any]]]:
     """(task, model, its evaluation by a plain loop that reads each batch's loss) in float32."""
     c = override(RunConfig(), ["model.width=4", "workers=4", *CASES[name]])
-    made: Any = task.load(c)
+    made: Any = load_task(c)
     model = made.build(c).eval()
     if name == "images":
         return made, model, lambda: _images(made, model, batch)

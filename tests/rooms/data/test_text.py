@@ -25,9 +25,9 @@ from torch.nn import functional
 import regimes
 from regimes.collectives.world import World
 from regimes.config import to_dict
+from regimes.data import load as load_task
 from regimes.data.language import NextWord, Streams, TextTask, cut
 from regimes.data.task import Batches, Task
-from regimes.data.task import load as load_task
 from regimes.errors import ConfigError, DataError
 from regimes.models.loss import CarryingLoss
 from regimes.records import read_lines

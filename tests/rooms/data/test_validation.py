@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 import regimes
 from regimes.config import DataConfig, RunConfig, from_dict, override
 from regimes.data import images
+from regimes.data import load as load_task
 from regimes.data.sources import balanced_order, hold_out
-from regimes.data.task import load as load_task
 from regimes.errors import DataError
 from regimes.records import read_lines
 

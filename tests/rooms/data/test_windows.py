@@ -19,8 +19,8 @@ from runs import same_bits, same_text
 
 import regimes
 from regimes.config import RunConfig, from_dict, override
+from regimes.data import load as load_task
 from regimes.data.task import Batches, Task
-from regimes.data.task import load as load_task
 from regimes.data.windows import Windows, covering
 from regimes.errors import ConfigError, DataError
 from regimes.models.loss import CarryingLoss

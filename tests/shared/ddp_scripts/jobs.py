@@ -31,7 +31,7 @@ from regimes.collectives.requests import Layer, Mean, Traffic
 from regimes.compression import Compressor, State
 from regimes.compression.base import Sending
 from regimes.config import Level, RunConfig
-from regimes.data.task import load as load_task
+from regimes.data import load as load_task
 from regimes.ddp import attach
 from regimes.errors import RegimesError
 from regimes.policies import Decision, PastEpoch

@@ -71,10 +71,7 @@ def _stdlib(config: DataConfig) -> Parts:
     files in the order of the split, up to 8 MB."""
     root = Path(sysconfig.get_paths()["stdlib"])
     contents, total = [], 0
-    paths = _walk(root, lambda name: name in EXCLUDED or name.startswith("config-"))
-    generated = "_sysconfigdata"  # of this machine's compiler
-    sources = (path for path in paths if path.suffix == ".py" and generated not in path.name)
-    for path in in_order(sources, root):
+    for path in in_order(_sources(root), root):
         content = _content(path)
         if total + len(content) > STDLIB_BYTES:
             break
@@ -85,6 +82,12 @@ def _stdlib(config: DataConfig) -> Parts:
             f"{root} holds no Python sources: this Python has no standard library there"
         )
     return by_file(contents, {"python": platform.python_version()})
+
+
+def _sources(root: Path) -> Iterator[Path]:
+    paths = _walk(root, lambda name: name in EXCLUDED or name.startswith("config-"))
+    generated = "_sysconfigdata"  # of this machine's compiler
+    return (path for path in paths if path.suffix == ".py" and generated not in path.name)
 
 
 def _text(config: DataConfig) -> Parts:

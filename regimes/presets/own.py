@@ -44,6 +44,7 @@ from pathlib import Path
 from typing import Any
 
 from regimes.config import RunConfig, from_dict, override, override_table
+from regimes.config.convert import convert
 from regimes.config.toml import read_tables
 from regimes.errors import ConfigError, is_whole, nearest, require, unexpected
 from regimes.presets.families import at_rate
@@ -154,11 +155,8 @@ def _table(path: str) -> Table:
 
 def _included(path: str, table: Table) -> Table:
     """The schedules of the files that a file includes."""
-    names = table.get("include", [])
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise unexpected(f"{path}: include", names, 'a list like ["arms.toml"]')
     schedules: Table = {}
-    for name in names:
+    for name in convert(tuple[str, ...], table.get("include", []), f"{path}: include"):
         other = str(Path(path).parent / name)
         included = _read(other, f"schedules that {path} includes:")
         if [*included] != ["schedules"] or not isinstance(included["schedules"], Mapping):
@@ -179,14 +177,13 @@ def _read(path: str, what: str) -> Table:
 
 
 def _base(path: str, table: Table, preset: Presets) -> RunConfig:
-    given, settings = table.get("base", {}), table.get("set", [])
+    given = table.get("base", {})
+    settings = convert(tuple[str, ...], table.get("set", []), f"{path}: set")
     if not isinstance(given, str | Mapping):
         raise unexpected(f"{path}: base", given, "the name of a preset, or a configuration")
-    if not isinstance(settings, list) or not all(isinstance(s, str) for s in settings):
-        raise unexpected(f"{path}: set", settings, 'a list like ["epochs=12"]')
     try:
         known = preset(given) if isinstance(given, str) else from_dict(RunConfig, given)
-        return override(known, settings)
+        return override(known, list(settings))
     except ConfigError as error:
         raise ConfigError(f"{path}: base: {error}") from None
 

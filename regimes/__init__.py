@@ -54,6 +54,7 @@ _PUBLIC = {
         "Accordion",
         "Detected",
         "BatchAccordion",
+        "ByLayer",
         "Smith",
         "AdaQS",
         "ErrorLadder",

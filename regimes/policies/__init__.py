@@ -2,7 +2,8 @@
 
 ``base`` has the contract, ``schedules`` policies of epoch and learning rate, ``detected`` those
 that follow a detector, ``ladders`` those with more than two levels, ``allocation`` and ``gravac``
-those that weigh error against traffic, ``periods`` those of local steps.
+those that weigh error against traffic, ``by_layer`` one per group of layers, ``periods`` those of
+local steps.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from regimes.config import DENSE, Registry
 from regimes.errors import ConfigError
 from regimes.policies.allocation import LGreCo
 from regimes.policies.base import Decision, Policy
+from regimes.policies.by_layer import ByLayer
 from regimes.policies.detected import Accordion, BatchAccordion, Detected
 from regimes.policies.gravac import GraVAC
 from regimes.policies.history import LevelCost, PastEpoch, history, whole_history
@@ -27,6 +29,7 @@ __all__ = [
     "AdaComm",
     "AdaQS",
     "BatchAccordion",
+    "ByLayer",
     "Decision",
     "Detected",
     "ErrorLadder",
@@ -54,6 +57,7 @@ REGISTRY = Registry(
         "accordion": "regimes.policies:Accordion",
         "detected": "regimes.policies:Detected",
         "accordion-batch": "regimes.policies:BatchAccordion",
+        "by-layer": "regimes.policies:ByLayer",
         "smith": "regimes.policies:Smith",
         "adaqs": "regimes.policies:AdaQS",
         "error-ladder": "regimes.policies:ErrorLadder",

@@ -20,6 +20,7 @@ from regimes.detectors.statistics import Statistic
 from regimes.policies import (
     Accordion,
     AdaQS,
+    ByLayer,
     Decision,
     LevelCost,
     PastEpoch,
@@ -87,6 +88,11 @@ TABLES: list[Row] = [
     },
     *({"name": "accordion-batch", "interval": 1, "grow_only": grow} for grow in (True, False)),
     {"name": "smith"},
+    {
+        "name": "by-layer",
+        "groups": {"a": {"name": "accordion", "interval": 1}, "c": {"name": "static"}},
+        "otherwise": {"name": "adaqs", "fall": 0.2},
+    },
     {"name": "adaqs", "fall": 0.2},
     {"name": "error-ladder"},
     {"name": "rate-ladder"},
@@ -312,7 +318,7 @@ def test_a_history_that_grows_decides_as_one_made_anew(rows: list[Row]) -> None:
 @given(runs(), st.sampled_from(["batch", "sync"]))
 def test_so_does_that_of_the_whole_model(rows: list[Row], table: Literal["batch", "sync"]) -> None:
     for rule in rules():
-        if any(need.startswith("error") for need in rule.needs):
+        if isinstance(rule, ByLayer) or any(need.startswith("error") for need in rule.needs):
             continue
         controller = WholeController(rule, "update", table)
         for count in range(len(rows) + 1):

@@ -1,0 +1,129 @@
+"""A policy of its own for groups of layers, chosen by name. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Any
+
+from regimes.errors import ConfigError, nearest, unexpected
+from regimes.policies.base import Decision, Policy
+from regimes.policies.history import History, LevelCost, PastEpoch, as_history
+
+
+@dataclass(frozen=True)
+class ByLayer:
+    """Levels by the name of a layer: each group of layers has a policy of its own.
+
+    A layer belongs to the first group with a pattern that its name matches (``*`` stands for any
+    characters), else to ``otherwise``. The policy of a group sees the statistics, levels and costs
+    of its layers alone; bytes of a step, and what is measured of the whole model, are those of all
+    layers.
+
+    >>> from regimes.policies.schedules import Static
+    >>> rule = ByLayer({"embedding*": Static("dense")}, otherwise=Static("high"))
+    >>> [decision.level for decision in rule.decide([], ["embedding.weight", "head.weight"])]
+    ['dense', 'high']
+
+    Attributes:
+        groups: a policy (a table, or the object) per pattern; several patterns are separated by
+            spaces.
+        otherwise: the policy of all other layers.
+
+    Raises:
+        ConfigError: a group without a pattern; at the first decision, a pattern that no layer
+            matches.
+    """
+
+    groups: dict[str, Any] = field(default_factory=dict)
+    otherwise: Any = field(default_factory=lambda: {"name": "static", "level": "low"})
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.groups, dict) or not all(str(key).split() for key in self.groups):
+            raise unexpected("policy.groups", self.groups, "a table of patterns and policies")
+        self.rules  # noqa: B018  (checks the tables)
+
+    @cached_property
+    def rules(self) -> tuple[Policy, ...]:
+        """The policy of each group, in order, and ``otherwise``."""
+        named = {f"policy.groups.{key!r}": table for key, table in self.groups.items()}
+        return tuple(
+            _policy(t, w) for w, t in {**named, "policy.otherwise": self.otherwise}.items()
+        )
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(need for rule in self.rules for need in rule.needs))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for rule in self.rules for name in rule.names))
+
+    def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
+        group = self._groups_of(layers)
+        if not history:
+            self._check_patterns(layers)
+        past = as_history(history)
+        decided: dict[int, Decision] = {}
+        for number, rule in enumerate(self.rules):
+            members = tuple(i for i, own in enumerate(group) if own == number)
+            if members:
+                part = _Slice(members)
+                own_past = past.accumulate(part, History, part)
+                decisions = rule.decide(own_past, [layers[i] for i in members])
+                decided.update(zip(members, decisions, strict=True))
+        return [decided[i] for i in range(len(layers))]
+
+    def _groups_of(self, layers: Sequence[str]) -> list[int]:
+        """The number of each layer's group; that of ``otherwise`` is the last."""
+        groups = [key.split() for key in self.groups]
+        return [
+            next((i for i, keys in enumerate(groups) if _matches(layer, keys)), len(groups))
+            for layer in layers
+        ]
+
+    def _check_patterns(self, layers: Sequence[str]) -> None:
+        for pattern in (word for key in self.groups for word in key.split()):
+            if not any(fnmatchcase(layer, pattern) for layer in layers):
+                raise ConfigError(
+                    f"policy.groups: no compressed layer matches {pattern!r}; "
+                    f"{nearest(pattern, layers)}"
+                )
+
+
+def _matches(layer: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(layer, pattern) for pattern in patterns)
+
+
+def _policy(table: Any, where: str) -> Policy:
+    from regimes.policies import policy
+
+    if isinstance(table, dict):
+        return policy(table, where)
+    if isinstance(table, Policy):
+        return table
+    raise unexpected(where, table, "a table with a name")
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """Appends epochs, with the values of some layers alone, to a history; the key of its cache."""
+
+    members: tuple[int, ...]
+
+    def __call__(self, history: History, epochs: Sequence[PastEpoch]) -> History:
+        history.extend(self._part(epoch) for epoch in epochs)
+        return history
+
+    def _part(self, past: PastEpoch) -> PastEpoch:
+        def own(values: Sequence[Any]) -> list[Any]:
+            return [values[i] for i in self.members]
+
+        return replace(
+            past,
+            statistics={name: own(values) for name, values in past.statistics.items()},
+            levels=own(past.levels),
+            costs={name: LevelCost(own(c.floats), c.bytes) for name, c in past.costs.items()},
+        )

@@ -69,8 +69,8 @@ def at_random(rows: list[dict[str, Any]], known: dict[str, str], log: Path) -> l
         now = sum(row["found"] for row in counted)
         lines += [
             "",
-            f"Of the {len(rows)}, {len(here)} were drawn at random from lines that no bug had touched "
-            f"(`--untouched --seed {name.split()[-1]}`).",
+            f"Of the {len(rows)}, {len(here)} were drawn at random from lines that no bug "
+            f"had touched (`--untouched --seed {name.split()[-1]}`).",
             f"{len(counted)} should be found. The tests found {before} of them at first, "
             f"{before / len(counted):.1%},",
             f"and find {now}, {now / len(counted):.1%}, since those alive have been given tests.",

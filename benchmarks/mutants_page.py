@@ -46,6 +46,9 @@ def report(
         f"the bug changes nothing, and {unexplained} without a reason: of those that should be",
         f"found, {found / max(found + unexplained, 1):.1%} are.",
     ]
+    changed = len({json.loads(line)["mutant"] for line in log.read_text().splitlines()}) - len(rows)
+    if changed:
+        lines += ["", f"{changed} more bugs of the log were in lines that have changed since."]
     lines += ["", OUTSIDER, *at_random(rows, known, log)]
     parts["What is left out"] = [f"- `{place}`: {why}" for place, why in left_out.items()]
     for title, bugs in parts.items():
@@ -66,8 +69,8 @@ def at_random(rows: list[dict[str, Any]], known: dict[str, str], log: Path) -> l
         now = sum(row["found"] for row in counted)
         lines += [
             "",
-            f"Of these, {len(here)} were drawn at random from lines that no bug had touched "
-            f"(`--untouched --seed {name.split()[-1]}`).",
+            f"Of the {len(rows)}, {len(here)} were drawn at random from lines that no bug "
+            f"had touched (`--untouched --seed {name.split()[-1]}`).",
             f"{len(counted)} should be found. The tests found {before} of them at first, "
             f"{before / len(counted):.1%},",
             f"and find {now}, {now / len(counted):.1%}, since those alive have been given tests.",

@@ -323,7 +323,7 @@ def test_bad_input_gets_one_sentence() -> None:
         ("state", "load_state_dict()"),
     ],
 )
-def test_processes_that_differ_are_told(what: str, word: str) -> None:
+def test_processes_that_differ_are_reported(what: str, word: str) -> None:
     for heard in group.run(jobs.disagreement, 2, what):
         assert heard.startswith("ConfigError: process ")
         assert word in heard

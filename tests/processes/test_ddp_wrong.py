@@ -107,7 +107,7 @@ def test_processes_in_different_places_hear_why(way: str) -> None:
         assert found[0]["said"][1].startswith("UserWarning: process 0 has waited 0 s in attach()")
 
 
-def test_what_all_processes_do_wrong_alike_is_told(tmp_path: Path) -> None:
+def test_a_mistake_that_all_processes_share_is_reported(tmp_path: Path) -> None:
     answers = group.run(wrong.all_of, 2, list(TOGETHER), tmp_path)
     for rank, found in enumerate(answers):
         for (way, expected), result in zip(TOGETHER.items(), found, strict=True):

@@ -326,7 +326,7 @@ def test_many_curves_are_thin_and_without_bands(runs: list[Record]) -> None:
     assert widths[9][label] < widths[6][label]
 
 
-def test_of_two_seeds_no_interval_is_drawn_or_told(runs: list[Record]) -> None:
+def test_two_seeds_have_no_interval_in_figure_or_text(runs: list[Record]) -> None:
     two = [run for run in runs if run.seed < min(run.seed for run in runs) + 2]
     fig, numbers = curves.figure(two, schedules=["low", "high"])
     assert numbers[numbers["part"] == "curve"]["n"].unique().tolist() == [2]

@@ -16,7 +16,7 @@ from regimes.plotting import metrics
 from regimes.records import load_all
 
 
-def test_all_logs_are_there_and_whole() -> None:
+def test_all_logs_are_present_and_complete() -> None:
     frame = published.runs()
     lengths = frame.groupby([*published.KEYS, "level"])["epoch"].agg(["size", "nunique", "max"])
     assert len(lengths) == 57

@@ -46,7 +46,9 @@ def test_every_cell_of_every_grid_is_sound(name: str) -> None:
 
 
 @given(st.integers(0, 10**9), st.floats(1e-6, 10), st.lists(st.integers(1, 500), max_size=4))
-def test_override_reads_back_what_it_is_told(seed: int, lr: float, decays: list[int]) -> None:
+def test_override_reads_back_the_settings_it_is_given(
+    seed: int, lr: float, decays: list[int]
+) -> None:
     config = override(
         get_preset("smoke"),
         [f"seed={seed}", f"optimizer.lr={lr!r}", f"optimizer.decay_epochs={decays}"],

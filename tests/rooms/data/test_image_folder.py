@@ -257,7 +257,7 @@ def test_bad_paths(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ARCHIVES)
-def test_an_archive_cut_anywhere_is_an_error_or_whole(tree, suffix, monkeypatch):
+def test_a_truncated_archive_is_an_error_or_complete(tree, suffix, monkeypatch):
     """A silent loss of images would be a different experiment."""
     monkeypatch.setattr(image_folder, "store_arrays", lambda *_: None)
     archive = pack(tree, suffix)

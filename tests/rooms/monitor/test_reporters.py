@@ -122,7 +122,7 @@ def test_what_a_reporter_lacks_all_processes_hear(tmp_path: Path) -> None:
 # -- wandb -----------------------------------------------------------------------------------
 
 
-def test_wandb_stays_offline_unless_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_is_offline_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
     logged: list[tuple[int, dict[str, float]]] = []
 

@@ -170,7 +170,7 @@ def past(
     return PastEpoch(lr, lr if next_lr is None else next_lr, {name: list(values)}, levels)
 
 
-def test_the_batch_only_grows_unless_told() -> None:
+def test_the_batch_only_grows_by_default() -> None:
     history = [past([1.0], ["high"]), past([9.0], ["high"])]
     assert BatchAccordion(interval=1).decide(history, ["batch"])[0].level == "high"
     free = BatchAccordion(interval=1, grow_only=False).decide(history, ["batch"])[0]

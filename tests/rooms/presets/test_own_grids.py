@@ -238,7 +238,7 @@ def test_other_options_are_left_alone(command: Callable) -> None:
     assert command("run", "--help").returncode == 0
 
 
-def test_each_cell_that_ends_is_told_and_each_failure_is_kept() -> None:
+def test_the_end_of_each_cell_is_reported_and_failures_are_collected() -> None:
     ended: list[tuple[Path, str | None]] = []
     outcomes = [(Path("a"), None), (Path("b"), "diverged"), (Path("c"), None)]
     failures = sweep.collected(outcomes, lambda folder, error: ended.append((folder, error)))

@@ -1,13 +1,9 @@
 """The contract of a compressor: turn worker gradients into one shared update.
 
-A compressor is straight-line maths that *asks* for its collectives: ``send`` is a generator that
-yields ``Mean`` or ``Gather`` requests and receives their results. It never calls a collective;
-``World.drive`` does, and sends the requests of a bucket's layers together. ``Batched`` asks for a
-kernel that a GPU runs for many layers at once (``batched``).
-
-Gradients carry a leading axis of hosted workers, ``[L, n, m]``: a convolution is viewed as
-``[out, in * kh * kw]`` (PowerSGD, section 3). Error feedback (Stich & Karimireddy, 2019) and the
-level "dense" are handled here, once, for all compressors.
+``send`` is a generator that yields requests (``collectives.requests``) and receives their results;
+``World.drive`` sends those of a bucket's layers together. Gradients carry a leading axis of hosted
+workers, ``[L, n, m]``: a convolution is viewed as ``[out, in * kh * kw]`` (PowerSGD, section 3).
+Error feedback (Stich & Karimireddy, 2019) and the level "dense" are handled here for all.
 """
 
 from __future__ import annotations
@@ -23,13 +19,41 @@ from torch import Tensor
 
 from regimes.collectives.requests import Batched, Layer, Mean, Program, Request, Traffic
 from regimes.compression import checks
-from regimes.compression.batched import add_, clone, sub_
-from regimes.compression.state import State
+from regimes.compression.kernels import Workspace, add_, clone, sub_
 from regimes.config import DENSE, Level
 from regimes.errors import require
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 Sending = Generator[Request, Any, tuple[Tensor, Tensor | None]]
+
+
+@dataclass
+class State(Workspace):
+    """A layer's memory between steps. Every field but the residual is the same on all workers.
+
+    Attributes:
+        key: the layer's stream key: (seed, layer name). Identity, not memory.
+        first_worker: which worker the first hosted row belongs to. Identity, not memory.
+        step: how often this layer has been sent.
+        residual: what each hosted worker has not sent yet; None: nothing.
+    """
+
+    key: tuple[int, str]
+    first_worker: int = 0
+    step: int = 0
+    residual: Float[Tensor, "hosted n m"] | None = None
+
+    def shared_state(self) -> dict[str, Any]:
+        """What is the same on all workers and the next step depends on, for a checkpoint."""
+        own = ("key", "first_worker", "residual")
+        return {name: value for name, value in vars(self).items() if name not in own}
+
+    def load_shared_state(
+        self, shared: Mapping[str, Any], device: torch.device | None = None
+    ) -> None:
+        """The inverse; moves tensors to ``device``."""
+        for name, value in shared.items():
+            setattr(self, name, value.to(device) if isinstance(value, Tensor) else value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +69,7 @@ class Compressor(ABC):
             not finite either.
         phases: the number of kinds of steps that ``traffic`` averages over; see ``phase``.
         usual: the levels "low" and "high" of a hook whose user names none.
+        memory: the class of a layer's memory.
     """
 
     error_feedback: bool | float = True
@@ -52,6 +77,7 @@ class Compressor(ABC):
     propagates_nonfinite: ClassVar[bool] = False
     phases: ClassVar[int] = 1
     usual: ClassVar[Mapping[str, Level]] = {}
+    memory: ClassVar[type[State]] = State
 
     def __post_init__(self) -> None:
         given = self.error_feedback
@@ -82,12 +108,7 @@ class Compressor(ABC):
 
     def init(self, layer: Layer, seed: int, first_worker: int = 0) -> State:
         """An empty memory."""
-        return State((seed, layer.name), first_worker)
-
-    @property
-    def feedback_decay(self) -> float:
-        """The factor of the residual in each step."""
-        return float(self.error_feedback or True)
+        return self.memory((seed, layer.name), first_worker)
 
     def reduce(self, grad: Float[Tensor, " hosted *shape"], state: State, level: Level) -> Program:
         """Error feedback around ``send``; returns the update, ``[*shape]``.
@@ -100,7 +121,8 @@ class Compressor(ABC):
             # At any level, dense too: after a change of level the old residual is still unsent.
             # In place on the residual, never on grad, which instruments read afterwards; neither
             # has an autograd graph that in-place arithmetic would break.
-            delta = state.residual = yield Batched(add_, state.residual, delta, self.feedback_decay)
+            decay = float(self.error_feedback or True)
+            delta = state.residual = yield Batched(add_, state.residual, delta, decay)
         elif self.error_feedback and level != DENSE:
             delta = state.residual = yield Batched(clone, delta)
         state.step += 1
@@ -124,11 +146,11 @@ class Compressor(ABC):
         """``send``; its first call at a level is checked."""
         if not state.is_first(level):
             return (yield from self.send(delta, state, level))
-        name, layer, before = type(self).__name__, state.key[1], checks.sample(delta)
+        where, before = (type(self).__name__, state.key[1]), checks.sample(delta)
         program = self.send(delta, state, level)
-        checks.check_send(name, program, layer)
+        checks.check_send(where, program)
         answer = yield from program
-        checks.check_sent(name, layer, answer, delta, before, bool(self.error_feedback))
+        checks.check_sent(where, answer, delta, before, bool(self.error_feedback))
         return answer
 
     def cost(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:

@@ -9,11 +9,12 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.collectives.requests import Layer, Traffic
+from regimes.collectives.requests import Traffic
 from regimes.config import Level
 from regimes.errors import ConfigError
 
 MOST = 1 << 16  # numbers of a layer that are compared; of more, every second, third, ...
+Where = tuple[str, str]  # the names of the compressor and the layer
 
 
 def sample(delta: Float[Tensor, "hosted n m"]) -> Float[Tensor, " some"]:
@@ -22,16 +23,15 @@ def sample(delta: Float[Tensor, "hosted n m"]) -> Float[Tensor, " some"]:
     return flat[:: flat.numel() // MOST + 1].clone()
 
 
-def check_send(name: str, program: Any, layer: str) -> None:
+def check_send(where: Where, program: Any) -> None:
     """Raise ConfigError unless ``send`` is a generator."""
-    if not hasattr(program, "send"):
-        got = type(program).__name__
-        raise _error(name, layer, f"send returned a {got}, expected a generator: yield a request")
+    got = type(program).__name__
+    what = f"send returned a {got}, expected a generator: yield a request"
+    _require(hasattr(program, "send"), where, what)
 
 
 def check_sent(
-    name: str,
-    layer: str,
+    where: Where,
     answer: Any,
     delta: Float[Tensor, "hosted n m"],
     before: Float[Tensor, " some"],
@@ -47,51 +47,43 @@ def check_sent(
     Raises:
         ConfigError: a wrong type, shape or dtype; ``delta`` has changed without permission.
     """
-    if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], Tensor):
-        raise _error(name, layer, f"send returned {type(answer).__name__}, expected (update, sent)")
-    update, sent = answer
-    if (update.shape, update.dtype) != (delta.shape[1:], delta.dtype):
-        raise _error(
-            name, layer, f"the update is {_describe(update)}, expected {_describe(delta[0])}"
-        )
-    if isinstance(sent, Tensor) and sent.shape not in (delta.shape, delta.shape[1:]):
-        raise _error(
-            name,
-            layer,
-            f"sent is {_describe(sent)}, expected {_describe(delta)} or {_describe(delta[0])}",
-        )
-    if not isinstance(sent, Tensor | None):
-        raise _error(name, layer, f"sent is a {type(sent).__name__}, expected a tensor or None")
+    good = isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], Tensor)
+    _require(good, where, f"send returned {type(answer).__name__}, expected (update, sent)")
+    (update, sent), of_one, of_all = answer, _describe(delta[0]), _describe(delta)
+    good = (update.shape, update.dtype) == (delta.shape[1:], delta.dtype)
+    _require(good, where, f"the update is {_describe(update)}, expected {of_one}")
+    if isinstance(sent, Tensor):
+        good = sent.shape in (delta.shape, delta.shape[1:])
+        _require(good, where, f"sent is {_describe(sent)}, expected {of_all} or {of_one}")
+    else:
+        what = f"sent is a {type(sent).__name__}, expected a tensor or None"
+        _require(sent is None, where, what)
     same = (sample(delta) == before) | (before != before)
-    if not (feedback and sent is None) and not bool(same.all()):
-        raise _error(
-            name,
-            layer,
-            "send changed delta in place, expected to leave it as it is (with error feedback it "
-            "may take out what it sends, and return None for sent)",
-        )
-
-
-def check_traffic(
-    name: str, layer: Layer, level: Level, formula: Traffic, steps: Collection[Traffic]
-) -> None:
-    """Raise ConfigError unless a compressor's formula gives the mean of what steps have sent."""
-    floats, sent = (
-        sum(values) / len(steps)
-        for values in zip(*((step.floats, step.bytes) for step in steps), strict=True)
+    _require(
+        (feedback and sent is None) or bool(same.all()),
+        where,
+        "send changed delta in place, expected to leave it as it is (with error feedback it may "
+        "take out what it sends, and return None for sent)",
     )
-    if abs(formula.floats - floats) > 1e-6 * max(1.0, floats) or abs(formula.bytes - sent) >= 1:
-        raise _error(
-            name,
-            layer.name,
-            f"traffic says {formula.floats:g} floats and {formula.bytes} bytes a step at level "
-            f"{level!r}, send has asked for {floats:g} and {sent:g}",
-        )
+
+
+def check_traffic(where: Where, level: Level, formula: Traffic, steps: Collection[Traffic]) -> None:
+    """Raise ConfigError unless a compressor's formula gives the mean of what steps have sent."""
+    floats = sum(step.floats for step in steps) / len(steps)
+    sent = sum(step.bytes for step in steps) / len(steps)
+    good = abs(formula.floats - floats) <= 1e-6 * max(1.0, floats)
+    _require(
+        good and abs(formula.bytes - sent) < 1,
+        where,
+        f"traffic says {formula.floats:g} floats and {formula.bytes} bytes a step at level "
+        f"{level!r}, send has asked for {floats:g} and {sent:g}",
+    )
 
 
 def _describe(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def _error(name: str, layer: str, what: str) -> ConfigError:
-    return ConfigError(f"the compressor {name}, layer {layer}: {what}")
+def _require(good: bool, where: Where, what: str) -> None:
+    if not good:
+        raise ConfigError(f"the compressor {where[0]}, layer {where[1]}: {what}")

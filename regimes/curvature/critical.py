@@ -1,9 +1,8 @@
 """Critical sharpness: how far along a direction the loss can go before it rises.
 
-Kalra et al., "A Scalable Measure of Loss Landscape Curvature" (2026; arXiv 2601.16979): 2 / eta_c,
-where eta_c is the smallest rate at which a step raises the loss. It takes a few forward passes and
-no second derivative. Along the gradient g of a quadratic it is the Rayleigh quotient g'Hg / g'g,
-which is at most the top eigenvalue.
+Kalra et al., "A Scalable Measure of Loss Landscape Curvature" (2026; arXiv 2601.16979). It takes a
+few forward passes and no second derivative. Along the gradient g of a quadratic it is the Rayleigh
+quotient g'Hg / g'g, which is at most the top eigenvalue.
 """
 
 from __future__ import annotations
@@ -16,8 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regimes.curvature.isolation import preserved
-from regimes.curvature.probe import Mode, ProbeLoss, ProcessMean, batch_size, check_probe
+from regimes.curvature.probe import (
+    Mode,
+    ProbeLoss,
+    ProcessMean,
+    batch_size,
+    check_probe,
+    preserved,
+)
 from regimes.errors import TrainingError, require
 
 LIMIT = 60  # doublings or halvings of the first guess
@@ -47,7 +52,8 @@ def critical_sharpness(
     mode: Mode | None = None,
     mean: ProcessMean | None = None,
 ) -> CriticalSharpness:
-    """2 / eta_c of a probe loss along a direction; leaves no trace on the model.
+    """2 / eta_c, where eta_c is the smallest rate at which a step along a direction raises a probe
+    loss; leaves no trace on the model.
 
     Doubles or halves a first guess until eta_c lies between two rates, then bisects.
 
@@ -70,9 +76,7 @@ def critical_sharpness(
     probe = list(batches)
     parameters = check_probe(model, sum(map(batch_size, probe)), mode)
     line = _LossAlong(model, loss, probe, list(parameters.values()), mean)
-    with preserved(model):
-        if mode == "eval":
-            model.eval()
+    with preserved(model, mode):
         here, gradient = line.gradient()
         steps = gradient if direction is None else list(direction)
         size = sum(float(step.double().square().sum()) for step in steps)

@@ -1,24 +1,28 @@
 """The trace of the Fisher information: the signal of Achille et al. (2019) for critical periods.
 
-The trace is the mean over samples of the squared gradient of log p(y | x). The labels y are drawn
-from the model's own softmax ("model": the Fisher matrix proper, for cross-entropy the Gauss-Newton
-matrix) or are the data's ("empirical"). Given the labels it is exact over the probe set: the
-gradient of each sample is taken on its own. A batch of one costs about what its share of a batch
-costs on a large net, and four times as much on a small one.
+It is the mean over samples of the squared gradient of log p(y | x), exact over the probe set: the
+gradient of each sample is taken on its own, which costs up to four times as much as in a batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regimes.curvature.isolation import preserved, random_states, same_random_states
-from regimes.curvature.probe import Estimate, Mode, ProcessMean, check_probe
-from regimes.errors import ConfigError, TrainingError, require
+from regimes.curvature.probe import (
+    Estimate,
+    Mode,
+    ProcessMean,
+    check_probe,
+    no_random_draws,
+    preserved,
+)
+from regimes.errors import TrainingError, require
 from regimes.seeding import stream
 
 
@@ -44,7 +48,8 @@ def fisher_trace(
     """The Fisher trace of a classifier over (inputs, class labels); leaves no trace on the model.
 
     Args:
-        kind: "model" draws labels from the softmax, "empirical" uses the batch's.
+        kind: "model" draws labels from the model's own softmax: the Fisher matrix proper, for
+            cross-entropy the Gauss-Newton matrix. "empirical" uses the batch's.
         draws: labels per sample ("model" only).
         first_sample: index, in the union over processes, of this process's first sample. Labels
             are keyed by (seed, index), so any split of the data draws the same ones.
@@ -63,14 +68,10 @@ def fisher_trace(
     samples = [pair for x, y in batches for pair in zip(x.split(1), y.split(1), strict=True)]
     named = check_probe(model, len(samples), mode)
     rows = []
-    with preserved(model), torch.enable_grad():
-        if mode == "eval":
-            model.eval()
-        before = random_states()
+    with preserved(model, mode), torch.enable_grad():
         for index, (x, y) in enumerate(samples):
-            logits = model(x)
-            if index == 0 and not same_random_states(before, random_states()):
-                raise ConfigError("The model draws random numbers; pass mode='eval'.")
+            with nullcontext() if index else no_random_draws():
+                logits = model(x)
             if not bool(torch.isfinite(logits).all()):
                 raise TrainingError("The model's output is not finite; training has diverged.")
             if kind == "model":

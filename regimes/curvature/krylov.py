@@ -32,20 +32,12 @@ class Krylov:
         self._c = torch.zeros(0, capacity, dtype=torch.float64)
         for row in start:
             self.insert(row)
-        self._pending = len(self._c)
+        self.pending = len(self._c)  # start vectors that are not in the space yet
         self._pairs: tuple[Tensor, Tensor] | None = None  # eigen-decomposition of T
-
-    @property
-    def started(self) -> bool:
-        return self._pending == 0  # every start vector is in the space
 
     @property
     def full(self) -> bool:
         return self.size == self.capacity  # the next step needs a restart first
-
-    @property
-    def complete(self) -> bool:
-        return self.size == self.dimension  # the space is everything, and all values exact
 
     @property
     def exhausted(self) -> bool:
@@ -145,9 +137,9 @@ class Krylov:
         """Rotates F (and C) so that its first row is the wanted direction, and moves it to V."""
         p, m = len(self._c), self.size
         coordinates = torch.zeros(p, dtype=torch.float64)
-        if self._pending or toward is None:
+        if self.pending or toward is None:
             coordinates[0] = 1.0
-            self._pending = max(self._pending - 1, 0)
+            self.pending = max(self.pending - 1, 0)
         else:
             coordinates = self._c[:, :m] @ self._eigen()[1][:, toward]
             norm = coordinates.norm()

@@ -1,14 +1,9 @@
 """Both ends of a symmetric operator's spectrum from one Krylov space (Lanczos 1950).
 
-An operator is a function from vectors [d] to vectors [d]; nothing here depends on networks. The
-space grows by one product at a time and satisfies, exactly, the relation
-
-    H V' = V' T + F' C,        V: [m, d] orthonormal rows, the space
-                               F: [p, d] orthonormal rows, what products left outside it
-
-with full reorthogonalisation. The residual of a Ritz pair (theta, V' y) is then |C y|, at no cost.
-From one start vector p is 1 and this is the textbook recursion. A block of start vectors (the
-previous measurement's eigenvectors) makes it the band Lanczos process (Ruhe 1979), whose next
+The space (`krylov.py`) grows by one product at a time and satisfies, exactly and with full
+reorthogonalisation, H V' = V' T + F' C. The residual of a Ritz pair (theta, V' y) is then |C y|, at
+no cost. From one start vector p is 1 and this is the textbook recursion. A block of start vectors
+(the previous measurement's eigenvectors) makes it the band Lanczos process (Ruhe 1979), whose next
 direction is the residual of the worst wanted pair, F' C y, instead of the next row. A full space is
 restarted from its best Ritz vectors, which satisfy the same relation (thick restart, Wu & Simon
 2000).
@@ -150,10 +145,10 @@ def _grow(
 ) -> Stop:
     """Adds products until every wanted pair has converged or a budget would be exceeded."""
     last, exhausted_at, before = 0.0, 0, None  # last: seconds of the last product
-    while not space.complete:
+    while space.size < space.dimension:  # then the space is everything, and all values exact
         values, residuals = space.ritz()
         wanted = ends.among(len(values))
-        all_there = space.started and len(wanted) == min(sum(ends), space.dimension)
+        all_there = not space.pending and len(wanted) == min(sum(ends), space.dimension)
         if space.exhausted:  # an invariant subspace: is there anything beyond it?
             reached = values[wanted]
             if all_there and before is not None and torch.allclose(reached, before, rtol=1e-6):

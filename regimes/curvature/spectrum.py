@@ -2,12 +2,7 @@
 
 All functions are deterministic given `seed`, leave no trace on the model, and give the curvature
 over the union of the data when the product averages over processes. One `HessianProduct` serves
-several calls and builds its graph once:
-
-    hessian = HessianProduct(model, cross_entropy, batches, mode="eval")
-    now = eigenvalues(hessian, largest=5, smallest=1)
-    later = eigenvalues(HessianProduct(...), largest=5, start=now)       # warm
-    by_layer = layer_traces(hessian, probes=20)
+several calls and builds its graph once.
 """
 
 from __future__ import annotations
@@ -36,7 +31,7 @@ def eigenvalues(
     largest: int = 1,
     smallest: int = 0,
     tolerance: float = 1e-3,
-    start: Eigenpairs | None = None,
+    start: Eigenpairs | Float[Tensor, "k d"] | None = None,
     max_products: int = 200,
     max_seconds: float | None = None,
     seed: int = 0,
@@ -44,9 +39,9 @@ def eigenvalues(
 ) -> Eigenpairs:
     """Both ends of the spectrum, algebraically (see `lanczos` for tolerance and budgets).
 
-    `start` is the previous measurement of the same model: the sum of its vectors begins the Krylov
-    space. `backend="pyhessian"` runs that library's power iteration instead. Its values are the
-    largest in *magnitude*, with their signs; its residuals are NaN; `tolerance` is the relative
+    `start` is the previous measurement of the same model, or its vectors, whose sum begins the
+    Krylov space. `backend="pyhessian"` runs that library's power iteration instead. Its values are
+    the largest in *magnitude*, with their signs; its residuals are NaN; `tolerance` is the relative
     change between two steps. It has no `smallest`, warm start, time budget or processes.
 
     Raises:
@@ -73,16 +68,14 @@ def eigenvalues(
     )
 
 
-def warm_start(previous: Eigenpairs) -> Float[Tensor, "1 d"]:
+def warm_start(previous: Eigenpairs | Float[Tensor, "k d"]) -> Float[Tensor, "1 d"]:
     """The sum of the previous eigenvectors (those that exist), as one start vector.
 
     It keeps the polynomial degree of a single Krylov sequence and needs fewer products than a block
     start of all of them (`benchmarks/curvature.py`).
     """
-    vectors = previous.vectors[torch.isfinite(previous.vectors[:, 0])]
-    if not len(vectors):
-        raise ConfigError("The previous measurement has no eigenvectors to start from.")
-    return vectors.sum(0, keepdim=True)
+    vectors = previous.vectors if isinstance(previous, Eigenpairs) else previous
+    return vectors[torch.isfinite(vectors[:, 0])].sum(0, keepdim=True)
 
 
 def layer_eigenvalues(

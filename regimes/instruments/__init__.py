@@ -1,7 +1,6 @@
 """Instruments measure statistics during training and leave no trace on the run.
 
-``base`` has the contract, each file one family; ``panel`` chooses and reads those of a run. A
-package offers its own by entry points of the group ``regimes.instruments``.
+A package offers its own by entry points of the group ``regimes.instruments``.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ REGISTRY = Registry(
         "noise": "regimes.instruments.noise:Noise",
         "msdr": "regimes.instruments.noise:Msdr",
         "error": "regimes.instruments.compression_loss:CompressionLoss",
-        "spread": "regimes.instruments.spread:Spread",
+        "spread": "regimes.instruments.noise:Spread",
     },
     has=("every", "start"),
 )

@@ -1,9 +1,4 @@
-"""Policies: the history of a run in, the next epoch's levels out. No torch.
-
-``base`` has the contract, ``schedules`` policies of epoch and learning rate, ``detected`` those
-that follow a detector, ``ladders`` those with more than two levels, ``allocation`` and ``gravac``
-those that weigh error against traffic, ``periods`` those of local steps.
-"""
+"""Policies: the history of a run in, the next epoch's levels out. No torch."""
 
 from __future__ import annotations
 
@@ -11,10 +6,9 @@ from typing import Any
 
 from regimes.config import DENSE, Registry
 from regimes.errors import ConfigError
-from regimes.policies.allocation import LGreCo
+from regimes.policies.allocation import GraVAC, LGreCo
 from regimes.policies.base import Decision, Policy
 from regimes.policies.detected import Accordion, BatchAccordion, Detected
-from regimes.policies.gravac import GraVAC
 from regimes.policies.history import LevelCost, PastEpoch, history, whole_history
 from regimes.policies.ladders import AccordionLadder, AdaQS, ErrorLadder, RateLadder
 from regimes.policies.periods import QSR, AdaComm, PostLocal

@@ -1,9 +1,4 @@
-"""The contract of a policy: the history of a run in, the next epoch's levels out. No torch.
-
-A policy is a frozen dataclass with one pure function, ``decide``, of the list of past epochs. The
-record holds the same list, so one object steers a live run, resumes it and replays a record. A
-batch policy has one layer, the whole model, and batch sizes as levels.
-"""
+"""The contract of a policy, and what policies share. No torch."""
 
 from __future__ import annotations
 
@@ -29,7 +24,9 @@ class Decision:
 
 @runtime_checkable
 class Policy(Protocol):
-    """See the module's docstring."""
+    """A frozen dataclass with one pure function, ``decide``, of the past epochs. A record holds
+    them, so one object steers a run, resumes it and replays its record. A batch policy has one
+    layer, the whole model, and batch sizes as levels."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -49,6 +46,13 @@ class Policy(Protocol):
 def start(level: str, layers: Sequence[str]) -> list[Decision]:
     """The decisions of the first epoch: one level for all layers."""
     return [Decision(level, {"rule": "start"})] * len(layers)
+
+
+def followed(
+    level: str, why: dict[str, Any] | None, history: Sequence[PastEpoch]
+) -> list[Decision]:
+    """One level for all layers after at least one epoch, with the reason where it changes."""
+    return [Decision(level, why if before != level else None) for before in history[-1].levels]
 
 
 @dataclass

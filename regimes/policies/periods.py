@@ -15,7 +15,7 @@ from typing import Any
 from regimes.config import Bounded
 from regimes.config.bounds import Count, Positive
 from regimes.errors import require
-from regimes.policies.base import Decision, FollowsDecays, start
+from regimes.policies.base import Decision, FollowsDecays, followed, start
 from regimes.policies.history import PastEpoch, as_history
 
 LONGEST = 10**9  # steps; a rate of zero asks for no end
@@ -69,11 +69,10 @@ class PostLocal(FollowsDecays):
         return (self.before, self.after)
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
-        decayed = bool(self.decays(history))
-        why = {"rule": "start"} if not history else None
-        if decayed and history[-1].levels[0] != self.after:
-            why = self.just_decayed(history)
-        return [Decision(self.after if decayed else self.before, why)] * len(layers)
+        level = self.after if self.decays(history) else self.before
+        if not history:
+            return start(level, layers)
+        return followed(level, self.just_decayed(history), history)
 
 
 class Periods(Bounded):
@@ -106,16 +105,11 @@ class QSR(Periods):
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         if not history:
             return start(str(self.base), layers)
-        rate, before = history[-1].next_lr, history[-1].levels[0]
-        rises = rate > history[-1].lr
-        level = str(self.base if rises else self._period(rate))
-        why = {"rule": "rate", "new": rate} if level != before else None
-        return [Decision(level, why)] * len(layers)
-
-    def _period(self, rate: float) -> int:
-        if self.alpha >= rate * math.sqrt(LONGEST):  # also at a rate of zero
-            return LONGEST
-        return max(self.base, math.floor((self.alpha / rate) ** 2))
+        rate, period = history[-1].next_lr, self.base
+        if rate <= history[-1].lr:
+            longest = self.alpha >= rate * math.sqrt(LONGEST)  # also at a rate of zero
+            period = LONGEST if longest else max(period, math.floor((self.alpha / rate) ** 2))
+        return followed(str(period), {"rule": "rate", "new": rate}, history)
 
 
 @dataclass(frozen=True)
@@ -138,17 +132,16 @@ class AdaComm(Periods):
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         if not history:
             return start(str(self.base), layers)
-        before, last = history[-1].levels[0], history[-1].model.get("train_loss")
+        last = history[-1].model.get("train_loss")
         first = as_history(history).accumulate("first loss", lambda: None, _first_loss)
         if first is None or last is None:  # a record without losses
-            return [Decision(before)] * len(layers)
+            return followed(history[-1].levels[0], None, history)
         ratio = max(last / first, 0.0)
         if self.rates:
             next_rate = history[-1].next_lr
             ratio *= history[0].lr / next_rate if next_rate > 0 else float(LONGEST)
         level = str(min(LONGEST, max(1, math.ceil(self.base * math.sqrt(ratio) - 1e-9))))
-        why = {"rule": "loss", "old": first, "new": last} if level != before else None
-        return [Decision(level, why)] * len(layers)
+        return followed(level, {"rule": "loss", "old": first, "new": last}, history)
 
 
 def _first_loss(loss: float | None, epochs: Sequence[PastEpoch]) -> float | None:

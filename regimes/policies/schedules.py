@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from regimes.config import check_windows, in_windows
 from regimes.errors import ConfigError, nearest, require
-from regimes.policies.base import Decision, FollowsDecays, start
+from regimes.policies.base import Decision, FollowsDecays, followed, start
 from regimes.policies.history import PastEpoch
 
 
@@ -99,5 +99,4 @@ class Smith(FollowsDecays):
         level = self.levels[min(len(self.decays(history)), len(self.levels) - 1)]
         if not history:
             return start(level, layers)
-        why = self.just_decayed(history)
-        return [Decision(level, why if before != level else None) for before in history[-1].levels]
+        return followed(level, self.just_decayed(history), history)

@@ -330,10 +330,10 @@ def frontier(
         began = time.process_time()
         product = HessianProduct(model, cross_entropy, [batch])
         d = product.dimension
-        first = random_direction(d, stream(0, "lanczos"), torch.float32, "cpu")[None]
+        first = random_direction(d, stream(0, "lanczos"), torch.float32, "cpu")
         space, found[name] = Krylov(first if start is None else start, most), []
         for n in range(1, most + 1):
-            space.step(product, None)
+            space.step(product)
             values, residuals = space.ritz()
             value = float(values[-1])
             found[name].append(

@@ -20,7 +20,7 @@ from torch import Tensor
 from regimes.collectives.requests import Batched, Layer, Mean, Program, Request, Traffic
 from regimes.compression import checks
 from regimes.compression.kernels import Workspace, add_, clone, sub_
-from regimes.config import DENSE, Level
+from regimes.config import DENSE, Bounded, Level
 from regimes.errors import require
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -57,7 +57,7 @@ class State(Workspace):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compressor(ABC):
+class Compressor(Bounded, ABC):
     """Hyper-parameters of a compressor; a layer's memory is in its ``State``.
 
     Attributes:
@@ -72,6 +72,8 @@ class Compressor(ABC):
         memory: the class of a layer's memory.
     """
 
+    bounds_prefix = "compressor."
+
     error_feedback: bool | float = True
     linear: ClassVar[bool] = False
     propagates_nonfinite: ClassVar[bool] = False
@@ -80,6 +82,7 @@ class Compressor(ABC):
     memory: ClassVar[type[State]] = State
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         given = self.error_feedback
         good = isinstance(given, bool) or 0 < given <= 1
         require(good, "compressor.error_feedback", given, "true, false, or a share in (0, 1]")

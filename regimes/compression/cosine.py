@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Annotated
 
 import torch
 from jaxtyping import Float
@@ -21,10 +22,10 @@ from regimes.collectives.requests import Batched, Gather, Layer, Traffic
 from regimes.compression.base import Sending, State
 from regimes.compression.kernels import batch_by_shape
 from regimes.compression.sparse import Sparsifier, in_each, num_kept, scatter_sum
-from regimes.config import Level
-from regimes.errors import require
+from regimes.config import Bounds, Level
 
-LARGEST = 181  # the largest whose square, the size of a block, an int16 can index
+# the largest is that whose square, the size of a block, an int16 can index
+Chunk = Annotated[int, Bounds("a whole number from 1 to 181", low=1, high=181)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +38,7 @@ class DCTTopK(Sparsifier):
     """
 
     error_feedback: bool | float = 0.999
-    chunk: int = 64
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        good = 1 <= self.chunk <= LARGEST
-        require(good, "compressor.chunk", self.chunk, f"a whole number from 1 to {LARGEST}")
+    chunk: Chunk = 64
 
     def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
         bases = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, cast
 
 import torch
 from jaxtyping import Float
@@ -20,7 +20,7 @@ from regimes.compression.kernels import (
     right_product,
     subtract_product_,
 )
-from regimes.config import DENSE, Level
+from regimes.config import DENSE, Bounds, Level
 from regimes.errors import require
 from regimes.seeding import stream
 
@@ -153,14 +153,9 @@ class ACPSGD(LowRank):
             twice the rank.
     """
 
-    iterations: int = 1
+    iterations: Annotated[int, Bounds("a whole number from 1", low=1)] = 1
     phases: ClassVar[int] = 2
     memory: ClassVar[type[State]] = AlternatingState
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        good = self.iterations >= 1
-        require(good, "compressor.iterations", self.iterations, "a whole number from 1")
 
     def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
         state, several = cast(AlternatingState, state), self.iterations > 1

@@ -8,8 +8,12 @@
 The two other measures are ``fisher_trace`` and ``critical_sharpness``.
 """
 
-from regimes.curvature.critical import CriticalSharpness, critical_sharpness
-from regimes.curvature.fisher import FisherTrace, fisher_trace
+from regimes.curvature.first_order import (
+    CriticalSharpness,
+    FisherTrace,
+    critical_sharpness,
+    fisher_trace,
+)
 from regimes.curvature.lanczos import Eigenpairs
 from regimes.curvature.operator import HessianProduct
 from regimes.curvature.probe import Estimate, cross_entropy

@@ -1,7 +1,7 @@
 """The space that `lanczos.py` grows: H V' = V' T + F' C, one product at a time.
 
-V (the basis) and F (what the products left outside it) have orthonormal rows; T and C are small,
-float64 and on the CPU. A start vector is a row of F that no step has used yet.
+V (the basis) and F (what the products left outside it: one row, or none) have orthonormal rows; T
+and C are small, float64 and on the CPU. At first F is the start vector.
 """
 
 from __future__ import annotations
@@ -22,18 +22,16 @@ class Krylov:
     consecutive rows of one buffer and `step` works in place.
     """
 
-    def __init__(self, start: Float[Tensor, "p d"], capacity: int) -> None:
-        self.dimension, self.capacity = start.shape[1], capacity
+    def __init__(self, start: Float[Tensor, " d"], capacity: int) -> None:
+        self.dimension, self.capacity = len(start), capacity
         self.dtype, self.device = start.dtype, start.device
         self.size = self.products = 0
         self.radius = 0.0  # largest |Ritz value| so far
-        self._rows = start.new_empty(capacity + len(start), self.dimension)  # V, then F
+        self._rows = start.new_empty(capacity + 1, self.dimension)  # V, then F
         self._t = torch.zeros(capacity, capacity, dtype=torch.float64)
         self._c = torch.zeros(0, capacity, dtype=torch.float64)
-        for row in start:
-            self.insert(row)
-        self.pending = len(self._c)  # start vectors that are not in the space yet
         self._pairs: tuple[Tensor, Tensor] | None = None  # eigen-decomposition of T
+        self.insert(start)
 
     @property
     def full(self) -> bool:
@@ -44,8 +42,8 @@ class Krylov:
         return len(self._c) == 0  # no direction is left: the space is invariant
 
     def insert(self, direction: Float[Tensor, " d"]) -> None:
-        """Adds a direction for later steps; one that lies in the space already is dropped."""
-        n = self.size + len(self._c)
+        """Puts a direction in an empty F; one that lies in the space already is dropped."""
+        n = self.size
         if n == self.dimension:
             return
         rest = self._rows[n].copy_(direction)
@@ -55,7 +53,7 @@ class Krylov:
         norm = length(rest)
         if norm > 1e3 * torch.finfo(self.dtype).eps * before:
             rest /= norm
-            self._c = torch.cat([self._c, self._c.new_zeros(1, self.capacity)])
+            self._c = self._c.new_zeros(1, self.capacity)
 
     def ritz(self) -> tuple[Float[Tensor, " m"], Float[Tensor, " m"]]:
         """Ritz values in ascending order and the norms of their residuals."""
@@ -82,16 +80,14 @@ class Krylov:
             row /= length(row)
         return rows
 
-    def step(self, operator: Callable[[Tensor], Tensor], toward: int | None) -> None:
-        """Takes one direction into the space: the next start vector, or a pair's residual.
-
-        The operator's answer, a new tensor, is overwritten.
-        """
+    def step(self, operator: Callable[[Tensor], Tensor]) -> None:
+        """Takes the row of F into the space. Overwrites the operator's answer, a new tensor."""
         m = self.size
-        self._take(toward)
-        self.size, self._pairs = m + 1, None
+        self._t[m, :m] = self._t[:m, m] = self._c[0, :m]
+        self._c, self.size, self._pairs = self._c[1:], m + 1, None
         v, near = self._rows[m], self._t[m, :m].nonzero().flatten().tolist()
-        w, outside = operator(v), slice(m + 1, m + 1 + len(self._c))
+        v /= length(v)
+        w = operator(v)
         self.products += 1
         scale = length(w)
         for i in near:  # w's components along the basis, by the relation
@@ -100,58 +96,29 @@ class Krylov:
         w.add_(v, alpha=-alpha)
         # The above is the short recursion, one pass over few vectors; the second orthogonalisation,
         # over all of them, makes it good to rounding (twice is enough: Parlett 1998, section 6.9).
-        h = _project_out(w, self._rows[: outside.stop])
-        h[outside] += _project_out(w, self._rows[outside])
+        h = _project_out(w, self._rows[: m + 1])
         # With alpha's, the only synchronisation of host and device in a step.
         size, left, *along = torch.cat([scale[None], length(w)[None], h]).tolist()
         self._t[m, m] = alpha + along[m]
-        self._c[:, m] = torch.tensor(along[outside], dtype=torch.float64)
         floor = max(size, self.radius) * 10 * torch.finfo(self.dtype).eps
-        n = self.size + len(self._c)
-        if left > floor and n < self.dimension:
-            torch.div(w, left, out=self._rows[n])
-            row = self._c.new_zeros(1, self.capacity)
-            row[0, m] = left
-            self._c = torch.cat([self._c, row])
+        if left > floor and self.size < self.dimension:
+            torch.div(w, left, out=self._rows[m + 1])
+            self._c = self._c.new_zeros(1, self.capacity)
+            self._c[0, m] = left
 
     def restart(self, keep: list[int]) -> None:
         """Shrinks the space to some of its Ritz vectors, which satisfy the same relation."""
         values, y = self._eigen()
         y = y[:, keep]
-        n, outside = len(keep), self._outside.clone()
+        n = len(keep)
         self._rows[:n] = y.mT.to(self.device, self.dtype) @ self._rows[: self.size]
-        self._rows[n : n + len(outside)] = outside
+        self._rows[n] = self._rows[self.size]
         c = self._c[:, : self.size] @ y
         self._t.zero_()
         self._t[:n, :n] = torch.diag(values[keep])
         self._c.zero_()
         self._c[:, :n] = c
         self.size, self._pairs = n, None
-
-    @property
-    def _outside(self) -> Float[Tensor, "p d"]:
-        """F."""
-        return self._rows[self.size : self.size + len(self._c)]
-
-    def _take(self, toward: int | None) -> None:
-        """Rotates F (and C) so that its first row is the wanted direction, and moves it to V."""
-        p, m = len(self._c), self.size
-        coordinates = torch.zeros(p, dtype=torch.float64)
-        if self.pending or toward is None:
-            coordinates[0] = 1.0
-            self.pending = max(self.pending - 1, 0)
-        else:
-            coordinates = self._c[:, :m] @ self._eigen()[1][:, toward]
-            norm = coordinates.norm()
-            coordinates = coordinates / norm if norm > 0 else torch.eye(p, dtype=torch.float64)[0]
-        if p > 1:
-            q = _rotation(coordinates)
-            self._outside.copy_(q.mT.to(self.device, self.dtype) @ self._outside)
-            self._c = q.mT @ self._c
-        self._t[m, :m] = self._t[:m, m] = self._c[0, :m]
-        self._c = self._c[1:]
-        v = self._rows[m]
-        v /= length(v)
 
 
 def inner(rows: Float[Tensor, "n d"], w: Float[Tensor, " d"]) -> Float[Tensor, " n"]:
@@ -185,12 +152,3 @@ def _project_out(w: Float[Tensor, " d"], rows: Float[Tensor, "n d"]) -> Float[Te
     if len(rows):
         w.addmv_(rows.mT, along.to(w.dtype), alpha=-1)
     return along
-
-
-def _rotation(first: Float[Tensor, " p"]) -> Float[Tensor, "p p"]:
-    """An orthogonal matrix with the given unit vector as its first column (a Householder one)."""
-    u = first.clone()
-    sign = -1.0 if u[0] < 0 else 1.0
-    u[0] += sign
-    identity = torch.eye(len(first), dtype=first.dtype)
-    return -sign * (identity - 2 * torch.outer(u, u) / (u @ u))

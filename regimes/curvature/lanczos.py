@@ -2,11 +2,8 @@
 
 The space (`krylov.py`) grows by one product at a time and satisfies, exactly and with full
 reorthogonalisation, H V' = V' T + F' C. The residual of a Ritz pair (theta, V' y) is then |C y|, at
-no cost. From one start vector p is 1 and this is the textbook recursion. A block of start vectors
-(the previous measurement's eigenvectors) makes it the band Lanczos process (Ruhe 1979), whose next
-direction is the residual of the worst wanted pair, F' C y, instead of the next row. A full space is
-restarted from its best Ritz vectors, which satisfy the same relation (thick restart, Wu & Simon
-2000).
+no cost. A full space is restarted from its best Ritz vectors, which satisfy the same relation
+(thick restart, Wu & Simon 2000).
 """
 
 from __future__ import annotations
@@ -54,7 +51,7 @@ def lanczos(
     largest: int = 1,
     smallest: int = 0,
     tolerance: float = 1e-3,
-    start: Float[Tensor, "p d"] | None = None,
+    start: Float[Tensor, " d"] | None = None,
     max_products: int = 200,
     max_seconds: float | None = None,
     generator: torch.Generator,
@@ -72,9 +69,8 @@ def lanczos(
 
     Args:
         operator: gives a new tensor each time; it is overwritten.
-        start: rows to start from, e.g. the last measurement's `vectors`; None: a random one. A
-            random block finds eigenvalues of a multiplicity up to its size; one vector may find a
-            multiple eigenvalue once (it looks again wherever its space is exhausted).
+        start: the vector to start from; None: a random one. A multiple eigenvalue may be found
+            once (it looks again wherever the space is exhausted).
         generator: for the random directions; the result is a function of it.
         agree: maps a local number to one that all processes share (`HessianProduct.agree`).
 
@@ -89,11 +85,10 @@ def lanczos(
     require(max(ends) <= dimension, "(largest, smallest)", tuple(ends), most)
     require(max_products >= wanted, "max_products", max_products, f"at least {wanted}, one a value")
     if start is None:
-        start = random_direction(dimension, generator, dtype, device).unsqueeze(0)
+        start = random_direction(dimension, generator, dtype, device)
     shape = tuple(start.shape)
-    good = len(shape) == 2 and shape[1] == dimension and shape[0] > 0
-    require(good, "shape of start", shape, f"(p, {dimension})")
-    capacity = max(2 * (wanted + 2 * len(start)), BASIS)
+    require(shape == (dimension,), "shape of start", shape, f"({dimension},)")
+    capacity = max(2 * (wanted + 2), BASIS)
     space = Krylov(start.to(device, dtype), min(capacity, dimension))
 
     def late(moment: float) -> bool:
@@ -148,7 +143,7 @@ def _grow(
     while space.size < space.dimension:  # then the space is everything, and all values exact
         values, residuals = space.ritz()
         wanted = ends.among(len(values))
-        all_there = not space.pending and len(wanted) == min(sum(ends), space.dimension)
+        all_there = len(wanted) == min(sum(ends), space.dimension)
         if space.exhausted:  # an invariant subspace: is there anything beyond it?
             reached = values[wanted]
             if all_there and before is not None and torch.allclose(reached, before, rtol=1e-6):
@@ -166,7 +161,7 @@ def _grow(
         if space.full:
             space.restart(ends.after_restart(space.size, space.capacity))
         else:
-            space.step(operator, wanted[int(ratio[wanted].argmax())] if wanted else None)
+            space.step(operator)
             last = time.perf_counter() - now
     return "converged"
 

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regimes.curvature import pyhessian
 from regimes.curvature.krylov import Krylov
 from regimes.curvature.lanczos import Eigenpairs, lanczos, random_direction
 from regimes.curvature.operator import HessianProduct
@@ -49,8 +50,6 @@ def eigenvalues(
         TrainingError: the loss, its gradient or a product is not finite.
     """
     if _uses_pyhessian(backend):
-        from regimes.curvature import pyhessian
-
         if smallest or start is not None or max_seconds is not None:
             raise ConfigError("PyHessian has no smallest eigenvalues, warm start or time budget.")
         return pyhessian.eigenvalues(hessian, largest, tolerance, max_products, seed)
@@ -68,14 +67,14 @@ def eigenvalues(
     )
 
 
-def warm_start(previous: Eigenpairs | Float[Tensor, "k d"]) -> Float[Tensor, "1 d"]:
+def warm_start(previous: Eigenpairs | Float[Tensor, "k d"]) -> Float[Tensor, " d"]:
     """The sum of the previous eigenvectors (those that exist), as one start vector.
 
-    It keeps the polynomial degree of a single Krylov sequence and needs fewer products than a block
-    start of all of them (`benchmarks/curvature.py`).
+    It keeps the polynomial degree of a single Krylov sequence and needed fewer products than a
+    block start of all of them.
     """
     vectors = previous.vectors if isinstance(previous, Eigenpairs) else previous
-    return vectors[torch.isfinite(vectors[:, 0])].sum(0, keepdim=True)
+    return vectors[torch.isfinite(vectors[:, 0])].sum(0)
 
 
 def layer_eigenvalues(
@@ -117,8 +116,6 @@ def trace(
     """Hutchinson's (1990) unbiased estimate: the mean of z'Hz over random signs z. ConfigError for
     fewer than 2 products or an unknown backend."""
     if _uses_pyhessian(backend):
-        from regimes.curvature import pyhessian
-
         return pyhessian.trace(hessian, products, seed)
     require(products >= 2, "products", products, "at least 2, for a standard error")
     samples = [(z * hz).sum() for z, hz in _probes(hessian, products, stream(seed, "trace"))]
@@ -167,9 +164,9 @@ def density(hessian: HessianProduct, *, probes: int = 5, steps: int = 30, seed: 
     before, nodes, weights = hessian.products, [], []
     for _ in range(probes):
         begin = random_direction(hessian.dimension, generator, hessian.dtype, hessian.device)
-        space = Krylov(begin.unsqueeze(0), min(steps, hessian.dimension))
+        space = Krylov(begin, min(steps, hessian.dimension))
         while not (space.full or space.exhausted):
-            space.step(hessian, None)
+            space.step(hessian)
         nodes.append(space.ritz()[0])
         weights.append(space.weights() / probes)
     order = torch.cat(nodes).argsort()

@@ -6,12 +6,10 @@ A package offers its own by entry points of the group ``regimes.instruments``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from regimes.config import Registry, offered
-
-if TYPE_CHECKING:
-    from regimes.instruments.base import Instrument
+from regimes.instruments.base import Instrument
 
 REGISTRY = Registry(
     "instrument",

@@ -11,8 +11,14 @@ from regimes.policies.base import Decision, Policy
 from regimes.policies.detected import Accordion, BatchAccordion, Detected
 from regimes.policies.history import LevelCost, PastEpoch, history, whole_history
 from regimes.policies.ladders import AccordionLadder, AdaQS, ErrorLadder, RateLadder
-from regimes.policies.periods import QSR, AdaComm, PostLocal
-from regimes.policies.schedules import Smith, Static, Windows
+from regimes.policies.schedules import (
+    QSR,
+    AdaComm,
+    PostLocal,
+    Smith,
+    Static,
+    Windows,
+)
 
 __all__ = [
     "QSR",

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from regimes.config.bounds import Count, Positive
@@ -151,39 +150,21 @@ def signal_values(history: Sequence[PastEpoch], rule: Detector, layer: int) -> V
     statistic = None if rule.statistic is None else Statistic.parse(rule.statistic)
     row = _of_layers if rule.per_layer and statistic is not None else _of_model
 
-    def extend(columns: Columns, epochs: Sequence[PastEpoch]) -> Columns:
-        return columns.extend([row(statistic, epoch) for epoch in epochs])
+    def extend(columns: list[Values], epochs: Sequence[PastEpoch]) -> list[Values]:
+        rows = [row(statistic, past) for past in epochs]
+        columns = columns or [[] for _ in rows[0]]
+        for column, more in zip(columns, zip(*rows, strict=True), strict=True):
+            column.extend(more)
+        return columns
 
     # One table for all layers, so that the epochs are read once and not once per layer.
-    columns = as_history(history).accumulate((row, statistic), Columns, extend)
-    return columns.column(layer if row is _of_layers else 0)
-
-
-class Columns:
-    """A table by columns that grows by rows; None where a row is too short."""
-
-    def __init__(self) -> None:
-        self.columns: list[Values] = []
-        self.length = 0
-
-    def extend(self, rows: Sequence[Sequence[float | None]]) -> Columns:
-        """Append rows; returns itself."""
-        missing = max(map(len, rows), default=0) - len(self.columns)
-        self.columns += [[None] * self.length for _ in range(missing)]
-        nothing: Values = [None] * len(rows)
-        for column, more in zip_longest(self.columns, zip_longest(*rows), fillvalue=nothing):
-            column.extend(more)
-        self.length += len(rows)
-        return self
-
-    def column(self, index: int) -> Values:
-        """All values of one column."""
-        return self.columns[index] if index < len(self.columns) else [None] * self.length
+    columns = as_history(history).accumulate((row, statistic), list, extend)
+    return columns[layer if row is _of_layers else 0] if columns else []
 
 
 def _of_layers(statistic: Statistic | None, past: PastEpoch) -> Sequence[float | None]:
     assert statistic is not None
-    values = past.statistics.get(statistic.name, ())
+    values = past.statistics.get(statistic.name) or [None] * len(past.levels)
     return [_scaled(value, statistic, past) for value in values] if statistic.times_lr else values
 
 

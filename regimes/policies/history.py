@@ -54,7 +54,8 @@ class PastEpoch:
 
     def value(self, statistic: str, layer: int) -> float | None:
         """A layer's value; None where it is undefined or not measured."""
-        return values[layer] if (values := self.statistics.get(statistic)) else None
+        values = self.statistics.get(statistic, [])
+        return values[layer] if layer < len(values) else None
 
 
 def cost(past: PastEpoch, level: str) -> LevelCost:

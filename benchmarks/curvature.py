@@ -41,8 +41,7 @@ from torch import Tensor, nn
 
 from benchmarks.curvature_report import markdown
 from regimes.curvature import Eigenpairs, HessianProduct, cross_entropy, eigenvalues
-from regimes.curvature.krylov import Krylov
-from regimes.curvature.lanczos import lanczos, random_direction
+from regimes.curvature.lanczos import Krylov, lanczos, random_direction
 from regimes.curvature.spectrum import warm_start
 from regimes.models import build
 from regimes.records import write_output

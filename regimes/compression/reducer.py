@@ -16,8 +16,7 @@ from torch import Tensor
 
 from regimes.collectives.requests import NO_LAYER, Layer, Mean, Program, Traffic
 from regimes.collectives.world import World
-from regimes.compression.base import Compressor, State
-from regimes.compression.checks import check_traffic
+from regimes.compression.base import Compressor, State, check_traffic
 from regimes.compression.elementwise import Dense
 from regimes.compression.kernels import on_gpu
 from regimes.config import DENSE, Level

@@ -16,8 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regimes.curvature import pyhessian
-from regimes.curvature.krylov import Krylov
-from regimes.curvature.lanczos import Eigenpairs, lanczos, random_direction
+from regimes.curvature.lanczos import Eigenpairs, Krylov, lanczos, random_direction
 from regimes.curvature.operator import HessianProduct
 from regimes.curvature.probe import Estimate
 from regimes.errors import ConfigError, require

@@ -74,9 +74,7 @@ class FollowsDecays(Bounded):
     below 1/100 of the run's peak is none: a rate that goes to zero would decay without end. A rate
     that rises never counts. Step schedules thus decay at their steps, smooth ones at a tenth of
     their peak; a schedule that ends at zero also in its last one or two epochs, where it halves.
-
-    Raises:
-        ConfigError: a factor is not larger than 1.
+    ConfigError for a factor that is not larger than 1.
     """
 
     bounds_prefix = "policy."

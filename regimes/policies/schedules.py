@@ -114,13 +114,11 @@ class Smith(FollowsDecays):
 
 
 def period_of(level: str, words: Mapping[str, int]) -> int:
-    """The steps of a level: a name in ``words``, which is ``sync_levels``, or a number.
+    """The steps of a level: a name in ``words``, which is ``sync_levels``, or a number; ConfigError
+    for neither.
 
     >>> period_of("high", {"low": 1, "high": 32}), period_of("8", {})
     (32, 8)
-
-    Raises:
-        ConfigError: neither.
     """
     if level not in words:
         expected = f"one of {', '.join(words) or 'no words'} (sync_levels), or a number of steps"

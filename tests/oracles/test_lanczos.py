@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regimes.curvature import lanczos as algorithm
-from regimes.curvature.krylov import inner, length
-from regimes.curvature.lanczos import Eigenpairs, lanczos
+from regimes.curvature.lanczos import Eigenpairs, inner, lanczos, length
 from regimes.errors import ConfigError
 from regimes.seeding import stream
 

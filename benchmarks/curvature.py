@@ -41,8 +41,7 @@ from torch import Tensor, nn
 
 from benchmarks.curvature_report import markdown
 from regimes.curvature import Eigenpairs, HessianProduct, cross_entropy, eigenvalues
-from regimes.curvature.krylov import Krylov
-from regimes.curvature.lanczos import lanczos, random_direction
+from regimes.curvature.lanczos import Krylov, lanczos, random_direction
 from regimes.curvature.spectrum import warm_start
 from regimes.models import build
 from regimes.records import write_output
@@ -330,10 +329,10 @@ def frontier(
         began = time.process_time()
         product = HessianProduct(model, cross_entropy, [batch])
         d = product.dimension
-        first = random_direction(d, stream(0, "lanczos"), torch.float32, "cpu")[None]
+        first = random_direction(d, stream(0, "lanczos"), torch.float32, "cpu")
         space, found[name] = Krylov(first if start is None else start, most), []
         for n in range(1, most + 1):
-            space.step(product, None)
+            space.step(product)
             values, residuals = space.ritz()
             value = float(values[-1])
             found[name].append(

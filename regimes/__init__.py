@@ -85,12 +85,10 @@ _PUBLIC = {
     ),
     "regimes.collectives.requests": ("Layer", "Mean", "Gather", "Traffic"),
     "regimes.compression.base": ("Compressor", "State"),
-    "regimes.compression.dense": ("Dense", "LowPass"),
-    "regimes.compression.powersgd": ("PowerSGD",),
-    "regimes.compression.alternating": ("ACPSGD",),
+    "regimes.compression.elementwise": ("Dense", "LowPass", "Sign", "Quantise", "Cast"),
+    "regimes.compression.powersgd": ("PowerSGD", "ACPSGD"),
     "regimes.compression.sparse": ("TopK", "RandomK"),
     "regimes.compression.cosine": ("DCTTopK",),
-    "regimes.compression.quantised": ("Sign", "Quantise", "Cast"),
     "regimes.errors": ("RegimesError", "ConfigError", "DataError", "RecordError", "TrainingError"),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}

@@ -18,7 +18,7 @@ import pandas as pd
 
 from regimes.detectors import RelativeChange
 from regimes.errors import RecordError
-from regimes.policies.signals import signal_values
+from regimes.policies.detected import signal_values
 from regimes.records import Record
 from regimes.replay.replay import measured, past_epochs, signal_cost
 from regimes.statistics import kappa

@@ -43,26 +43,26 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regimes.collectives.requests import Mean
-from regimes.compression.selection import top_indices
-from regimes.compression.sparse import num_kept
+from regimes.compression.sparse import num_kept, top_indices
+from regimes.config import Bounded
+from regimes.config.bounds import Count
 from regimes.instruments.base import (
     EndOfEpochGauge,
     MeasurementContext,
     Reading,
     StridedGauge,
     ratio,
-    require_at_least,
 )
 from regimes.seeding import stream
 
-from .support_overlap import drawn_gradients
+from .support_overlap import Pair, drawn_gradients
 
 PERCENTS = (1, 10)
 SHAPES = ("top1", "top10", "density")
 
 
 @dataclass(frozen=True)
-class Moments:
+class Moments(Bounded):
     """Mean and variance of the stochastic gradient along an epoch.
 
     Attributes:
@@ -71,18 +71,17 @@ class Moments:
             as signal bytes in every mode). The gauge holds 2 N numbers and the last gradients.
     """
 
-    stride: int = 1
-    every: int = field(default=1, init=False)
+    bounds_prefix = "instruments.moments."
 
-    def __post_init__(self) -> None:
-        require_at_least(self, "moments", stride=1)
+    stride: Count = 1
+    every: int = field(default=1, init=False)
 
     def start(self, context: MeasurementContext) -> MomentsGauge:
         return MomentsGauge(self.stride, context)
 
 
 @dataclass(frozen=True)
-class FrozenMoments:
+class FrozenMoments(Bounded):
     """Mean and variance of the stochastic gradient at the weights at the end of an epoch.
 
     Attributes:
@@ -90,12 +89,11 @@ class FrozenMoments:
         count: disjoint batches; a forward and backward pass and partial sorts for each.
     """
 
-    every: int = 1
-    batch: int = 8
-    count: int = 48
+    bounds_prefix = "instruments.moments-frozen."
 
-    def __post_init__(self) -> None:
-        require_at_least(self, "moments-frozen", every=1, batch=1, count=2)
+    every: Count = 1
+    batch: Count = 8
+    count: Pair = 48
 
     def start(self, context: MeasurementContext) -> FrozenMomentsGauge:
         context.samples(0, self.count, self.batch)  # ConfigError if the training set has fewer

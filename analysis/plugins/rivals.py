@@ -22,15 +22,16 @@ from regimes.collectives.requests import Gather
 from regimes.collectives.world import World
 from regimes.compression import compressor
 from regimes.compression.reducer import Reducer, traffic_table
-from regimes.config import DENSE, Level
+from regimes.config import DENSE, Bounded, Level
+from regimes.config.bounds import Count
 from regimes.errors import ConfigError, require
-from regimes.instruments.base import MeasurementContext, Reading, ratio, require_at_least
+from regimes.instruments.base import MeasurementContext, Reading, ratio
 
 WHERE = "instruments.rivals"
 
 
 @dataclass(frozen=True)
-class Rivals:
+class Rivals(Bounded):
     """Which compressors.
 
     Attributes:
@@ -39,11 +40,13 @@ class Rivals:
             two of each of them; on several processes all gradients are gathered (signal bytes).
     """
 
-    every: int = 1
+    bounds_prefix = "instruments.rivals."
+
+    every: Count = 1
     tables: tuple[dict[str, Any], ...] = ({"name": "powersgd", "level": 4},)
 
     def __post_init__(self) -> None:
-        require_at_least(self, "rivals", every=1)
+        super().__post_init__()
         require(bool(self.tables), f"{WHERE}.tables", [], "one table or more")
         for table in self.tables:
             if "level" not in table:

@@ -20,7 +20,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -29,17 +29,20 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from regimes.collectives.requests import Gather
-from regimes.compression.selection import top_indices
-from regimes.compression.sparse import num_kept
-from regimes.curvature.isolation import preserved
+from regimes.compression.sparse import num_kept, top_indices
+from regimes.config import Bounded, Bounds
+from regimes.config.bounds import Count
+from regimes.curvature.probe import preserved
 from regimes.errors import ConfigError, TrainingError, require
-from regimes.instruments.base import EndOfEpochGauge, MeasurementContext, Reading, require_at_least
+from regimes.instruments.base import EndOfEpochGauge, MeasurementContext, Reading
 from regimes.models.loss import Batch
 from regimes.seeding import derive, seed_generators
 
+Pair = Annotated[int, Bounds("at least 2", low=2)]  # gradients to compare
+
 
 @dataclass(frozen=True)
-class Overlap:
+class Overlap(Bounded):
     """What to draw and compare.
 
     Attributes:
@@ -50,19 +53,17 @@ class Overlap:
         layers: also compare each layer's own top K percent.
     """
 
-    every: int = 1
-    percent: float = 10.0
-    batches: tuple[int, ...] = (32, 128, 512)
-    count: int = 8
+    bounds_prefix = "instruments.overlap."
+
+    every: Count = 1
+    percent: Annotated[float, Bounds("a percentage in (0, 100]", above=0, high=100)] = 10.0
+    batches: tuple[Count, ...] = (32, 128, 512)
+    count: Pair = 8
     layers: bool = True
 
     def __post_init__(self) -> None:
-        require_at_least(self, "overlap", every=1, count=2)
-        where = "instruments.overlap"
-        good = 0 < self.percent <= 100
-        require(good, f"{where}.percent", self.percent, "a percentage in (0, 100]")
-        good = bool(self.batches) and min(self.batches) >= 1
-        require(good, f"{where}.batches", list(self.batches), "batch sizes of at least 1")
+        super().__post_init__()
+        require(bool(self.batches), "instruments.overlap.batches", [], "one size or more")
 
     def start(self, context: MeasurementContext) -> OverlapGauge:
         return OverlapGauge(self, context)

@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.harness import NETS, Limits, Net, Row, child, compare, interleaved, sgd
 from regimes.collectives.world import World
-from regimes.compression.dense import Dense
+from regimes.compression.elementwise import Dense
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, OuterConfig
 from regimes.data.classification import classification_loss

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.cases.simulated import WORKERS, Bare
 from benchmarks.harness import NETS, Limits, Loop, Row, child
-from regimes.compression.dense import Dense
+from regimes.compression.elementwise import Dense
 from regimes.compression.powersgd import PowerSGD
 from regimes.compression.sparse import TopK
 from regimes.config import DENSE

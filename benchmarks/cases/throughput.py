@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.harness import NETS, Limits, Net, Row, compare, interleaved, sgd
 from regimes.collectives.world import World
-from regimes.compression.dense import Dense
+from regimes.compression.elementwise import Dense
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, DataConfig
 from regimes.data.classification import classification_loss

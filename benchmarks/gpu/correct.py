@@ -16,7 +16,7 @@ import torch
 from benchmarks.gpu.curvature import largest
 from benchmarks.gpu.place import Place, ended, rows, short, start, trained
 from regimes import compression
-from regimes.compression.orthonormal import TINY
+from regimes.compression.kernels import TINY
 from regimes.errors import ConfigError
 
 INSTRUMENTS = (

@@ -6,16 +6,16 @@ from regimes.config import Registry
 REGISTRY = Registry(
     "compressor",
     {
-        "dense": "regimes.compression.dense:Dense",
-        "low-pass": "regimes.compression.dense:LowPass",
+        "dense": "regimes.compression.elementwise:Dense",
+        "low-pass": "regimes.compression.elementwise:LowPass",
         "powersgd": "regimes.compression.powersgd:PowerSGD",
-        "acp-sgd": "regimes.compression.alternating:ACPSGD",
+        "acp-sgd": "regimes.compression.powersgd:ACPSGD",
         "topk": "regimes.compression.sparse:TopK",
         "randomk": "regimes.compression.sparse:RandomK",
         "dct-topk": "regimes.compression.cosine:DCTTopK",
-        "sign": "regimes.compression.quantised:Sign",
-        "quantise": "regimes.compression.quantised:Quantise",
-        "cast": "regimes.compression.quantised:Cast",
+        "sign": "regimes.compression.elementwise:Sign",
+        "quantise": "regimes.compression.elementwise:Quantise",
+        "cast": "regimes.compression.elementwise:Cast",
     },
     has=("linear", "check", "reduce", "cost"),
 )

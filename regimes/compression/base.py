@@ -1,19 +1,15 @@
 """The contract of a compressor: turn worker gradients into one shared update.
 
-A compressor is straight-line maths that *asks* for its collectives: ``send`` is a generator that
-yields ``Mean`` or ``Gather`` requests and receives their results. It never calls a collective;
-``World.drive`` does, and sends the requests of a bucket's layers together. ``Batched`` asks for a
-kernel that a GPU runs for many layers at once (``batched``).
-
-Gradients carry a leading axis of hosted workers, ``[L, n, m]``: a convolution is viewed as
-``[out, in * kh * kw]`` (PowerSGD, section 3). Error feedback (Stich & Karimireddy, 2019) and the
-level "dense" are handled here, once, for all compressors.
+``send`` is a generator that yields requests (``collectives.requests``) and receives their results;
+``World.drive`` sends those of a bucket's layers together. Gradients carry a leading axis of hosted
+workers, ``[L, n, m]``: a convolution is viewed as ``[out, in * kh * kw]`` (PowerSGD, section 3).
+Error feedback (Stich & Karimireddy, 2019) and the level "dense" are handled here for all.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,18 +18,47 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regimes.collectives.requests import Batched, Layer, Mean, Program, Request, Traffic
-from regimes.compression import checks
-from regimes.compression.batched import add_, clone, sub_
-from regimes.compression.state import State
-from regimes.config import DENSE, Level
-from regimes.errors import require
+from regimes.compression.kernels import Workspace, add_, clone, sub_
+from regimes.config import DENSE, Bounded, Level
+from regimes.errors import ConfigError, require
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
+MOST = 1 << 16  # numbers of a layer that are compared; of more, every second, third, ...
+Where = tuple[str, str]  # the names of the compressor and the layer
 Sending = Generator[Request, Any, tuple[Tensor, Tensor | None]]
 
 
+@dataclass
+class State(Workspace):
+    """A layer's memory between steps. Every field but the residual is the same on all workers.
+
+    Attributes:
+        key: the layer's stream key: (seed, layer name). Identity, not memory.
+        first_worker: which worker the first hosted row belongs to. Identity, not memory.
+        step: how often this layer has been sent.
+        residual: what each hosted worker has not sent yet; None: nothing.
+    """
+
+    key: tuple[int, str]
+    first_worker: int = 0
+    step: int = 0
+    residual: Float[Tensor, "hosted n m"] | None = None
+
+    def shared_state(self) -> dict[str, Any]:
+        """What is the same on all workers and the next step depends on, for a checkpoint."""
+        own = ("key", "first_worker", "residual")
+        return {name: value for name, value in vars(self).items() if name not in own}
+
+    def load_shared_state(
+        self, shared: Mapping[str, Any], device: torch.device | None = None
+    ) -> None:
+        """The inverse; moves tensors to ``device``."""
+        for name, value in shared.items():
+            setattr(self, name, value.to(device) if isinstance(value, Tensor) else value)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Compressor(ABC):
+class Compressor(Bounded, ABC):
     """Hyper-parameters of a compressor; a layer's memory is in its ``State``.
 
     Attributes:
@@ -45,15 +70,20 @@ class Compressor(ABC):
             not finite either.
         phases: the number of kinds of steps that ``traffic`` averages over; see ``phase``.
         usual: the levels "low" and "high" of a hook whose user names none.
+        memory: the class of a layer's memory.
     """
+
+    bounds_prefix = "compressor."
 
     error_feedback: bool | float = True
     linear: ClassVar[bool] = False
     propagates_nonfinite: ClassVar[bool] = False
     phases: ClassVar[int] = 1
     usual: ClassVar[Mapping[str, Level]] = {}
+    memory: ClassVar[type[State]] = State
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         given = self.error_feedback
         good = isinstance(given, bool) or 0 < given <= 1
         require(good, "compressor.error_feedback", given, "true, false, or a share in (0, 1]")
@@ -82,12 +112,7 @@ class Compressor(ABC):
 
     def init(self, layer: Layer, seed: int, first_worker: int = 0) -> State:
         """An empty memory."""
-        return State((seed, layer.name), first_worker)
-
-    @property
-    def feedback_decay(self) -> float:
-        """The factor of the residual in each step."""
-        return float(self.error_feedback or True)
+        return self.memory((seed, layer.name), first_worker)
 
     def reduce(self, grad: Float[Tensor, " hosted *shape"], state: State, level: Level) -> Program:
         """Error feedback around ``send``; returns the update, ``[*shape]``.
@@ -100,7 +125,8 @@ class Compressor(ABC):
             # At any level, dense too: after a change of level the old residual is still unsent.
             # In place on the residual, never on grad, which instruments read afterwards; neither
             # has an autograd graph that in-place arithmetic would break.
-            delta = state.residual = yield Batched(add_, state.residual, delta, self.feedback_decay)
+            decay = float(self.error_feedback or True)
+            delta = state.residual = yield Batched(add_, state.residual, delta, decay)
         elif self.error_feedback and level != DENSE:
             delta = state.residual = yield Batched(clone, delta)
         state.step += 1
@@ -124,11 +150,11 @@ class Compressor(ABC):
         """``send``; its first call at a level is checked."""
         if not state.is_first(level):
             return (yield from self.send(delta, state, level))
-        name, layer, before = type(self).__name__, state.key[1], checks.sample(delta)
+        where, before = (type(self).__name__, state.key[1]), sample(delta)
         program = self.send(delta, state, level)
-        checks.check_send(name, program, layer)
+        check_send(where, program)
         answer = yield from program
-        checks.check_sent(name, layer, answer, delta, before, bool(self.error_feedback))
+        check_sent(where, answer, delta, before, bool(self.error_feedback))
         return answer
 
     def cost(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
@@ -136,3 +162,80 @@ class Compressor(ABC):
         if level == DENSE or not layer.compressed:
             return Traffic(layer.size, layer.size * itemsize)
         return self.traffic(layer, level, workers, itemsize)
+
+
+# -- what ``send`` returns, checked once for each layer and level ------------------------------
+# A wrong return is one sentence that names the compressor. The checks change nothing and draw no
+# random number.
+
+
+def sample(delta: Float[Tensor, "hosted n m"]) -> Float[Tensor, " some"]:
+    """A copy of numbers spread evenly over a layer; of all if they are few."""
+    flat = delta.detach().reshape(-1)
+    return flat[:: flat.numel() // MOST + 1].clone()
+
+
+def check_send(where: Where, program: Any) -> None:
+    """Raise ConfigError unless ``send`` is a generator."""
+    got = type(program).__name__
+    what = f"send returned a {got}, expected a generator: yield a request"
+    _require(hasattr(program, "send"), where, what)
+
+
+def check_sent(
+    where: Where,
+    answer: Any,
+    delta: Float[Tensor, "hosted n m"],
+    before: Float[Tensor, " some"],
+    feedback: bool,
+) -> None:
+    """Check what a program has returned.
+
+    Args:
+        answer: ``(update, sent)``.
+        before: `sample` of ``delta`` before the program began.
+        feedback: with error feedback a program may subtract ``sent`` from ``delta`` itself.
+
+    Raises:
+        ConfigError: a wrong type, shape or dtype; ``delta`` has changed without permission.
+    """
+    good = isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], Tensor)
+    _require(good, where, f"send returned {type(answer).__name__}, expected (update, sent)")
+    (update, sent), of_one, of_all = answer, _describe(delta[0]), _describe(delta)
+    good = (update.shape, update.dtype) == (delta.shape[1:], delta.dtype)
+    _require(good, where, f"the update is {_describe(update)}, expected {of_one}")
+    if isinstance(sent, Tensor):
+        good = sent.shape in (delta.shape, delta.shape[1:])
+        _require(good, where, f"sent is {_describe(sent)}, expected {of_all} or {of_one}")
+    else:
+        what = f"sent is a {type(sent).__name__}, expected a tensor or None"
+        _require(sent is None, where, what)
+    same = (sample(delta) == before) | (before != before)
+    _require(
+        (feedback and sent is None) or bool(same.all()),
+        where,
+        "send changed delta in place, expected to leave it as it is (with error feedback it may "
+        "take out what it sends, and return None for sent)",
+    )
+
+
+def check_traffic(where: Where, level: Level, formula: Traffic, steps: Collection[Traffic]) -> None:
+    """Raise ConfigError unless a compressor's formula gives the mean of what steps have sent."""
+    floats = sum(step.floats for step in steps) / len(steps)
+    sent = sum(step.bytes for step in steps) / len(steps)
+    good = abs(formula.floats - floats) <= 1e-6 * max(1.0, floats)
+    _require(
+        good and abs(formula.bytes - sent) < 1,
+        where,
+        f"traffic says {formula.floats:g} floats and {formula.bytes} bytes a step at level "
+        f"{level!r}, send has asked for {floats:g} and {sent:g}",
+    )
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _require(good: bool, where: Where, what: str) -> None:
+    if not good:
+        raise ConfigError(f"the compressor {where[0]}, layer {where[1]}: {what}")

@@ -10,28 +10,26 @@ sign is taken by the optimiser; indices have 16 bits, theirs 64.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import Annotated
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from regimes.collectives.requests import Batched, Gather, Layer, Traffic
-from regimes.compression.base import Compressor, Sending, State
-from regimes.compression.batched import batch_by_shape
-from regimes.compression.selection import in_each
-from regimes.compression.sparse import check_percentage, num_kept, scatter_sum
-from regimes.config import Level
-from regimes.errors import require
+from regimes.compression.base import Sending, State
+from regimes.compression.kernels import batch_by_shape
+from regimes.compression.sparse import Sparsifier, in_each, num_kept, scatter_sum
+from regimes.config import Bounds, Level
 
-LARGEST = 181  # the largest whose square, the size of a block, an int16 can index
+# the largest is that whose square, the size of a block, an int16 can index
+Chunk = Annotated[int, Bounds("a whole number from 1 to 181", low=1, high=181)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DCTTopK(Compressor):
+class DCTTopK(Sparsifier):
     """Each worker sends the K % largest DCT coefficients of each block, with their places in it.
 
     Attributes:
@@ -40,16 +38,7 @@ class DCTTopK(Compressor):
     """
 
     error_feedback: bool | float = 0.999
-    chunk: int = 64
-    usual: ClassVar[Mapping[str, Level]] = {"low": 10, "high": 1}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        good = 1 <= self.chunk <= LARGEST
-        require(good, "compressor.chunk", self.chunk, f"a whole number from 1 to {LARGEST}")
-
-    def check(self, level: Level) -> None:
-        check_percentage("DCT-TopK", level)
+    chunk: Chunk = 64
 
     def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
         bases = [

@@ -1,15 +1,10 @@
-"""PowerSGD (Vogels, Karimireddy & Jaggi, 2019, algorithm 1): low-rank updates by power iteration.
-
-The level is the rank. Each step makes one power iteration that starts from the last step's right
-factor Q, so that Q follows the gradient's leading directions. Differences with the paper: none in
-the maths; Q survives a change of rank (rows are added or dropped).
-"""
+"""Low-rank updates by power iteration: PowerSGD and ACP-SGD. The level is the rank."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, cast
 
 import torch
 from jaxtyping import Float
@@ -17,16 +12,29 @@ from torch import Tensor
 
 from regimes.collectives.requests import Batched, Layer, Mean, Program, Request, Traffic
 from regimes.compression.base import HALF, Compressor, Sending, State
-from regimes.compression.factors import (
+from regimes.compression.kernels import (
     left_product,
+    orthonormal,
     reconstruct,
     reconstruct_and_subtract_,
     right_product,
+    subtract_product_,
 )
-from regimes.compression.orthonormal import orthonormal
-from regimes.config import DENSE, Level
+from regimes.config import DENSE, Bounds, Level
 from regimes.errors import require
 from regimes.seeding import stream
+
+
+class LowRank(Compressor):
+    """Base of both."""
+
+    linear: ClassVar[bool] = True
+    usual: ClassVar[Mapping[str, Level]] = {"low": 4, "high": 1}
+
+    def check(self, level: Level) -> None:
+        good = level == DENSE or (type(level) is int and level >= 1)
+        where = f"level of {type(self).__name__}"
+        require(good, where, level, 'a rank, a whole number from 1, or "dense"')
 
 
 @dataclass
@@ -37,8 +45,13 @@ class PowerState(State):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PowerSGD(Compressor):
-    """Rank-r updates; two small means per layer and step, ``(n + m) min(r, n, m)`` floats.
+class PowerSGD(LowRank):
+    """PowerSGD (Vogels, Karimireddy & Jaggi, 2019, algorithm 1): two small means per layer and
+    step, ``(n + m) min(r, n, m)`` floats.
+
+    Each step makes one power iteration that starts from the last step's right factor Q, so that Q
+    follows the gradient's leading directions. Differences with the paper: none in the maths; Q
+    survives a change of rank (rows are added or dropped).
 
     Attributes:
         reset_on_change: the authors' quirk: a change of level forgets Q, and a change to dense
@@ -50,9 +63,8 @@ class PowerSGD(Compressor):
 
     reset_on_change: bool = False
     wire: str = "full"
-    linear: ClassVar[bool] = True
     propagates_nonfinite: ClassVar[bool] = True
-    usual: ClassVar[Mapping[str, Level]] = {"low": 4, "high": 1}
+    memory: ClassVar[type[State]] = PowerState
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,12 +74,6 @@ class PowerSGD(Compressor):
             # Each worker rounds its own factors before the mean; a large finite factor overflows.
             object.__setattr__(self, "linear", False)
             object.__setattr__(self, "propagates_nonfinite", False)
-
-    def check(self, level: Level) -> None:
-        check_rank("PowerSGD", level)
-
-    def init(self, layer: Layer, seed: int, first_worker: int = 0) -> PowerState:
-        return PowerState((seed, layer.name), first_worker)
 
     def reduce(self, grad: Tensor, state: State, level: Level) -> Program:
         if self.reset_on_change and level == DENSE:
@@ -108,12 +114,6 @@ class PowerSGD(Compressor):
         return Traffic(floats, floats * itemsize)
 
 
-def check_rank(name: str, level: Level) -> None:
-    """Raise ConfigError unless the level is a rank, or "dense"."""
-    good = level == DENSE or (type(level) is int and level >= 1)
-    require(good, f"level of {name}", level, 'a rank, a whole number from 1, or "dense"')
-
-
 def resize_rows(
     rows: Float[Tensor, "old m"] | None, rank: int, width: int, like: Tensor, key: Sequence[Any]
 ) -> Float[Tensor, "rank m"]:
@@ -126,3 +126,71 @@ def resize_rows(
         for row in range(len(old), rank)
     ]
     return torch.stack([*old, *fresh])
+
+
+@dataclass
+class AlternatingState(State):
+    """``factor``: the mean that was sent last, the same on every worker; P transposed where
+    ``is_left``, else Q."""
+
+    factor: Float[Tensor, "rank side"] | None = None
+    is_left: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ACPSGD(LowRank):
+    """ACP-SGD (Zhang et al., ICDCS 2023): P in one step, Q in the next. On average a step sends
+    ``(n + m) min(r, n, m) / 2`` floats, half of PowerSGD's, in one mean instead of two that depend
+    on each other.
+
+    Such a half-iteration sends one factor and takes the other from the half before. A worker's
+    residual is against its own factor, not the mean: it is subtracted before the mean arrives. So a
+    step may have several halves, each on what the one before has left; two are
+    ``num_iters_per_step = 2`` of epfml/powersgd.
+
+    Attributes:
+        iterations: half-iterations per step. Two cost what PowerSGD costs, and approximate by up to
+            twice the rank.
+    """
+
+    iterations: Annotated[int, Bounds("a whole number from 1", low=1)] = 1
+    phases: ClassVar[int] = 2
+    memory: ClassVar[type[State]] = AlternatingState
+
+    def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
+        state, several = cast(AlternatingState, state), self.iterations > 1
+        rank = min(int(level), *delta.shape[1:])
+        rest = delta.clone() if several and not self.error_feedback else delta
+        lefts: list[Tensor] = []
+        rights: list[Tensor] = []
+        for half in range(self.iterations):
+            side, name = (1, "p") if state.is_left else (2, "q")
+            key = (*state.key, name)
+            last = resize_rows(state.factor, rank, delta.shape[side], delta, key)
+            basis = yield Batched(orthonormal, last)
+            own = yield Batched(right_product if state.is_left else left_product, basis, rest)
+            if self.error_feedback or half < self.iterations - 1:
+                p, q = _in_order(state, own, basis.expand(len(own), -1, -1))
+                yield Batched(subtract_product_, p, q, rest)
+            mean = yield Mean(own)
+            p, q = _in_order(state, mean, basis)
+            lefts.append(p)
+            rights.append(q)
+            state.factor, state.is_left = mean, not state.is_left
+        p, q = (torch.cat(x) if several else x[0] for x in (lefts, rights))
+        return (yield Batched(reconstruct, p, q, state)), None
+
+    def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
+        """The mean of two steps, of which one sends P and one Q where ``iterations`` is odd."""
+        n, m = layer.matrix
+        twice = self.iterations * (n + m) * min(int(level), n, m)
+        return Traffic(twice / 2, twice * itemsize // 2)
+
+    def phase(self, state: State) -> int:
+        """1 where P was sent last, 0 where Q was."""
+        return int(cast(AlternatingState, state).is_left)
+
+
+def _in_order(state: AlternatingState, new: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
+    """The two as (P, Q); the new one is Q where the last was P."""
+    return (basis, new) if state.is_left else (new, basis)

@@ -1,10 +1,8 @@
 """One training step's reduction: every layer's generator and memory, and the loss.
 
-Layers are reduced bucket by bucket (``regimes.collectives.overlap``), all layers of a bucket
-together. The mean loss travels in the first round of one bucket and is NaN where any gradient is
-not finite (``loss + 0 * sum(gradient)``), so that all processes know it in the same step at no
-extra cost. With ``Compressor.propagates_nonfinite`` the updates are examined instead of the
-gradients.
+The mean loss travels with one bucket of layers (``regimes.collectives.overlap``). It is NaN where
+any gradient is not finite, so that all processes know it in the same step at no extra cost; with
+``Compressor.propagates_nonfinite`` the updates are examined instead of the gradients.
 """
 
 from __future__ import annotations
@@ -18,10 +16,9 @@ from torch import Tensor
 
 from regimes.collectives.requests import NO_LAYER, Layer, Mean, Program, Traffic
 from regimes.collectives.world import World
-from regimes.compression.base import Compressor, State
-from regimes.compression.batched import on_gpu
-from regimes.compression.checks import check_traffic
-from regimes.compression.dense import Dense
+from regimes.compression.base import Compressor, State, check_traffic
+from regimes.compression.elementwise import Dense
+from regimes.compression.kernels import on_gpu
 from regimes.config import DENSE, Level
 from regimes.errors import ConfigError
 
@@ -156,17 +153,15 @@ class Reducer:
         self, i: int, level: Level, before: Traffic, state: State, itemsize: int
     ) -> None:
         """Compare the compressor's formula with what the meter has counted."""
-        now, compressor = self.world.meter.layers[i], self.compressors[i]
+        now, compressor, layer = self.world.meter.layers[i], self.compressors[i], self.layers[i]
         steps = self._counted[i, level] or {}
-        steps[compressor.phase(state)] = Traffic(
-            now.floats - before.floats, now.bytes - before.bytes
-        )
-        self._counted[i, level] = steps
-        if len(steps) == compressor.phases:
+        sent = Traffic(now.floats - before.floats, now.bytes - before.bytes)
+        self._counted[i, level] = steps | {compressor.phase(state): sent}
+        if len(steps := self._counted[i, level] or {}) == compressor.phases:
             self._counted[i, level] = None
-            formula = compressor.traffic(self.layers[i], level, self.world.workers, itemsize)
-            name = type(compressor).__name__
-            check_traffic(name, self.layers[i], level, formula, steps.values())
+            formula = compressor.traffic(layer, level, self.world.workers, itemsize)
+            where = type(compressor).__name__, layer.name
+            check_traffic(where, level, formula, steps.values())
 
     def residuals(self) -> list[Tensor | None]:
         """What each hosted worker has not sent yet, per layer."""
@@ -188,10 +183,8 @@ class Reducer:
                 raise ConfigError(f"the checkpoint has no layer {layer.name!r}: another model?")
             state.load_shared_state(shared[layer.name])
             state.residual = residual = residuals[layer.name]
-            if residual is not None and tuple(residual.shape[1:]) not in (
-                layer.matrix,
-                layer.shape,
-            ):
+            shape = None if residual is None else tuple(residual.shape[1:])
+            if shape not in (None, layer.matrix, layer.shape):
                 raise ConfigError(
                     f"the checkpoint's residual of layer {layer.name!r} has shape "
                     f"{list(residual.shape)}, the layer {list(layer.shape)}: another model?"
@@ -222,9 +215,9 @@ def costs_per_step(
     each layer."""
     table = {}
     for name, level in {**levels, DENSE: DENSE}.items():
-        costs = [compressor.cost(layer, level, workers) for layer in layers]
         floats, sent = traffic_table(compressor, layers, level, workers)
-        table[name] = {"floats": floats, "bytes": sent, "layers": [c.floats for c in costs]}
+        by_layer = [compressor.cost(layer, level, workers).floats for layer in layers]
+        table[name] = {"floats": floats, "bytes": sent, "layers": by_layer}
     return table
 
 
@@ -235,8 +228,8 @@ def check_order(
     equal floats (bits of a quantiser) as many bytes."""
     if {"low", "high"} <= levels.keys():
         low, high = levels["low"], levels["high"]
-        sent = [traffic_table(chosen, layers, v, workers) for v in (low, high)]
-        if sent[0] < sent[1]:
+        sent = traffic_table(chosen, layers, low, workers)
+        if sent < traffic_table(chosen, layers, high, workers):
             raise ConfigError(
                 f"levels.low = {low!r} sends less than levels.high = {high!r}: low and high "
                 "qualify compression, so low must be the level that sends more; swap them"

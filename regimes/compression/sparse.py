@@ -1,4 +1,4 @@
-"""Sparsifiers: TopK (Aji & Heafield, 2017) and Random-K (Stich, Cordonnier & Jaggi, 2018).
+"""Sparsifiers, TopK and Random-K, and the selection of the k largest magnitudes.
 
 The level is K, the percentage of a layer's coordinates that each worker sends, in (0, 100].
 """
@@ -11,18 +11,19 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int32, Int64
 from torch import Tensor
 
 from regimes.collectives.requests import Batched, Gather, Layer, Mean, Traffic
 from regimes.compression.base import Compressor, Sending, State
-from regimes.compression.batched import on_gpu, random_rows
-from regimes.compression.selection import largest, top_indices
-from regimes.compression.state import Workspace
+from regimes.compression.kernels import Workspace, on_gpu, random_rows
 from regimes.config import DENSE, Level
 from regimes.errors import require
 from regimes.seeding import derive
+
+SMALL = 1 << 14  # values; for fewer the selection by a bound does not pay
 
 
 def num_kept(level: Level, size: int, count: str = "round") -> int:
@@ -38,15 +39,21 @@ def num_kept(level: Level, size: int, count: str = "round") -> int:
     return int(exact) if count == "truncate" else max(1, round(exact))
 
 
-def check_percentage(name: str, level: Level) -> None:
-    """Raise ConfigError unless the level is K, or "dense"."""
-    good = level == DENSE or (isinstance(level, int | float) and 0 < level <= 100)
-    require(good, f"level of {name}", level, 'K, a percentage in (0, 100], or "dense"')
+class Sparsifier(Compressor):
+    """Base of compressors whose level is a percentage."""
+
+    usual: ClassVar[Mapping[str, Level]] = {"low": 10, "high": 1}
+
+    def check(self, level: Level) -> None:
+        good = level == DENSE or (isinstance(level, int | float) and 0 < level <= 100)
+        where = f"level of {type(self).__name__}"
+        require(good, where, level, 'K, a percentage in (0, 100], or "dense"')
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopK(Compressor):
-    """Each worker sends its K % largest coordinates in magnitude, with their indices.
+class TopK(Sparsifier):
+    """TopK (Aji & Heafield, 2017): each worker sends its K % largest coordinates in magnitude, with
+    their indices.
 
     Attributes:
         reduction: "mean" over workers, or "sum", the authors' quirk.
@@ -56,7 +63,6 @@ class TopK(Compressor):
 
     reduction: str = "mean"
     count: str = "round"
-    usual: ClassVar[Mapping[str, Level]] = {"low": 10, "high": 1}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,9 +70,6 @@ class TopK(Compressor):
         require(good, "compressor.reduction", self.reduction, '"mean" or "sum"')
         good = self.count in ("round", "truncate")
         require(good, "compressor.count", self.count, '"round" or "truncate"')
-
-    def check(self, level: Level) -> None:
-        check_percentage("TopK", level)
 
     def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
         flat = delta.flatten(1)
@@ -116,16 +119,12 @@ def scatter_sum(
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomK(Compressor):
-    """All workers send the same K % random coordinates, drawn in each step from a shared stream, so
-    that no index travels. Without error feedback the update is scaled by size / k, which makes it
-    unbiased."""
+class RandomK(Sparsifier):
+    """Random-K (Stich, Cordonnier & Jaggi, 2018): all workers send the same K % random coordinates,
+    drawn in each step from a shared stream, so that no index travels. Without error feedback the
+    update is scaled by size / k, which makes it unbiased."""
 
     linear: ClassVar[bool] = True
-    usual: ClassVar[Mapping[str, Level]] = {"low": 10, "high": 1}
-
-    def check(self, level: Level) -> None:
-        check_percentage("Random-K", level)
 
     def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
         flat = delta.flatten(1)
@@ -143,3 +142,131 @@ class RandomK(Compressor):
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         k = num_kept(level, layer.size)
         return Traffic(k, k * itemsize)
+
+
+# -- the k largest magnitudes ----------------------------------------------------------------
+# In few passes over the data. Only values above a bound are read twice; the bound comes from a
+# sorted sample (Floyd & Rivest, 1975) and is checked. For large k the smallest are selected
+# instead. On a CPU numpy's comparisons and ``flatnonzero`` are several times faster than torch's.
+# On a GPU, where launches cost and the host must not wait, `by_threshold` takes all rows at once.
+
+
+def top_indices(values: Float[Tensor, " size"], k: int) -> Int32[Tensor, " k"]:
+    """Indices of the k largest magnitudes, ascending; ties go to the smaller index."""
+    return largest(values[None], k)[0][0]
+
+
+def largest(
+    rows: Float[Tensor, "rows size"], k: int, *, clear: bool = False
+) -> tuple[Int32[Tensor, "rows k"], Float[Tensor, "rows k"]]:
+    """``(indices, values)`` of each row's k largest magnitudes, by ascending index; ties go to the
+    smaller index. With NaN among the values, any k.
+
+    Args:
+        clear: set them to zero in ``rows``, which otherwise stay as they are.
+    """
+    if rows.device.type == "cpu":
+        chosen = zip(*(_of_row(row, k, clear) for row in rows), strict=True)
+        index, value = (torch.stack(x) if len(x) > 1 else x[0][None] for x in chosen)
+        return index, value
+    places = by_threshold(rows, k)
+    taken = rows.gather(1, places)
+    if clear:
+        rows.scatter_(1, places, 0)
+    return places.int(), taken
+
+
+def in_each(rows: Float[Tensor, "rows size"], k: int) -> Int64[Tensor, "rows k"]:
+    """`by_threshold` of many short rows; on a CPU a shorter way if no row has ties."""
+    if rows.device.type == "cpu":
+        keys, bound = _keys_and_bound(rows, k)
+        chosen = np.flatnonzero((keys >= bound).numpy())
+        if len(chosen) == len(rows) * k:
+            return torch.from_numpy(chosen).view(-1, k) % rows.shape[1]
+    return by_threshold(rows, k)
+
+
+def by_threshold(rows: Float[Tensor, "rows size"], k: int) -> Int64[Tensor, "rows k"]:
+    """The indices of `largest`, of all rows at once, on any device. k is at least 1."""
+    keys, bound = _keys_and_bound(rows, k)
+    above = (keys > bound).cumsum(1, dtype=torch.int32)
+    ties = (keys == bound).cumsum(1, dtype=torch.int32)
+    taken = above + ties.minimum(k - above[:, -1:])  # number of chosen values up to each place
+    places = torch.arange(1, k + 1, dtype=torch.int32, device=rows.device)
+    return torch.searchsorted(taken, places.repeat(len(rows), 1))
+
+
+def _keys_and_bound(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Integers in the order of the magnitudes, NaN highest, and the k-th largest of each row."""
+    # IEEE floats without their sign bit compare as integers do.
+    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.element_size()]
+    keys = rows.view(integer) & torch.iinfo(integer).max
+    return keys, keys.topk(k, sorted=False).values.amin(1, keepdim=True)
+
+
+def _of_row(
+    row: Float[Tensor, " size"], k: int, clear: bool
+) -> tuple[Int32[Tensor, " k"], Float[Tensor, " k"]]:
+    """`largest` of one row on a CPU."""
+    array = row.detach().numpy()
+    magnitude, n = np.abs(array), len(array)
+    if 2 * k <= n:
+        chosen = _largest(magnitude, k)
+        index, value = chosen.astype(np.int32), array.take(chosen)
+        if clear:
+            array[chosen] = 0
+    else:
+        rest = _largest(np.negative(magnitude, out=magnitude), n - k, last=True)
+        mask = np.ones(n, bool)
+        mask[rest] = False
+        index, value = np.arange(n, dtype=np.int32)[mask], array[mask]
+        if clear:
+            left = array.take(rest)
+            array.fill(0)
+            array[rest] = left
+    return torch.from_numpy(index), torch.from_numpy(value)
+
+
+def _largest(
+    keys: Float[np.ndarray, " size"], k: int, last: bool = False
+) -> Int64[np.ndarray, " k"]:
+    """Indices of the k largest, ascending; ties go to the first, or to the last."""
+    if len(keys) < SMALL or k == 0:
+        return _exactly(keys, k, last)
+    low, high = _bounds(keys, k)
+    candidates = np.flatnonzero(keys >= low)
+    if len(candidates) < k:  # the bound from the sample was too high
+        return _exactly(keys, k, last)
+    return candidates[_exactly(keys.take(candidates), k, last, high)]
+
+
+def _bounds(keys: Float[np.ndarray, " size"], k: int) -> tuple[float, float]:
+    """Two values that very probably enclose the k-th largest: n^(2/3) values sorted, and four
+    standard deviations of a place among them."""
+    sample = np.sort(keys[:: round(len(keys) ** (1 / 3)) | 1])  # an odd stride
+    n, share = len(sample), 1 - k / len(keys)
+    place, margin = share * n, 4 * math.sqrt(share * (1 - share) * n) + 1
+    low = sample[int(place - margin)] if place > margin else -math.inf
+    high = sample[int(place + margin)] if place + margin < n else math.inf
+    return float(low), float(high)
+
+
+def _exactly(
+    keys: Float[np.ndarray, " size"], k: int, last: bool, high: float = math.inf
+) -> Int64[np.ndarray, " k"]:
+    """As `_largest`, for any keys; the k-th is first sought among those up to ``high``."""
+    if k == 0:
+        return np.zeros(0, np.int64)
+    few = keys.take(np.flatnonzero(keys <= high))
+    place = k - (len(keys) - len(few))
+    if not 0 < place <= len(few):
+        few, place = keys, k
+    threshold = np.partition(few, len(few) - place)[len(few) - place]
+    chosen = keys >= threshold
+    surplus = np.count_nonzero(chosen) - k
+    if surplus > 0:
+        ties = np.flatnonzero(keys == threshold)
+        chosen[ties[:surplus] if last else ties[-surplus:]] = False
+    elif surplus < 0:  # NaN: every comparison is false
+        chosen = np.arange(len(keys)) < k
+    return np.flatnonzero(chosen)

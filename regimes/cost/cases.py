@@ -21,7 +21,7 @@ from regimes.config import DENSE, RunConfig
 from regimes.cost.work import Work, mean
 from regimes.errors import RecordError
 from regimes.policies import PastEpoch, Static, policy
-from regimes.policies.periods import period_of
+from regimes.policies.schedules import period_of
 from regimes.records import Record, Row, differing, identity, separate
 from regimes.training.learning_rate import LearningRate
 from regimes.training.units import Units

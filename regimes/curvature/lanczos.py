@@ -1,17 +1,10 @@
 """Both ends of a symmetric operator's spectrum from one Krylov space (Lanczos 1950).
 
-An operator is a function from vectors [d] to vectors [d]; nothing here depends on networks. The
-space grows by one product at a time and satisfies, exactly, the relation
-
-    H V' = V' T + F' C,        V: [m, d] orthonormal rows, the space
-                               F: [p, d] orthonormal rows, what products left outside it
-
-with full reorthogonalisation. The residual of a Ritz pair (theta, V' y) is then |C y|, at no cost.
-From one start vector p is 1 and this is the textbook recursion. A block of start vectors (the
-previous measurement's eigenvectors) makes it the band Lanczos process (Ruhe 1979), whose next
-direction is the residual of the worst wanted pair, F' C y, instead of the next row. A full space is
-restarted from its best Ritz vectors, which satisfy the same relation (thick restart, Wu & Simon
-2000).
+The space grows by one product at a time and satisfies, exactly and with full reorthogonalisation,
+H V' = V' T + F' C. V (the basis) and F (what the products left outside it: one row, or none) have
+orthonormal rows; T and C are small, float64 and on the CPU. The residual of a Ritz pair (theta,
+V' y) is then |C y|, at no cost. A full space is restarted from its best Ritz vectors, which satisfy
+the same relation (thick restart, Wu & Simon 2000).
 """
 
 from __future__ import annotations
@@ -26,12 +19,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.curvature.krylov import Krylov
 from regimes.errors import require
 
 Operator = Callable[[Float[Tensor, " d"]], Float[Tensor, " d"]]
 Stop = Literal["converged", "max_products", "max_seconds"]
 BASIS = 40  # vectors held before a restart, if twice what is wanted is fewer
+CHUNK = 2**14  # terms summed in the vectors' own precision
 
 
 @dataclass(frozen=True)
@@ -59,7 +52,7 @@ def lanczos(
     largest: int = 1,
     smallest: int = 0,
     tolerance: float = 1e-3,
-    start: Float[Tensor, "p d"] | None = None,
+    start: Float[Tensor, " d"] | None = None,
     max_products: int = 200,
     max_seconds: float | None = None,
     generator: torch.Generator,
@@ -77,9 +70,8 @@ def lanczos(
 
     Args:
         operator: gives a new tensor each time; it is overwritten.
-        start: rows to start from, e.g. the last measurement's `vectors`; None: a random one. A
-            random block finds eigenvalues of a multiplicity up to its size; one vector may find a
-            multiple eigenvalue once (it looks again wherever its space is exhausted).
+        start: the vector to start from; None: a random one. A multiple eigenvalue may be found
+            once (it looks again wherever the space is exhausted).
         generator: for the random directions; the result is a function of it.
         agree: maps a local number to one that all processes share (`HessianProduct.agree`).
 
@@ -94,11 +86,10 @@ def lanczos(
     require(max(ends) <= dimension, "(largest, smallest)", tuple(ends), most)
     require(max_products >= wanted, "max_products", max_products, f"at least {wanted}, one a value")
     if start is None:
-        start = random_direction(dimension, generator, dtype, device).unsqueeze(0)
+        start = random_direction(dimension, generator, dtype, device)
     shape = tuple(start.shape)
-    good = len(shape) == 2 and shape[1] == dimension and shape[0] > 0
-    require(good, "shape of start", shape, f"(p, {dimension})")
-    capacity = max(2 * (wanted + 2 * len(start)), BASIS)
+    require(shape == (dimension,), "shape of start", shape, f"({dimension},)")
+    capacity = max(2 * (wanted + 2), BASIS)
     space = Krylov(start.to(device, dtype), min(capacity, dimension))
 
     def late(moment: float) -> bool:
@@ -150,10 +141,10 @@ def _grow(
 ) -> Stop:
     """Adds products until every wanted pair has converged or a budget would be exceeded."""
     last, exhausted_at, before = 0.0, 0, None  # last: seconds of the last product
-    while not space.complete:
+    while space.size < space.dimension:  # then the space is everything, and all values exact
         values, residuals = space.ritz()
         wanted = ends.among(len(values))
-        all_there = space.started and len(wanted) == min(sum(ends), space.dimension)
+        all_there = len(wanted) == min(sum(ends), space.dimension)
         if space.exhausted:  # an invariant subspace: is there anything beyond it?
             reached = values[wanted]
             if all_there and before is not None and torch.allclose(reached, before, rtol=1e-6):
@@ -171,7 +162,7 @@ def _grow(
         if space.full:
             space.restart(ends.after_restart(space.size, space.capacity))
         else:
-            space.step(operator, wanted[int(ratio[wanted].argmax())] if wanted else None)
+            space.step(operator)
             last = time.perf_counter() - now
     return "converged"
 
@@ -188,3 +179,142 @@ def _report(space: Krylov, ends: _Ends, stopped: Stop, seconds: float) -> Eigenp
     vectors = space.vectors(index)
     vectors[~exists.to(vectors.device)] = math.nan
     return Eigenpairs(reached[:k], reached[k:], left, vectors, space.products, seconds, stopped)
+
+
+class Krylov:
+    """V, T, F and C; `step` costs one product, everything else none. At first F is the start.
+
+    A vector of a network is large and new memory costs more than arithmetic on it, so V and F are
+    consecutive rows of one buffer and `step` works in place.
+    """
+
+    def __init__(self, start: Float[Tensor, " d"], capacity: int) -> None:
+        self.dimension, self.capacity = len(start), capacity
+        self.dtype, self.device = start.dtype, start.device
+        self.size = self.products = 0
+        self.radius = 0.0  # largest |Ritz value| so far
+        self._rows = start.new_empty(capacity + 1, self.dimension)  # V, then F
+        self._t = torch.zeros(capacity, capacity, dtype=torch.float64)
+        self._c = torch.zeros(0, capacity, dtype=torch.float64)
+        self._pairs: tuple[Tensor, Tensor] | None = None  # eigen-decomposition of T
+        self.insert(start)
+
+    @property
+    def full(self) -> bool:
+        return self.size == self.capacity  # the next step needs a restart first
+
+    @property
+    def exhausted(self) -> bool:
+        return len(self._c) == 0  # no direction is left: the space is invariant
+
+    def insert(self, direction: Float[Tensor, " d"]) -> None:
+        """Puts a direction in an empty F; one that lies in the space already is dropped."""
+        n = self.size
+        if n == self.dimension:
+            return
+        rest = self._rows[n].copy_(direction)
+        before = length(rest)
+        for _ in range(2):
+            _project_out(rest, self._rows[:n])
+        norm = length(rest)
+        if norm > 1e3 * torch.finfo(self.dtype).eps * before:
+            rest /= norm
+            self._c = self._c.new_zeros(1, self.capacity)
+
+    def ritz(self) -> tuple[Float[Tensor, " m"], Float[Tensor, " m"]]:
+        """Ritz values in ascending order and the norms of their residuals."""
+        values, y = self._eigen()
+        return values, (self._c[:, : self.size] @ y).norm(dim=0)
+
+    def _eigen(self) -> tuple[Tensor, Tensor]:
+        if self._pairs is None:
+            m = self.size
+            values, y = torch.linalg.eigh(self._t[:m, :m])
+            self.radius = max(self.radius, float(values.abs().max())) if m else 0.0
+            self._pairs = values, y
+        return self._pairs
+
+    def weights(self) -> Float[Tensor, " m"]:
+        """Squared first components of the Ritz vectors: the quadrature weights of the start."""
+        return self._eigen()[1][0].square()
+
+    def vectors(self, index: Tensor) -> Float[Tensor, "n d"]:
+        """The Ritz vectors of some Ritz values, as unit rows."""
+        y = self._eigen()[1][:, index].to(self.device, self.dtype)
+        rows = y.mT @ self._rows[: self.size]
+        for row in rows:
+            row /= length(row)
+        return rows
+
+    def step(self, operator: Callable[[Tensor], Tensor]) -> None:
+        """Takes the row of F into the space. Overwrites the operator's answer, a new tensor."""
+        m = self.size
+        self._t[m, :m] = self._t[:m, m] = self._c[0, :m]
+        self._c, self.size, self._pairs = self._c[1:], m + 1, None
+        v, near = self._rows[m], self._t[m, :m].nonzero().flatten().tolist()
+        v /= length(v)
+        w = operator(v)
+        self.products += 1
+        scale = length(w)
+        for i in near:  # w's components along the basis, by the relation
+            w.add_(self._rows[i], alpha=-float(self._t[m, i]))
+        alpha = float(inner(v[None], w))
+        w.add_(v, alpha=-alpha)
+        # The above is the short recursion, one pass over few vectors; the second orthogonalisation,
+        # over all of them, makes it good to rounding (twice is enough: Parlett 1998, section 6.9).
+        h = _project_out(w, self._rows[: m + 1])
+        # With alpha's, the only synchronisation of host and device in a step.
+        size, left, *along = torch.cat([scale[None], length(w)[None], h]).tolist()
+        self._t[m, m] = alpha + along[m]
+        floor = max(size, self.radius) * 10 * torch.finfo(self.dtype).eps
+        if left > floor and self.size < self.dimension:
+            torch.div(w, left, out=self._rows[m + 1])
+            self._c = self._c.new_zeros(1, self.capacity)
+            self._c[0, m] = left
+
+    def restart(self, keep: list[int]) -> None:
+        """Shrinks the space to some of its Ritz vectors, which satisfy the same relation."""
+        values, y = self._eigen()
+        y = y[:, keep]
+        n = len(keep)
+        self._rows[:n] = y.mT.to(self.device, self.dtype) @ self._rows[: self.size]
+        self._rows[n] = self._rows[self.size]
+        c = self._c[:, : self.size] @ y
+        self._t.zero_()
+        self._t[:n, :n] = torch.diag(values[keep])
+        self._c.zero_()
+        self._c[:, :n] = c
+        self.size, self._pairs = n, None
+
+
+def inner(rows: Float[Tensor, "n d"], w: Float[Tensor, " d"]) -> Float[Tensor, " n"]:
+    """rows @ w in float64, from sums of few enough terms for float32.
+
+    Over 1e7 terms a float32 dot product or norm on a CPU is off by up to 1e-3, on this way by 1e-7.
+    """
+    if w.device.type == "cpu":  # where a batched product takes up to 8 times as long
+        parts = zip(rows.split(CHUNK, dim=1), w.split(CHUNK), strict=True)
+        return torch.stack([a @ b for a, b in parts]).double().sum(0)
+    (blocks, rest), (w_blocks, w_rest) = _cut(rows), _cut(w)
+    sums = torch.bmm(blocks.transpose(0, 1), w_blocks[..., None])[..., 0]
+    return torch.cat([sums, (rest @ w_rest)[None]]).double().sum(0)
+
+
+def length(w: Float[Tensor, " d"]) -> Float[Tensor, ""]:
+    """The Euclidean norm in float64, summed like `inner`."""
+    blocks, rest = _cut(w)
+    return torch.cat([blocks.norm(dim=1), rest.norm()[None]]).double().norm()
+
+
+def _cut(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The last axis in blocks, ``[..., blocks, CHUNK]``, and what is left over."""
+    n = x.shape[-1] // CHUNK
+    return x[..., : n * CHUNK].unflatten(-1, (n, CHUNK)), x[..., n * CHUNK :]
+
+
+def _project_out(w: Float[Tensor, " d"], rows: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+    """Takes the part of w along orthonormal rows out of it, in place; returns its coordinates."""
+    along = inner(rows, w)
+    if len(rows):
+        w.addmv_(rows.mT, along.to(w.dtype), alpha=-1)
+    return along

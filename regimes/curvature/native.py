@@ -1,18 +1,15 @@
 """Convolution and batch normalisation whose *second* derivative runs on native kernels only.
 
-A Hessian-vector product by double backward costs, at best, twice a forward and backward pass:
-six convolutions per layer where a training step needs three. torch's own second derivative of a
-convolution needs more (slices per group, transposed copies, kernels as large as the image), and
-that of batch normalisation some twenty passes over the activations. Both operations are simple
-enough to differentiate twice by hand:
+A Hessian-vector product costs, at best, six convolutions per layer where a training step needs
+three. torch's own second derivative of a convolution needs more (slices per group, transposed
+copies, kernels as large as the image), and that of batch normalisation some twenty passes. Here:
 
 * a convolution is bilinear, so every derivative of it is one of three native kernels;
 * batch normalisation with running statistics is an affine map per channel; directly behind a
   convolution it is folded into the weights, and costs nothing;
 * batch normalisation with the batch's statistics has the closed form in `_BatchNormGradient`.
 
-The user's model stays as it is: torch's modules reach both operations through functional calls,
-which `NativeDoubleBackward`, a `TorchFunctionMode`, replaces while the model runs.
+`NativeDoubleBackward` replaces torch's functional calls of both while the user's model runs.
 """
 
 from __future__ import annotations

@@ -1,19 +1,10 @@
 """Products of the Hessian of a probe loss with vectors, without ever forming the Hessian.
 
-The Hessian is that of the mean loss over a fixed probe set, taken at the model's present weights
-with respect to every parameter that requires a gradient. Nothing else of a network reaches
-`lanczos.py` and `spectrum.py`.
-
 How a product is made was chosen by measurement (`benchmarks/curvature.py`): double backward
 (Pearlmutter 1994) through a *retained* graph, with the convolutions and batch norms of
-`native.py` swapped in while the user's unchanged model runs. A rebuilt graph costs one
-forward and backward pass more per product, forward-over-reverse still more. As many micro-batches
-as fit a stated amount of memory retain their graphs; those of the others are rebuilt for each call,
-so memory does not grow with the probe set.
-
-The Gauss-Newton matrix J' H_L J (`kind="gauss-newton"`) is positive semi-definite for convex
-losses of the model's output and equals the Fisher matrix for cross-entropy (Martens 2020,
-section 9).
+`native.py`. A rebuilt graph costs one forward and backward pass more per product,
+forward-over-reverse still more. As many micro-batches as fit a stated amount of memory retain their
+graphs; those of the others are rebuilt for each call.
 """
 
 from __future__ import annotations
@@ -26,26 +17,29 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from regimes.curvature.isolation import preserved, random_states, same_random_states
 from regimes.curvature.native import NativeDoubleBackward
 from regimes.curvature.probe import (
-    Kind,
-    LiveBytes,
     Mode,
     ProbeLoss,
     ProcessMean,
-    Product,
     batch_size,
     check_probe,
-    gauss_newton_product,
-    hessian_product,
+    no_random_draws,
+    preserved,
 )
 from regimes.errors import ConfigError, TrainingError, require
 
+Kind = str  # "hessian" or "gauss-newton"
+Product = Callable[[Sequence[Tensor], Sequence[int]], Sequence[Tensor]]  # (vectors, layers)
+
 
 class HessianProduct:
-    """The Hessian of a probe loss as a function: vector [d] or block [k, d] in, the same out.
+    """The Hessian of a probe loss as a function: vector [d] or block [k, d] in, the same out. It is
+    that of the mean loss over a fixed probe set, at the model's present weights, with respect to
+    every parameter that requires a gradient.
 
     Args:
         model: unchanged by any measurement (see `preserved`).
@@ -56,7 +50,9 @@ class HessianProduct:
             None: as the model's flags stand, which must then leave the loss deterministic.
         mean: averages a flat tensor over processes, which hold equally many samples each; the
             result is the Hessian over their union. None for a single process.
-        kind: "hessian", or "gauss-newton" for J' H_L J with J of the model's output.
+        kind: "hessian", or "gauss-newton" for J' H_L J with J of the model's output: positive
+            semi-definite for convex losses of that output, and the Fisher matrix for cross-entropy
+            (Martens 2020, section 9).
         memory: bytes that retained graphs may hold; beyond it, graphs are rebuilt per call.
 
     The weights must not change while it is in use. `products` counts the vectors multiplied
@@ -181,10 +177,8 @@ class HessianProduct:
     def _build(self, index: int, weigh: bool = False) -> tuple[Product, Tensor, list[Tensor], int]:
         """A micro-batch's product, loss, gradient, and the bytes its graph holds (if weighed)."""
         with ExitStack() as stack:
-            stack.enter_context(preserved(self.model))
+            stack.enter_context(preserved(self.model, self.mode))
             stack.enter_context(torch.enable_grad())
-            if self.mode is not None:
-                self.model.eval()
             native = NativeDoubleBackward(
                 batch_statistics=self.mode == "batch-statistics",
                 channels_last=self.device.type == "cpu" and self.dtype == torch.float32,
@@ -194,10 +188,8 @@ class HessianProduct:
             outputs: list[Any] = []
             hook = self.model.register_forward_hook(lambda *call: outputs.append(call[-1]))
             stack.callback(hook.remove)
-            before = random_states()
-            value = self.loss(self.model, self.batches[index])
-            if not same_random_states(before, random_states()):
-                raise ConfigError("The loss draws random numbers; pass mode='eval'.")
+            with no_random_draws():
+                value = self.loss(self.model, self.batches[index])
             gradient = self._differentiate(value)
             if self.kind == "hessian":
                 product = hessian_product(gradient, self.parameters)
@@ -219,3 +211,67 @@ class HessianProduct:
                     "use it, or freeze it with requires_grad_(False)."
                 )
         return [g for g in gradients if g is not None]
+
+
+def hessian_product(gradient: list[Tensor], parameters: Sequence[Tensor]) -> Product:
+    """Pearlmutter's product: the derivative of <gradient, v> by the chosen layers."""
+
+    def product(v: Sequence[Tensor], layers: Sequence[int]) -> Sequence[Tensor]:
+        # the gradient of a parameter that enters the loss linearly is a constant without a graph
+        pairs = [
+            (gradient[i], u) for i, u in zip(layers, v, strict=True) if gradient[i].requires_grad
+        ]
+        targets = [parameters[i] for i in layers]
+        if not pairs:
+            return [torch.zeros_like(p) for p in targets]
+        outputs, cotangents = zip(*pairs, strict=True)
+        return _vjp(outputs, targets, cotangents)
+
+    return product
+
+
+def gauss_newton_product(
+    value: Tensor, outputs: list[Any], parameters: Sequence[Tensor]
+) -> Product:
+    """J' H_L J v. J v is the derivative of J' s by s (the double-backward trick)."""
+    if len(outputs) != 1 or not isinstance(outputs[0], Tensor):
+        raise ConfigError("Gauss-Newton needs a loss that runs the model once, to one tensor.")
+    z = outputs[0]
+    s = torch.zeros_like(z, requires_grad=True)
+    pulled = torch.autograd.grad(z, parameters, s, create_graph=True)
+    (slope,) = torch.autograd.grad(value, z, create_graph=True)
+
+    def product(v: Sequence[Tensor], layers: Sequence[int]) -> Sequence[Tensor]:
+        (pushed,) = _vjp([pulled[i] for i in layers], [s], v)
+        (curved,) = _vjp([slope], [z], [pushed]) if slope.requires_grad else (torch.zeros_like(z),)
+        return _vjp([z], [parameters[i] for i in layers], [curved])
+
+    return product
+
+
+def _vjp(outputs: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Any:
+    return torch.autograd.grad(
+        outputs, inputs, cotangents, retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of the tensors that were created under it and are still alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._storages: dict[Any, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
+                storage = tensor.untyped_storage()
+                # A weak reference to the storage, not the tensor: views share it, and autograd
+                # saves storages in new tensor objects.
+                ref = StorageWeakRef(storage)
+                self._storages[ref.cdata] = (ref, storage.nbytes())
+        return out
+
+    def held(self) -> int:
+        return sum(size for ref, size in self._storages.values() if not ref.expired())

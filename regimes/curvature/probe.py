@@ -1,29 +1,30 @@
-"""The probe: what a curvature measurement is taken of, and the graph that a product runs through.
+"""What a measurement is taken of (a model, a `loss(model, batch)` and batches), and what keeps it
+from leaving a trace.
 
-A probe is a model, a `loss(model, batch)` and a list of batches. This file has the types, the
-checks of a probe, and two ways to turn one micro-batch's graph into a matrix-vector product, which
-`operator.py` adds up over micro-batches and processes.
+Instruments run in the middle of training. Inside `preserved(model)` they may run forward passes
+that update BatchNorm statistics, fill `.grad` and draw random numbers, and the run still ends in
+the same bits as one without them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean, stdev
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from regimes.errors import ConfigError
 
 ProbeLoss = Callable[[nn.Module, Any], Tensor]  # mean loss of the model over one batch
 ProcessMean = Callable[[Tensor], Tensor]  # mean of a flat tensor over all processes
 Mode = str  # "eval" or "batch-statistics"; text, as it comes from configurations
-Kind = str  # "hessian" or "gauss-newton"
-Product = Callable[[Sequence[Tensor], Sequence[int]], Sequence[Tensor]]  # (vectors, layers)
 
 
 @dataclass(frozen=True)
@@ -79,65 +80,74 @@ def check_probe(model: nn.Module, samples: int, mode: Mode | None) -> dict[str, 
     return parameters
 
 
-def hessian_product(gradient: list[Tensor], parameters: Sequence[Tensor]) -> Product:
-    """Pearlmutter's product: the derivative of <gradient, v> by the chosen layers."""
-
-    def product(v: Sequence[Tensor], layers: Sequence[int]) -> Sequence[Tensor]:
-        # the gradient of a parameter that enters the loss linearly is a constant without a graph
-        pairs = [
-            (gradient[i], u) for i, u in zip(layers, v, strict=True) if gradient[i].requires_grad
-        ]
-        targets = [parameters[i] for i in layers]
-        if not pairs:
-            return [torch.zeros_like(p) for p in targets]
-        outputs, cotangents = zip(*pairs, strict=True)
-        return _vjp(outputs, targets, cotangents)
-
-    return product
+def _random_states() -> tuple[Any, ...]:
+    """The global random streams: torch (and every CUDA device in use), numpy, Python."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return torch.get_rng_state(), cuda, np.random.get_state(), random.getstate()  # noqa: NPY002
 
 
-def gauss_newton_product(
-    value: Tensor, outputs: list[Any], parameters: Sequence[Tensor]
-) -> Product:
-    """J' H_L J v. J v is the derivative of J' s by s (the double-backward trick)."""
-    if len(outputs) != 1 or not isinstance(outputs[0], Tensor):
-        raise ConfigError("Gauss-Newton needs a loss that runs the model once, to one tensor.")
-    z = outputs[0]
-    s = torch.zeros_like(z, requires_grad=True)
-    pulled = torch.autograd.grad(z, parameters, s, create_graph=True)
-    (slope,) = torch.autograd.grad(value, z, create_graph=True)
+@contextmanager
+def no_random_draws() -> Iterator[None]:
+    """Raises ConfigError if a tensor or array was drawn at random inside.
 
-    def product(v: Sequence[Tensor], layers: Sequence[int]) -> Sequence[Tensor]:
-        (pushed,) = _vjp([pulled[i] for i in layers], [s], v)
-        (curved,) = _vjp([slope], [z], [pushed]) if slope.requires_grad else (torch.zeros_like(z),)
-        return _vjp([z], [parameters[i] for i in layers], [curved])
-
-    return product
+    Python's own stream is left out: run-time type checkers and loggers draw from it.
+    """
+    a = _random_states()
+    yield
+    b = _random_states()
+    cuda = all(torch.equal(x, y) for x, y in zip(a[1], b[1], strict=False))
+    numpy = np.array_equal(a[2][1], b[2][1]) and a[2][2:] == b[2][2:]
+    if not (torch.equal(a[0], b[0]) and cuda and numpy):
+        raise ConfigError("The loss draws random numbers; pass mode='eval'.")
 
 
-def _vjp(outputs: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Any:
-    return torch.autograd.grad(
-        outputs, inputs, cotangents, retain_graph=True, allow_unused=True, materialize_grads=True
-    )
+@contextmanager
+def preserved(model: nn.Module, mode: Mode | None = None) -> Iterator[None]:
+    """Restores the model and the global random streams on exit, also after an error.
+
+    Inside, every `.grad` is None, and with a ``mode`` the model is in eval mode. Restored are
+    parameters and buffers, `.grad` (the same tensor objects), `requires_grad`, the train/eval flag
+    of every submodule, and the random streams of torch, numpy and Python. Not covered: attributes
+    of the model that are neither parameters nor buffers.
+    """
+    cpu, cuda, numpy, python = _random_states()
+    flags = [(module, module.training) for module in model.modules()]
+    parameters = [(p, p.grad, p.requires_grad) for p in model.parameters()]
+    values = [(t, t.detach().clone()) for t in chain(model.parameters(), model.buffers())]
+    slots = [(m, name, b) for m in model.modules() for name, b in m._buffers.items()]
+    for p, _, _ in parameters:
+        p.grad = None
+    if mode is not None:
+        model.eval()
+    try:
+        yield
+    finally:
+        for module, training in flags:
+            module.training = training
+        for module, name, buffer in slots:
+            module._buffers[name] = buffer
+        for p, grad, requires_grad in parameters:
+            p.grad = grad
+            p.requires_grad_(requires_grad)
+        for tensor, before in values:
+            # Only where they differ: a copy raises the tensor's version, and a graph that was
+            # retained for products would then refuse to run.
+            if not _same_bits(tensor, before):
+                with torch.no_grad():
+                    tensor.copy_(before)
+        torch.set_rng_state(cpu)
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)
+        np.random.set_state(numpy)  # noqa: NPY002
+        random.setstate(python)
 
 
-class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of the tensors that were created under it and are still alive."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._storages: dict[Any, tuple[StorageWeakRef, int]] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
-                storage = tensor.untyped_storage()
-                # A weak reference to the storage, not the tensor: views share it, and autograd
-                # saves storages in new tensor objects.
-                ref = StorageWeakRef(storage)
-                self._storages[ref.cdata] = (ref, storage.nbytes())
-        return out
-
-    def held(self) -> int:
-        return sum(size for ref, size in self._storages.values() if not ref.expired())
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    """Equality of the bits: NaN equals itself, -0.0 is not 0.0."""
+    if a.is_complex():
+        a, b = torch.view_as_real(a), torch.view_as_real(b)
+    if a.is_floating_point():
+        # of the same size: a tensor of no dimension, or of strides, has no other view
+        integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+        a, b = a.detach().view(integer), b.view(integer)
+    return torch.equal(a, b)

@@ -18,11 +18,10 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from regimes.curvature.isolation import preserved
 from regimes.curvature.lanczos import Eigenpairs
 from regimes.curvature.native import NativeDoubleBackward
 from regimes.curvature.operator import HessianProduct
-from regimes.curvature.probe import Estimate, batch_size
+from regimes.curvature.probe import Estimate, batch_size, preserved
 from regimes.errors import ConfigError, TrainingError, require
 from regimes.seeding import derive
 

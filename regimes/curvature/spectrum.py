@@ -2,12 +2,7 @@
 
 All functions are deterministic given `seed`, leave no trace on the model, and give the curvature
 over the union of the data when the product averages over processes. One `HessianProduct` serves
-several calls and builds its graph once:
-
-    hessian = HessianProduct(model, cross_entropy, batches, mode="eval")
-    now = eigenvalues(hessian, largest=5, smallest=1)
-    later = eigenvalues(HessianProduct(...), largest=5, start=now)       # warm
-    by_layer = layer_traces(hessian, probes=20)
+several calls and builds its graph once.
 """
 
 from __future__ import annotations
@@ -20,8 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.curvature.krylov import Krylov
-from regimes.curvature.lanczos import Eigenpairs, lanczos, random_direction
+from regimes.curvature import pyhessian
+from regimes.curvature.lanczos import Eigenpairs, Krylov, lanczos, random_direction
 from regimes.curvature.operator import HessianProduct
 from regimes.curvature.probe import Estimate
 from regimes.errors import ConfigError, require
@@ -36,7 +31,7 @@ def eigenvalues(
     largest: int = 1,
     smallest: int = 0,
     tolerance: float = 1e-3,
-    start: Eigenpairs | None = None,
+    start: Eigenpairs | Float[Tensor, "k d"] | None = None,
     max_products: int = 200,
     max_seconds: float | None = None,
     seed: int = 0,
@@ -44,9 +39,9 @@ def eigenvalues(
 ) -> Eigenpairs:
     """Both ends of the spectrum, algebraically (see `lanczos` for tolerance and budgets).
 
-    `start` is the previous measurement of the same model: the sum of its vectors begins the Krylov
-    space. `backend="pyhessian"` runs that library's power iteration instead. Its values are the
-    largest in *magnitude*, with their signs; its residuals are NaN; `tolerance` is the relative
+    `start` is the previous measurement of the same model, or its vectors, whose sum begins the
+    Krylov space. `backend="pyhessian"` runs that library's power iteration instead. Its values are
+    the largest in *magnitude*, with their signs; its residuals are NaN; `tolerance` is the relative
     change between two steps. It has no `smallest`, warm start, time budget or processes.
 
     Raises:
@@ -54,8 +49,6 @@ def eigenvalues(
         TrainingError: the loss, its gradient or a product is not finite.
     """
     if _uses_pyhessian(backend):
-        from regimes.curvature import pyhessian
-
         if smallest or start is not None or max_seconds is not None:
             raise ConfigError("PyHessian has no smallest eigenvalues, warm start or time budget.")
         return pyhessian.eigenvalues(hessian, largest, tolerance, max_products, seed)
@@ -73,16 +66,14 @@ def eigenvalues(
     )
 
 
-def warm_start(previous: Eigenpairs) -> Float[Tensor, "1 d"]:
+def warm_start(previous: Eigenpairs | Float[Tensor, "k d"]) -> Float[Tensor, " d"]:
     """The sum of the previous eigenvectors (those that exist), as one start vector.
 
-    It keeps the polynomial degree of a single Krylov sequence and needs fewer products than a block
-    start of all of them (`benchmarks/curvature.py`).
+    It keeps the polynomial degree of a single Krylov sequence and needed fewer products than a
+    block start of all of them.
     """
-    vectors = previous.vectors[torch.isfinite(previous.vectors[:, 0])]
-    if not len(vectors):
-        raise ConfigError("The previous measurement has no eigenvectors to start from.")
-    return vectors.sum(0, keepdim=True)
+    vectors = previous.vectors if isinstance(previous, Eigenpairs) else previous
+    return vectors[torch.isfinite(vectors[:, 0])].sum(0)
 
 
 def layer_eigenvalues(
@@ -124,8 +115,6 @@ def trace(
     """Hutchinson's (1990) unbiased estimate: the mean of z'Hz over random signs z. ConfigError for
     fewer than 2 products or an unknown backend."""
     if _uses_pyhessian(backend):
-        from regimes.curvature import pyhessian
-
         return pyhessian.trace(hessian, products, seed)
     require(products >= 2, "products", products, "at least 2, for a standard error")
     samples = [(z * hz).sum() for z, hz in _probes(hessian, products, stream(seed, "trace"))]
@@ -174,9 +163,9 @@ def density(hessian: HessianProduct, *, probes: int = 5, steps: int = 30, seed: 
     before, nodes, weights = hessian.products, [], []
     for _ in range(probes):
         begin = random_direction(hessian.dimension, generator, hessian.dtype, hessian.device)
-        space = Krylov(begin.unsqueeze(0), min(steps, hessian.dimension))
+        space = Krylov(begin, min(steps, hessian.dimension))
         while not (space.full or space.exhausted):
-            space.step(hessian, None)
+            space.step(hessian)
         nodes.append(space.ritz()[0])
         weights.append(space.weights() / probes)
     order = torch.cat(nodes).argsort()

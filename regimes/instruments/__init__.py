@@ -1,18 +1,15 @@
 """Instruments measure statistics during training and leave no trace on the run.
 
-``base`` has the contract, each file one family; ``panel`` chooses and reads those of a run. A
-package offers its own by entry points of the group ``regimes.instruments``.
+A package offers its own by entry points of the group ``regimes.instruments``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from regimes.config import Registry, offered
-
-if TYPE_CHECKING:
-    from regimes.instruments.base import Instrument
+from regimes.instruments.base import Instrument
 
 REGISTRY = Registry(
     "instrument",
@@ -25,7 +22,7 @@ REGISTRY = Registry(
         "noise": "regimes.instruments.noise:Noise",
         "msdr": "regimes.instruments.noise:Msdr",
         "error": "regimes.instruments.compression_loss:CompressionLoss",
-        "spread": "regimes.instruments.spread:Spread",
+        "spread": "regimes.instruments.noise:Spread",
     },
     has=("every", "start"),
 )

@@ -1,9 +1,6 @@
-"""The contract of an instrument: its hyper-parameters, and the gauge that a run reads.
+"""The contract of an instrument: hyper-parameters, and the gauge that a run feeds and reads.
 
-An ``Instrument`` is a frozen dataclass (its fields are the configuration's table of that name). At
-the start of a run it makes one ``Gauge``, which sees every step's gradients and updates and is
-read at the end of an epoch. Neither may change the run's weights, buffers, ``.grad``, flags or
-random streams.
+Neither may change the run's weights, buffers, ``.grad``, flags or random streams.
 """
 
 from __future__ import annotations
@@ -21,7 +18,6 @@ from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression.base import Compressor
 from regimes.config import Level
-from regimes.errors import require
 from regimes.models.loss import Batch, Loss
 
 
@@ -130,19 +126,13 @@ class StridedGauge(StatelessGauge):
 
 @runtime_checkable
 class Instrument(Protocol):
-    """Hyper-parameters. The gauge is read in epochs 0, ``every``, 2 ``every``, ..."""
+    """A frozen dataclass, whose fields are the configuration's table of that name. At the start of
+    a run it makes one gauge, which is read in epochs 0, ``every``, 2 ``every``, ..."""
 
     @property
     def every(self) -> int: ...
 
     def start(self, context: MeasurementContext) -> Gauge: ...
-
-
-def require_at_least(instrument: Any, name: str, **bounds: int) -> None:
-    """Raise ConfigError for the first field that is below its bound."""
-    for field_name, bound in bounds.items():
-        value = getattr(instrument, field_name)
-        require(value >= bound, f"instruments.{name}.{field_name}", value, f"at least {bound}")
 
 
 def ratio(above: float, below: float) -> float:

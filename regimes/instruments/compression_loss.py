@@ -17,19 +17,19 @@ from torch import Tensor
 
 from regimes.collectives.requests import Mean
 from regimes.collectives.world import World
-from regimes.config import Level
+from regimes.config import Bounded, Level
+from regimes.config.bounds import Count
 from regimes.errors import ConfigError, require
 from regimes.instruments.base import (
     MeasurementContext,
     Reading,
     StridedGauge,
-    require_at_least,
     squared_norms,
 )
 
 
 @dataclass(frozen=True)
-class CompressionLoss:
+class CompressionLoss(Bounded):
     """Which levels, and how often.
 
     Attributes:
@@ -38,12 +38,11 @@ class CompressionLoss:
             per level, and on several processes costs one dense mean (counted as signal bytes).
     """
 
-    levels: tuple[str, ...] = ()
-    stride: int = 8
-    every: int = 1
+    bounds_prefix = "instruments.error."
 
-    def __post_init__(self) -> None:
-        require_at_least(self, "error", stride=1, every=1)
+    levels: tuple[str, ...] = ()
+    stride: Count = 8
+    every: Count = 1
 
     def start(self, context: MeasurementContext) -> CompressionLossGauge:
         return CompressionLossGauge(self, context)
@@ -77,8 +76,8 @@ class CompressionLossGauge(StridedGauge):
 
     def measure(self, stack: Float[Tensor, "rows N"]) -> None:
         (mean,) = self.world.ask(Mean(stack))
-        sizes = [layer.size for layer in self.layers]
-        parts = [p.view(x.shape) for p, x in zip(mean.split(sizes), self.layers, strict=True)]
+        pieces = mean.split([layer.size for layer in self.layers])
+        parts = [p.view(x.shape) for p, x in zip(pieces, self.layers, strict=True)]
         self.energy += squared_norms(parts).cpu()
         for name, level in self.levels.items():
             self.lost[name] += squared_norms(self._errors(parts, name, level)).cpu()

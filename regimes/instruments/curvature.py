@@ -1,23 +1,21 @@
 """Curvature as instruments of a run: the Hessian, the Fisher trace, critical sharpness.
 
-``Curvature`` is what the paper's Figure 3 compares with the gradient norm; ``Fisher`` is the
-quantity behind the critical periods of Achille et al. (2019); ``Sharpness`` needs no second
-derivative. The measurements are those of ``regimes.curvature``, on a fixed probe of the training
-set, with the weights of the epoch's end, averaged over all processes.
+The measurements are those of ``regimes.curvature``, on a fixed probe of the training set, with the
+weights of the epoch's end, averaged over all processes.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from regimes.collectives.requests import Mean
+from regimes.config import Bounded, Bounds
+from regimes.config.bounds import Count, Natural
 from regimes.curvature import (
-    Eigenpairs,
     HessianProduct,
     critical_sharpness,
     eigenvalues,
@@ -27,7 +25,7 @@ from regimes.curvature import (
 )
 from regimes.curvature.probe import ProcessMean
 from regimes.errors import ConfigError, require
-from regimes.instruments.base import EndOfEpochGauge, MeasurementContext, Reading, require_at_least
+from regimes.instruments.base import EndOfEpochGauge, MeasurementContext, Reading
 from regimes.models.loss import Batch
 from regimes.seeding import derive
 
@@ -36,14 +34,14 @@ SUFFIX = {"eval": "", "batch-statistics": ":batch"}  # of the statistics' names
 
 
 @dataclass(frozen=True)
-class Probe:
+class Probe(Bounded):
     """The fields that these instruments share.
 
     Attributes:
         images, batch: the probe set, in micro-batches (of equal size, shared evenly by processes).
     """
 
-    every: int = 1
+    every: Count = 1
     images: int = 200
     batch: int = 50
 
@@ -52,6 +50,7 @@ class ProbeGauge(EndOfEpochGauge):
     """Base of their gauges."""
 
     def __init__(self, probe: Probe, context: MeasurementContext) -> None:
+        self.settings: Any = probe
         self.context, self.batches = context, context.probe(probe.images, probe.batch)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -66,7 +65,8 @@ class ProbeGauge(EndOfEpochGauge):
 
 @dataclass(frozen=True)
 class Curvature(Probe):
-    """Top eigenvalues of the Hessian of the training loss, traces if asked for.
+    """Top eigenvalues of the Hessian of the training loss (the paper's Figure 3), traces if asked
+    for.
 
     Attributes:
         modes: BatchNorm with running statistics ("eval"), or with each micro-batch's own
@@ -78,20 +78,22 @@ class Curvature(Probe):
         warm: start from the eigenvectors of the last reading.
     """
 
+    bounds_prefix = "instruments.curvature."
+
     modes: tuple[Mode, ...] = ("eval",)
-    largest: int = 1
-    smallest: int = 0
+    largest: Count = 1
+    smallest: Natural = 0
     layers: bool = False
-    probes: int = 0
+    probes: Natural = 0
     tolerance: float = 1e-3  # residual over |eigenvalue|
     max_products: int = 100
     warm: bool = True
 
     def __post_init__(self) -> None:
-        require_at_least(self, "curvature", every=1, largest=1, smallest=0, probes=0)
-        where = "instruments.curvature"
-        require(self.probes != 1, f"{where}.probes", self.probes, "0 or at least 2")
-        require(bool(self.modes), f"{where}.modes", list(self.modes), "at least one")
+        super().__post_init__()
+        where = self.bounds_prefix
+        require(self.probes != 1, f"{where}probes", self.probes, "0 or at least 2")
+        require(bool(self.modes), f"{where}modes", list(self.modes), "at least one")
 
     def start(self, context: MeasurementContext) -> CurvatureGauge:
         return CurvatureGauge(self, context)
@@ -102,7 +104,6 @@ class CurvatureGauge(ProbeGauge):
 
     def __init__(self, settings: Curvature, context: MeasurementContext) -> None:
         super().__init__(settings, context)
-        self.settings = settings
         self.vectors: dict[str, Tensor] = {}  # per mode, [k, d]
 
     def read(self, epoch: int) -> Reading:
@@ -120,7 +121,7 @@ class CurvatureGauge(ProbeGauge):
     def _values(self, hessian: HessianProduct, mode: Mode, seed: int, into: Reading) -> None:
         s, end = self.settings, SUFFIX[mode]
         options: Any = {"tolerance": s.tolerance, "max_products": s.max_products, "seed": seed}
-        start = self._previous(mode)
+        start = self.vectors.get(mode)
         pairs = eigenvalues(hessian, largest=s.largest, smallest=s.smallest, start=start, **options)
         if s.warm:
             self.vectors[mode] = pairs.vectors
@@ -143,13 +144,6 @@ class CurvatureGauge(ProbeGauge):
         into.model[f"hessian_trace{end}"] = sum(t.value for t in traces)
         into.detail[f"hessian_trace_error{end}"] = [t.error for t in traces]
 
-    def _previous(self, mode: Mode) -> Eigenpairs | None:
-        vectors = self.vectors.get(mode)
-        if vectors is None or not torch.isfinite(vectors[:, 0]).any():
-            return None
-        unknown = torch.full((len(vectors),), math.nan)
-        return Eigenpairs(unknown, unknown[:0], unknown, vectors, 0, 0.0, "converged")
-
     def state_dict(self) -> dict[str, Any]:
         return dict(self.vectors)
 
@@ -160,17 +154,16 @@ class CurvatureGauge(ProbeGauge):
 
 @dataclass(frozen=True)
 class Fisher(Probe):
-    """Fisher trace, whole and per layer.
+    """Fisher trace (Achille et al. 2019), whole and per layer.
 
     Attributes:
         kind: labels drawn from the model ("model", the Fisher information) or the data's own
             ("empirical").
     """
 
-    kind: Literal["model", "empirical"] = "model"
+    bounds_prefix = "instruments.fisher."
 
-    def __post_init__(self) -> None:
-        require_at_least(self, "fisher", every=1)
+    kind: Literal["model", "empirical"] = "model"
 
     def start(self, context: MeasurementContext) -> FisherGauge:
         if getattr(context.model, "text", False):
@@ -182,16 +175,12 @@ class Fisher(Probe):
 
 
 class FisherGauge(ProbeGauge):
-    def __init__(self, settings: Fisher, context: MeasurementContext) -> None:
-        super().__init__(settings, context)
-        self.kind = settings.kind
-
     def read(self, epoch: int) -> Reading:
         here = sum(len(y) for _, y in self.batches)
         trace = fisher_trace(
             self.context.model,
             self.batches,
-            kind=self.kind,
+            kind=self.settings.kind,
             seed=derive(self.context.seed, "fisher", epoch),
             first_sample=self.context.world.rank * here,
             mode="eval",
@@ -214,12 +203,9 @@ class Sharpness(Probe):
         tolerance: how far the measured critical rate may lie above the true one, relatively.
     """
 
-    tolerance: float = 1 / 16
+    bounds_prefix = "instruments.sharpness."
 
-    def __post_init__(self) -> None:
-        require_at_least(self, "sharpness", every=1)
-        where = "instruments.sharpness.tolerance"
-        require(0 < self.tolerance < 1, where, self.tolerance, "a number between 0 and 1")
+    tolerance: Annotated[float, Bounds("a number between 0 and 1", above=0, below=1)] = 1 / 16
 
     def start(self, context: MeasurementContext) -> SharpnessGauge:
         return SharpnessGauge(self, context)
@@ -228,10 +214,7 @@ class Sharpness(Probe):
 class SharpnessGauge(ProbeGauge):
     """Remembers the critical rate, from which the next search starts."""
 
-    def __init__(self, settings: Sharpness, context: MeasurementContext) -> None:
-        super().__init__(settings, context)
-        self.tolerance = settings.tolerance
-        self.rate: float | None = None
+    rate: float | None = None
 
     def read(self, epoch: int) -> Reading:
         sharpness = critical_sharpness(
@@ -239,7 +222,7 @@ class SharpnessGauge(ProbeGauge):
             self.loss,
             self.batches,
             start=self.rate,
-            tolerance=self.tolerance,
+            tolerance=self.settings.tolerance,
             mode="eval",
             mean=self.process_mean,
         )

@@ -1,6 +1,5 @@
 """Per-layer norm of the gradient accumulated over an epoch: ACCORDION's signal (section 4.2).
-
-Four readings of "the accumulated gradient", each one addition per step:
+Four readings of it, each one addition per step:
 
 - ``update``: the aggregated updates, which every worker has already; nothing to send.
 - ``global``: the worker-mean gradients before compression; one dense mean per epoch.

@@ -1,30 +1,9 @@
-"""How noisy the gradient is: noise scale, diversity and MSDR, from gradients and updates.
-
-``Noise`` compares each worker's gradient g_w (batch b) with their mean (batch W b), step by step:
-
-- ``noise_scale``: tr(Sigma) / |G|^2, the simple noise scale (McCandlish et al. 2018, section 2.2).
-  With s the mean of |g_w|^2 and m = |mean g|^2, appendix A.1's unbiased estimators are
-  |G|^2 = (W m - s) / (W - 1) and tr(Sigma) / b = W (s - m) / (W - 1). Both are averaged over the
-  epoch's steps before the ratio is taken. *In worker batches*: times ``batch_size`` it is in
-  samples; above W, the union's batch is still below the noise scale. A short last batch counts
-  like the others. NaN where the estimate of |G|^2 is not positive: the epoch does not resolve it.
-- ``diversity``: sum |g_w|^2 / |sum g_w|^2 = s / (W m), summed over the steps before the ratio (Yin
-  et al. 2018, definition 2, of workers' instead of samples' gradients): 1 / W for equal gradients,
-  1 for orthogonal ones.
-
-``Msdr`` needs the aggregated updates u_t of an epoch's T steps alone, the same on every process:
-
-- ``msdr``: |mean u| / sqrt(sum |u_t - mean u|^2 / (T - 1)), the mean to standard deviation ratio
-  behind AdaQS (Guo et al. 2020; the ACCORDION paper, section 5.6, gives it in these words and no
-  formula). Mean and spread are taken over steps and of whole vectors. A mean over a layer's
-  *coordinates* would change with the sign convention of a neuron and sits near zero. Pure noise
-  gives about 1 / sqrt(T), not 0. Updates carry the compressor's error: rank 1 raises the spread.
-"""
+"""How noisy gradients and updates are, and how far the workers' models lie apart."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -32,6 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regimes.collectives.requests import Mean
+from regimes.config import Bounded
+from regimes.config.bounds import Count
 from regimes.errors import ConfigError
 from regimes.instruments.base import (
     MeasurementContext,
@@ -39,14 +20,24 @@ from regimes.instruments.base import (
     StatelessGauge,
     StridedGauge,
     ratio,
-    require_at_least,
     squared_norms,
 )
 
 
 @dataclass(frozen=True)
-class Noise:
-    """Noise scale and diversity, per layer and of the model.
+class Noise(Bounded):
+    """Each worker's gradient g_w (batch b) against their mean (batch W b), per layer and of the
+    model. With s the mean of |g_w|^2 and m = |mean g|^2:
+
+    - ``noise_scale``: tr(Sigma) / |G|^2, the simple noise scale (McCandlish et al. 2018, section
+      2.2), with appendix A.1's unbiased estimators |G|^2 = (W m - s) / (W - 1) and tr(Sigma) / b =
+      W (s - m) / (W - 1), both averaged over the epoch's steps before the ratio is taken. *In
+      worker batches*: times ``batch_size`` it is in samples; above W, the union's batch is still
+      below the noise scale. A short last batch counts like the others. NaN where the estimate of
+      |G|^2 is not positive: the epoch does not resolve it.
+    - ``diversity``: sum |g_w|^2 / |sum g_w|^2 = s / (W m), summed over the steps before the ratio
+      (Yin et al. 2018, definition 2, of workers' instead of samples' gradients): 1 / W for equal
+      gradients, 1 for orthogonal ones.
 
     Attributes:
         stride: measure steps 0, stride, 2 stride, ... of an epoch. A measured step costs two
@@ -54,11 +45,10 @@ class Noise:
             bytes in every mode), because the run itself sends only the compressed mean.
     """
 
-    stride: int = 1
-    every: int = field(default=1, init=False)
+    bounds_prefix = "instruments.noise."
 
-    def __post_init__(self) -> None:
-        require_at_least(self, "noise", stride=1)
+    stride: Count = 1
+    every: int = field(default=1, init=False)
 
     def start(self, context: MeasurementContext) -> NoiseGauge:
         return NoiseGauge(self.stride, context)
@@ -118,8 +108,14 @@ def _layer_squares(
 
 @dataclass(frozen=True)
 class Msdr:
-    """Mean to standard deviation ratio of the updates, per layer and of the model; union passes
-    included. Nothing is sent."""
+    """``msdr``, the mean to standard deviation ratio of the aggregated updates u_t of an epoch's T
+    steps, per layer and of the model: |mean u| / sqrt(sum |u_t - mean u|^2 / (T - 1)).
+
+    AdaQS (Guo et al. 2020) reads it; the ACCORDION paper, section 5.6, gives it in these words and
+    no formula. Mean and spread are taken over steps and of whole vectors. A mean over a layer's
+    *coordinates* would change with the sign convention of a neuron and sits near zero. Pure noise
+    gives about 1 / sqrt(T), not 0. Updates carry the compressor's error: rank 1 raises the spread.
+    """
 
     every: int = field(default=1, init=False)
 
@@ -159,3 +155,46 @@ def _msdr(total: float, squares: float, steps: int) -> float:
         return math.nan
     variance = (squares - total / steps) / (steps - 1)
     return math.sqrt(ratio(total / steps**2, variance))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """``spread``: the root mean square distance of the workers' parameters from their mean, right
+    before the first synchronisation of a unit, per layer and of the model. Zero while the workers
+    share each step. On several processes it sends one dense mean a unit (as signal bytes)."""
+
+    every: int = field(default=1, init=False)
+
+    def start(self, context: MeasurementContext) -> SpreadGauge:
+        if context.is_local is None:
+            raise ConfigError(
+                "instruments.spread: workers that share each step have one model: set sync_policy"
+            )
+        return SpreadGauge(context, context.is_local)
+
+
+class SpreadGauge(StatelessGauge):
+    """Measures once per unit."""
+
+    def __init__(self, context: MeasurementContext, is_local: Callable[[], bool]) -> None:
+        self.context, self.is_local = context, is_local
+        self.distances: list[float] | None = None  # per layer, of this unit
+
+    def step(self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor]) -> None:
+        """``stack``: each worker's movement since the last synchronisation."""
+        if self.distances is not None:
+            return
+        layers = range(len(self.context.layers))
+        if not self.is_local():
+            self.distances = [0.0 for _ in layers]
+            return
+        world, parts = self.context.world, stack.split(self.context.sizes, dim=1)
+        means = world.ask(*(Mean(part) for part in parts), layers=layers)
+        squares = [(p - m).square().sum(1) for p, m in zip(parts, means, strict=True)]
+        (mean,) = world.ask(Mean(torch.stack(squares, dim=1)))
+        self.distances = mean.sqrt().tolist()
+
+    def read(self, epoch: int) -> Reading:
+        spread = self.distances or [math.nan] * len(self.context.layers)
+        self.distances = None
+        return Reading({"spread": spread}, {"spread": math.hypot(*spread)})

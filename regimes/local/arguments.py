@@ -19,7 +19,7 @@ from regimes.ddp.model import check_parameters
 from regimes.errors import ConfigError, is_whole, require, unexpected
 from regimes.policies import Policy, Static, check_levels
 from regimes.policies.controller import Levels
-from regimes.policies.periods import LONGEST
+from regimes.policies.schedules import LONGEST
 
 MEASURED = ("norms", "noise", "error", "spread")  # instruments that need no data
 PERIODS = {"low": 1, "high": 32}

@@ -28,7 +28,7 @@ from regimes.instruments.panel import Readings
 from regimes.local.arguments import LocalChoice, choose, trainable
 from regimes.local.record import UnitClock, header
 from regimes.policies.controller import WholeController
-from regimes.policies.periods import period_of
+from regimes.policies.schedules import period_of
 from regimes.training.optimizers import Optimizers
 from regimes.training.outer import OuterStep, pseudo_gradients
 from regimes.training.replicas import Replicas

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from regimes.console.tables import Table
 from regimes.console.units import human
-from regimes.policies.periods import in_words
+from regimes.policies.schedules import in_words
 from regimes.records import NOT_SAID, OWN, Header, Row, share_of_low, unknown_fields
 
 if TYPE_CHECKING:

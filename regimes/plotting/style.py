@@ -27,7 +27,7 @@ from regimes.plotting.looks import LOOKS as LOOKS
 from regimes.plotting.looks import order as order
 from regimes.plotting.looks import style_of as style_of
 from regimes.plotting.looks import styles_of as styles_of
-from regimes.policies.periods import in_words
+from regimes.policies.schedules import in_words
 from regimes.records import NOT_SAID, OWN, count_units, unit_name, write_output, write_table
 from regimes.statistics import LEAST
 

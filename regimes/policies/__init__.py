@@ -1,10 +1,4 @@
-"""Policies: the history of a run in, the next epoch's levels out. No torch.
-
-``base`` has the contract, ``schedules`` policies of epoch and learning rate, ``detected`` those
-that follow a detector, ``ladders`` those with more than two levels, ``allocation`` and ``gravac``
-those that weigh error against traffic, ``by_layer`` one per group of layers, ``periods`` those of
-local steps.
-"""
+"""Policies: the history of a run in, the next epoch's levels out. No torch."""
 
 from __future__ import annotations
 
@@ -12,15 +6,20 @@ from typing import Any
 
 from regimes.config import DENSE, Registry
 from regimes.errors import ConfigError
-from regimes.policies.allocation import LGreCo
+from regimes.policies.allocation import GraVAC, LGreCo
 from regimes.policies.base import Decision, Policy
 from regimes.policies.by_layer import ByLayer
 from regimes.policies.detected import Accordion, BatchAccordion, Detected
-from regimes.policies.gravac import GraVAC
 from regimes.policies.history import LevelCost, PastEpoch, history, whole_history
 from regimes.policies.ladders import AccordionLadder, AdaQS, ErrorLadder, RateLadder
-from regimes.policies.periods import QSR, AdaComm, PostLocal
-from regimes.policies.schedules import Smith, Static, Windows
+from regimes.policies.schedules import (
+    QSR,
+    AdaComm,
+    PostLocal,
+    Smith,
+    Static,
+    Windows,
+)
 
 __all__ = [
     "QSR",

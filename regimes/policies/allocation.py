@@ -1,4 +1,4 @@
-"""L-GreCo: levels per layer that send the fewest floats at a given total error. No torch."""
+"""L-GreCo and GraVAC, which weigh a level's error against its traffic. No torch."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from regimes.config import Bounds
+from regimes.config import DENSE, Bounds
 from regimes.config.bounds import Count
-from regimes.errors import ConfigError, unexpected
-from regimes.policies.base import Decision, Policy
+from regimes.errors import ConfigError, require, unexpected
+from regimes.policies.base import Decision, Policy, start
 from regimes.policies.history import History, PastEpoch, as_history, cost
 from regimes.policies.ladders import Rungs
 
 Table = Sequence[Sequence[float]]  # a row per layer, a column per level
+Gains = list[float | None]  # of a level, smoothed, after each epoch; None before a measurement
+ShareAboveZero = Annotated[float, Bounds("a share above 0, up to 1", above=0, high=1)]
 
 
 def allocate(errors: Table, floats: Table, bound: float, bins: int = 10_000) -> list[int] | None:
@@ -127,16 +129,15 @@ class LGreCo(Rungs):
 
     def _errors(self, last: PastEpoch, layer: int) -> list[float] | None:
         """The norm that each level loses of a layer's gradient; None where it is not measured."""
-        norm = last.statistics.get("norm", [None] * (layer + 1))[layer]
-        names = [f"error:{level}" for level in self.levels]
-        shares = [last.statistics.get(name, [None] * (layer + 1))[layer] for name in names]
-        if norm is None or any(share is None for share in shares):
+        norm = last.value("norm", layer)
+        shares = [last.value(f"error:{level}", layer) for level in self.levels]
+        if norm is None or None in shares:
             return None
         return [norm * math.sqrt(max(share or 0.0, 0.0)) for share in shares]
 
     def _allocated(self, last: PastEpoch, base: Sequence[Decision]) -> dict[int, Decision]:
         """By layer with errors; empty where no allocation within the bound sends less."""
-        by_layer = {i: row for i in range(len(base)) if (row := self._errors(last, i)) is not None}
+        by_layer = {i: row for i in range(len(base)) if (row := self._errors(last, i))}
         errors = list(by_layer.values())
         floats = [[cost(last, level).floats[i] for level in self.levels] for i in by_layer]
         base_columns = [self.rung(base[i].level) for i in by_layer]
@@ -153,3 +154,102 @@ class LGreCo(Rungs):
 
 def _total(table: Table, columns: Sequence[int]) -> float:
     return sum(row[k] for row, k in zip(table, columns, strict=True))
+
+
+@dataclass(frozen=True)
+class GraVAC(Rungs):
+    """GraVAC (Tyagi & Swany, IEEE CLOUD 2023), for the whole model.
+
+    The gain of a level is the share of the gradient's norm that it sends, summed over layers and
+    smoothed over epochs. The search starts at the lowest compression and tries the next level every
+    ``interval`` epochs, until the two best products of throughput and gain differ by less than
+    ``tolerance`` (see ``stopping``), or no level is left; then the best level stays. An epoch uses
+    the level of the search if its gain is at least ``gain``, else the lowest compression if its
+    gain is, else dense.
+
+    Differences with the authors: they smooth by steps (0.05, windows of 25 steps) and include error
+    feedback in the gain. Here the gain is the mean gradient's, from the instrument ``error`` and
+    the norm over an epoch: a level sends sqrt(1 - error) of a layer's norm, as projections and TopK
+    do. Recorded tournaments used "best", so the authors' ``stopping`` is not the default.
+
+    Attributes:
+        levels: from the highest compression to the lowest.
+        seconds: of a step by level, as measured or as ``regimes cost`` predicts for a network;
+            without them throughput is one over the bytes of a step.
+        smoothing: the weight of the latest epoch in the gain.
+        stopping: "best" divides the difference of the two best products by the best, which stays;
+            "authors" divides it by the second best, and the more compressed of the two stays.
+    """
+
+    gain: ShareAboveZero = 0.75
+    tolerance: Annotated[float, Bounds("a share below 1", low=0, below=1)] = 0.05
+    interval: Count = 1
+    smoothing: ShareAboveZero = 0.5
+    seconds: dict[str, float] = field(default_factory=dict)
+    stopping: Literal["best", "authors"] = "best"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive = all(0 < value < inf for value in self.seconds.values())
+        good = not self.seconds or (positive and self.seconds.keys() == set(self.levels))
+        require(good, "policy.seconds", self.seconds, "a positive number for each level")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (DENSE, *reversed(self.levels))
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("norm", *(f"error:{level}" for level in self.levels))
+
+    def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
+        if not history:
+            return start(self.levels[-1], layers)
+        history = as_history(history)
+        gains = {level: self._gains(history, level) for level in self.levels}
+        tried = self._search(history, gains)
+        last = {level: values[-1] or 0.0 for level, values in gains.items()}
+        level = next((x for x in (tried, self.levels[-1]) if last[x] >= self.gain), DENSE)
+        why = {"rule": "gain", "new": last[tried], "threshold": self.gain, "level": tried}
+        return [Decision(level, why)] * len(layers)
+
+    def _gains(self, history: Sequence[PastEpoch], level: str) -> Gains:
+        def extend(gains: Gains, epochs: Sequence[PastEpoch]) -> Gains:
+            for past in epochs:
+                now, share = _gain(past, f"error:{level}"), self.smoothing
+                before = gains[-1] if gains else None
+                if now is not None and before is not None:
+                    now = (1 - share) * before + share * now
+                gains.append(before if now is None else now)
+            return gains
+
+        return as_history(history).accumulate((self._gains, level), list, extend)
+
+    def _search(self, history: Sequence[PastEpoch], gains: dict[str, Gains]) -> str:
+        """The level that the search tries in the next epoch, or ended at."""
+        order, authors = self.levels[::-1], self.stopping == "authors"
+        products: list[float] = []
+        for tried, level in enumerate(order, start=1):
+            last = tried * self.interval - 1  # the last epoch of the level's trial
+            if last >= len(history):
+                return level
+            gain = gains[level][last] or 0.0
+            one_step = self.seconds[level] if self.seconds else cost(history[last], level).bytes
+            products.append(1 / one_step * gain)  # in any unit, because only ratios count
+            best, *rest = sorted(range(tried), key=lambda i: -products[i])
+            if rest:
+                high, second = products[best], products[rest[0]]
+                if high - second < self.tolerance * (second if authors else high):
+                    return order[max(best, rest[0]) if authors else best]
+        return order[products.index(max(products))]
+
+
+def _gain(past: PastEpoch, name: str) -> float | None:
+    """The share of the gradient's norm that a level sends; None where not measured."""
+    norms, errors = past.statistics.get("norm", []), past.statistics.get(name, [])
+    pairs = zip(norms, errors, strict=False)
+    known = [(norm, error) for norm, error in pairs if norm is not None and error is not None]
+    total = sum(norm for norm, _ in known)
+    if not total:
+        return None
+    return sum(norm * math.sqrt(max(1 - error, 0.0)) for norm, error in known) / total

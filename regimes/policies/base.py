@@ -1,9 +1,4 @@
-"""The contract of a policy: the history of a run in, the next epoch's levels out. No torch.
-
-A policy is a frozen dataclass with one pure function, ``decide``, of the list of past epochs. The
-record holds the same list, so one object steers a live run, resumes it and replays a record. A
-batch policy has one layer, the whole model, and batch sizes as levels.
-"""
+"""The contract of a policy, and what policies share. No torch."""
 
 from __future__ import annotations
 
@@ -29,7 +24,9 @@ class Decision:
 
 @runtime_checkable
 class Policy(Protocol):
-    """See the module's docstring."""
+    """A frozen dataclass with one pure function, ``decide``, of the past epochs. A record holds
+    them, so one object steers a run, resumes it and replays its record. A batch policy has one
+    layer, the whole model, and batch sizes as levels."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -51,6 +48,13 @@ def start(level: str, layers: Sequence[str]) -> list[Decision]:
     return [Decision(level, {"rule": "start"})] * len(layers)
 
 
+def followed(
+    level: str, why: dict[str, Any] | None, history: Sequence[PastEpoch]
+) -> list[Decision]:
+    """One level for all layers after at least one epoch, with the reason where it changes."""
+    return [Decision(level, why if before != level else None) for before in history[-1].levels]
+
+
 @dataclass
 class _Rates:
     """Learning rates so far: the highest of the run, and since the last decay; the decays."""
@@ -70,9 +74,7 @@ class FollowsDecays(Bounded):
     below 1/100 of the run's peak is none: a rate that goes to zero would decay without end. A rate
     that rises never counts. Step schedules thus decay at their steps, smooth ones at a tenth of
     their peak; a schedule that ends at zero also in its last one or two epochs, where it halves.
-
-    Raises:
-        ConfigError: a factor is not larger than 1.
+    ConfigError for a factor that is not larger than 1.
     """
 
     bounds_prefix = "policy."

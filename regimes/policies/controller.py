@@ -1,7 +1,6 @@
 """Decides levels from the history of a run, for the trainer, the DDP hook and the replay. No torch.
 
-A policy decides the compressed layers; the controller gives all other layers the level "dense" and
-returns the reason of each decision. What the policy returns is checked.
+A policy decides the compressed layers; all other layers have the level "dense".
 """
 
 from __future__ import annotations

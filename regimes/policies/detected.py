@@ -1,7 +1,4 @@
-"""Policies that follow a detector of critical regimes, such as ACCORDION. No torch.
-
-``FollowsDetector`` has the common rule; a policy adds the detector and the levels.
-"""
+"""Policies that follow a detector of critical regimes, such as ACCORDION. No torch."""
 
 from __future__ import annotations
 
@@ -9,15 +6,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from regimes.config.bounds import Count, Positive
-from regimes.detectors import Detector, NormChange, Verdict, detector
+from regimes.detectors import Detector, NormChange, Online, Verdict, detector
 from regimes.detectors.statistics import Statistic
 from regimes.errors import unexpected
 from regimes.policies.base import Decision, FollowsDecays
-from regimes.policies.history import PastEpoch, as_history
-from regimes.policies.signals import current_verdict
+from regimes.policies.history import PastEpoch, as_history, root_of_squares
+
+Values = list[float | None]
 
 
 class FollowsDetector(FollowsDecays):
@@ -25,10 +23,12 @@ class FollowsDetector(FollowsDecays):
     ``level_for`` of the verdict on a layer. Without an opinion a layer's level stays."""
 
     decay_rule: bool
+    low: str
+    high: str
 
     @property
     def names(self) -> tuple[str, ...]:
-        raise NotImplementedError
+        return (self.low, self.high)
 
     @property
     def rule(self) -> Detector:
@@ -95,10 +95,6 @@ class Detected(FollowsDetector):
         text = self.rule.statistic
         return () if text is None else (Statistic.parse(text).name,)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.low, self.high)
-
 
 @dataclass(frozen=True)
 class Accordion(FollowsDetector):
@@ -119,10 +115,6 @@ class Accordion(FollowsDetector):
     @cached_property
     def rule(self) -> NormChange:
         return NormChange(self.eta, self.interval)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.low, self.high)
 
 
 @dataclass(frozen=True)
@@ -145,3 +137,73 @@ class BatchAccordion(Accordion):
             else now
             for before, now in zip(history[-1].levels, decided, strict=True)
         ]
+
+
+# -- what a detector reads -------------------------------------------------------------------
+
+
+def signal_values(history: Sequence[PastEpoch], rule: Detector, layer: int) -> Values:
+    """A detector's statistic in all past epochs, of a layer or the whole model; read only.
+
+    The whole model's norm is the root of the sum of squares over the compressed layers.
+    """
+    statistic = None if rule.statistic is None else Statistic.parse(rule.statistic)
+    row = _of_layers if rule.per_layer and statistic is not None else _of_model
+
+    def extend(columns: list[Values], epochs: Sequence[PastEpoch]) -> list[Values]:
+        rows = [row(statistic, past) for past in epochs]
+        columns = columns or [[] for _ in rows[0]]
+        for column, more in zip(columns, zip(*rows, strict=True), strict=True):
+            column.extend(more)
+        return columns
+
+    # One table for all layers, so that the epochs are read once and not once per layer.
+    columns = as_history(history).accumulate((row, statistic), list, extend)
+    return columns[layer if row is _of_layers else 0] if columns else []
+
+
+def _of_layers(statistic: Statistic | None, past: PastEpoch) -> Sequence[float | None]:
+    assert statistic is not None
+    values = past.statistics.get(statistic.name) or [None] * len(past.levels)
+    return [_scaled(value, statistic, past) for value in values] if statistic.times_lr else values
+
+
+def _of_model(statistic: Statistic | None, past: PastEpoch) -> Sequence[float | None]:
+    if statistic is None:
+        return (None,)
+    norms = past.statistics.get(statistic.name) if statistic.is_norm else None
+    value = root_of_squares(norms) if norms else past.model.get(statistic.name)
+    return (_scaled(value, statistic, past),)
+
+
+def _scaled(value: float | None, statistic: Statistic, past: PastEpoch) -> float | None:
+    return value * past.lr if statistic.times_lr and value is not None else value
+
+
+class OnlineState(NamedTuple):
+    """An online detector's own state, its last verdict, and how many verdicts were critical."""
+
+    state: Any
+    verdict: Verdict
+    critical: int = 0
+
+
+def online_state(history: Sequence[PastEpoch], rule: Online, layer: int) -> OnlineState:
+    """An online detector after all past epochs, for a layer or the whole model."""
+    values = signal_values(history := as_history(history), rule, layer)
+
+    def extend(online: OnlineState, epochs: Sequence[PastEpoch]) -> OnlineState:
+        for value in values[len(values) - len(epochs) :]:
+            state, verdict = rule.update(online.state, value)
+            online = OnlineState(state, verdict, online.critical + (verdict.critical is True))
+        return online
+
+    return history.accumulate((rule.update, layer), lambda: OnlineState(*rule.begin()), extend)
+
+
+def current_verdict(history: Sequence[PastEpoch], rule: Detector, layer: int) -> Verdict:
+    """A detector's verdict on the next epoch, for a layer or the whole model."""
+    # A subclass with a ``__call__`` of its own may answer differently from its updates.
+    if isinstance(rule, Online) and type(rule).__call__ is Online.__call__:
+        return online_state(history, rule, layer).verdict
+    return rule(signal_values(history, rule, layer))

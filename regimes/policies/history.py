@@ -1,9 +1,4 @@
-"""What a policy may know of a run: its past epochs, as the record has them. No torch.
-
-The loop and the replay both make them from the record's rows, so a policy sees the same in a run
-and in its replay. ``History`` caches what is computed from past epochs, so that the cost of a
-decision does not grow with the run.
-"""
+"""What a policy may know of a run: its past epochs, as the record has them. No torch."""
 
 from __future__ import annotations
 
@@ -57,6 +52,11 @@ class PastEpoch:
     model: dict[str, float | None] = field(default_factory=dict)
     costs: Costs = field(default_factory=dict)
 
+    def value(self, statistic: str, layer: int) -> float | None:
+        """A layer's value; None where it is undefined or not measured."""
+        values = self.statistics.get(statistic, [])
+        return values[layer] if layer < len(values) else None
+
 
 def cost(past: PastEpoch, level: str) -> LevelCost:
     """What a step sends at a level; RecordError where the record does not say."""
@@ -75,7 +75,8 @@ def level_costs(per_step: Mapping[str, dict[str, Any]], compressed: Sequence[int
 
 
 class History(list[PastEpoch]):
-    """Past epochs in order, with a cache of what policies compute from them; append-only."""
+    """Past epochs in order, append-only, with a cache of what policies compute from them: the cost
+    of a decision does not grow with the run."""
 
     def __init__(self, epochs: Sequence[PastEpoch] = ()) -> None:
         super().__init__(epochs)

@@ -12,10 +12,9 @@ from regimes.config import Bounded
 from regimes.config.bounds import Count, InnerShare, Positive
 from regimes.detectors import MsdrFall, NormChange
 from regimes.errors import require
-from regimes.policies.base import Decision, at_most, start
-from regimes.policies.detected import FollowsDetector
+from regimes.policies.base import Decision, at_most, followed, start
+from regimes.policies.detected import FollowsDetector, online_state
 from regimes.policies.history import PastEpoch, as_history
-from regimes.policies.signals import online_state
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ class ErrorLadder(Rungs):
         return [self._decision(last, i) for i in range(len(layers))]
 
     def _decision(self, last: PastEpoch, layer: int) -> Decision:
-        errors = [last.statistics.get(need, [None] * (layer + 1))[layer] for need in self.needs]
+        errors = [last.value(need, layer) for need in self.needs]
         if all(error is None for error in errors):
             return Decision(last.levels[layer])
         within = (i for i, e in enumerate(errors) if e is not None and e <= self.error)
@@ -145,11 +144,10 @@ class RateLadder(Rungs):
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         if not history:
             return start(self.levels[-1], layers)
-        last = history[-1]
+        rate = history[-1].next_lr
         peak = as_history(history).accumulate("highest rate", lambda: -math.inf, _highest)
-        level = self.levels[sum(at_most(share * peak, last.next_lr) for share in self.shares)]
-        why = {"rule": "rate", "old": peak, "new": last.next_lr}
-        return [Decision(level, why if before != level else None) for before in last.levels]
+        level = self.levels[sum(at_most(share * peak, rate) for share in self.shares)]
+        return followed(level, {"rule": "rate", "old": peak, "new": rate}, history)
 
 
 def _highest(peak: float, epochs: Sequence[PastEpoch]) -> float:

@@ -1,14 +1,19 @@
-"""Schedules: levels as a function of the epoch and the learning rate alone. No torch."""
+"""Policies of the epoch, the learning rate and the training loss alone. No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from regimes.config import check_windows, in_windows
+from regimes.config import Bounded, check_windows, in_windows
+from regimes.config.bounds import Count, Positive
 from regimes.errors import ConfigError, nearest, require
-from regimes.policies.base import Decision, FollowsDecays, start
-from regimes.policies.history import PastEpoch
+from regimes.policies.base import Decision, FollowsDecays, followed, start
+from regimes.policies.history import PastEpoch, as_history
+
+LONGEST = 10**9  # steps of a period; a rate of zero asks for no end
 
 
 @dataclass(frozen=True)
@@ -99,5 +104,135 @@ class Smith(FollowsDecays):
         level = self.levels[min(len(self.decays(history)), len(self.levels) - 1)]
         if not history:
             return start(level, layers)
-        why = self.just_decayed(history)
-        return [Decision(level, why if before != level else None) for before in history[-1].levels]
+        return followed(level, self.just_decayed(history), history)
+
+
+# -- periods of local steps, for ``sync_policy`` ----------------------------------------------
+# The whole model is the only layer, and a level is a period: the number of steps that a worker
+# takes alone, named in ``sync_levels`` or the number itself. The published rules disagree:
+# post-local SGD and QSR synchronise more seldom late in training, AdaComm more often.
+
+
+def period_of(level: str, words: Mapping[str, int]) -> int:
+    """The steps of a level: a name in ``words``, which is ``sync_levels``, or a number; ConfigError
+    for neither.
+
+    >>> period_of("high", {"low": 1, "high": 32}), period_of("8", {})
+    (32, 8)
+    """
+    if level not in words:
+        expected = f"one of {', '.join(words) or 'no words'} (sync_levels), or a number of steps"
+        good = level.isdecimal() and int(level) >= 1
+        require(good, "the sync_policy's level", level, expected)
+        return int(level)
+    return words[level]
+
+
+def in_words(table: Mapping[str, Any], words: Mapping[str, int]) -> str:
+    """When workers synchronise, from a configuration's ``sync_policy`` and ``sync_levels``.
+
+    >>> in_words({"name": "static", "level": "8"}, {}), in_words({"name": "qsr"}, {})
+    ('every 8 steps', 'by qsr')
+    >>> in_words({"name": "windows"}, {"low": 1, "high": 32})
+    'by windows (low = 1, high = 32)'
+    """
+    level = table.get("level", "low")
+    if table["name"] == "static":
+        return f"every {words.get(level, level)} steps"
+    known = ", ".join(f"{name} = {steps}" for name, steps in words.items())
+    return f"by {table['name']}" + (f" ({known})" if known else "")
+
+
+@dataclass(frozen=True)
+class PostLocal(FollowsDecays):
+    """Post-local SGD (Lin et al., "Don't use large mini-batches, use local SGD", 2020): ``before``
+    until the first decay of the learning rate, ``after`` from there on."""
+
+    bounds_prefix = "sync_policy."
+
+    before: str = "low"
+    after: str = "high"
+    needs: tuple[str, ...] = field(default=(), init=False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.before, self.after)
+
+    def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
+        level = self.after if self.decays(history) else self.before
+        if not history:
+            return start(level, layers)
+        return followed(level, self.just_decayed(history), history)
+
+
+class Periods(Bounded):
+    """Base of rules that compute a period instead of choosing among names."""
+
+    bounds_prefix = "sync_policy."
+    base: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (str(self.base),)
+
+
+@dataclass(frozen=True)
+class QSR(Periods):
+    """The quadratic synchronisation rule (Gu et al., ICLR 2024, section 2): a period of ``max(base,
+    floor((alpha / lr)^2))`` at the learning rate of the unit to come.
+
+    While the rate rises the period is ``base``; the authors use that of the first step after the
+    warm-up, which a rule of the past alone cannot know.
+
+    Attributes:
+        alpha: in units of the rate; below a rate of ``alpha / sqrt(base)`` the period grows.
+    """
+
+    alpha: Positive
+    base: Count = 4
+    needs: tuple[str, ...] = field(default=(), init=False)
+
+    def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
+        if not history:
+            return start(str(self.base), layers)
+        rate, period = history[-1].next_lr, self.base
+        if rate <= history[-1].lr:
+            longest = self.alpha >= rate * math.sqrt(LONGEST)  # also at a rate of zero
+            period = LONGEST if longest else max(period, math.floor((self.alpha / rate) ** 2))
+        return followed(str(period), {"rule": "rate", "new": rate}, history)
+
+
+@dataclass(frozen=True)
+class AdaComm(Periods):
+    """AdaComm (Wang & Joshi, MLSys 2019): a period of ``ceil(base * sqrt(F / F_0))`` with the mean
+    training loss F of the last unit and F_0 of the first, so that it shrinks during training.
+
+    The authors' rule for a period that would not shrink (halve it) is left out.
+
+    Attributes:
+        base: the first period.
+        rates: whether F / F_0 is multiplied by the first unit's rate over the next one's, as the
+            authors do where the rate is not constant.
+    """
+
+    base: Count = 16
+    rates: bool = True
+    needs: tuple[str, ...] = field(default=(), init=False)
+
+    def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
+        if not history:
+            return start(str(self.base), layers)
+        last = history[-1].model.get("train_loss")
+        first = as_history(history).accumulate("first loss", lambda: None, _first_loss)
+        if first is None or last is None:  # a record without losses
+            return followed(history[-1].levels[0], None, history)
+        ratio = max(last / first, 0.0)
+        if self.rates:
+            next_rate = history[-1].next_lr
+            ratio *= history[0].lr / next_rate if next_rate > 0 else float(LONGEST)
+        level = str(min(LONGEST, max(1, math.ceil(self.base * math.sqrt(ratio) - 1e-9))))
+        return followed(level, {"rule": "loss", "old": first, "new": last}, history)
+
+
+def _first_loss(loss: float | None, epochs: Sequence[PastEpoch]) -> float | None:
+    return loss or next((x for past in epochs if (x := past.model.get("train_loss"))), None)

@@ -18,8 +18,8 @@ from regimes.detectors.statistics import Statistic, setting
 from regimes.errors import ConfigError, RecordError
 from regimes.policies import Detected, Policy
 from regimes.policies.controller import Controller
+from regimes.policies.detected import signal_values
 from regimes.policies.history import History, PastEpoch, history, level_costs, whole_history
-from regimes.policies.signals import signal_values
 from regimes.records import Record
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from regimes.data.task import Task
 from regimes.detectors.statistics import Statistic
 from regimes.errors import ConfigError, DataError, require
 from regimes.policies import Policy, check_levels, policy
-from regimes.policies.periods import period_of
+from regimes.policies.schedules import period_of
 
 
 def check_fields(config: RunConfig) -> None:

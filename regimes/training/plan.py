@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from regimes.policies.controller import Levels, check_reasons
-from regimes.policies.periods import period_of
+from regimes.policies.schedules import period_of
 from regimes.training.build import Run
 from regimes.training.rows import BatchColumn, SyncColumn
 

@@ -15,7 +15,7 @@ import torch
 
 import regimes
 from regimes.config import RunConfig, from_dict, override
-from regimes.curvature import krylov
+from regimes.curvature import lanczos as algorithm
 from regimes.curvature.lanczos import lanczos
 from regimes.seeding import stream
 
@@ -78,7 +78,7 @@ def test_a_step_costs_no_more_launches_and_waits(
 def test_a_step_of_lanczos_does_not_grow_with_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over 683 blocks and a rest, as ResNet-18 has."""
     d, products = 683 * 64 + 17, 12
-    monkeypatch.setattr(krylov, "CHUNK", 64)
+    monkeypatch.setattr(algorithm, "CHUNK", 64)
     with pretended.gpu() as diary:
         scale = torch.linspace(-1, 30, d, device="cuda")
 
@@ -101,13 +101,13 @@ def test_a_step_of_lanczos_does_not_grow_with_the_network(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("size", [5, 64, 2 * 64, 683 * 64 + 17])
 def test_sums_in_blocks_are_those_of_float64(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(krylov, "CHUNK", 64)
+    monkeypatch.setattr(algorithm, "CHUNK", 64)
     rows = torch.randn(7, size, generator=stream(2))
     exact = rows.double() @ rows[0].double()
     with pretended.gpu() as diary:
         there = rows.to("cuda")
         diary.clear()
-        sums, norm = krylov.inner(there[1:4], there[0]), krylov.length(there[0])
+        sums, norm = algorithm.inner(there[1:4], there[0]), algorithm.length(there[0])
         assert diary.ops.total() <= 12
         assert diary.waits.total() == 0
     torch.testing.assert_close(sums, exact[1:4], rtol=0, atol=1e-6 * float(exact[0]))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from regimes.compression.selection import top_indices
+from regimes.compression.sparse import top_indices
 from regimes.seeding import BLOCK, derive, seed_generators, uniform
 
 CPU = torch.device("cpu")

@@ -30,7 +30,7 @@ from regimes.curvature import (
     layer_traces,
     trace,
 )
-from regimes.curvature.isolation import preserved
+from regimes.curvature.probe import preserved
 from regimes.errors import ConfigError, TrainingError
 from regimes.seeding import stream
 

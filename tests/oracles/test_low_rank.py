@@ -11,10 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
-from regimes.compression import factors
-from regimes.compression.alternating import ACPSGD
+from regimes.compression import kernels
 from regimes.compression.base import Compressor
-from regimes.compression.powersgd import PowerSGD
+from regimes.compression.powersgd import ACPSGD, PowerSGD
 from regimes.compression.reducer import Reducer
 
 F64 = torch.float64
@@ -145,7 +144,7 @@ def near(mine: Tensor, theirs: Tensor) -> None:
 def test_powersgd_is_the_papers_in_blocks_of_any_size(
     shape: tuple[int, ...], rank: int, kept: float, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(factors, "BLOCK", block)
+    monkeypatch.setattr(kernels, "BLOCK", block)
     updates, residual, q = ours(PowerSGD(error_feedback=kept), shape, rank)
     wanted, owed = powersgd(shape, q.T, kept)
     for mine, theirs in zip(updates, wanted, strict=True):

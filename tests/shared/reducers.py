@@ -7,11 +7,9 @@ import torch
 
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
-from regimes.compression.alternating import ACPSGD
 from regimes.compression.cosine import DCTTopK
-from regimes.compression.dense import LowPass
-from regimes.compression.powersgd import PowerSGD
-from regimes.compression.quantised import Cast, Quantise, Sign
+from regimes.compression.elementwise import Cast, LowPass, Quantise, Sign
+from regimes.compression.powersgd import ACPSGD, PowerSGD
 from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import RandomK, TopK
 from regimes.config import DENSE

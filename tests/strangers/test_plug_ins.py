@@ -129,7 +129,7 @@ def test_steps_of_two_kinds_have_the_traffic_of_their_mean() -> None:
     """Those of ACP-SGD, which sends P, then Q; and a formula that forgets it."""
     from regimes.collectives.requests import Layer
     from regimes.collectives.world import World
-    from regimes.compression.alternating import ACPSGD
+    from regimes.compression.powersgd import ACPSGD
     from regimes.compression.reducer import Reducer
 
     class Forgets(ACPSGD):

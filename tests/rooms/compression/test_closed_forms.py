@@ -14,13 +14,20 @@ from reducers import EVERY, F64, FADING, SHAPES, gradients, layers, step, world
 from regimes.collectives.requests import Layer
 from regimes.compression import Compressor
 from regimes.compression.base import State
-from regimes.compression.batched import stacked
-from regimes.compression.orthonormal import in_one_batch, orthonormal
+from regimes.compression.elementwise import Cast, Quantise, Sign, pack, unpack
+from regimes.compression.kernels import in_one_batch, orthonormal, stacked
 from regimes.compression.powersgd import PowerSGD
-from regimes.compression.quantised import Cast, Quantise, Sign, pack, unpack
 from regimes.compression.reducer import Reducer
-from regimes.compression.selection import SMALL, by_threshold, in_each, largest, top_indices
-from regimes.compression.sparse import RandomK, TopK, num_kept
+from regimes.compression.sparse import (
+    SMALL,
+    RandomK,
+    TopK,
+    by_threshold,
+    in_each,
+    largest,
+    num_kept,
+    top_indices,
+)
 from regimes.config import DENSE
 from regimes.errors import ConfigError
 
@@ -100,7 +107,7 @@ def test_layers_in_batches_are_layers_one_by_one(
     shapes = [(6, 10), (8, 3, 3, 3), (5,), (6, 5, 2), (4, 1), (8, 27)]
     found = []
     for gpu in (False, True):
-        for module in ("batched", "factors", "orthonormal", "reducer", "sparse"):
+        for module in ("kernels", "reducer", "sparse"):
             monkeypatch.setattr(f"regimes.compression.{module}.on_gpu", lambda _, x=gpu: x)
         reducer = Reducer(
             chosen, [Layer(str(i), s) for i, s in enumerate(shapes)], world(workers), seed=1

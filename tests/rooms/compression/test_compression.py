@@ -10,13 +10,11 @@ from reducers import EVERY, F64, FADING, SHAPES, gradients, layers, step, world
 
 from regimes.collectives.requests import Layer
 from regimes.compression import Compressor, compressor
-from regimes.compression.alternating import ACPSGD
 from regimes.compression.cosine import DCTTopK
-from regimes.compression.powersgd import PowerSGD
-from regimes.compression.quantised import Cast
+from regimes.compression.elementwise import Cast
+from regimes.compression.powersgd import ACPSGD, PowerSGD
 from regimes.compression.reducer import Reducer
-from regimes.compression.selection import by_threshold, top_indices
-from regimes.compression.sparse import RandomK, TopK
+from regimes.compression.sparse import RandomK, TopK, by_threshold, top_indices
 from regimes.config import DENSE
 from regimes.errors import ConfigError
 

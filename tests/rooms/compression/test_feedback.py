@@ -8,8 +8,8 @@ import torch
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression import Compressor, compressor
+from regimes.compression.elementwise import Cast
 from regimes.compression.powersgd import PowerSGD
-from regimes.compression.quantised import Cast
 from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import TopK
 from regimes.config import DENSE, Level

@@ -16,10 +16,8 @@ from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.requests import Layer, Traffic
 from regimes.collectives.world import World
 from regimes.compression import Compressor
-from regimes.compression.alternating import ACPSGD
-from regimes.compression.dense import LowPass
-from regimes.compression.powersgd import PowerSGD
-from regimes.compression.quantised import Cast, Quantise, Sign
+from regimes.compression.elementwise import Cast, LowPass, Quantise, Sign
+from regimes.compression.powersgd import ACPSGD, PowerSGD
 from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import TopK
 from regimes.config import DENSE

@@ -28,8 +28,8 @@ from regimes.detectors import (
 from regimes.detectors.baselines import place
 from regimes.errors import ConfigError
 from regimes.policies import Detected
+from regimes.policies.detected import signal_values
 from regimes.policies.history import PastEpoch, history
-from regimes.policies.signals import signal_values
 
 POSITIVE = st.floats(1e-3, 1e3)
 MAYBE = st.one_of(st.none(), POSITIVE)

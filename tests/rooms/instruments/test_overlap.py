@@ -29,7 +29,7 @@ import regimes
 from analysis.paper import figure4a
 from regimes.collectives.world import World
 from regimes.config import RunConfig, override
-from regimes.curvature.isolation import preserved
+from regimes.curvature.probe import preserved
 from regimes.errors import ConfigError, RecordError, TrainingError
 from regimes.records import load_all, read_lines
 from regimes.training import build

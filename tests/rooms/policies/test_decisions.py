@@ -29,9 +29,8 @@ from regimes.policies import (
     policy,
 )
 from regimes.policies.controller import Controller, WholeController
-from regimes.policies.detected import FollowsDetector
+from regimes.policies.detected import FollowsDetector, signal_values
 from regimes.policies.history import History, history, whole_history
-from regimes.policies.signals import signal_values
 from regimes.records import Record, frames
 from regimes.replay.compare import compare
 

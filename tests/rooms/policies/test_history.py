@@ -8,8 +8,8 @@ import pytest
 
 from regimes.detectors import NormChange
 from regimes.policies import Accordion, BatchAccordion, PastEpoch
+from regimes.policies.detected import signal_values
 from regimes.policies.history import history, whole_history
-from regimes.policies.signals import signal_values
 
 
 def row(norms: list[float | None], multiple: int = 1, name: str = "norm:update") -> dict[str, Any]:

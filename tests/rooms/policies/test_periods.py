@@ -14,9 +14,9 @@ from regimes.collectives.world import World
 from regimes.ddp.job import no_data
 from regimes.errors import ConfigError
 from regimes.instruments.base import MeasurementContext
-from regimes.instruments.spread import Spread
+from regimes.instruments.noise import Spread
 from regimes.policies import AdaComm, PastEpoch, PostLocal, policy
-from regimes.policies.periods import LONGEST, QSR, period_of
+from regimes.policies.schedules import LONGEST, QSR, period_of
 
 
 def levels(rule: object, rates: list[float], losses: list[float | None] | None = None) -> list[str]:

@@ -1,7 +1,7 @@
-"""Quantisers: sign with scale, QSGD-style integers, and half-precision casts.
+"""Compressors that send every number of a layer: as it is, a share of it, or in fewer bits.
 
-Codes are packed (1, 2, 4, 8 or 16 bits per coordinate) and gathered, because a collective cannot
-add integers of different scales; only the casts use a mean.
+Codes (1, 2, 4, 8 or 16 bits per coordinate) are gathered, because a collective cannot add integers
+of different scales; the others use a mean.
 """
 
 from __future__ import annotations
@@ -17,10 +17,46 @@ from torch import Tensor
 
 from regimes.collectives.requests import Batched, Gather, Layer, Mean, Traffic
 from regimes.compression.base import HALF, Compressor, Sending, State
-from regimes.compression.batched import random_rows
+from regimes.compression.kernels import random_rows
 from regimes.config import DENSE, Level
 from regimes.errors import ConfigError, require
 from regimes.seeding import derive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dense(Compressor):
+    """No compression: the one level is "dense", which ``Compressor.reduce`` sends."""
+
+    linear: ClassVar[bool] = True
+    propagates_nonfinite: ClassVar[bool] = True
+    usual: ClassVar[Mapping[str, Level]] = {"low": DENSE, "high": DENSE}
+
+    def check(self, level: Level) -> None:
+        require(level == DENSE, "level of dense", level, '"dense", there is no other level')
+
+    def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
+        return (yield Mean(delta)), delta
+
+    def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
+        return Traffic(layer.size, layer.size * itemsize)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowPass(Dense):
+    """Sends a share of gradient plus residual in each step; the level is that share. It saves
+    nothing: an experiment with the delay of error feedback and without a compressor's selection.
+    Of the squared norm of gradient plus residual 1 - (1 - share)^2 is sent."""
+
+    usual: ClassVar[Mapping[str, Level]] = {"low": 0.5, "high": 0.1}
+
+    def check(self, level: Level) -> None:
+        number = isinstance(level, int | float) and not isinstance(level, bool)
+        good = level == DENSE or (number and 0 < float(level) <= 1)
+        require(good, "level of low-pass", level, 'a share above 0 and at most 1, or "dense"')
+
+    def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
+        mean = yield Mean(delta)
+        return mean * float(level), delta * float(level)
 
 
 def pack(codes: UInt8[Tensor, "*batch size"], bits: int) -> UInt8[Tensor, "*batch packed"]:
@@ -107,7 +143,11 @@ class Quantise(Compressor):
         steps = 2 ** (bits - 1) - 1  # codes -steps .. steps
         scale = flat.abs().amax(1).clamp_min(torch.finfo(flat.dtype).tiny)  # [L]
         scaled = flat / scale[:, None] * steps
-        noise = (yield self._noise(scaled, state)).to(scaled) if self.stochastic else 0.5
+        noise = 0.5
+        if self.stochastic:  # uniform in [0, 1), a stream of its own for each worker and step
+            workers = range(state.first_worker, state.first_worker + len(flat))
+            seeds = [derive(*state.key, "quantise", state.step, worker) for worker in workers]
+            noise = (yield Batched(random_rows, seeds, scaled[0])).to(scaled)
         code = scaled.add_(noise).floor_().clamp_(-steps, steps)
         scales = yield Gather(scale)  # [W]
         wire = code.to(torch.int16) if bits == 16 else pack((code + steps).to(torch.uint8), bits)
@@ -116,12 +156,6 @@ class Quantise(Compressor):
         update = (scales / steps) @ codes.to(flat.dtype) / len(scales)
         sent = code * (scale / steps)[:, None]
         return update.view(delta.shape[1:]), sent.view(delta.shape)
-
-    def _noise(self, like: Tensor, state: State) -> Batched:
-        """Uniform noise in [0, 1), a stream of its own for each worker and step."""
-        workers = range(state.first_worker, state.first_worker + len(like))
-        seeds = [derive(*state.key, "quantise", state.step, worker) for worker in workers]
-        return Batched(random_rows, seeds, like[0])
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         return _packed(layer, int(level), workers, itemsize)

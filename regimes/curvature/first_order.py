@@ -1,26 +1,123 @@
-"""Critical sharpness: how far along a direction the loss can go before it rises.
-
-Kalra et al., "A Scalable Measure of Loss Landscape Curvature" (2026; arXiv 2601.16979): 2 / eta_c,
-where eta_c is the smallest rate at which a step raises the loss. It takes a few forward passes and
-no second derivative. Along the gradient g of a quadratic it is the Rayleigh quotient g'Hg / g'g,
-which is at most the top eigenvalue.
-"""
+"""Two measures of a probe that need no second derivative: Fisher trace and critical sharpness."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from regimes.curvature.isolation import preserved
-from regimes.curvature.probe import Mode, ProbeLoss, ProcessMean, batch_size, check_probe
+from regimes.curvature.probe import (
+    Estimate,
+    Mode,
+    ProbeLoss,
+    ProcessMean,
+    batch_size,
+    check_probe,
+    no_random_draws,
+    preserved,
+)
 from regimes.errors import TrainingError, require
+from regimes.seeding import stream
 
-LIMIT = 60  # doublings or halvings of the first guess
+LIMIT = 60  # doublings or halvings of the first guess of a critical rate
+
+
+@dataclass(frozen=True)
+class FisherTrace:
+    """Whole and per layer; the layers' values add up to the total's."""
+
+    total: Estimate
+    layers: dict[str, Estimate]
+
+
+def fisher_trace(
+    model: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    *,
+    kind: str = "model",
+    draws: int = 1,
+    seed: int = 0,
+    first_sample: int = 0,
+    mode: Mode | None = None,
+    mean: ProcessMean | None = None,
+) -> FisherTrace:
+    """The trace of the Fisher information of a classifier over (inputs, class labels), the signal
+    of Achille et al. (2019) for critical periods; leaves no trace on the model.
+
+    It is the mean over samples of the squared gradient of log p(y | x), exact over the probe set:
+    the gradient of each sample is taken on its own, which costs up to four times as much as in a
+    batch.
+
+    Args:
+        kind: "model" draws labels from the model's own softmax: the Fisher matrix proper, for
+            cross-entropy the Gauss-Newton matrix. "empirical" uses the batch's.
+        draws: labels per sample ("model" only).
+        first_sample: index, in the union over processes, of this process's first sample. Labels
+            are keyed by (seed, index), so any split of the data draws the same ones.
+        mode: "eval" as in `HessianProduct`; batch statistics mix samples and are not offered.
+        mean: averages over processes, which must hold equally many samples.
+
+    The standard error is that of the mean over the samples, taken as drawn from a larger set.
+
+    Raises:
+        ConfigError: empty probe set, no parameter with a gradient, a non-deterministic model.
+        TrainingError: a gradient is not finite.
+    """
+    require(kind in ("model", "empirical"), "kind", kind, "'model' or 'empirical'")
+    require(mode in (None, "eval"), "mode", mode, "'eval' or None")
+    require(draws == 1 or (draws > 1 and kind == "model"), "draws", draws, "1, or more for 'model'")
+    samples = [pair for x, y in batches for pair in zip(x.split(1), y.split(1), strict=True)]
+    named = check_probe(model, len(samples), mode)
+    rows = []
+    with preserved(model, mode), torch.enable_grad():
+        for index, (x, y) in enumerate(samples):
+            with nullcontext() if index else no_random_draws():
+                logits = model(x)
+            if not bool(torch.isfinite(logits).all()):
+                raise TrainingError("The model's output is not finite; training has diverged.")
+            if kind == "model":
+                p = logits.detach().double().softmax(-1).cpu()
+                key = stream(seed, "fisher", first_sample + index)
+                y = torch.multinomial(p[0], draws, replacement=True, generator=key).to(y)
+            rows.append(_squares(logits, y, list(named.values())))
+    return _summary(torch.stack(rows), list(named), mean, samples[0][0].device)
+
+
+def _squares(logits: Tensor, labels: Tensor, parameters: list[nn.Parameter]) -> Tensor:
+    """Squared gradient norms of one sample, per layer, averaged over its labels."""
+    out = torch.zeros(len(parameters), dtype=torch.float64)
+    for label in labels:
+        loss = functional.cross_entropy(logits, label.view(1))
+        gradient = torch.autograd.grad(
+            loss, parameters, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        norms = torch.stack([g.detach().double().square().sum() for g in gradient])
+        out += norms.cpu() / len(labels)
+    return out
+
+
+def _summary(
+    squares: Tensor, names: list[str], mean: ProcessMean | None, device: torch.device
+) -> FisherTrace:
+    """Means and standard errors over samples [n, layers] and processes."""
+    table = torch.cat([squares.sum(1, keepdim=True), squares], dim=1)
+    moments = torch.cat([table.mean(0), table.square().mean(0)])
+    if mean is not None:
+        moments = mean(moments.to(device)).cpu()
+    if not bool(torch.isfinite(moments).all()):
+        raise TrainingError("A sample's gradient is not finite; training has diverged.")
+    n = len(table)
+    estimates = [
+        Estimate(float(m), float((s - m * m).clamp(min=0) / max(n - 1, 1)) ** 0.5, n)
+        for m, s in zip(*moments.chunk(2), strict=True)
+    ]
+    return FisherTrace(estimates[0], dict(zip(names, estimates[1:], strict=True)))
 
 
 @dataclass(frozen=True)
@@ -47,9 +144,12 @@ def critical_sharpness(
     mode: Mode | None = None,
     mean: ProcessMean | None = None,
 ) -> CriticalSharpness:
-    """2 / eta_c of a probe loss along a direction; leaves no trace on the model.
+    """2 / eta_c, where eta_c is the smallest rate at which a step along a direction raises a probe
+    loss (Kalra et al. 2026, arXiv 2601.16979); leaves no trace on the model.
 
-    Doubles or halves a first guess until eta_c lies between two rates, then bisects.
+    Doubles or halves a first guess until eta_c lies between two rates, then bisects: a few forward
+    passes. Along the gradient g of a quadratic it is the Rayleigh quotient g'Hg / g'g, which is at
+    most the top eigenvalue.
 
     Args:
         loss, batches, mean: as in `HessianProduct`.
@@ -70,9 +170,7 @@ def critical_sharpness(
     probe = list(batches)
     parameters = check_probe(model, sum(map(batch_size, probe)), mode)
     line = _LossAlong(model, loss, probe, list(parameters.values()), mean)
-    with preserved(model):
-        if mode == "eval":
-            model.eval()
+    with preserved(model, mode):
         here, gradient = line.gradient()
         steps = gradient if direction is None else list(direction)
         size = sum(float(step.double().square().sum()) for step in steps)

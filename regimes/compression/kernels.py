@@ -1,0 +1,232 @@
+"""Kernels that run for many layers at once on a GPU: the work that ``Batched`` asks for.
+
+A kernel takes a list of arguments, one entry per layer, and returns a list of results. On a GPU,
+where a launch costs more than the arithmetic of a small layer, layers of equal shape form one
+batch. On a CPU each layer is computed alone, because a batch would not fit its caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from regimes.config import Level
+from regimes.seeding import uniform
+
+Entries = Sequence[tuple[Tensor, ...]]
+BLOCK = 2**20  # bytes: the second cache of a core, or half of it
+TINY = 1e-10  # of a matrix's norm: what completes a basis, far below the rounding of float32
+SHIFTS = (1e-10, 0.0, 0.0)  # of the Gram matrix, pass by pass
+
+
+def on_gpu(tensor: Tensor) -> bool:
+    """Does each operation on it cost a launch, and reading a value a wait of the host?"""
+    return tensor.is_cuda
+
+
+def batch_by_shape(one: Callable[..., Tensor]) -> Callable[[Entries], list[Tensor]]:
+    """The kernel that computes ``one`` for many layers; ``one`` must accept a leading axis."""
+
+    def kernel(entries: Entries) -> list[Tensor]:
+        if not on_gpu(entries[0][0]):
+            return [one(*entry) for entry in entries]
+        groups: dict[Any, list[int]] = {}
+        for i, entry in enumerate(entries):
+            groups.setdefault(tuple((t.shape, t.dtype) for t in entry), []).append(i)
+        results: dict[int, Tensor] = {}
+        for ids in groups.values():
+            columns = zip(*(entries[i] for i in ids), strict=True)
+            results.update(zip(ids, one(*map(stacked, columns)), strict=True))
+        return [results[i] for i in range(len(entries))]
+
+    return kernel
+
+
+def stacked(tensors: Sequence[Tensor]) -> Tensor:
+    """``[k, *shape]``: a view where the tensors lie evenly in one piece of memory, else a copy."""
+    first, offsets = tensors[0], [t.storage_offset() for t in tensors]
+    step = offsets[1] - offsets[0] if len(offsets) > 1 else 0
+    layouts = {(t.untyped_storage().data_ptr(), t.stride()) for t in tensors}
+    even = offsets == [offsets[0] + i * step for i in range(len(offsets))]
+    if len(layouts) == 1 and even and step >= 0:
+        return first.as_strided((len(tensors), *first.shape), (step, *first.stride()))
+    return torch.stack(list(tensors))
+
+
+clone = batch_by_shape(torch.clone)
+_side_by_side = batch_by_shape(lambda tensor: tensor)  # in one piece of memory, for ``stacked``
+
+
+def add_(entries: Sequence[tuple[Tensor, Tensor, float]]) -> list[Tensor]:
+    """``decay * residual + grad``, in place of the residual on a CPU. On a GPU the residuals of
+    equal shape move into one piece of memory, so that later kernels need not copy them."""
+    if not on_gpu(entries[0][0]):
+        return [(x if decay == 1 else x.mul_(decay)).add_(grad) for x, grad, decay in entries]
+    residuals = _side_by_side([(residual,) for residual, _, _ in entries])
+    decays = [decay for _, _, decay in entries]
+    if any(decay != 1 for decay in decays):
+        torch._foreach_mul_(residuals, decays)
+    torch._foreach_add_(residuals, [grad for _, grad, _ in entries])
+    return residuals
+
+
+def sub_(entries: Entries) -> list[Tensor]:
+    """``delta -= sent`` in place; ``sent`` is one for all rows of ``delta`` or has as many."""
+    deltas, sent = [delta for delta, _ in entries], [sent for _, sent in entries]
+    if on_gpu(deltas[0]):  # where foreach shares a launch only among equal shapes
+        rows = [row for x, delta in zip(sent, deltas, strict=True) for row in x.expand_as(delta)]
+        torch._foreach_sub_([row for delta in deltas for row in delta], rows)
+    else:
+        torch._foreach_sub_(deltas, sent)
+    return deltas
+
+
+def random_rows(entries: Sequence[tuple[Sequence[int], Tensor]]) -> list[Tensor]:
+    """Random numbers in [0, 1), a row for each seed, of the size and on the device of a row."""
+    wanted = [(seed, row.numel()) for seeds, row in entries for seed in seeds]
+    rows = iter(uniform(wanted, entries[0][1].device))
+    return [stacked([next(rows) for _ in seeds]) for seeds, _ in entries]
+
+
+class Workspace:
+    """What a checkpoint of a layer's memory does not need: a buffer that is reused, because fresh
+    pages cost as much as a pass over them, and which levels were checked.
+
+    Slots, not fields: ``vars`` leaves them out, ``copy.copy`` shares them, ``copy.deepcopy``
+    copies them.
+    """
+
+    __slots__ = ("_buffer", "_checked")
+
+    def is_first(self, level: Level) -> bool:
+        """Is this the first call with that level?"""
+        checked: frozenset[Level] = getattr(self, "_checked", frozenset())
+        self._checked = checked | {level}
+        return level not in checked
+
+    def buffer(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """The layer's buffer in the type and on the device of ``like``. Its contents are undefined
+        at first and overwritten in the next step."""
+        buffer: Tensor | None = getattr(self, "_buffer", None)
+        wanted = (tuple(shape), like.dtype, like.device)
+        if buffer is None or (tuple(buffer.shape), buffer.dtype, buffer.device) != wanted:
+            buffer = self._buffer = like.new_empty(shape)
+        return buffer
+
+
+# -- low-rank factors, in rows: ``P [r, n]`` and ``Q [r, m]`` --------------------------------------
+# On a CPU a product whose *last* dimension is a rank of two to four is several times slower than
+# one whose first is.
+left_product = batch_by_shape(lambda q, delta: q.unsqueeze(-3) @ delta.mT)  # [L, r, n]
+right_product = batch_by_shape(lambda p, delta: p.unsqueeze(-3) @ delta)  # [L, r, m]
+_product = batch_by_shape(lambda p, q: p.mT @ q)
+
+
+def reconstruct(entries: Sequence[tuple[Tensor, Tensor, Workspace]]) -> list[Tensor]:
+    """``P Q^T``, ``[n, m]``; on a CPU in the workspace's buffer."""
+    if on_gpu(entries[0][0]):
+        return _product([(p, q) for p, q, _ in entries])
+    return [
+        torch.mm(p.mT, q, out=workspace.buffer((p.shape[1], q.shape[1]), q))
+        for p, q, workspace in entries
+    ]
+
+
+def subtract_product_(entries: Sequence[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
+    """``delta -= P Q^T`` in place, with factors of each worker: ``[L, r, n]``, ``[L, r, m]``."""
+    if on_gpu(entries[0][0]):
+        products = _product([(p, q) for p, q, _ in entries])
+        return sub_([(e[2], product) for e, product in zip(entries, products, strict=True)])
+    return [delta.baddbmm_(p.mT, q, alpha=-1) for p, q, delta in entries]
+
+
+def reconstruct_and_subtract_(
+    entries: Sequence[tuple[Tensor, Tensor, Workspace, Tensor]],
+) -> list[Tensor]:
+    """`reconstruct`; the product is subtracted from each worker's row of ``delta``, in place."""
+    if on_gpu(entries[0][0]):
+        updates = reconstruct([entry[:3] for entry in entries])
+        sub_([(e[3], update) for e, update in zip(entries, updates, strict=True)])
+        return updates
+    return [_block_by_block(p, q, workspace, delta) for p, q, workspace, delta in entries]
+
+
+def _block_by_block(
+    p: Float[Tensor, "r n"],
+    q: Float[Tensor, "r m"],
+    workspace: Workspace,
+    delta: Float[Tensor, "hosted n m"],
+) -> Float[Tensor, "n m"]:
+    """Above rank 1 in blocks of rows: some kernels write over a product several times, which is
+    cheap while it is in a cache. At rank 1 no kernel does, and blocks only cost calls."""
+    update = workspace.buffer(delta.shape[1:], delta)
+    n, m = update.shape
+    fit = max(1, BLOCK // max(1, m * update.element_size()))  # rows in ``BLOCK`` bytes
+    step = -(-n // max(1, -(-n // fit))) if len(p) > 1 else n  # rows, shared out evenly
+    if step >= n:
+        delta.sub_(torch.mm(p.mT, q, out=update))
+        return update
+    blocks = zip(p.split(step, 1), update.split(step), delta.split(step, 1), strict=True)
+    for p_block, update_block, delta_block in blocks:
+        delta_block.sub_(torch.mm(p_block.mT, q, out=update_block))
+    return update
+
+
+def orthonormal(entries: Sequence[tuple[Tensor]]) -> list[Tensor]:
+    """An orthonormal basis ``[rank, n]`` of each matrix's row space, rank <= n: by Householder QR,
+    or on a GPU by ``in_one_batch``. It is completed where rows are dependent: power iteration never
+    leaves a zero factor, which a zero gradient would give."""
+    matrices = [rows for (rows,) in entries]
+    if on_gpu(matrices[0]):
+        return in_one_batch(matrices)
+    return [torch.linalg.qr(rows.mT)[0].mT for rows in matrices]
+
+
+def in_one_batch(matrices: Sequence[Tensor]) -> list[Tensor]:
+    """All in one batch without a wait of the host: shifted CholeskyQR3 (Fukaya et al., 2020) in
+    float64. Each matrix is scaled to norm 1, and a tiny identity completes its basis. The shift
+    keeps the first Cholesky factor real; two more passes orthogonalise to the last bits.
+    """
+    gather, inverse, completion = _padding(
+        tuple(rows.shape for rows in matrices), matrices[0].device
+    )
+    end = matrices[0].new_zeros(1)
+    flat = torch.cat([*(rows.flatten() for rows in matrices), end]).double()
+    a = flat[gather]  # [layers, ranks, n]
+    a = a / torch.linalg.matrix_norm(a, keepdim=True).clamp_min(1e-300) + completion
+    for shift in SHIFTS:
+        gram = a @ a.mT
+        if shift:
+            gram.diagonal(dim1=1, dim2=2).add_(shift)
+        factor, _ = torch.linalg.cholesky_ex(gram)
+        a = torch.linalg.solve_triangular(factor, a, upper=False)
+    pieces = a.flatten()[inverse].to(matrices[0].dtype).split([rows.numel() for rows in matrices])
+    return [piece.view(rows.shape) for piece, rows in zip(pieces, matrices, strict=True)]
+
+
+@lru_cache(maxsize=64)
+def _padding(
+    shapes: tuple[tuple[int, int], ...], device: torch.device
+) -> tuple[Int64[Tensor, "layers ranks n"], Int64[Tensor, " numbers"], Tensor]:
+    """For matrices laid end to end, with a zero at the end: the index of each number of the padded
+    batch, the inverse, and what is added. A padding row has a 1 in a column of its own, where it is
+    orthogonal to all others."""
+    ranks, n = (max(sizes) for sizes in zip(*shapes, strict=True))
+    end = sum(rank * columns for rank, columns in shapes)
+    gather = torch.full((len(shapes), ranks, n + ranks), end)
+    completion = torch.zeros(gather.shape, dtype=torch.float64)
+    at = 0
+    for i, (rank, columns) in enumerate(shapes):
+        gather[i, :rank, :columns] = torch.arange(at, at + rank * columns).view(rank, columns)
+        at += rank * columns
+        for row in range(ranks):
+            completion[i, row, row if row < rank else n + row] = TINY if row < rank else 1
+    inside = gather.flatten() < end
+    inverse = torch.empty(end, dtype=torch.int64)
+    inverse[gather.flatten()[inside]] = inside.nonzero().flatten()
+    return gather.to(device), inverse.to(device), completion.to(device)

@@ -11,9 +11,9 @@ from torch import nn
 from regimes.config import Level
 from regimes.ddp import choices
 from regimes.ddp.hook import Hook, Scaler
-from regimes.ddp.model import wrapped
 from regimes.ddp.record import RecordOptions, record_options
 from regimes.ddp.schedule import unit_schedule
+from regimes.ddp.source import DDPGradients
 from regimes.errors import unexpected
 
 
@@ -61,11 +61,11 @@ def attach(
     Raises:
         ConfigError: one sentence, before anything is registered.
     """
-    ddp = wrapped(model)
+    source = DDPGradients(model)
     choices.check_timeout(timeout)
     if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
         raise unexpected("scaler", scaler, "a GradScaler of torch, with get_scale(), or None")
     choices.check_seed(seed)
     chosen = choices.choose(policy, compressor, levels, signal, start_compressing_after)
-    schedule = unit_schedule(every, optimizer, ddp)
-    return Hook(ddp, chosen, schedule, record_options(record), seed, scaler, float(timeout))
+    schedule = unit_schedule(every, optimizer, model)
+    return Hook(source, chosen, schedule, record_options(record), seed, scaler, float(timeout))

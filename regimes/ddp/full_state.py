@@ -10,39 +10,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from regimes.ddp import state
 from regimes.ddp.job import on_all_processes
-from regimes.ddp.state import Fitted, HookState, damage_refused, refuse
-
-if TYPE_CHECKING:
-    from regimes.ddp.hook import Hook
+from regimes.ddp.state import Fitted, HookState, StateCodec, damage_refused, refuse
 
 OWN = ("worker", "residuals", "sums", "traffic")  # keys of a state that differ between processes
 
 
-def collect(hook: Hook) -> dict[str, list[dict[str, Any]]] | None:
-    """See ``Hook.full_state_dict``."""
-    mine = on_all_processes(hook.world, lambda: _on_cpu(state.save(hook)))
-    first = hook.world.rank == 0
-    parts = hook.world.collect(mine if first else {key: mine[key] for key in OWN})
+def collect(codec: StateCodec, levels: Mapping[str, str]) -> dict[str, list[dict[str, Any]]] | None:
+    """See ``Hook.full_state_dict``; ``levels`` are those of the layers now."""
+    world = codec.job.world
+    mine = on_all_processes(world, lambda: _on_cpu(codec.save(levels)))
+    parts = world.collect(mine if world.rank == 0 else {key: mine[key] for key in OWN})
     if parts is None:
         return None
     return {"processes": [{**parts[0], **own} for own in parts]}
 
 
-def scatter(hook: Hook, full: Mapping[str, Any] | None) -> Fitted:
+def scatter(codec: StateCodec, full: Mapping[str, Any] | None) -> Fitted:
     """This process's part of the full state of process 0, see ``Hook.load_full_state_dict``."""
-    world = hook.world
+    world = codec.job.world
     parts = on_all_processes(
         world, lambda: redistribute(full, world.workers) if world.rank == 0 else None
     )
     mine = world.scatter(parts)
-    return on_all_processes(world, lambda: state.fit(hook, mine))
+    return on_all_processes(world, lambda: codec.fit(mine))
 
 
 def redistribute(full: Any, workers: int) -> list[HookState]:

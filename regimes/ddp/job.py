@@ -14,13 +14,14 @@ from typing import Any, NoReturn, TypedDict, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from regimes import policies
 from regimes.collectives.group import GroupWorld
 from regimes.collectives.requests import Layer, Traffic
+from regimes.compression.reducer import costs_per_step
 from regimes.config import Signal
 from regimes.ddp.choices import Choice
-from regimes.ddp.record import RecordOptions
-from regimes.ddp.recorder import JobRecorder
-from regimes.ddp.schedule import UnitSchedule
+from regimes.ddp.record import JobRecorder, RecordOptions
+from regimes.ddp.schedule import UnitSchedule, described
 from regimes.errors import ConfigError, RecordError, RegimesError
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import NormsGauge
@@ -132,6 +133,43 @@ class Job:
         return choose({}, needs, signal, context)
 
     # -- record ------------------------------------------------------------------------------
+
+    def _header(
+        self, options: RecordOptions, chosen: Choice, network: nn.Module, seed: int
+    ) -> Header:
+        """``run.json`` of the record; what is not known is None, or left out."""
+        rule, workers = policies.REGISTRY.table(chosen.policy), self.world.workers
+        optimizer = self.schedule.optimizer
+        config = {
+            "name": options.name or rule["name"],
+            "seed": seed,
+            "epochs": None,  # "units" has them
+            "unit_steps": self.schedule.steps,
+            "workers": workers,
+            "batch_size": options.batch_size,
+            "data": {"name": options.data},
+            "model": {"name": type(getattr(network, "_orig_mod", network)).__name__},
+            "optimizer": (described(optimizer) if optimizer else {"name": None})
+            | {"lr": None, "schedule": None},  # the rates are those of the rows
+            "dtype": str(self.world.meter.dtype).removeprefix("torch."),
+            **chosen.facts(),
+        }
+        world = {"workers": workers, "processes": workers, "device": str(self.world.device)}
+        header = {
+            "written_by": "hook",
+            "config": config,
+            "code": provenance.code(),
+            "machine": provenance.machine(),
+            "world": {**world, "union_pass": False},
+            "data": {"digest": None, "train": None, "test": None},
+            "metric": options.metric,
+            "steps_per_epoch": None,
+            "units": options.units,
+            "budget": None,
+            "per_step": costs_per_step(chosen.compressor, self.layers, chosen.levels, workers),
+            "layers": layer_entries(self.layers),
+        }
+        return cast("Header", header)  # without "schema", which the writer adds
 
     def _prepare_record(self, options: RecordOptions | None, header: Header) -> None:
         self.header = header

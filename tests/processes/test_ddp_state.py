@@ -25,7 +25,7 @@ from regimes.compression.reducer import Reducer
 from regimes.config import DENSE
 from regimes.ddp.full_state import residual_of
 from regimes.ddp.layer_match import LayerMatch, several
-from regimes.ddp.model import plain_names
+from regimes.ddp.source import plain_names
 
 LEVELS = dict(cases.Case().levels)
 

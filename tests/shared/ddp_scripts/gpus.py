@@ -22,7 +22,7 @@ from torch.futures import Future
 import regimes
 from regimes.collectives import group, processes
 from regimes.config import RunConfig
-from regimes.ddp import buckets
+from regimes.ddp import source
 from regimes.errors import ConfigError
 
 ERRORS = {"nccl": dist.DistBackendError("NCCL timeout"), "memory": torch.OutOfMemoryError("full")}
@@ -110,7 +110,7 @@ def hook(rank: int, case: Case) -> dict[str, Any]:
     own C++ believes in a CPU, so futures are such."""
     plain = cases.trained(rank, case)
     with pretended.gpu(2) as diary, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(buckets, "Future", lambda devices: Future())
+        patch.setattr(source, "Future", lambda devices: Future())
         patch.setattr(dist, "get_backend_config", lambda group: "cuda:gloo")
         found = cases.trained(rank, replace(case, device=f"cuda:{rank}"))
         found["weights"] = {k: v.cpu() for k, v in found["weights"].items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NoReturn, TypedDict, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,17 +31,6 @@ from regimes.records import Header, Row, provenance
 from regimes.training.rows import job_row, layer_entries, traffic_columns
 
 T = TypeVar("T")
-
-
-class JobState(TypedDict):
-    """The part of a saved state that hooks and local steps have alike."""
-
-    rows: list[Row]
-    sums: dict[str, list[Tensor]]  # of the norm, in the unit under way
-    traffic: list[float]  # floats and bytes of units that are over
-    meter: dict[str, Any]  # of the unit under way
-    pace: dict[str, Any]  # of the schedule
-    logged: dict[str, Any]  # of the recorder; empty without one
 
 
 class Job:
@@ -230,7 +219,8 @@ class Job:
 
     # -- state -------------------------------------------------------------------------------
 
-    def _job_state(self) -> JobState:
+    def _job_state(self) -> dict[str, Any]:
+        """The part of a saved state that hooks and local steps have alike, see ``HookState``."""
         if self.recorder is not None:
             self.recorder.merge_logged()  # into the rows, which are saved next
         return {

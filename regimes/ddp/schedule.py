@@ -8,28 +8,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Literal, Protocol, SupportsFloat, runtime_checkable
+from typing import Any, SupportsFloat
 
 from torch import Tensor, nn
 
 from regimes.collectives.world import World
-from regimes.errors import ConfigError, is_whole, unexpected
+from regimes.errors import ConfigError, is_whole, require, unexpected
 
 LEFT_OUT = ("params", "lr")  # of a group's options: the rate is each unit's own
-
-
-@runtime_checkable
-class HasEpoch(Protocol):
-    """The part of a ``DistributedSampler`` that is used: the epoch that ``set_epoch`` has set."""
-
-    epoch: int
-
-
-@runtime_checkable
-class HasGroups(Protocol):
-    """The part of an optimiser that is used."""
-
-    param_groups: list[dict[str, Any]]
 
 
 @dataclass
@@ -37,17 +23,17 @@ class UnitSchedule:
     """Ends units and reads their learning rates.
 
     Attributes:
-        every: steps of a unit; a sampler, a change of whose epoch ends the unit; or "epoch": the
-            user calls ``epoch_end``.
-        optimizer: its first group's rate is the unit's.
+        every: steps of a unit; a sampler, a change of whose ``epoch`` ends the unit; or "epoch":
+            the user calls ``epoch_end``.
+        optimizer: has ``param_groups``; the rate of the first is the unit's.
         first: the rate at the unit's first step, if there is an optimiser.
         groups: the rates of all parameter groups at that step, if there are several groups.
         epoch: the sampler's epoch when the unit began.
         lr: the rate of this unit, as the ``epoch_end`` before has named it.
     """
 
-    every: int | HasEpoch | Literal["epoch"] = "epoch"
-    optimizer: HasGroups | None = None
+    every: Any = "epoch"
+    optimizer: Any = None
     first: float | None = None
     groups: list[float | None] | None = None
     epoch: int | None = None
@@ -67,7 +53,7 @@ class UnitSchedule:
         """Note the rates and the sampler's epoch at the first step of a unit."""
         self.first, all_rates = self.rate(), self.all_rates()
         self.groups = all_rates if len(all_rates) > 1 else None
-        self.epoch = self.every.epoch if isinstance(self.every, HasEpoch) else None
+        self.epoch = getattr(self.every, "epoch", None)
 
     def is_over(self, steps: int) -> bool:
         """Whether a unit of so many steps has ended; asked when the next backward pass begins."""
@@ -122,8 +108,10 @@ class UnitSchedule:
         return now, following
 
     def all_rates(self) -> list[float | None]:
-        """The rates of all parameter groups now; empty without an optimiser."""
-        return [] if self.optimizer is None else rates(self.optimizer)
+        """The rates of all parameter groups now, None for one that is no finite number; empty
+        without an optimiser."""
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        return [_plain(group["lr"]) for group in groups]
 
     def facts(self) -> dict[str, Any]:
         """What must be the same on all processes, in plain types."""
@@ -176,10 +164,10 @@ def learning_rate(value: Any, what: str) -> float:
     Raises:
         ConfigError: anything else; ``what`` names it.
     """
-    number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
-    if isinstance(number, Real) and not isinstance(number, bool) and 0 <= float(number) < math.inf:
-        return float(number)
-    raise unexpected(what, value, "a number from zero up")
+    number = _plain(value)
+    good = isinstance(number, int | float) and not isinstance(number, bool) and number >= 0
+    require(good, what, value, "a number from zero up")
+    return float(number)
 
 
 def unit_schedule(every: Any, optimizer: Any, model: nn.Module) -> UnitSchedule:
@@ -190,13 +178,9 @@ def unit_schedule(every: Any, optimizer: Any, model: nn.Module) -> UnitSchedule:
             the model's parameters.
     """
     counted = is_whole(every, 1)
-    if not (counted or every == "epoch" or isinstance(every, HasEpoch)):
-        raise unexpected(
-            "every",
-            every,
-            'a number of steps from 1 up, "epoch" (then call '
-            "epoch_end()), or a sampler with set_epoch()",
-        )
+    if not (counted or every == "epoch" or hasattr(every, "epoch")):
+        calls = '"epoch" (then call epoch_end()), or a sampler with set_epoch()'
+        raise unexpected("every", every, f"a number of steps from 1 up, {calls}")
     if optimizer is None:
         if every != "epoch":
             raise ConfigError(
@@ -204,7 +188,7 @@ def unit_schedule(every: Any, optimizer: Any, model: nn.Module) -> UnitSchedule:
                 "learning rate of each unit from the optimiser: add optimizer=optimizer"
             )
         return UnitSchedule()
-    if not isinstance(optimizer, HasGroups) or not optimizer.param_groups:
+    if not getattr(optimizer, "param_groups", None):
         raise unexpected("optimizer", optimizer, "an optimiser of torch, with param_groups")
     trained = {id(p) for p in model.parameters()}
     if not any(id(p) in trained for group in optimizer.param_groups for p in group["params"]):
@@ -235,11 +219,6 @@ def described(optimizer: Any) -> dict[str, Any]:
             for group, own in zip(optimizer.param_groups, groups, strict=True)
         ]
     return result
-
-
-def rates(optimizer: Any) -> list[Any]:
-    """The learning rate of each parameter group now; None for one that is no finite number."""
-    return [_plain(group["lr"]) for group in optimizer.param_groups]
 
 
 def _options(optimizer: Any, group: Mapping[str, Any]) -> dict[str, Any]:

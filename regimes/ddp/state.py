@@ -11,24 +11,24 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypedDict, cast
 
 from torch import Tensor
 
 from regimes.config import DENSE, Level
 from regimes.ddp.buckets import Buckets
 from regimes.ddp.choices import Choice
-from regimes.ddp.job import Job, JobState
+from regimes.ddp.job import Job
 from regimes.ddp.layer_match import LayerMatch, several
 from regimes.ddp.source import plain_names
 from regimes.errors import ConfigError
 from regimes.instruments.compression_loss import CompressionLossGauge
 from regimes.policies.controller import Controller
-from regimes.records import kinds
+from regimes.records import Row, kinds
 from regimes.records.kinds import Items, Nullable, Object
 
 
-class HookState(JobState):
+class HookState(TypedDict):
     """What ``Hook.state_dict`` gives; dictionaries without another comment are by layer."""
 
     worker: int
@@ -44,6 +44,12 @@ class HookState(JobState):
     values: dict[str, Level]  # by name of a level
     lr: float | None
     seconds: dict[str, float]  # of the unit under way, by clock
+    rows: list[Row]
+    sums: dict[str, list[Tensor]]  # of the norm, in the unit under way
+    traffic: list[float]  # floats and bytes of units that are over
+    meter: dict[str, Any]  # of the unit under way
+    pace: dict[str, Any]  # of the schedule
+    logged: dict[str, Any]  # of the recorder; empty without one
 
 
 EMPTY_METER: dict[str, Any] = {"layers": {}, "calls": {}, "sent": {}}

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.futures import Future
 
 import regimes
-from regimes.collectives import group, processes
+from regimes.collectives import devices, group, processes
 from regimes.config import RunConfig
 from regimes.ddp import source
 from regimes.errors import ConfigError
@@ -93,7 +93,7 @@ def chosen(rank: int, gpus: tuple[str | None, ...], meet: str) -> dict[str, Any]
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
             try:
-                world = processes.connect(len(gpus), processes.pick_device("auto"), timeout=20)
+                world = processes.connect(len(gpus), devices.pick_device("auto"), timeout=20)
             except ConfigError as error:
                 return {"refused": str(error)}
         backend = next(call.split()[1] for call in diary.calls if call.startswith("init"))

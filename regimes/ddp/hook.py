@@ -20,14 +20,14 @@ from regimes.collectives.group import GroupWorld
 from regimes.collectives.requests import Layer
 from regimes.compression.reducer import Reducer, check_order, costs_per_step
 from regimes.config import DENSE
-from regimes.ddp import full_state
 from regimes.ddp.buckets import Buckets
 from regimes.ddp.choices import Choice
 from regimes.ddp.job import Job
 from regimes.ddp.record import RecordOptions
+from regimes.ddp.refit import damage_refused
 from regimes.ddp.schedule import UnitSchedule
 from regimes.ddp.source import DDPGradients
-from regimes.ddp.state import Fitted, HookState, StateCodec, damage_refused
+from regimes.ddp.state import Fitted, StateCodec
 from regimes.detectors.statistics import Statistic
 from regimes.errors import ConfigError
 from regimes.instruments.panel import Readings
@@ -147,7 +147,7 @@ class Hook(Job):
         """
         self._close(together=True)
 
-    def state_dict(self) -> HookState:
+    def state_dict(self) -> dict[str, Any]:
         """This process's state, which ``torch.load(weights_only=True)`` reads back. Each process
         saves its own, because residuals differ. Nothing in it changes afterwards.
 
@@ -183,7 +183,7 @@ class Hook(Job):
         self.world.guard.enter("full_state_dict()")
         if not self._codec.within_unit and self.schedule.is_over(self.buckets.steps):
             self._end(*self.schedule.rates())
-        return full_state.collect(self._codec, self.levels)
+        return self._codec.collect(self.levels)
 
     def load_full_state_dict(self, full: Mapping[str, Any] | None) -> None:
         """Continue where ``full`` was taken; all processes call this, and process 0 passes what
@@ -198,7 +198,7 @@ class Hook(Job):
                 processes, it was saved within an epoch and the signal is not "update".
         """
         self.world.guard.enter("load_full_state_dict()")
-        self._continue(full_state.scatter(self._codec, full))
+        self._continue(self._codec.scatter(full))
 
     # -- units -------------------------------------------------------------------------------
 
@@ -269,7 +269,7 @@ class Hook(Job):
             warnings.warn(fitted.warning, stacklevel=3)
         self.continued, self.record_opened = True, False
 
-    def _restore(self, fitted: HookState) -> None:
+    def _restore(self, fitted: dict[str, Any]) -> None:
         self._codec.restore(fitted)
         names = [fitted["levels"][layer.name] for layer in self.layers]
         self._use(replace(self.controller.decide(self.rows), names=names))

@@ -220,14 +220,14 @@ class Job:
     # -- state -------------------------------------------------------------------------------
 
     def _job_state(self) -> dict[str, Any]:
-        """The part of a saved state that hooks and local steps have alike, see ``HookState``."""
+        """The part of a saved state that hooks and local steps have alike."""
         if self.recorder is not None:
             self.recorder.merge_logged()  # into the rows, which are saved next
         return {
             "rows": self.rows,
             "sums": self._norm_sums(),
-            "traffic": [self.past_traffic.floats, self.past_traffic.bytes],
-            "meter": self.world.meter.state_dict(),
+            "traffic": [self.past_traffic.floats, self.past_traffic.bytes],  # of past units
+            "meter": self.world.meter.state_dict(),  # of the unit under way
             "pace": self.schedule.state_dict(),
             "logged": {} if self.recorder is None else self.recorder.state_dict(),
         }

@@ -8,50 +8,25 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypedDict, cast
+from typing import Any
 
 from torch import Tensor
 
-from regimes.config import DENSE, Level
+from regimes.config import DENSE
 from regimes.ddp.buckets import Buckets
 from regimes.ddp.choices import Choice
-from regimes.ddp.job import Job
-from regimes.ddp.layer_match import LayerMatch, several
+from regimes.ddp.job import Job, on_all_processes
+from regimes.ddp.refit import LayerMatch, damage_refused, redistribute, refuse, several
 from regimes.ddp.source import plain_names
 from regimes.errors import ConfigError
 from regimes.instruments.compression_loss import CompressionLossGauge
 from regimes.policies.controller import Controller
-from regimes.records import Row, kinds
+from regimes.records import kinds
 from regimes.records.kinds import Items, Nullable, Object
 
-
-class HookState(TypedDict):
-    """What ``Hook.state_dict`` gives; dictionaries without another comment are by layer."""
-
-    worker: int
-    workers: int
-    compressor: str
-    shapes: dict[str, list[int]]
-    memories: dict[str, Any]  # of compressors: the same on all processes
-    residuals: dict[str, Tensor | None]  # this process's, in units of the unscaled loss
-    gauges: dict[str, Any]  # by instrument
-    steps: list[int]  # of the unit under way, and how many of them had a finite gradient
-    total: int  # steps of the job
-    levels: dict[str, str]
-    values: dict[str, Level]  # by name of a level
-    lr: float | None
-    seconds: dict[str, float]  # of the unit under way, by clock
-    rows: list[Row]
-    sums: dict[str, list[Tensor]]  # of the norm, in the unit under way
-    traffic: list[float]  # floats and bytes of units that are over
-    meter: dict[str, Any]  # of the unit under way
-    pace: dict[str, Any]  # of the schedule
-    logged: dict[str, Any]  # of the recorder; empty without one
-
-
+OWN = ("worker", "residuals", "sums", "traffic")  # keys that differ between processes
 EMPTY_METER: dict[str, Any] = {"layers": {}, "calls": {}, "sent": {}}
 CLOCKS = Object(extra=kinds.SECONDS)
 PENDING = Object({"epoch": kinds.COUNT, "seconds": CLOCKS, "details": kinds.FREE})
@@ -59,14 +34,15 @@ RATE = Nullable(kinds.AMOUNT)
 ROW = Object(
     {"lr": kinds.AMOUNT, "next_lr": kinds.AMOUNT}, {"epoch": kinds.COUNT, "steps": kinds.STEPS}
 )
+PACE = Object(
+    {}, {"first": RATE, "epoch": Nullable(kinds.WHOLE), "groups": Nullable(kinds.NUMBERS)}
+)
 PLAIN = {  # what a damaged file may have in another form
     "steps": Items(kinds.COUNT),
     "total": kinds.COUNT,
     "traffic": kinds.AMOUNTS,
     "lr": RATE,
-    "pace": Object(
-        {}, {"first": RATE, "epoch": Nullable(kinds.WHOLE), "groups": Nullable(kinds.NUMBERS)}
-    ),
+    "pace": PACE,
     "seconds": CLOCKS,
     "logged": Object({}, {"waiting": Items(PENDING)}),
     "rows": Items(ROW),
@@ -81,7 +57,7 @@ class Fitted:
         warning: one sentence of layers that are new or left out, if there are any.
     """
 
-    state: HookState
+    state: dict[str, Any]
     warning: str | None
 
 
@@ -96,7 +72,7 @@ class StateCodec:
 
     # -- save and restore --------------------------------------------------------------------
 
-    def save(self, levels: Mapping[str, str]) -> HookState:
+    def save(self, levels: Mapping[str, str]) -> dict[str, Any]:
         """See ``Hook.state_dict``; ``levels`` are those of the layers now."""
         job, b = self.job, self.buckets
         if b.steps and not self.within_unit:
@@ -113,30 +89,29 @@ class StateCodec:
         state = copy.deepcopy(
             {
                 **self._identity(),
-                "memories": memories,
-                "residuals": residuals,
-                "gauges": job.panel.state_dict(),
-                "steps": [b.steps, b.finite_steps],
-                "total": b.total,
-                "levels": dict(levels),
-                "values": dict(self.chosen.levels),
+                "memories": memories,  # by layer, of compressors: the same on all processes
+                "residuals": residuals,  # by layer, this process's
+                "gauges": job.panel.state_dict(),  # by instrument
+                "steps": [b.steps, b.finite_steps],  # of the unit under way
+                "total": b.total,  # steps of the job
+                "levels": dict(levels),  # by layer
+                "values": dict(self.chosen.levels),  # by name of a level
                 "lr": job.schedule.lr,
                 "seconds": {} if job.recorder is None else dict(b.clock.seconds),
                 **job._job_state(),
             }
         )
-        for layer, scale in zip(job.layers, b.scales, strict=True):
-            residual = state["residuals"][layer.name]
+        for residual, scale in zip(state["residuals"].values(), b.scales, strict=True):
             if residual is not None:
-                residual /= scale
-        return cast(HookState, state)
+                residual /= scale  # in units of the unscaled loss
+        return state
 
     @property
     def within_unit(self) -> bool:
         """Whether the gauges can be saved within a unit: only the norm's sums can."""
         return self.job.panel.gauges.keys() <= {"norms"}
 
-    def restore(self, state: HookState) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         """Continue from a fitted state, but for the levels."""
         job, b = self.job, self.buckets
         b.reducer.load_state_dict(state["memories"], state["residuals"])
@@ -149,6 +124,24 @@ class StateCodec:
         job.panel.load_state_dict(state["gauges"])
         job.schedule.lr = state["lr"]
         job._restore_job(state)
+
+    # -- all processes -----------------------------------------------------------------------
+
+    def collect(self, levels: Mapping[str, str]) -> dict[str, list[dict[str, Any]]] | None:
+        """See ``Hook.full_state_dict``."""
+        world = self.job.world
+        mine = on_all_processes(world, lambda: _on_cpu(self.save(levels)))
+        parts = world.collect(mine if world.rank == 0 else {key: mine[key] for key in OWN})
+        return None if parts is None else {"processes": [{**parts[0], **own} for own in parts]}
+
+    def scatter(self, full: Mapping[str, Any] | None) -> Fitted:
+        """This process's part of the full state of process 0, see ``Hook.load_full_state_dict``."""
+        world = self.job.world
+        parts = on_all_processes(
+            world, lambda: redistribute(full, world.workers) if world.rank == 0 else None
+        )
+        mine = world.scatter(parts)
+        return on_all_processes(world, lambda: self.fit(mine))
 
     # -- fit ---------------------------------------------------------------------------------
 
@@ -165,7 +158,7 @@ class StateCodec:
             self._check_kind(here, state)
             match = LayerMatch(state["shapes"], self.job.layers)
             if not match.same:
-                state = cast(HookState, {**state, **self._matched(match, state)})
+                state = state | self._matched(match, state)
             return Fitted(state, match.warning)
 
     def _identity(self) -> dict[str, Any]:
@@ -180,7 +173,7 @@ class StateCodec:
             "shapes": {layer.name: list(layer.shape) for layer in self.job.layers},
         }
 
-    def _upgraded(self, state: dict[str, Any]) -> HookState:
+    def _upgraded(self, state: dict[str, Any]) -> dict[str, Any]:
         """With what earlier versions did not save, and layers named as now: earlier names of a
         compiled model had parts of its wrapper."""
         defaults = {"values": {}, "meter": EMPTY_METER, "pace": {}, "logged": {}, "seconds": {}}
@@ -191,9 +184,9 @@ class StateCodec:
         plain = plain_names(name for name in state["shapes"] if name not in known)
         for key in ("shapes", "memories", "residuals", "levels"):
             state[key] = {plain.get(name, name): value for name, value in state[key].items()}
-        return cast(HookState, state)
+        return state
 
-    def _check_kind(self, here: Mapping[str, Any], state: HookState) -> None:
+    def _check_kind(self, here: Mapping[str, Any], state: dict[str, Any]) -> None:
         """Refuse the state of another model, compressor or policy, and damaged numbers."""
         _check_shapes(here["shapes"], state)
         values = self.chosen.levels
@@ -213,7 +206,7 @@ class StateCodec:
         if state["gauges"].keys() != self.job.panel.gauges.keys():
             refuse("it is of a policy that reads other statistics")
 
-    def _matched(self, match: LayerMatch, state: HookState) -> dict[str, Any]:
+    def _matched(self, match: LayerMatch, state: dict[str, Any]) -> dict[str, Any]:
         """What a state has by layer, for the hook's layers.
 
         In past units a new layer has the level that the policy gives at the very start; now, the
@@ -268,7 +261,7 @@ def _check_process(here: Mapping[str, Any], state: Any) -> None:
         )
 
 
-def _check_shapes(here: Mapping[str, list[int]], state: HookState) -> None:
+def _check_shapes(here: Mapping[str, list[int]], state: dict[str, Any]) -> None:
     saved = state["shapes"]
     if not here.keys() & saved.keys():
         refuse(
@@ -286,15 +279,10 @@ def _check_shapes(here: Mapping[str, list[int]], state: HookState) -> None:
             raise ValueError(f"the residual of layer {name!r} has shape {list(residual.shape)}")
 
 
-@contextmanager
-def damage_refused() -> Iterator[None]:
-    """Turn what a damaged state raises into the ConfigError of one that cannot be loaded."""
-    try:
-        yield
-    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        refuse(f"it is damaged ({type(error).__name__}: {str(error).partition(chr(10))[0]})")
-
-
-def refuse(why: str) -> NoReturn:
-    """Raise the ConfigError of a state that cannot be loaded."""
-    raise ConfigError(f"cannot load the hook's state: {why}")
+def _on_cpu(value: Any) -> Any:
+    """The same with all tensors on the CPU."""
+    if isinstance(value, Tensor):
+        return value.cpu()
+    if isinstance(value, dict):
+        return {key: _on_cpu(x) for key, x in value.items()}
+    return [_on_cpu(x) for x in value] if isinstance(value, list) else value

@@ -120,9 +120,6 @@ class ProcessWorld(World):
         self._wait(dist.all_gather_object, everyone, value)
         return everyone
 
-    def barrier(self) -> None:
-        self.gather_object(None)
-
     def abort(self) -> None:
         self.lost = True
         _leave(at_once=True)

@@ -231,6 +231,7 @@ class World:
 
     def barrier(self) -> None:
         """Wait for all processes."""
+        self.gather_object(None)
 
     def abort(self) -> None:
         """Before ``close``, after an error: wait for no other process from here on."""

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Protocol, SupportsFloat, cast, runtime_checkable
+from typing import Any, SupportsFloat, cast
 
 from regimes.collectives.group import GroupWorld
 from regimes.collectives.requests import Layer
@@ -41,13 +41,6 @@ FIRST_STEP = 120.0  # seconds before a warning that a process is missing; one ma
 MANY_STEPS = 1000  # without the end of an epoch: then a warning
 
 
-@runtime_checkable
-class Scaler(Protocol):
-    """The part of a ``torch.amp.GradScaler`` that is used."""
-
-    def get_scale(self) -> float: ...
-
-
 class Hook(Job):
     """Made by ``attach``; one per model and process.
 
@@ -63,7 +56,7 @@ class Hook(Job):
         schedule: UnitSchedule,
         options: RecordOptions | None,
         seed: int,
-        scaler: Scaler | None,
+        scaler: Any,
         timeout: float,
     ) -> None:
         parameters = list(source.parameters.values())

@@ -1,4 +1,4 @@
-"""Compares the devices of the processes of a group, through its store."""
+"""The device of this process, and those of a group, compared through its store."""
 
 from __future__ import annotations
 
@@ -10,9 +10,31 @@ from typing import Any
 
 import torch
 
+from regimes.collectives.launcher import launched
 from regimes.errors import ConfigError
 
 LEAVE = timedelta(seconds=10)  # until all processes have read the store and raise
+
+
+def pick_device(wanted: str) -> torch.device:
+    """The device of this process: "auto" takes a GPU where there is one.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
+    local_rank = launched().local_rank
+    if wanted in ("auto", "cuda"):
+        if torch.cuda.is_available():
+            return torch.device("cuda", local_rank % torch.cuda.device_count())
+        if wanted == "cuda":
+            raise ConfigError('device = "cuda", but torch finds no GPU here: use "cpu" or "auto"')
+        return torch.device("cpu")
+    try:
+        torch.zeros(1, device=wanted).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device = {wanted!r} cannot be used: {reason}") from None
+    return torch.device(wanted)
 
 
 def post_kind(store: Any, rank: int, device: torch.device) -> None:

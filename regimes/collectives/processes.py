@@ -1,6 +1,6 @@
 """W workers on several processes, which ``connect`` joins when a launcher has started them.
 
-With ``group``, ``group_reuse`` and ``call_guard`` the only user of torch.distributed.
+With ``group`` and ``call_guard`` the only user of torch.distributed.
 
 A gloo group that is still referenced after its end keeps its threads, and they may abort the
 process when Python ends. Therefore no reference to a group, and no traceback whose frames hold one,
@@ -14,6 +14,7 @@ import itertools
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -21,10 +22,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regimes.collectives import devices, group_reuse
-from regimes.collectives.launcher import attempt, launched
+from regimes.collectives import devices
+from regimes.collectives.launcher import Launched, attempt, launched
 from regimes.collectives.world import World
-from regimes.errors import ConfigError, TrainingError
+from regimes.errors import TrainingError
 
 GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
 ROLL_CALL = 3.0  # seconds in which a living process answers when contact is lost
@@ -119,16 +120,15 @@ class ProcessWorld(World):
         self._wait(dist.all_gather_object, everyone, value)
         return everyone
 
-    def barrier(self) -> None:
-        self.gather_object(None)
-
     def abort(self) -> None:
         self.lost = True
         _leave(at_once=True)
 
     def close(self) -> None:
-        if self.lost or not group_reuse.release():
+        if self.lost or (shared := _shared_now()) is None:
             _leave()
+        else:
+            shared.released = True
 
     def _finish(self, work: Any) -> None:
         """Wait for a collective."""
@@ -175,27 +175,6 @@ def _name_silent(store: dist.Store | None, rank: int, processes: int) -> str:
     return f"no sign of process {', '.join(map(str, others))}, which has died or hangs"
 
 
-def pick_device(wanted: str) -> torch.device:
-    """The device of this process: "auto" takes a GPU where there is one.
-
-    Raises:
-        ConfigError: there is no such device.
-    """
-    local_rank = launched().local_rank
-    if wanted in ("auto", "cuda"):
-        if torch.cuda.is_available():
-            return torch.device("cuda", local_rank % torch.cuda.device_count())
-        if wanted == "cuda":
-            raise ConfigError('device = "cuda", but torch finds no GPU here: use "cpu" or "auto"')
-        return torch.device("cpu")
-    try:
-        torch.zeros(1, device=wanted).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"device = {wanted!r} cannot be used: {reason}") from None
-    return torch.device(wanted)
-
-
 def connect(workers: int, device: torch.device, timeout: float = 600.0) -> World:
     """The world of this process: simulated when alone, else joined to the launched group.
 
@@ -213,11 +192,47 @@ def connect(workers: int, device: torch.device, timeout: float = 600.0) -> World
     return _join(workers, device, timedelta(seconds=timeout), f"{attempt()}/{count}")
 
 
+@dataclass
+class SharedGroup:
+    """A group that runs use one after the other.
+
+    Attributes:
+        store: where the processes exchange whether they can use it again.
+        wants: what it was made for; a run that wants something else makes another one.
+        wait_timeout: see ``ProcessWorld``.
+        released: the last run in it has ended well on this process.
+    """
+
+    store: dist.Store
+    wants: Any
+    wait_timeout: tuple[timedelta, ...]
+    released: bool = False
+
+    def acquire(self, store: dist.Store, us: Launched, wants: Any) -> bool:
+        """Whether a run may use it, by its own ``store``; the same answer on all processes."""
+        usable, self.released = self.released and self.wants == wants, False
+        store.set(f"whole/{us.rank}", "yes" if usable else "no")
+        return {store.get(f"whole/{other}") for other in range(us.count)} == {b"yes"}
+
+
+_shared: list[SharedGroup | None] = []  # of each ``shared_group``, the inner one last
+
+
+def _shared_now() -> SharedGroup | None:
+    return _shared[-1] if _shared else None
+
+
 @contextlib.contextmanager
 def shared_group() -> Iterator[None]:
-    """Runs inside, one after the other, share a group: see ``group_reuse``."""
-    with group_reuse.sharing(_end):
+    """Runs inside, one after the other, share a group: a grid has hundreds of runs, and making a
+    group takes as long as a short run. The next run takes the group if all processes have ended the
+    last one well and want the same of it; otherwise they leave it and make a new one."""
+    _shared.append(None)
+    try:
         yield
+    finally:
+        if _shared.pop() is not None:
+            _end()
 
 
 def _end() -> None:
@@ -228,10 +243,13 @@ def _end() -> None:
 
 def _join(workers: int, device: torch.device, timeout: timedelta, name: str) -> ProcessWorld:
     """Make a group under ``name``, unless that of the run before can be reused."""
-    us, store, wants = launched(), group_reuse.store(name), (device, timeout)
+    us, shared, wants = launched(), _shared_now(), (device, timeout)
+    store: dist.Store | None = None
     try:
-        if (wait_timeout := group_reuse.acquire(store, us.rank, us.count, wants)) is not None:
-            return ProcessWorld(workers, device, store, wait_timeout)
+        if shared is not None:
+            store = dist.PrefixStore(name, shared.store)
+            if shared.acquire(store, us, wants):
+                return ProcessWorld(workers, device, store, shared.wait_timeout)
         _end()  # the group of a run in this process that has failed
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -259,7 +277,8 @@ def _join(workers: int, device: torch.device, timeout: timedelta, name: str) -> 
             f"({_name_silent(store, us.rank, us.count)}): {str(error).splitlines()[0]}"
         ) from error
     wait_timeout = (timeout,) if own_gpus else ()
-    group_reuse.register(store, wants, wait_timeout)
+    if _shared:  # offer it to later runs
+        _shared[-1] = SharedGroup(store, wants, wait_timeout)
     return ProcessWorld(workers, device, store, wait_timeout)
 
 

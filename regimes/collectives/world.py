@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from regimes.collectives.requests import NO_LAYER, Batched, Gather, Mean, Progra
 from regimes.errors import ConfigError, require
 
 KINDS = ("mean", "gather", "broadcast")
-Collective = tuple[int, str, torch.dtype]  # the round, the kind, and the type that travels
+Count = Callable[[int, Mean | Gather, int], str]  # a program's request in a round: its kind
 FEW = 1 << 16  # numbers; to copy fewer costs less than a launch
 
 
@@ -91,10 +91,8 @@ class World:
         count = workers // processes
         self.hosted = range(rank * count, (rank + 1) * count)
         self.meter = Meter(torch.float32, workers)
-        self._clock: tuple[float, float | None] = (
-            0.0,
-            None,
-        )  # one assignment, because other threads read it
+        # one assignment, because other threads read it
+        self._clock: tuple[float, float | None] = 0.0, None
 
     @property
     def seconds(self) -> float:
@@ -132,23 +130,25 @@ class World:
             batched: join ``Batched`` requests, in lockstep in any world. For a GPU: on a CPU all
                 layers would pass through the cache once for each kernel.
         """
-        collectives: set[Collective] = set()
+        collectives = set()  # the round, the kind, and the type that travels
+
+        def count(i: int, request: Mean | Gather, turn: int) -> str:
+            tensor, kind = request.tensor, "gather" if isinstance(request, Gather) else "mean"
+            convention = layers[i] != NO_LAYER and not signal
+            self.meter.count(layers[i], kind, tensor, convention)
+            collectives.add((turn, kind, tensor.dtype if kind == "mean" else torch.uint8))
+            return kind
+
         if batched or self.lockstep:
-            results = self._run_in_lockstep(programs, layers, signal, batched, collectives)
+            results = self._run_in_lockstep(programs, batched, count)
         else:
-            pairs = zip(programs, layers, strict=True)
-            results = [self._run_one(one, layer, signal, collectives) for one, layer in pairs]
+            results = [self._run_one(i, program, count) for i, program in enumerate(programs)]
         for _, kind, _ in collectives:
             self.meter.calls[kind] += 1
         return results
 
     def _run_in_lockstep(
-        self,
-        programs: Sequence[Program],
-        layers: Sequence[int],
-        signal: bool,
-        batched: bool,
-        collectives: set[Collective],
+        self, programs: Sequence[Program], batched: bool, count: Count
     ) -> list[Any]:
         results: list[Any] = [None] * len(programs)
         answers: dict[int, Any] = dict.fromkeys(range(len(programs)))
@@ -156,9 +156,7 @@ class World:
         while answers:
             tensors: dict[str, dict[int, Tensor]] = {"mean": {}, "gather": {}}
             for i, request in _advance(programs, answers, results, batched):
-                tensors[self._count(layers[i], request, signal, turn, collectives)][i] = (
-                    request.tensor
-                )
+                tensors[count(i, request, turn)][i] = request.tensor
             means, gathers = tensors["mean"], tensors["gather"]
             answers = {}
             if means:  # always before the gathers: the order must be that of all processes
@@ -168,9 +166,7 @@ class World:
             turn += 1
         return results
 
-    def _run_one(
-        self, program: Program, layer: int, signal: bool, collectives: set[Collective]
-    ) -> Any:
+    def _run_one(self, i: int, program: Program, count: Count) -> Any:
         """As in lockstep, of one program; the bookkeeping for several takes twice as long."""
         turn, answer = 0, None
         while True:
@@ -178,8 +174,8 @@ class World:
                 request = _next_collective(program, answer)
             except StopIteration as stop:
                 return stop.value
-            kind = self._count(layer, request, signal, turn, collectives)
-            answer = (self.mean if kind == "mean" else self.gather)([request.tensor])[0]
+            collective = self.mean if count(i, request, turn) == "mean" else self.gather
+            answer = collective([request.tensor])[0]
             turn += 1
 
     def ask(self, *requests: Request, layers: Sequence[int] | None = None) -> list[Tensor]:
@@ -190,21 +186,6 @@ class World:
         """
         programs = [_single(request) for request in requests]
         return self.drive(programs, layers or [NO_LAYER] * len(programs), signal=True)
-
-    def _count(
-        self,
-        layer: int,
-        request: Mean | Gather,
-        signal: bool,
-        turn: int,
-        collectives: set[Collective],
-    ) -> str:
-        """Count a request and the collective in which it travels; return its kind."""
-        tensor = request.tensor
-        kind = "gather" if isinstance(request, Gather) else "mean"
-        self.meter.count(layer, kind, tensor, convention=layer != NO_LAYER and not signal)
-        collectives.add((turn, kind, tensor.dtype if kind == "mean" else torch.uint8))
-        return kind
 
     def mean(self, tensors: list[Tensor]) -> list[Tensor]:
         """Means over all workers: each ``[L, ...] -> [...]``."""
@@ -250,6 +231,7 @@ class World:
 
     def barrier(self) -> None:
         """Wait for all processes."""
+        self.gather_object(None)
 
     def abort(self) -> None:
         """Before ``close``, after an error: wait for no other process from here on."""

@@ -10,11 +10,11 @@ from torch import nn
 
 from regimes.config import Level
 from regimes.ddp import choices
-from regimes.ddp.hook import Hook, Scaler
-from regimes.ddp.model import wrapped
+from regimes.ddp.hook import Hook
 from regimes.ddp.record import RecordOptions, record_options
 from regimes.ddp.schedule import unit_schedule
-from regimes.errors import unexpected
+from regimes.ddp.source import DDPGradients
+from regimes.errors import is_whole, require, unexpected
 
 
 def attach(
@@ -29,7 +29,7 @@ def attach(
     optimizer: Any = None,
     every: Any = "epoch",
     record: str | Path | RecordOptions | None = None,
-    scaler: Scaler | None = None,
+    scaler: Any = None,
     timeout: float = 600.0,
 ) -> Hook:
     """Let a DDP model exchange its gradients compressed, at levels that a policy decides.
@@ -61,11 +61,12 @@ def attach(
     Raises:
         ConfigError: one sentence, before anything is registered.
     """
-    ddp = wrapped(model)
+    source = DDPGradients(model)
     choices.check_timeout(timeout)
     if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
         raise unexpected("scaler", scaler, "a GradScaler of torch, with get_scale(), or None")
-    choices.check_seed(seed)
+    good = is_whole(seed, -(2**63)) and seed < 2**63  # as in a configuration
+    require(good, "seed", seed, "a whole number of at most 63 bits")
     chosen = choices.choose(policy, compressor, levels, signal, start_compressing_after)
-    schedule = unit_schedule(every, optimizer, ddp)
-    return Hook(ddp, chosen, schedule, record_options(record), seed, scaler, float(timeout))
+    schedule = unit_schedule(every, optimizer, model)
+    return Hook(source, chosen, schedule, record_options(record), seed, scaler, float(timeout))

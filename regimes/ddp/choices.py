@@ -10,11 +10,11 @@ from typing import Any, cast, get_args
 from regimes import compression, policies
 from regimes.compression import Compressor
 from regimes.config import DENSE, Level, Signal
+from regimes.config.bounds import LONGEST, SECONDS
 from regimes.detectors.statistics import INSTRUMENT, Statistic
 from regimes.errors import ConfigError, is_whole, nearest, require, unexpected
 from regimes.policies import Policy, check_levels
 
-LONGEST = 1e9  # seconds
 FROM_GRADIENTS = ("norms", "msdr", "noise", "error")  # instruments that need no data
 
 
@@ -122,14 +122,7 @@ def _plain_number(level: Any) -> Any:
     return int(level) if isinstance(level, Integral) else float(level)
 
 
-def check_seed(seed: Any) -> None:
-    """As in a configuration; ConfigError otherwise."""
-    good = is_whole(seed, -(2**63)) and seed < 2**63
-    require(good, "seed", seed, "a whole number of at most 63 bits")
-
-
 def check_timeout(timeout: Any) -> None:
     """Raise ConfigError unless it is a number of seconds."""
     number = isinstance(timeout, Real) and not isinstance(timeout, bool)
-    if not number or not 0 < float(timeout) <= LONGEST:
-        raise unexpected("timeout", timeout, f"a positive number of seconds up to {LONGEST:g}")
+    require(number and 0 < float(timeout) <= LONGEST, "timeout", timeout, SECONDS)

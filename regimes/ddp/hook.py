@@ -14,21 +14,20 @@ import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Protocol, SupportsFloat, cast, runtime_checkable
-
-from torch.nn.parallel import DistributedDataParallel
+from typing import Any, SupportsFloat, cast
 
 from regimes.collectives.group import GroupWorld
 from regimes.collectives.requests import Layer
 from regimes.compression.reducer import Reducer, check_order, costs_per_step
 from regimes.config import DENSE
-from regimes.ddp import full_state, state
 from regimes.ddp.buckets import Buckets
 from regimes.ddp.choices import Choice
 from regimes.ddp.job import Job
-from regimes.ddp.model import trainable
-from regimes.ddp.record import RecordOptions, header
-from regimes.ddp.schedule import UnitSchedule, learning_rate
+from regimes.ddp.record import RecordOptions
+from regimes.ddp.refit import damage_refused
+from regimes.ddp.schedule import UnitSchedule
+from regimes.ddp.source import DDPGradients
+from regimes.ddp.state import Fitted, StateCodec
 from regimes.detectors.statistics import Statistic
 from regimes.errors import ConfigError
 from regimes.instruments.panel import Readings
@@ -40,19 +39,6 @@ from regimes.training.idle_policy import inactivity_warnings
 
 FIRST_STEP = 120.0  # seconds before a warning that a process is missing; one may still evaluate
 MANY_STEPS = 1000  # without the end of an epoch: then a warning
-SAME_OF_DDP = (  # attributes that decide the collectives, or which layers a step leaves alone
-    "bucket_bytes_cap",
-    "find_unused_parameters",
-    "static_graph",
-    "gradient_as_bucket_view",
-)
-
-
-@runtime_checkable
-class Scaler(Protocol):
-    """The part of a ``torch.amp.GradScaler`` that is used."""
-
-    def get_scale(self) -> float: ...
 
 
 class Hook(Job):
@@ -65,31 +51,29 @@ class Hook(Job):
 
     def __init__(
         self,
-        model: DistributedDataParallel,
+        source: DDPGradients,
         chosen: Choice,
         schedule: UnitSchedule,
         options: RecordOptions | None,
         seed: int,
-        scaler: Scaler | None,
+        scaler: Any,
         timeout: float,
     ) -> None:
-        parameters = trainable(model)
-        layers = [Layer(name, tuple(p.shape)) for name, p in parameters.items()]
-        group, first = model.process_group, next(iter(parameters.values()))
-        check_order(chosen.compressor, chosen.levels, layers, group.size())
-        self.controller = _controller(chosen, layers, group.size())
-        super().__init__(GroupWorld(group, first.device, timeout), layers, schedule)
-        self.world.meter.dtype = first.dtype
-        self.compressor, self.values = chosen.compressor, chosen.levels
-        self.reducer = Reducer(self.compressor, self.layers, self.world, seed)
+        parameters = list(source.parameters.values())
+        layers = [Layer(name, tuple(p.shape)) for name, p in source.parameters.items()]
+        workers, network = source.group.size(), source.model.module
+        check_order(chosen.compressor, chosen.levels, layers, workers)
+        self.chosen, self.controller = chosen, _controller(chosen, layers, workers)
+        super().__init__(GroupWorld(source.group, source.device, timeout), layers, schedule)
+        self.world.meter.dtype = parameters[0].dtype
+        self.reducer = Reducer(chosen.compressor, layers, self.world, seed)
         needs = chosen.policy.needs
         signal = chosen.signal if any(Statistic.parse(need).is_norm for need in needs) else None
-        self.panel = self._choose_gauges(model.module, seed, chosen, needs, signal)
+        self.panel = self._choose_gauges(network, seed, chosen, needs, signal)
         from_updates = {"norms", "msdr"} if chosen.signal == "update" else {"msdr"}
         self.sends_at_end = not self.panel.gauges.keys() <= from_updates
         self.buckets = buckets = Buckets(
-            model,
-            list(parameters.values()),
+            source,
             self.reducer,
             list(self.panel),
             keep_gradients=self.sends_at_end,
@@ -97,27 +81,23 @@ class Hook(Job):
             dense_start=chosen.dense_start,
         )
         self.world.guard.done = lambda: buckets.total
-        self.lr: float | None = None
-        of_ddp = {name: getattr(model, name) for name in SAME_OF_DDP}
-        self._agree_on_start(chosen.facts(), seed, scaler=scaler is not None, ddp=of_ddp)
+        self._agree_on_start(chosen.facts(), seed, scaler=scaler is not None, ddp=source.facts())
         about = options or RecordOptions("")
-        self._prepare_record(options, header(about, self, chosen, model.module, seed))
+        self._prepare_record(options, self._header(about, chosen, network, seed))
         self._decide()
-        self._register(model)
-
-    def _register(self, model: DistributedDataParallel) -> None:
-        """Give DDP the hook, which then lives as long as the model: DDP keeps the closure, in C++,
-        where the garbage collector sees no cycle. References to the model are therefore weak. So is
-        that of ``atexit``, or no hook would be deleted before Python ends."""
-        self.buckets.begin = self._begin_step
-        receive = self.buckets.receive
-        model.register_comm_hook(weakref.ref(model), lambda state, bucket: receive(bucket))
+        buckets.before_step = self._begin_step
+        source.connect(buckets)
+        # weak, or no hook would be deleted before Python ends
         atexit.register(_at_exit, weakref.ref(self))
 
     @property
     def levels(self) -> dict[str, str]:
         """The level that each layer has now; "dense" for those that are never compressed."""
         return dict(zip((layer.name for layer in self.layers), self.decided.names, strict=True))
+
+    @property
+    def _codec(self) -> StateCodec:
+        return StateCodec(self, self.chosen, self.buckets, self.controller)
 
     # -- what a script calls -----------------------------------------------------------------
 
@@ -151,20 +131,7 @@ class Hook(Job):
                 "epoch_end: no gradient has been reduced since the epoch began: call it once per "
                 "epoch, after the training steps (backward under no_sync() reduces nothing)"
             )
-        given = lr if lr is not None else schedule.rate()
-        if given is None:
-            raise ConfigError(
-                "epoch_end: give the learning rate, epoch_end(lr=...), or the optimiser to "
-                "attach(..., optimizer=optimizer)"
-            )
-        now = learning_rate(given, "epoch_end: lr")
-        if next_lr is not None:
-            following = learning_rate(next_lr, "epoch_end: next_lr")
-        else:  # ``now`` is the next epoch's; this epoch's was that of the call before
-            following, before = now, schedule.first if lr is None else self.lr
-            now = now if before is None else before
-        self.lr = following
-        return self._end(now, following)
+        return self._end(*schedule.named_rates(lr, next_lr))
 
     def close(self) -> None:
         """End the record; all processes call this, or none: when Python ends, it ends as well.
@@ -173,14 +140,14 @@ class Hook(Job):
         """
         self._close(together=True)
 
-    def state_dict(self) -> state.HookState:
+    def state_dict(self) -> dict[str, Any]:
         """This process's state, which ``torch.load(weights_only=True)`` reads back. Each process
         saves its own, because residuals differ. Nothing in it changes afterwards.
 
         Raises:
             ConfigError: within an epoch, when the policy reads more than the norm.
         """
-        return state.save(self)
+        return self._codec.save(self.levels)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue where ``saved`` was taken; all processes call this.
@@ -192,7 +159,7 @@ class Hook(Job):
             ConfigError: it is of another model, compressor, process or number of processes.
         """
         self.world.guard.enter("load_state_dict()")
-        self._continue(state.fit(self, saved))
+        self._continue(self._codec.fit(saved))
 
     def full_state_dict(self) -> dict[str, Any] | None:
         """The states of all processes in one, on process 0 (None on the others), from which any
@@ -207,9 +174,9 @@ class Hook(Job):
             ConfigError: as ``state_dict`` does, on all processes.
         """
         self.world.guard.enter("full_state_dict()")
-        if not state.saves_within_unit(self) and self.schedule.is_over(self.buckets.steps):
+        if not self._codec.within_unit and self.schedule.is_over(self.buckets.steps):
             self._end(*self.schedule.rates())
-        return full_state.collect(self)
+        return self._codec.collect(self.levels)
 
     def load_full_state_dict(self, full: Mapping[str, Any] | None) -> None:
         """Continue where ``full`` was taken; all processes call this, and process 0 passes what
@@ -224,7 +191,7 @@ class Hook(Job):
                 processes, it was saved within an epoch and the signal is not "update".
         """
         self.world.guard.enter("load_full_state_dict()")
-        self._continue(full_state.scatter(self, full))
+        self._continue(self._codec.scatter(full))
 
     # -- units -------------------------------------------------------------------------------
 
@@ -264,8 +231,8 @@ class Hook(Job):
         return {self.layers[i].name: d for i, d in self.decided.decisions.items()}
 
     def _use(self, decided: Levels) -> None:
-        self.decided = decided
-        self.buckets.levels = [DENSE if x == DENSE else self.values[x] for x in decided.names]
+        self.decided, values = decided, self.chosen.levels
+        self.buckets.levels = [DENSE if x == DENSE else values[x] for x in decided.names]
         self.buckets.check = self._agree_on_unit
 
     def _agree_on_unit(self) -> None:
@@ -278,14 +245,14 @@ class Hook(Job):
         if not self.record_opened:
             self._open_record()
 
-    def _continue(self, fitted: state.Fitted) -> None:
+    def _continue(self, fitted: Fitted) -> None:
         """Go on from a state, at the levels that were in use. If a part that ``fit`` does not check
         is damaged, the hook is put back, unless it is within an epoch that cannot be saved."""
         before = None
         with suppress(ConfigError):
-            before = state.fit(self, state.save(self)).state
+            before = self._codec.fit(self.state_dict()).state
         try:
-            with state.damage_refused():
+            with damage_refused():
                 self._restore(fitted.state)
         except ConfigError:
             if before is not None:
@@ -295,8 +262,8 @@ class Hook(Job):
             warnings.warn(fitted.warning, stacklevel=3)
         self.continued, self.record_opened = True, False
 
-    def _restore(self, fitted: state.HookState) -> None:
-        state.restore(self, fitted)
+    def _restore(self, fitted: dict[str, Any]) -> None:
+        self._codec.restore(fitted)
         names = [fitted["levels"][layer.name] for layer in self.layers]
         self._use(replace(self.controller.decide(self.rows), names=names))
 

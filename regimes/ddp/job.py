@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NoReturn, TypedDict, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from regimes import policies
 from regimes.collectives.group import GroupWorld
 from regimes.collectives.requests import Layer, Traffic
+from regimes.compression.reducer import costs_per_step
 from regimes.config import Signal
 from regimes.ddp.choices import Choice
-from regimes.ddp.record import RecordOptions
-from regimes.ddp.recorder import JobRecorder
-from regimes.ddp.schedule import UnitSchedule
+from regimes.ddp.record import JobRecorder, RecordOptions
+from regimes.ddp.schedule import UnitSchedule, described
 from regimes.errors import ConfigError, RecordError, RegimesError
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import NormsGauge
@@ -30,17 +31,6 @@ from regimes.records import Header, Row, provenance
 from regimes.training.rows import job_row, layer_entries, traffic_columns
 
 T = TypeVar("T")
-
-
-class JobState(TypedDict):
-    """The part of a saved state that hooks and local steps have alike."""
-
-    rows: list[Row]
-    sums: dict[str, list[Tensor]]  # of the norm, in the unit under way
-    traffic: list[float]  # floats and bytes of units that are over
-    meter: dict[str, Any]  # of the unit under way
-    pace: dict[str, Any]  # of the schedule
-    logged: dict[str, Any]  # of the recorder; empty without one
 
 
 class Job:
@@ -133,6 +123,43 @@ class Job:
 
     # -- record ------------------------------------------------------------------------------
 
+    def _header(
+        self, options: RecordOptions, chosen: Choice, network: nn.Module, seed: int
+    ) -> Header:
+        """``run.json`` of the record; what is not known is None, or left out."""
+        rule, workers = policies.REGISTRY.table(chosen.policy), self.world.workers
+        optimizer = self.schedule.optimizer
+        config = {
+            "name": options.name or rule["name"],
+            "seed": seed,
+            "epochs": None,  # "units" has them
+            "unit_steps": self.schedule.steps,
+            "workers": workers,
+            "batch_size": options.batch_size,
+            "data": {"name": options.data},
+            "model": {"name": type(getattr(network, "_orig_mod", network)).__name__},
+            "optimizer": (described(optimizer) if optimizer else {"name": None})
+            | {"lr": None, "schedule": None},  # the rates are those of the rows
+            "dtype": str(self.world.meter.dtype).removeprefix("torch."),
+            **chosen.facts(),
+        }
+        world = {"workers": workers, "processes": workers, "device": str(self.world.device)}
+        header = {
+            "written_by": "hook",
+            "config": config,
+            "code": provenance.code(),
+            "machine": provenance.machine(),
+            "world": {**world, "union_pass": False},
+            "data": {"digest": None, "train": None, "test": None},
+            "metric": options.metric,
+            "steps_per_epoch": None,
+            "units": options.units,
+            "budget": None,
+            "per_step": costs_per_step(chosen.compressor, self.layers, chosen.levels, workers),
+            "layers": layer_entries(self.layers),
+        }
+        return cast("Header", header)  # without "schema", which the writer adds
+
     def _prepare_record(self, options: RecordOptions | None, header: Header) -> None:
         self.header = header
         if options is not None and self.world.rank == 0:
@@ -192,14 +219,15 @@ class Job:
 
     # -- state -------------------------------------------------------------------------------
 
-    def _job_state(self) -> JobState:
+    def _job_state(self) -> dict[str, Any]:
+        """The part of a saved state that hooks and local steps have alike."""
         if self.recorder is not None:
             self.recorder.merge_logged()  # into the rows, which are saved next
         return {
             "rows": self.rows,
             "sums": self._norm_sums(),
-            "traffic": [self.past_traffic.floats, self.past_traffic.bytes],
-            "meter": self.world.meter.state_dict(),
+            "traffic": [self.past_traffic.floats, self.past_traffic.bytes],  # of past units
+            "meter": self.world.meter.state_dict(),  # of the unit under way
             "pace": self.schedule.state_dict(),
             "logged": {} if self.recorder is None else self.recorder.state_dict(),
         }

@@ -1,24 +1,53 @@
-"""The header of a job's record: what its user says of the job, and what the job shows by itself."""
+"""The record of a user's own training job, in the trainer's format (``regimes.records``).
+
+Process 0 writes it, a unit at a time. The row of a unit is written at the next unit's first step:
+until then ``log`` still adds to it, so that an evaluation between two units belongs to the first.
+A row that cannot be written (a full disk) stays pending, with one warning: a record must not end
+the user's job.
+"""
 
 from __future__ import annotations
 
+import copy
+import hashlib
+import json
+import math
+import sys
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, NamedTuple, cast
 
-import torch
-from torch import nn
+from torch import Tensor
 
-from regimes import policies
-from regimes.compression.reducer import costs_per_step
-from regimes.ddp.choices import Choice
-from regimes.ddp.optimizer import described
-from regimes.errors import is_whole, require, unexpected
-from regimes.records import OWN, Header, check_reporters, provenance
-from regimes.training.rows import layer_entries
+from regimes.errors import RecordError, is_whole, require, unexpected
+from regimes.records import (
+    OWN,
+    Header,
+    RecordWriter,
+    Row,
+    check_reporters,
+    complete,
+    read_header,
+    read_lines,
+    reporters,
+)
+from regimes.training.reporters import Reporters
 
-if TYPE_CHECKING:
-    from regimes.ddp.job import Job
+LOSSES = ("train_loss", "test_loss")
+SAME = (  # of the configuration, in a job that is continued
+    "name",
+    "seed",
+    "workers",
+    "compressor",
+    "levels",
+    "policy",
+    "signal",
+    "unit_steps",
+    "start_compressing_after",
+)
 
 
 @dataclass(frozen=True)
@@ -65,39 +94,216 @@ def record_options(record: Any) -> RecordOptions | None:
     raise unexpected("record", record, "a folder, or regimes.RecordOptions(folder, ...)")
 
 
-def header(
-    options: RecordOptions, job: Job, chosen: Choice, network: nn.Module, seed: int
-) -> Header:
-    """``run.json`` of a job's record; what is not known is None, or left out."""
-    rule, workers = policies.REGISTRY.table(chosen.policy), job.world.workers
-    optimizer, dtype = job.schedule.optimizer, job.world.meter.dtype
-    config = {
-        "name": options.name or rule["name"],
-        "seed": seed,
-        "epochs": None,  # "units" has them
-        "unit_steps": job.schedule.steps,
-        "workers": workers,
-        "batch_size": options.batch_size,
-        "data": {"name": options.data},
-        "model": {"name": type(getattr(network, "_orig_mod", network)).__name__},
-        "optimizer": (described(optimizer) if optimizer else {"name": None})
-        | {"lr": None, "schedule": None},  # the rates are those of the rows
-        "dtype": "float64" if dtype == torch.float64 else "float32",
-        **chosen.facts(),
-    }
-    world = {"workers": workers, "processes": workers, "device": str(job.world.device)}
-    header = {
-        "written_by": "hook",
-        "config": config,
-        "code": provenance.code(),
-        "machine": provenance.machine(),
-        "world": {**world, "union_pass": False},
-        "data": {"digest": None, "train": None, "test": None},
-        "metric": options.metric,
-        "steps_per_epoch": None,
-        "units": options.units,
-        "budget": None,
-        "per_step": costs_per_step(chosen.compressor, job.layers, chosen.levels, workers),
-        "layers": layer_entries(job.layers),
-    }
-    return cast("Header", header)  # without "schema", which the writer adds
+class PendingRow(NamedTuple):
+    """What ``RecordWriter.epoch`` takes."""
+
+    row: Row
+    seconds: dict[str, float]
+    details: dict[str, Any]
+
+
+class JobRecorder:
+    """The record of one hook or of local steps, on process 0.
+
+    Attributes:
+        header: of the record.
+        writer: None until the first step, and after ``close``.
+        reporters: TensorBoard and others; an exception in one never stops training.
+        pending: rows that are not written yet.
+        restored: the seconds and details of rows that were pending in a loaded state, by unit.
+        row_is_open: ``log`` still adds to the last pending row.
+        closed: the record has ended; later units are not written.
+    """
+
+    def __init__(self, options: RecordOptions, header: Header) -> None:
+        self.options, self.header, self.folder = options, header, Path(options.folder)
+        self.writer: RecordWriter | None = None
+        self.reporters = Reporters(())
+        self.pending: list[PendingRow] = []
+        self.sums: dict[str, float | Tensor] = {}
+        self.counts: dict[str, int] = {}
+        self.restored: dict[int, tuple[dict[str, float], dict[str, Any]]] = {}
+        self.row_is_open = self.warned = self.closed = False
+
+    @property
+    def key(self) -> str:
+        """Names the folder in the store of the process group (``GroupWorld.claim``)."""
+        return hashlib.sha256(str(self.folder.resolve()).encode()).hexdigest()
+
+    # -- start and continue ------------------------------------------------------------------
+
+    def open(self, rows: list[Row], continued: bool) -> None:
+        """Start the record, or continue it after ``rows``.
+
+        Raises:
+            RecordError: the folder cannot be written, or holds a run that is not continued, or of
+                another configuration.
+            ConfigError: a package that a reporter needs is missing.
+        """
+        self.pending = []
+        self.reporters = Reporters(reporters(self.options.reporters, self.folder))
+        exists = (self.folder / "run.json").exists()
+        written = cast("list[Row]", read_lines(self.folder / "epochs.jsonl") if exists else [])
+        if written and not continued:
+            self._check_unfinished(written)
+        if exists and (continued or written):
+            self._check_same()
+            self.writer = RecordWriter.resume(
+                self.folder, min(len(rows), len(written)), workers=self.header["world"]["workers"]
+            )
+            self.writer.amend(units=self.options.units)
+        else:  # also in place of a job that ended before its first unit did
+            self.writer = RecordWriter.create(self.folder, self.header)
+        self.pending = [
+            PendingRow(_checked(row), *self.restored.get(row["epoch"], ({}, {})))
+            for row in rows[len(written) :]
+        ]
+        self.reporters.event_log = self.writer.event
+        self.reporters.start(self.header, written[: len(rows)])
+
+    def _check_unfinished(self, written: list[Row]) -> None:
+        """A job that was killed before its first checkpoint starts again in its folder; the rows of
+        units that are trained again are set aside (``superseded.jsonl``)."""
+        if complete(read_header(self.folder), written):
+            raise RecordError(
+                f"{self.folder} already holds a run: load the state of its hook to continue it, "
+                "or choose another folder"
+            )
+        warnings.warn(
+            f"{self.folder} holds {len(written)} units of a job that did not end, and no state of "
+            "its hook was loaded: training starts again, and these rows are set aside in "
+            "superseded.jsonl",
+            stacklevel=2,
+        )
+
+    def _check_same(self) -> None:
+        old, new = read_header(self.folder), self.header
+        differ = [k for k in SAME if old["config"].get(k) != new["config"].get(k)]
+        differ += ["layers"] * (old["layers"] != new["layers"])
+        if differ:
+            raise RecordError(
+                f"{self.folder} holds a run with another {', '.join(differ)}: continue it as it "
+                "was, or choose another folder"
+            )
+
+    def suspend(self) -> None:
+        """Let go of the files until ``open``, because a loaded state may be an earlier one."""
+        if self.writer is not None:
+            self.writer.close()
+            self.reporters.stop("")
+        self.writer, self.pending, self.row_is_open = None, [], False
+
+    # -- while the job trains ----------------------------------------------------------------
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Add values to the unit under way, or to the open row of the unit before.
+
+        Raises:
+            ConfigError: a value that is no real number.
+        """
+        for name, value in values.items():
+            good = _is_scalar(value) if isinstance(value, Tensor) else isinstance(value, Real)
+            good &= not (isinstance(value, Integral) and abs(int(value)) >= 2**1023)  # no float
+            require(good, f"log: {name}", value, "a number")
+            # A tensor stays on its device: .item() here would wait for the GPU at each step.
+            number = value.detach() if isinstance(value, Tensor) else float(value)
+            self.sums[name] = self.sums.get(name, 0.0) + number
+            self.counts[name] = self.counts.get(name, 0) + 1
+
+    def add(self, row: Row, seconds: dict[str, float], details: dict[str, Any]) -> None:
+        """A unit is over; its row stays open until ``flush``."""
+        self.pending.append(PendingRow(row, seconds, details))
+        self.row_is_open = True
+
+    def flush(self) -> None:
+        """Write pending rows, as the next unit begins or the job ends."""
+        self.merge_logged()
+        was_open, self.row_is_open = self.row_is_open, False
+        while was_open and self.pending and self.writer is not None:
+            try:
+                self.writer.epoch(*self.pending[0])
+            except Exception as error:  # of the disk, or of a row that a user's policy has spoilt
+                if not self.warned:
+                    why = "" if isinstance(error, RecordError) else "a row cannot be written: "
+                    warnings.warn(f"{why}{error}; training goes on, and rows wait", stacklevel=2)
+                self.warned = True
+                return
+            done = self.pending.pop(0)
+            self.reporters.epoch(done.row, done.seconds)
+
+    def merge_logged(self) -> None:
+        """Put the mean of each logged value into the open row; without one, values wait."""
+        if not self.row_is_open or not self.counts:
+            return
+        row: dict[str, Any] = cast("dict[str, Any]", self.pending[-1].row)
+        means = {name: _number(self.sums[name]) / n for name, n in self.counts.items()}
+        self.sums, self.counts = {}, {}
+        logged = {name: x if math.isfinite(x) else None for name, x in means.items()}
+        for name in LOSSES:
+            row[name] = logged.pop(name, row[name])
+        metric = logged.pop(self.options.metric, logged.pop("metric", row["metric"]))
+        row["metric"] = row["test_loss"] if self.options.metric == "loss" else metric
+        row["logged"] |= logged
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was logged since the last unit, and what pending rows have besides the row, which
+        the job's state has; plain types."""
+        return {
+            "sums": {k: _number(v) for k, v in self.sums.items()},
+            "counts": dict(self.counts),
+            "waiting": [
+                {"epoch": row["epoch"], "seconds": dict(seconds), "details": copy.deepcopy(details)}
+                for row, seconds, details in self.pending
+            ],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.sums, self.counts = dict(state.get("sums", {})), dict(state.get("counts", {}))
+        waiting = state.get("waiting", [])
+        self.restored = {row["epoch"]: (row["seconds"], row["details"]) for row in waiting}
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def close(self, units: int, why: str = "") -> None:
+        """End the record after so many units.
+
+        Args:
+            why: the error that has ended the job, if one has.
+        """
+        self.row_is_open |= bool(self.pending)
+        self.flush()
+        writer, self.writer, self.closed = self.writer, None, True
+        if writer is None:
+            return
+        expected = self.options.units
+        if not why and expected is not None and units < expected:
+            why = f"the job ended after {units} of {expected} units"
+        try:
+            if why:
+                writer.event("stopped", why=why)
+            else:
+                writer.amend(units=units)
+                writer.event("end")
+        except RecordError as error:
+            print(f"regimes: {error}", file=sys.stderr)
+        self.reporters.stop(why)
+        writer.close()
+
+
+def _is_scalar(value: Tensor) -> bool:
+    """Whether a tensor holds one real number; on the device "meta" it holds none."""
+    return value.numel() == 1 and not value.is_meta and not value.is_complex()
+
+
+def _number(value: float | Tensor) -> Any:
+    return value.item() if isinstance(value, Tensor) else value
+
+
+def _checked(row: Row) -> Row:
+    """A row out of a hook's state, in the types of JSON; RecordError if it lacks the traffic."""
+    if "floats" not in row:
+        raise RecordError(
+            "the hook's state was saved without a record and by an earlier version, whose rows do "
+            "not say what was sent: choose a new folder and start without that state"
+        )
+    return json.loads(json.dumps(row))

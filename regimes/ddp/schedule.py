@@ -1,31 +1,21 @@
-"""When a unit of a job ends, and the learning rate at which it trained."""
+"""The units of a user's own training: when one ends, at which learning rate and in what time."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
-from typing import Any, Literal, Protocol, runtime_checkable
+from numbers import Integral, Real
+from typing import Any, SupportsFloat
 
 from torch import Tensor, nn
 
-from regimes.ddp.optimizer import described, rates
-from regimes.errors import ConfigError, is_whole, unexpected
+from regimes.collectives.world import World
+from regimes.errors import ConfigError, is_whole, require, unexpected
 
-
-@runtime_checkable
-class HasEpoch(Protocol):
-    """The part of a ``DistributedSampler`` that is used: the epoch that ``set_epoch`` has set."""
-
-    epoch: int
-
-
-@runtime_checkable
-class HasGroups(Protocol):
-    """The part of an optimiser that is used."""
-
-    param_groups: list[dict[str, Any]]
+LEFT_OUT = ("params", "lr")  # of a group's options: the rate is each unit's own
 
 
 @dataclass
@@ -33,19 +23,21 @@ class UnitSchedule:
     """Ends units and reads their learning rates.
 
     Attributes:
-        every: steps of a unit; a sampler, a change of whose epoch ends the unit; or "epoch": the
-            user calls ``epoch_end``.
-        optimizer: its first group's rate is the unit's.
+        every: steps of a unit; a sampler, a change of whose ``epoch`` ends the unit; or "epoch":
+            the user calls ``epoch_end``.
+        optimizer: has ``param_groups``; the rate of the first is the unit's.
         first: the rate at the unit's first step, if there is an optimiser.
         groups: the rates of all parameter groups at that step, if there are several groups.
         epoch: the sampler's epoch when the unit began.
+        lr: the rate of this unit, as the ``epoch_end`` before has named it.
     """
 
-    every: int | HasEpoch | Literal["epoch"] = "epoch"
-    optimizer: HasGroups | None = None
+    every: Any = "epoch"
+    optimizer: Any = None
     first: float | None = None
     groups: list[float | None] | None = None
     epoch: int | None = None
+    lr: float | None = None
 
     @property
     def automatic(self) -> bool:
@@ -61,7 +53,7 @@ class UnitSchedule:
         """Note the rates and the sampler's epoch at the first step of a unit."""
         self.first, all_rates = self.rate(), self.all_rates()
         self.groups = all_rates if len(all_rates) > 1 else None
-        self.epoch = self.every.epoch if isinstance(self.every, HasEpoch) else None
+        self.epoch = getattr(self.every, "epoch", None)
 
     def is_over(self, steps: int) -> bool:
         """Whether a unit of so many steps has ended; asked when the next backward pass begins."""
@@ -92,9 +84,34 @@ class UnitSchedule:
         assert now is not None
         return now if self.first is None else self.first, now
 
+    def named_rates(
+        self, lr: SupportsFloat | None, next_lr: SupportsFloat | None
+    ) -> tuple[float, float]:
+        """As ``rates``, from the arguments of ``epoch_end``.
+
+        Raises:
+            ConfigError: a rate that is no number from zero up, or none at all.
+        """
+        given = lr if lr is not None else self.rate()
+        if given is None:
+            raise ConfigError(
+                "epoch_end: give the learning rate, epoch_end(lr=...), or the optimiser to "
+                "attach(..., optimizer=optimizer)"
+            )
+        now = learning_rate(given, "epoch_end: lr")
+        if next_lr is not None:
+            following = learning_rate(next_lr, "epoch_end: next_lr")
+        else:  # ``now`` is the next epoch's; this epoch's was that of the call before
+            following, before = now, self.first if lr is None else self.lr
+            now = now if before is None else before
+        self.lr = following
+        return now, following
+
     def all_rates(self) -> list[float | None]:
-        """The rates of all parameter groups now; empty without an optimiser."""
-        return [] if self.optimizer is None else rates(self.optimizer)
+        """The rates of all parameter groups now, None for one that is no finite number; empty
+        without an optimiser."""
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        return [_plain(group["lr"]) for group in groups]
 
     def facts(self) -> dict[str, Any]:
         """What must be the same on all processes, in plain types."""
@@ -103,16 +120,54 @@ class UnitSchedule:
         return {"every": unit, "optimizer": known, "lr": self.all_rates()}
 
 
+class StepClock:
+    """The seconds of a unit's steps, from its first bucket on. "communicate" and "compress" are the
+    waits at the end of backward; "compute" is all the rest, the script's own. The clock never waits
+    for a GPU.
+
+    Attributes:
+        seconds: so far, by name.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.seconds = dict.fromkeys(("compute", "compress", "communicate"), 0.0)
+        self.since: float | None = None
+
+    def start(self) -> None:
+        """A step's first bucket is full."""
+        if self.since is None:
+            self.since = time.perf_counter()
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The script waits for the results of a step."""
+        start, before = time.perf_counter(), self.world.seconds
+        yield
+        waited = time.perf_counter() - start
+        # Collectives that overlap with backward cost the script nothing.
+        communicated = min(waited, self.world.seconds - before)
+        self.seconds["communicate"] += communicated
+        self.seconds["compress"] += waited - communicated
+        self.seconds["compute"] -= waited
+
+    def stop(self) -> None:
+        """A step is over."""
+        now = time.perf_counter()
+        self.seconds["compute"] += now - (now if self.since is None else self.since)
+        self.since = now
+
+
 def learning_rate(value: Any, what: str) -> float:
     """A rate as schedulers give it: a number of Python, NumPy or torch, from 0 up.
 
     Raises:
         ConfigError: anything else; ``what`` names it.
     """
-    number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
-    if isinstance(number, Real) and not isinstance(number, bool) and 0 <= float(number) < math.inf:
-        return float(number)
-    raise unexpected(what, value, "a number from zero up")
+    number = _plain(value)
+    good = isinstance(number, int | float) and not isinstance(number, bool) and number >= 0
+    require(good, what, value, "a number from zero up")
+    return float(number)
 
 
 def unit_schedule(every: Any, optimizer: Any, model: nn.Module) -> UnitSchedule:
@@ -123,13 +178,9 @@ def unit_schedule(every: Any, optimizer: Any, model: nn.Module) -> UnitSchedule:
             the model's parameters.
     """
     counted = is_whole(every, 1)
-    if not (counted or every == "epoch" or isinstance(every, HasEpoch)):
-        raise unexpected(
-            "every",
-            every,
-            'a number of steps from 1 up, "epoch" (then call '
-            "epoch_end()), or a sampler with set_epoch()",
-        )
+    if not (counted or every == "epoch" or hasattr(every, "epoch")):
+        calls = '"epoch" (then call epoch_end()), or a sampler with set_epoch()'
+        raise unexpected("every", every, f"a number of steps from 1 up, {calls}")
     if optimizer is None:
         if every != "epoch":
             raise ConfigError(
@@ -137,7 +188,7 @@ def unit_schedule(every: Any, optimizer: Any, model: nn.Module) -> UnitSchedule:
                 "learning rate of each unit from the optimiser: add optimizer=optimizer"
             )
         return UnitSchedule()
-    if not isinstance(optimizer, HasGroups) or not optimizer.param_groups:
+    if not getattr(optimizer, "param_groups", None):
         raise unexpected("optimizer", optimizer, "an optimiser of torch, with param_groups")
     trained = {id(p) for p in model.parameters()}
     if not any(id(p) in trained for group in optimizer.param_groups for p in group["params"]):
@@ -147,3 +198,46 @@ def unit_schedule(every: Any, optimizer: Any, model: nn.Module) -> UnitSchedule:
     schedule = UnitSchedule(every, optimizer)
     schedule.rate()  # refuses a rate that is no number before anything is registered
     return schedule
+
+
+def described(optimizer: Any) -> dict[str, Any]:
+    """The class and hyper-parameters of an optimiser, in plain types.
+
+    Returns:
+        "name"; "options", those that are the same in all parameter groups; and if there are
+        several groups, "groups": the number of ``parameters`` of each, and its other options. An
+        option that is None is left out, because torch then takes its own default; one that is no
+        plain value is None.
+    """
+    groups = [_options(optimizer, group) for group in optimizer.param_groups]
+    shared = {k: v for k, v in groups[0].items() if all(k in g and g[k] == v for g in groups)}
+    result: dict[str, Any] = {"name": type(optimizer).__name__, "options": shared}
+    if len(groups) > 1:
+        result["groups"] = [
+            {"parameters": sum(p.numel() for p in group["params"])}
+            | {key: value for key, value in own.items() if key not in shared}
+            for group, own in zip(optimizer.param_groups, groups, strict=True)
+        ]
+    return result
+
+
+def _options(optimizer: Any, group: Mapping[str, Any]) -> dict[str, Any]:
+    """A group's hyper-parameters: those for which its class has defaults. Schedulers add keys of
+    their own, such as "initial_lr"."""
+    known = getattr(optimizer, "defaults", None) or group
+    names = [name for name in group if name in known and name not in LEFT_OUT]
+    return {name: _plain(group[name]) for name in names if group[name] is not None}
+
+
+def _plain(value: Any) -> Any:
+    """A finite number of Python, a text, or a list of these; None for anything else."""
+    number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+    if isinstance(number, str | bool):
+        return number
+    if isinstance(number, Integral):
+        return int(number)
+    if isinstance(number, Real):
+        return float(number) if math.isfinite(float(number)) else None
+    if isinstance(number, Sequence):
+        return [_plain(one) for one in number]
+    return None

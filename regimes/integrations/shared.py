@@ -79,9 +79,10 @@ class HookSettings:
             units = math.ceil(total / every) if total and math.isfinite(total) else None
             size = about.batch_size or batch_size
             about = replace(about, units=about.units or units, batch_size=size)
+        inner = getattr(optimizer, "optimizer", optimizer)  # in a trainer's wrapper
         return attach(
             ddp_model(model),
-            optimizer=torch_optimizer(optimizer),
+            optimizer=inner if hasattr(inner, "param_groups") else optimizer,
             every=every,
             scaler=scaler,
             record=about,
@@ -114,12 +115,6 @@ def ddp_model(model: nn.Module) -> nn.Module:
         "the trainer has not wrapped the model in DistributedDataParallel, as it does where there "
         "are several processes: start the script with torchrun --nproc-per-node 2 SCRIPT"
     )
-
-
-def torch_optimizer(optimizer: Any) -> Any:
-    """The optimiser of torch inside a trainer's wrapper."""
-    inner = getattr(optimizer, "optimizer", optimizer)
-    return inner if hasattr(inner, "param_groups") else optimizer
 
 
 def save(hook: Hook, folder: str | Path) -> None:

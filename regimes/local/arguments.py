@@ -15,7 +15,7 @@ from regimes.collectives.group import default_group
 from regimes.collectives.requests import Layer
 from regimes.config import DENSE, Level, OuterConfig, from_dict
 from regimes.ddp import choices
-from regimes.ddp.model import check_parameters
+from regimes.ddp.source import check_parameters
 from regimes.errors import ConfigError, is_whole, require, unexpected
 from regimes.policies import Policy, Static, check_levels
 from regimes.policies.controller import Levels

@@ -7,15 +7,15 @@ from dataclasses import asdict, replace
 from torch import nn
 
 from regimes import policies
-from regimes.ddp import record
-from regimes.ddp.backward import StepClock
 from regimes.ddp.job import Job
+from regimes.ddp.record import RecordOptions
+from regimes.ddp.schedule import StepClock
 from regimes.local.arguments import LocalChoice
 from regimes.records import Header
 
 
 def header(
-    options: record.RecordOptions | None,
+    options: RecordOptions | None,
     job: Job,
     chosen: LocalChoice,
     model: nn.Module,
@@ -24,9 +24,9 @@ def header(
     """``run.json``. The record's default name is that of the rule for the period; of the names of
     periods it has those that the rule can choose."""
     rule = policies.REGISTRY.table(chosen.rule)
-    options = options or record.RecordOptions("")
+    options = options or RecordOptions("")
     named = replace(options, name=options.name or rule["name"])
-    result = record.header(named, job, chosen.exchange, model, seed)
+    result = job._header(named, chosen.exchange, model, seed)
     result["config"] |= {
         "sync_policy": rule,
         "sync_levels": {n: p for n, p in chosen.periods.items() if n in chosen.rule.names},

@@ -44,7 +44,8 @@ def report(patience: float = 60.0) -> bool:
     Raises:
         TrainingError: a process does not connect in time, or is lost.
     """
-    from regimes.collectives.processes import connect, pick_device
+    from regimes.collectives.devices import pick_device
+    from regimes.collectives.processes import connect
 
     place, device = launched(), pick_device("auto")
     world = connect(place.count, device, patience)

@@ -9,7 +9,8 @@ from typing import cast
 
 import torch
 
-from regimes.collectives.processes import connect, pick_device
+from regimes.collectives.devices import pick_device
+from regimes.collectives.processes import connect
 from regimes.collectives.world import World
 from regimes.compression import Compressor, compressor
 from regimes.compression.reducer import Reducer, check_order, costs_per_step

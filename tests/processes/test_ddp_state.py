@@ -23,9 +23,8 @@ from regimes.collectives.world import World
 from regimes.compression import compressor
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE
-from regimes.ddp.full_state import residual_of
-from regimes.ddp.layer_match import LayerMatch, several
-from regimes.ddp.model import plain_names
+from regimes.ddp.refit import LayerMatch, residual_of, several
+from regimes.ddp.source import plain_names
 
 LEVELS = dict(cases.Case().levels)
 

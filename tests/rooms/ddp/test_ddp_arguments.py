@@ -91,9 +91,9 @@ def trained(**given: Any) -> regimes.Hook:
 def test_numbers_of_numpy_are_numbers() -> None:
     levels = {"low": np.int64(4), "high": np.int32(1)}
     hook = trained(levels=levels, timeout=np.float32(60), policy="static")
-    assert {type(value) for value in hook.values.values()} == {int}
+    assert {type(value) for value in hook.chosen.levels.values()} == {int}
     percent = trained(compressor="topk", levels={"low": np.float64(50), "high": np.float32(1)})
-    assert percent.values == {"low": 50.0, "high": 1.0}
+    assert percent.chosen.levels == {"low": 50.0, "high": 1.0}
 
 
 def test_a_state_of_other_shapes_or_levels_is_refused() -> None:

@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.futures import Future
 
 import regimes
-from regimes.collectives import group, processes
+from regimes.collectives import devices, group, processes
 from regimes.config import RunConfig
-from regimes.ddp import buckets
+from regimes.ddp import source
 from regimes.errors import ConfigError
 
 ERRORS = {"nccl": dist.DistBackendError("NCCL timeout"), "memory": torch.OutOfMemoryError("full")}
@@ -93,7 +93,7 @@ def chosen(rank: int, gpus: tuple[str | None, ...], meet: str) -> dict[str, Any]
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
             try:
-                world = processes.connect(len(gpus), processes.pick_device("auto"), timeout=20)
+                world = processes.connect(len(gpus), devices.pick_device("auto"), timeout=20)
             except ConfigError as error:
                 return {"refused": str(error)}
         backend = next(call.split()[1] for call in diary.calls if call.startswith("init"))
@@ -110,7 +110,7 @@ def hook(rank: int, case: Case) -> dict[str, Any]:
     own C++ believes in a CPU, so futures are such."""
     plain = cases.trained(rank, case)
     with pretended.gpu(2) as diary, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(buckets, "Future", lambda devices: Future())
+        patch.setattr(source, "Future", lambda devices: Future())
         patch.setattr(dist, "get_backend_config", lambda group: "cuda:gloo")
         found = cases.trained(rank, replace(case, device=f"cuda:{rank}"))
         found["weights"] = {k: v.cpu() for k, v in found["weights"].items()}

@@ -1,0 +1,259 @@
+"""Where a hook's gradients come from, and which group they meet: the only module that knows DDP.
+
+A source of another kind, such as sharded parameters, would have the attributes of ``DDPGradients``
+and call a ``Receiver`` (``ddp.buckets``) in the same order.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Protocol
+from weakref import proxy, ref
+
+import torch
+from torch import Tensor, nn
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from regimes.errors import ConfigError
+
+SAME = (  # attributes of DDP that decide the collectives, or which layers a step leaves alone
+    "bucket_bytes_cap",
+    "find_unused_parameters",
+    "static_graph",
+    "gradient_as_bucket_view",
+)
+WRAP = "wrap it first, model = DistributedDataParallel(model)"
+SHARDED = (
+    "it keeps a part of the parameters on each process and never exchanges whole gradients, which "
+    "the hook compresses: where the model fits on one device, wrap it in DistributedDataParallel"
+)
+NOT_DDP = {  # by the name of a class, so that none is imported
+    "compiled DDP": "attach before compiling, hook = regimes.attach(ddp), then torch.compile(ddp)",
+    "FullyShardedDataParallel": SHARDED,
+    "FSDPModule": SHARDED,
+    "DataParallel": "it is one process with several devices, between which nothing is exchanged "
+    "that could be compressed: start a process per device (torchrun) and use "
+    "DistributedDataParallel",
+    "DeepSpeedEngine": "it exchanges gradients by itself: use DistributedDataParallel",
+    "OptimizedModule": WRAP,
+}
+
+
+class Receiver(Protocol):
+    """What a source calls in each backward pass, in this order and in the thread of backward."""
+
+    def begin(self) -> None:
+        """The first gradients of a step are complete."""
+
+    def add(self, gradients: Mapping[int, Tensor]) -> None:
+        """These gradients are complete, by layer; the aggregated ones will overwrite them."""
+
+    def finish(self) -> None:
+        """Wait until all are overwritten."""
+
+    def settle(self) -> None:
+        """The parameters' ``.grad`` has what will be applied."""
+
+
+class DDPGradients:
+    """The gradients of a DDP model, one for each layer.
+
+    Attributes:
+        parameters: the layers by name, see ``trainable``.
+        device: of all parameters.
+        bucket_bytes: the largest bucket of DDP.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        """
+        Raises:
+            ConfigError: the hook cannot serve the model, or it has a communication hook already.
+        """
+        # Weak: DDP keeps the hook in C++, where the garbage collector sees no cycle. A strong
+        # reference would keep the model, and its process group, for ever.
+        self.model, self._model = proxy(ddp := wrapped(model)), ref(ddp)
+        self.parameters = trainable(ddp)
+        self.index = {parameter: i for i, parameter in enumerate(self.parameters.values())}
+        self.device = next(iter(self.index)).device
+        self.bucket_bytes = ddp.bucket_bytes_cap
+        self.pending: list[tuple[Future[Tensor], Tensor]] = []  # and their buffers
+        self.lock = threading.Lock()
+
+    @property
+    def group(self) -> Any:
+        """The process group over which a gradient is averaged. Not to be stored, see
+        ``collectives.processes``."""
+        return self.model.process_group
+
+    def facts(self) -> dict[str, Any]:
+        """What must be the same on all processes, in plain types."""
+        return {name: getattr(self.model, name) for name in SAME}
+
+    def connect(self, receiver: Receiver) -> None:
+        """Give DDP the hook, which then lives as long as the model: DDP keeps the closure."""
+        self.receiver, receive = receiver, self._receive
+        self.model.register_comm_hook(self._model, lambda state, bucket: receive(bucket))
+
+    def _receive(self, bucket: Any) -> Future[Tensor]:
+        """Take one bucket (``torch.distributed.GradBucket``); its buffer is overwritten with the
+        aggregated gradient, which the future announces."""
+        if bucket.index() == 0:
+            self._begin()
+        gradients = {
+            self.index[p]: in_memory_order(g, p)
+            for g, p in zip(bucket.gradients(), bucket.parameters(), strict=True)
+        }
+        future: Future[Tensor] = Future(
+            devices=[self.device] if self.device.type == "cuda" else None
+        )
+        self.pending.append((future, bucket.buffer()))
+        self.receiver.add(gradients)
+        return future
+
+    def _begin(self) -> None:
+        uneven = self.model._join_config.enable
+        try:
+            # Queued at the first bucket, so before DDP queues its own callback at the last: the
+            # results are complete when DDP copies them to the parameters.
+            after_backward(self._finish)
+        except RuntimeError:  # not within backward: join() replays collectives outside of it
+            uneven = True
+        if uneven:
+            raise ConfigError(
+                "the hook works inside backward() only: uneven inputs (model.join()) are not "
+                "supported, let every process take the same number of steps"
+            )
+        self.receiver.begin()
+        self.pending.clear()  # of a backward pass that has failed
+
+    def _finish(self) -> None:
+        """The end of backward, just before DDP copies the results to the parameters."""
+        self.receiver.finish()
+        after_backward(self.receiver.settle)  # queued after DDP's callback
+
+    def release(self) -> None:
+        """Resolve all futures. In any thread: after an error also in that of backward."""
+        with self.lock:
+            while self.pending:
+                future, buffer = self.pending.pop()
+                future.set_result(buffer)
+
+    def unwritten(self) -> set[int]:
+        """Layers that no process has used: DDP does not write their ``.grad``, unless it is a view
+        of the bucket."""
+        model = self.model
+        if not (model.find_unused_parameters or model.static_graph):
+            return set()
+        used = model.reducer._get_local_used_map().tolist()
+        inside = model.gradient_as_bucket_view
+        return {
+            i for p, i in self.index.items() if not used[i] and not (inside and p.grad is not None)
+        }
+
+
+def after_backward(callback: Callable[[], None]) -> None:
+    """Queue a callback of the autograd engine for the end of backward. Callbacks run in the order
+    in which they were queued; DDP queues its own when the last bucket is full."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def in_memory_order(flat: Tensor, parameter: nn.Parameter) -> Tensor:
+    """A parameter's part of the bucket, ``[*shape]``. It is stored in the parameter's own memory
+    order if that has no gaps; ``bucket.gradients()`` gives it as if it were contiguous."""
+    if parameter.is_contiguous():
+        return flat
+    extent = sum(s * (n - 1) for s, n in zip(parameter.stride(), parameter.shape, strict=True)) + 1
+    if extent != parameter.numel():
+        return flat
+    return flat.as_strided(parameter.shape, parameter.stride(), flat.storage_offset())
+
+
+def wrapped(model: nn.Module) -> DistributedDataParallel:
+    """The model itself, a DDP model without a communication hook.
+
+    Raises:
+        ConfigError: the hook cannot serve it.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        kinds = {kind.__name__ for kind in type(model).__mro__}
+        inner = getattr(model, "_orig_mod", None)
+        if isinstance(inner, DistributedDataParallel):
+            kinds = {"compiled DDP"}
+        advice = next((words for kind, words in NOT_DDP.items() if kind in kinds), WRAP)
+        raise ConfigError(
+            f"attach needs a DistributedDataParallel model, got {_kind(model)}: {advice}"
+        )
+    if getattr(model, "_use_python_reducer", False):
+        raise ConfigError(
+            'torch._dynamo.config.optimize_ddp is "python_reducer", which hands over gradients one '
+            "by one and not in buckets: set it to True before wrapping the model"
+        )
+    hooks = getattr(model, "_comm_hooks", [])
+    # A deep copy of a hooked model lists the original's hook, but its new reducer has none.
+    hooks[:] = [(hook, of) for hook, of in hooks if not isinstance(of, ref) or of() is model]
+    if hooks:
+        raise ConfigError(
+            "this model has a communication hook already: DDP takes one, attach it once, right "
+            "after wrapping the model"
+        )
+    return model
+
+
+def _kind(model: nn.Module) -> str:
+    inner = getattr(model, "_orig_mod", None)
+    if inner is not None:
+        return f"a compiled {type(inner).__name__}"
+    sharded = any(kind.__name__ == "FSDPModule" for kind in type(model).__mro__)
+    return "a model of fully_shard (FSDP2)" if sharded else type(model).__name__
+
+
+def check_parameters(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raise ConfigError unless compressors can handle all these parameters."""
+    if len({p.device for p in parameters.values()}) > 1:
+        raise ConfigError("the model's parameters are on several devices: the hook needs one")
+    for name, parameter in parameters.items():
+        if parameter.dtype not in (torch.float32, torch.float64):
+            raise ConfigError(
+                f"parameter {name!r} is of type {parameter.dtype}: the hook needs float32 or "
+                "float64 parameters, use torch.autocast for half precision"
+            )
+
+
+def trainable(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
+    """The parameters that DDP reduces, by their names in the bare model, compiled or not. A tensor
+    that several modules share appears once.
+
+    Raises:
+        ConfigError: there is none, or compressors cannot handle one.
+    """
+    parameters = {
+        name: p
+        for name, p in model.module.named_parameters()
+        if p.requires_grad and name not in model.parameters_to_ignore
+    }
+    if not parameters:
+        raise ConfigError("the model has no parameter to train: DDP has nothing to reduce")
+    check_parameters(parameters)
+    for name, module in model.module.named_modules():
+        if getattr(module, "sparse", False) is True:
+            raise ConfigError(f"module {name!r} makes sparse gradients: build it with sparse=False")
+    parallel = (nn.DataParallel, DistributedDataParallel)
+    wrappers = {path for path, m in model.module.named_modules() if isinstance(m, parallel)}
+    plain = plain_names(parameters, wrappers)
+    return {plain[name]: parameter for name, parameter in parameters.items()}
+
+
+def plain_names(names: Iterable[str], wrappers: Collection[str] = ()) -> dict[str, str]:
+    """Each name without the parts that wrappers add: "_orig_mod" of torch.compile, and "module"
+    right below a wrapper, whose path is given. Names stay as they are if two would become one."""
+    plain = {}
+    for name in names:
+        parts = name.split(".")
+        plain[name] = ".".join(
+            part
+            for i, part in enumerate(parts)
+            if part != "_orig_mod" and not (part == "module" and ".".join(parts[:i]) in wrappers)
+        )
+    return plain if len({*plain.values()}) == len(plain) else {name: name for name in plain}

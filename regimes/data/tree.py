@@ -16,8 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from regimes.records.archive import Member
-from regimes.records.scratch import scratch_folder
+from regimes.records.archive import Member, scratch_folder
 
 SPLITS = ("train", "test")
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}

@@ -11,8 +11,7 @@ from typing import Any
 
 from regimes.config import RunConfig, current_names, from_dict, read_value, to_dict
 from regimes.errors import ConfigError
-from regimes.records.hooked import hooked
-from regimes.records.schema import Header, Row
+from regimes.records.schema import Header, Row, hooked
 
 SAVING = ("checkpoint_every", "checkpoint_seconds", "reporters", "timeout")
 STORAGE = (*SAVING, "data.path", "data.download", "machine.command", "schema")

@@ -14,7 +14,7 @@ from regimes.errors import RecordError
 from regimes.records.files import opened_to_read
 from regimes.records.hooked import without_defaults
 from regimes.records.kinds import fault
-from regimes.records.schema import SCHEMA, Header, Row, header_fault, rows, rows_fault
+from regimes.records.schema import SCHEMA, Header, Row, header_fault, row_fault, rows
 
 ONE_PER_EPOCH = ("epochs.jsonl", "seconds.jsonl")  # row i is epoch i
 LARGEST_FILE, LONGEST_LINE = 2**31, 2**24  # bytes
@@ -127,6 +127,7 @@ def read_rows(
     fit the header."""
     path = folder / "epochs.jsonl"
     found = cast("list[Row]", read(path))
-    if why := rows_fault(header, found):
-        raise RecordError(f"{path} {why}")
+    for number, row in enumerate(found, start=1):
+        if why := row_fault(header, row):
+            raise RecordError(f"{path} line {number} is damaged: {why}")
     return found

@@ -22,8 +22,6 @@ from pathlib import Path
 from statistics import fmean, stdev
 from urllib.parse import quote
 
-from rich.markup import escape
-
 from regimes.config import RunConfig, override, to_toml
 from regimes.console import stdout
 from regimes.console.tables import Table
@@ -142,11 +140,11 @@ def main(
     Args:
         values: "optimizer.lr=0.1,0.2", one text per field.
     """
-    console = stdout.console(highlight=False)
+    console = stdout.console(highlight=False, markup=False)
 
     def progress(folder: Path, error: str | None) -> None:
         result = f"failed: {error}" if error else "done"
-        stdout.try_print_on(console, escape(f"{folder.relative_to(out)}: {result}"), soft_wrap=True)
+        stdout.try_print(f"{folder.relative_to(out)}: {result}", on=console)
 
     for path in (out / "tune.json", *(_chosen_file(out, cell) for cell in cells)):
         check_output(path)  # now, not after the training
@@ -155,8 +153,8 @@ def main(
         cells, fields, seeds, out, jobs=jobs, halving=halving, budget=budget, progress=progress
     )
     tuned.write(out)
-    stdout.try_print_on(console, tuned.table().drawn())
-    stdout.try_print_on(console, f"{out}/chosen: a configuration for each", markup=False)
+    stdout.try_print(tuned.table().drawn(), on=console)
+    stdout.try_print(f"{out}/chosen: a configuration for each", on=console)
 
 
 def read_values(texts: Sequence[str]) -> dict[str, list[str]]:

@@ -1,5 +1,4 @@
-"""The files of a record as JSON, checked for torn, damaged, oversized and misplaced lines. All
-commands read them here. No torch."""
+"""The files of a record as JSON, checked for torn, damaged, oversized and misplaced lines."""
 
 from __future__ import annotations
 

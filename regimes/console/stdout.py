@@ -94,20 +94,11 @@ def flush() -> None:
 
 
 def exit_code_of(error: OSError) -> int | None:
-    """The exit code if standard output failed, which is then disabled; None for another error.
-
-    The buffer is then still unwritten, and flushing it fails again. Without a buffer
-    (``python -u``) the test is an error of writing that names no file. A closed pipe (``head``) is
-    no message.
-    """
+    """The exit code if standard output failed (an error of writing that names no file), which is
+    then disabled; None for another error. A closed pipe (``head``) is no message."""
     pipe = isinstance(error, BrokenPipeError)
-    if not pipe and getattr(sys.stdout, "write_through", False) and error.filename is None:
-        if error.errno not in WRITE_ERRNOS:
-            return None
-    elif not pipe:
-        with contextlib.suppress(OSError):
-            flush()
-            return None
+    if not pipe and (error.filename is not None or error.errno not in WRITE_ERRNOS):
+        return None
     _disable()
     if pipe:
         return CLOSED_PIPE

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from regimes import inputs
 from regimes.errors import RecordError, RegimesError
-from regimes.records.files import check_output, check_regular, write_atomically
+from regimes.records.files import check_output, check_regular, write_output
 from regimes.records.lines import content
 from regimes.records.reader import Record, find, load
 from regimes.records.selection import select_and_separate
@@ -115,7 +115,7 @@ def pack(folder: str | Path, archive: str | Path) -> int:
     """Write the records under a folder, without checkpoints, to a ``.tar.xz``, of the same bytes
     for the same records; returns how many."""
     folder, runs = Path(folder), find(folder)
-    check_output(Path(archive))
+    check_output(Path(archive))  # now, not after the compression
     if not runs:
         raise RecordError(f"no run in or under {folder}")
     buffer = io.BytesIO()
@@ -128,8 +128,5 @@ def pack(folder: str | Path, archive: str | Path) -> int:
             text, member = content(path), tarfile.TarInfo(path.relative_to(folder).as_posix())
             member.size = len(text)
             tar.addfile(member, io.BytesIO(text))
-    try:
-        write_atomically(Path(archive), buffer.getvalue())
-    except OSError as error:
-        raise RecordError(f"cannot write {archive}: {error.strerror}") from None
+    write_output(Path(archive), buffer.getvalue())
     return len(runs)

@@ -101,9 +101,9 @@ def write_atomically(path: Path, content: bytes) -> None:
 def check_output(path: Path) -> None:
     """Raise RecordError if an output would replace a file of a record, a checkpoint, or a file that
     the command has read."""
-    is_record = path.name in ("run.json", ".lock") or path.suffix == ".jsonl"
-    records = [path.parent] * is_record
-    records += [folder.parent for folder in path.parents if folder.name == "checkpoints"]
+    records = [folder.parent for folder in path.parents if folder.name == "checkpoints"]
+    if path.name in ("run.json", ".lock") or path.suffix == ".jsonl":
+        records.append(path.parent)
     for folder in records:
         if (folder / "run.json").is_file():
             raise RecordError(f"cannot write {path}: it is a file of the record in {folder}")

@@ -42,12 +42,10 @@ def _optimizer(table: dict[str, Any]) -> dict[str, Any]:
 
 def unknown_fields(header: Header) -> list[str]:
     """The fields that a reader looks for and a hook's header lacks; none of a trainer's."""
+    if not hooked(header):
+        return []
     config = header["config"]
-    return [name for name in LOOKED_FOR if _unknown(config, name)] if hooked(header) else []
-
-
-def _unknown(config: dict[str, Any], name: str) -> bool:
-    value: Any = config
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value is None or (name == "data" and value["name"] == OWN)
+    known = {**config, **{f"optimizer.{k}": v for k, v in config["optimizer"].items()}}
+    if config["data"]["name"] == OWN:
+        del known["data"]
+    return [name for name in LOOKED_FOR if known.get(name) is None]

@@ -163,7 +163,7 @@ def test_pack_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="no run in or under"):
         pack(tmp_path, tmp_path / "a.tar.xz")
     make(tmp_path / "run")
-    with pytest.raises(RecordError, match="cannot write .*: File exists"):
+    with pytest.raises(RecordError, match=r"cannot write .*: File exists"):
         pack(tmp_path, tmp_path / "run/run.json/a.tar.xz")
 
 

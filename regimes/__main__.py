@@ -26,8 +26,7 @@ def main() -> None:
         code = _command()
         stdout.flush()
     except OSError as error:
-        if stdout.is_stdout_failure(error):
-            lost = stdout.exit_code_of(error)  # also disables standard output
+        if (lost := stdout.exit_code_of(error)) is not None:
             code = code or lost  # the training's own failure comes first
         elif error.filename is None:
             raise

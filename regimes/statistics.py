@@ -22,8 +22,6 @@ LEAST = 3  # values that an interval needs
 MOST_EXACT = 20  # values up to which all orders of signs are tried
 DIGITS = 9  # in which ties of ranks are equal
 
-# -- means and their differences -------------------------------------------------------------
-
 
 def t_interval(values: Sequence[float]) -> tuple[float, float, float]:
     """Mean and 95 % t interval of the mean; the ends are nan for fewer than ``LEAST`` values: of
@@ -51,9 +49,6 @@ def paired_differences(runs: pd.DataFrame, a: str, b: str, column: str) -> list[
     if wide.empty:
         raise RecordError(f"{a} and {b} have no seed in common: run both with the same seeds")
     return (wide[a] - wide[b]).to_list()
-
-
-# -- tests -----------------------------------------------------------------------------------
 
 
 def alike(values: Sequence[float]) -> bool:
@@ -124,9 +119,6 @@ def holm(values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(known) - place) * p))
         corrected[i] = largest
     return corrected
-
-
-# -- agreement of two detectors --------------------------------------------------------------
 
 
 def jaccard(a: Calls, b: Calls) -> float:

@@ -161,6 +161,6 @@ def start(main: Callable[..., Any], program: str = "", words: Sequence[str] | No
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except OSError as error:
-        if not stdout.is_stdout_failure(error):
+        if (code := stdout.exit_code_of(error)) is None:
             raise
-        sys.exit(stdout.exit_code_of(error))
+        sys.exit(code)

@@ -162,12 +162,11 @@ def doctor(records: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()) -> N
     Args:
         records: runs, folders of runs or archives to check instead of the machine.
     """
-    if records:
-        from regimes.monitor.checkup import check
-
-        sys.exit(0 if check(records) else 2)
     from regimes.collectives.launcher import launched
+    from regimes.monitor import checkup
 
+    if records:
+        sys.exit(0 if checkup.check(records) else 2)
     if launched().count > 1:
         from regimes.monitor import group
 

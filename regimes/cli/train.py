@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -43,9 +42,8 @@ def run(
     """
     from regimes.launch.processes import spawn, train
 
-    config = configuration(preset, set)
-    given: dict[str, Any] = {"seed": seed, "workers": workers}
-    config = replace(config, **{key: value for key, value in given.items() if value is not None})
+    given = (("seed", seed), ("workers", workers))
+    config = configuration(preset, (*set, *(f"{k}={x}" for k, x in given if x is not None)))
     out = out or Path("runs", _stem(preset), f"seed-{config.seed}")
     if (note := sibling_difference(to_dict(config), out)) and not quiet and launched().rank == 0:
         stdout.try_print(f"note: {note}")

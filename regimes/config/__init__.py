@@ -5,6 +5,8 @@ A configuration is a diff from the defaults. A plug-in (compressor, policy, ...)
 torch.
 """
 
+# ruff: noqa: F401 -- the names of the room
+
 from regimes.config.bounds import MOST_EPOCHS, Bounded, Bounds, check_bounds
 from regimes.config.convert import convert, current_names, from_dict, to_dict
 from regimes.config.registry import Registry, offered
@@ -23,33 +25,3 @@ from regimes.config.run import (
     in_windows,
 )
 from regimes.config.toml import load_toml, override, override_table, read_value, to_toml
-
-__all__ = [
-    "DENSE",
-    "MOST_EPOCHS",
-    "Bounded",
-    "Bounds",
-    "Budget",
-    "DataConfig",
-    "Level",
-    "ModelConfig",
-    "OptimizerConfig",
-    "OuterConfig",
-    "PruningConfig",
-    "Registry",
-    "RunConfig",
-    "Signal",
-    "check_bounds",
-    "check_windows",
-    "convert",
-    "current_names",
-    "from_dict",
-    "in_windows",
-    "load_toml",
-    "offered",
-    "override",
-    "override_table",
-    "read_value",
-    "to_dict",
-    "to_toml",
-]

@@ -1,8 +1,7 @@
 """The range of each number of a configuration, declared in its annotation.
 
-``lr: Annotated[float, Bounds(...)]`` says what is allowed; `check_bounds` finds the declarations in
-any dataclass, nested ones included. Reading a configuration checks types only, so that records of
-other versions stay readable; a run checks the bounds before it starts.
+Reading a configuration checks types only, so that records of other versions stay readable; a run
+checks the bounds before it starts.
 """
 
 from __future__ import annotations
@@ -56,8 +55,9 @@ Decay = Annotated[float, Bounds(f"a number from 0 to {LARGEST:g}", low=0, high=L
 Momentum = Annotated[float, Bounds("from 0 up and below 1", low=0, below=1)]
 Share = Annotated[float, Bounds("a share, from 0 to 1", low=0, high=1)]
 InnerShare = Annotated[float, Bounds("a share, above 0 and below 1", above=0, below=1)]
-SECONDS = f"a positive number of seconds up to {LONGEST:g}"
-Timeout = Annotated[float, Bounds(SECONDS, above=0, high=LONGEST)]
+Timeout = Annotated[
+    float, Bounds(f"a positive number of seconds up to {LONGEST:g}", above=0, high=LONGEST)
+]
 
 
 def check_bounds(config: Any, where: str = "") -> None:
@@ -69,9 +69,7 @@ def check_bounds(config: Any, where: str = "") -> None:
     hints = _hints(type(config))
     for field in dataclasses.fields(config):
         name, value, hint = where + field.name, getattr(config, field.name), hints.get(field.name)
-        if hint is Any:
-            continue  # a plug-in, which checks its own fields
-        if dataclasses.is_dataclass(value):
+        if dataclasses.is_dataclass(value) and hint is not Any:  # a plug-in checks its own
             check_bounds(value, f"{name}.")
         elif (bounds := _declared(hint)) is not None:
             for place, shown, number in _numbers(name, value):

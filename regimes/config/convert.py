@@ -8,6 +8,7 @@ import sys
 import types
 import typing
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import date, time
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -18,8 +19,7 @@ T = TypeVar("T")
 
 def to_dict(config: Any) -> dict[str, Any]:
     """A nested dictionary of plain types, without the fields that are ``None``."""
-    plain = dataclasses.asdict(config)
-    return json.loads(json.dumps(without_none(plain)))
+    return json.loads(json.dumps(without_none(dataclasses.asdict(config))))
 
 
 def without_none(value: Any) -> Any:
@@ -52,9 +52,8 @@ def current_names(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     keys, renamed_values = getattr(cls, "RENAMED", {}), getattr(cls, "RENAMED_VALUES", {})
     current = {}
     for key, value in values.items():
-        renamed = renamed_values.get(key, {})
-        hashable = isinstance(value, str | bool)
-        current[keys.get(key, key)] = renamed.get(value, value) if hashable else value
+        renamed = renamed_values.get(key, {}) if isinstance(value, str | bool) else {}
+        current[keys.get(key, key)] = renamed.get(value, value) if renamed else value
     return current
 
 
@@ -72,20 +71,17 @@ def convert(kind: Any, value: Any, where: str) -> Any:
             return value
         raise ConfigError(f"{where} = {value!r}: {nearest(str(value), map(str, args))}")
     if origin is tuple and isinstance(value, list | tuple):
-        if len(args) == 2 and args[1] is Ellipsis:
-            return tuple(convert(args[0], v, f"{where}[{i}]") for i, v in enumerate(value))
-        if len(args) == len(value):
-            pairs = enumerate(zip(args, value, strict=True))
-            return tuple(convert(a, v, f"{where}[{i}]") for i, (a, v) in pairs)
+        kinds = args[:1] * len(value) if args[-1] is Ellipsis else args
+        if len(kinds) == len(value):
+            pairs = enumerate(zip(kinds, value, strict=True))
+            return tuple(convert(k, v, f"{where}[{i}]") for i, (k, v) in pairs)
     if origin is dict and isinstance(value, Mapping):
         return {str(k): convert(args[1], v, f"{where}.{k}") for k, v in value.items()}
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         if not abs(value) <= sys.float_info.max:  # JSON, and so a record, has neither nan nor inf
             raise unexpected(where, value, "a finite number")
         return float(value) if isinstance(value, int) else value
-    if (
-        kind is int and isinstance(value, int) and abs(value) >= 2**63
-    ):  # the range of a tensor of integers
+    if kind is int and isinstance(value, int) and abs(value) >= 2**63:  # of a tensor of integers
         raise unexpected(where, value, "a whole number of at most 63 bits")
     matches = isinstance(kind, type) and isinstance(value, kind)
     if matches and (kind is bool or not isinstance(value, bool)):  # True is an int of Python
@@ -107,12 +103,9 @@ def _convert_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
     types = [k for k in kinds if k is not type(None)]
     if len(types) == 1 and value is not None:
         return convert(types[0], value, where)  # for its more exact error
-    exact = [k for k in kinds if isinstance(k, type) and type(value) is k]
-    for kind in (*exact, *kinds):
-        try:
+    for kind in sorted(kinds, key=lambda kind: type(value) is not kind):  # the exact type first
+        with suppress(ConfigError):
             return convert(kind, value, where)
-        except ConfigError:
-            continue
     raise unexpected(where, value, " or ".join(map(_describe, types)))
 
 

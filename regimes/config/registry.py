@@ -82,27 +82,24 @@ class Registry(dict[str, Any]):
         """`load` a class whose fields are the keys of a table; ConfigError for any other object."""
         cls = self.load(name)
         if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
-            target = self.get(name, name)
-            raise ConfigError(
-                f"the {self.kind} {target!r} is no dataclass: see the contract it must keep"
-            )
+            what = f"the {self.kind} {self.get(name, name)!r} is no dataclass"
+            raise ConfigError(f"{what}: see the contract it must keep")
         return cls
 
     def table(self, plug_in: Any) -> dict[str, Any]:
         """The inverse of `make`, in plain types: the name of a class, or ``package.module:Class``,
         with its fields; for a class that is no dataclass, with its public attributes."""
         kind = type(plug_in)
-        own = f"{kind.__module__}:{kind.__qualname__}"
         last = f":{kind.__name__}"
         names = (n for n, t in self.items() if str(t).endswith(last) and self.load(n) is kind)
         if dataclasses.is_dataclass(plug_in):
-            fields = dataclasses.fields(plug_in)
-            values = {f.name: getattr(plug_in, f.name) for f in fields if f.init}
+            fields = [field.name for field in dataclasses.fields(plug_in) if field.init]
         else:
-            attributes = getattr(plug_in, "__dict__", {})
-            values = {key: value for key, value in attributes.items() if not key.startswith("_")}
+            fields = [key for key in getattr(plug_in, "__dict__", {}) if not key.startswith("_")]
+        values = {name: getattr(plug_in, name) for name in fields}
         plain = _plain(without_none(values))
-        return {"name": next(names, own), **{k: v for k, v in plain.items() if k != "name"}}
+        plain.pop("name", None)
+        return {"name": next(names, f"{kind.__module__}:{kind.__qualname__}"), **plain}
 
     def make(self, table: Mapping[str, Any], where: str | None = None) -> Any:
         """The plug-in that a configuration table names.

@@ -6,7 +6,7 @@ import dataclasses
 import re
 import tomllib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def override_table(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     Raises:
         ConfigError: an unknown key, a wrong type.
     """
-    return _with(config, list(_leaves(changes)))
+    return _with(config, _leaves(changes))
 
 
 def _leaves(table: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
@@ -72,7 +72,7 @@ def _leaves(table: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, An
             yield path, None if value == "none" else value
 
 
-def _with(config: RunConfig, pairs: Sequence[tuple[str, Any]]) -> RunConfig:
+def _with(config: RunConfig, pairs: Iterable[tuple[str, Any]]) -> RunConfig:
     plain: dict[str, Any] = dataclasses.asdict(config)
     for path, value in pairs:
         place = path if "." in path else _present_name(path)
@@ -86,12 +86,10 @@ def _put(plain: dict[str, Any], path: str, value: Any) -> None:
     in_plug_in = bool(parents) and parents[0] in PLUG_INS
     table = plain
     for parent in parents:
-        if table is plain["instruments"]:
-            table.setdefault(parent, {})  # naming an instrument's field switches it on
         if table is plain and parent in OPTIONAL and table[parent] is None:
             table[parent] = {}
-        if in_plug_in and table is not plain:
-            table.setdefault(parent, {})  # the plug-in's class checks its fields later
+        elif table is plain["instruments"] or (in_plug_in and table is not plain):
+            table.setdefault(parent, {})  # switches the instrument on; its class checks the field
         if not isinstance(table.get(parent), dict):
             raise ConfigError(f"unknown key {path!r}: {nearest(parent, table)}")
         table = table[parent]
@@ -105,10 +103,10 @@ def _put(plain: dict[str, Any], path: str, value: Any) -> None:
 
 def _present_name(key: str) -> str:
     """The present name of a key; warns if it has changed."""
-    renamed = RunConfig.RENAMED
-    if key in renamed:
-        warnings.warn(f"{key} is called {renamed[key]} now", FutureWarning, stacklevel=3)
-    return renamed.get(key, key)
+    present = RunConfig.RENAMED.get(key, key)
+    if present != key:
+        warnings.warn(f"{key} is called {present} now", FutureWarning, stacklevel=3)
+    return present
 
 
 def read_value(text: str) -> Any:

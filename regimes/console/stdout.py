@@ -1,8 +1,7 @@
 """Standard output that may be a terminal, a file, a closed pipe, a full disk, or missing.
 
 A command that only prints ends when its output cannot be written. A training goes on without
-output (`try_print`, `try_print_on`), because its result is the record. No torch; rich is imported
-late.
+output (`try_print`), because its result is the record. Rich is imported late.
 """
 
 from __future__ import annotations
@@ -67,27 +66,21 @@ def console(**options: Any) -> Console:
     return RaisingConsole(**options)
 
 
-def try_print(text: str) -> None:
+def try_print(*objects: Any, on: Console | None = None) -> None:
     """Print; a failure disables standard output in place of ending the training."""
     try:
-        print(text, flush=True)
+        if on:
+            on.print(*objects, soft_wrap=all(isinstance(x, str) for x in objects))
+        else:
+            print(*objects, flush=True)
     except PRINT_ERRORS as error:
-        disable_stdout(error)
-
-
-def try_print_on(screen: Console, *objects: Any, **options: Any) -> None:
-    """`try_print` on a console."""
-    try:
-        screen.print(*objects, **options)
-    except PRINT_ERRORS as error:
-        disable_stdout(error)
-
-
-def disable_stdout(error: Exception | None = None) -> None:
-    """Redirect standard output to the null device, its unwritten buffer included."""
-    if error is not None:
         with contextlib.suppress(*PRINT_ERRORS):
             log.warning("standard output cannot be written and is silent from now on: %s", error)
+        _disable()
+
+
+def _disable() -> None:
+    """Redirect standard output to the null device, its unwritten buffer included."""
     with contextlib.suppress(*PRINT_ERRORS, AttributeError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())
@@ -100,27 +93,14 @@ def flush() -> None:
         sys.stdout.flush()
 
 
-def is_stdout_failure(error: OSError) -> bool:
-    """Did the error come from standard output?
-
-    Its buffer is then still unwritten, and flushing it fails again. Without a buffer
-    (``python -u``) the test is an error of writing that names no file.
-    """
-    if isinstance(error, BrokenPipeError):
-        return True
-    if getattr(sys.stdout, "write_through", False) and error.filename is None:
-        return error.errno in WRITE_ERRNOS
-    try:
-        flush()
-    except OSError:
-        return True
-    return False
-
-
-def exit_code_of(error: OSError) -> int:
-    """Disable standard output and return the exit code; no message for a closed pipe (``head``)."""
-    disable_stdout()
-    if isinstance(error, BrokenPipeError):
+def exit_code_of(error: OSError) -> int | None:
+    """The exit code if standard output failed (an error of writing that names no file), which is
+    then disabled; None for another error. A closed pipe (``head``) is no message."""
+    pipe = isinstance(error, BrokenPipeError)
+    if not pipe and (error.filename is not None or error.errno not in WRITE_ERRNOS):
+        return None
+    _disable()
+    if pipe:
         return CLOSED_PIPE
     print(f"error: cannot write to standard output: {error.strerror}", file=sys.stderr)
     return 2

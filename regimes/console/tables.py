@@ -1,4 +1,4 @@
-"""One table, for a terminal, for Markdown and for a page of HTML. No torch; rich imported late."""
+"""One table, for a terminal, for Markdown and for a page of HTML."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ class Table:
     def _longest_word(self, column: int, most: int) -> int:
         """Letters of the longest word of a column that has at most ``most`` letters."""
         texts = (row[column] for row in self.rows if isinstance(row[column], str))
-        words = (len(word) for text in texts for word in text.split())
-        return max((length for length in words if length <= most), default=0)
+        return max((len(x) for text in texts for x in text.split() if len(x) <= most), default=0)
 
     def drawn(self, least: int | None = None, word: int = 0, **options: Any) -> Drawn:
         """For a terminal: words wrap, numbers do not. No text is read as markup.
@@ -54,31 +53,23 @@ class Table:
         from rich.table import Table as Drawn
         from rich.text import Text
 
-        plain = {
-            "box": None,
-            "header_style": "bold",
-            "pad_edge": False,
-            "title_justify": "left",
-            "caption_justify": "left",
-        }
-        shown = Drawn(
-            title=Text(escape_control(self.title)) if self.title else None,
-            caption=Text(escape_control(self.note)) if self.note else None,
-            **{**plain, **options},
-        )
+        def text(cell: Any) -> Any:
+            return Text(escape_control(cell)) if isinstance(cell, str) else cell
+
+        shown = Drawn(**{"box": None, "header_style": "bold", "pad_edge": False, **options})
+        shown.title, shown.caption = text(self.title) or None, text(self.note) or None
+        shown.title_justify = shown.caption_justify = "left"
         for i, (head, words) in enumerate(zip(self.heads, self._words(), strict=True)):
             width = max(least or 0, self._longest_word(i, word) if words else 0)
             shown.add_column(
-                Text(escape_control(head)),
+                text(head),
                 justify="left" if words else "right",
                 no_wrap=not words,
                 overflow="fold",
                 min_width=width or None,
             )
         for row in self.rows:
-            shown.add_row(
-                *(Text(escape_control(cell)) if isinstance(cell, str) else cell for cell in row)
-            )
+            shown.add_row(*map(text, row))
         return shown
 
     def markdown(self) -> str:

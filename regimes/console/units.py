@@ -14,9 +14,8 @@ def human(count: float | int, unit: str = "") -> str:
     for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if count >= 0.9995 * factor:
             scaled = count / factor
-            return (
-                f"{scaled:.{2 if scaled < 9.995 else 1 if scaled < 99.95 else 0}f} {prefix}{unit}"
-            )
+            digits = 2 if scaled < 9.995 else 1 if scaled < 99.95 else 0
+            return f"{scaled:.{digits}f} {prefix}{unit}"
     return f"{count:.0f} {unit}".rstrip()
 
 

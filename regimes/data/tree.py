@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from regimes.errors import DataError
-from regimes.records.archive import Member
-from regimes.records.scratch import scratch_folder
+from regimes.records.archive import Member, scratch_folder
 
 SPLITS = ("train", "test")
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}

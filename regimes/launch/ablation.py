@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.markup import escape
 
 from regimes.collectives.launcher import launched
 from regimes.config import to_dict
@@ -32,16 +32,15 @@ def main(
     Args:
         executor, options: see ``cluster.submit``; None: ``jobs`` processes of this machine.
     """
-    console = stdout.console(quiet=launched().rank > 0, highlight=False)
+    console = stdout.console(quiet=launched().rank > 0, highlight=False, markup=False)
+    show = functools.partial(stdout.try_print, on=console)
     cells = sweep.cells(grid, seeds, out)
     todo = [cell for cell in cells if not sweep.done(*cell)]
-    stdout.try_print_on(
-        console, f"{len(cells)} runs in {out}, {len(cells) - len(todo)} already finished"
-    )
+    show(f"{len(cells)} runs in {out}, {len(cells) - len(todo)} already finished")
     for folder, config in {cell[0].parent: cell for cell in todo}.values():
         if note := sibling_difference(to_dict(config), folder):
-            stdout.try_print_on(console, f"note: {note}", markup=False)
-    progress = Progress(console, out, len(todo))
+            show(f"note: {note}")
+    progress = _progress(show, out, len(todo))
     if executor is None:
         failures = sweep.ablate(todo, jobs, progress)
     else:
@@ -58,29 +57,27 @@ def main(
         "floats: the paper's count; bytes: sent by each worker"
     )
     columns = ("n", "metric", "floats", "of_base", "bytes", "seconds")
-    stdout.try_print_on(console, summary.table(columns, note).drawn())
+    show(summary.table(columns, note).drawn())
     if differences := between(runs):
-        stdout.try_print_on(console, "", differences.drawn())
+        show("", differences.drawn())
     for sentence in notes(runs):
-        stdout.try_print_on(console, f"note: {sentence}", markup=False)
+        show(f"note: {sentence}")
 
 
-class Progress:
-    """Prints the result of each run as it ends, and the time left for the others."""
+def _progress(show: Callable[[str], None], out: Path, runs: int) -> sweep.Progress:
+    """Shows the result of each run as it ends, and the time left for the others."""
+    start, counter = time.monotonic(), itertools.count(1)
 
-    def __init__(self, console: Console, out: Path, runs: int) -> None:
-        self.console, self.out, self.runs = console, out, runs
-        self.start, self.ended = time.monotonic(), 0
-
-    def __call__(self, folder: Path, error: str | None) -> None:
-        self.ended += 1
-        left = (time.monotonic() - self.start) / self.ended * (self.runs - self.ended)
+    def progress(folder: Path, error: str | None) -> None:
+        ended = next(counter)
+        left = (time.monotonic() - start) / ended * (runs - ended)
         if error:
             result = f"failed: {error}"
         else:
             record = load(folder)
             name, value = metric_text(record.header, record.epochs["metric"].iloc[-1])
             result = f"{name} {value}  {record.epochs['floats'].sum() / 1e6:.3f} M floats"
-        place = f"[{self.ended}/{self.runs}] {folder.relative_to(self.out)}"
-        line = escape(f"{place}: {result}, {left / 60:.1f} min left")
-        stdout.try_print_on(self.console, line, soft_wrap=True)
+        place = f"[{ended}/{runs}] {folder.relative_to(out)}"
+        show(f"{place}: {result}, {left / 60:.1f} min left")
+
+    return progress

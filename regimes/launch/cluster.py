@@ -49,18 +49,16 @@ def _executor(out: Path, executor: str, options: dict[str, Any]) -> Any:
     """submitit's executor, with its files in ``OUT/jobs``; ConfigError if it cannot be used."""
     try:
         import submitit
-    except ImportError:
-        raise ConfigError(
-            "--executor needs submitit: pip install submitit, or leave it out to run here"
-        ) from None
-    try:
+
         pool = submitit.AutoExecutor(folder=out / "jobs", cluster=executor)
         pool.update_parameters(name="regimes", **options)
         return pool
+    except ImportError:
+        how = "pip install submitit, or leave it out to run here"
+        raise ConfigError(f"--executor needs submitit: {how}") from None
     except (RuntimeError, NameError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"--executor {executor} cannot be used: {str(error).splitlines()[0]}"
-        ) from None
+        why = str(error).splitlines()[0]
+        raise ConfigError(f"--executor {executor} cannot be used: {why}") from None
 
 
 def _end_local(jobs: Mapping[Any, Path], grace: float) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
-import sys
 from collections.abc import Iterable
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -32,7 +31,7 @@ def visible() -> list[str]:
 
 def _driver() -> bool:
     try:
-        return bool(ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"))
+        return bool(ctypes.CDLL("libcuda.so.1"))
     except OSError:
         return False
 

@@ -114,10 +114,9 @@ def _wait(group: list[subprocess.Popen]) -> int | None:
     """Wait until all have succeeded (None) or one has failed (its index)."""
     while True:
         codes = [process.poll() for process in group]
-        for rank, code in enumerate(codes):
-            if code:
-                return rank
-        if all(code == 0 for code in codes):
+        if any(codes):
+            return next(rank for rank, code in enumerate(codes) if code)
+        if None not in codes:
             return None
         time.sleep(0.05)
 
@@ -142,9 +141,9 @@ def _failure(group: list[subprocess.Popen], first: int, logs: list[Path]) -> Reg
             f"process {first} of {len(group)} was killed by {name}; the others were stopped, the "
             "record is intact: continue with --resume"
         )
-    texts = [log.read_text().strip() for log in logs]
+    texts = [text for log in logs if (text := log.read_text().strip())] or ["no message"]
     # "lost contact" is how the other processes fail once the first is gone.
-    causes = [t for t in texts if t and "lost contact" not in t] or [t for t in texts if t]
-    error = TrainingError((causes or ["no message"])[0].removeprefix("error: "))
+    cause = next((text for text in texts if "lost contact" not in text), texts[0])
+    error = TrainingError(cause.removeprefix("error: "))
     error.exit_code = code
     return error

@@ -13,25 +13,117 @@ same command continues after a stop.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean, stdev
 from urllib.parse import quote
 
-from rich.markup import escape
-
-from regimes.config import RunConfig, override
+from regimes.config import RunConfig, override, to_toml
 from regimes.console import stdout
-from regimes.errors import ConfigError, is_whole, require
+from regimes.console.tables import Table
+from regimes.errors import ConfigError, RecordError, is_whole, require
 from regimes.launch import sweep
 from regimes.launch.sweep import Cell, Progress
-from regimes.launch.trials import Trial, Tuned, chosen_file, ranked, read_scores, write
+from regimes.plotting.metrics import named
 from regimes.presets.families import shortened
-from regimes.records import check_output
+from regimes.records import check_output, load, write_output
 
+LAST = 3  # units whose mean counts
 Runner = Callable[[list[Cell], int, Progress], object]  # as `sweep.ablate`
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One combination of values.
+
+    Attributes:
+        label: its settings, "optimizer.lr=0.1 levels.high=2"; "as it is" without any.
+        config: the cell with them, for the whole run.
+        scores: the validation metric by seed, of its last round; empty if it was not trained or
+            a run failed.
+        share: of the epochs it was trained for.
+        failed: the error of a failed run.
+    """
+
+    label: str
+    config: RunConfig
+    scores: tuple[float, ...] = ()
+    share: float = 0.0
+    failed: str = ""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """All trials, by cell in the order of the values; the metric and seeds that chose."""
+
+    metric: str
+    trials: dict[str, list[Trial]]
+    seeds: tuple[int, ...]
+
+    @property
+    def chosen(self) -> dict[str, Trial]:
+        """The best trial of each cell."""
+        return {cell: ranked(trials, self.metric)[0] for cell, trials in self.trials.items()}
+
+    def table(self) -> Table:
+        """One row per trial, with the chosen ones marked."""
+        chosen, factor = self.chosen, 100 if self.metric == "accuracy" else 1
+        rows = [
+            (
+                cell,
+                t.label,
+                f"{t.share:.2g}",
+                str(len(t.scores)),
+                _spell([factor * score for score in t.scores]) or t.failed,
+                "chosen" if t is chosen[cell] else "",
+            )
+            for cell, trials in self.trials.items()
+            for t in trials
+        ]
+        unit = " %" if self.metric == "accuracy" else ""
+        heads = ("schedule", "values", "of the run", "n", f"validation {self.metric}{unit}", "")
+        note = (
+            f"mean ± sd over seeds {', '.join(map(str, self.seeds))} of the last {LAST} units; the "
+            "result needs other seeds"
+        )
+        return Table(heads, rows, note, texts=2)
+
+    def write(self, out: Path) -> None:
+        """``tune.json`` with every trial, and ``chosen/<cell>.toml``. RecordError if all trials of
+        a cell failed, or a file cannot be written."""
+        rows = [
+            {"schedule": cell, "values": t.label}
+            | {"share": t.share, "scores": t.scores, "failed": t.failed}
+            for cell, trials in self.trials.items()
+            for t in trials
+        ]
+        labels = {cell: trial.label for cell, trial in self.chosen.items()}
+        summary = {"metric": self.metric, "seeds": self.seeds, "trials": rows, "chosen": labels}
+        write_output(out / "tune.json", json.dumps(summary, indent=1) + "\n")
+        for cell, trial in self.chosen.items():
+            if not trial.scores:
+                raise RecordError(f"every trial of {cell} failed: {trial.failed}")
+            config = replace(trial.config, seed=max(self.seeds) + 1, tuned_on=self.seeds)
+            write_output(_chosen_file(out, cell), to_toml(config))
+
+
+def _chosen_file(out: Path, cell: str) -> Path:
+    return out / "chosen" / f"{cell}.toml"
+
+
+def _spell(scores: Sequence[float]) -> str:
+    spread = f" ± {stdev(scores):.3g}" if len(scores) > 1 else ""
+    return f"{fmean(scores):.4g}{spread}" if scores else ""
+
+
+def ranked(trials: Sequence[Trial], metric: str) -> list[Trial]:
+    """The longest trained first, then the best; failed ones last."""
+    sign = 1 if named(metric).lower else -1
+    return sorted(trials, key=lambda t: (not t.scores, -t.share, sign * fmean(t.scores or [0])))
 
 
 def main(
@@ -48,21 +140,21 @@ def main(
     Args:
         values: "optimizer.lr=0.1,0.2", one text per field.
     """
-    console = stdout.console(highlight=False)
+    console = stdout.console(highlight=False, markup=False)
 
     def progress(folder: Path, error: str | None) -> None:
         result = f"failed: {error}" if error else "done"
-        stdout.try_print_on(console, escape(f"{folder.relative_to(out)}: {result}"), soft_wrap=True)
+        stdout.try_print(f"{folder.relative_to(out)}: {result}", on=console)
 
-    for path in (out / "tune.json", *(chosen_file(out, cell) for cell in cells)):
+    for path in (out / "tune.json", *(_chosen_file(out, cell) for cell in cells)):
         check_output(path)  # now, not after the training
     fields = read_values(values)
     tuned = tune(
         cells, fields, seeds, out, jobs=jobs, halving=halving, budget=budget, progress=progress
     )
-    write(tuned, out)
-    stdout.try_print_on(console, tuned.table().drawn())
-    stdout.try_print_on(console, f"{out}/chosen: a configuration for each", markup=False)
+    tuned.write(out)
+    stdout.try_print(tuned.table().drawn(), on=console)
+    stdout.try_print(f"{out}/chosen: a configuration for each", on=console)
 
 
 def read_values(texts: Sequence[str]) -> dict[str, list[str]]:
@@ -108,18 +200,21 @@ def tune(
         ConfigError: no validation data, an unknown field, a budget that is too small or no
             number, a halving below 2.
     """
-    good = halving is None or is_whole(halving, 2)
-    require(good, "--halving", halving, "a whole number from 2 up")
-    good = budget is None or (budget > 0 and math.isfinite(budget))
-    require(good, "--budget", budget, "a number of epochs above 0")
+    fits = halving is None or is_whole(halving, 2)
+    require(fits, "--halving", halving, "a whole number from 2 up")
+    fits = budget is None or (budget > 0 and math.isfinite(budget))
+    require(fits, "--budget", budget, "a number of epochs above 0")
     tried = {cell: _trials(config, values) for cell, config in cells.items()}
-    shares = _shares(max(map(len, tried.values())), halving)
-    _check(cells, seeds, budget, _price(tried, shares, halving, len(seeds)))
+    rounds = _rounds(math.prod(map(len, values.values())), halving)
+    _check(tried, rounds, seeds, budget)
     metric = ""
-    for number, share in enumerate(shares):
-        going = {cell: _survivors(ts, number, halving, metric) for cell, ts in tried.items()}
+    for number, (share, count) in enumerate(rounds):
+        going = tried
+        if number:
+            good = {cell: [t for t in ranked(ts, metric) if t.scores] for cell, ts in tried.items()}
+            going = {cell: trials[:count] for cell, trials in good.items()}
         place = out if share == 1 else out / f"round-{number}"
-        metric, ran = _round(going, seeds, place, jobs, share, progress, run)
+        metric, ran = _round(going, seeds, place, jobs, share, progress, run or sweep.ablate)
         tried = {cell: [ran.get((cell, t.label), t) for t in ts] for cell, ts in tried.items()}
     return Tuned(metric, tried, tuple(seeds))
 
@@ -136,50 +231,34 @@ def _trials(config: RunConfig, values: Mapping[str, Sequence[str]]) -> list[Tria
     return trials
 
 
-def _shares(trials: int, halving: int | None) -> list[float]:
-    """The share of the epochs in each round."""
+def _rounds(trials: int, halving: int | None) -> list[tuple[float, int]]:
+    """Of each round: the share of the epochs, and how many trials of each cell."""
     if halving is None:
-        return [1.0]
-    rounds = math.ceil(math.log(max(trials, 1), halving) - 1e-9)
-    return [float(halving) ** (i - rounds) for i in range(rounds + 1)]
-
-
-def _left(trials: int, number: int, halving: int | None) -> int:
-    """How many trials of a cell are in a round."""
-    return max(1, math.ceil(trials / (halving or 1) ** number))
-
-
-def _survivors(trials: list[Trial], number: int, halving: int | None, metric: str) -> list[Trial]:
-    if number == 0:
-        return trials
-    good = [trial for trial in ranked(trials, metric) if trial.scores]
-    return good[: _left(len(trials), number, halving)]
-
-
-def _price(
-    tried: Mapping[str, list[Trial]], shares: Sequence[float], halving: int | None, seeds: int
-) -> float:
-    """The most epochs of training, all rounds and runs together: the longest trials continue."""
-    longest = [sorted((t.config.epochs for t in ts), reverse=True) for ts in tried.values()]
-    return seeds * sum(
-        share * sum(epochs[: _left(len(epochs), number, halving)])
-        for epochs in longest
-        for number, share in enumerate(shares)
-    )
+        return [(1.0, trials)]
+    last = math.ceil(math.log(trials, halving) - 1e-9)
+    return [
+        (float(halving) ** (number - last), math.ceil(trials / halving**number))
+        for number in range(last + 1)
+    ]
 
 
 def _check(
-    cells: Mapping[str, RunConfig], seeds: Sequence[int], budget: float | None, price: float
+    tried: Mapping[str, Sequence[Trial]],
+    rounds: Sequence[tuple[float, int]],
+    seeds: Sequence[int],
+    budget: float | None,
 ) -> None:
     """Raise ConfigError before any run."""
-    for cell, config in cells.items():
-        if not config.data.validation_size:
+    for cell, trials in tried.items():
+        if not trials[0].config.data.validation_size:
             raise ConfigError(
                 f"{cell} has no validation data, which choose in place of the test set: set "
                 "data.validation_size"
             )
     if not seeds:
         raise ConfigError("tune needs a seed or more")
+    longest = [sorted((t.config.epochs for t in ts), reverse=True) for ts in tried.values()]
+    price = len(seeds) * sum(share * sum(e[:count]) for e in longest for share, count in rounds)
     if budget is not None and price > budget:
         raise ConfigError(
             f"the trials need {price:.0f} epochs of training, the budget is {budget:g}: give fewer "
@@ -194,7 +273,7 @@ def _round(
     jobs: int,
     share: float,
     progress: Progress,
-    run: Runner | None,
+    run: Runner,
 ) -> tuple[str, dict[tuple[str, str], Trial]]:
     """Train one round: (the metric, the trials with their scores by cell and label)."""
     runs = {
@@ -206,7 +285,6 @@ def _round(
         for trial in trials
         for seed in seeds
     }
-    todo = [cell for cell in runs.values() if not sweep.done(*cell)]
     failures: dict[Path, str] = {}
 
     def ended(folder: Path, error: str | None) -> None:
@@ -214,7 +292,7 @@ def _round(
             failures[folder] = error
         progress(folder, error)
 
-    (run or sweep.ablate)(todo, jobs, ended)
+    run([cell for cell in runs.values() if not sweep.done(*cell)], jobs, ended)
     metric, scored = "", {}
     for cell, trials in going.items():
         for trial in trials:
@@ -225,3 +303,10 @@ def _round(
                 metric, scores = read_scores(folders)
             scored[cell, trial.label] = replace(trial, scores=scores, share=share, failed=failed)
     return metric, scored
+
+
+def read_scores(folders: Sequence[Path]) -> tuple[str, tuple[float, ...]]:
+    """(the metric, each run's mean over its last units on validation data)."""
+    records = [load(folder) for folder in folders]
+    means = (record.epochs["validation_metric"].tail(LAST).mean() for record in records)
+    return records[0].header["metric"], tuple(map(float, means))

@@ -11,7 +11,7 @@ from regimes.errors import RecordError
 from regimes.plotting.groups import Groups, measured, tested_by
 from regimes.plotting.metrics import METRICS, Metric
 from regimes.records import Record
-from regimes.records.frames import logged
+from regimes.records.reader import logged
 from regimes.replay.replay import TRAINING as CLOCK
 from regimes.statistics import t_interval
 

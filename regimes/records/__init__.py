@@ -1,25 +1,12 @@
 """The record: what a run leaves on disk, enough to redraw every figure and replay every policy.
 
-A run is a folder:
+``docs/how-to/record.md`` lists the files of a record. A crash at any byte leaves it readable: a
+torn last line is ignored, and ``seconds.jsonl`` or ``instruments.jsonl`` may be one epoch ahead.
+Lines that are doubled, missing, out of order or not as `schema` allows are damage, which every
+reader reports. No torch.
 
-- ``run.json``: schema, resolved configuration, code version, machine, the layer table.
-- ``epochs.jsonl``: one line per epoch, append-only: row i is epoch i. Nothing in it depends on a
-  clock: the same configuration and code give the same bytes, interrupted or not.
-- ``seconds.jsonl``: per epoch, where the time went. A crash may leave it one epoch ahead.
-- ``instruments.jsonl``: measurements beyond the statistics of ``epochs.jsonl``, at most one line
-  per epoch and instrument, in the order of epochs. A crash may leave it ahead as well.
-- ``events.jsonl``: starts, resumes, ends, and why a run stopped.
-- ``superseded.jsonl``: lines that a resume from an earlier checkpoint trained again. A killed
-  resume may have copied a line twice.
-- ``chain.jsonl``: digests of all of these, by which an edit is noticed; see `chain`.
-
-A crash at any byte leaves a readable record: a torn last line is ignored. Lines that are doubled,
-missing, out of order or not as `schema` allows are damage, which every reader reports. No torch.
-
-`files` replaces files and appends to them, `writer` writes records, `lines` reads their files by
-the types of `schema` and the checks of `kinds`, `reader` makes a `Record` of them, `frames` tables;
-`extent` says how far a run is, `hooked` what a user's own training does not know, `archive` packs
-many runs. `experiment` decides which runs are seeds of the same experiment, by their `fields`, and
+`writer` writes records by `files`, `lines` reads them by `schema`, `reader` makes a `Record`.
+`experiment` decides which runs are seeds of the same experiment, by their `fields`, and
 `selection` which of them a command reads.
 """
 

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import lzma
+import os
+import shutil
 import tarfile
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from regimes import inputs
 from regimes.errors import RecordError, RegimesError
-from regimes.records.files import check_output, check_regular, write_atomically
+from regimes.records.files import check_output, check_regular, write_output
 from regimes.records.lines import content
 from regimes.records.reader import Record, find, load
-from regimes.records.scratch import scratch_folder
 from regimes.records.selection import select_and_separate
 
 LARGEST_ARCHIVE, LARGEST_EXTENSION = 2**33, 2**20  # bytes, unpacked
 PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 EXTENSIONS = (*PAX, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+PREFIX, LOCK = "regimes-archive-", ".lock"  # of a scratch folder, and in it
+LOCKED = fcntl.LOCK_EX | fcntl.LOCK_NB
 
 
 class Member(tarfile.TarInfo):
@@ -32,6 +37,23 @@ class Member(tarfile.TarInfo):
         if member.type in EXTENSIONS and member.size > LARGEST_EXTENSION:
             raise tarfile.TarError(f"it has {member.size} bytes about a member")
         return member
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """An empty folder, removed at the end. A killed process leaves it, but not its lock, by which
+    the next process knows that it may remove it."""
+    for abandoned in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOCK}"):
+        with contextlib.suppress(OSError), abandoned.open("rb") as file:
+            fcntl.flock(file, LOCKED)
+            shutil.rmtree(abandoned.parent, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as made:
+        place = Path(made)
+        with (place / "being-made").open("xb") as lock:
+            fcntl.flock(lock, LOCKED)  # before it has its name, by which other processes find it
+            os.replace(place / "being-made", place / LOCK)
+            (place / "content").mkdir()
+            yield place / "content"
 
 
 @contextlib.contextmanager
@@ -93,7 +115,7 @@ def pack(folder: str | Path, archive: str | Path) -> int:
     """Write the records under a folder, without checkpoints, to a ``.tar.xz``, of the same bytes
     for the same records; returns how many."""
     folder, runs = Path(folder), find(folder)
-    check_output(Path(archive))
+    check_output(Path(archive))  # now, not after the compression
     if not runs:
         raise RecordError(f"no run in or under {folder}")
     buffer = io.BytesIO()
@@ -106,8 +128,5 @@ def pack(folder: str | Path, archive: str | Path) -> int:
             text, member = content(path), tarfile.TarInfo(path.relative_to(folder).as_posix())
             member.size = len(text)
             tar.addfile(member, io.BytesIO(text))
-    try:
-        write_atomically(Path(archive), buffer.getvalue())
-    except OSError as error:
-        raise RecordError(f"cannot write {archive}: {error.strerror}") from None
+    write_output(Path(archive), buffer.getvalue())
     return len(runs)

@@ -1,4 +1,4 @@
-"""The hash chain, by which an edit of a record is noticed. No torch.
+"""The hash chain, by which an edit of a record is noticed.
 
 Before a line is appended to a file, or a file is replaced, ``chain.jsonl`` gets the number of lines
 that the file will have and the SHA-256 of all of them: that of ``head -n LINES FILE``. A kill so
@@ -88,28 +88,23 @@ def _difference(path: Path, states: list[State], allowed: list[State], growing: 
             digests = {k: known for k, known in digests.items() if k <= last}
         digests[count], last = digest, count
     counts = [state["lines"] for state in allowed]
-    return _changed_line(lines[: max(counts)], digests) or _wrong_count(
-        path, lines, min(counts), None if growing else max(counts)
-    )
+    if why := _changed_line(lines[: max(counts)], digests):
+        return why
+    if len(lines) < min(counts):
+        return f"ends before line {len(lines) + 1} of {min(counts)}"
+    torn = len(content(path)) > sum(map(len, lines))
+    if growing or len(lines) + torn <= max(counts):
+        return None
+    return f"has a line {max(counts) + 1} that was not written by the run"
 
 
 def _changed_line(lines: list[bytes], digests: dict[int, str]) -> str | None:
-    digest, right = hashlib.sha256(), 0
+    digest, first = hashlib.sha256(), 1
     for number, line in enumerate(lines, start=1):
         digest.update(line)
         if number in digests:
             if digest.hexdigest() != digests[number]:
-                first = right + 1
                 where = f"line {number}" if first == number else f"lines {first} to {number}"
                 return f"{where} differs from what was written"
-            right = number
+            first = number + 1
     return None
-
-
-def _wrong_count(path: Path, lines: list[bytes], least: int, most: int | None) -> str | None:
-    if len(lines) < least:
-        return f"ends before line {len(lines) + 1} of {least}"
-    torn = len(content(path)) > sum(map(len, lines))
-    if most is None or len(lines) + torn <= most:
-        return None
-    return f"has a line {most + 1} that was not written by the run"

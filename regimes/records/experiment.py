@@ -1,15 +1,11 @@
-"""Which runs are seeds of the same experiment, and may so be averaged. No torch.
+"""Which runs are seeds of the same experiment, and may so be averaged.
 
-Every reader decides it here. Two runs are of the same experiment if their headers agree in
-everything (configuration, data and their digest, levels, metric, layers, trainer or hook) but the
-seed and
+Their headers agree in everything (configuration, digest of the data, levels, metric, layers) but
+the seed and
 
 - `fields.STORAGE`: where and how often to save, and how the run was started;
 - `fields.CIRCUMSTANCES`: code, libraries, machine, processes. Runs that differ in them are
   averaged, and `notes` says so.
-
-`separate` gives runs of one name that are not of the same experiment names of their own, so that
-grouping by name never mixes them.
 """
 
 from __future__ import annotations
@@ -42,10 +38,8 @@ FREE_ON_RESUME = {*SAVING, "device", "bucket_mb", "quirks"}  # quirks show in ot
 
 def identity(run: Record) -> Fields:
     """The fields in which all runs of an experiment agree."""
-    per_seed = run.config.get("drawn_per_seed") or ()
-    if "drawn_per_seed" not in run.config and run.config["name"].startswith(YOKED):
-        per_seed = ("policy.layers",)
-    return identifying(run.fields, per_seed)
+    yoked = ("policy.layers",) if run.config["name"].startswith(YOKED) else ()
+    return identifying(run.fields, run.config.get("drawn_per_seed", yoked) or ())
 
 
 def _by_name(runs: Iterable[Record]) -> dict[str, list[Record]]:
@@ -53,9 +47,6 @@ def _by_name(runs: Iterable[Record]) -> dict[str, list[Record]]:
     for run in runs:
         groups[run.name].append(run)
     return groups
-
-
-# -- separate experiments --------------------------------------------------------------------
 
 
 def separate(runs: Iterable[Record]) -> list[Record]:
@@ -68,14 +59,9 @@ def separate(runs: Iterable[Record]) -> list[Record]:
     runs = list(runs)
     for _ in range(3):  # a new name may be the name of another run
         variants = _variants(runs)
-        if not variants:
-            break
-        runs = [
-            replace(run, variant=f"{run.variant}, {added}" if run.variant else added)
-            if (added := variants.get(id(run)))
-            else run
-            for run in runs
-        ]
+        for i, run in enumerate(runs):
+            if added := variants.get(id(run)):
+                runs[i] = replace(run, variant=", ".join(filter(None, (run.variant, added))))
     for name, group in _by_name(runs).items():
         by_seed: dict[int, Record] = {}
         for run in group:
@@ -122,9 +108,6 @@ def _distinguishing(differences: Mapping[str, Sequence[str]]) -> list[str]:
 def variants(runs: Iterable[Record], name: str) -> list[str]:
     """The names of runs that were called ``name``, but are not of one experiment."""
     return list(dict.fromkeys(r.name for r in runs if r.variant and r.config["name"] == name))
-
-
-# -- compare with a record -------------------------------------------------------------------
 
 
 def check_same_experiment(runs: Sequence[Record]) -> None:
@@ -177,27 +160,28 @@ def _comparable(config: Mapping[str, Any]) -> Fields:
     return identifying(fields, config.get("drawn_per_seed") or ())
 
 
-# -- notes on averages -----------------------------------------------------------------------
-
-
 def notes(runs: Iterable[Record]) -> list[str]:
     """Sentences on the averages: experiments of one name that are shown apart, runs of other code
     or on another machine, seeds that chose the configuration they ran."""
     groups = _by_name(runs)
-    return [*_shown_apart(groups), *mixed_circumstances(groups), *_tuned(groups)]
-
-
-def _shown_apart(groups: Mapping[str, Sequence[Record]]) -> list[str]:
-    experiments: defaultdict[str, list[Record]] = defaultdict(list)
-    for runs in groups.values():
-        if runs[0].variant:
-            experiments[runs[0].config["name"]].append(runs[0])
-    return [
-        f"{name}: runs of {len(runs)} experiments, which differ in "
+    experiments: defaultdict[str, list[Fields]] = defaultdict(list)
+    tuned = []
+    for name, group in groups.items():
+        if group[0].variant:
+            experiments[group[0].config["name"]].append(identity(group[0]))
+        seeds = [str(run.seed) for run in group if run.seed in (run.config.get("tuned_on") or ())]
+        if seeds:
+            tuned.append(
+                f"{name}: seed{'s' * (len(seeds) > 1)} {', '.join(seeds)} chose this configuration "
+                "(tuned_on), so the mean flatters it"
+            )
+    apart = [
+        f"{name}: runs of {len(fields)} experiments, which differ in "
         f"{differences_text(differences)}, are shown apart; select with --where FIELD=VALUE"
-        for name, runs in experiments.items()
-        if (differences := differing([identity(run) for run in runs]))  # none: one was selected
+        for name, fields in experiments.items()
+        if (differences := differing(fields))  # none: one was selected
     ]
+    return [*apart, *mixed_circumstances(groups), *tuned]
 
 
 def mixed_circumstances(groups: Mapping[str, Sequence[Record]]) -> list[str]:
@@ -215,15 +199,3 @@ def mixed_circumstances(groups: Mapping[str, Sequence[Record]]) -> list[str]:
         f"{', '.join(names)}: averaged over runs that differ in {text}"
         for text, names in by_text.items()
     ]
-
-
-def _tuned(groups: Mapping[str, Sequence[Record]]) -> list[str]:
-    sentences = []
-    for name, runs in groups.items():
-        seeds = [str(run.seed) for run in runs if run.seed in (run.config.get("tuned_on") or ())]
-        if seeds:
-            sentences.append(
-                f"{name}: seed{'s' * (len(seeds) > 1)} {', '.join(seeds)} chose this configuration "
-                "(tuned_on), so the mean flatters it"
-            )
-    return sentences

@@ -1,4 +1,4 @@
-"""How far a run is and what its rows count: from its header and rows alone. No torch."""
+"""How far a run is and what its rows count, from its header and rows alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The fields of headers and configurations by dotted path, and in which of them some differ.
-
-No torch. `experiment` decides by them which runs are seeds of the same experiment.
-"""
+"""The fields of headers and configurations by dotted path, and in which of them some differ."""
 
 from __future__ import annotations
 
@@ -11,8 +8,7 @@ from typing import Any
 
 from regimes.config import RunConfig, current_names, from_dict, read_value, to_dict
 from regimes.errors import ConfigError
-from regimes.records.hooked import hooked
-from regimes.records.schema import Header, Row
+from regimes.records.schema import Header, Row, hooked
 
 SAVING = ("checkpoint_every", "checkpoint_seconds", "reporters", "timeout")
 STORAGE = (*SAVING, "data.path", "data.download", "machine.command", "schema")
@@ -30,12 +26,10 @@ def resolved(config: Mapping[str, Any]) -> Fields:
         return to_dict(from_dict(RunConfig, plain))
     except ConfigError:  # of a later version, or edited: its own values over the defaults
         own, defaults = current_names(RunConfig, plain), to_dict(RunConfig())
-        tables = [
-            name
-            for name in ("data", "model", "optimizer", "outer")
-            if isinstance(own.get(name), Mapping)
-        ]
-        return {**defaults, **own, **{name: {**defaults[name], **own[name]} for name in tables}}
+        for name in ("data", "model", "optimizer", "outer"):
+            if isinstance(own.get(name), Mapping):
+                own[name] = defaults[name] | own[name]
+        return defaults | own
 
 
 def header_fields(header: Header, rows: Sequence[Row]) -> Fields:

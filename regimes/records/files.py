@@ -16,14 +16,7 @@ from regimes.errors import RecordError
 if TYPE_CHECKING:
     import pandas as pd
 
-IRREGULAR = {
-    stat.S_IFLNK: "a symbolic link",
-    stat.S_IFDIR: "a folder",
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFSOCK: "a socket",
-}
+IRREGULAR = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a folder"}
 
 
 def check_regular(path: Path) -> None:
@@ -33,22 +26,20 @@ def check_regular(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISREG(mode):
-        kind = IRREGULAR.get(stat.S_IFMT(mode), "no file")
+        kind = IRREGULAR.get(stat.S_IFMT(mode), "a pipe, socket or device")
         raise OSError(errno.EINVAL, f"it is {kind}, expected a regular file or none", str(path))
 
 
 def opened_to_append(path: Path) -> BinaryIO:
     """A regular file, made if there is none. Links are not followed, and opening never blocks."""
     check_regular(path)  # for its words; the flags refuse what takes the file's place after it
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     return os.fdopen(os.open(path, flags, 0o666), "ab")
 
 
 def opened_to_read(path: Path) -> BinaryIO:
     """A regular file, or a link to one. OSError for others: reading one could block forever."""
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    file = os.fdopen(os.open(path, flags), "rb")
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
@@ -79,16 +70,6 @@ def append(path: Path, content: bytes) -> None:
             raise
 
 
-def _sync_folder(folder: Path) -> None:
-    """So that a rename survives a power cut, where the file system can."""
-    with contextlib.suppress(OSError):
-        place = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(place)
-        finally:
-            os.close(place)
-
-
 def write_atomically(path: Path, content: bytes) -> None:
     """To a new file, synced, then renamed over ``path``: readers see the old or the new content.
 
@@ -105,19 +86,24 @@ def write_atomically(path: Path, content: bytes) -> None:
         with file:
             _write_synced(file, content)
         os.replace(temporary, path)
-        _sync_folder(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):  # the first error is the one to report
             temporary.unlink(missing_ok=True)
         raise
+    with contextlib.suppress(OSError):  # so that the new name survives a power cut
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def check_output(path: Path) -> None:
     """Raise RecordError if an output would replace a file of a record, a checkpoint, or a file that
     the command has read."""
-    is_record = path.name in ("run.json", ".lock") or path.suffix == ".jsonl"
-    records = [path.parent] * is_record
-    records += [folder.parent for folder in path.parents if folder.name == "checkpoints"]
+    records = [folder.parent for folder in path.parents if folder.name == "checkpoints"]
+    if path.name in ("run.json", ".lock") or path.suffix == ".jsonl":
+        records.append(path.parent)
     for folder in records:
         if (folder / "run.json").is_file():
             raise RecordError(f"cannot write {path}: it is a file of the record in {folder}")

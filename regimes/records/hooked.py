@@ -1,18 +1,15 @@
-"""Records of a user's own training: what their headers know, and what they do not. No torch.
+"""Records of a user's own training: what their headers know, and what they do not.
 
-A hook, a callback and local steps know their own arguments, the optimiser and what is sent, but not
-the data, the schedule or the precision. What is not known is missing or null. Earlier versions
-wrote the trainer's defaults there (a constant schedule, a weight decay of 1e-4, ...); readers
-remove those.
+A hook knows its own arguments, the optimiser and what is sent, but not the data, the schedule or
+the precision. What is not known is missing or null. Earlier versions wrote the trainer's defaults
+there (a constant schedule, a weight decay of 1e-4, ...), which readers remove.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-if TYPE_CHECKING:
-    from regimes.records.schema import Header
+from regimes.records.schema import Header, hooked
 
 OWN = "own"  # in place of the unknown name of data or of an optimiser
 COMPRESSION = ("compressor", "levels", "policy", "start_compressing_after", "signal")
@@ -21,11 +18,6 @@ LOCAL_STEPS = ("sync_policy", "sync_levels", "outer")
 OPTIMIZER = ("optimizer.name", "optimizer.options", "optimizer.schedule")
 LOOKED_FOR = ("data", "batch_size", *OPTIMIZER, "precision", "deterministic")
 NOT_SAID = "not said"
-
-
-def hooked(header: Mapping[str, Any]) -> bool:
-    """Did a hook, a callback or ``local_steps`` write the record?"""
-    return header.get("written_by") == "hook"
 
 
 def without_defaults(header: Header) -> Header:
@@ -50,12 +42,10 @@ def _optimizer(table: dict[str, Any]) -> dict[str, Any]:
 
 def unknown_fields(header: Header) -> list[str]:
     """The fields that a reader looks for and a hook's header lacks; none of a trainer's."""
+    if not hooked(header):
+        return []
     config = header["config"]
-    return [name for name in LOOKED_FOR if _unknown(config, name)] if hooked(header) else []
-
-
-def _unknown(config: dict[str, Any], name: str) -> bool:
-    value: Any = config
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value is None or (name == "data" and value["name"] == OWN)
+    known = {**config, **{f"optimizer.{k}": v for k, v in config["optimizer"].items()}}
+    if config["data"]["name"] == OWN:
+        del known["data"]
+    return [name for name in LOOKED_FOR if known.get(name) is None]

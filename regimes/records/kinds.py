@@ -1,4 +1,4 @@
-"""Checks of values read from JSON: what a value may be, and the first that is not so. No torch."""
+"""Checks of values read from JSON: what a value may be, and the first that is not so."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
-DEPTH = 16  # nested tables of a free value, at most
+DEPTH = 16  # tables and lists of a free value within each other, at most
 BIG, LARGEST = 2**63, sys.float_info.max
 MOST = 1e100  # of counts and durations: sums and squares of them stay finite
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 NUMBERS_OR_NULL = {int, float, type(None)}
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """A single value: a test, and the words for it in an error."""
 
     expected: str
@@ -37,22 +36,19 @@ class Object:
         return self.optional | self.required
 
 
-@dataclass(frozen=True)
-class Items:
+class Items(NamedTuple):
     """A list of values of one kind."""
 
     of: Any
 
 
-@dataclass(frozen=True)
-class Nullable:
+class Nullable(NamedTuple):
     """A value or null."""
 
     kind: Any
 
 
 def integer(least: int, most: int, words: str) -> Kind:
-    """An integer in a range; true and false are none."""
     return Kind(f"a whole number {words}", lambda x: type(x) is int and least <= x <= most)
 
 
@@ -75,12 +71,6 @@ def _numbers(values: Any, least: float = -LARGEST, most: float = LARGEST) -> boo
     return not known or (min(known) >= least and max(known) <= most)
 
 
-def _tables(values: Any) -> bool:
-    return type(values) is list and all(
-        x is None or (type(x) is dict and _shallow(x)) for x in values
-    )
-
-
 COUNT, STEPS = integer(0, BIG, "from 0 up"), integer(1, BIG, "from 1 up")
 WHOLE = integer(-BIG, BIG, "of at most 63 bits")
 NUMBER = number(-LARGEST, LARGEST, "a finite number")
@@ -100,7 +90,10 @@ AMOUNTS = Kind(
     f"a list of numbers from 0 to {MOST}", lambda x: _numbers(x, 0, MOST) and None not in x
 )
 TEXTS = Kind("a list of texts", lambda x: type(x) is list and set(map(type, x)) <= {str})
-TABLES = Kind("a list of tables or null", _tables)
+TABLES = Kind(
+    "a list of tables or null",
+    lambda x: type(x) is list and {*map(type, x)} <= {dict, type(None)} and _shallow(x, DEPTH + 1),
+)
 
 
 def fault(value: Any, kind: Any) -> str | None:

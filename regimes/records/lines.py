@@ -1,5 +1,4 @@
-"""The files of a record as JSON, checked for torn, damaged, oversized and misplaced lines. All
-commands read them here. No torch."""
+"""The files of a record as JSON, checked for torn, damaged, oversized and misplaced lines."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from regimes.errors import RecordError
 from regimes.records.files import opened_to_read
 from regimes.records.hooked import without_defaults
 from regimes.records.kinds import fault
-from regimes.records.schema import SCHEMA, Header, Row, header_fault, rows, rows_fault
+from regimes.records.schema import SCHEMA, Header, Row, header_fault, row_fault, rows
 
 ONE_PER_EPOCH = ("epochs.jsonl", "seconds.jsonl")  # row i is epoch i
 LARGEST_FILE, LONGEST_LINE = 2**31, 2**24  # bytes
@@ -73,7 +72,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         if row is None:
             raise RecordError(f"{path} line {number} is damaged: no line of a record")
         found.append(row)
-    _check_order(path, found)
+    if path.name in (*ONE_PER_EPOCH, "instruments.jsonl"):
+        _check_order(path, found)
     for number, row in enumerate(found, start=1):
         if kind and (why := fault(row, kind)):
             raise RecordError(f"{path} line {number} is damaged: {why}")
@@ -81,17 +81,15 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _check_order(path: Path, rows: list[dict[str, Any]]) -> None:
-    single = path.name in ONE_PER_EPOCH
-    if not single and path.name != "instruments.jsonl":
-        return
     last, seen = 0, set()
     for number, row in enumerate(rows, start=1):
-        epoch = row.get("epoch")
-        key = f"{epoch} {row.get('instrument')}"
-        if type(epoch) is not int or (
-            epoch != number - 1 if single else epoch < last or key in seen
-        ):
-            wanted = f"{number - 1}" if single else f"{last} or later, each instrument once"
+        epoch, key = row.get("epoch"), f"{row.get('epoch')} {row.get('instrument')}"
+        if path.name in ONE_PER_EPOCH:
+            good, wanted = epoch == number - 1, f"{number - 1}"
+        else:
+            good = type(epoch) is int and epoch >= last and key not in seen
+            wanted = f"{last} or later, each instrument once"
+        if not good or type(epoch) is not int:
             raise RecordError(
                 f"{path} line {number} is damaged: it has epoch {epoch!r:.20}, expected {wanted}; "
                 "lines are doubled, missing or out of order"
@@ -127,6 +125,7 @@ def read_rows(
     fit the header."""
     path = folder / "epochs.jsonl"
     found = cast("list[Row]", read(path))
-    if why := rows_fault(header, found):
-        raise RecordError(f"{path} {why}")
+    for number, row in enumerate(found, start=1):
+        if why := row_fault(header, row):
+            raise RecordError(f"{path} line {number} is damaged: {why}")
     return found

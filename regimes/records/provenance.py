@@ -1,4 +1,4 @@
-"""Where a record comes from: code, libraries, machine. No torch at import."""
+"""Where a record comes from: code, libraries, machine."""
 
 from __future__ import annotations
 

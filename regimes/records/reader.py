@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regimes.errors import RecordError
-from regimes.records import frames
 from regimes.records.extent import complete, progress
 from regimes.records.fields import Fields, header_fields
-from regimes.records.hooked import hooked
 from regimes.records.lines import read_header, read_lines, read_rows
-from regimes.records.schema import Header, Row
+from regimes.records.schema import Header, Row, hooked
 
 if TYPE_CHECKING:
     import pandas as pd
+
+LOSSES = ("train_loss", "test_loss", "validation_loss")
+NULLABLE = (*LOSSES, "metric", "validation_metric", "perplexity", "batch_size")
+COMPUTED = ("seconds_", "total_")  # prefixes of columns that are no part of a row
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Record:
         header: ``run.json`` (keys "config", "layers", "code", "machine", ...).
         epochs: one row per epoch: epoch, lr, train_loss, test_loss, metric, floats, bytes,
             seconds_*, validation_loss and validation_metric where samples were held out, what a
-            hook's user has logged (`frames.logged`), and ``total_floats``, ``total_bytes`` summed
+            hook's user has logged (`logged`), and ``total_floats``, ``total_bytes`` summed
             up to the epoch's end.
         layers: one row per epoch and layer: level, floats, bytes, why, and each statistic.
         rows, details: the lines of ``epochs.jsonl`` and ``instruments.jsonl`` as they are.
@@ -109,10 +112,64 @@ def load(folder: str | Path) -> Record:
         raise RecordError(f"{folder}/seconds.jsonl ends after {len(seconds)} of {len(rows)} epochs")
     processes = [{"epoch": s["epoch"], **s.pop("processes")} for s in seconds if "processes" in s]
     names = [layer["name"] for layer in header["layers"]]
-    epochs = frames.epochs(rows, {s.pop("epoch"): s for s in seconds})
-    return Record(folder, header, epochs, frames.layers(names, rows), rows, details, processes)
+    epochs = epochs_table(rows, {s.pop("epoch"): s for s in seconds})
+    return Record(folder, header, epochs, layers_table(names, rows), rows, details, processes)
 
 
 def find(folder: str | Path) -> list[Path]:
     """Every run in or under a folder, sorted."""
     return sorted(path.parent for path in Path(folder).rglob("run.json"))
+
+
+def epochs_table(rows: Sequence[Row], seconds: Mapping[int, Mapping[str, float]]) -> pd.DataFrame:
+    import pandas as pd
+
+    columns = logged(rows)
+    table = pd.DataFrame(
+        [
+            _scalars(row)
+            | {columns[name]: value for name, value in row.get("logged", {}).items()}
+            | {f"seconds_{k}": v for k, v in seconds.get(row["epoch"], {}).items()}
+            for row in rows
+        ]
+    )
+    for name in {*NULLABLE, *columns.values()} & {*table}:
+        if table[name].dtype == object:  # all null
+            table[name] = table[name].astype(float)
+    for name in ("floats", "bytes") if len(table) else ():
+        table[f"total_{name}"] = table[name].cumsum()
+    return table
+
+
+def logged(rows: Sequence[Row]) -> dict[str, str]:
+    """The further values that a user's training has logged: name to column of the epochs, which
+    begins with "logged_" where another column has the name."""
+    taken = {name for row in rows for name in _scalars(row)}
+    names = dict.fromkeys(name for row in rows for name in row.get("logged", {}))
+    return {
+        name: f"logged_{name}" if name in taken or name.startswith(COMPUTED) else name
+        for name in names
+    }
+
+
+def _scalars(row: Row) -> dict[str, Any]:
+    """The single values of a row; a statistic of the model begins with "model_" where another value
+    has its name."""
+    plain: dict[str, Any] = {k: v for k, v in row.items() if not isinstance(v, dict | list)}
+    plain |= {f"lr_{i}": rate for i, rate in enumerate(row.get("group_lr") or ()) if i}
+    model = {f"model_{k}" if k in plain else k: v for k, v in row.get("model", {}).items()}
+    validation = {f"validation_{k}": v for k, v in row.get("validation", {}).items()}
+    sync = row.get("sync", {})
+    local = {k: sync.get(k) for k in ("period", "rounds")} if sync.get("level") else {}
+    return plain | model | validation | local
+
+
+def layers_table(names: Sequence[str], rows: Sequence[Row]) -> pd.DataFrame:
+    import pandas as pd
+
+    tables: list[dict[str, Any]] = [
+        {"layer": names, **row["layers"], **row["statistics"], "epoch": [row["epoch"]] * len(names)}
+        for row in rows
+    ]
+    columns, absent = dict.fromkeys(["layer", *(x for t in tables for x in t)]), [None] * len(names)
+    return pd.DataFrame({x: [v for t in tables for v in t.get(x, absent)] for x in columns})

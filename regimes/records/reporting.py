@@ -1,12 +1,10 @@
-"""Reporters by name: TensorBoard, wandb, and those of other packages. No torch.
-
-A package offers a reporter by an entry point ::
+"""Reporters by name: TensorBoard, wandb, and those of packages with an entry point ::
 
     [project.entry-points."regimes.reporters"]
     mine = "package.module:Class"
 
 ``Class(folder)`` is made for the run in that folder, on process 0, and called as
-``training.reporters.Reporter`` says. A class is imported when it is asked for.
+``training.reporters.Reporter`` says.
 """
 
 from __future__ import annotations
@@ -19,13 +17,12 @@ from regimes.config import Registry, offered
 from regimes.errors import ConfigError, RegimesError
 
 CALLS = ("start", "step", "epoch", "stop")
-GROUP = "regimes.reporters"
 OURS = {"tensorboard": "regimes.monitor.scalars:Scalars", "wandb": "regimes.monitor.scalars:Runs"}
 
 
 def registry() -> Registry:
     """All reporters by name; those of other packages cannot replace ours."""
-    return Registry("reporter", offered(GROUP) | OURS)
+    return Registry("reporter", offered("regimes.reporters") | OURS)
 
 
 def check_reporters(names: Sequence[str]) -> None:

@@ -1,6 +1,5 @@
-"""The types of a record's header and rows, and the checks that follow from them. No torch.
+"""The types of a record's header and rows, and the checks that follow from them.
 
-Files come from other people and later versions, so that every command checks them here as it reads.
 Keys that are not listed are free: a later version or a plug-in may add some.
 """
 
@@ -8,8 +7,8 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, NotRequired, TypedDict
+from collections.abc import Mapping
+from typing import Annotated, Any, NotRequired, TypedDict, cast
 
 from regimes.config import MOST_EPOCHS, RunConfig
 from regimes.records import kinds
@@ -184,36 +183,25 @@ def header() -> Object:
 
 def header_fault(found: Any) -> str | None:
     """What in a header is of another kind or contradicts itself, or None."""
-    return fault(found, header()) or _contradiction(found)
-
-
-def _contradiction(header: Header) -> str | None:
-    names, world = [layer["name"] for layer in header["layers"]], header["world"]
-    if header["config"]["epochs"] is None and not hooked(header):
+    if why := fault(found, header()):
+        return why
+    names, world = [layer["name"] for layer in found["layers"]], found["world"]
+    if found["config"]["epochs"] is None and not hooked(found):
         return f"config.epochs is None, expected {EPOCHS.expected}"
     if len({*names}) < len(names):
         return "two layers have one name"
     if world["workers"] % world["processes"]:
         return f"{world['workers']} workers are not shared by {world['processes']} processes"
-    if any(len(x.get("layers", names)) != len(names) for x in header["per_step"].values()):
+    if any(len(x.get("layers", names)) != len(names) for x in found["per_step"].values()):
         return f"per_step has no cost for each of {len(names)} layers"
-    return None
-
-
-def rows_fault(header: Header, rows: Sequence[Row]) -> str | None:
-    """The first line that does not fit the header, and why; or None."""
-    for number, row in enumerate(rows, start=1):
-        if why := row_fault(header, row):
-            return f"line {number} is damaged: {why}"
     return None
 
 
 def row_fault(header: Header, row: Row) -> str | None:
     """What in a row does not fit the header, or None."""
     count = len(header["layers"])
-    tables: dict[str, Any] = {"layers": row["layers"], "statistics": row["statistics"]}
-    for table, columns in tables.items():
-        for name, values in columns.items():
+    for table in ("layers", "statistics"):
+        for name, values in cast("dict[str, Any]", row[table]).items():
             if type(values) is not list or len(values) != count:
                 return f"{table}.{name} has no {count} layers"
     ours = header["metric"] == "accuracy" and "written_by" not in header  # others log per cent

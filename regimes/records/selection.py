@@ -1,4 +1,4 @@
-"""Selecting runs by their headers (``--where optimizer.lr=0.4``). No torch.
+"""Selecting runs by their headers (``--where optimizer.lr=0.4``).
 
 A command reads inside `selecting`: every `load_all` there gives the selected runs, separated by
 experiment, and adds its `experiment.notes` to those of the command::
@@ -48,8 +48,7 @@ def selecting(where: Sequence[str] = (), print_notes: bool = False) -> Iterator[
 def select_and_separate(runs: Iterable[Record], where: Sequence[str] = ()) -> list[Record]:
     """The runs that ``where`` and the command select (`select`), separated by `separate`."""
     of_command, collected = _selection.get() or ((), {})
-    own = (where,) if isinstance(where, str) else where
-    selected = separate(select(runs, (*of_command, *own)))
+    selected = separate(select(select(runs, of_command), where))
     collected |= dict.fromkeys(notes(selected))
     return selected
 

@@ -21,7 +21,7 @@ from regimes.plotting.groups import BASELINES, Groups, compressed, measured, win
 from regimes.plotting.heatmaps import bands, level_map
 from regimes.plotting.looks import style_of
 from regimes.plotting.metrics import Metric
-from regimes.records.frames import logged
+from regimes.records.reader import logged
 from regimes.replay import detect
 from regimes.report.content import Study, relative, unit
 

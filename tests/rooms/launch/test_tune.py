@@ -16,7 +16,7 @@ import regimes
 from regimes import presets
 from regimes.config import RunConfig, load_toml, override
 from regimes.errors import ConfigError
-from regimes.launch import sweep, trials, tune
+from regimes.launch import sweep, tune
 from regimes.presets import get_grid
 
 SEEDS = (5, 6)
@@ -75,7 +75,7 @@ def brute_force(cell: RunConfig) -> str:
 @pytest.mark.parametrize("halving", [None, 2, 3])
 def test_each_cell_gets_its_best(halving: int | None, untrained: list[Any], tmp_path: Path) -> None:
     found = tune.tune(cells(), VALUES, SEEDS, tmp_path, halving=halving)
-    trials.write(found, tmp_path)
+    found.write(tmp_path)
     assert {c: t.label for c, t in found.chosen.items()} == {
         name: brute_force(cell) for name, cell in cells().items()
     }
@@ -103,7 +103,7 @@ def test_a_warm_up_keeps_its_ratio(untrained: list[Any], tmp_path: Path) -> None
 
 
 def test_the_seeds_that_chose_do_not_make_the_result(untrained: list[Any], tmp_path: Path) -> None:
-    trials.write(tune.tune(cells(), VALUES, SEEDS, tmp_path), tmp_path)
+    tune.tune(cells(), VALUES, SEEDS, tmp_path).write(tmp_path)
     chosen = load_toml(tmp_path / "chosen" / "low.toml")
     assert chosen.seed not in SEEDS
     assert get_grid(str(tmp_path / "chosen")).keys() == {"low", "high"}
@@ -128,12 +128,11 @@ def test_a_trial_that_fails_is_never_chosen(
 
 @given(st.integers(1, 100), st.integers(2, 5))
 def test_rounds_end_with_the_whole_run_and_one_trial(trials: int, halving: int) -> None:
-    shares = tune._shares(trials, halving)
+    shares, left = zip(*tune._rounds(trials, halving), strict=True)
     assert shares[-1] == 1
-    left = [tune._left(trials, number, halving) for number in range(len(shares))]
     assert left[0] == trials
     assert left[-1] == 1
-    assert left == sorted(left, reverse=True)
+    assert list(left) == sorted(left, reverse=True)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,4 @@
-"""The mean losses of a unit's steps, and the end of a run in which one is not finite.
-
-Reading a number that a GPU computes means waiting for it, so on a GPU the losses are checked every
-`GPU_INTERVAL` steps. Steps after a non-finite one are then wasted, but leave nothing: all losses of
-a unit are checked before it is measured, recorded or saved.
-"""
+"""The mean losses of a unit's steps, and the end of a run in which one is not finite."""
 
 from __future__ import annotations
 
@@ -17,11 +12,15 @@ from regimes.errors import TrainingError
 from regimes.training.build import Run
 from regimes.training.clock import Clock
 
-GPU_INTERVAL = 16  # steps between two checks on a GPU
-
 
 def check_interval(device: torch.device) -> int:
-    return 1 if device.type == "cpu" else GPU_INTERVAL
+    """Steps between two checks.
+
+    To read a number that a GPU computes is to wait for it. Steps after a non-finite one are wasted
+    there, but leave nothing: all losses of a unit are checked before it is measured, recorded or
+    saved.
+    """
+    return 1 if device.type == "cpu" else 16
 
 
 class Losses:
@@ -59,19 +58,19 @@ class Losses:
         values = torch.stack([loss for loss, *_ in self._unchecked]).tolist()
         for value, (_, rows, epoch, step) in zip(values, self._unchecked, strict=True):
             if not math.isfinite(value):
-                raise _not_finite(self.run, rows, epoch, step)
+                raise self._not_finite(rows, epoch, step)
             self.total += value
         self._unchecked.clear()
         self.clock.settle()
 
-
-def _not_finite(run: Run, rows: Float[Tensor, " rows"], epoch: int, step: int) -> TrainingError:
-    """The error that names the workers; every process calls this together."""
-    rows = rows.expand(run.world.local) if len(rows) == 1 else rows
-    finite = run.world.gather([rows])[0].isfinite().tolist()
-    workers = ", ".join(str(worker) for worker, ok in enumerate(finite) if not ok)
-    who = "the union of workers" if run.gradients.union and run.world.local > 1 else "worker"
-    return TrainingError(
-        f"the loss or a gradient of {who} {workers} is not finite in epoch {epoch}, step {step}: "
-        "lower optimizer.lr or lengthen the warm-up; the record up to the last epoch is intact"
-    )
+    def _not_finite(self, rows: Tensor, epoch: int, step: int) -> TrainingError:
+        """The error that names the workers; every process calls this together."""
+        world, union = self.run.world, self.run.gradients.union
+        finite = world.gather([rows.expand(world.local)])[0].isfinite().tolist()
+        workers = ", ".join(str(worker) for worker, ok in enumerate(finite) if not ok)
+        who = "the union of workers" if union and world.local > 1 else "worker"
+        return TrainingError(
+            f"the loss or a gradient of {who} {workers} is not finite in epoch {epoch}, step "
+            f"{step}: lower optimizer.lr or lengthen the warm-up; the record up to the last epoch "
+            "is intact"
+        )

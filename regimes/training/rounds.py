@@ -25,8 +25,7 @@ from regimes.instruments.panel import Panel
 from regimes.training.clock import Clock
 from regimes.training.gradients import Gradients, install
 from regimes.training.optimizers import Optimizers
-from regimes.training.outer import OuterStep, pseudo_gradients
-from regimes.training.replicas import Replicas
+from regimes.training.replicas import OuterStep, Replicas
 
 Pending = tuple[Tensor, int, int]  # losses [rows] of this process's workers, epoch, step
 
@@ -53,8 +52,7 @@ class Rounds:
         self.gradients, self.world, self.config = gradients, gradients.world, config
         self.optimizer, self._build = optimizer, build
         self.outer = OuterStep(gradients.parameters, reducer, config)
-        self.period, self.since, self.rounds = 1, 0, 0
-        self.rates = 0.0
+        self.period, self.since, self.rounds, self.rates = 1, 0, 0, 0.0
         self.pending: list[Pending] = []
 
     @property
@@ -78,8 +76,9 @@ class Rounds:
         self.rounds += not self.is_local
         return self.is_local
 
-    def step(self, x: Tensor, y: Tensor, epoch: int, step: int, lr: float, clock: Clock) -> None:
-        """One step of each hosted worker on its samples of ``x [L, b, ...]``, ``y [L, b]``."""
+    def step(self, x: Tensor, y: Tensor, epoch: int, step: int, lr: float, clock: Clock) -> bool:
+        """One step of each hosted worker on its samples of ``x [L, b, ...]``, ``y [L, b]``; returns
+        whether the round's local steps are done."""
         assert self.replicas is not None
         g = self.gradients
         with clock("compute"):
@@ -91,10 +90,6 @@ class Rounds:
         self.pending.append((losses, epoch, step))
         self.since += 1
         self.rates += lr
-
-    @property
-    def over(self) -> bool:
-        """Whether the round's local steps are done."""
         return self.since >= self.period
 
     def synchronize(
@@ -112,7 +107,7 @@ class Rounds:
         assert self.replicas is not None
         before, g = self.world.seconds, self.gradients
         with clock("compress"):
-            pseudo_gradients([p.data for p in g.parameters], self.replicas.rows, g.layers)
+            self.outer.pseudo_gradients(self.replicas, g.layers)
             updates, means = self.outer.reduce(g.layers, levels, self._losses())
         losses = self._flushed(means)
         self.optimizer.lr = self.rates
@@ -157,10 +152,8 @@ class Rounds:
     def _merge(self) -> None:
         """Back to one model, right after a synchronisation."""
         assert self.replicas is not None
-        if self.config.states == "reset":
-            self.replicas.reset_states()
-        else:
-            self.replicas.average_states(self.world)
+        states = self.config.states
+        self.replicas.settle_states("average" if states == "keep" else states, self.world)
         self.gradients.replicas = None
 
     # -- checkpoint --------------------------------------------------------------------------
@@ -172,7 +165,7 @@ class Rounds:
             "period": self.period,
             "since": self.since,
             "rates": self.rates,
-            "optimizer": self.outer.state_dict(),
+            "optimizer": self.outer.optimizer.state_dict(),
             "memories": memories,
         }
         workers = [] if self.replicas is None else self.replicas.state_dict()
@@ -183,7 +176,7 @@ class Rounds:
     ) -> None:
         """The inverse; ``workers`` are the hosted ones, or empty if steps were shared."""
         self.period, self.since, self.rates = shared["period"], shared["since"], shared["rates"]
-        self.outer.load_state_dict(shared["optimizer"])
+        self.outer.optimizer.load_state_dict(shared["optimizer"])
         self.outer.reducer.load_state_dict(shared["memories"], residuals)
         self.outer.reducer.to(self.gradients.stack.device)
         if workers:

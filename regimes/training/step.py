@@ -24,11 +24,8 @@ from regimes.training.gradients import Gradients
 def buckets_of(
     parameters: Sequence[nn.Parameter], bucket_mb: float, whole: bool
 ) -> list[list[int]] | None:
-    """The buckets of a model, the loss in the last; None is one bucket of all.
-
-    Args:
-        whole: nothing can be reduced before the whole gradient is there.
-    """
+    """The buckets of a model, the loss in the last; None is one bucket of all, as where nothing can
+    be reduced before the ``whole`` gradient is there."""
     *early, last = make_buckets(parameters, int(bucket_mb * 2**20))
     return None if whole or not early else [*early, [*last, NO_LAYER]]
 

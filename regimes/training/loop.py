@@ -20,7 +20,6 @@ from regimes.training.build import Run, prepare
 from regimes.training.clock import LOOP, Clock
 from regimes.training.fingerprint import check_same_weights, fingerprint
 from regimes.training.gradients import install
-from regimes.training.losses import Losses
 from regimes.training.numerics import explain_nondeterminism
 from regimes.training.plan import Minibatch, Plan, decide, minibatches
 from regimes.training.quirks import resolve
@@ -28,6 +27,7 @@ from regimes.training.reporters import Reporter, Reporters
 from regimes.training.rounds import Rounds
 from regimes.training.rows import traffic_columns
 from regimes.training.state import open_record, save
+from regimes.training.step import Losses
 from regimes.training.termination import GracefulShutdown, Terminated
 
 
@@ -205,7 +205,7 @@ def _train(run: Run, plan: Plan, clock: Clock, reporters: Reporters) -> tuple[fl
     """All steps of a unit; their mean loss and number."""
     values = [run.value(name) for name in plan.levels.names]
     steps, samples = minibatches(run, plan)
-    losses = Losses(run, clock)
+    losses = Losses(run.gradients, clock)
     for done, batch in enumerate(samples, start=1):
         dense = batch.at < run.config.start_compressing_after
         levels: list[Level] = [DENSE] * len(values) if dense else values

@@ -64,11 +64,6 @@ class Optimizers:
         }
         return [decay.get(id(p), 0.0) for p in parameters]
 
-    def forget(self) -> None:
-        """Reset all momenta and counts."""
-        for part in self.parts:
-            part.state.clear()
-
     def state_dict(self) -> dict[str, Any]:
         return {"parts": [part.state_dict() for part in self.parts]}
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from regimes.policies.controller import Levels, check_reasons
 from regimes.policies.periods import period_of
 from regimes.training.build import Run
-from regimes.training.rows import BatchColumn, SyncColumn
+from regimes.training.rows import NO_BATCH, NO_SYNC
 
 
 @dataclass(frozen=True)
@@ -25,31 +26,31 @@ class Plan:
     """
 
     unit: int
-    batch: BatchColumn
+    batch: dict[str, Any]
     batch_size: int
     scale: float
     levels: Levels
-    sync: SyncColumn
+    sync: dict[str, Any]
 
 
 def decide(run: Run, unit: int) -> Plan:
     """The plan of unit ``len(rows)``."""
     rows, config, size = run.rows, run.config, run.config.batch_size
-    batch = BatchColumn(level=None, why=None, multiple=1)
-    sync = SyncColumn(level=None, why=None, period=1)
+    batch: dict[str, Any] = dict(NO_BATCH)
+    sync: dict[str, Any] = dict(NO_SYNC)
     if run.batch_controller is not None:
         chosen = run.batch_controller.decide(rows)
         check_reasons(run.batch_controller.policy, [chosen.why])
         size = config.batch_levels[chosen.level]
         multiple = size // config.batch_size
-        batch = BatchColumn(level=chosen.level, why=chosen.why, multiple=multiple)
+        batch = {"level": chosen.level, "why": chosen.why, "multiple": multiple}
     levels = run.controller.decide(rows)
     check_reasons(run.controller.policy, levels.why)
     if run.sync_controller is not None:
         chosen = run.sync_controller.decide(rows)
         check_reasons(run.sync_controller.policy, [chosen.why])
         period = period_of(chosen.level, config.sync_levels)
-        sync = SyncColumn(level=chosen.level, why=chosen.why, period=period)
+        sync = {"level": chosen.level, "why": chosen.why, "period": period}
     scale = batch["multiple"] if config.optimizer.scale_with_batch else 1
     return Plan(unit, batch, size, scale, levels, sync)
 

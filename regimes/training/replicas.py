@@ -56,7 +56,7 @@ class Replicas:
         self.synced_tensors = [t.clone() for t in data] if in_place else data
         self.stacks = [t[None] if in_place else t.new_empty(count, *t.shape) for t in data]
         self._rows = [[stack[row] for stack in self.stacks] for row in range(count)]
-        self._copy_synced(0, len(self._all))
+        self._copy_synced()
 
     @property
     def synced_parameters(self) -> list[Tensor]:
@@ -76,24 +76,20 @@ class Replicas:
         for tensor, data in zip(self._all, tensors, strict=True):
             tensor.data = data
 
-    def restart(self) -> None:
-        """Every worker goes on from the synchronised parameters."""
-        self._copy_synced(0, len(self.parameters))
-
-    def _copy_synced(self, first: int, stop: int) -> None:
-        synced = self.synced_tensors[first:stop]
-        for tensor, stack in zip(synced, self.stacks[first:stop], strict=True):
+    def _copy_synced(self) -> None:
+        for tensor, stack in zip(self.synced_tensors, self.stacks, strict=True):
             stack.copy_(tensor.expand_as(stack))
 
-    def average_buffers(self, world: World) -> None:
-        """Every worker's floating-point buffers become the mean of all workers'."""
+    def restart(self, world: World) -> None:
+        """Every worker goes on from the synchronised parameters and the mean of all workers'
+        floating-point buffers."""
         first, stop = len(self.parameters), len(self._all)
         floating = [i for i in range(first, stop) if self.stacks[i].is_floating_point()]
         means = world.drive([_mean(self.stacks[i]) for i in floating], [NO_LAYER] * len(floating))
         mean_of = dict(zip(floating, means, strict=True))
         for i in range(first, stop):  # integers, counts of batches, are the same on all workers
             self.synced_tensors[i].copy_(mean_of.get(i, self.stacks[i][0]))
-        self._copy_synced(first, stop)
+        self._copy_synced()
 
     # -- optimisers --------------------------------------------------------------------------
 
@@ -107,8 +103,8 @@ class Replicas:
         """Reset the states of the workers' optimisers, average them, or keep them as they are
         (``OuterConfig.states``)."""
         if rule == "reset":
-            for optimizer in self.optimizers:
-                optimizer.forget()
+            for part in (part for optimizer in self.optimizers for part in optimizer.parts):
+                part.state.clear()
         elif rule == "average":
             self._average_states(world)
 
@@ -187,11 +183,10 @@ class OuterStep:
         return [means[i] for i in range(len(levels))], means[NO_LAYER]
 
     def step(self, updates: Sequence[Tensor], replicas: Replicas) -> None:
-        """Step the synchronised parameters and copy them to the workers; average buffers, and the
-        optimisers' states as configured."""
+        """Step the synchronised parameters; the workers go on from them, with the optimisers'
+        states as configured."""
         for parameter, update in zip(self.parameters, updates, strict=True):
             parameter.grad = update
         self.optimizer.step()
-        replicas.restart()
-        replicas.average_buffers(self.reducer.world)
+        replicas.restart(self.reducer.world)
         replicas.settle_states(self.config.states, self.reducer.world)

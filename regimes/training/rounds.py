@@ -1,12 +1,9 @@
 """Local steps: each worker steps by itself, and all synchronise every so many steps.
 
-A round is a period of local steps and the synchronisation at its end. A new period applies from the
-next round on. A period of 1 is the ordinary step with shared gradients and one model for all
-workers, unless the configuration says otherwise (``outer.period_one``, or an outer optimiser that
-does more than average).
-
-When shared steps end, every worker starts with a copy of the optimiser's state; when they begin
-again, the workers' states become their mean (or are reset, with ``outer.states = "reset"``).
+A period of 1 is the ordinary step with shared gradients and one model for all workers, unless the
+configuration says otherwise (``outer.period_one``, or an outer optimiser that does more than
+average). When shared steps end, every worker starts with a copy of the optimiser's state; when they
+begin again, the workers' states become their mean (or are reset, with ``outer.states = "reset"``).
 """
 
 from __future__ import annotations
@@ -31,7 +28,8 @@ Pending = tuple[Tensor, int, int]  # losses [rows] of this process's workers, ep
 
 
 class Rounds:
-    """Rounds of this process's workers.
+    """Rounds of this process's workers: a period of local steps and the synchronisation at its end.
+    A new period applies from the next round on.
 
     Attributes:
         period: of the round under way.
@@ -69,10 +67,14 @@ class Rounds:
         if not self.since:
             self.period = wanted
             shares = wanted == 1 and self.config.plain and self.config.period_one == "gradients"
-            if shares and self.is_local:
-                self._merge()
-            elif not shares and not self.is_local:
-                self._fork()
+            if shares and self.replicas is not None:  # back to one model
+                states = self.config.states
+                self.replicas.settle_states("average" if states == "keep" else states, self.world)
+                self.gradients.replicas = None
+            elif not shares and self.replicas is None:
+                # Running statistics of the shared model follow worker 0: only process 0 has them.
+                self.world.broadcast(list(self.gradients.model.buffers()))
+                self._make_replicas().copy_state(self.optimizer)
         self.rounds += not self.is_local
         return self.is_local
 
@@ -135,26 +137,12 @@ class Rounds:
         pending, self.pending = self.pending, []
         return list(zip(means.unbind(), pending, strict=True))
 
-    # -- from one model to many, and back ----------------------------------------------------
-
-    def _fork(self) -> None:
-        """Every worker gets a model of its own."""
-        # Running statistics of the shared model follow worker 0, so only process 0 has them.
-        self.world.broadcast(list(self.gradients.model.buffers()))
-        self._make_replicas().copy_state(self.optimizer)
-
     def _make_replicas(self) -> Replicas:
+        """Every worker gets a model of its own."""
         optimizers = [self.optimizer, *(self._build() for _ in range(self.world.local - 1))]
         buffers = list(self.gradients.model.buffers())
         self.gradients.replicas = Replicas(self.gradients.parameters, buffers, optimizers)
         return self.gradients.replicas
-
-    def _merge(self) -> None:
-        """Back to one model, right after a synchronisation."""
-        assert self.replicas is not None
-        states = self.config.states
-        self.replicas.settle_states("average" if states == "keep" else states, self.world)
-        self.gradients.replicas = None
 
     # -- checkpoint --------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from regimes.instruments.panel import Readings
 from regimes.local.arguments import LocalChoice, choose, header, trainable
 from regimes.policies.controller import WholeController
 from regimes.policies.periods import period_of
+from regimes.training.gradients import new_stack
 from regimes.training.optimizers import Optimizers
 from regimes.training.replicas import OuterStep, Replicas
 
@@ -93,9 +94,8 @@ class UnitClock(StepClock):
     def of_unit(self, steps: int) -> dict[str, float]:
         """Seconds of a unit of so many iterations. One whose beginning is not known, like the
         first, counts as the mean of the others."""
-        if not self.clocked:
-            return self.seconds
-        return self.seconds | {"compute": self.seconds["compute"] * steps / self.clocked}
+        share = steps / self.clocked if self.clocked else 1
+        return self.seconds | {"compute": self.seconds["compute"] * share}
 
     def next_unit(self, steps: int) -> UnitClock:
         """The clock of the next unit. A unit of one iteration has no mean of others: it begins with
@@ -143,13 +143,9 @@ class LocalSteps(Job):
         exchange = chosen.exchange
         reducer = Reducer(exchange.compressor, layers, world, seed)
         self.outer = OuterStep(self.replicas.synced_parameters, reducer, chosen.outer)
-        sizes = [p.numel() for p in tensors]
-        self.stack = first.detach().new_empty(1, sum(sizes))  # pseudo-gradients, end to end
-        parts = self.stack.split(sizes, dim=1)
-        self.parts = [t.view(1, *p.shape) for t, p in zip(parts, tensors, strict=True)]
-        needs = chosen.rule.needs
+        self.stack, self.parts = new_stack(tensors, 1)  # of pseudo-gradients
         self.panel = self._choose_gauges(
-            model, seed, exchange, needs, "update", is_local=lambda: True
+            model, seed, exchange, chosen.rule.needs, "update", is_local=lambda: True
         )
         self.clock = UnitClock(world)
         self._prepare_record(options, header(options, self, chosen, model, seed))

@@ -122,8 +122,7 @@ class Run:
         config, layers = self.config, self.layers
         compressed = [i for i, layer in enumerate(layers) if layer.compressed]
         per_step = costs_per_step(self.plug_ins.compressor, layers, config.levels, config.workers)
-        costs = level_costs(per_step, compressed)
-        names = [layer.name for layer in layers]
+        costs, names = level_costs(per_step, compressed), [layer.name for layer in layers]
         return Controller(self.plug_ins.policy, names, compressed, config.signal, costs)
 
     def _context(self) -> MeasurementContext:

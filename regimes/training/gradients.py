@@ -70,10 +70,7 @@ class Gradients:
         self._final_backward = False  # is the last backward pass of a step in progress?
         self.replicas: Replicas | None = None
         self.batchnorm = PerWorkerBatchNorm(model)
-        rows, sizes = 1 if union else world.local, [p.numel() for p in self.parameters]
-        self.stack = self.parameters[0].new_zeros(rows, sum(sizes))
-        parts = zip(self.stack.split(sizes, dim=1), self.parameters, strict=True)
-        self.layers = [part.view(rows, *p.shape) for part, p in parts]
+        self.stack, self.layers = new_stack(self.parameters, 1 if union else world.local)
 
     def on_layer_complete(self, callback: Callable[[Iterable[int]], None]) -> None:
         """Call ``callback([layer])`` from now on during the last backward pass of each step, as
@@ -179,6 +176,14 @@ class Gradients:
             parts = zip(*states, strict=True)
             states = [tuple(torch.stack(part, 2).flatten(1, 2) for part in parts)]
         self.hidden = dict(enumerate(states))
+
+
+def new_stack(parameters: Sequence[Tensor], rows: int) -> tuple[Tensor, list[Tensor]]:
+    """Zeros ``[rows, N]`` for all parameters end to end, and their views ``[rows, *shape]``."""
+    sizes = [p.numel() for p in parameters]
+    stack = parameters[0].detach().new_zeros(rows, sum(sizes))
+    parts = zip(stack.split(sizes, dim=1), parameters, strict=True)
+    return stack, [part.view(rows, *p.shape) for part, p in parts]
 
 
 def layer_table(model: nn.Module) -> list[Layer]:

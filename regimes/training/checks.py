@@ -17,6 +17,8 @@ from regimes.errors import ConfigError, DataError, require
 from regimes.policies import Policy, check_levels, policy
 from regimes.policies.periods import period_of
 
+POLICIES = "policy", "batch_policy", "sync_policy"
+
 
 @dataclass(frozen=True)
 class PlugIns:
@@ -63,8 +65,7 @@ class PlugIns:
     @property
     def policies(self) -> dict[str, Policy]:
         """The policies that there are, by field."""
-        names = "policy", "batch_policy", "sync_policy"
-        rules = {name: getattr(self, name) for name in names}
+        rules = {name: getattr(self, name) for name in POLICIES}
         return {name: rule for name, rule in rules.items() if rule is not None}
 
     @property
@@ -141,8 +142,7 @@ def check_fields(config: RunConfig) -> None:
                 'set optimizer.per = "step"'
             )
     if config.unit_steps is None and config.steps is None:  # a unit is an epoch
-        tables = "policy", "batch_policy", "sync_policy", "deficit"
-        for field, first in _window_starts(config, *tables):
+        for field, first in _window_starts(config, *POLICIES, "deficit"):
             if first >= config.epochs:
                 raise ConfigError(
                     f"{field}: a window starts in epoch {first}, but the run ends after "
@@ -162,7 +162,7 @@ def check_windows_fit(config: RunConfig, units: int) -> None:
         epoch = config.pruning.epoch
         require(epoch < units, "pruning.epoch", epoch, f"one of the run's {units} units")
     expected = f"a window that starts within the run's {units} units"
-    for field, first in _window_starts(config, "policy", "batch_policy", "sync_policy"):
+    for field, first in _window_starts(config, *POLICIES):
         require(first < units, field, first, expected)
 
 

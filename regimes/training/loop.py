@@ -214,8 +214,8 @@ def _train(run: Run, plan: Plan, clock: Clock, reporters: Reporters) -> tuple[fl
         else:
             _step_together(run, batch, levels, losses)
         reporters.step(plan.unit, done, steps)
-    for mean, (rows, *when) in run.local.flush_losses() if run.local else ():
-        losses.add(mean, rows, *when)
+    for loss in run.local.flush_losses() if run.local else ():
+        losses.add(*loss)
     losses.check()
     return losses.total / steps, steps
 
@@ -245,5 +245,5 @@ def _step_alone(
     with run.numerics.training():
         over = local.step(batch.x, batch.y, batch.epoch, batch.step, batch.lr, losses.clock)
     if over or batch.last:
-        for mean, (rows, *when) in local.synchronize(levels, losses.clock, run.panel):
-            losses.add(mean, rows, *when)
+        for loss in local.synchronize(levels, losses.clock, run.panel):
+            losses.add(*loss)

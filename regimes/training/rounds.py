@@ -24,7 +24,7 @@ from regimes.training.gradients import Gradients, install
 from regimes.training.optimizers import Optimizers
 from regimes.training.replicas import OuterStep, Replicas
 
-Pending = tuple[Tensor, int, int]  # losses [rows] of this process's workers, epoch, step
+Loss = tuple[Tensor, Tensor, int, int]  # mean of all workers; [rows] of this process; epoch, step
 
 
 class Rounds:
@@ -51,7 +51,7 @@ class Rounds:
         self.optimizer, self._build = optimizer, build
         self.outer = OuterStep(gradients.parameters, reducer, config)
         self.period, self.since, self.rounds, self.rates = 1, 0, 0, 0.0
-        self.pending: list[Pending] = []
+        self.pending: list[tuple[Tensor, int, int]] = []
 
     @property
     def replicas(self) -> Replicas | None:
@@ -94,18 +94,9 @@ class Rounds:
         self.rates += lr
         return self.since >= self.period
 
-    def synchronize(
-        self, levels: Sequence[Level], clock: Clock, panel: Panel
-    ) -> list[tuple[Tensor, Pending]]:
-        """End a round.
-
-        Args:
-            panel: sees what is exchanged before it is applied.
-
-        Returns:
-            For each step since the last synchronisation or flush, the mean loss over all workers
-            and this process's losses.
-        """
+    def synchronize(self, levels: Sequence[Level], clock: Clock, panel: Panel) -> list[Loss]:
+        """End a round; ``panel`` sees what is exchanged before it is applied. Returns the losses of
+        the steps since the last synchronisation or flush."""
         assert self.replicas is not None
         before, g = self.world.seconds, self.gradients
         with clock("compress"):
@@ -121,7 +112,7 @@ class Rounds:
         self.rounds += 1
         return losses
 
-    def flush_losses(self) -> list[tuple[Tensor, Pending]]:
+    def flush_losses(self) -> list[Loss]:
         """The same within a round, at the end of a unit, which records its mean loss."""
         return self._flushed(self.world.ask(Mean(self._losses()))[0]) if self.pending else []
 
@@ -133,9 +124,9 @@ class Rounds:
     def _losses(self) -> Float[Tensor, "rows steps"]:
         return torch.stack([rows for rows, *_ in self.pending], 1)
 
-    def _flushed(self, means: Float[Tensor, " steps"]) -> list[tuple[Tensor, Pending]]:
+    def _flushed(self, means: Float[Tensor, " steps"]) -> list[Loss]:
         pending, self.pending = self.pending, []
-        return list(zip(means.unbind(), pending, strict=True))
+        return [(mean, *step) for mean, step in zip(means.unbind(), pending, strict=True)]
 
     def _make_replicas(self) -> Replicas:
         """Every worker gets a model of its own."""

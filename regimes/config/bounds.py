@@ -55,9 +55,8 @@ Decay = Annotated[float, Bounds(f"a number from 0 to {LARGEST:g}", low=0, high=L
 Momentum = Annotated[float, Bounds("from 0 up and below 1", low=0, below=1)]
 Share = Annotated[float, Bounds("a share, from 0 to 1", low=0, high=1)]
 InnerShare = Annotated[float, Bounds("a share, above 0 and below 1", above=0, below=1)]
-Timeout = Annotated[
-    float, Bounds(f"a positive number of seconds up to {LONGEST:g}", above=0, high=LONGEST)
-]
+SECONDS = f"a positive number of seconds up to {LONGEST:g}"
+Timeout = Annotated[float, Bounds(SECONDS, above=0, high=LONGEST)]
 
 
 def check_bounds(config: Any, where: str = "") -> None:

@@ -1,4 +1,4 @@
-"""The arguments of ``local_steps``, checked before anything is sent."""
+"""The arguments of ``local_steps``, checked before anything is sent, and its record's header."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from torch.nn.parallel import DistributedDataParallel
 from regimes import compression, policies
 from regimes.collectives.group import default_group
 from regimes.collectives.requests import Layer
-from regimes.config import DENSE, Level, OuterConfig, from_dict
+from regimes.config import DENSE, Level, OuterConfig, check_bounds, from_dict
 from regimes.ddp import choices
+from regimes.ddp.job import Job
+from regimes.ddp.record import RecordOptions
 from regimes.ddp.source import check_parameters
 from regimes.errors import ConfigError, is_whole, require, unexpected
 from regimes.policies import Policy, Static, check_levels
 from regimes.policies.controller import Levels
 from regimes.policies.schedules import LONGEST
+from regimes.records import Header
+from regimes.training.checks import check_outer
 
 MEASURED = ("norms", "noise", "error", "spread")  # instruments that need no data
 PERIODS = {"low": 1, "high": 32}
@@ -41,15 +45,13 @@ class LocalChoice:
     exchange: choices.Choice
     every: int
 
-    def value(self, name: str) -> Level:
-        """What a level's name stands for."""
-        return DENSE if name == DENSE else self.exchange.levels[name]
-
-    def levels(self, layers: Sequence[Layer]) -> Levels:
-        """The level of each layer, the same throughout; dense if the layer is not compressed."""
-        level = next(iter(self.exchange.levels), DENSE)
-        names = [level if layer.compressed else DENSE for layer in layers]
-        return Levels(names, [None] * len(names), {})
+    def levels(self, layers: Sequence[Layer]) -> tuple[Levels, list[Level]]:
+        """The level of each layer, the same throughout, and its value; dense if the layer is not
+        compressed."""
+        name = next(iter(self.exchange.levels), DENSE)
+        names = [name if layer.compressed else DENSE for layer in layers]
+        values = [self.exchange.levels.get(name, DENSE) for name in names]
+        return Levels(names, [None] * len(names), {}), values
 
     def facts(self) -> dict[str, Any]:
         """In plain types; must be the same on all processes."""
@@ -73,8 +75,11 @@ def choose(
     """The arguments of ``local_steps``; ConfigError unless they go together."""
     require(is_whole(every, 1), "every", every, "a number of steps from 1 up")
     words = _periods(PERIODS if periods is None else periods)
-    rule = _rule(policy, words)
-    return LocalChoice(rule, words, _outer(outer), _exchange(compressor, level), every)
+    pressed = choices.pick_compressor(compressor)
+    levels = {} if level == DENSE else choices.pick_levels(pressed, {"sent": level})
+    static = Static(next(iter(levels), DENSE))
+    exchange = choices.Choice(static, pressed, levels, "update")
+    return LocalChoice(_rule(policy, words), words, _outer(outer), exchange, every)
 
 
 def trainable(model: nn.Module, optimizer: Any) -> dict[str, nn.Parameter]:
@@ -131,14 +136,23 @@ def _outer(given: Any) -> OuterConfig:
         config = from_dict(OuterConfig, given, "outer.")
     else:
         raise unexpected("outer", given, 'a table like {"lr": 0.7, "momentum": 0.9}')
-    momentum = config.momentum
-    good = config.lr > 0 and 0 <= momentum < 1 and (momentum > 0 or not config.nesterov)
-    expected = "lr above 0, momentum from 0 up and below 1, nesterov only with it"
-    require(good, "outer", config, expected)
+    check_bounds(config, "outer.")
+    check_outer(config)
     return replace(config, period_one="parameters")
 
 
-def _exchange(compressor: Any, level: Level) -> choices.Choice:
-    chosen = choices.pick_compressor(compressor)
-    levels = {} if level == DENSE else choices.pick_levels(chosen, {"sent": level})
-    return choices.Choice(Static(next(iter(levels), DENSE)), chosen, levels, "update")
+def header(
+    options: RecordOptions | None, job: Job, chosen: LocalChoice, model: nn.Module, seed: int
+) -> Header:
+    """``run.json``. The record's default name is that of the rule for the period; of the names of
+    periods it has those that the rule can choose."""
+    rule = policies.REGISTRY.table(chosen.rule)
+    options = options or RecordOptions("")
+    named = replace(options, name=options.name or rule["name"])
+    result = job._header(named, chosen.exchange, model, seed)
+    result["config"] |= {
+        "sync_policy": rule,
+        "sync_levels": {n: p for n, p in chosen.periods.items() if n in chosen.rule.names},
+        "outer": asdict(chosen.outer),
+    }
+    return result

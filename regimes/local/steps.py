@@ -22,16 +22,15 @@ from regimes.config import DENSE, Level, OuterConfig
 from regimes.ddp.choices import check_timeout
 from regimes.ddp.job import Job
 from regimes.ddp.record import RecordOptions, record_options
-from regimes.ddp.schedule import UnitSchedule
+from regimes.ddp.schedule import StepClock, UnitSchedule
 from regimes.errors import ConfigError, TrainingError
 from regimes.instruments.panel import Readings
-from regimes.local.arguments import LocalChoice, choose, trainable
-from regimes.local.record import UnitClock, header
+from regimes.local.arguments import LocalChoice, choose, header, trainable
 from regimes.policies.controller import WholeController
 from regimes.policies.schedules import period_of
+from regimes.training.gradients import new_stack
 from regimes.training.optimizers import Optimizers
-from regimes.training.outer import OuterStep, pseudo_gradients
-from regimes.training.replicas import Replicas
+from regimes.training.replicas import OuterStep, Replicas
 
 
 def local_steps(
@@ -77,6 +76,34 @@ def local_steps(
     return LocalSteps(model, optimizer, parameters, chosen, options, seed, float(timeout))
 
 
+class UnitClock(StepClock):
+    """Where the time of a unit's iterations went.
+
+    Attributes:
+        clocked: iterations whose beginning is known: the end of the iteration before.
+    """
+
+    clocked = 0
+
+    def start(self) -> None:
+        """An iteration's own steps are over."""
+        self.clocked += self.since is not None
+        super().start()
+
+    def of_unit(self, steps: int) -> dict[str, float]:
+        """Seconds of a unit of so many iterations. One whose beginning is not known, like the
+        first, counts as the mean of the others."""
+        share = steps / self.clocked if self.clocked else 1
+        return self.seconds | {"compute": self.seconds["compute"] * share}
+
+    def next_unit(self, steps: int) -> UnitClock:
+        """The clock of the next unit. A unit of one iteration has no mean of others: it begins with
+        the end of the iteration before."""
+        clock = UnitClock(self.world)
+        clock.since = self.since if steps == 1 else None
+        return clock
+
+
 class LocalSteps(Job):
     """Made by ``local_steps``; one per process.
 
@@ -103,7 +130,7 @@ class LocalSteps(Job):
         layers = [Layer(name, tuple(p.shape)) for name, p in parameters.items()]
         world = GroupWorld(default_group(), first.device, timeout, "local_steps()")
         super().__init__(world, layers, UnitSchedule(chosen.every, optimizer))
-        self.chosen, self.levels = chosen, chosen.levels(layers)
+        self.chosen, (self.levels, self.values) = chosen, chosen.levels(layers)
         self.total = self.since = self.rounds = 0
         self.next_period, self.to_agree = 1, False
         world.meter.dtype = first.dtype
@@ -115,13 +142,9 @@ class LocalSteps(Job):
         exchange = chosen.exchange
         reducer = Reducer(exchange.compressor, layers, world, seed)
         self.outer = OuterStep(self.replicas.synced_parameters, reducer, chosen.outer)
-        sizes = [p.numel() for p in tensors]
-        self.stack = first.detach().new_empty(1, sum(sizes))  # pseudo-gradients, end to end
-        parts = self.stack.split(sizes, dim=1)
-        self.parts = [t.view(1, *p.shape) for t, p in zip(parts, tensors, strict=True)]
-        needs = chosen.rule.needs
+        self.stack, self.parts = new_stack(tensors, 1)  # of pseudo-gradients
         self.panel = self._choose_gauges(
-            model, seed, exchange, needs, "update", is_local=lambda: True
+            model, seed, exchange, chosen.rule.needs, "update", is_local=lambda: True
         )
         self.clock = UnitClock(world)
         self._prepare_record(options, header(options, self, chosen, model, seed))
@@ -142,7 +165,11 @@ class LocalSteps(Job):
         if not self.record_opened:
             self._open_record()
         if self.total % self.chosen.every == 0:
-            self._next_unit()
+            if self.total:
+                self._end()
+            if self.recorder is not None:
+                self.recorder.flush()
+            self.schedule.begin()
         if not self.since:
             self.period = self.next_period
         self.total += 1
@@ -175,24 +202,20 @@ class LocalSteps(Job):
             place = {"units": len(self.rows), "steps": self.total, "period": self.period}
             self.world.agree(state=place, lr=self.schedule.all_rates())
             self.to_agree = False
-        pseudo_gradients(self.replicas.synced_parameters, self.replicas.rows, self.parts)
+        self.outer.pseudo_gradients(self.replicas, self.parts)
         flags = loss_with_flag(self.stack.new_zeros(1), self.stack)[:, None]
-        values = [self.chosen.value(name) for name in self.levels.names]
-        updates, (flag,) = self.outer.reduce(self.parts, values, flags)
+        updates, (flag,) = self.outer.reduce(self.parts, self.values, flags)
         if not bool(flag.isfinite()):
-            self._not_finite(bool(flags.isfinite()))
+            finite = self.world.gather_object(bool(flags.isfinite()))
+            broken = ", ".join(str(rank) for rank, good in enumerate(finite) if not good)
+            raise TrainingError(
+                f"a parameter of process {broken} is not finite after step {self.total}: lower the "
+                "learning rate; the record up to the last unit is intact"
+            )
         self.panel.step(self.stack, updates)
         self.outer.step(updates, self.replicas)
         self.since = 0
         self.rounds += 1
-
-    def _not_finite(self, finite_here: bool) -> None:
-        finite = self.world.gather_object(finite_here)
-        broken = ", ".join(str(rank) for rank, good in enumerate(finite) if not good)
-        raise TrainingError(
-            f"a parameter of process {broken} is not finite after step {self.total}: lower the "
-            "learning rate; the record up to the last unit is intact"
-        )
 
     def _decide(self) -> None:
         """The period from the next round on; processes compare it at their next synchronisation."""
@@ -200,13 +223,6 @@ class LocalSteps(Job):
         decision = self.controller.decide(self.rows)
         self.next_period = period_of(decision.level, self.chosen.periods)
         self.decided = {"level": decision.level, "why": decision.why, "period": self.next_period}
-
-    def _next_unit(self) -> None:
-        if self.total:
-            self._end()
-        if self.recorder is not None:
-            self.recorder.flush()
-        self.schedule.begin()
 
     def _end(self) -> None:
         """End a unit: its row, and the period from the next round on."""
@@ -236,7 +252,7 @@ class LocalSteps(Job):
             {
                 **self._identity(),
                 "common": self.replicas.synced_tensors,
-                "outer": self.outer.state_dict(),
+                "outer": self.outer.optimizer.state_dict(),
                 "memories": memories,
                 "residuals": residuals,
                 "round": [self.total, self.since, self.rounds, self.period],
@@ -262,7 +278,7 @@ class LocalSteps(Job):
         state = copy.deepcopy(dict(saved))
         for tensor, value in zip(self.replicas.synced_tensors, state["common"], strict=True):
             tensor.copy_(value)
-        self.outer.load_state_dict(state["outer"])
+        self.outer.optimizer.load_state_dict(state["outer"])
         self.outer.reducer.load_state_dict(state["memories"], state["residuals"])
         self.outer.reducer.to(self.world.device)
         self.total, self.since, self.rounds, self.period = state["round"]

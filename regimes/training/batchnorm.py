@@ -78,12 +78,9 @@ class PerWorkerBatchNorm:
         """Copy the running statistics into the buffers that a pass of several workers updates."""
         tracked = [bn for bn in self.layers if bn.running_mean is not None]
         for bn in tracked:
-            like, size = _running(bn), self.groups * bn.num_features
-            known = self._running.get(bn, [])
-            if [(len(t), t.dtype, t.device) for t in known] != [
-                (size, t.dtype, t.device) for t in like
-            ]:
-                self._running[bn] = [t.new_zeros(size) for t in like]
+            size = self.groups * bn.num_features
+            if bn not in self._running or len(self._running[bn][0]) != size:
+                self._running[bn] = [t.new_zeros(size) for t in _running(bn)]
         if tracked:
             torch._foreach_copy_(self._of_worker_0(tracked), _all_running(tracked))
 
@@ -105,7 +102,10 @@ class PerWorkerBatchNorm:
         factor = 0.0
         if self.update and bn.running_mean is not None:
             running = self._running[bn] if self.groups > 1 else _running(bn)
-            factor = bn.momentum if bn.momentum is not None else _cumulative(bn)
+            if bn.momentum is None:  # this batch's weight in the mean over all batches so far
+                factor = 1.0 / float(cast(Tensor, bn.num_batches_tracked).add_(1))
+            else:
+                factor = bn.momentum
             self._used.append(bn)
         mean, var = running
         if self.groups == 1:
@@ -121,11 +121,6 @@ def _running(bn: _BatchNorm) -> list[Tensor]:
 
 def _all_running(layers: list[_BatchNorm]) -> list[Tensor]:
     return [t for bn in layers for t in _running(bn)]
-
-
-def _cumulative(bn: _BatchNorm) -> float:
-    """Count this batch; returns its weight in the mean over all batches so far."""
-    return 1.0 / float(cast(Tensor, bn.num_batches_tracked).add_(1))
 
 
 def _merge(x: Tensor, groups: int) -> Tensor:

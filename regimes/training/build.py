@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import time
-from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -12,25 +11,16 @@ import torch
 from regimes.collectives.devices import pick_device
 from regimes.collectives.processes import connect
 from regimes.collectives.world import World
-from regimes.compression import Compressor, compressor
 from regimes.compression.reducer import Reducer, check_order, costs_per_step
-from regimes.config import DENSE, Level, RunConfig, check_bounds, to_dict
-from regimes.data import deficits
+from regimes.config import DENSE, Level, RunConfig, to_dict
 from regimes.data import load as load_task
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import PER_WORKER
 from regimes.instruments.panel import choose
-from regimes.policies import Policy, check_levels, policy
 from regimes.policies.controller import Controller, WholeController
 from regimes.policies.history import level_costs
 from regimes.records import Header, Row, provenance
-from regimes.training.checks import (
-    build_batch_policy,
-    build_sync_policy,
-    check_fields,
-    check_size,
-    check_windows_fit,
-)
+from regimes.training.checks import PlugIns, check_size, check_windows_fit
 from regimes.training.gradients import Gradients, draws_random_numbers, layer_table
 from regimes.training.learning_rate import LearningRate
 from regimes.training.numerics import Numerics
@@ -39,39 +29,6 @@ from regimes.training.pruning import Pruning
 from regimes.training.rounds import Rounds
 from regimes.training.step import TrainingStep, buckets_of
 from regimes.training.units import Units
-
-
-@dataclass(frozen=True)
-class PlugIns:
-    """The plug-ins that a configuration names, checked against its levels."""
-
-    compressor: Compressor
-    policy: Policy
-    batch_policy: Policy | None
-    sync_policy: Policy | None
-    deficit: deficits.Deficit
-
-    @classmethod
-    def of(cls, config: RunConfig) -> PlugIns:
-        """Build those of a configuration.
-
-        Raises:
-            ConfigError: an unknown name, bad fields, levels that one of them does not have.
-        """
-        chosen, rule = compressor(config.compressor), policy(config.policy)
-        batch_rule, deficit = build_batch_policy(config), deficits.deficit(config.deficit)
-        sync_rule = build_sync_policy(config, deficit)
-        check_fields(config)
-        check_levels(rule, config.levels)
-        for level in config.levels.values():
-            chosen.check(level)
-        return cls(chosen, rule, batch_rule, sync_rule, deficit)
-
-    @property
-    def needs(self) -> list[str]:
-        """The statistics that the policies read."""
-        rules = self.policy, self.batch_policy, self.sync_policy
-        return [need for rule in rules if rule is not None for need in rule.needs]
 
 
 class Run:
@@ -112,7 +69,8 @@ class Run:
         parameters = self.gradients.parameters
         buckets = buckets_of(parameters, config.bucket_mb, config.optimizer.clip is not None)
         self.reducer = Reducer(chosen, self.layers, world, config.seed, buckets)
-        self.pruning = Pruning.of(config.pruning, self.layers, parameters)
+        cut = config.pruning
+        self.pruning = None if cut is None else Pruning(cut, self.layers, parameters)
         self.controller = self._controller()
         batch, sync = plug_ins.batch_policy, plug_ins.sync_policy
         self.batch_controller = None if batch is None else WholeController(batch, signal, "batch")
@@ -165,8 +123,7 @@ class Run:
         config, layers = self.config, self.layers
         compressed = [i for i, layer in enumerate(layers) if layer.compressed]
         per_step = costs_per_step(self.plug_ins.compressor, layers, config.levels, config.workers)
-        costs = level_costs(per_step, compressed)
-        names = [layer.name for layer in layers]
+        costs, names = level_costs(per_step, compressed), [layer.name for layer in layers]
         return Controller(self.plug_ins.policy, names, compressed, config.signal, costs)
 
     def _context(self) -> MeasurementContext:
@@ -189,10 +146,6 @@ class Run:
             (lambda: local.is_local) if local else None,
         )
 
-    def batch_size(self, level: str | None) -> int:
-        """Samples per worker and step at a level of the batch policy."""
-        return self.config.batch_size if level is None else self.config.batch_levels[level]
-
     def value(self, level: str) -> Level:
         """The level that a name stands for: ``levels`` of the configuration."""
         return DENSE if level == DENSE else self.config.levels[level]
@@ -210,7 +163,6 @@ def prepare(config: RunConfig) -> Run:
     Raises:
         ConfigError, DataError: one sentence.
     """
-    check_bounds(config)
     plug_ins = PlugIns.of(config)
     device = pick_device(config.device)
     world, numerics = connect(config.workers, device, config.timeout), Numerics(config, device)

@@ -1,8 +1,7 @@
 """Where the loop's time goes: ``seconds`` of the record.
 
-"compute", "compress" and "communicate" are the time that the loop itself spends or waits; they add
-up to the time of a step in every mode. Work of the thread of ``collectives.overlap`` is not
-counted, but may slow down "compute" where both share a processor.
+"compute", "compress" and "communicate" are the time that the loop itself spends or waits, without
+that of the thread of ``collectives.overlap``; they add up to the time of a step.
 """
 
 from __future__ import annotations

@@ -3,10 +3,7 @@
 - *Worker by worker*: one forward and backward pass for each hosted worker, ``[L, *shape]``.
 - *Union*: one pass over all hosted workers' samples, which gives their mean, ``[1, *shape]``.
   Exact for a compressor that declares itself ``linear`` and a model without randomness, because
-  BatchNorm still normalises each worker's samples by themselves.
-
-BatchNorm in both: each worker normalises with its own batch, the running statistics follow
-worker 0 (what DistributedDataParallel's broadcast of buffers does).
+  BatchNorm still normalises each worker's samples by themselves (``batchnorm``).
 """
 
 from __future__ import annotations
@@ -35,11 +32,10 @@ def draws_random_numbers(model: nn.Module, x: Tensor) -> bool:
     devices = [x.device] if x.device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.no_grad():
         torch.manual_seed(0)
-        before = torch.get_rng_state()
-        on_device = torch.cuda.get_rng_state(x.device) if devices else before
+        before = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
         probe(x)
-        after = torch.cuda.get_rng_state(x.device) if devices else before
-        return not (torch.equal(before, torch.get_rng_state()) and torch.equal(on_device, after))
+        after = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
+        return not all(map(torch.equal, before, after))
 
 
 class Gradients:
@@ -67,7 +63,6 @@ class Gradients:
         compiled: bool = False,
     ) -> None:
         self.model, self.loss, self.world, self.seed = model, loss, world, seed
-        self.carrying = loss if isinstance(loss, CarryingLoss) else None
         self.network: Any = torch.compile(model, dynamic=False) if compiled else model
         self.union, self.micro_batch, self.clip, self.autocast = union, micro_batch, clip, autocast
         self.hidden: dict[int, Any] = {}
@@ -75,10 +70,7 @@ class Gradients:
         self._final_backward = False  # is the last backward pass of a step in progress?
         self.replicas: Replicas | None = None
         self.batchnorm = PerWorkerBatchNorm(model)
-        rows, sizes = 1 if union else world.local, [p.numel() for p in self.parameters]
-        self.stack = self.parameters[0].new_zeros(rows, sum(sizes))
-        parts = zip(self.stack.split(sizes, dim=1), self.parameters, strict=True)
-        self.layers = [part.view(rows, *p.shape) for part, p in parts]
+        self.stack, self.layers = new_stack(self.parameters, 1 if union else world.local)
 
     def on_layer_complete(self, callback: Callable[[Iterable[int]], None]) -> None:
         """Call ``callback([layer])`` from now on during the last backward pass of each step, as
@@ -118,19 +110,16 @@ class Gradients:
     def _add_micro_batch(
         self, x: Tensor, y: Tensor, share: float, key: tuple[int, int], last: bool
     ) -> Float[Tensor, " rows"]:
-        """Add one micro-batch's gradient to ``stack``; returns its losses.
-
-        Args:
-            key: of the random numbers, with the worker.
-        """
+        """Add one micro-batch's gradient to ``stack``; returns its losses. ``key`` and the worker
+        are those of the random numbers."""
         if self.union:
             self._final_backward = last
             mode = self.batchnorm.during(len(x), update=0 in self.world.hosted)
             x, y = x.transpose(0, 1).flatten(0, 1), y.transpose(0, 1).flatten(0, 1)
             return self._forward_backward(0, x, y, share, mode)[None]
-        losses, local = [], self.replicas is not None
-        each = self.world.hosted if self.replicas is None else self.replicas.each()
-        for row, (worker, _) in enumerate(zip(self.world.hosted, each, strict=True)):
+        losses, local, hosted = [], self.replicas is not None, self.world.hosted
+        each = hosted if self.replicas is None else self.replicas.each()
+        for row, (worker, _) in enumerate(zip(hosted, each, strict=True)):
             self._final_backward = last and row == len(x) - 1 and not local
             seed_generators(derive(self.seed, "dropout", *key, worker), x.device)
             mode = self.batchnorm.during(1, update=local or worker == 0)
@@ -148,10 +137,9 @@ class Gradients:
         if self.autocast is not None:
             context = torch.autocast(x.device.type, self.autocast)
         with mode, context:
-            if self.carrying is not None:
-                loss, self.hidden[row] = self.carrying.carry(
-                    self.network, x, y, self.hidden.get(row)
-                )
+            if isinstance(self.loss, CarryingLoss):
+                hidden = self.hidden.get(row)
+                loss, self.hidden[row] = self.loss.carry(self.network, x, y, hidden)
             else:
                 loss = self.loss(self.network, x, y)
         loss = loss * share
@@ -188,6 +176,14 @@ class Gradients:
             parts = zip(*states, strict=True)
             states = [tuple(torch.stack(part, 2).flatten(1, 2) for part in parts)]
         self.hidden = dict(enumerate(states))
+
+
+def new_stack(parameters: Sequence[Tensor], rows: int) -> tuple[Tensor, list[Tensor]]:
+    """Zeros ``[rows, N]`` for all parameters end to end, and their views ``[rows, *shape]``."""
+    sizes = [p.numel() for p in parameters]
+    stack = parameters[0].detach().new_zeros(rows, sum(sizes))
+    parts = zip(stack.split(sizes, dim=1), parameters, strict=True)
+    return stack, [part.view(rows, *p.shape) for part, p in parts]
 
 
 def layer_table(model: nn.Module) -> list[Layer]:

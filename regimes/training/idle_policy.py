@@ -1,6 +1,5 @@
-"""Warnings for policies that made no difference: a run may end well and have tested nothing.
-
-From the record alone, without torch: of the trainer and of the DDP hook alike.
+"""Warnings for policies that made no difference: a run may end well and have tested nothing. No
+torch.
 """
 
 from __future__ import annotations
@@ -25,15 +24,14 @@ def inactivity_warnings(header: Header, rows: Sequence[Row]) -> list[str]:
         return warnings
     compressed = [i for i, layer in enumerate(header["layers"]) if layer["compressed"]]
     if compressed and config.get("policy"):
-        levels = [[row["layers"]["level"][i] for i in compressed] for row in rows]
-        why = [[row["layers"]["why"][i] for i in compressed] for row in rows]
-        warnings += _of_policy(header, rows, "policy", levels, why)
+        layers = [row["layers"] for row in rows]
+        units = [[(x["level"][i], x["why"][i]) for i in compressed] for x in layers]
+        warnings += _of_policy(header, rows, "policy", units)
     for table in ("batch", "sync"):
         if config.get(f"{table}_policy"):
-            decisions: list[dict[str, Any]] = [dict(row)[table] for row in rows]
-            levels = [[decision["level"]] for decision in decisions]
-            why = [[decision["why"]] for decision in decisions]
-            warnings += _of_policy(header, rows, f"{table}_policy", levels, why)
+            columns: list[dict[str, Any]] = [dict(row)[table] for row in rows]
+            units = [[(column["level"], column["why"])] for column in columns]
+            warnings += _of_policy(header, rows, f"{table}_policy", units)
     return warnings
 
 
@@ -41,12 +39,11 @@ def _of_policy(
     header: Header,
     rows: Sequence[Row],
     where: str,
-    levels: list[list[str]],
-    why: list[list[dict[str, Any] | None]],
+    decided: list[list[tuple[str, dict[str, Any] | None]]],
 ) -> list[str]:
-    """The warnings for one policy, from its decisions per unit."""
-    table, units = header["config"][where], len(levels)
-    name, chosen, warnings = table["name"], {x for row in levels for x in row}, []
+    """The warnings for one policy, from the levels and reasons that it decided per unit."""
+    table, units, warnings = header["config"][where], len(decided), list[str]()
+    name, chosen = table["name"], {level for unit in decided for level, _ in unit}
     if name == "static":
         return []
     interval = _interval(table)
@@ -57,7 +54,7 @@ def _of_policy(
             f"{where}: {name} compares every {interval} units, and the run has {units}: it has "
             f"compared nothing. Set {where}.interval lower."
         )
-    decays = sum(any(w and w.get("rule") == "lr decay" for w in row) for row in why)
+    decays = sum(any(w and w.get("rule") == "lr decay" for _, w in unit) for unit in decided)
     if decays > units / 2:
         warnings.append(
             f"{where}: the learning rate decayed before {decays} of {units} units, so that the "

@@ -1,6 +1,5 @@
 """The learning rate as a pure function of the step: a linear warm-up, then the schedule.
 
-Time counts in steps at the configuration's ``batch_size``; a larger batch moves it on by several.
 A rate that changes per epoch is that of the epoch's first step.
 
 - ``step``: divided at each decay, counted from the start of the run (paper, Table 7).
@@ -76,19 +75,17 @@ class LearningRate:
         done = min(1.0, (step - first) / max(1, self.total - first))
         match c.schedule:
             case "cosine":
-                return self._down_to_final(_cosine(done))
+                share = _cosine(done)
             case "linear":
-                return self._down_to_final(1 - done)
+                share = 1 - done
             case "wsd":
                 falling = round(c.decay_share * self.total)
-                return self._down_to_final(min(1.0, max(0, self.total - step) / max(1, falling)))
+                share = min(1.0, max(0, self.total - step) / max(1, falling))
             case "cyclic":
-                return self._down_to_final(_cosine(self._cycle_position(step - first)))
-        return 1.0
-
-    def _down_to_final(self, share: float) -> float:
-        """Map 1 to 1 and 0 to ``final``."""
-        return self.config.final + (1 - self.config.final) * share
+                share = _cosine(self._cycle_position(step - first))
+            case _:
+                return 1.0
+        return c.final + (1 - c.final) * share
 
     def _cycle_position(self, step: int) -> float:
         """The position of a step within its cycle, from 0 to 1."""

@@ -1,8 +1,7 @@
 """The training loop: train under a communication schedule, measure, record.
 
 Reads top to bottom: ``run`` goes through the units (epochs, or a number of steps), ``_unit``
-through the steps of one. It knows compressors, policies and instruments by their protocols only;
-dense is a compressor, static is a policy.
+through the steps of one.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from regimes.config import DENSE, Level, RunConfig
 from regimes.errors import RegimesError
@@ -21,7 +20,6 @@ from regimes.training.build import Run, prepare
 from regimes.training.clock import LOOP, Clock
 from regimes.training.fingerprint import check_same_weights, fingerprint
 from regimes.training.gradients import install
-from regimes.training.losses import Losses
 from regimes.training.numerics import explain_nondeterminism
 from regimes.training.plan import Minibatch, Plan, decide, minibatches
 from regimes.training.quirks import resolve
@@ -29,6 +27,7 @@ from regimes.training.reporters import Reporter, Reporters
 from regimes.training.rounds import Rounds
 from regimes.training.rows import traffic_columns
 from regimes.training.state import open_record, save
+from regimes.training.step import Losses
 from regimes.training.termination import GracefulShutdown, Terminated
 
 
@@ -120,19 +119,15 @@ def _advance(
         raise Terminated(f"ended by SIGTERM after {name} {unit}: continue with --resume")
 
 
-class Consensus(NamedTuple):
-    """What all processes know of each other at the end of a unit."""
-
-    stopping: bool  # a process was asked to end
-    save_due: bool  # a checkpoint is due, by the clock of process 0
-    seconds: dict[str, Any]  # "processes": where the time of each went; empty if there is one
-
-
 def _end_of_unit_consensus(
     run: Run, unit: int, grace: GracefulShutdown, seconds: dict[str, float]
-) -> Consensus:
+) -> tuple[bool, bool, dict[str, Any]]:
     """Exchange, in one collective, what decides on checkpoint and end: clocks differ, and SIGTERM
     may reach one process only, but all must enter the same collectives next.
+
+    Returns:
+        Whether a process was asked to end; whether a checkpoint is due, by the clock of process 0;
+        and "processes": where the time of each went, if there are several.
 
     Raises:
         TrainingError: the processes hold different weights.
@@ -147,22 +142,17 @@ def _end_of_unit_consensus(
     name = unit_name(run.header["config"])
     check_same_weights(fingerprints, f"{name} {unit}")
     spent = dict(zip(LOOP, map(list, zip(*times, strict=True)), strict=True))
-    return Consensus(any(stopping), dues[0], {} if alone else {"processes": spent})
+    return any(stopping), dues[0], {} if alone else {"processes": spent}
 
 
 # -- one unit --------------------------------------------------------------------------------
 
 
-class UnitResult(NamedTuple):
-    """A trained unit: its row of the record, where the time went, and instruments' details."""
-
-    row: Row
-    seconds: dict[str, float]
-    details: dict[str, Any]
-
-
-def _unit(run: Run, unit: int, reporters: Reporters) -> UnitResult:
-    """Train one unit and measure the model after it."""
+def _unit(
+    run: Run, unit: int, reporters: Reporters
+) -> tuple[Row, dict[str, float], dict[str, Any]]:
+    """Train one unit and measure the model after it: its row of the record, where the time went,
+    and instruments' details."""
     plan, clock = decide(run, unit), Clock(run.device)
     if run.pruning is not None:
         run.pruning.begin(unit)
@@ -179,7 +169,7 @@ def _unit(run: Run, unit: int, reporters: Reporters) -> UnitResult:
         "unit": {"first": first, "stop": stop},
         "lr": run.learning_rate(first) * plan.scale,
         "next_lr": run.learning_rate(stop) * plan.scale,
-        "batch_size": run.batch_size(plan.batch["level"]),
+        "batch_size": plan.batch_size,
         "batch": plan.batch,
         "sync": plan.sync | ({"rounds": run.local.take_rounds()} if run.local else {}),
         "steps": steps,
@@ -193,7 +183,7 @@ def _unit(run: Run, unit: int, reporters: Reporters) -> UnitResult:
     if exchanged and not any(row["statistics"] for row in run.rows):
         check_measured(run.plug_ins.needs, readings)
     clock.settle()
-    return UnitResult(cast("Row", row), dict(clock.seconds), readings.details)
+    return cast("Row", row), dict(clock.seconds), readings.details
 
 
 def _evaluate(run: Run, clock: Clock) -> dict[str, Any]:
@@ -215,7 +205,7 @@ def _train(run: Run, plan: Plan, clock: Clock, reporters: Reporters) -> tuple[fl
     """All steps of a unit; their mean loss and number."""
     values = [run.value(name) for name in plan.levels.names]
     steps, samples = minibatches(run, plan)
-    losses = Losses(run, clock)
+    losses = Losses(run.gradients, clock)
     for done, batch in enumerate(samples, start=1):
         dense = batch.at < run.config.start_compressing_after
         levels: list[Level] = [DENSE] * len(values) if dense else values
@@ -224,8 +214,8 @@ def _train(run: Run, plan: Plan, clock: Clock, reporters: Reporters) -> tuple[fl
         else:
             _step_together(run, batch, levels, losses)
         reporters.step(plan.unit, done, steps)
-    for mean, (rows, *when) in run.local.flush_losses() if run.local else ():
-        losses.add(mean, rows, *when)
+    for loss in run.local.flush_losses() if run.local else ():
+        losses.add(*loss)
     losses.check()
     return losses.total / steps, steps
 
@@ -253,7 +243,7 @@ def _step_alone(
 ) -> None:
     """One step of each worker's own model, and the synchronisation that ends a round."""
     with run.numerics.training():
-        local.step(batch.x, batch.y, batch.epoch, batch.step, batch.lr, losses.clock)
-    if local.over or batch.last:
-        for mean, (rows, *when) in local.synchronize(levels, losses.clock, run.panel):
-            losses.add(mean, rows, *when)
+        over = local.step(batch.x, batch.y, batch.epoch, batch.step, batch.lr, losses.clock)
+    if over or batch.last:
+        for loss in local.synchronize(levels, losses.clock, run.panel):
+            losses.add(*loss)

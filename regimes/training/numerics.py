@@ -3,13 +3,12 @@
 torch keeps both in flags of the whole process. A run on a GPU sets them at its start and restores
 them at its end; a run on the CPU leaves them alone, because they could change its numbers. TF32 is
 allowed in training steps only: in forward, backward and compression, which share the flags because
-compression may run in another thread during backward. Instruments, evaluation and optimisers use
-full float32. Autocast covers the forward pass, whose types backward uses too
-(`training.gradients`).
+compression may run in another thread during backward.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from collections.abc import Iterator
@@ -54,10 +53,8 @@ def _deterministic() -> Iterator[None]:
         (cudnn, "benchmark", False),
         (filling, "fill_uninitialized_memory", False),
     ]
-    on, warn = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
+    on = torch.are_deterministic_algorithms_enabled()
+    warn = torch.is_deterministic_algorithms_warn_only_enabled()
     workspace = os.environ.get(WORKSPACE)
     os.environ.setdefault(WORKSPACE, ":4096:8")
     torch.use_deterministic_algorithms(True)
@@ -84,7 +81,9 @@ def _allow_tf32(allowed: bool) -> Iterator[None]:
     words = [backends, cudnn, cudnn.conv, cudnn.rnn, matmul, backends.mkldnn.matmul]
     with _set([(place, "fp32_precision", "none") for place in words]):  # now no flag contradicts
         ours, word = ("high", "tf32") if allowed else ("highest", "ieee")
-        precision, cudnn_flag = torch.get_float32_matmul_precision(), _cudnn_allows_tf32()
+        precision, cudnn_flag = torch.get_float32_matmul_precision(), True
+        with contextlib.suppress(RuntimeError):  # the flag contradicts a word that allows TF32
+            cudnn_flag = cudnn.allow_tf32
         try:
             torch.set_float32_matmul_precision(ours)
             cudnn.allow_tf32 = allowed
@@ -94,14 +93,6 @@ def _allow_tf32(allowed: bool) -> Iterator[None]:
         finally:
             torch.set_float32_matmul_precision(precision)
             cudnn.allow_tf32 = cudnn_flag
-
-
-def _cudnn_allows_tf32() -> bool:
-    """The flag; torch refuses to read one that contradicts a word, which then allows TF32."""
-    try:
-        return torch.backends.cudnn.allow_tf32
-    except RuntimeError:
-        return True
 
 
 @contextmanager

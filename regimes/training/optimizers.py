@@ -1,7 +1,5 @@
-"""The optimiser of a run: torch's own, over groups of parameters, after the exchange.
-
-Its gradients are the shared updates, as in a loop with DistributedDataParallel. Every process takes
-the same step, so no communication happens here.
+"""The optimiser of a run: torch's own, over groups of parameters. Its gradients are the shared
+updates, so that every process takes the same step.
 
 Muon (Jordan et al., "Muon", 2024) updates the matrices of hidden layers; AdamW updates embeddings,
 the output layer, convolutions and vectors, as its authors advise. Its step is scaled to the size
@@ -11,7 +9,7 @@ Its iteration runs in bfloat16, so runs on different processors agree to that pr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +18,6 @@ from torch import nn
 from regimes.config import OptimizerConfig, Registry
 from regimes.errors import ConfigError, TrainingError
 
-Groups = list[dict[str, Any]]
 CLASSES = Registry("optimizer", dict.fromkeys(("sgd", "adamw", "muon")))  # built by name
 
 
@@ -67,11 +64,6 @@ class Optimizers:
         }
         return [decay.get(id(p), 0.0) for p in parameters]
 
-    def forget(self) -> None:
-        """Reset all momenta and counts."""
-        for part in self.parts:
-            part.state.clear()
-
     def state_dict(self) -> dict[str, Any]:
         return {"parts": [part.state_dict() for part in self.parts]}
 
@@ -89,16 +81,16 @@ def build(config: OptimizerConfig, model: nn.Module, classes: int) -> Optimizers
     Raises:
         ConfigError: an unknown optimiser, or options that its class does not take.
     """
-    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    parameters = [p for p in model.parameters() if p.requires_grad]
     try:
         match config.name:
             case "sgd":
-                return Optimizers([_sgd(config, named.values())], config.lr)
+                return Optimizers([_sgd(config, parameters)], config.lr)
             case "adamw":
-                return Optimizers([_adamw(config, named.values())], config.lr)
+                return Optimizers([_adamw(config, parameters)], config.lr)
             case "muon":
-                return Optimizers(_muon(config, model, named, classes), config.lr)
-        groups = _groups(config, named.values(), vectors=False)
+                return Optimizers(_muon(config, model, parameters, classes), config.lr)
+        groups = _groups(config, parameters, vectors=False)
         made = CLASSES.load(config.name)(groups, lr=config.lr, **config.options)
     except (TypeError, ValueError) as error:
         why = str(error).splitlines()[0]
@@ -109,7 +101,7 @@ def build(config: OptimizerConfig, model: nn.Module, classes: int) -> Optimizers
     return Optimizers([made], config.lr)
 
 
-def _sgd(config: OptimizerConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+def _sgd(config: OptimizerConfig, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(
         _groups(config, parameters, vectors=True),
         lr=config.lr,
@@ -120,13 +112,13 @@ def _sgd(config: OptimizerConfig, parameters: Iterable[nn.Parameter]) -> torch.o
     )
 
 
-def _adamw(config: OptimizerConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+def _adamw(config: OptimizerConfig, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
     groups = _groups(config, parameters, vectors=False)
     return torch.optim.AdamW(groups, lr=config.lr, foreach=True, **config.options)
 
 
 def _muon(
-    config: OptimizerConfig, model: nn.Module, named: Mapping[str, nn.Parameter], classes: int
+    config: OptimizerConfig, model: nn.Module, parameters: Sequence[nn.Parameter], classes: int
 ) -> list[torch.optim.Optimizer]:
     """Muon for hidden matrices, AdamW for the rest; ``options`` are AdamW's betas and eps."""
     output = output_layer(model, classes)
@@ -136,21 +128,20 @@ def _muon(
         if isinstance(module, nn.Embedding) or module is output
         for parameter in module.parameters(recurse=False)
     }
-    hidden = [p for p in named.values() if p.ndim == 2 and id(p) not in outer]
-    rest = [p for p in named.values() if p.ndim != 2 or id(p) in outer]
-    parts: list[torch.optim.Optimizer] = []
-    if hidden:
-        parts.append(
-            torch.optim.Muon(
-                hidden,
-                lr=config.lr,
-                weight_decay=config.weight_decay,
-                momentum=config.momentum,
-                nesterov=config.nesterov,
-                adjust_lr_fn="match_rms_adamw",
-            )
-        )
-    return [*parts, _adamw(config, rest)] if rest else parts
+    hidden = [p for p in parameters if p.ndim == 2 and id(p) not in outer]
+    rest = [p for p in parameters if p.ndim != 2 or id(p) in outer]
+    others = [_adamw(config, rest)] if rest else []
+    if not hidden:
+        return others
+    muon = torch.optim.Muon(
+        hidden,
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+        momentum=config.momentum,
+        nesterov=config.nesterov,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    return [muon, *others]
 
 
 def output_layer(model: nn.Module, classes: int) -> nn.Linear | None:
@@ -165,22 +156,23 @@ def output_layer(model: nn.Module, classes: int) -> nn.Linear | None:
         return None
     declared = isinstance(head, nn.Module) and head is not model
     linear = [m for m in (head if declared else model).modules() if isinstance(m, nn.Linear)]
-    last = linear[-1] if linear else None
-    return last if declared or (last is not None and last.out_features == classes) else None
+    return linear[-1] if linear and (declared or linear[-1].out_features == classes) else None
 
 
-def _groups(config: OptimizerConfig, parameters: Iterable[nn.Parameter], vectors: bool) -> Groups:
+def _groups(
+    config: OptimizerConfig, parameters: Sequence[nn.Parameter], vectors: bool
+) -> list[dict[str, Any]]:
     """Two groups, with and without weight decay; one where all have it or none.
 
     Args:
         vectors: whether 1-D parameters decay, unless the configuration says.
     """
     vectors = vectors if config.decay_vectors is None else config.decay_vectors
-    parameters = list(parameters)
-    if vectors or not config.weight_decay:
-        return [{"params": parameters, "weight_decay": config.weight_decay}]
+    decay = config.weight_decay
+    if vectors or not decay:
+        return [{"params": list(parameters), "weight_decay": decay}]
     parts = {
-        config.weight_decay: [p for p in parameters if p.ndim > 1],
+        decay: [p for p in parameters if p.ndim > 1],
         0.0: [p for p in parameters if p.ndim <= 1],
     }
     return [{"params": ps, "weight_decay": decay} for decay, ps in parts.items() if ps]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from regimes.policies.controller import Levels, check_reasons
 from regimes.policies.schedules import period_of
 from regimes.training.build import Run
-from regimes.training.rows import BatchColumn, SyncColumn
+from regimes.training.rows import NO_BATCH, NO_SYNC
 
 
 @dataclass(frozen=True)
@@ -18,44 +19,40 @@ class Plan:
     """What is decided before a unit, from the units so far.
 
     Attributes:
+        batch_size: samples per worker and step.
         scale: of the learning rate, by the batch size.
         levels: of all layers, with reasons.
         sync: the period that starts at the next synchronisation.
     """
 
     unit: int
-    batch: BatchColumn
+    batch: dict[str, Any]
+    batch_size: int
     scale: float
     levels: Levels
-    sync: SyncColumn
+    sync: dict[str, Any]
 
 
 def decide(run: Run, unit: int) -> Plan:
     """The plan of unit ``len(rows)``."""
-    batch, levels, sync = _batch(run), run.controller.decide(run.rows), _sync(run)
-    check_reasons(run.controller.policy, levels.why)
+    rows, config, size = run.rows, run.config, run.config.batch_size
+    batch: dict[str, Any] = dict(NO_BATCH)
+    sync: dict[str, Any] = dict(NO_SYNC)
     if run.batch_controller is not None:
-        check_reasons(run.batch_controller.policy, [batch["why"]])
+        chosen = run.batch_controller.decide(rows)
+        check_reasons(run.batch_controller.policy, [chosen.why])
+        size = config.batch_levels[chosen.level]
+        multiple = size // config.batch_size
+        batch = {"level": chosen.level, "why": chosen.why, "multiple": multiple}
+    levels = run.controller.decide(rows)
+    check_reasons(run.controller.policy, levels.why)
     if run.sync_controller is not None:
-        check_reasons(run.sync_controller.policy, [sync["why"]])
-    scale = batch["multiple"] if run.config.optimizer.scale_with_batch else 1
-    return Plan(unit, batch, scale, levels, sync)
-
-
-def _batch(run: Run) -> BatchColumn:
-    if run.batch_controller is None:
-        return BatchColumn(level=None, why=None, multiple=1)
-    decision = run.batch_controller.decide(run.rows)
-    multiple = run.batch_size(decision.level) // run.config.batch_size
-    return BatchColumn(level=decision.level, why=decision.why, multiple=multiple)
-
-
-def _sync(run: Run) -> SyncColumn:
-    if run.sync_controller is None:
-        return SyncColumn(level=None, why=None, period=1)
-    decision = run.sync_controller.decide(run.rows)
-    period = period_of(decision.level, run.config.sync_levels)
-    return SyncColumn(level=decision.level, why=decision.why, period=period)
+        chosen = run.sync_controller.decide(rows)
+        check_reasons(run.sync_controller.policy, [chosen.why])
+        period = period_of(chosen.level, config.sync_levels)
+        sync = {"level": chosen.level, "why": chosen.why, "period": period}
+    scale = batch["multiple"] if config.optimizer.scale_with_batch else 1
+    return Plan(unit, batch, size, scale, levels, sync)
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,7 @@ class Minibatch:
 
 def minibatches(run: Run, plan: Plan) -> tuple[int, Iterator[Minibatch]]:
     """How many steps a unit has, and what they train on."""
-    batches = run.batches.rebatched(run.batch_size(plan.batch["level"]))
+    batches = run.batches.rebatched(plan.batch_size)
     multiple, per_epoch = plan.batch["multiple"], run.units.per_epoch
     # (epoch, first step, stop) in steps of this batch size; an epoch's last batch may be short
     parts = [

@@ -2,8 +2,7 @@
 
 By magnitude, over all compressed layers at once (global magnitude pruning: Blalock et al., MLSys
 2020, section 7). A pruned weight has no gradient. A low rank, momentum or error feedback may still
-change it, so the masks are applied after each step. A level sends as many floats as before. All
-processes prune the same weights, because they hold the same weights.
+change it, so the masks are applied after each step. A level sends as many floats as before.
 """
 
 from __future__ import annotations
@@ -24,36 +23,24 @@ class Pruning:
 
     Attributes:
         masks: by layer, 0 where a weight is pruned; empty before the event.
+
+    Raises:
+        ConfigError: no layer is compressed.
     """
 
     def __init__(
         self, settings: PruningConfig, layers: Sequence[Layer], parameters: Sequence[nn.Parameter]
     ) -> None:
         self.settings = settings
-        self.parameters = {
-            layer.name: parameter
-            for layer, parameter in zip(layers, parameters, strict=True)
-            if layer.compressed
-        }
-        self.masks: dict[str, Tensor] = {}
-        for name, parameter in self.parameters.items():
-            parameter.register_hook(partial(self._masked, name))
-
-    @classmethod
-    def of(
-        cls,
-        settings: PruningConfig | None,
-        layers: Sequence[Layer],
-        parameters: Sequence[nn.Parameter],
-    ) -> Pruning | None:
-        """None where nothing is pruned; ConfigError where there is nothing to prune."""
-        if settings is None:
-            return None
-        if not any(layer.compressed for layer in layers):
+        named = zip(layers, parameters, strict=True)
+        self.parameters = {layer.name: p for layer, p in named if layer.compressed}
+        if not self.parameters:
             raise ConfigError(
                 "pruning: the model has no layer that is compressed, so none to prune"
             )
-        return cls(settings, layers, parameters)
+        self.masks: dict[str, Tensor] = {}
+        for name, parameter in self.parameters.items():
+            parameter.register_hook(partial(self._masked, name))
 
     def begin(self, epoch: int) -> None:
         """Before each unit: prune, if this is the one."""
@@ -62,14 +49,9 @@ class Pruning:
         sizes = torch.cat([p.detach().abs().flatten() for p in self.parameters.values()])
         masks = torch.ones_like(sizes)
         masks[sizes.argsort(stable=True)[: round(self.settings.share * len(sizes))]] = 0
-        self.masks = {
-            name: part.view_as(p)
-            for (name, p), part in zip(
-                self.parameters.items(),
-                masks.split([p.numel() for p in self.parameters.values()]),
-                strict=True,
-            )
-        }
+        parts = masks.split([p.numel() for p in self.parameters.values()])
+        named = zip(self.parameters.items(), parts, strict=True)
+        self.masks = {name: part.view_as(p) for (name, p), part in named}
         self.apply_masks()
 
     def apply_masks(self) -> None:

@@ -1,6 +1,5 @@
-"""``quirks = "authors"``: do what the published code does where it differs from the paper.
-
-Every quirk is an ordinary field of the configuration; this module only sets them together:
+"""``quirks = "authors"``: do what the published code does where it differs from the paper. Every
+quirk is an ordinary field of the configuration:
 
 - the detector reads worker 0's own accumulated gradient;
 - TopK sums over workers, has no error feedback, and rounds K n down;

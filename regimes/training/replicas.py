@@ -1,28 +1,37 @@
-"""The hosted workers' own parameters, buffers and optimisers, while each steps by itself.
+"""The hosted workers' own parameters, buffers and optimisers while each steps by itself, and the
+outer step that synchronises them.
 
-One module serves all workers: its tensors are set to those of one worker after the other. In
-between they are those of the last synchronisation.
+The pseudo-gradient of a worker is the last synchronised parameters less its own. Any compressor
+reduces it with error feedback, like a gradient; the result is the gradient of an outer SGD
+(Reddi et al., "Adaptive federated optimization", 2021; DiLoCo: Douillard et al., 2023). Without
+compression, at rate 1 and without momentum, that is the mean of the workers' parameters.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from regimes.collectives.requests import NO_LAYER, Mean, Program
 from regimes.collectives.world import World
+from regimes.compression.reducer import Reducer
+from regimes.config import Level, OuterConfig
 from regimes.training.optimizers import Optimizers
 
 
 class Replicas:
     """L models, and the one of the last synchronisation.
 
+    One module serves all workers: its tensors are set to those of one worker after the other. In
+    between they are those of the last synchronisation.
+
     Attributes:
-        parameters, buffers: of the module.
+        parameters: of the module.
         synced_tensors: parameters, then buffers, of the last synchronisation, ``[*shape]`` each.
         stacks: the workers' own, in the same order, ``[L, *shape]`` each.
         optimizers: one per hosted worker, all over the module's parameters.
@@ -41,23 +50,18 @@ class Replicas:
             in_place: the module holds the parameters of the only hosted worker, as in a user's
                 own loop, and the synchronised copy is separate; otherwise reversed.
         """
-        self.parameters, self.buffers = list(parameters), list(buffers)
-        self.optimizers, self._all = list(optimizers), [*parameters, *buffers]
+        self.parameters, self.optimizers = list(parameters), list(optimizers)
+        self._all = [*parameters, *buffers]
         data, count = [t.data for t in self._all], len(optimizers)
         self.synced_tensors = [t.clone() for t in data] if in_place else data
         self.stacks = [t[None] if in_place else t.new_empty(count, *t.shape) for t in data]
         self._rows = [[stack[row] for stack in self.stacks] for row in range(count)]
-        self._copy_synced(0, len(self._all))
+        self._copy_synced()
 
     @property
     def synced_parameters(self) -> list[Tensor]:
         """The parameters of the last synchronisation, ``[*shape]`` per layer."""
         return self.synced_tensors[: len(self.parameters)]
-
-    @property
-    def rows(self) -> list[Tensor]:
-        """The workers' parameters, ``[L, *shape]`` per layer."""
-        return self.stacks[: len(self.parameters)]
 
     def each(self) -> Iterator[Optimizers]:
         """The optimiser of each hosted worker in turn, while the module holds its tensors."""
@@ -72,24 +76,20 @@ class Replicas:
         for tensor, data in zip(self._all, tensors, strict=True):
             tensor.data = data
 
-    def restart(self) -> None:
-        """Every worker goes on from the synchronised parameters."""
-        self._copy_synced(0, len(self.parameters))
-
-    def _copy_synced(self, first: int, stop: int) -> None:
-        synced = self.synced_tensors[first:stop]
-        for tensor, stack in zip(synced, self.stacks[first:stop], strict=True):
+    def _copy_synced(self) -> None:
+        for tensor, stack in zip(self.synced_tensors, self.stacks, strict=True):
             stack.copy_(tensor.expand_as(stack))
 
-    def average_buffers(self, world: World) -> None:
-        """Every worker's floating-point buffers become the mean of all workers'."""
+    def restart(self, world: World) -> None:
+        """Every worker goes on from the synchronised parameters and the mean of all workers'
+        floating-point buffers."""
         first, stop = len(self.parameters), len(self._all)
         floating = [i for i in range(first, stop) if self.stacks[i].is_floating_point()]
         means = world.drive([_mean(self.stacks[i]) for i in floating], [NO_LAYER] * len(floating))
         mean_of = dict(zip(floating, means, strict=True))
         for i in range(first, stop):  # integers, counts of batches, are the same on all workers
             self.synced_tensors[i].copy_(mean_of.get(i, self.stacks[i][0]))
-        self._copy_synced(first, stop)
+        self._copy_synced()
 
     # -- optimisers --------------------------------------------------------------------------
 
@@ -99,11 +99,16 @@ class Replicas:
             if other is not optimizer:
                 other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
 
-    def reset_states(self) -> None:
-        for optimizer in self.optimizers:
-            optimizer.forget()
+    def settle_states(self, rule: str, world: World) -> None:
+        """Reset the states of the workers' optimisers, average them, or keep them as they are
+        (``OuterConfig.states``)."""
+        if rule == "reset":
+            for part in (part for optimizer in self.optimizers for part in optimizer.parts):
+                part.state.clear()
+        elif rule == "average":
+            self._average_states(world)
 
-    def average_states(self, world: World) -> None:
+    def _average_states(self, world: World) -> None:
         """The optimisers' momenta become their means over all workers, counted as traffic of their
         layers; counts of steps are the same on all workers."""
         places = [
@@ -142,3 +147,46 @@ class Replicas:
 
 def _mean(stack: Tensor) -> Program:
     return (yield Mean(stack))
+
+
+class OuterStep:
+    """The outer optimiser, over the synchronised parameters, and the reducer of pseudo-gradients,
+    which has memories of its own."""
+
+    def __init__(self, parameters: Iterable[Tensor], reducer: Reducer, config: OuterConfig) -> None:
+        self.parameters, self.reducer, self.config = list(parameters), reducer, config
+        self.optimizer = torch.optim.SGD(
+            self.parameters,
+            lr=config.lr,
+            momentum=config.momentum,
+            nesterov=config.nesterov,
+            foreach=True,
+        )
+
+    def pseudo_gradients(
+        self, replicas: Replicas, out: Sequence[Float[Tensor, "rows ..."]]
+    ) -> None:
+        """The movement of each hosted worker, reversed, into ``out [L, *shape]`` per layer."""
+        for synced, own, into in zip(self.parameters, replicas.stacks, out, strict=False):
+            torch.sub(synced.data, own, out=into)
+
+    def reduce(
+        self,
+        stacks: Sequence[Float[Tensor, "rows ..."]],
+        levels: Sequence[Level],
+        losses: Float[Tensor, "rows steps"],
+    ) -> tuple[list[Tensor], Float[Tensor, " steps"]]:
+        """The shared pseudo-gradient ``[*shape]`` per layer, and the workers' mean losses
+        ``[steps]``, which are sent with it."""
+        (bucket,) = self.reducer.buckets
+        means = self.reducer.reduce(bucket, stacks, levels, losses)
+        return [means[i] for i in range(len(levels))], means[NO_LAYER]
+
+    def step(self, updates: Sequence[Tensor], replicas: Replicas) -> None:
+        """Step the synchronised parameters; the workers go on from them, with the optimisers'
+        states as configured."""
+        for parameter, update in zip(self.parameters, updates, strict=True):
+            parameter.grad = update
+        self.optimizer.step()
+        replicas.restart(self.reducer.world)
+        replicas.settle_states(self.config.states, self.reducer.world)

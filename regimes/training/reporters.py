@@ -1,7 +1,5 @@
-"""Reporters. An exception in one never stops training.
-
-A reporter may be a user's code, or write to a pipe that another program closes. The first exception
-of one is logged and recorded, then it is removed; the record is otherwise unaffected.
+"""Reporters. An exception in one never stops training: it may be a user's code, or write to a pipe
+that another program closes.
 """
 
 from __future__ import annotations
@@ -9,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from functools import partialmethod
 from typing import Any, Protocol, runtime_checkable
 
 from regimes.errors import RecordError
@@ -29,8 +28,8 @@ class Reporter(Protocol):
 
 
 class Reporters:
-    """Several reporters as one. Only KeyboardInterrupt, ``Terminated`` and other exceptions that
-    are no ``Exception`` pass through.
+    """Several reporters as one. The first exception of one is logged and recorded, then it is
+    removed. Only ``Terminated`` passes through, and what is no ``Exception``.
 
     Attributes:
         event_log: records a failure (``RecordWriter.event``); None before there is a record.
@@ -39,18 +38,6 @@ class Reporters:
     def __init__(self, reporters: Sequence[Reporter]) -> None:
         self._active = list(reporters)
         self.event_log: Callable[..., None] | None = None
-
-    def start(self, header: Header, rows: list[Row]) -> None:
-        self._call("start", header, rows)
-
-    def step(self, epoch: int, done: int, steps: int) -> None:
-        self._call("step", epoch, done, steps)
-
-    def epoch(self, row: Row, seconds: dict[str, float]) -> None:
-        self._call("epoch", row, seconds)
-
-    def stop(self, message: str) -> None:
-        self._call("stop", message)
 
     def _call(self, method: str, *arguments: Any) -> None:
         for reporter in tuple(self._active):
@@ -61,6 +48,9 @@ class Reporters:
             except Exception as error:
                 self._active = [r for r in self._active if r is not reporter]
                 self._report_failure(reporter, method, error)
+
+    start, step = partialmethod(_call, "start"), partialmethod(_call, "step")
+    epoch, stop = partialmethod(_call, "epoch"), partialmethod(_call, "stop")
 
     def _report_failure(self, reporter: Reporter, method: str, error: Exception) -> None:
         name, why = type(reporter).__name__, f"{type(error).__name__} {error}".strip()

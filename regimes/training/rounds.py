@@ -1,12 +1,9 @@
 """Local steps: each worker steps by itself, and all synchronise every so many steps.
 
-A round is a period of local steps and the synchronisation at its end. A new period applies from the
-next round on. A period of 1 is the ordinary step with shared gradients and one model for all
-workers, unless the configuration says otherwise (``outer.period_one``, or an outer optimiser that
-does more than average).
-
-When shared steps end, every worker starts with a copy of the optimiser's state; when they begin
-again, the workers' states become their mean (or are reset, with ``outer.states = "reset"``).
+A period of 1 is the ordinary step with shared gradients and one model for all workers, unless the
+configuration says otherwise (``outer.period_one``, or an outer optimiser that does more than
+average). When shared steps end, every worker starts with a copy of the optimiser's state; when they
+begin again, the workers' states become their mean (or are reset, with ``outer.states = "reset"``).
 """
 
 from __future__ import annotations
@@ -25,14 +22,14 @@ from regimes.instruments.panel import Panel
 from regimes.training.clock import Clock
 from regimes.training.gradients import Gradients, install
 from regimes.training.optimizers import Optimizers
-from regimes.training.outer import OuterStep, pseudo_gradients
-from regimes.training.replicas import Replicas
+from regimes.training.replicas import OuterStep, Replicas
 
-Pending = tuple[Tensor, int, int]  # losses [rows] of this process's workers, epoch, step
+Loss = tuple[Tensor, Tensor, int, int]  # mean of all workers; [rows] of this process; epoch, step
 
 
 class Rounds:
-    """Rounds of this process's workers.
+    """Rounds of this process's workers: a period of local steps and the synchronisation at its end.
+    A new period applies from the next round on.
 
     Attributes:
         period: of the round under way.
@@ -53,9 +50,8 @@ class Rounds:
         self.gradients, self.world, self.config = gradients, gradients.world, config
         self.optimizer, self._build = optimizer, build
         self.outer = OuterStep(gradients.parameters, reducer, config)
-        self.period, self.since, self.rounds = 1, 0, 0
-        self.rates = 0.0
-        self.pending: list[Pending] = []
+        self.period, self.since, self.rounds, self.rates = 1, 0, 0, 0.0
+        self.pending: list[tuple[Tensor, int, int]] = []
 
     @property
     def replicas(self) -> Replicas | None:
@@ -71,15 +67,20 @@ class Rounds:
         if not self.since:
             self.period = wanted
             shares = wanted == 1 and self.config.plain and self.config.period_one == "gradients"
-            if shares and self.is_local:
-                self._merge()
-            elif not shares and not self.is_local:
-                self._fork()
+            if shares and self.replicas is not None:  # back to one model
+                states = self.config.states
+                self.replicas.settle_states("average" if states == "keep" else states, self.world)
+                self.gradients.replicas = None
+            elif not shares and self.replicas is None:
+                # Running statistics of the shared model follow worker 0: only process 0 has them.
+                self.world.broadcast(list(self.gradients.model.buffers()))
+                self._make_replicas().copy_state(self.optimizer)
         self.rounds += not self.is_local
         return self.is_local
 
-    def step(self, x: Tensor, y: Tensor, epoch: int, step: int, lr: float, clock: Clock) -> None:
-        """One step of each hosted worker on its samples of ``x [L, b, ...]``, ``y [L, b]``."""
+    def step(self, x: Tensor, y: Tensor, epoch: int, step: int, lr: float, clock: Clock) -> bool:
+        """One step of each hosted worker on its samples of ``x [L, b, ...]``, ``y [L, b]``; returns
+        whether the round's local steps are done."""
         assert self.replicas is not None
         g = self.gradients
         with clock("compute"):
@@ -91,28 +92,15 @@ class Rounds:
         self.pending.append((losses, epoch, step))
         self.since += 1
         self.rates += lr
-
-    @property
-    def over(self) -> bool:
-        """Whether the round's local steps are done."""
         return self.since >= self.period
 
-    def synchronize(
-        self, levels: Sequence[Level], clock: Clock, panel: Panel
-    ) -> list[tuple[Tensor, Pending]]:
-        """End a round.
-
-        Args:
-            panel: sees what is exchanged before it is applied.
-
-        Returns:
-            For each step since the last synchronisation or flush, the mean loss over all workers
-            and this process's losses.
-        """
+    def synchronize(self, levels: Sequence[Level], clock: Clock, panel: Panel) -> list[Loss]:
+        """End a round; ``panel`` sees what is exchanged before it is applied. Returns the losses of
+        the steps since the last synchronisation or flush."""
         assert self.replicas is not None
         before, g = self.world.seconds, self.gradients
         with clock("compress"):
-            pseudo_gradients([p.data for p in g.parameters], self.replicas.rows, g.layers)
+            self.outer.pseudo_gradients(self.replicas, g.layers)
             updates, means = self.outer.reduce(g.layers, levels, self._losses())
         losses = self._flushed(means)
         self.optimizer.lr = self.rates
@@ -124,7 +112,7 @@ class Rounds:
         self.rounds += 1
         return losses
 
-    def flush_losses(self) -> list[tuple[Tensor, Pending]]:
+    def flush_losses(self) -> list[Loss]:
         """The same within a round, at the end of a unit, which records its mean loss."""
         return self._flushed(self.world.ask(Mean(self._losses()))[0]) if self.pending else []
 
@@ -136,32 +124,16 @@ class Rounds:
     def _losses(self) -> Float[Tensor, "rows steps"]:
         return torch.stack([rows for rows, *_ in self.pending], 1)
 
-    def _flushed(self, means: Float[Tensor, " steps"]) -> list[tuple[Tensor, Pending]]:
+    def _flushed(self, means: Float[Tensor, " steps"]) -> list[Loss]:
         pending, self.pending = self.pending, []
-        return list(zip(means.unbind(), pending, strict=True))
-
-    # -- from one model to many, and back ----------------------------------------------------
-
-    def _fork(self) -> None:
-        """Every worker gets a model of its own."""
-        # Running statistics of the shared model follow worker 0, so only process 0 has them.
-        self.world.broadcast(list(self.gradients.model.buffers()))
-        self._make_replicas().copy_state(self.optimizer)
+        return [(mean, *step) for mean, step in zip(means.unbind(), pending, strict=True)]
 
     def _make_replicas(self) -> Replicas:
+        """Every worker gets a model of its own."""
         optimizers = [self.optimizer, *(self._build() for _ in range(self.world.local - 1))]
         buffers = list(self.gradients.model.buffers())
         self.gradients.replicas = Replicas(self.gradients.parameters, buffers, optimizers)
         return self.gradients.replicas
-
-    def _merge(self) -> None:
-        """Back to one model, right after a synchronisation."""
-        assert self.replicas is not None
-        if self.config.states == "reset":
-            self.replicas.reset_states()
-        else:
-            self.replicas.average_states(self.world)
-        self.gradients.replicas = None
 
     # -- checkpoint --------------------------------------------------------------------------
 
@@ -172,7 +144,7 @@ class Rounds:
             "period": self.period,
             "since": self.since,
             "rates": self.rates,
-            "optimizer": self.outer.state_dict(),
+            "optimizer": self.outer.optimizer.state_dict(),
             "memories": memories,
         }
         workers = [] if self.replicas is None else self.replicas.state_dict()
@@ -183,7 +155,7 @@ class Rounds:
     ) -> None:
         """The inverse; ``workers`` are the hosted ones, or empty if steps were shared."""
         self.period, self.since, self.rates = shared["period"], shared["since"], shared["rates"]
-        self.outer.load_state_dict(shared["optimizer"])
+        self.outer.optimizer.load_state_dict(shared["optimizer"])
         self.outer.reducer.load_state_dict(shared["memories"], residuals)
         self.outer.reducer.to(self.gradients.stack.device)
         if workers:

@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 from regimes.collectives.requests import NO_LAYER, Layer
 from regimes.collectives.world import Meter
 from regimes.instruments.panel import Readings
 from regimes.policies.controller import Levels
 
-
-class BatchColumn(TypedDict):
-    """The batch size of a unit: its level and why, None without a batch policy."""
-
-    level: str | None
-    why: dict[str, Any] | None
-    multiple: int  # of the configuration's ``batch_size``
-
-
-class SyncColumn(TypedDict):
-    """The period between synchronisations: its level and why, None without local steps."""
-
-    level: str | None
-    why: dict[str, Any] | None
-    period: int  # steps
+# The columns of a unit without a batch policy (a multiple of ``batch_size``), without local steps
+NO_BATCH = {"level": None, "why": None, "multiple": 1}
+NO_SYNC = {"level": None, "why": None, "period": 1}
 
 
 def traffic_columns(meter: Meter, levels: Levels) -> dict[str, Any]:
@@ -66,8 +54,8 @@ def job_row(
         "next_lr": rates[1],
         **({} if groups is None else {"group_lr": list(groups)}),
         "batch_size": batch_size,
-        "batch": BatchColumn(level=None, why=None, multiple=1),
-        "sync": SyncColumn(level=None, why=None, period=1),
+        "batch": dict(NO_BATCH),
+        "sync": dict(NO_SYNC),
         "steps": steps,
         **dict.fromkeys(("train_loss", "test_loss", "metric")),
         "statistics": readings.layers,

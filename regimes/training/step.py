@@ -1,22 +1,26 @@
-"""One training step up to the shared updates: gradients and their reduction, bucket by bucket.
+"""One training step up to the shared updates: gradients and their reduction, bucket by bucket; and
+the losses of a unit's steps.
 
 Several processes with more than one bucket overlap the two (``collectives.overlap``): a bucket is
-reduced while the last backward pass of the step goes on, and the mean loss, which carries the flag
-of a non-finite gradient, travels with the last bucket. A single process reduces the same buckets in
-the same order after backward, as do all with gradient clipping, which needs the norm of the whole
-gradient. The numbers differ only in the order of additions over more than two processes.
+reduced while the last backward pass of the step goes on. A single process reduces the same buckets
+in the same order after backward. The numbers differ only in the order of additions over more than
+two processes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from regimes.collectives.overlap import Pipeline, make_buckets
 from regimes.collectives.requests import NO_LAYER
 from regimes.compression.reducer import Reducer, loss_with_flag
 from regimes.config import Level
+from regimes.errors import TrainingError
 from regimes.training.clock import Clock
 from regimes.training.gradients import Gradients
 
@@ -24,11 +28,8 @@ from regimes.training.gradients import Gradients
 def buckets_of(
     parameters: Sequence[nn.Parameter], bucket_mb: float, whole: bool
 ) -> list[list[int]] | None:
-    """The buckets of a model, the loss in the last; None is one bucket of all.
-
-    Args:
-        whole: nothing can be reduced before the whole gradient is there.
-    """
+    """The buckets of a model, the loss in the last; None is one bucket of all, as where nothing can
+    be reduced before the ``whole`` gradient is there."""
     *early, last = make_buckets(parameters, int(bucket_mb * 2**20))
     return None if whole or not early else [*early, [*last, NO_LAYER]]
 
@@ -95,3 +96,66 @@ class TrainingStep:
         """End the pipeline's thread, so that no collective is in progress when the group ends."""
         if self.pipeline is not None:
             self.pipeline.close()
+
+
+def check_interval(device: torch.device) -> int:
+    """Steps between two checks.
+
+    To read a number that a GPU computes is to wait for it. Steps after a non-finite one are wasted
+    there, but leave nothing: all losses of a unit are checked before it is measured, recorded or
+    saved.
+    """
+    return 1 if device.type == "cpu" else 16
+
+
+class Losses:
+    """Sums up the losses of one unit, in float64 and in order.
+
+    Attributes:
+        total: of the losses checked so far.
+        every: steps between two checks; 1 on the CPU, where a non-finite step changes no weight.
+    """
+
+    def __init__(self, gradients: Gradients, clock: Clock) -> None:
+        self.gradients, self.clock, self.total = gradients, clock, 0.0
+        self.every = check_interval(gradients.stack.device)
+        self._unchecked: list[tuple[Tensor, Tensor, int, int]] = []
+
+    def add(
+        self, loss: Float[Tensor, ""], rows: Float[Tensor, " rows"], epoch: int, step: int
+    ) -> None:
+        """Add one step's mean loss, and the losses of this process's rows: NaN for a gradient that
+        is not finite."""
+        # a copy: the mean is a view of the collective's buffer, which the next step overwrites
+        self._unchecked.append((loss.clone(), rows, epoch, step))
+        if len(self._unchecked) == self.every:
+            self.check()
+
+    def check(self) -> None:
+        """Wait for all steps so far.
+
+        Raises:
+            TrainingError: a loss is not finite. All processes have the same mean losses, so all
+                raise in the same step.
+        """
+        if not self._unchecked:
+            return
+        values = torch.stack([loss for loss, *_ in self._unchecked]).tolist()
+        for value, (_, rows, epoch, step) in zip(values, self._unchecked, strict=True):
+            if not math.isfinite(value):
+                raise self._not_finite(rows, epoch, step)
+            self.total += value
+        self._unchecked.clear()
+        self.clock.settle()
+
+    def _not_finite(self, rows: Tensor, epoch: int, step: int) -> TrainingError:
+        """The error that names the workers; every process calls this together."""
+        world, union = self.gradients.world, self.gradients.union
+        finite = world.gather([rows.expand(world.local)])[0].isfinite().tolist()
+        workers = ", ".join(str(worker) for worker, ok in enumerate(finite) if not ok)
+        who = "the union of workers" if union and world.local > 1 else "worker"
+        return TrainingError(
+            f"the loss or a gradient of {who} {workers} is not finite in epoch {epoch}, step "
+            f"{step}: lower optimizer.lr or lengthen the warm-up; the record up to the last epoch "
+            "is intact"
+        )

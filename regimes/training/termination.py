@@ -1,8 +1,7 @@
 """SIGTERM with grace: the epoch in progress is finished and saved, then the run ends.
 
 A scheduler that preempts a job sends SIGTERM and, some time later, SIGKILL. Steps that are not
-saved by then are trained again after ``--resume``; the record loses nothing in either case.
-This module handles the signal; ``loop`` saves and stops, ``launch.sweep`` ends many runs.
+saved by then are trained again after ``--resume``.
 """
 
 from __future__ import annotations
@@ -48,25 +47,20 @@ def grace_seconds() -> float:
     return seconds
 
 
-class _Noted:
-    """A handler of SIGTERM that remembers it; for a process that trains one run after another."""
-
-    asked = False
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
+_remembered: list[int] = []  # signals, in a process that trains one run after another
 
 
-_noted = _Noted()
+def _remember(number: int, frame: FrameType | None) -> None:
+    _remembered.append(number)
 
 
 def remember_sigterm() -> None:
     """From now on a SIGTERM ends the run in progress, and no later run of this process starts."""
-    signal.signal(signal.SIGTERM, _noted)
+    signal.signal(signal.SIGTERM, _remember)
 
 
-def _check_noted() -> None:
-    if _noted.asked:
+def _check_remembered() -> None:
+    if _remembered:
         raise Terminated("ended by SIGTERM before its next epoch: continue with --resume")
 
 
@@ -80,13 +74,12 @@ class GracefulShutdown:
     """
 
     def __init__(self) -> None:
-        _check_noted()
-        self.asked, self.grace = False, grace_seconds()
-        self._since = 0.0
+        _check_remembered()
+        self.asked, self.grace, self._since = False, grace_seconds(), 0.0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> GracefulShutdown:
-        _check_noted()
+        _check_remembered()
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGALRM):
                 self._before[number] = signal.signal(number, self._signal)
@@ -109,8 +102,8 @@ class GracefulShutdown:
         if number == signal.SIGTERM:
             if not self.asked:
                 self.asked, self._since = True, time.monotonic()
-                if self._before[number] is _noted:
-                    _noted.asked = True
+                if self._before[number] is _remember:
+                    _remember(number, frame)
                 # SIGALRM enforces the grace time; a timer of 0 would never fire
                 signal.setitimer(signal.ITIMER_REAL, max(self.grace, 1e-6))
                 return

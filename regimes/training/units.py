@@ -37,16 +37,13 @@ class Units:
         """The units of a configuration; ConfigError if a unit is no multiple of a batch size."""
         total = config.epochs * per_epoch if config.steps is None else config.steps
         size = config.unit_steps
-        levels = config.batch_levels if size and config.batch_policy else {}
-        for name, batch in levels.items():
-            multiple = batch // config.batch_size
-            require(
-                size is not None and size % multiple == 0 and per_epoch % size == 0,
-                "unit_steps",
-                size,
-                f"a multiple of {multiple} (batch_levels.{name}) that divides an epoch's "
-                f"{per_epoch} steps",
-            )
+        if size is not None and config.batch_policy:
+            for name, batch in config.batch_levels.items():
+                multiple = batch // config.batch_size
+                good = size % multiple == 0 and per_epoch % size == 0
+                words = f"a multiple of {multiple} (batch_levels.{name})"
+                expected = f"{words} that divides an epoch's {per_epoch} steps"
+                require(good, "unit_steps", size, expected)
         return cls(per_epoch, size, total)
 
     def __len__(self) -> int:

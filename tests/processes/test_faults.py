@@ -282,7 +282,7 @@ def test_a_signal_in_the_last_epoch_of_a_run_ends_the_ablation(
 def test_a_process_of_many_runs_ends_all_of_them(
     within: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(termination, "_noted", termination._Noted())
+    monkeypatch.setattr(termination, "_remembered", [])
     before = signal.getsignal(signal.SIGTERM)
     try:
         termination.remember_sigterm()

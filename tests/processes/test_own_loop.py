@@ -136,7 +136,7 @@ TOLD = {
     "no period": "policy = 0: expected a period from 1 step up, or a policy",
     "no such policy": "unknown policy 'accordeon': did you mean 'accordion'",
     "a statistic": "the policy needs the statistic 'eigenvalue', but only what is exchanged",
-    "an outer rate": "lr above 0",
+    "an outer rate": "outer.lr = 0.0: expected a positive number",
     "an outer word": "unknown key 'outer.rate'",
     "a level": "level of PowerSGD = 0: expected a rank",
     "a unit": "every = 'epoch': expected a number of steps from 1 up",

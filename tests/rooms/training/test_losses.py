@@ -16,7 +16,7 @@ from regimes.compression.reducer import finite_flag, loss_with_flag
 from regimes.data import classification
 from regimes.errors import TrainingError
 from regimes.records import read_lines
-from regimes.training import checkpoint, clock, losses
+from regimes.training import checkpoint, clock, step
 from regimes.training.build import prepare
 
 LOOKS = (1, 2, 16)  # an epoch has 3 steps
@@ -24,8 +24,8 @@ HIGH = ("policy=static", "policy.level=high")
 
 
 def test_a_gpu_is_looked_at_rarely_and_the_cpu_always() -> None:
-    assert losses.check_interval(torch.device("cpu")) == 1
-    assert losses.check_interval(torch.device("cuda", 1)) == 16
+    assert step.check_interval(torch.device("cpu")) == 1
+    assert step.check_interval(torch.device("cuda", 1)) == 16
 
 
 def test_the_record_does_not_depend_on_how_often_one_looks(
@@ -33,7 +33,7 @@ def test_the_record_does_not_depend_on_how_often_one_looks(
 ) -> None:
     c = config(*HIGH, "dtype=float32", epochs=2)
     for every in LOOKS:
-        monkeypatch.setattr(losses, "check_interval", lambda device, every=every: every)
+        monkeypatch.setattr(step, "check_interval", lambda device, every=every: every)
         regimes.run(c, tmp_path / str(every))
     same_bits(tmp_path / "1", tmp_path / "2")
     same_bits(tmp_path / "1", tmp_path / "16")
@@ -65,7 +65,7 @@ def _broken(
         calls[0] += 1
         return original(model(x), y) * (float("nan") if calls[0] == at + 1 else 1.0)
 
-    monkeypatch.setattr(losses, "check_interval", lambda device: every)
+    monkeypatch.setattr(step, "check_interval", lambda device: every)
     monkeypatch.setattr(classification, "classification_loss", poisoned)
     with pytest.raises(TrainingError) as error:
         regimes.run(c, out)
@@ -129,10 +129,10 @@ def test_who_looks_at_losses_has_the_clock_settled(monkeypatch: pytest.MonkeyPat
     settled = []
     time = clock.Clock(torch.device("cpu"))
     monkeypatch.setattr(time, "settle", lambda: settled.append(1))
-    seen = losses.Losses(prepare(config()), time)
+    seen = step.Losses(prepare(config()).gradients, time)
     seen.every = 2
-    for step, looks in ((0, 0), (1, 1)):
-        seen.add(torch.tensor(1.0), torch.ones(4), 0, step)
+    for number, looks in ((0, 0), (1, 1)):
+        seen.add(torch.tensor(1.0), torch.ones(4), 0, number)
         assert len(settled) == looks
 
 

@@ -30,9 +30,7 @@ def two_layers(settings: PruningConfig) -> tuple[Pruning, nn.Parameter, nn.Param
     vector = nn.Parameter(torch.tensor([0.01, 0.02]))
     named = {"first": first, "second": second, "vector": vector}
     layers = [Layer(name, tuple(p.shape)) for name, p in named.items()]
-    found = Pruning.of(settings, layers, list(named.values()))
-    assert found is not None
-    return found, first, second, vector
+    return Pruning(settings, layers, list(named.values())), first, second, vector
 
 
 def test_the_smallest_half_of_both_matrices_by_hand() -> None:
@@ -143,7 +141,7 @@ def test_what_is_off_is_said_in_one_sentence(
 def test_a_model_without_matrices_is_refused() -> None:
     vector = nn.Parameter(torch.ones(3))
     with pytest.raises(ConfigError, match="no layer that is compressed"):
-        Pruning.of(PruningConfig(), [Layer("scale", (3,))], [vector])
+        Pruning(PruningConfig(), [Layer("scale", (3,))], [vector])
 
 
 def test_nothing_is_pruned_by_default() -> None:

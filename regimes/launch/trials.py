@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 from regimes.config import RunConfig, to_toml
 from regimes.console.tables import Table
 from regimes.errors import RecordError
-from regimes.plotting.metrics import named
+from regimes.plotting.looks import named
 from regimes.records import load, write_output
 
 LAST = 3  # units whose mean counts

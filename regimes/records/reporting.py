@@ -20,7 +20,10 @@ from regimes.errors import ConfigError, RegimesError
 
 CALLS = ("start", "step", "epoch", "stop")
 GROUP = "regimes.reporters"
-OURS = {"tensorboard": "regimes.monitor.scalars:Scalars", "wandb": "regimes.monitor.scalars:Runs"}
+OURS = {
+    "tensorboard": "regimes.monitor.reporters:Scalars",
+    "wandb": "regimes.monitor.reporters:Runs",
+}
 
 
 def registry() -> Registry:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.trainers import Training, epochs_of, same
 from regimes.config import to_toml
-from regimes.monitor.checkup import verdict
+from regimes.monitor.doctor import verdict
 
 if TYPE_CHECKING:
     from benchmarks.faults_bench import Bench, Outcome

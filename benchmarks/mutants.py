@@ -40,14 +40,12 @@ LEFT_OUT = {
     "regimes/cli": "the words of commands; what they call is in",
     "regimes/console": "how text is laid out",
     "regimes/integrations": "their tests need packages that `make test` lacks",
-    "regimes/monitor/terminal.py": "display; the numbers, `text`, are in",
     "regimes/plotting/looks.py": "colours and names",
     "regimes/plotting/style.py": "fonts, margins and captions",
     **{
         f"regimes/presets/{name}.py": "values that were chosen; what makes grids of them is in"
         for name in ("cpu", "language", "paper")
     },
-    "regimes/report/origin.py": "words of a page",
     "regimes/report/pictures.py": "how a page's pictures are laid out",
     "analysis/__main__.py": "the words of commands; what they call is in",
     "analysis/common/command.py": "the words of commands; what they call is in",
@@ -85,7 +83,7 @@ REAL = {  # start processes, whose calls are not seen
     "regimes/curvature/": ("curvature", "sharpness"),
     "regimes/ddp/": ("ddp", "ddp_record", "ddp_state", "ddp_wrong", "parameter_groups"),
     "regimes/local/": ("own_loop",),
-    "regimes/monitor/group.py": ("group_doctor",),
+    "regimes/monitor/doctor.py": ("group_doctor",),
     "regimes/training/fingerprint.py": ("fingerprint",),
     "regimes/training/gradients.py": ("exchange",),
     "regimes/training/step.py": ("exchange",),

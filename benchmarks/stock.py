@@ -140,8 +140,9 @@ def _spread(values: list[float], digits: int) -> str:
 def figure(found: dict[str, Any]) -> Figure:
     """A panel per script: the training loss of each epoch, mean and range over seeds."""
     from regimes.plotting import style
+    from regimes.plotting.looks import LOOKS
 
-    looks = {"plain": style.LOOKS["dense"], "hook": style.LOOKS["accordion"]}
+    looks = {"plain": LOOKS["dense"], "hook": LOOKS["accordion"]}
     with style.theme():
         fig = style.figure(2.7)
         for ax, (name, ways) in zip(fig.subplots(1, len(found)), found.items(), strict=True):

@@ -39,7 +39,7 @@ _PUBLIC = {
     "regimes.presets": "get_preset get_grid",
     "regimes.training.loop": "run",
     "regimes.records": "Record load load_all summary",
-    "regimes.plotting.differences": "compare",
+    "regimes.plotting.schedules": "compare",
     "regimes.policies": "Static Windows Accordion Detected BatchAccordion ByLayer Smith AdaQS "
     "ErrorLadder AccordionLadder RateLadder LGreCo GraVAC PostLocal QSR AdaComm PastEpoch Decision",
     "regimes.ddp": "Hook RecordOptions attach",

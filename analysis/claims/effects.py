@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from regimes.errors import RecordError
-from regimes.plotting.decays import decay_epochs
+from regimes.plotting.groups import decay_epochs
 from regimes.records import Record, summary
 from regimes.statistics import paired_differences
 

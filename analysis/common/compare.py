@@ -15,14 +15,14 @@ import pandas as pd
 from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.errors import RecordError
-from regimes.plotting import metrics
-from regimes.plotting.differences import LAST as LAST
-from regimes.plotting.differences import as_table as differences_as_table
-from regimes.plotting.differences import differences, pair, pairs_of, reached
+from regimes.plotting import looks
 from regimes.plotting.groups import BASELINES, compressed, groups
 from regimes.plotting.groups import Groups as Groups
 from regimes.plotting.groups import tested_by as tested_by
 from regimes.plotting.groups import windows as windows
+from regimes.plotting.schedules import LAST as LAST
+from regimes.plotting.schedules import as_table as differences_as_table
+from regimes.plotting.schedules import differences, pair, pairs_of, reached
 from regimes.records import Record
 from regimes.statistics import paired_differences as paired_differences
 
@@ -134,7 +134,7 @@ def table(
 
 def as_text(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[Table, Table]:
     """Both tables as rounded text."""
-    shown = metrics.named(str(rows.columns[2]))
+    shown = looks.named(str(rows.columns[2]))
     base = next((name for name in BASELINES if name in set(rows["schedule"])), "baseline")
     columns: dict[str, Cell] = {
         "schedule": word("schedule"),
@@ -146,7 +146,7 @@ def as_text(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[Table, Table]:
     return as_table(rows, columns), differences_as_table(pairs, shown)
 
 
-def _mean_and_sd(row: Row, shown: metrics.Metric) -> str:
+def _mean_and_sd(row: Row, shown: looks.Metric) -> str:
     digits = shown.digits
     sd = "" if math.isnan(row["sd"]) else f" ± {row['sd']:.{digits}f}"
     return f"{row[shown.name]:.{digits}f}{sd}"

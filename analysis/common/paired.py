@@ -15,7 +15,7 @@ import pandas as pd
 from regimes.console.tables import Table
 from regimes.console.units import p_text
 from regimes.plotting import style
-from regimes.plotting.metrics import Metric
+from regimes.plotting.looks import Metric
 from regimes.statistics import alike, holm, p_value
 
 from .estimates import Cell, estimate, mean

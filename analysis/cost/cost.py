@@ -23,10 +23,10 @@ import pandas as pd
 
 from regimes.config import DENSE
 from regimes.cost.cases import Case, cases
-from regimes.cost.network import Network, Values, spell
+from regimes.cost.network import Network, Values, Work, spell
 from regimes.cost.predict import predict
-from regimes.cost.work import Work
 from regimes.plotting import style
+from regimes.plotting.looks import style_of
 from regimes.records import Record, load_all
 from regimes.statistics import t_interval
 
@@ -152,7 +152,7 @@ def figure_cost(
 
 def _draw(ax: Axes, numbers: pd.DataFrame, panel: str, name: str, y: str) -> None:
     rows = numbers[(numbers["panel"] == panel) & (numbers["case"] == name)]
-    look = style.style_of(name)
+    look = style_of(name)
     every = 20 if panel == "bandwidth" else 2
     ax.plot(rows["x"], rows[y], label=look.label, markevery=every, **look.line)
     if y == "speed_up":
@@ -172,7 +172,7 @@ def _mark(ax: Axes, table: pd.DataFrame) -> pd.DataFrame:
             marker="|",
             markersize=11,
             markeredgewidth=1.6,
-            color=style.style_of(case).colour,
+            color=style_of(case).colour,
             zorder=5,
         )
     return marks.rename(columns={"break_even": "x"}).assign(panel="break-even", speed_up=1.0)

@@ -22,11 +22,10 @@ import pandas as pd
 
 from regimes.config import DENSE
 from regimes.cost.cases import Case, cases
-from regimes.cost.network import Network
-from regimes.cost.work import Work
+from regimes.cost.network import Network, Work
 from regimes.errors import RecordError
 from regimes.records import Record
-from regimes.replay import spelling
+from regimes.replay import detect
 from regimes.replay.replay import Rule, measured, replay, signal_cost
 
 DETECTORS = (
@@ -127,11 +126,11 @@ class PricedRuns:
 
     def detectors(self, run: Record) -> list[str]:
         """Those whose signal the run recorded."""
-        return [name for name in DETECTORS if measured(run, spelling.rule(name, run))]
+        return [name for name in DETECTORS if measured(run, detect.rule(name, run))]
 
     def knobs(self, run: Record, detector: str) -> list[str]:
         """Those of the settings that a detector has a field for."""
-        rule = spelling.rule(detector, run)
+        rule = detect.rule(detector, run)
         return [name for name in KNOBS if hasattr(rule, name)]
 
     def rule(self, settings: Settings, detector: str) -> Rule:
@@ -139,7 +138,7 @@ class PricedRuns:
         run = self.runs[settings.schedule, settings.seed]
         known = self.knobs(run, detector)
         given = ",".join(f"{name}={getattr(settings, name)}" for name in known)
-        return spelling.rule(f"{detector}:{given}" if given else detector, run)
+        return detect.rule(f"{detector}:{given}" if given else detector, run)
 
     def answer(self, settings: Settings) -> Answer:
         """Everything that follows from one position of the knobs.

@@ -27,8 +27,8 @@ import pandas as pd
 from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.plotting import style
-from regimes.plotting.heatmaps import draw_bands
-from regimes.records import Record, load_all
+from regimes.plotting.panels import draw_bands
+from regimes.records import Record, load_all, unit_name
 
 from ..common.command import Files, Out, Records
 from ..common.compare import groups
@@ -80,7 +80,7 @@ def figure(
         fig = style.figure(1.3 + 0.32 * len(shares))
         left, right = fig.subplots(1, 2, width_ratios=[3, 2])
         image = draw_bands(left, all_epochs)
-        left.set_xlabel(style.unit_of(runs[0].config))
+        left.set_xlabel(unit_name(runs[0].config))
         style.mark_decays(left, runs[0])
         fig.colorbar(image, ax=left, aspect=12, pad=0.02).set_label("share of seeds")
         ends = agreed.reindex(shares.index)

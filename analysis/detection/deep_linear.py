@@ -29,8 +29,8 @@ from regimes.plotting import style
 from regimes.plotting.groups import groups
 from regimes.plotting.looks import SPARE
 from regimes.records import Record, load_all
+from regimes.replay.detect import rule
 from regimes.replay.replay import measured, replay
-from regimes.replay.spelling import rule
 from regimes.statistics import holm, p_value
 
 from ..common.command import Files, Out, Records

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from regimes.plotting import heatmaps as drawing
+from regimes.plotting import panels as drawing
 from regimes.plotting import style
 from regimes.records import Record
 from regimes.replay import detect
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def bands(runs: Sequence[Record], result: Comparison) -> tuple[Figure, pd.DataFrame]:
-    """`regimes.plotting.heatmaps.bands`, with a caption."""
+    """`regimes.plotting.panels.bands`, with a caption."""
     fig, numbers = drawing.bands(runs, result)
     with style.theme():
         style.caption(fig, _words(runs, result))

@@ -24,7 +24,7 @@ import pandas as pd
 
 from regimes.errors import RecordError
 from regimes.plotting import style
-from regimes.records import Record, load
+from regimes.records import Record, load, unit_name
 
 from ..common.command import Files, Out
 from ..common.compare import compressed
@@ -87,7 +87,7 @@ def signals(record: Record) -> tuple[Figure, pd.DataFrame]:
                 style.log_axis(ax)
             ax.set_ylabel(title.replace(" Hess", "\nHess").replace("nt n", "nt\nn"))
             style.mark_decays(ax, record, labelled=title == "gradient norm")
-        ax.set_xlabel(style.unit_of(record.config))
+        ax.set_xlabel(unit_name(record.config))
         handles = {line.get_label(): line for line in ax.lines if line.get_label() in WORDS}
         fig.legend(
             handles.values(),

@@ -11,7 +11,7 @@ from unittest import mock
 import numpy as np
 import pandas as pd
 
-from regimes.plotting.metrics import named
+from regimes.plotting.looks import named
 from regimes.statistics import holm
 
 from ..detection import deep_linear

@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 
 from regimes.plotting import groups
-from regimes.plotting.metrics import Metric
+from regimes.plotting.looks import Metric
 from regimes.records import Record, load_all
 
 from ..claims import pools

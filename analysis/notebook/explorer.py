@@ -25,8 +25,9 @@ from matplotlib.patches import Patch
 
 from regimes.cost.network import Network, spell
 from regimes.plotting import style
-from regimes.plotting.heatmaps import draw_bands, draw_levels, layer_name, palette
-from regimes.records import Record, load_all
+from regimes.plotting.looks import order
+from regimes.plotting.panels import draw_bands, draw_levels, layer_name, palette
+from regimes.records import Record, load_all, unit_name
 
 from ..cost.whatif import KNOBS, Answer, PricedRuns, Settings
 from .outputs import png
@@ -69,7 +70,7 @@ class Explorer:
 
     def __init__(self, study: PricedRuns, **start: Any) -> None:
         self.study = study
-        schedules = style.order(name for name, _ in study.runs)
+        schedules = order(name for name, _ in study.runs)
         first = "low" if "low" in schedules else schedules[0]
         schedule = start.get("schedule", first)
         seed = min(seed for name, seed in study.runs if name == schedule)
@@ -214,7 +215,7 @@ def figure(study: PricedRuns, settings: Settings, answer: Answer) -> Figure:
         )
         draw_levels(bottom, levels, colours)
         bottom.set_yticks(range(len(levels)), [names[name] for name in levels.index], fontsize=size)
-        bottom.set(xlabel=style.unit_of(run.config))
+        bottom.set(xlabel=unit_name(run.config))
         bottom.set_title(f"level of each layer by {bands.index[0]}", loc="left")
         entries = [
             Patch(facecolor=colour, edgecolor="#888888", label=f"{level} compression")

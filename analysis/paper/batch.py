@@ -20,6 +20,7 @@ from matplotlib.ticker import NullLocator
 
 from regimes.errors import RecordError
 from regimes.plotting import panels, style
+from regimes.plotting.looks import styles_of
 from regimes.records import Record, load_all
 
 from ..common import compare
@@ -98,7 +99,7 @@ def figure(
 
 def _step(ax: Axes, steps: pd.DataFrame, column: str) -> None:
     """Each seed thin, the median thick, on a logarithmic axis with ticks at what occurs."""
-    for name, look in style.styles_of(steps["schedule"]).items():
+    for name, look in styles_of(steps["schedule"]).items():
         rows = steps[steps["schedule"] == name]
         for _, one in rows.groupby("seed"):
             ax.step(

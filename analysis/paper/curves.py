@@ -25,9 +25,9 @@ from regimes.plotting import panels, style
 from regimes.plotting.curves import CLOCK as CLOCK
 from regimes.plotting.curves import curves, ends, has
 from regimes.plotting.curves import seconds as seconds
-from regimes.plotting.decays import decay_epochs
-from regimes.plotting.groups import decaying, measured
-from regimes.records import Record, length, load_all
+from regimes.plotting.groups import decay_epochs, decaying, measured
+from regimes.plotting.looks import style_of
+from regimes.records import Record, length, load_all, unit_name
 
 from ..common import compare
 from ..common.command import Files, Out, Records
@@ -72,7 +72,7 @@ def figure(
         for ax, against in zip(axes, x, strict=True):
             panels.fill(ax, against, numbers, last, shown)
             if authors is not None and against == "epoch":
-                panels.overlay(ax, authors[authors["schedule"].isin(by_schedule)], shown)
+                logs.overlay(ax, authors[authors["schedule"].isin(by_schedule)], shown)
             panels.format_axis(ax, against, last, decaying(by_schedule).config)
             if against == "epoch":
                 style.shade(ax, compare.windows(by_schedule))
@@ -107,7 +107,7 @@ def words(by_schedule: Groups, x: Sequence[str], overlay: bool = False) -> str:
     notes: dict[str, list[str]] = {}
     for name, runs in by_schedule.items():
         for note in _differences(runs, one):
-            notes.setdefault(note, []).append(style.style_of(name).label)
+            notes.setdefault(note, []).append(style_of(name).label)
     parts += [f"{' and '.join(labels)}: {note}" for note, labels in notes.items()]
     if "seconds" in x:
         world = one.header["world"]
@@ -137,7 +137,7 @@ def _differences(runs: Sequence[Record], one: Record) -> list[str]:
     if lengths != [length(one.header, one.rows)]:
         spelt = " to ".join(map(str, {lengths[0]: 0, lengths[-1]: 0}))
         rest = "; the curve goes as far as all seeds" if len(lengths) > 1 else ""
-        said.append(f"{spelt} {style.unit_of(one.config).partition(' ')[0]}s{rest}")
+        said.append(f"{spelt} {unit_name(one.config).partition(' ')[0]}s{rest}")
     return said
 
 

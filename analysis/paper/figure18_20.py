@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from regimes.errors import RecordError
-from regimes.plotting import heatmaps as drawing
+from regimes.plotting import panels as drawing
 from regimes.plotting import style
-from regimes.plotting.heatmaps import layer_name as layer_name
-from regimes.plotting.heatmaps import levels as levels
-from regimes.plotting.heatmaps import palette as palette
+from regimes.plotting.panels import layer_name as layer_name
+from regimes.plotting.panels import levels as levels
+from regimes.plotting.panels import palette as palette
 from regimes.records import Record, load_all
 
 from ..common.command import Files, Out, Records
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def level_map(
     runs: Iterable[Record], schedule: str = "accordion", seed: int | None = None
 ) -> tuple[Figure, pd.DataFrame]:
-    """`regimes.plotting.heatmaps.level_map` of one schedule, with a caption.
+    """`regimes.plotting.panels.level_map` of one schedule, with a caption.
 
     Args:
         seed: of the run in the map; default the first.

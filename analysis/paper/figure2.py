@@ -23,8 +23,8 @@ import pandas as pd
 import seaborn as sns
 
 from regimes.plotting import panels, style
-from regimes.plotting.looks import style_of
-from regimes.records import Record, load_all
+from regimes.plotting.looks import LOOKS, style_of
+from regimes.records import Record, load_all, unit_name
 
 from ..common.command import Files, Out, Records
 from ..common.compare import (
@@ -78,7 +78,7 @@ def figure2a(runs: Iterable[Record], schedule: str = "low") -> tuple[Figure, pd.
                 linewidth=width,
                 label=layer_name(layers[i]),
             )
-        ax.set(xlabel=style.unit_of(config), ylabel=f"gradient norm ({config['signal']})")
+        ax.set(xlabel=unit_name(config), ylabel=f"gradient norm ({config['signal']})")
         ax.margins(x=0.01)
         style.log_axis(ax)
         size = 7.5 if len(layers) <= 30 else 4.5
@@ -102,7 +102,7 @@ def figure2a(runs: Iterable[Record], schedule: str = "low") -> tuple[Figure, pd.
 def figure2b(runs: Iterable[Record]) -> tuple[Figure, pd.DataFrame]:
     """Accuracy against epoch and against floats, per schedule, and the numbers behind it."""
     every = groups(runs, SCHEDULES)
-    strangers = tuple(name for name in every if name not in style.LOOKS)
+    strangers = tuple(name for name in every if name not in LOOKS)
     shown_here = {*strangers, *sum(PANELS.values(), ())}
     by_schedule = {name: group for name, group in every.items() if name in shown_here}
     numbers, last, one = curves(by_schedule), ends(by_schedule), by_schedule["low"][0]

@@ -23,7 +23,7 @@ from regimes.detectors import Detector, FixedWindows, NormChange, RelativeChange
 from regimes.detectors.statistics import setting
 from regimes.errors import RecordError
 from regimes.plotting import style
-from regimes.records import Record, load_all
+from regimes.records import Record, load_all, unit_name
 from regimes.replay.compare import compare
 from regimes.statistics import t_interval
 
@@ -136,7 +136,7 @@ def figure3(
         )
         _bands(bottom, numbers)
         style.mark_decays(bottom, chosen[0], labelled=False, behind="white")
-        bottom.set_xlabel(style.unit_of(chosen[0].config))
+        bottom.set_xlabel(unit_name(chosen[0].config))
         style.caption(fig, _words(chosen, alone, pairs, interval_, eta))
     return fig, numbers
 

@@ -23,7 +23,7 @@ import pandas as pd
 
 from regimes.errors import RecordError
 from regimes.plotting import style
-from regimes.records import Record, load_all
+from regimes.records import Record, load_all, unit_name
 
 from ..common.command import Files, Out, Records
 from ..common.compare import groups
@@ -149,7 +149,7 @@ def figure4a(runs: Iterable[Record], schedule: str = "dense") -> tuple[Figure, p
             rows = numbers[numbers["epoch"] == epoch]
             _draw(right, rows, "batch", f"{word} ({epoch})", i)
         _size_axis(right, sorted(numbers["batch"].unique().tolist()))
-        left.set_xlabel(style.unit_of(one.config))
+        left.set_xlabel(unit_name(one.config))
         titles = ("batch size (images)", "measured after epoch")
         for half, ax, title in zip(halves, (left, right), titles, strict=True):
             ax.set(ylim=(0, 1), ylabel=f"overlap of the top {numbers['percent'].iloc[0]:g} %")

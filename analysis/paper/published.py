@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from regimes.errors import RecordError
-from regimes.plotting import metrics, panels, style
-from regimes.plotting.metrics import Metric
+from regimes.plotting import looks, panels, style
+from regimes.plotting.looks import Metric, styles_of
 from regimes.records import Record
 
 from ..common.command import Files, Out
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 PACKAGE = Path(__file__).parents[1]
@@ -103,7 +104,7 @@ def curves(*, data: str, model: str, compressor: str) -> pd.DataFrame:
             f"the authors published no curves for {data}, {model}, {compressor}; there are: "
             f"{'; '.join(there)}"
         )
-    shown = metrics.named(chosen["metric"].iloc[0])
+    shown = looks.named(chosen["metric"].iloc[0])
     values = chosen.assign(**{shown.name: shown.factor * chosen["value"]})
     columns = ["schedule", "level", "epoch", "test_loss", shown.name]
     return values[columns].reset_index(drop=True)
@@ -161,6 +162,14 @@ def of(run: Record, shown: Metric) -> pd.DataFrame:
 # -- all of them -----------------------------------------------------------------------------
 
 
+def overlay(ax: Axes, rows: pd.DataFrame, shown: Metric) -> None:
+    """Draw the rows of `of`: thin, black, with the dashes of our schedules."""
+    for name, look in styles_of(rows["schedule"]).items():
+        log, label = rows[rows["schedule"] == name], f"{look.label}: authors' log"
+        thin: Any = {"color": "black", "linewidth": 0.6, "alpha": 0.8, "zorder": 5}
+        ax.plot(log["epoch"], log[shown.name], linestyle=look.dash, label=label, **thin)
+
+
 def figure() -> tuple[Figure, pd.DataFrame]:
     """One small panel per setting, metric against epoch: Figures 6, 11 and 12-17 as logged."""
     frame = runs()
@@ -171,8 +180,8 @@ def figure() -> tuple[Figure, pd.DataFrame]:
         axes = fig.subplots(rows, COLUMNS, squeeze=False).ravel()
         for ax, (data, model, compressor) in zip(axes, settings, strict=False):
             logs = curves(data=data, model=model, compressor=compressor)
-            shown = metrics.named(logs.columns[-1])
-            for name, look in style.styles_of(logs["schedule"]).items():
+            shown = looks.named(logs.columns[-1])
+            for name, look in styles_of(logs["schedule"]).items():
                 log = logs[logs["schedule"] == name]
                 word = "ACCORDION" if name.startswith("accordion") else log["level"].iloc[0]
                 ax.plot(

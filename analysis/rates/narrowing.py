@@ -28,6 +28,7 @@ import pandas as pd
 from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import style
+from regimes.plotting.looks import styles_of
 from regimes.records import Record, load_all
 from regimes.statistics import p_value
 
@@ -152,7 +153,7 @@ def figure(by_run: pd.DataFrame, run: Record) -> tuple[Figure, pd.DataFrame]:
         run: any of them, for the setting.
     """
     numbers, words = [], {"loss": "rank 1", "dense": "dense"}
-    looks = style.styles_of(("rank 1", "dense"))
+    looks = styles_of(("rank 1", "dense"))
     with style.theme():
         fig = style.figure(2.9)
         windows = list(dict.fromkeys(by_run["window"]))

@@ -32,7 +32,7 @@ import pandas as pd
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.groups import tested_by
-from regimes.plotting.metrics import Metric
+from regimes.plotting.looks import Metric
 from regimes.presets.own import AT
 from regimes.records import Record, check_same_experiment, load_all
 

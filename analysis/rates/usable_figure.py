@@ -9,7 +9,7 @@ import pandas as pd
 
 from regimes.console.tables import Table
 from regimes.plotting import style
-from regimes.plotting.metrics import named
+from regimes.plotting.looks import named, styles_of
 
 from ..common.estimates import Row, as_table, mean, number, word
 from ..common.panels import draw_over_rates, over_rates, rates_axis
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from regimes.plotting.metrics import Metric
+    from regimes.plotting.looks import Metric
     from regimes.records import Record
 
 
@@ -77,7 +77,7 @@ def figure(
 def _looks(part: pd.DataFrame) -> dict[str, Any]:
     """How each arm of a panel is drawn: an arm of another momentum as that of the preset's."""
     short = {arm: arm.partition(", momentum")[0] for arm in dict.fromkeys(part["arm"])}
-    looks = style.styles_of(dict.fromkeys(short.values()))
+    looks = styles_of(dict.fromkeys(short.values()))
     return {arm: looks[name] for arm, name in short.items()}
 
 

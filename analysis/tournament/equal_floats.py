@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from regimes.errors import RecordError
-from regimes.plotting.metrics import Metric
+from regimes.plotting.looks import Metric
 
 from ..common.paired import compare
 from .tournament_figure import CONTROLS, LADDERS, kinds

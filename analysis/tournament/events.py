@@ -22,7 +22,7 @@ from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.groups import tested_by
-from regimes.plotting.metrics import Metric
+from regimes.plotting.looks import Metric
 from regimes.records import Record, load_all
 
 from ..common.command import Files, Out, Several, name_of

@@ -27,7 +27,7 @@ from regimes.cost.network import Network
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.groups import groups, tested_by
-from regimes.plotting.metrics import Metric
+from regimes.plotting.looks import Metric
 from regimes.records import Record, load_all
 
 from ..common import compare

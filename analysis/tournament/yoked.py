@@ -29,6 +29,7 @@ from regimes.config import RunConfig, from_dict
 from regimes.detectors.baselines import place
 from regimes.errors import RecordError
 from regimes.plotting import style
+from regimes.plotting.looks import style_of
 from regimes.records import Record, load_all
 
 from ..common import compare
@@ -121,7 +122,7 @@ def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
     rows = numbers(runs)
     one = next(run for run in runs if run.name == "accordion")
     shown = compare.tested_by(one)
-    looks = {name: style.style_of(name, i) for i, name in enumerate(rows["schedule"])}
+    looks = {name: style_of(name, i) for i, name in enumerate(rows["schedule"])}
     with style.theme():
         fig = style.figure(3.2)
         left, right = fig.subplots(1, 2)

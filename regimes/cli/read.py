@@ -60,8 +60,7 @@ def detect(
         where: only runs of which this is true, e.g. --where optimizer.lr=0.4.
     """
     from regimes.records import selecting
-    from regimes.replay.detect import main
-    from regimes.replay.spelling import KNOWN, parse
+    from regimes.replay.detect import KNOWN, main, parse
 
     if any(parse(text)["name"] not in KNOWN for text in detectors):
         welcome_plug_ins()
@@ -163,14 +162,9 @@ def doctor(records: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()) -> N
         records: runs, folders of runs or archives to check instead of the machine.
     """
     from regimes.collectives.launcher import launched
-    from regimes.monitor import checkup
+    from regimes.monitor.doctor import check, group_report, report
 
     if records:
-        sys.exit(0 if checkup.check(records) else 2)
-    if launched().count > 1:
-        from regimes.monitor import group
-
-        sys.exit(0 if group.report() else 1)
-    from regimes.monitor import doctor as machine
-
-    sys.exit(0 if machine.report() else 1)
+        sys.exit(0 if check(records) else 2)
+    good = group_report() if launched().count > 1 else report()
+    sys.exit(0 if good else 1)

@@ -13,16 +13,19 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from regimes.config import DENSE, RunConfig
-from regimes.cost.work import Work, mean
+from regimes.cost.network import Work, mean
 from regimes.errors import RecordError
 from regimes.policies import PastEpoch, Static, policy
 from regimes.policies.schedules import period_of
 from regimes.records import Record, Row, differing, identity, separate
+from regimes.records.fields import differences_text
 from regimes.training.learning_rate import LearningRate
 from regimes.training.units import Units
 
@@ -51,10 +54,6 @@ class Case:
         return mean(self.epochs)
 
 
-def _level_case(name: str, value: Any, epoch: Epoch) -> Case:
-    return Case(name if name == DENSE else f"{name} ({value})", [epoch])
-
-
 def recorded(run: Record, sample: float | None = None) -> list[Epoch]:
     """One worker's work in each epoch of a run.
 
@@ -65,11 +64,10 @@ def recorded(run: Record, sample: float | None = None) -> list[Epoch]:
     divisor = 1 if run.header["world"].get("union_pass") else _hosted(run)
     epochs: list[Epoch] = []
     for row, seconds, batch in zip(run.rows, _compress(run), _batches(run), strict=True):
-        steps, sent = row["steps"], row["collectives"]
-        calls = {kind: n / steps for kind, n in sent["calls"].items()}
-        size = {kind: n / steps for kind, n in sent["bytes"].items()}
+        sent = [row["collectives"][what] for what in ("calls", "bytes")]
+        calls, size = ({kind: n / row["steps"] for kind, n in part.items()} for part in sent)
         work = Work(sample * batch, seconds / divisor, calls, size, overlaps=not _is_local(row))
-        epochs.append((steps, work))
+        epochs.append((row["steps"], work))
     return epochs
 
 
@@ -81,14 +79,10 @@ def _is_local(row: Row) -> bool:
 def _compress(run: Record) -> list[float]:
     """Seconds of compression per step, by epoch. For an epoch without, the median of the epochs at
     the same levels, or of all."""
-    seconds = (run.epochs["seconds_compress"] / run.epochs["steps"]).tolist()
-    levels = [row["layers"]["level"] for row in run.rows]
-    known = [(x, level) for x, level in zip(seconds, levels, strict=True) if not math.isnan(x)]
-    for epoch, level in enumerate(levels):
-        if math.isnan(seconds[epoch]):
-            same = [x for x, other in known if other == level]
-            seconds[epoch] = statistics.median(same or [x for x, _ in known])
-    return seconds
+    seconds = run.epochs["seconds_compress"] / run.epochs["steps"]
+    levels = np.array([str(row["layers"]["level"]) for row in run.rows])
+    same = seconds.groupby(levels).transform("median")
+    return seconds.fillna(same).fillna(seconds.median()).tolist()
 
 
 def _batches(run: Record) -> list[float]:
@@ -151,7 +145,7 @@ def cases(runs: Sequence[Record], workers: int | None = None) -> list[Case]:
     level_cases = []
     for name, at in levels.items():
         work = replace(mean(at), compress=compress[name])
-        level_cases.append(_level_case(name, config["levels"].get(name), (at[0][0], work)))
+        level_cases.append(Case(_labelled(name, config["levels"]), [(at[0][0], work)]))
     level_cases.sort(key=lambda case: -sum(case.work.bytes.values()))
     policies: dict[str, list[Epoch]] = {}
     for name, level, (steps, work) in epochs:
@@ -159,6 +153,11 @@ def cases(runs: Sequence[Record], workers: int | None = None) -> list[Case]:
         policies.setdefault(name, []).append((steps, work))
     counts = Counter(run.name for run in runs)
     return [*level_cases, *(Case(name, epochs, counts[name]) for name, epochs in policies.items())]
+
+
+def _labelled(level: str, levels: Mapping[str, Any]) -> str:
+    """ "low (4)"."""
+    return f"{level} ({levels[level]})" if level in levels else level
 
 
 def _uniform(run: Record, row: Row) -> str | None:
@@ -180,10 +179,10 @@ def _check_alike(runs: Sequence[Record]) -> None:
         raise RecordError("name at least one run, or a folder of runs")
     for run in runs:
         if differ := differing([setting(runs[0]), setting(run)]):
-            words = ", ".join(f"{name} ({a}, {b})" for name, (a, b) in differ.items())
             raise RecordError(
-                f"{run.folder} and {runs[0].folder} differ in {words}: a table compares runs of "
-                "one setting; choose one with --where FIELD=VALUE, or give the others apart"
+                f"{run.folder} and {runs[0].folder} differ in {differences_text(differ)}: a table "
+                "compares runs of one setting; choose one with --where FIELD=VALUE, or give the "
+                "others apart"
             )
 
 
@@ -212,7 +211,7 @@ def measured(config: RunConfig, workers: int, steps: int = 5) -> list[Case]:
 
     per_epoch, works = timed(config, workers, steps)
     unit = min(per_epoch, config.unit_steps or per_epoch)  # steps in a row of the record
-    levels = [_level_case(x, config.levels.get(x), (unit, work)) for x, work in works.items()]
+    levels = [Case(_labelled(x, config.levels), [(unit, work)]) for x, work in works.items()]
     plan = _planned(config, int(per_epoch))
     if plan is None:
         return levels

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from torch import Tensor
 from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, RunConfig
-from regimes.cost.work import Work
+from regimes.cost.network import Work
 from regimes.training.build import Run, prepare
 
 
@@ -52,16 +53,13 @@ def timed(config: RunConfig, workers: int, steps: int = 5) -> tuple[float, dict[
 
 def _levels(parts: Run, workers: int, steps: int, per_epoch: int) -> dict[str, Work]:
     """One step's work at each level."""
-    stream = iter(parts.batches.epoch(0, [0]))
+    # the epoch again where it is shorter than ``steps``
+    stream = itertools.chain.from_iterable(parts.batches.epoch(0, [0]) for _ in itertools.count())
     losses = torch.zeros(1)
 
     def step() -> None:
-        nonlocal stream, losses
-        batch = next(stream, None)
-        if batch is None:  # the epoch is shorter than ``steps``
-            stream = iter(parts.batches.epoch(0, [0]))
-            batch = next(stream)
-        losses = parts.gradients.compute(*batch, 0, 0)
+        nonlocal losses
+        losses = parts.gradients.compute(*next(stream), 0, 0)
         parts.optimizer.step()
 
     compute = median_seconds(step, steps, parts.device)

@@ -1,4 +1,4 @@
-"""The cost model: seconds of a collective on a given network. No torch.
+"""The cost model: seconds of a collective, and of a step, on a given network. No torch.
 
 A collective of n bytes among W workers is a chain of ``hops(W)`` messages that wait for each other,
 each of ``copies(W) n / hops(W)`` bytes; it takes
@@ -8,7 +8,7 @@ each of ``copies(W) n / hops(W)`` bytes; it takes
 
 (plain: Thakur, Rabenseifner & Gropp, 2005, without the term for the arithmetic, which is part of
 the measured seconds). Every worker has one full-duplex link, the only bottleneck. Bandwidths and
-workers may be arrays and broadcast. `regimes.cost.work` has the seconds of a step.
+workers may be arrays and broadcast. `regimes.cost.cases` has the `Work` of recorded steps.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from scipy.optimize import brentq
 
 from regimes.config import Registry
 from regimes.errors import ConfigError, require
 
 Values = float | np.ndarray
-
+BACKWARD = 2 / 3  # of the compute seconds; the backward pass is two of three equal products
 _BANDWIDTHS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0}
 _PATTERN = re.compile(
@@ -81,6 +82,9 @@ def spell(bandwidth: float) -> str:
         return "any" if bandwidth else "none"
     power = max(0, min(4, math.floor(math.log10(bandwidth) / 3 + 1e-9)))
     return f"{bandwidth / 1000**power:.3g} {list(_BANDWIDTHS)[power]}bit/s"
+
+
+# -- a collective ----------------------------------------------------------------------------
 
 
 def _doublings(workers: Values) -> Values:
@@ -155,3 +159,102 @@ def collective_seconds(
     latency = pattern.hops(workers) * network.latency
     moving = pattern.copies(workers) * 8 * size / network.bandwidth
     return np.maximum(moving, latency + moving / pattern.segments)
+
+
+# -- a step ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one worker does in one step (or the mean over many).
+
+    Attributes:
+        compute, compress: seconds.
+        calls, bytes: collectives, and one worker's bytes in them, per kind; calls of one kind
+            count as equal in size.
+        overlaps: may collectives run while gradients are computed? Not with local steps, which
+            exchange parameters after a step.
+    """
+
+    compute: float
+    compress: float
+    calls: Mapping[str, float]
+    bytes: Mapping[str, float]
+    overlaps: bool = True
+
+    def every(self, period: int) -> Work:
+        """The mean step of a round of ``period`` local steps, with one exchange."""
+        once = self * (1 / period)
+        return self if period == 1 else replace(once, compute=self.compute, overlaps=False)
+
+    def __mul__(self, steps: float) -> Work:
+        calls = {kind: steps * n for kind, n in self.calls.items()}
+        size = {kind: steps * n for kind, n in self.bytes.items()}
+        return Work(steps * self.compute, steps * self.compress, calls, size, self.overlaps)
+
+    def communicate(
+        self, network: Network, workers: Values, algorithm: str = "ring", buckets: int = 1
+    ) -> Values:
+        """Seconds in collectives; those of the gradient are cut into ``buckets``."""
+        total: Values = 0.0
+        for kind, calls in self.calls.items():
+            parts = calls * (1 if kind == "broadcast" else buckets)
+            if parts > 0:
+                size = self.bytes[kind] / parts
+                one = collective_seconds(kind, size, network, workers, algorithm)
+                total = total + parts * one
+        return total
+
+    def seconds(
+        self, network: Network, workers: Values, algorithm: str = "ring", buckets: int = 1
+    ) -> Values:
+        """Predicted seconds of one step.
+
+        Args:
+            buckets: parts in which the gradient is reduced while the backward pass goes on, as
+                DistributedDataParallel does; 1 = the collectives wait for the whole gradient. A
+                pipeline of two stages and B equal parts takes max + min / B of the stages.
+        """
+        require(buckets >= 1, "buckets", buckets, "at least 1")
+        if not self.overlaps:
+            return self.compute + self.compress + self.communicate(network, workers, algorithm)
+        first = BACKWARD * self.compute + self.compress
+        second = self.communicate(network, workers, algorithm, buckets)
+        piped = np.maximum(first, second) + np.minimum(first, second) / buckets
+        return (1 - BACKWARD) * self.compute + piped
+
+
+def mean(works: Iterable[tuple[float, Work]]) -> Work:
+    """The mean of (count, step) pairs."""
+    pairs = list(works)
+    total = sum(weight for weight, _ in pairs)
+    parts = [work * (weight / total) for weight, work in pairs]
+    kinds = dict.fromkeys(kind for work in parts for kind in work.calls)
+    return Work(
+        sum(work.compute for work in parts),
+        sum(work.compress for work in parts),
+        {kind: sum(work.calls.get(kind, 0.0) for work in parts) for kind in kinds},
+        {kind: sum(work.bytes.get(kind, 0.0) for work in parts) for kind in kinds},
+        all(work.overlaps for work in parts),
+    )
+
+
+def break_even(
+    work: Work, dense: Work, latency: float, workers: int, algorithm: str = "ring", buckets: int = 1
+) -> float:
+    """The bandwidth, bits/s, below which ``work`` is always faster than ``dense``.
+
+    Infinity where it is faster at any bandwidth, zero where at none (searched up to 1e18).
+    "Faster" means by more than rounding.
+    """
+
+    def gain(bandwidth: Any) -> Any:
+        network = Network(bandwidth, latency)
+        slow, fast = (w.seconds(network, workers, algorithm, buckets) for w in (dense, work))
+        return (1 - 1e-12) * slow - fast
+
+    grid = np.logspace(0, 18, 721)
+    loses = np.flatnonzero(gain(grid) <= 0)
+    if not loses.size or loses[0] == 0:
+        return 0.0 if loses.size else math.inf
+    return float(brentq(gain, *grid[loses[0] - 1 : loses[0] + 1], rtol=1e-14))

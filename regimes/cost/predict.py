@@ -1,26 +1,22 @@
 """``regimes cost``: predicted seconds of recorded runs, or of a preset, which is timed here.
 
-`regimes.cost.cases` has the work of both, `regimes.cost.network` the seconds. torch only for
-presets.
+torch only for presets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from regimes.config import DENSE, RunConfig
 from regimes.console.stdout import console as new_console
 from regimes.console.tables import Table
 from regimes.cost.cases import Case, cases, measured
-from regimes.cost.network import Network, spell
-from regimes.cost.work import break_even
+from regimes.cost.network import Network, break_even, spell
 from regimes.errors import require
 from regimes.records import load_all, mixed_circumstances, write_table
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 MOST = 10**9  # workers, and parts of a gradient
 HEADS = ("", "compute", "compress", "network", "step", "s/{}", "× dense", "pays below")
@@ -33,8 +29,6 @@ def predict(
     than their sum where they overlap), seconds per epoch, its speed-up over a dense epoch, and the
     bandwidth (bits/s) below which it is faster, ``break_even``; of the mean step where levels
     change."""
-    import pandas as pd
-
     how = (network, workers, algorithm, buckets)
     dense = next(case for case in cases if case.name == DENSE and not case.runs)
     steps, work = dense.epochs[0]

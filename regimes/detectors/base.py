@@ -1,10 +1,8 @@
-"""The contract of a detector, and what its rules share.
+"""The contract of a detector, a frozen dataclass that is called with the values of all past epochs
+and answers for the next, ``len(values)``.
 
-A detector is a frozen dataclass that is called with the values of all past epochs and answers for
-the next, ``len(values)``. ``values[e]`` is of epoch e, None where nothing was measured (an
-instrument with ``every`` > 1): rules compare measured values. A detector is pure, so a run and its
-replay get the same answer. ``Online`` detectors read each value once: an answer costs the same at
-every epoch.
+``values[e]`` is of epoch e, None where nothing was measured (an instrument with ``every`` > 1). A
+detector is pure, so a run and its replay get the same answer.
 """
 
 from __future__ import annotations
@@ -58,7 +56,8 @@ class Detector(Protocol):
 
 
 class Online(ABC):
-    """Base of detectors with a state, which is never changed in place. A call is all updates."""
+    """Base of detectors that read each value once, so that an answer costs the same at every epoch.
+    The state is never changed in place; a call is all updates."""
 
     statistic: str
     per_layer: bool

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
@@ -15,18 +14,12 @@ SMALLEST_SD = 0.01  # of the logarithm: a warm-up of equal values must not divid
 
 
 class Sums(NamedTuple):
-    """The state of `TraceCusum`.
+    """The state of `TraceCusum`."""
 
-    Attributes:
-        base: logarithms of the warm-up.
-        mean, sd: of a complete warm-up.
-        up, down: sums of deviations, in units of ``sd``.
-    """
-
-    base: tuple[float, ...] = ()
-    mean: float = 0.0
+    base: tuple[float, ...] = ()  # logarithms of the warm-up
+    mean: float = 0.0  # of a complete warm-up
     sd: float = 0.0
-    up: float = 0.0
+    up: float = 0.0  # sums of deviations, in units of ``sd``
     down: float = 0.0
 
 
@@ -70,8 +63,10 @@ class TraceCusum(Bounded, Online):
             base = (*state.base, z)
             if len(base) < self.warmup:
                 return Sums(base), Verdict(True, None, value, None, self.h)
-            sums = Sums(base, *_moments(base))
-            return sums, Verdict(False, math.exp(sums.mean), value, None, self.h)
+            mean = math.fsum(base) / len(base)  # the module statistics is exact and far slower
+            square = math.fsum((v - mean) ** 2 for v in base) / (len(base) - 1)
+            sums = Sums(base, mean, max(SMALLEST_SD, math.sqrt(square)))
+            return sums, Verdict(False, math.exp(mean), value, None, self.h)
         deviation = (z - state.mean) / state.sd
         up = max(0.0, state.up + deviation - self.k)
         down = max(0.0, state.down - deviation - self.k)
@@ -79,13 +74,6 @@ class TraceCusum(Bounded, Online):
         critical = score > self.h
         verdict = Verdict(critical, math.exp(state.mean), value, score, self.h)
         return Sums((z,)) if critical else state._replace(up=up, down=down), verdict
-
-
-def _moments(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and (n - 1) standard deviation; ``statistics`` is exact and far slower."""
-    mean = math.fsum(values) / len(values)
-    square = math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1)
-    return mean, max(SMALLEST_SD, math.sqrt(square))
 
 
 class Fall(NamedTuple):

@@ -54,20 +54,18 @@ def setting(*names: str) -> str:
         elif statistic.instrument == "curvature":
             options = {"modes": ["eval"], **options}  # "eval" is its default
         for field, value in options.items():
-            known = fields.get(field, [])
             many = isinstance(value, list)
-            fields[field] = [*known, *(x for x in value if x not in known)] if many else value
-    for fields in tables.values():
-        if fields.get("modes") == ["eval"]:
-            fields.pop("modes")
+            fields[field] = list(dict.fromkeys([*fields.get(field, []), *value])) if many else value
     settings = []
     for instrument, fields in tables.items():
+        if fields.get("modes") == ["eval"]:
+            fields.pop("modes")
         for field, value in fields.items():
             text = json.dumps(value, separators=(",", ":"))
-            settings.append(shlex.quote(f"instruments.{instrument}.{field}={text}"))
+            settings.append(f"--set {shlex.quote(f'instruments.{instrument}.{field}={text}')}")
         if not fields:
-            settings.append(f"instruments.{instrument}={{}}")
-    return " ".join(f"--set {setting}" for setting in settings)
+            settings.append(f"--set instruments.{instrument}={{}}")
+    return " ".join(settings)
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,7 @@ def main(
         failures = cluster.submit(todo, out, executor, options or {}, progress)
     if failures:
         raise TrainingError(f"{len(failures)} of {len(todo)} runs failed; first: {failures[0]}")
-    from regimes.plotting.differences import between  # pandas, so late
-    from regimes.plotting.schedules import schedules
+    from regimes.plotting.schedules import between, schedules  # pandas, so late
 
     runs = separate(load(folder) for folder, _ in cells)
     summary = schedules(runs)

@@ -19,7 +19,7 @@ from regimes.collectives.launcher import launched
 from regimes.config import RunConfig, to_toml
 from regimes.console import stdout
 from regimes.errors import RegimesError, TrainingError, require
-from regimes.monitor import terminal
+from regimes.monitor import reporters as monitoring
 from regimes.monitor.text import metric_text
 from regimes.records import reporters
 from regimes.training import termination
@@ -38,7 +38,7 @@ def train(config: RunConfig, out: Path, resume: bool, quiet: bool) -> None:
         named = reporters(config.reporters, out) if process.rank == 0 else ()
         run(config, out, resume=resume, reporters=named)
         return
-    record = run(config, out, resume=resume, reporters=terminal.reporters(config, out))
+    record = run(config, out, resume=resume, reporters=monitoring.reporters(config, out))
     last, name = record.epochs.iloc[-1], record.header["metric"]
     unit = " %" if name == "accuracy" else ""
     stdout.try_print(

@@ -28,7 +28,7 @@ from regimes.console.tables import Table
 from regimes.errors import ConfigError, RecordError, is_whole, require
 from regimes.launch import sweep
 from regimes.launch.sweep import Cell, Progress
-from regimes.plotting.metrics import named
+from regimes.plotting.looks import named
 from regimes.presets.families import shortened
 from regimes.records import check_output, load, write_output
 

@@ -1,21 +1,39 @@
-"""The ``doctor`` command: tries what Regimes needs on this machine.
+"""The ``doctor`` command: tries this machine, a launched group of processes, or records.
 
 A failure of what Regimes needs makes the exit code 1. What only a user's own script needs (``import
-torchvision`` as a whole) is reported and does not change the exit code.
+torchvision`` as a whole), or what only makes runs slow, is reported and does not change it. A
+group is checked by ::
+
+    torchrun --nnodes 2 --nproc-per-node 4 ... -m regimes doctor
+    srun --nodes 2 --ntasks-per-node 4 python -m regimes doctor
 """
 
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import os
+import platform
+import socket
+import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from regimes.console.stdout import console
+from regimes.collectives.launcher import launched
+from regimes.console.stdout import console, escape_control
 from regimes.console.tables import Table
-from regimes.records import provenance
+from regimes.console.units import human
+from regimes.errors import RecordError
+from regimes.monitor.watch import ACTIVE, state
+from regimes.records import find, find_edit, load, provenance, unpacked
+
+if TYPE_CHECKING:
+    import torch
+
+# -- a machine -------------------------------------------------------------------------------
 
 NEEDED = (
     *("torch", "torchvision", "numpy", "scipy", "scikit-learn", "pandas", "seaborn", "matplotlib"),
@@ -34,7 +52,6 @@ def report() -> bool:
     """Print a table; False if something that is needed does not work."""
     from regimes.data import sources
 
-    version = importlib.metadata.version
     needed: dict[str, Callable[[], str]] = {
         **{name: functools.partial(version, name) for name in NEEDED},
         "torchvision's data": _data_sets,
@@ -47,14 +64,15 @@ def report() -> bool:
         "CUDA": _cuda,
         "NCCL": lambda: _backend("nccl"),
     }
-    rows = [(name, *_tried(attempt)) for name, attempt in {**needed, **useful}.items()]
+    rows = [(name, *_tried(attempt)) for name, attempt in (needed | useful).items()]
+    good = all(state == "ok" for name, state, _ in rows if name in needed)
     rows += [
         (f"data: {found.name}", "found" if found.available else "not found", found.where)
         for found in sources.find()
     ]
     heads = ("what", "state", "detail")
     console().print(Table(heads, rows, title="regimes doctor", texts=3).drawn())
-    return all(state == "ok" for name, state, _ in rows if name in needed)
+    return good
 
 
 def _tried(attempt: Callable[[], str]) -> tuple[str, str]:
@@ -66,8 +84,7 @@ def _tried(attempt: Callable[[], str]) -> tuple[str, str]:
 
 
 def _torchvision() -> str:
-    """Import torchvision alone in another Python, as a user's script does; RuntimeError if it
-    fails."""
+    """Import torchvision alone in another Python, as a user's script does."""
     words = [sys.executable, "-c", "import torchvision"]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=MINUTE, check=False)
@@ -124,3 +141,150 @@ def _backend(name: str) -> str:
     finally:
         dist.destroy_process_group()
     return "one all-reduce done"
+
+
+# -- a group of processes --------------------------------------------------------------------
+
+ALIKE = ("code", "python", "torch", "cuda", "nccl")
+FATAL = ("code", "torch")  # a run refuses other code; another torch computes other numbers
+FLOATS = 2**22  # of the large mean, 16 MiB: larger than the cache of one process
+SIZE = 512  # of the matrices whose product is timed
+TIMES = 11
+SLOW = 1.5  # times the median of all processes
+Process = dict[str, Any]
+
+
+def group_report(patience: float = 60.0) -> bool:
+    """Connect the processes of a launched group, compare and time them, print it on process 0;
+    False if runs would fail.
+
+    Args:
+        patience: seconds in which all must connect.
+
+    Raises:
+        TrainingError: a process does not connect in time, or is lost.
+    """
+    import torch
+
+    from regimes.collectives.devices import pick_device
+    from regimes.collectives.processes import connect
+    from regimes.cost.measure import median_seconds
+
+    place, device = launched(), pick_device("auto")
+    world, seconds = connect(place.count, device, patience), dict[int, float]()
+    try:
+        processes = world.gather_object(_describe(device))
+        for count in (1, FLOATS):  # numbers in a mean over all processes
+            mean = functools.partial(world.mean, [torch.ones(1, count, device=device)])
+            seconds[count] = median_seconds(mean, TIMES, device)
+    finally:
+        world.close()
+    differ = differences(processes)
+    if place.rank == 0:
+        _print(processes, seconds, differ)
+    return not any(name in FATAL for name, _ in differ)
+
+
+def _describe(device: torch.device) -> Process:
+    """This process."""
+    import torch
+
+    from regimes.cost.measure import median_seconds
+
+    left = torch.randn(SIZE, SIZE, device=device)
+    gpu = device.type == "cuda"
+    return {
+        "host": socket.gethostname(),
+        "device": torch.cuda.get_device_name(device) if gpu else provenance.processor(),
+        "threads": torch.get_num_threads(),
+        "seconds": median_seconds(lambda: left @ left, TIMES, device),
+        "code": provenance.code_digest()[:12],
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda or "none",
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if gpu else "none",
+    }
+
+
+def differences(processes: Sequence[Process]) -> list[tuple[str, str]]:
+    """(what, in words): versions that differ from the most frequent one, and slow processes.
+
+    >>> alike = dict.fromkeys(ALIKE, "1") | {"seconds": 1.0}
+    >>> for words in differences([alike, alike, alike | {"torch": "2", "seconds": 4.0}]):
+    ...     print(*words, sep=": ")
+    torch: process 2 has 2, the others have 1
+    speed: process 2 takes 4.0 times as long
+    """
+    differ = []
+    for name in ALIKE:
+        values = [str(process[name]) for process in processes]
+        usual = max(dict.fromkeys(values), key=values.count)
+        for value in dict.fromkeys(v for v in values if v != usual):
+            ranks = ", ".join(str(rank) for rank, v in enumerate(values) if v == value)
+            differ.append((name, f"process {ranks} has {value}, the others have {usual}"))
+    middle = statistics.median(process["seconds"] for process in processes)
+    for rank, process in enumerate(processes):
+        if (ratio := process["seconds"] / middle) > SLOW:
+            differ.append(("speed", f"process {rank} takes {ratio:.1f} times as long"))
+    return differ
+
+
+def _print(
+    processes: Sequence[Process], seconds: dict[int, float], differ: Sequence[tuple[str, str]]
+) -> None:
+    rows = [
+        (str(rank), p["host"], p["device"], str(p["threads"]), f"{1e3 * p['seconds']:.2g}")
+        for rank, p in enumerate(processes)
+    ]
+    heads = ("process", "host", "device", "threads", "ms of a product")
+    out, first = console(highlight=False), processes[0]
+    out.print(Table(heads, rows, title=f"{len(processes)} processes met", texts=3).drawn())
+    versions = ", ".join(f"{name} {first[name]}" for name in ALIKE if first[name] != "none")
+    rate, size = human(4 * FLOATS / seconds[FLOATS], "B"), human(4 * FLOATS, "B")
+    lines = [
+        f"process 0: {versions}",
+        f"a mean over all: {1e6 * seconds[1]:.0f} us of one number, {rate}/s of {size}",
+    ]
+    for name, words in differ:
+        lines.append(f"{name}: {words}" + ": runs would be refused or differ" * (name in FATAL))
+    out.print("\n".join(lines if differ else [*lines, "all processes are alike"]), markup=False)
+
+
+# -- records -----------------------------------------------------------------------------------
+
+
+def check(places: Sequence[Path]) -> bool:
+    """Print one line per record in or under folders and archives: is it as it was written, by its
+    hash chain? True if all are.
+
+    Raises:
+        RecordError: a place without a record.
+    """
+    intact = True
+    for place in places:
+        with unpacked(place) as root:
+            runs = find(root)
+            if not runs:
+                raise RecordError(f"no run in or under {place}")
+            for run in runs:
+                name = str(place / run.relative_to(root))
+                what, more = verdict(run)
+                details = f"; {more.replace(str(run), name)}" if more else ""
+                print(escape_control(f"{name}: {what}{details}"))
+                intact &= what not in ("edited", "unreadable")
+    return intact
+
+
+def verdict(run: Path) -> tuple[str, str]:
+    """(whole, running, starting, broken off, stopped, no chain, edited or unreadable; details)."""
+    try:
+        record = load(run)
+        what, more = state(run, record.header, record.rows)
+        why = find_edit(run, growing=what in ACTIVE)
+    except RecordError as error:
+        return "unreadable", str(error)
+    if why:
+        return "edited", why
+    if not (run / "chain.jsonl").exists():
+        return "no chain", f"{what}; of an earlier version, or its chain.jsonl was removed"
+    return ("whole", "") if what == "finished" else (what, more)

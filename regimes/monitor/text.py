@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING
+
+from rich import box
+from rich.table import Table as Drawn
 
 from regimes.console.tables import Table
 from regimes.console.units import human
 from regimes.policies.schedules import in_words
 from regimes.records import NOT_SAID, OWN, Header, Row, share_of_low, unknown_fields
-
-if TYPE_CHECKING:
-    from rich.table import Table as Drawn
 
 EPOCHS = 8  # in the table
 STRAGGLES = 1.3  # times the median of the other processes
@@ -52,15 +51,13 @@ def headline(header: Header) -> str:
     c, world = header["config"], header["world"]
     levels = ", ".join(f"{name} {value}" for name, value in c["levels"].items())
     data = f"data {NOT_SAID}" if c["data"]["name"] == OWN else c["data"]["name"]
-    plural = "" if world["processes"] == 1 else "es"
-    rule = c.get("sync_policy")
+    plural, rule = "" if world["processes"] == 1 else "es", c.get("sync_policy")
     sync = f", synchronised {in_words(rule, c.get('sync_levels') or {})}" if rule else ""
     return (
         f"{c['name']} (seed {c['seed']}): {c['model']['name']}, {data}, "
         f"{world['workers']} workers on {world['processes']} process{plural}, "
         f"{c['compressor']['name']} {levels}".rstrip()
-        + sync
-    )
+    ) + sync
 
 
 def unknown_text(header: Header) -> str:
@@ -78,12 +75,12 @@ def straggler(processes: Mapping[str, Sequence[float]]) -> str:
     seconds = processes.get("compute", [])
     if len(seconds) < 2:
         return ""
-    slowest = max(range(len(seconds)), key=seconds.__getitem__)
-    usual = median([*seconds[:slowest], *seconds[slowest + 1 :]])
-    if seconds[slowest] < STRAGGLES * usual or seconds[slowest] - usual < 1:
+    *others, most = sorted(seconds)
+    usual = median(others)
+    if most < STRAGGLES * usual or most - usual < 1:
         return ""
     return (
-        f"process {slowest} has computed for {seconds[slowest]:.1f} s in the last unit, the others "
+        f"process {seconds.index(most)} has computed for {most:.1f} s in the last unit, the others "
         f"for {usual:.1f} s: they wait for it"
     )
 
@@ -91,14 +88,13 @@ def straggler(processes: Mapping[str, Sequence[float]]) -> str:
 def cells(header: Header, rows: Sequence[Row], seconds: float | None) -> dict[str, str]:
     """The last of ``rows`` as text by column. Epochs count from 0 as in the record; for units, the
     column is the steps done."""
-    row, of_low = rows[-1], share_of_low(header, rows)
+    row, by_steps = rows[-1], header["config"].get("unit_steps")
     low, layers = at_low(header, row)
     sync = row.get("sync", {})
     has_low = "low" in header["config"]["levels"] or not sync.get("level")
     name, value = metric_text(header, row["metric"])
-    by_steps = header["config"].get("unit_steps")
-    texts = {"step": str(row["unit"]["stop"])} if by_steps else {"epoch": str(row["epoch"])}
-    texts |= {
+    texts = {
+        "step" if by_steps else "epoch": str(row["unit"]["stop"] if by_steps else row["epoch"]),
         "lr": f"{row['lr']:.3g}",
         "train loss": format_value(row["train_loss"], ".3f"),
         "test loss": format_value(row["test_loss"], ".3f"),
@@ -107,7 +103,8 @@ def cells(header: Header, rows: Sequence[Row], seconds: float | None) -> dict[st
         texts[name] = value
     texts["floats"] = human(sum(r["floats"] for r in rows))
     if has_low:
-        texts |= {"of low": format_value(of_low, ".2f"), "at low": f"{low}/{layers}"}
+        of_low = format_value(share_of_low(header, rows), ".2f")
+        texts |= {"of low": of_low, "at low": f"{low}/{layers}"}
     if sync.get("level"):
         texts["period"] = str(sync["period"])
         if not has_low:  # else 80 columns have no room for it
@@ -123,8 +120,6 @@ def logged_text(row: Row) -> str:
 
 def epoch_table(header: Header, rows: Sequence[Row], seconds: Mapping[int, float]) -> Drawn:
     """The last epochs, in 80 columns."""
-    from rich import box
-
     lines = [
         cells(header, rows[: i + 1], seconds.get(rows[i]["epoch"]))
         for i in range(max(0, len(rows) - EPOCHS), len(rows))

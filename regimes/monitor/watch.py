@@ -1,7 +1,5 @@
-"""The ``watch`` command: follows a run, or a folder of runs, by their records alone.
-
-It so works from another terminal or machine, and for finished runs. No torch; rich imported late.
-"""
+"""The ``watch`` command: follows a run, or a folder of runs, by their records alone, so also from
+another terminal or machine. No torch."""
 
 from __future__ import annotations
 
@@ -9,9 +7,16 @@ import contextlib
 import functools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table as Grid
+from rich.text import Text
 
 from regimes.console.stdout import console as new_console
 from regimes.console.stdout import escape_control
@@ -33,11 +38,6 @@ from regimes.records import (
 )
 from regimes.training.idle_policy import inactivity_warnings
 
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
-    Show = Callable[[RenderableType], None]
-
 ACTIVE = ("running", "starting")
 PATIENCE = 60  # seconds in which the next run of a grid may begin
 COLOURS = {"finished": "green", "stopped": "bold red", "broken off": "bold red"}  # else cyan
@@ -58,10 +58,18 @@ def watch(folder: Path, once: bool = False, console: Console | None = None) -> N
         return
     with contextlib.suppress(KeyboardInterrupt):
         _wait_for_run(folder, once, console)
-        live = console.is_terminal and not once
-        with _in_place(console) if live else _as_text(console) as show:
-            for picture in _pictures(folder, once, console.height if live else None):
-                show(picture)
+        if once or not console.is_terminal:
+            last = ""
+            for picture in _pictures(folder, once, None):
+                with console.capture() as captured:
+                    console.print(picture)
+                if captured.get() != last:
+                    console.print(picture)
+                last = captured.get()
+            return
+        with Live(console=console, auto_refresh=False) as live:
+            for picture in _pictures(folder, once, console.height):
+                live.update(picture, refresh=True)
 
 
 def _pictures(folder: Path, once: bool, height: int | None) -> Iterator[RenderableType]:
@@ -77,29 +85,6 @@ def _pictures(folder: Path, once: bool, height: int | None) -> Iterator[Renderab
         picture, active = draw(folder)
         idle = 0 if active else idle + 1
         yield picture
-
-
-@contextlib.contextmanager
-def _in_place(console: Console) -> Iterator[Show]:
-    from rich.live import Live
-
-    with Live(console=console, auto_refresh=False) as live:
-        yield functools.partial(live.update, refresh=True)
-
-
-@contextlib.contextmanager
-def _as_text(console: Console) -> Iterator[Show]:
-    last = ""
-
-    def show(picture: RenderableType) -> None:
-        nonlocal last
-        with console.capture() as captured:
-            console.print(picture)
-        if captured.get() != last:
-            console.print(picture)
-        last = captured.get()
-
-    yield show
 
 
 def _wait_for_run(folder: Path, once: bool, console: Console) -> None:
@@ -158,18 +143,12 @@ def _cached_lines(path: Path, changed: int, size: int) -> list[dict[str, Any]]:
 
 
 def _run(folder: Path) -> tuple[Header, list[Row]]:
-    """(header, rows)."""
     header = read_header(folder)
     return header, read_rows(folder, header, _lines)
 
 
 def _one(folder: Path) -> tuple[RenderableType, bool]:
     """(picture of one run, may it still change?)"""
-    from rich.console import Group
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table as Grid
-    from rich.text import Text
-
     header, rows = _run(folder)
     what, more = state(folder, header, rows)
     lines, seconds = _lines(folder / "seconds.jsonl"), dict[int, float]()
@@ -203,10 +182,6 @@ def _one(folder: Path) -> tuple[RenderableType, bool]:
 
 def _many(folder: Path, height: int | None, title: str = "") -> tuple[RenderableType, bool]:
     """(one line per run under a folder, is one active?); finished runs are hidden to fit."""
-    from rich import box
-    from rich.console import Group
-    from rich.text import Text
-
     lines = [_line(path, folder) for path in find(folder)]
     counts = Counter(what for what, *_ in lines)
     metrics = " / ".join(dict.fromkeys(name for *_, name in lines if name)) or "metric"
@@ -224,9 +199,6 @@ def _many(folder: Path, height: int | None, title: str = "") -> tuple[Renderable
 
 def _line(path: Path, folder: Path) -> tuple[str, list[RenderableType], str]:
     """(state, the cells of one run's line, the metric's name)."""
-    from rich.progress_bar import ProgressBar
-    from rich.text import Text
-
     name = str(path.relative_to(folder))
     try:
         header, rows = _run(path)

@@ -9,7 +9,7 @@ import pandas as pd
 
 from regimes.errors import RecordError
 from regimes.plotting.groups import Groups, measured, tested_by
-from regimes.plotting.metrics import METRICS, Metric
+from regimes.plotting.looks import METRICS, Metric
 from regimes.records import Record
 from regimes.records.reader import logged
 from regimes.replay.replay import TRAINING as CLOCK
@@ -60,8 +60,8 @@ def curves(by_schedule: Groups, shown: Metric | None = None) -> pd.DataFrame:
     for name, runs in by_schedule.items():
         last = min(len(run.epochs) for run in runs)
         metrics = np.stack([values(run, shown)[:last] for run in runs])
-        floats = np.stack([run.epochs["total_floats"].to_numpy()[:last] for run in runs]).mean(0)
-        clock = np.stack([seconds(run)[:last] for run in runs]).mean(0)
+        floats = np.mean([run.epochs["total_floats"][:last] for run in runs], axis=0)
+        clock = np.mean([seconds(run)[:last] for run in runs], axis=0)
         for epoch in range(last):
             mean_and_ends = t_interval(metrics[:, epoch].tolist())
             rows.append((name, epoch, len(runs), *mean_and_ends, floats[epoch], clock[epoch]))
@@ -92,6 +92,5 @@ def ends(by_schedule: Groups, shown: Metric | None = None) -> pd.DataFrame:
 
 def _last(run: Record, shown: Metric) -> int:
     """The last epoch; in a hook's record, the last with a value."""
-    if not run.hooked:
-        return len(run.epochs) - 1
-    return int(np.flatnonzero(~np.isnan(values(run, shown)))[-1])  # `values` raises if none
+    known = ~np.isnan(values(run, shown))  # raises if there is none
+    return int(np.flatnonzero(known)[-1]) if run.hooked else len(run.epochs) - 1

@@ -1,15 +1,20 @@
-"""Runs grouped by schedule (a configuration's name) and seed."""
+"""Runs grouped by schedule (a configuration's name) and seed, and where learning rates decay."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from regimes.errors import RecordError
-from regimes.plotting.decays import decay_epochs
-from regimes.plotting.looks import order
-from regimes.plotting.metrics import Metric, named
-from regimes.records import Record, differing, identity, separate, variants
+from regimes.plotting.looks import Metric, named, order
+from regimes.policies import history
+from regimes.policies.base import FollowsDecays
+from regimes.records import Record, differing, identity, length, separate, variants
+from regimes.records.fields import differences_text
 
 Groups = dict[str, list[Record]]
 BASELINES = ("low", "small-batch", "rank 4", "none")  # of whose traffic the others' is a share
@@ -62,28 +67,24 @@ def check_there(runs: Sequence[Record], needed: Iterable[str]) -> None:
 
 def check_setting(runs: Sequence[Record], shared: Collection[str] = SETTING) -> None:
     """Raise RecordError unless schedules that are compared share these fields or tables."""
+
+    def fields(run: Record) -> dict[str, Any]:
+        return {k: v for k, v in identity(run).items() if {k, k.partition(".")[0]} & {*shared}}
+
     first_runs = list({run.name: run for run in reversed(runs)}.values())[::-1]
-    first_runs.sort(key=_adapts_batch)  # stable: all are compared with one whose batch is fixed
+    # stable: all are compared with one whose batch is fixed
+    first_runs.sort(key=lambda run: bool(run.config.get("batch_policy")))
     for other in first_runs[1:]:
         one = first_runs[0]
-        differ = differing([_fields(one, shared), _fields(other, shared)])
-        if _adapts_batch(other):
+        differ = differing([fields(one), fields(other)])
+        if other.config.get("batch_policy"):
             differ.pop("batch_size", None)
         if differ:
-            words = ", ".join(f"{name} ({a}, {b})" for name, (a, b) in differ.items())
             raise RecordError(
-                f"{one.folder} and {other.folder} differ in {words}: a figure compares schedules "
-                "of one setting; choose one with --where FIELD=VALUE, or read a folder that has "
-                "one of them"
+                f"{one.folder} and {other.folder} differ in {differences_text(differ)}: a figure "
+                "compares schedules of one setting; choose one with --where FIELD=VALUE, or read "
+                "a folder that has one of them"
             )
-
-
-def _fields(run: Record, shared: Collection[str]) -> dict[str, Any]:
-    return {k: v for k, v in identity(run).items() if {k, k.partition(".")[0]} & {*shared}}
-
-
-def _adapts_batch(run: Record) -> bool:
-    return bool(run.config.get("batch_policy"))
 
 
 def tested_by(run: Record) -> Metric:
@@ -107,6 +108,32 @@ def windows(by_schedule: Groups) -> list[list[int]]:
         if runs := by_schedule.get(f"{level}-in-critical"):
             return runs[0].config[table].get("windows", [])
     return []
+
+
+def decays(run: Record) -> list[tuple[int, float]]:
+    """The units of a run that are the first at a lower learning rate, and the factor by which it
+    falls (infinity: to zero). A trainer's step schedule gives the configured ones; a user's own
+    training, whose schedule is not known, those that the policies see in its rates."""
+    if run.hooked:
+        seen = FollowsDecays().decays(history(run.rows, [], run.config["signal"]))
+        known = [(first, old, new) for first, old, new in seen if first < len(run.rows)]
+        return [(first, old / new if new else math.inf) for first, old, new in known]
+    optimizer, per_epoch = run.config["optimizer"], run.header.get("steps_per_epoch") or 1
+    if optimizer.get("schedule", "step") != "step":
+        return []
+    steps = [*(optimizer.get("decay_steps") or ())]
+    steps += [first * per_epoch for first in optimizer.get("decay_epochs") or ()]
+    # the first unit that begins at or behind a decay: one within which the rate falls is not lower
+    size = run.config.get("unit_steps") or per_epoch
+    units = [-(-step // size) for step in sorted(steps)]
+    factor, end = np.float64(optimizer.get("decay_factor") or 1), length(run.header, run.rows)
+    with np.errstate(over="ignore"):
+        return [(first, float(factor**n)) for first, n in Counter(units).items() if first < end]
+
+
+def decay_epochs(run: Record) -> tuple[int, ...]:
+    """The units that are the first at a lower learning rate."""
+    return tuple(first for first, _ in decays(run))
 
 
 def decaying(by_schedule: Groups) -> Record:

@@ -1,4 +1,4 @@
-"""The look and label of each preset's schedule in all figures, and the colours of levels: data.
+"""How schedules, levels and metrics are drawn and written: data.
 
 The palette is safe for colour-blind readers; every schedule also has a line style and a marker of
 its own, for grey prints. To give a schedule of your own a look: ``LOOKS["mine"] = Look(...)``.
@@ -127,3 +127,57 @@ def order(names: Iterable[str]) -> list[str]:
     """The table's order, then the unknown ones by name."""
     place = {name: i for i, name in enumerate(LOOKS)}
     return sorted({*names}, key=lambda n: (place.get(LIKE.get(n, (n,))[0], len(place)), n))
+
+
+# -- metrics ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How a measured column of the epochs is written.
+
+    Attributes:
+        factor: from the record's unit to the shown one.
+        unit: of a difference.
+        log: whether its axis is logarithmic.
+        digits: behind the point, as shown in tables.
+        lower: whether less is better.
+    """
+
+    name: str
+    label: str
+    heading: str
+    unit: str
+    factor: float = 1.0
+    log: bool = False
+    digits: int = 1
+    lower: bool = False
+
+
+_METRICS = (
+    Metric("accuracy", "test accuracy (%)", "accuracy %", "points", 100.0),
+    Metric("perplexity", "test perplexity", "perplexity", "perplexity", log=True, lower=True),
+    Metric("bits per byte", "test bits per byte", "bits per byte", "bits", digits=3, lower=True),
+    Metric(
+        *("squared error", "squared error of all entries", "squared error", "squared error"),
+        log=True,
+        digits=3,
+        lower=True,
+    ),
+    Metric("loss", "test loss", "test loss", "loss", digits=3, lower=True),
+    Metric("train_loss", "training loss (nats)", "training loss", "nats", lower=True),
+    Metric("test_loss", "test loss (nats)", "test loss", "nats", lower=True),
+)
+METRICS = {metric.name: metric for metric in _METRICS}
+
+
+def named(name: str, unit_known: bool = True) -> Metric:
+    """How a metric is written; plainly, under its own name, if the table has none.
+
+    Args:
+        unit_known: whether a loss is in nats; False for a user's own.
+    """
+    metric = METRICS.get(name, Metric(name, name, name, name, digits=3))
+    if unit_known or metric.unit != "nats":
+        return metric
+    return replace(metric, label=metric.heading, unit="loss", digits=3)

@@ -85,12 +85,12 @@ def conditions(words: Sequence[str]) -> tuple[list[str], list[str]]:
     where, rest, remaining = [], [], iter(words)
     for word in remaining:
         option, sign, value = word.partition("=")
-        if option != "--where":
-            rest.append(word)
-        elif not (value := value if sign else next(remaining, "")):
-            raise ConfigError("--where needs FIELD=VALUE, e.g. --where optimizer.lr=0.4")
+        if option == "--where":
+            where.append(value if sign else next(remaining, ""))
         else:
-            where.append(value)
+            rest.append(word)
+    if not all(where):
+        raise ConfigError("--where needs FIELD=VALUE, e.g. --where optimizer.lr=0.4")
     return where, rest
 
 

@@ -1,19 +1,27 @@
-"""One panel of curves, for the report and the study."""
+"""Panels of the report and the study: curves, maps of levels, bands of detectors."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import pandas as pd
-from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.colors import BoundaryNorm, ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.patches import Patch
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
 from regimes.plotting import style
-from regimes.plotting.looks import Look, styles_of
-from regimes.plotting.metrics import Metric
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from regimes.plotting.groups import compressed
+from regimes.plotting.looks import LEVELS, SPELT, Look, Metric, order, style_of, styles_of
+from regimes.records import Record, unit_name
+from regimes.replay import detect
+from regimes.replay.compare import Comparison
 
 LABELS = {"floats": "floats sent (the paper's count)", "seconds": "seconds of training"}
 LONG = 100  # epochs from which lines are thinner
@@ -55,21 +63,13 @@ def _end(ax: Axes, against: str, end: pd.Series, look: Look, shown: Metric) -> N
     ax.errorbar(end[against], end[shown.name], half[0], half[1], capsize=2.5, elinewidth=1, **bar)
 
 
-def overlay(ax: Axes, rows: pd.DataFrame, shown: Metric) -> None:
-    """The authors' logs (`published.of`): thin, black, with the dashes of our schedules."""
-    for name, look in styles_of(rows["schedule"]).items():
-        log, label = rows[rows["schedule"] == name], f"{look.label}: authors' log"
-        thin: Any = {"color": "black", "linewidth": 0.6, "alpha": 0.8, "zorder": 5}
-        ax.plot(log["epoch"], log[shown.name], linestyle=look.dash, label=label, **thin)
-
-
 def format_axis(ax: Axes, against: str, last: pd.DataFrame, config: dict[str, Any]) -> None:
     """Label, margins and scale of the x axis.
 
     Args:
         config: of one of the runs, for the name of their units.
     """
-    ax.set_xlabel(style.unit_of(config) if against == "epoch" else LABELS[against])
+    ax.set_xlabel(unit_name(config) if against == "epoch" else LABELS[against])
     ax.margins(x=0.02)
     if against == "epoch":
         ax.locator_params(axis="x", integer=True)
@@ -91,9 +91,8 @@ def limits(
     """The y axis, with room for all curves and for the intervals at their ends. An accuracy stays
     inside 0 to 100 %. A logarithmic metric leaves out first epochs that are more than three times
     as high as any end."""
-    ranges = [numbers[shown.name], *([last["ci_low"], last["ci_high"]] if last is not None else [])]
-    seen = pd.concat(ranges).dropna()
-    low, high = float(seen.min()), float(seen.max())
+    ends = [] if last is None else [last["ci_low"], last["ci_high"]]
+    low, high = pd.concat([numbers[shown.name], *ends]).agg(["min", "max"])
     if not math.isfinite(low) or not math.isfinite(high):  # a record's 1e308, as a percentage
         return
     if shown.log:
@@ -104,3 +103,167 @@ def limits(
         ax.set_ylim(0.93 * low, 1.05 * high)
     elif shown.name == "accuracy":
         ax.set_ylim(max(0.0, low - 4), min(101.0, high + 4))
+
+
+# -- levels and detectors over epochs --------------------------------------------------------
+
+
+# -- levels: the darker, the more a layer sends ----------------------------------------------
+
+
+def levels(runs: Sequence[Record]) -> pd.DataFrame:
+    """One row per seed, epoch and compressed layer: the level."""
+    names, columns = [layer["name"] for layer in compressed(runs[0])], ["epoch", "layer", "level"]
+    tables = [run.layers[columns].assign(seed=run.seed) for run in runs]
+    table = pd.concat(tables)[["seed", *columns]]
+    return table[table["layer"].isin(names)].reset_index(drop=True)
+
+
+def level_map(
+    runs: Sequence[Record], shown: Record, width: float = style.WIDTH
+) -> tuple[Figure, pd.DataFrame]:
+    """The level of each compressed layer per epoch in one run; below, the share of all layers at
+    each level except that of the highest compression.
+
+    Args:
+        runs: of one schedule.
+        shown: which of them is the map.
+        width: inches.
+    """
+    numbers, layers = levels(runs), compressed(shown)
+    rows = numbers[numbers["seed"] == shown.seed]
+    image = rows.pivot(index="layer", columns="epoch", values="level")
+    colours = palette(shown, {*numbers["level"], *shown.config["levels"]})
+    with style.theme():
+        size = 7.0 if len(layers) <= 30 else 4.5
+        map_height = max(1.4, len(layers) * size / 45)
+        fig = style.figure(map_height + 2.2, width)
+        top, bottom = fig.subplots(2, 1, sharex=True, height_ratios=[map_height, 1.0])
+        draw_levels(top, image.loc[[layer["name"] for layer in layers]], colours)
+        entries = [
+            Patch(facecolor=colour, edgecolor="#888888", label=_label(shown, level))
+            for level, colour in colours.items()
+        ]
+        fig.legend(handles=entries, loc="outside upper right", ncols=4 if width > 6 else 2)
+        top.set_yticks(range(len(layers)), [layer_name(layer) for layer in layers], fontsize=size)
+        _shares(bottom, numbers, colours)
+        bottom.set_xlabel(unit_name(shown.config))
+        bottom.locator_params(axis="x", integer=True)
+        for ax in (top, bottom):
+            style.mark_decays(ax, shown, labelled=ax is top)
+    return fig, numbers
+
+
+def palette(run: Record, present: Iterable[str]) -> dict[str, Any]:
+    """A colour for each level, light to dark from the highest compression to the lowest: fixed ones
+    if all are in `looks.LEVELS`, else shades of blue."""
+    sends = {name: cost["floats"] for name, cost in run.header["per_step"].items()}
+    names = sorted({*present}, key=lambda name: (sends.get(name, 0.0), name))
+    if {*names} <= LEVELS.keys():
+        return {name: LEVELS[name] for name in LEVELS if name in names}
+    shades = sns.color_palette("Blues", len(names)).as_hex()
+    return dict(zip(names, [LEVELS["high"], *shades[1:]], strict=True))
+
+
+def _label(run: Record, level: str) -> str:
+    """ "low compression (rank 4)"."""
+    label = f"{level} compression" if level in ("low", "high") else level
+    if (value := run.config["levels"].get(level, "")) == "":
+        return label
+    return f"{label} ({SPELT.get(run.config['compressor']['name'], '{}').format(value)})"
+
+
+def draw_levels(ax: Axes, image: pd.DataFrame, colours: dict[str, Any]) -> None:
+    """Levels as colours."""
+    norm = BoundaryNorm(np.arange(len(colours) + 1) - 0.5, len(colours))
+    indices, shades = image.map(list(colours).index), ListedColormap(list(colours.values()))
+    _draw(ax, indices, 0.8, cmap=shades, norm=norm)
+
+
+def _shares(ax: Axes, numbers: pd.DataFrame, colours: dict[str, Any]) -> None:
+    """Share of layers at each level against epoch: each seed thin, their mean thick."""
+    shown = list(colours)[1:] or list(colours)
+    for level in shown:
+        at = 100 * (numbers["level"] == level).groupby([numbers["epoch"], numbers["seed"]]).mean()
+        thin: Any = {"color": colours[level] if len(shown) > 1 else "#999999", "linewidth": 0.5}
+        for _, share in at.groupby("seed"):
+            epochs = share.index.get_level_values("epoch")
+            ax.step(epochs, share, where="mid", alpha=0.7, **thin)
+        mean = at.groupby("epoch").mean()
+        ax.step(mean.index, mean, where="mid", color=colours[level], linewidth=2)
+    words = shown[0] if len(shown) == 1 else "level"
+    ax.set(ylabel=f"layers at\n{words} (%)", ylim=(-4, 104))
+
+
+def layer_name(layer: Mapping[str, Any]) -> str:
+    """ "features.0  16×3×3×3"."""
+    return f"{layer['name'].removesuffix('.weight')}  {'×'.join(map(str, layer['shape']))}"
+
+
+# -- detectors ---------------------------------------------------------------------------------
+
+
+def bands(
+    runs: Sequence[Record], result: Comparison, width: float = style.WIDTH
+) -> tuple[Figure, pd.DataFrame]:
+    """One panel per schedule, one band per detector.
+
+    Args:
+        result: ``regimes.replay.detect.bench(runs, ...)``.
+        width: inches.
+
+    Returns:
+        The figure, and its numbers: schedule, detector, epoch, n, critical (mean over seeds).
+    """
+    by = ["schedule", "detector", "epoch"]
+    numbers = result.epochs.groupby(by, as_index=False, sort=False).agg(
+        n=("critical", "size"), critical=("critical", "mean")
+    )
+    costs = detect.over_seeds(result.detectors, "detectors")
+    schedules, names = order(numbers["schedule"]), list(dict.fromkeys(numbers["detector"]))
+    with style.theme():
+        fig = style.figure(0.9 + len(schedules) * (0.65 + 0.27 * len(names)), width)
+        panels = fig.subplots(len(schedules), 1, squeeze=False)[:, 0]
+        for ax, schedule in zip(panels, schedules, strict=True):
+            shown = numbers[numbers["schedule"] == schedule]
+            table = shown.pivot(index="detector", columns="epoch", values="critical").loc[names]
+            image = draw_bands(ax, table)
+            _totals(ax, costs[costs["schedule"] == schedule].set_index("detector").loc[names])
+            run = next(run for run in runs if run.name == schedule)
+            style.mark_decays(ax, run, behind="white")
+            ax.set_title(style_of(schedule).label, loc="left", pad=13)
+        panels[-1].set_xlabel(unit_name(runs[0].config))
+        bar = fig.colorbar(image, ax=list(panels), shrink=0.6, aspect=20, pad=0.02)
+        bar.ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+        bar.set_label("layers (and seeds)\ncalled critical")
+    return fig, numbers
+
+
+def draw_bands(ax: Axes, table: pd.DataFrame) -> AxesImage:
+    """Shares between 0 and 1, light to dark; a row's name breaks at its first space."""
+    image = _draw(ax, table, 2.5, cmap="Blues", vmin=0, vmax=1)
+    ax.set_yticks(range(len(table)), [name.replace(" ", "\n", 1) for name in table.index])
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return image
+
+
+def _totals(ax: Axes, rows: pd.DataFrame) -> None:
+    """Right of each band: share critical and traffic."""
+    shares, costs = rows["critical"].map("{:.0%}".format), rows["of_low"].map("{:.2f}".format)
+    columns = (28, "critical", shares), (58, "of low", costs.replace("nan", "–"))
+    for x, head, texts in columns:  # points right of the panel
+        look: Any = {"textcoords": "offset points", "fontsize": 7, "ha": "right"}
+        ax.annotate(head, (1, 1.01), (x, 0), "axes fraction", va="bottom", **look)
+        for i, words in enumerate(texts):
+            ax.annotate(words, (1, i), (x, 0), ax.get_yaxis_transform(), va="center", **look)
+
+
+def _draw(ax: Axes, table: pd.DataFrame, gap: float, **colours: Any) -> AxesImage:
+    """The rows of a table as bands, with white lines of width ``gap`` between them; ``colours``: of
+    ``Axes.imshow``."""
+    image = ax.imshow(table.to_numpy(), aspect="auto", interpolation="nearest", **colours)
+    for edge in range(1, len(table)):
+        ax.axhline(edge - 0.5, color="white", linewidth=gap)
+    ax.grid(False)
+    ax.tick_params(axis="y", length=0)
+    return image

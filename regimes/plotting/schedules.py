@@ -1,6 +1,7 @@
-"""The table of schedules: metric and traffic of each.
+"""Tables of schedules: the metric and traffic of each, and their differences over common seeds.
 
-The terminal after an ablation, the report's page and the study show columns of this table.
+The terminal after an ablation, ``regimes figure curves``, the report, the study and
+`regimes.compare` show them.
 """
 
 from __future__ import annotations
@@ -8,17 +9,32 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from regimes.console.tables import Table
-from regimes.console.units import human
-from regimes.plotting.differences import LAST
-from regimes.plotting.groups import BASELINES, check_setting, tested_by
-from regimes.plotting.metrics import Metric
-from regimes.records import Record, separate, share_of_low, summary
+from regimes.console.units import human, interval_text
+from regimes.errors import RecordError
+from regimes.plotting.curves import has, values
+from regimes.plotting.groups import BASELINES, check_setting, groups, tested_by
+from regimes.plotting.looks import Metric
+from regimes.records import Record, load_all, select, separate, share_of_low, summary
+from regimes.statistics import paired_differences, t_interval
 
 DASH = "–"
+LAST = 3  # epochs whose mean is a run's accuracy (or other metric)
+ALL_PAIRS = 6  # schedules of which all pairs are compared
+COLUMNS = ("comparison", "n", "difference", "ci_low", "ci_high", "positive", "traffic_ratio")
+NOTE = (
+    "Mean difference over common seeds with its 95 % t interval (of three seeds or more), "
+    "not corrected for the number of comparisons ({}). Traffic ratio: of the floats."
+)
+
+
+# -- each schedule -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -30,29 +46,23 @@ class Schedules:
             metric (in the shown unit, mean), sd (over seeds; nan for one), floats, bytes, seconds
             (means over runs), of_base.
         base: the schedule of whose floats ``of_base`` is the share; None without a baseline.
-        shown: the metric.
     """
 
     frame: pd.DataFrame
     base: str | None
     shown: Metric
 
-    def heads(self) -> dict[str, str]:
-        """The heading of each column."""
-        return {
-            "n": "n",
-            "metric": self.shown.heading,
-            "floats": "floats",
-            "of_base": f"of {self.base or 'low throughout'}",
-            "bytes": "bytes",
-            "seconds": "s per run",
-        }
+    def table(self, columns: Sequence[str], note: str = "") -> Table:
+        """Some columns, as text, for every schedule."""
+        heads = {"metric": self.shown.heading, "seconds": "s per run"}
+        heads["of_base"] = f"of {self.base or 'low throughout'}"
+        rows = [(str(name), self._cells(row.to_dict())) for name, row in self.frame.iterrows()]
+        lines = [(name, *(cells[column] for column in columns)) for name, cells in rows]
+        return Table(("schedule", *(heads.get(c, c) for c in columns)), lines, note)
 
-    def cells(self, name: str) -> dict[str, str]:
-        """A schedule's columns as text."""
-        row, digits = self.frame.loc[name].to_dict(), self.shown.digits
+    def _cells(self, row: dict[Any, Any]) -> dict[str, str]:
+        digits, share, some = self.shown.digits, row["of_base"], 0 < row["logged"] < row["n"]
         spread = "" if math.isnan(row["sd"]) else f" ± {row['sd']:.{digits}f}"
-        share, some = row["of_base"], 0 < row["logged"] < row["n"]
         return {
             "n": f"{row['logged']:.0f} of {row['n']:.0f}" if some else f"{row['n']:.0f}",
             "metric": DASH if math.isnan(row["metric"]) else f"{row['metric']:.{digits}f}{spread}",
@@ -61,12 +71,6 @@ class Schedules:
             "bytes": human(row["bytes"], "B"),
             "seconds": f"{row['seconds']:.1f}",
         }
-
-    def table(self, columns: Sequence[str], note: str = "") -> Table:
-        """Some columns, for every schedule."""
-        heads = self.heads()
-        lines = [(name, *(self.cells(name)[c] for c in columns)) for name in self.frame.index]
-        return Table(("schedule", *(heads[c] for c in columns)), lines, note)
 
 
 def schedules(runs: Iterable[Record]) -> Schedules:
@@ -83,18 +87,129 @@ def schedules(runs: Iterable[Record]) -> Schedules:
     summaries["metric"] *= shown.factor
     counted = {"n": ("seed", "count"), "logged": ("metric", "count")}
     means = {column: (column, "mean") for column in ("metric", "floats", "bytes", "seconds")}
-    by_name = summaries.groupby("name", sort=False)
-    frame = by_name.agg(**counted, **means, sd=("metric", "std"))
+    frame = summaries.groupby("name", sort=False).agg(**counted, **means, sd=("metric", "std"))
     base = next((name for name in BASELINES if name in frame.index), None)
     if base:
         frame["of_base"] = frame["floats"] / frame["floats"][base]
-    else:
-        frame["of_base"] = [_of_low([r for r in runs if r.name == n]) for n in frame.index]
+    else:  # None, so nan, without a low level
+        shares = [share_of_low(run.header, run.rows) for run in runs]
+        of_low = pd.Series(shares, [run.name for run in runs], dtype=float)
+        frame["of_base"] = of_low.groupby(level=0).mean()
     return Schedules(frame, base, shown)
 
 
-def _of_low(runs: Sequence[Record]) -> float:
-    """The mean over runs; nan without a low level."""
-    shares = [share_of_low(run.header, run.rows) for run in runs]
-    known = [share for share in shares if share is not None]
-    return sum(known) / len(known) if known else math.nan
+# -- their differences --------------------------------------------------------------------------
+
+
+def compare(
+    records: str | Path | Iterable[str | Path | Record],
+    baseline: str | None = None,
+    where: Sequence[str] = (),
+) -> pd.DataFrame:
+    """The differences between the schedules of some finished runs.
+
+    Args:
+        records: a folder of runs or an archive of them, several, or runs.
+        baseline: compare each other schedule with this one; default all pairs of up to six
+            schedules, of more each with the usual baseline (`groups.BASELINES`).
+        where: only runs of which this is true, e.g. ``["optimizer.lr=0.4"]``.
+
+    Returns:
+        One row per comparison: comparison ("a - b"), n (common seeds), difference (mean of the last
+        three epochs' metric, accuracy in percentage points), ci_low, ci_high (95 % t interval; nan
+        of fewer than three seeds), positive (seeds at which a is above b), traffic_ratio (floats).
+
+    Raises:
+        RecordError: no or unfinished runs, other settings, or no such schedule.
+    """
+    places: list[Any] = [records]  # load_all refuses what is no place
+    if isinstance(records, Iterable) and not isinstance(records, str):
+        places = list(records)
+    runs = [run for run in places if isinstance(run, Record)]
+    if folders := [place for place in places if not isinstance(place, Record)]:
+        runs += load_all(*folders)
+    by_schedule = groups(select(runs, where))
+    if not by_schedule:
+        raise RecordError("name at least one run, or a folder of runs")
+    shown, summaries = reached([run for group in by_schedule.values() for run in group])
+    return differences(summaries, pairs_of(list(by_schedule), baseline), shown)
+
+
+def reached(runs: Sequence[Record]) -> tuple[Metric, pd.DataFrame]:
+    """What runs were tested by, and `records.summary` with a column of that, in the shown unit.
+
+    Raises:
+        RecordError: one of them is not finished, or has no value of it.
+    """
+    shown = tested_by(runs[0])
+    for run in runs:
+        values(run, shown)  # raises if there is none
+    summaries = summary(runs, LAST)
+    summaries[shown.name] = shown.factor * summaries["metric"]
+    return shown, summaries
+
+
+def pairs_of(names: Sequence[str], baseline: str | None = None) -> list[tuple[str, str]]:
+    """Which schedules are compared, as (a, b) for a minus b; see `compare`.
+
+    >>> pairs_of(["mine", "theirs", "low"])
+    [('mine', 'theirs'), ('mine', 'low'), ('theirs', 'low')]
+    >>> pairs_of(["mine", "theirs", "low"], "theirs")
+    [('mine', 'theirs'), ('low', 'theirs')]
+
+    Raises:
+        RecordError: no such baseline.
+    """
+    if baseline is not None and baseline not in names:
+        raise RecordError(f"--baseline {baseline}: no such schedule; found {', '.join(names)}")
+    if baseline is None and len(names) <= ALL_PAIRS:
+        return list(combinations(names, 2))
+    base = baseline or next((name for name in BASELINES if name in names), None)
+    return [(name, base) for name in names if name != base] if base else []
+
+
+def differences(
+    summaries: pd.DataFrame, pairs: Iterable[tuple[str, str]], shown: Metric
+) -> pd.DataFrame:
+    """One row per pair that has a common seed; ``summaries`` as `reached` gives it."""
+    seeds = summaries.groupby("name")["seed"].agg(set)
+    rows = [pair(summaries, a, b, shown) for a, b in pairs if seeds[a] & seeds[b]]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def pair(summaries: pd.DataFrame, a: str, b: str, shown: Metric) -> dict[str, Any]:
+    """One row of `differences`; RecordError without a common seed."""
+    by_seed = paired_differences(summaries, a, b, shown.name)
+    floats = summaries.groupby("name")["floats"].mean()
+    ratio = floats[a] / floats[b] if floats[b] else math.nan
+    positive = sum(d > 0 for d in by_seed)
+    row = (f"{a} - {b}", len(by_seed), *t_interval(by_seed), positive, ratio)
+    return dict(zip(COLUMNS, row, strict=True))
+
+
+def as_table(rows: pd.DataFrame, shown: Metric, note: bool = False) -> Table:
+    """`differences`, rounded; ``note``: with an explanation below the table."""
+    lines, signed = [], f"+.{shown.digits}f"
+    for row in rows.to_dict("records"):
+        difference, ratio = format(row["difference"], signed), row["traffic_ratio"]
+        ends = interval_text(row["ci_low"], row["ci_high"], signed) or "-"
+        above, traffic = f"{row['positive']}/{row['n']}", f"{ratio:.2f}".replace("nan", "-")
+        lines.append([row["comparison"], str(row["n"]), difference, ends, above, traffic])
+    heads = ("difference", "n", shown.unit, "95 % t interval", "> 0", "traffic ratio")
+    return Table(heads, lines, NOTE.format(len(lines)) if note else "")
+
+
+def between(runs: Sequence[Record], baseline: str | None = None) -> Table | None:
+    """The table of the differences between finished runs' schedules; None where there is nothing to
+    compare: one schedule, no common seed, another setting, or no metric."""
+    shown = tested_by(runs[0])
+    names = list(dict.fromkeys(run.name for run in runs))
+    if len(names) < 2 or not all(has(run, shown) for run in runs):
+        return None
+    try:
+        check_setting(runs)
+    except RecordError:
+        return None
+    shown, summaries = reached(runs)
+    rows = differences(summaries, pairs_of(names, baseline), shown)
+    return as_table(rows, shown, note=True) if len(rows) else None

@@ -1,7 +1,4 @@
-"""The house style of all figures: theme, captions, axes, files; `looks` has the schedules' colours.
-
-``save`` writes the same bytes for the same numbers.
-"""
+"""The common style of all figures: theme, captions, axes, files."""
 
 from __future__ import annotations
 
@@ -11,31 +8,22 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib as mpl
+import pandas as pd
 import seaborn as sns
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.mathtext import MathTextParser
 from matplotlib.text import Text
 from matplotlib.ticker import LogLocator, NullLocator
 
-from regimes.plotting.decays import decays
-from regimes.plotting.looks import LEVELS as LEVELS
-from regimes.plotting.looks import LOOKS as LOOKS
-from regimes.plotting.looks import order as order
-from regimes.plotting.looks import style_of as style_of
-from regimes.plotting.looks import styles_of as styles_of
+from regimes.plotting.groups import decays
 from regimes.policies.schedules import in_words
-from regimes.records import NOT_SAID, OWN, count_units, unit_name, write_output, write_table
+from regimes.records import NOT_SAID, OWN, Record, count_units, write_output, write_table
 from regimes.statistics import LEAST
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-
-    from regimes.records import Record
 
 WIDTH = 7.2  # inches: two columns of a paper
 DPI = 200
@@ -82,17 +70,15 @@ def setting(run: Record) -> str:
     c, h = run.config, run.header
     parameters = sum(math.prod(layer["shape"]) for layer in h["layers"])
     unit, batch = _samples(run)
-    samples = f"\xa0×\xa0{c['batch_size']} {batch}" if c.get("batch_size") else ""
-    if run.hooked and not samples:
-        samples = f", batch {NOT_SAID}"
-    parts = [
-        _data(run, unit),
-        f"{c['model']['name']}, {parameters:,} parameters",
-        count_units(h, run.rows),
-        f"W\xa0=\xa0{c['workers']} worker{'' if c['workers'] == 1 else 's'}{samples}",
-        levels(c),
-    ]
-    return f"Setting: {'; '.join(part for part in parts if part)}"
+    if c.get("batch_size"):
+        samples = f"\xa0×\xa0{c['batch_size']} {batch}"
+    else:
+        samples = f", batch {NOT_SAID}" if run.hooked else ""
+    return (
+        f"Setting: {_data(run, unit)}; {c['model']['name']}, {parameters:,} parameters; "
+        f"{count_units(h, run.rows)}; W\xa0=\xa0{c['workers']} worker"
+        f"{'' if c['workers'] == 1 else 's'}{samples}; {levels(c)}"
+    )
 
 
 def _data(run: Record, unit: str) -> str:
@@ -125,10 +111,10 @@ def levels(config: dict[str, Any]) -> str:
         return ", ".join(f"{name}\xa0=\xa0{value}" for name, value in (values or {}).items())
 
     periods = listed(config.get("sync_levels")) if config.get("sync_policy") else ""
-    if periods and config["policy"].get("level") == "dense":
+    sizes, dense = listed(config.get("batch_levels")), config["policy"].get("level") == "dense"
+    if dense and periods:
         return f"steps between synchronisations ({periods}), no compression"
-    sizes = listed(config.get("batch_levels"))
-    if sizes and config["policy"].get("level") == "dense":
+    if dense and sizes:
         return f"batch per worker ({sizes}), no compression"
     ranks = listed(config["levels"])
     compressed = f"{config['compressor']['name']} ({ranks})" if ranks else "no compression"
@@ -149,9 +135,8 @@ def legend_columns(labels: Sequence[str], width: float, most: int) -> int:
 
 def seeds_in_words(counts: Sequence[int]) -> str:
     """ "n = 5 seeds", or a range."""
-    low, high = min(counts), max(counts)
-    count = low if low == high else f"{low} to {high}"
-    return f"n\xa0=\xa0{count}\xa0seed{'' if high == 1 else 's'}"
+    count = " to ".join(map(str, sorted({min(counts), max(counts)})))
+    return f"n\xa0=\xa0{count}\xa0seed{'' if max(counts) == 1 else 's'}"
 
 
 def intervals_in_words(counts: Sequence[int], drawn: int) -> str:
@@ -166,11 +151,6 @@ def caption(fig: Figure, text: str) -> None:
     letters = round(CAPTION_LETTERS * fig.get_size_inches()[0] / WIDTH)
     wrapped = "\n".join(textwrap.wrap(text, letters))  # keeps non-breaking spaces
     fig.supxlabel(wrapped, x=0.012, ha="left", fontsize=7, color="#444444", linespacing=1.35)
-
-
-def unit_of(config: dict[str, Any]) -> str:
-    """The label of an axis of epochs: "epoch", or "unit of 50 steps"."""
-    return unit_name(config)
 
 
 # -- axes ------------------------------------------------------------------------------------
@@ -195,11 +175,14 @@ def mark_decays(ax: Axes, run: Record, labelled: bool = True, behind: str | None
     """
     texts: dict[float, Text] = {}
     centred: Any = {"fontsize": 7, "ha": "center", "va": "bottom"}
+    # a line over the whole height that, unlike ``axvline``, does not change the limits
+    upright: Any = {"ydata": [0, 1], "transform": ax.get_xaxis_transform()}
     for first, factor in decays(run):
         x = first - 0.5
         if behind:
-            ax.add_artist(_upright(ax, x, color=behind, linewidth=2.2, zorder=1))
-        ax.add_artist(_upright(ax, x, color="black", linewidth=1, linestyle=DOTTED, zorder=1.5))
+            ax.add_artist(Line2D([x, x], color=behind, linewidth=2.2, zorder=1, **upright))
+        dotted = Line2D([x, x], color="black", linewidth=1, linestyle=DOTTED, zorder=1.5, **upright)
+        ax.add_artist(dotted)
         if first < len(run.rows):
             ax.update_datalim([(x, 0)], updatey=False)
         if labelled:
@@ -207,13 +190,8 @@ def mark_decays(ax: Axes, run: Record, labelled: bool = True, behind: str | None
             texts[x] = ax.text(x, 1.01, words, transform=ax.get_xaxis_transform(), **centred)
     ax.autoscale_view(scaley=False)
     _show_where_room(ax, texts)
-    # Curves that are drawn later change the limits.
+    # curves that are drawn later change the limits
     ax.callbacks.connect("xlim_changed", lambda changed: _show_where_room(changed, texts))
-
-
-def _upright(ax: Axes, x: float, **look: Any) -> Line2D:
-    """A line over the whole height. Unlike ``axvline`` it does not change the limits."""
-    return Line2D([x, x], [0, 1], transform=ax.get_xaxis_transform(), **look)
 
 
 def _show_where_room(ax: Axes, texts: dict[float, Text]) -> None:
@@ -235,17 +213,23 @@ def shade(ax: Axes, windows: Iterable[Sequence[int]]) -> None:
 
 
 def save(fig: Figure, stem: Path, numbers: pd.DataFrame) -> list[Path]:
-    """``stem``.png, .svg, and .csv with the plotted numbers in full precision."""
-    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg", "csv")]
-    png, svg = io.BytesIO(), io.BytesIO()
-    with theme():
-        _plain_where_no_formula(fig)
-        fig.savefig(png, format="png", dpi=DPI, metadata={"Software": None})
-        fig.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
-    write_output(paths[0], png.getvalue())
-    write_output(paths[1], svg.getvalue())
-    write_table(paths[2], numbers)
+    """``stem``.png, .svg, and .csv with the plotted numbers in full precision. The same numbers
+    give the same bytes."""
+    png, svg, csv = paths = [stem.with_name(f"{stem.name}.{x}") for x in ("png", "svg", "csv")]
+    _plain_where_no_formula(fig)
+    write_output(png, drawn(fig, "png"))
+    write_output(svg, drawn(fig, "svg"))
+    write_table(csv, numbers)
     return paths
+
+
+def drawn(fig: Figure, kind: str = "svg") -> bytes:
+    """A figure as a file without date and version."""
+    buffer = io.BytesIO()
+    unsaid = dict.fromkeys(("Software",) if kind == "png" else ("Date", "Creator"))
+    with theme():
+        fig.savefig(buffer, format=kind, dpi=DPI, metadata=unsaid)
+    return buffer.getvalue()
 
 
 def _plain_where_no_formula(fig: Figure) -> None:

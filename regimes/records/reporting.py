@@ -17,7 +17,10 @@ from regimes.config import Registry, offered
 from regimes.errors import ConfigError, RegimesError
 
 CALLS = ("start", "step", "epoch", "stop")
-OURS = {"tensorboard": "regimes.monitor.scalars:Scalars", "wandb": "regimes.monitor.scalars:Runs"}
+OURS = {
+    "tensorboard": "regimes.monitor.reporters:Scalars",
+    "wandb": "regimes.monitor.reporters:Runs",
+}
 
 
 def registry() -> Registry:

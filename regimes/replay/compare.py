@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from regimes.errors import RecordError
 from regimes.records import Record
-from regimes.replay.agreement import lag, majority
 from regimes.replay.replay import Rule, as_policy, per_layer, replay, signal_cost, traffic
 from regimes.statistics import Calls, jaccard, kappa
 
-if TYPE_CHECKING:
-    import pandas as pd
+FARTHEST = 5  # epochs of lead or lag that are looked for
 
 
 @dataclass(frozen=True)
@@ -44,21 +44,16 @@ def compare(record: Record, rules: Mapping[str, Rule]) -> Comparison:
     Two rules per layer are compared by epoch and layer. Otherwise by epoch, where a rule per
     layer counts as critical when at least half of the layers are.
     """
-    import pandas as pd
-
     frames = {name: replay(record, rule) for name, rule in rules.items()}
     calls = {name: _calls(frame, rules[name]) for name, frame in frames.items()}
     notes: list[str] = []
     rows = [_row(record, name, rules[name], frame, notes) for name, frame in frames.items()]
     pairs = [(a, b, *_agreement(calls[a], calls[b])) for a, b in combinations(rules, 2)]
     columns = ["a", "b", "granularity", "jaccard", "kappa", "lag", "best"]
-    epochs = [
-        {"detector": name, "epoch": epoch, "critical": share}
-        for name, frame in frames.items()
-        for epoch, share in frame.groupby("epoch")["critical"].mean().items()
-    ]
-    frame = pd.DataFrame(pairs, columns=columns)
-    return Comparison(pd.DataFrame(rows), frame, pd.DataFrame(epochs), tuple(dict.fromkeys(notes)))
+    shares = {name: frame.groupby("epoch")["critical"].mean() for name, frame in frames.items()}
+    epochs = pd.concat(shares, names=["detector"]).reset_index()
+    pairs_frame = pd.DataFrame(pairs, columns=columns)
+    return Comparison(pd.DataFrame(rows), pairs_frame, epochs, tuple(dict.fromkeys(notes)))
 
 
 def _calls(frame: pd.DataFrame, rule: Rule) -> Calls:
@@ -69,8 +64,27 @@ def _calls(frame: pd.DataFrame, rule: Rule) -> Calls:
 def _agreement(a: Calls, b: Calls) -> tuple[str, float, float, float, float]:
     """(granularity, Jaccard index, kappa, lag, Jaccard index at that lag)."""
     by_layer = a.ndim == b.ndim == 2
-    a, b = (a, b) if by_layer else (majority(a), majority(b))
+    if not by_layer:  # is it critical in at least half of the layers?
+        a, b = (calls if calls.ndim == 1 else calls.mean(1) >= 0.5 for calls in (a, b))
     return "epoch x layer" if by_layer else "epoch", jaccard(a, b), kappa(a, b), *lag(a, b)
+
+
+def lag(a: Calls, b: Calls, farthest: int = FARTHEST) -> tuple[float, float]:
+    """By how many epochs ``b`` follows ``a`` (negative: leads it), and the agreement there.
+
+    The shift s of at most ``farthest`` epochs, and at most a quarter of the run, that maximises
+    the Jaccard index of ``a[e]`` with ``b[e + s]`` over the epochs that both have; of equals the
+    smallest, of opposite ones the lead. (nan, nan) if no shift has a critical call.
+    """
+    best, where = math.nan, math.nan
+    reach = min(farthest, len(a) // 4)
+    for shift in sorted(range(-reach, reach + 1), key=abs):
+        early, late = (a, b) if shift >= 0 else (b, a)
+        kept = len(a) - abs(shift)
+        value = jaccard(early[:kept], late[len(a) - kept :])
+        if not math.isnan(value) and (math.isnan(best) or value > best + 1e-12):
+            best, where = value, float(shift)
+    return where, best
 
 
 def _row(

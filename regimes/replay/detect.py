@@ -1,26 +1,29 @@
-"""``regimes detect``: detectors replayed over runs, in tables. No torch; pandas is imported late.
+"""``regimes detect``: detectors, spelt ``NAME:key=value,key=value``, replayed over runs, in tables.
 
-From Python: ``bench(runs, ["norm-change:interval=3"])``. Several runs of one schedule are its
-seeds: means with 95 % t intervals over them.
+From Python: ``bench(runs, ["norm-change:interval=3"])``. No torch.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
+
+from regimes import detectors, policies
+from regimes.config import Registry, read_value
 from regimes.console.stdout import console as new_console
 from regimes.console.tables import Table
-from regimes.errors import RecordError
+from regimes.errors import ConfigError, RecordError
 from regimes.records import Record, load_all, separate, write_table
 from regimes.replay.compare import Comparison, compare
-from regimes.replay.spelling import defaults, labels, rule
+from regimes.replay.replay import Rule, measured, replay
 from regimes.statistics import t_interval
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 NUMBERS = {
     "detectors": ("critical", "floats", "of_low", "seconds_per_epoch", "share_of_training"),
@@ -28,6 +31,13 @@ NUMBERS = {
 }
 WORD = 18  # letters: two columns of such words and the numbers fit in 80
 KEYS = {"detectors": ["schedule", "detector"], "pairs": ["schedule", "a", "b", "granularity"]}
+COLUMNS = {  # of the first table: (number, digits, factor)
+    "critical %": ("critical", 0, 100),
+    "of low": ("of_low", 2, 1),
+    "s / epoch": ("seconds_per_epoch", 3, 1),
+    "% of training": ("share_of_training", 1, 100),
+}
+PAIR_COLUMNS = {"Jaccard": ("jaccard", 2, 1), "kappa": ("kappa", 2, 1), "lag": ("lag", 1, 1)}
 
 
 def read(places: Iterable[str | Path]) -> list[Record]:
@@ -46,10 +56,8 @@ def bench(runs: Sequence[Record], texts: Sequence[str] = ()) -> Comparison:
     """Replay detectors over every run; the frames gain the columns schedule and seed.
 
     Args:
-        texts: see ``spelling.parse``; default ``defaults(runs)``.
+        texts: see `parse`; default ``defaults(runs)``.
     """
-    import pandas as pd
-
     runs = separate(runs)
     names = labels(texts or defaults(runs))
     parts: dict[str, list[pd.DataFrame]] = {"detectors": [], "pairs": [], "epochs": []}
@@ -58,7 +66,7 @@ def bench(runs: Sequence[Record], texts: Sequence[str] = ()) -> Comparison:
         compared = compare(run, {short: rule(text, run) for text, short in names.items()})
         notes |= dict.fromkeys(compared.notes)
         for part, frames in parts.items():
-            frames.append(getattr(compared, part).copy())
+            frames.append(getattr(compared, part))
             frames[-1].insert(0, "schedule", run.name)
             frames[-1].insert(1, "seed", run.seed)
     joined = {part: pd.concat(frames, ignore_index=True) for part, frames in parts.items()}
@@ -72,8 +80,6 @@ def over_seeds(frame: pd.DataFrame, part: str) -> pd.DataFrame:
     A detector's number is undefined (nan) if one seed lacks it; a pair's leaves such seeds out, and
     ``NUMBER_n`` is the count of the others.
     """
-    import pandas as pd
-
     rows = []
     for key, group in frame.groupby(KEYS[part], sort=False):
         row: dict[str, Any] = dict(zip(KEYS[part], key, strict=True)) | {"n": len(group)}
@@ -89,27 +95,15 @@ def over_seeds(frame: pd.DataFrame, part: str) -> pd.DataFrame:
 def _cell(row: Any, name: str, digits: int = 2, times: float = 1) -> str:
     """Mean ± half the interval; a dash where it is undefined."""
     mean, high = times * row[name], times * row[f"{name}_high"]
-    if math.isnan(mean):
-        return "-"
     spread = "" if math.isnan(high) else f" ± {high - mean:.{digits}f}"
-    return f"{mean:.{digits}f}{spread}"
-
-
-COLUMNS = {  # of the first table: (number, digits, factor)
-    "critical %": ("critical", 0, 100),
-    "of low": ("of_low", 2, 1),
-    "s / epoch": ("seconds_per_epoch", 3, 1),
-    "% of training": ("share_of_training", 1, 100),
-}
-PAIR_COLUMNS = {"Jaccard": ("jaccard", 2, 1), "kappa": ("kappa", 2, 1), "lag": ("lag", 1, 1)}
+    return "-" if math.isnan(mean) else f"{mean:.{digits}f}{spread}"
 
 
 def tables(result: Comparison) -> list[Table]:
     """Two tables per schedule, legible at 80 columns; no second one for a single detector."""
     shown = []
     pairs = over_seeds(result.pairs, "pairs").to_dict("records")
-    detectors = over_seeds(result.detectors, "detectors")
-    for schedule, rows in detectors.groupby("schedule", sort=False):
+    for schedule, rows in over_seeds(result.detectors, "detectors").groupby("schedule", sort=False):
         n = rows["n"].iloc[0]
         lines: list[Sequence[str]] = [
             (row["detector"], *(_cell(row, *column) for column in COLUMNS.values()))
@@ -158,3 +152,72 @@ def write(result: Comparison, out: Path) -> list[Path]:
     for name, frame in frames.items():
         write_table(out / f"{name}.csv", frame)
     return [out / f"{name}.csv" for name in frames]
+
+
+# -- detectors as text -----------------------------------------------------------------------
+
+
+KNOWN = Registry("detector", {**detectors.REGISTRY, **policies.REGISTRY})
+FROM_RUN = ("epochs", "seed")  # fields of baselines whose default is the run's
+
+
+def parse(text: str) -> dict[str, Any]:
+    """``NAME`` or ``NAME:key=value,key=value`` as a configuration table; values are read as TOML.
+
+    Raises:
+        ConfigError: an unknown name, or a part that is no key=value.
+    """
+    name, fields = text, ""
+    if match := re.fullmatch(r"(.+?):(\w+\s*=.*)", text):
+        name, fields = match.groups()
+    if name not in KNOWN and ":" not in name:
+        raise KNOWN.unknown(name)
+    if name not in KNOWN and re.search(r":[^A-Za-z_]|:$|:.*[,:]", name):
+        raise ConfigError(f"--detectors {text!r} needs the form NAME:key=value,key=value")
+    parts = re.split(r",(?=\s*\w+\s*=)", fields) if fields else []
+    pairs = [part.partition("=") for part in parts]
+    return {"name": name, **{key.strip(): read_value(value.strip()) for key, _, value in pairs}}
+
+
+def rule(text: str, record: Record) -> Rule:
+    """The detector or policy that a text names; baselines take the run's seed and its trained
+    epochs (a budget may have ended it)."""
+    table = parse(text)
+    fields = {f.name for f in dataclasses.fields(KNOWN.dataclass(table["name"])) if f.init}
+    for name in FROM_RUN:
+        if name in fields:
+            table.setdefault(name, len(record.rows) if name == "epochs" else record.config[name])
+    return KNOWN.make(table)
+
+
+def defaults(runs: Sequence[Record]) -> list[str]:
+    """Every detector whose signal all runs recorded, and two baselines as long as the first.
+
+    The interval is that of the runs' policy; else ten epochs (the paper's), at most an eighth of
+    the run.
+    """
+    interval = runs[0].config["policy"].get("interval")
+    if type(interval) is not int or interval < 1:  # a user's policy may mean another thing
+        interval = max(1, min(10, len(runs[0].rows) // 8))
+    changes = ("norm-change", "accordion", "eigenvalue-change", "fisher-change", "sharpness-change")
+    texts = [f"{name}:interval={interval}" for name in changes]
+    texts.insert(1, f"{texts[0]},statistic=norm*lr")
+    texts += ["trace-cusum", "msdr-fall"]
+    texts = [text for text in texts if all(measured(run, rule(text, run)) for run in runs)]
+    if not texts:
+        raise RecordError(f"{runs[0].folder} recorded no signal that a detector reads")
+    shares = [replay(run, rule(texts[0], run))["critical"].mean() for run in runs]
+    share = sum(shares) / len(shares)
+    return [*texts, f"first-share:share={share:.2f}", f"random-windows:share={share:.2f}"]
+
+
+def labels(texts: Iterable[str]) -> dict[str, str]:
+    """Short names: without the fields in which all detectors of that name agree."""
+    tables = {text: parse(text) for text in dict.fromkeys(texts)}
+    short = {}
+    for text, table in tables.items():
+        same = [t for t in tables.values() if t["name"] == table["name"]]
+        fields = [f"{k}={v}" for k, v in table.items() if any(t.get(k) != v for t in same)]
+        short[text] = " ".join([table["name"], *fields])
+    counts = Counter(short.values())
+    return {text: text if counts[name] > 1 else name for text, name in short.items()}

@@ -1,4 +1,4 @@
-"""Policies and detectors replayed over a record, without training. No torch; pandas is late.
+"""Policies and detectors replayed over a record, without training. No torch.
 
 The statistics are those of the run as trained. A policy replayed over its own run decides exactly
 as it did; over another run it decides *for that run*, not for the one it would have steered.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 from regimes.config import DENSE
 from regimes.detectors import Detector
@@ -19,11 +19,8 @@ from regimes.errors import ConfigError, RecordError
 from regimes.policies import Detected, Policy
 from regimes.policies.controller import Controller
 from regimes.policies.detected import signal_values
-from regimes.policies.history import History, PastEpoch, history, level_costs, whole_history
+from regimes.policies.history import History, history, level_costs, whole_history
 from regimes.records import Record
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Rule = Policy | Detector
 TRAINING = ("seconds_compute", "seconds_compress", "seconds_communicate")
@@ -75,11 +72,7 @@ def replay_batch(record: Record, rule: Rule) -> pd.DataFrame:
     return _decisions(as_policy(rule), recorded, ["batch"])
 
 
-def _decisions(
-    policy: Policy, recorded: Sequence[PastEpoch], layers: Sequence[str]
-) -> pd.DataFrame:
-    import pandas as pd
-
+def _decisions(policy: Policy, recorded: History, layers: Sequence[str]) -> pd.DataFrame:
     controller = Controller(policy, layers, range(len(layers)), signal="")  # no rows are read
     past = History()
     rows = []
@@ -132,19 +125,16 @@ def traffic(record: Record, levels: pd.DataFrame) -> float:
     Raises:
         RecordError: a level's cost is in neither the header nor the run's own epochs.
     """
-    header, index = record.header, {x["name"]: i for i, x in enumerate(record.header["layers"])}
+    per_step, costs, total = record.header["per_step"], _costs(record), 0.0
+    dense = dict.fromkeys((layer["name"] for layer in record.header["layers"]), DENSE)
     steps = dict(zip(record.epochs["epoch"], record.epochs["steps"], strict=True))
-    costs, total = _costs(record), 0.0
-    by_epoch: dict[int, dict[Any, str]] = {}  # the level of each layer
-    columns = (levels[name].tolist() for name in ("epoch", "layer", "level"))
-    for epoch, layer, level in zip(*columns, strict=True):
-        by_epoch.setdefault(epoch, {})[index.get(layer, layer)] = level
-    for epoch, compressed in sorted(by_epoch.items()):
-        names = set(compressed.values())
-        if len(names) == 1 and (level := names.pop()) in header["per_step"]:
-            total += steps[epoch] * header["per_step"][level]["floats"]
+    for epoch, rows in levels.groupby("epoch"):
+        compressed = dict(zip(rows["layer"], rows["level"], strict=True))
+        names = {*compressed.values()}
+        if len(names) == 1 and (level := names.pop()) in per_step:
+            total += steps[epoch] * per_step[level]["floats"]
             continue
-        for layer, level in (dict.fromkeys(index.values(), DENSE) | compressed).items():
+        for layer, level in (dense | compressed).items():
             if (layer, level) not in costs:
                 raise RecordError(
                     f"{record.folder} is an older record that knows the traffic of level "
@@ -155,17 +145,18 @@ def traffic(record: Record, levels: pd.DataFrame) -> float:
     return total
 
 
-def _costs(record: Record) -> dict[tuple[int, str], float]:
-    """Floats per step by (index of layer, level), from the header, else from the epochs."""
+def _costs(record: Record) -> dict[tuple[str, str], float]:
+    """Floats per step by (layer, level), from the header, else from the epochs."""
+    names = [layer["name"] for layer in record.header["layers"]]
     known = {
-        (i, level): floats
+        (name, level): floats
         for level, cost in record.header["per_step"].items()
-        for i, floats in enumerate(cost.get("layers", ()))
+        for name, floats in zip(names, cost.get("layers", ()), strict=False)
     }
     for row in record.rows:
-        columns = row["layers"]["level"], row["layers"]["floats"]
-        for i, (level, floats) in enumerate(zip(*columns, strict=True)):
-            known.setdefault((i, level), floats / row["steps"])
+        columns = names, row["layers"]["level"], row["layers"]["floats"]
+        for name, level, floats in zip(*columns, strict=True):
+            known.setdefault((name, level), floats / row["steps"])
     return known
 
 
@@ -182,6 +173,5 @@ def signal_cost(record: Record, rule: Rule) -> tuple[float, float]:
     columns = [f"seconds_{'instruments' if n == 'norms' else n}" for n in sorted(names)]
     if not {*columns, *TRAINING} <= set(record.epochs):
         return np.nan, np.nan
-    spent = float(record.epochs[columns].fillna(0.0).to_numpy().sum())
-    training = float(record.epochs[list(TRAINING)].fillna(0.0).to_numpy().sum())
-    return spent / len(record.epochs), spent / training
+    spent, training = (record.epochs[[*x]].sum().sum() for x in (columns, TRAINING))
+    return float(spent / len(record.epochs)), float(spent / training)

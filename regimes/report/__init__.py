@@ -1,8 +1,7 @@
 """``regimes report``: one self-contained HTML page of a run or an ablation, to mail to a colleague.
 
-``page.html`` is the template; `content` makes its numbers and sentences, `origin` its provenance,
-`pictures` its drawings. Styles and SVG pictures are in the page, which loads nothing. The same
-records give the same bytes. No torch.
+Styles and pictures are in the page, which loads nothing. The same records give the same bytes. No
+torch.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from pathlib import Path
 from regimes.cost.network import Network
 from regimes.errors import RecordError
 from regimes.inputs import track_inputs
-from regimes.records import unpacked, write_output
-from regimes.report import content, origin, pictures
+from regimes.records import notes, unpacked, write_output
+from regimes.report import content, pictures
 
 
 @track_inputs()
@@ -21,7 +20,7 @@ def write(place: Path, network: str, out: Path, baseline: str | None = None) -> 
     """Write the page of the records in a folder or archive.
 
     Args:
-        baseline: see `plotting.differences.compare`.
+        baseline: see `plotting.schedules.compare`.
     """
     if not out.name or out.is_dir():
         raise RecordError(f"cannot write {out}: it is a folder, expected a file, e.g. report.html")
@@ -44,12 +43,13 @@ def page(place: Path, network: str, baseline: str | None = None) -> str:
         return environment.get_template("page.html").render(
             unit=content.unit,
             study=study,
+            notes=notes(study.runs),
             table=content.results(study),
             differences=content.differences(study, baseline),
             seconds=content.seconds(study),
             cost=content.cost(study, link),
-            configuration=origin.configuration(study),
-            provenance=origin.provenance(study),
-            redraw=origin.redraw(study, network),
+            configuration=content.configuration(study),
+            provenance=content.provenance(study),
+            redraw=content.redraw(study, network),
             pictures=pictures.draw(study),
         )

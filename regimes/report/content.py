@@ -1,28 +1,41 @@
-"""The tables and sentences of the report, from records."""
+"""The tables and sentences of the report, and where its runs come from, from records."""
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+import tomli_w
 
+from regimes import __version__
 from regimes.console.tables import Table
 from regimes.cost.cases import cases, setting
 from regimes.cost.network import Network, spell
 from regimes.cost.predict import predict
 from regimes.errors import RecordError, RegimesError
+from regimes.monitor.text import unknown_text
 from regimes.monitor.watch import state
 from regimes.plotting import style
-from regimes.plotting.differences import between, pairs_of
+from regimes.plotting.curves import has
 from regimes.plotting.groups import Groups, decaying, groups, tested_by
-from regimes.plotting.looks import styles_of
-from regimes.plotting.metrics import Metric
-from regimes.plotting.schedules import DASH, schedules
-from regimes.records import Record, find, load, notes, progress, select_and_separate
+from regimes.plotting.looks import Metric, order, styles_of
+from regimes.plotting.schedules import DASH, between, pairs_of, schedules
+from regimes.records import (
+    NOT_SAID,
+    OWN,
+    Record,
+    find,
+    load,
+    progress,
+    read_lines,
+    select_and_separate,
+)
 from regimes.training.idle_policy import inactivity_warnings
 
 PARTS = ("compute", "compress", "communicate", "evaluate")  # other clocks follow
@@ -35,8 +48,7 @@ class RunEntry:
     place: str  # relative to the folder of the study
     state: str  # "damaged", or as `watch.state` calls it
     more: str = ""  # why it stopped, or what is damaged
-    done: int = 0  # trained epochs
-    progress: str = ""  # the same in words
+    progress: str = ""  # trained epochs, in words
     record: Record | None = None
 
 
@@ -77,10 +89,6 @@ class Study:
             for sentence in inactivity_warnings(run.header, run.rows)
         )
         return [f"{sentence} (Runs: {n}.)" for sentence, n in warnings.items()]
-
-    @property
-    def notes(self) -> list[str]:
-        return notes(self.runs)
 
     @property
     def metric(self) -> Metric:
@@ -128,7 +136,7 @@ def read(root: Path, place: Path) -> Study:
         raise RecordError(f"no run in or under {place}: expected a file run.json there")
     if all(entry.record is None for entry in entries):
         raise RecordError(f"no run in or under {place} can be read: {entries[0].more}")
-    begun = [entry.record for entry in entries if entry.record and entry.done]
+    begun = [entry.record for entry in entries if entry.record and entry.record.rows]
     try:
         by_name = groups(begun, unfinished=True)
     except RecordError as error:
@@ -145,8 +153,7 @@ def _entry(path: Path, root: Path) -> RunEntry:
         return RunEntry(place, "damaged", relative(root, error))
     what, more = state(path, record.header, record.rows)
     words = progress(record.header, record.rows, " of ")
-    more = more if what == "stopped" else ""
-    return RunEntry(place, what, more, len(record.rows), words, record)
+    return RunEntry(place, what, more if what == "stopped" else "", words, record)
 
 
 def unit(study: Study) -> str:
@@ -162,20 +169,15 @@ def relative(root: Path, error: RegimesError) -> str:
 def results(study: Study) -> Table:
     """One row per schedule: metric, n, traffic; or how far it is."""
     columns = ("metric", "n", "floats", "of_base", "bytes")
-    finished = [run for run in study.runs if run.finished]
-    summary = schedules(finished) if finished else None
-    lines = []
+    shown = Table(("schedule", study.metric.heading, "n", "floats", "of low throughout", "bytes"))
+    if finished := [run for run in study.runs if run.finished]:
+        shown = schedules(finished).table(columns)
+    rows = {row[0]: row for row in shown.rows}
     for name, runs in study.groups.items():
-        if summary is not None and name in summary.frame.index:
-            cells = summary.cells(name)
-            lines.append((name, *(cells[c] for c in columns)))
-        else:
-            longest = max(runs, key=lambda run: len(run.rows))
-            words = f"unfinished: {progress(longest.header, longest.rows, ' of ')}"
-            lines.append((name, words, *[DASH] * (len(columns) - 1)))
-    plain = {"metric": study.metric.heading, "of_base": "of low throughout"}
-    heads = summary.heads() if summary is not None else plain
-    return Table(("schedule", *(heads.get(c, c) for c in columns)), lines)
+        longest = max(runs, key=lambda run: len(run.rows))
+        words = f"unfinished: {progress(longest.header, longest.rows, ' of ')}"
+        rows.setdefault(name, (name, words, *[DASH] * (len(columns) - 1)))
+    return Table(shown.heads, [rows[name] for name in study.groups])
 
 
 def differences(study: Study, baseline: str | None = None) -> Table:
@@ -188,26 +190,23 @@ def differences(study: Study, baseline: str | None = None) -> Table:
 
 def seconds(study: Study) -> Table:
     """Per schedule, the seconds of an epoch by clock, and those of a run."""
-    clocks = {name: _per_epoch(runs) for name, runs in study.groups.items()}
-    known = dict.fromkeys(part for mean in clocks.values() for part in mean)
+    means = {}  # of each clock over all epochs that have any
+    for name, runs in study.groups.items():
+        clocks = pd.concat([run.epochs.filter(like="seconds_") for run in runs])
+        mean = clocks.dropna(how="all").fillna(0.0).mean()
+        means[name] = mean.rename(lambda clock: clock.removeprefix("seconds_"))
+    known = dict.fromkeys(part for mean in means.values() for part in mean.index)
     if not known:
         return Table(note="The records do not say where the time went.")
     names = [p for p in PARTS if p in known] + [p for p in known if p not in PARTS]
     lines = []
-    for name, mean in clocks.items():
-        runs, total = study.groups[name], sum(mean.values())
+    for name, mean in means.items():
+        runs, total = study.groups[name], mean.sum()
         epochs = sum(len(run.rows) for run in runs) / len(runs)
-        parts = [mean.get(part, 0.0) for part in names]
+        parts = mean.reindex(names, fill_value=0.0)
         texts = [f"{x:.3g} ({100 * x / total:.0f} %)" if x else DASH for x in parts]
         lines.append((name, *texts, f"{total:.3g}", f"{epochs * total:.3g}"))
     return Table(("schedule", *names, f"s/{unit(study)}", "s/run"), lines)
-
-
-def _per_epoch(runs: Sequence[Record]) -> dict[str, float]:
-    """Mean seconds of each clock over all epochs that have any."""
-    clocks = pd.concat([run.epochs.filter(like="seconds_") for run in runs])
-    columns = clocks.dropna(how="all").fillna(0.0)
-    return {str(name).removeprefix("seconds_"): float(columns[name].mean()) for name in columns}
 
 
 def cost(study: Study, network: Network) -> Table:
@@ -221,9 +220,8 @@ def cost(study: Study, network: Network) -> Table:
         frame = predict(known, network, config["workers"])
     except RecordError as error:
         return Table(note=f"No prediction: {relative(study.root, error)}.")
-    parts = ("compute", "compress", "communicate")
-    per_unit = f"s/{unit(study)}"
-    heads = ("level or schedule", *parts, per_unit, "×\N{NO-BREAK SPACE}dense", "pays below")
+    parts, speed_up = ("compute", "compress", "communicate"), "×\N{NO-BREAK SPACE}dense"
+    heads = ("level or schedule", *parts, f"s/{unit(study)}", speed_up, "pays below")
     lines = [
         (
             f"{row['case']}{'' if row['kind'] == 'level' else ' (schedule)'}",
@@ -236,3 +234,89 @@ def cost(study: Study, network: Network) -> Table:
     ]
     note = f"{config['workers']} workers, {network}, ring all-reduce."
     return Table(heads, lines, f"{note} Of another setting: {left_out}." if left_out else note)
+
+
+# -- where the runs come from ----------------------------------------------------------------
+
+
+def configuration(study: Study) -> list[tuple[str, str]]:
+    """(title, TOML): what all runs share, then what each schedule has of its own."""
+    configs = {run.name: run.config for run in study.records}
+    if study.single:
+        return [(study.example.name, _toml(study.example.config) + _comments(study.example))]
+    keys = {key for config in configs.values() for key in config} - {"name", "seed"}
+    example = study.example.config
+    same = {k for k in keys if all(c.get(k) == example.get(k) for c in configs.values())}
+    parts = [("all runs", _toml(example, same) + _comments(study.example))]
+    return parts + [
+        (name, text) for name in order(configs) if (text := _toml(configs[name], keys - same))
+    ]
+
+
+def _comments(run: Record) -> str:
+    """For a hook's record: the unknown fields and the learning rates, as TOML comments."""
+    if not run.hooked:
+        return ""
+    lines = [f"# {unknown_text(run.header)}"]
+    if run.rows:
+        first, last = run.rows[0]["lr"], run.rows[-1]["lr"]
+        lines.append(f"# learning rate: {first:g} in the first unit, {last:g} in the last")
+    return "\n\n" + "\n".join(lines)
+
+
+def _toml(config: dict[str, Any], keys: Iterable[str] = ()) -> str:
+    shown = {k: v for k, v in config.items() if (not keys or k in keys) and v != {"name": OWN}}
+    return tomli_w.dumps(_writable(shown)).strip()
+
+
+def _writable(value: Any) -> Any:
+    """For TOML, which has no null: without such keys, and in words in a list."""
+    if isinstance(value, dict):
+        return {k: _writable(v) for k, v in value.items() if v is not None}
+    if isinstance(value, list):
+        return [NOT_SAID if v is None else _writable(v) for v in value]
+    return value
+
+
+def provenance(study: Study) -> list[tuple[str, list[str]]]:
+    """(what, its distinct values over all runs)."""
+    rows = [_origin(run) for run in study.records]
+    values = [(key, _distinct(row[key] for row in rows)) for key in rows[0]]
+    events = [e for run in study.records for e in read_lines(run.folder / "events.jsonl")]
+    days = sorted(event["time"][:10] for event in events)
+    trained = [("trained", [" to ".join(dict.fromkeys([days[0], days[-1]]))])] if days else []
+    return [*values, *trained, ("this page", [f"regimes {__version__}"])]
+
+
+def _origin(run: Record) -> dict[str, str]:
+    header: dict[str, Any] = {**run.header}
+    code, machine, world = (header.get(k) or {} for k in ("code", "machine", "world"))
+    hardware = [machine.get("processor") or "unknown processor"]
+    hardware += [f"{name} {machine.get(name, '?')}" for name in ("cores", "threads")]
+    hardware.append(str(machine.get("system", "?")))
+    processes, groups = world.get("processes", 1), world.get("groups", 1)
+    return {
+        "version": f"regimes {code.get('version', '?')}, commit {code.get('commit') or 'unknown'}",
+        "digest of the code": str(code.get("digest", "?"))[:12],
+        "libraries": ", ".join(f"{n} {machine.get(n, '?')}" for n in ("torch", "numpy", "python")),
+        "machine": ", ".join([*machine.get("gpus", []), *hardware]),
+        "workers": f"{run.config['workers']} on {processes} process{'es' * (processes > 1)}, "
+        f"{world.get('device', '?')}" + (f"; one of {groups} such groups" if groups > 1 else ""),
+        "command": str(machine.get("command", "?")),
+    }
+
+
+def _distinct(values: Iterable[str], most: int = 5) -> list[str]:
+    distinct = list(dict.fromkeys(values))
+    rest = len(distinct) - most
+    return distinct if rest <= 0 else [*distinct[:most], f"and {rest} more"]
+
+
+def redraw(study: Study, network: str) -> list[str]:
+    """Commands that draw this page and its parts again."""
+    name, link = (shlex.quote(x) for x in (study.place.resolve().name, network))
+    commands = [f"regimes report {name} --network {link}", f"regimes cost {name} --network {link}"]
+    if not study.place.is_file():
+        commands.append(f"regimes detect {name}")
+    drawn = not study.unfinished and all(has(run, study.metric) for run in study.runs)
+    return [*commands, f"regimes figure curves {name}"] if drawn else commands

@@ -1,32 +1,24 @@
-"""The figures of the report, narrow enough for a phone, as SVG in data URIs.
-
-Captions are text of the page, so that they stay legible on a phone.
-"""
+"""The figures of the report, narrow enough for a phone, as SVG in data URIs."""
 
 from __future__ import annotations
 
 import base64
-import io
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib as mpl
+from matplotlib.figure import Figure
 
 from regimes.config import DENSE
 from regimes.errors import RecordError, RegimesError
 from regimes.plotting import panels, style
 from regimes.plotting.curves import curves, ends, has
-from regimes.plotting.decays import decay_epochs
-from regimes.plotting.groups import BASELINES, Groups, compressed, measured, windows
-from regimes.plotting.heatmaps import bands, level_map
-from regimes.plotting.looks import style_of
-from regimes.plotting.metrics import Metric
+from regimes.plotting.groups import BASELINES, Groups, decay_epochs, measured, windows
+from regimes.plotting.looks import Metric, style_of
+from regimes.plotting.panels import bands, level_map, levels
 from regimes.records.reader import logged
 from regimes.replay import detect
 from regimes.report.content import Study, relative, unit
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 WIDTH = 4.8  # inches: letters are legible on a phone
 FIXED = ("static", "windows")  # policies whose levels need no map
@@ -58,10 +50,7 @@ def draw(study: Study) -> dict[str, list[Picture]]:
 
 
 def _picture(fig: Figure, title: str, caption: str) -> Picture:
-    buffer = io.BytesIO()
-    with style.theme():
-        fig.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    code = base64.b64encode(buffer.getvalue()).decode()
+    code = base64.b64encode(style.drawn(fig)).decode()
     return Picture(title, caption, f"data:image/svg+xml;base64,{code}")
 
 
@@ -112,7 +101,7 @@ def _figure(study: Study, groups: Groups, against: str, metric: Metric) -> Figur
 def _logged(study: Study) -> list[Picture]:
     """The further values that a user's training has logged."""
     runs = [run for run in study.runs if run.hooked]
-    losses = ("train_loss", *(("test_loss",) if study.metric.name != "loss" else ()))
+    losses = ["train_loss", "test_loss"][: 1 if study.metric.name == "loss" else 2]
     names = dict.fromkeys(name for run in runs for name in (*losses, *logged(run.rows).values()))
     metrics = [measured(study.example, name) for name in names]
     return [_curves(study, "epoch", m) for m in metrics if any(has(run, m) for run in runs)]
@@ -137,9 +126,7 @@ def adaptive(study: Study) -> list[str]:
     """The schedules whose levels training decides; a single run also if it was fixed."""
     names = []
     for name, runs in study.groups.items():
-        layers = [layer["name"] for layer in compressed(runs[0])]
-        levels = [run.layers.loc[run.layers["layer"].isin(layers), "level"] for run in runs]
-        used = {level for column in levels for level in column}
+        used = {*levels(runs)["level"]}
         fixed = runs[0].config["policy"]["name"] in FIXED or len(used) == 1
         if used - {DENSE} and (study.single or not fixed):
             names.append(name)

@@ -19,7 +19,7 @@ from runs import same_bits
 import regimes
 from regimes.config import RunConfig
 from regimes.launch import sweep, tune
-from regimes.monitor.checkup import verdict
+from regimes.monitor.doctor import verdict
 from regimes.monitor.watch import state as state_of
 from regimes.records import load, read_lines
 from regimes.training import checkpoint, loop

@@ -12,7 +12,7 @@ import torch
 from ddp_scripts import group as processes
 
 from regimes.errors import TrainingError
-from regimes.monitor import group
+from regimes.monitor import doctor
 
 
 def checked(rank: int, other: bool) -> tuple[bool, str]:
@@ -21,7 +21,7 @@ def checked(rank: int, other: bool) -> tuple[bool, str]:
     if other and rank == 1:
         torch.__version__ = "9.9"  # type: ignore[assignment]
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        good = group.report(30)
+        good = doctor.group_report(30)
     return good, said.getvalue()
 
 
@@ -51,11 +51,11 @@ def test_a_process_that_does_not_come_is_an_error(
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("REGIMES_RENDEZVOUS", (tmp_path / "rendezvous").as_uri())
     with pytest.raises(TrainingError, match="process 0 of 2 lost contact with the others"):
-        group.report(1)
+        doctor.group_report(1)
 
 
 def test_who_is_slow_is_named_but_fails_nothing() -> None:
-    alike = dict.fromkeys(group.ALIKE, "1")
+    alike = dict.fromkeys(doctor.ALIKE, "1")
     every = [alike | {"seconds": seconds} for seconds in (1.0, 1.1, 2.0, 1.0)]
-    assert group.differences(every) == [("speed", "process 2 takes 1.9 times as long")]
-    assert not {"speed", "python"} & {*group.FATAL}
+    assert doctor.differences(every) == [("speed", "process 2 takes 1.9 times as long")]
+    assert not {"speed", "python"} & {*doctor.FATAL}

@@ -34,7 +34,7 @@ from rich.console import Console
 
 import regimes
 from regimes.config import RunConfig, override
-from regimes.monitor.checkup import verdict
+from regimes.monitor.doctor import verdict
 from regimes.monitor.watch import watch
 from regimes.records import load
 from regimes.replay import detect

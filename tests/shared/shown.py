@@ -21,7 +21,7 @@ from analysis.paper.figure3 import BATCH, EVAL, NORM
 from analysis.rates import quadratic, usable_figure
 from analysis.tournament import error_per_float, events, tournament_figure, yoked
 from regimes.plotting import style
-from regimes.records import Record
+from regimes.records import Record, unit_name
 
 CI = ("ci_low", "ci_high")
 Frame = pd.DataFrame
@@ -53,7 +53,7 @@ class Made:
             known = self.one.header["data"]["train"]
             data = config["data"].get("path") or config["data"]["name"]
             told["says"] += [rf"Setting: {Path(data).name}, {known:,} training"]
-            told |= {"unit": style.unit_of(config), "decays": fallen(self.one)}
+            told |= {"unit": unit_name(config), "decays": fallen(self.one)}
         return Shown(self.figure, self.table, panels, **{**told, **more})
 
 

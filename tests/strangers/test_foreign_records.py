@@ -20,10 +20,10 @@ from regimes.cost.network import Network
 from regimes.cost.predict import main as cost
 from regimes.data.tree import unpacked
 from regimes.errors import ConfigError, RecordError
-from regimes.monitor.checkup import check, verdict
+from regimes.monitor.doctor import check, verdict
 from regimes.monitor.watch import in_use, watch
 from regimes.records import RecordWriter, archive, find_edit, load, load_all, pack, read_lines
-from regimes.replay import detect, spelling
+from regimes.replay import detect
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -434,7 +434,7 @@ def test_controls_are_as_long_as_what_was_trained(tmp_path: Path) -> None:
     edit_header(folder, put("config", "epochs", value=10_000_000))
     edit_header(folder, put("budget", value=30))
     run = load(folder)
-    assert spelling.rule("first-share:share=0.5", run).epochs == 3
+    assert detect.rule("first-share:share=0.5", run).epochs == 3
     result = detect.bench([run], ["first-share:share=0.67", "random-windows:share=0.34"])
     assert [round(x, 2) for x in result.detectors["critical"]] == [0.67, 0.33]
 

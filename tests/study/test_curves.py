@@ -22,8 +22,9 @@ from synthetic import EPOCHS, make
 from analysis.common import compare
 from analysis.paper import batch, curves, figure18_20, figures
 from regimes.errors import ConfigError, RecordError
-from regimes.plotting import metrics, panels, style
-from regimes.plotting.decays import decays
+from regimes.plotting import looks, panels, style
+from regimes.plotting.groups import decays
+from regimes.plotting.looks import LEVELS, style_of, styles_of
 from regimes.presets import GRIDS
 from regimes.records import Record, load_all, read_lines
 
@@ -124,7 +125,7 @@ def test_perplexity_is_shown_as_it_is(tmp_path: Path) -> None:
 def test_a_wide_range_of_perplexities_is_logarithmic(high: float, scale: str) -> None:
     fig = style.figure(2)
     ax = fig.add_subplot()
-    panels.limits(ax, pd.DataFrame({"perplexity": [100.0, high]}), metrics.named("perplexity"))
+    panels.limits(ax, pd.DataFrame({"perplexity": [100.0, high]}), looks.named("perplexity"))
     assert ax.get_yscale() == scale
 
 
@@ -187,7 +188,7 @@ def test_everything_is_compared_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("grid", sorted(g for g in GRIDS if not g.startswith("rates-")))
 def test_schedules_of_one_grid_look_different(grid: str) -> None:
     """In colour and marker or dash, so in grey as well; also those that the table does not know."""
-    looks = list(style.styles_of(GRIDS[grid]()).values())
+    looks = list(styles_of(GRIDS[grid]()).values())
     assert len({(json.dumps(look.dash), str(look.marker)) for look in looks}) == len(looks)
     assert len({str(look.marker) for look in looks}) == len(looks)
     assert len({look.label for look in looks}) == len(looks)
@@ -276,7 +277,7 @@ def test_a_ladder_of_levels_is_coloured_by_what_it_sends(tmp_path: Path) -> None
     assert list(colours) == ["b", "c", "a"]
     assert len(set(colours.values())) == 3
     two = figure18_20.palette(run, ["low", "high"])
-    assert two == {"high": style.LEVELS["high"], "low": style.LEVELS["low"]}
+    assert two == {"high": LEVELS["high"], "low": LEVELS["low"]}
     fig, numbers = figure18_20.level_map(load_all(tmp_path), "adaqs")
     assert len(numbers) == 2 * EPOCHS
     words = [text.get_text() for text in fig.legends[0].get_texts()]
@@ -322,7 +323,7 @@ def test_many_curves_are_thin_and_without_bands(runs: list[Record]) -> None:
         words = " ".join(fig.get_supxlabel().split())
         assert ("; bars: 95 % t interval" in words) == (not bands)
         assert ("; bands and bars: 95 % t interval" in words) == bool(bands)
-    label = style.style_of(names[0]).label
+    label = style_of(names[0]).label
     assert widths[9][label] < widths[6][label]
 
 
@@ -388,6 +389,6 @@ def test_decays_in_one_epoch_are_one(runs: list[Record]) -> None:
 
 def test_a_number_that_no_axis_has_room_for_is_left_to_the_axis() -> None:
     fig, ax = plt.subplots()
-    panels.limits(ax, pd.DataFrame({"accuracy": [50.0, math.inf]}), metrics.METRICS["accuracy"])
+    panels.limits(ax, pd.DataFrame({"accuracy": [50.0, math.inf]}), looks.METRICS["accuracy"])
     assert np.isfinite(ax.get_ylim()).all()
     plt.close(fig)

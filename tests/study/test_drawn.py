@@ -42,8 +42,8 @@ from analysis.rates import quadratic
 from regimes.config import DENSE
 from regimes.plotting import style
 from regimes.plotting.curves import curves, ends
-from regimes.plotting.heatmaps import levels
 from regimes.plotting.looks import style_of
+from regimes.plotting.panels import levels
 from regimes.records import load, load_all
 from regimes.report import content, pictures
 

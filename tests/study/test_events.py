@@ -14,7 +14,7 @@ from analysis.tournament import events as apart
 from analysis.tournament import tournament, tournament_figure
 from regimes.config import in_windows, override
 from regimes.errors import RecordError
-from regimes.plotting.metrics import named
+from regimes.plotting.looks import named
 from regimes.policies import check_levels, policy
 from regimes.presets import get_grid
 from regimes.records import load, load_all

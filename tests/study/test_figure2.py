@@ -19,7 +19,7 @@ from analysis.grids.names import PAPER
 from analysis.paper import figure2
 from regimes.errors import RecordError
 from regimes.plotting import style
-from regimes.plotting.metrics import named
+from regimes.plotting.looks import LOOKS, named, order, style_of
 from regimes.records import load_all, read_lines
 from regimes.statistics import t_interval
 
@@ -182,11 +182,11 @@ def test_no_common_seed(tmp_path: Path) -> None:
 
 
 def test_every_schedule_looks_different_in_grey() -> None:
-    looks = list(style.LOOKS.values())
+    looks = list(LOOKS.values())
     assert len({look.marker for look in looks}) == len(looks)
     assert len({(json.dumps(look.dash), look.width) for look in looks}) == len(looks)
-    assert style.style_of("mine").label == "mine"
-    assert style.order(["mine", "high", "dense"]) == ["dense", "high", "mine"]
+    assert style_of("mine").label == "mine"
+    assert order(["mine", "high", "dense"]) == ["dense", "high", "mine"]
 
 
 def test_a_tournaments_arms_are_the_papers_schedules_each_at_its_own_rate(tmp_path: Path) -> None:

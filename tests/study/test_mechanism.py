@@ -21,7 +21,7 @@ from regimes.compression.powersgd import PowerSGD
 from regimes.config import DENSE, Level
 from regimes.errors import RecordError
 from regimes.plotting import style
-from regimes.plotting.metrics import named
+from regimes.plotting.looks import named
 from regimes.presets import get_grid
 from regimes.presets.own import AT
 from regimes.records import load_all

@@ -27,7 +27,7 @@ from regimes.compression.reducer import costs_per_step
 from regimes.config import Budget, RunConfig, in_windows
 from regimes.console.tables import Table
 from regimes.errors import RecordError
-from regimes.plotting.metrics import named
+from regimes.plotting.looks import named
 from regimes.policies import REGISTRY, check_levels, policy
 from regimes.presets import get_grid
 from regimes.records import load_all

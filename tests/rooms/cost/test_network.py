@@ -22,12 +22,15 @@ from regimes.cost import measure
 from regimes.cost.cases import cases, measured, per_sample, recorded
 from regimes.cost.network import (
     ALGORITHMS,
+    BACKWARD,
     Network,
+    Work,
+    break_even,
     collective_seconds,
+    mean,
     spell,
 )
 from regimes.cost.predict import main, predict
-from regimes.cost.work import BACKWARD, Work, break_even, mean
 from regimes.errors import ConfigError, RecordError
 from regimes.presets import get_preset
 from regimes.records import Record, load_all

@@ -287,7 +287,7 @@ def test_a_record_has_bits_per_byte_and_the_perplexity_of_a_token(
     assert record.header["data"]["tokenizer"] == "bytes"
     assert record.header["data"]["files"] == 9
     shown = schedules([record])
-    assert shown.heads()["metric"] == "bits per byte"
-    assert shown.cells(record.name)["metric"] == f"{row['metric']:.3f}"
+    assert shown.table(("metric",)).heads == ("schedule", "bits per byte")
+    assert shown.table(("metric",)).rows == [(record.name, f"{row['metric']:.3f}")]
     assert groups.tested_by(record).lower
     assert metric_text(record.header, row["metric"]) == ("bits/byte", f"{row['metric']:.4g}")

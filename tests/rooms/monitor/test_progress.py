@@ -19,7 +19,7 @@ from rich.console import Console
 from regimes.config import RunConfig
 from regimes.console import units
 from regimes.errors import ConfigError, RecordError
-from regimes.monitor import terminal, watch
+from regimes.monitor import reporters, watch
 from regimes.monitor.text import straggler
 from regimes.records import RecordWriter
 
@@ -115,7 +115,7 @@ def test_human(count: float, text: str) -> None:
 
 def test_live_table_fits_80_columns() -> None:
     screen = console()
-    live = terminal.LiveTable(screen)
+    live = reporters.LiveTable(screen)
     live.start(header(), [row(e) for e in range(9)])
     for epoch in range(9, EPOCHS):
         for step in range(STEPS):
@@ -140,7 +140,7 @@ def test_live_table_fits_80_columns() -> None:
 
 def test_live_table_shows_why_it_stopped_and_a_run_without_low() -> None:
     screen = console()
-    live = terminal.LiveTable(screen)
+    live = reporters.LiveTable(screen)
     live.start(header(per_step={"dense": {"floats": 1, "bytes": 4}}), [])
     live.epoch(row(0), {})
     live.stop("the loss is not finite")
@@ -151,7 +151,7 @@ def test_live_table_shows_why_it_stopped_and_a_run_without_low() -> None:
 
 def test_plain_lines_one_per_epoch() -> None:
     stream = io.StringIO()
-    plain = terminal.PlainLines(stream)
+    plain = reporters.PlainLines(stream)
     plain.start(header(), [row(0)])
     plain.step(1, 1, STEPS)
     plain.epoch(row(1), {"compute": 1.5})
@@ -171,7 +171,7 @@ TENSORBOARD = RunConfig(reporters=("tensorboard",))
 def test_scalars_need_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ConfigError, match="pip install tensorboard"):
-        terminal.reporters(TENSORBOARD, tmp_path, terminal=False)
+        reporters.reporters(TENSORBOARD, tmp_path, terminal=False)
 
 
 def test_scalars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,8 +190,8 @@ def test_scalars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     module = types.SimpleNamespace(SummaryWriter=SummaryWriter)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    plain, scalars = terminal.reporters(TENSORBOARD, tmp_path, terminal=False)
-    assert isinstance(plain, terminal.PlainLines)
+    plain, scalars = reporters.reporters(TENSORBOARD, tmp_path, terminal=False)
+    assert isinstance(plain, reporters.PlainLines)
     scalars.start(header(), [row(0)])
     scalars.step(1, 1, STEPS)
     scalars.epoch(row(1), {"compute": 2.0})
@@ -203,8 +203,8 @@ def test_scalars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_reporters_for_a_terminal(tmp_path: Path) -> None:
-    (only,) = terminal.reporters(RunConfig(), tmp_path, terminal=True)
-    assert isinstance(only, terminal.LiveTable)
+    (only,) = reporters.reporters(RunConfig(), tmp_path, terminal=True)
+    assert isinstance(only, reporters.LiveTable)
 
 
 # -- from the record alone -------------------------------------------------------------------

@@ -19,7 +19,7 @@ from ddp_scripts import group, recorded
 import regimes
 from regimes.config import RunConfig, override
 from regimes.errors import ConfigError
-from regimes.monitor import terminal
+from regimes.monitor import reporters as ours
 from regimes.records import check_reporters, read_lines, reporters
 
 SHORT = ["epochs=2", "data.train_size=100", "optimizer.decay_epochs=[]"]
@@ -142,7 +142,9 @@ def test_wandb_is_offline_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("WANDB_MODE", raising=False)
     config = override(regimes.get_preset("smoke"), [*SHORT, 'reporters=["wandb"]'])
     record = regimes.run(
-        config, tmp_path / "run", reporters=terminal.reporters(config, tmp_path / "run", False)[1:]
+        config,
+        tmp_path / "run",
+        reporters=ours.reporters(config, tmp_path / "run", False)[1:],
     )
     assert asked["mode"] == "offline"
     assert (asked["name"], asked["dir"]) == ("accordion seed 0", str(tmp_path / "run"))
@@ -156,7 +158,7 @@ def test_wandb_is_offline_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_wandb_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match="pip install wandb"):
-        terminal.reporters(RunConfig(reporters=("wandb",)), tmp_path, terminal=False)
+        ours.reporters(RunConfig(reporters=("wandb",)), tmp_path, terminal=False)
 
 
 @pytest.mark.integrations

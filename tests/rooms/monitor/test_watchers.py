@@ -14,7 +14,7 @@ import pytest
 
 import regimes
 from regimes.config import RunConfig, override, to_toml
-from regimes.monitor.terminal import PlainLines
+from regimes.monitor.reporters import PlainLines
 from regimes.records import read_lines
 from regimes.training.termination import Terminated
 

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from analysis.findings.sources import records
 from regimes.config import OptimizerConfig, to_dict
 from regimes.plotting import style
-from regimes.plotting.decays import decays
+from regimes.plotting.groups import decays
 from regimes.records import Record
 from regimes.training.learning_rate import LearningRate
 

@@ -20,9 +20,9 @@ import pytest
 
 import regimes
 from regimes.errors import ConfigError, RecordError, RegimesError
-from regimes.plotting import differences, offered, style
+from regimes.plotting import offered, style
 from regimes.plotting.groups import groups
-from regimes.plotting.schedules import schedules
+from regimes.plotting.schedules import between, pairs_of, schedules
 from regimes.records import (
     Record,
     find,
@@ -286,7 +286,7 @@ def test_runs_without_a_metric_do_not_count_in_n(pair: list[Record]) -> None:
         runs.append(
             replace(pair[0], header={**pair[0].header, "config": config}, epochs=epochs, rows=rows)
         )
-    assert schedules(runs).cells(pair[0].name)["n"] == "2 of 3"
+    assert dict(schedules(runs).table(("n",)).rows)[pair[0].name] == "2 of 3"
 
 
 # -- differences -----------------------------------------------------------------------------
@@ -314,18 +314,18 @@ def test_differences_of_schedules_of_any_name(pair: list[Record]) -> None:
     assert list(against["comparison"]) == ["mine - third", "theirs - third"]
     with pytest.raises(RecordError, match="--baseline low: no such schedule; found mine"):
         regimes.compare(runs, baseline="low")
-    table = differences.between(runs)
+    table = between(runs)
     assert table is not None
     assert table.rows[0][:4] == ["mine - theirs", "3", "+20.0", "[-4.8, +44.8]"]
-    assert differences.between([run for run in runs if run.name == "mine"]) is None
+    assert between([run for run in runs if run.name == "mine"]) is None
 
 
 def test_of_many_schedules_each_is_compared_with_the_usual_baseline() -> None:
     names = [f"arm {i}" for i in range(7)]
-    assert differences.pairs_of(names) == []
-    assert len(differences.pairs_of(names[:6])) == 15
-    assert differences.pairs_of([*names, "low"]) == [(name, "low") for name in names]
-    assert differences.pairs_of(names, "arm 3")[3] == ("arm 4", "arm 3")
+    assert pairs_of(names) == []
+    assert len(pairs_of(names[:6])) == 15
+    assert pairs_of([*names, "low"]) == [(name, "low") for name in names]
+    assert pairs_of(names, "arm 3")[3] == ("arm 4", "arm 3")
 
 
 # -- before a run starts, and after an ablation ----------------------------------------------

@@ -34,12 +34,10 @@ from regimes.monitor import watch as watching
 from regimes.monitor.text import headline
 from regimes.plotting import style
 from regimes.plotting.curves import ends
-from regimes.plotting.decays import decays
-from regimes.plotting.groups import groups
+from regimes.plotting.groups import decays, groups
 from regimes.records import Record, load, pack, read_lines, summary, unknown_fields
-from regimes.replay.detect import main
+from regimes.replay.detect import defaults, main, rule
 from regimes.replay.replay import replay
-from regimes.replay.spelling import defaults, rule
 from regimes.report import content, page
 from regimes.training.idle_policy import inactivity_warnings
 from regimes.training.rows import job_row
@@ -178,7 +176,7 @@ def test_the_headline_says_what_has_no_name(trained: Path, tmp_path: Path) -> No
 
 def test_tensorboard_leaves_out_what_was_not_logged(trained: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
-    from regimes.monitor.scalars import Scalars
+    from regimes.monitor.reporters import Scalars
 
     run, seen = load(hooked(trained, tmp_path / "run", known=(), logged=grad_norm)), {}
 

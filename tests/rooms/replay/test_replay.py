@@ -28,7 +28,7 @@ from regimes.errors import ConfigError, RecordError
 from regimes.policies import Accordion, Static, Windows
 from regimes.presets import get_preset
 from regimes.records import Record, RecordWriter, load, read_lines
-from regimes.replay import agreement, compare, detect, replay, spelling
+from regimes.replay import compare, detect, replay
 from regimes.training.loop import run
 
 EPOCHS, STEPS = 12, 10
@@ -239,12 +239,12 @@ def test_agreement_against_scikit_learn(data: st.DataObject) -> None:
 def test_lag_finds_the_shift(epochs: set[int], shift: int) -> None:
     a, b = np.zeros(31, bool), np.zeros(31, bool)
     a[list(epochs)] = b[[e + shift for e in epochs]] = True
-    found, best = agreement.lag(a, b)
+    found, best = compare.lag(a, b)
     assert best == 1
     assert abs(found) <= abs(shift)
     if len(epochs) == 1:
         assert found == shift
-    assert all(math.isnan(x) for x in agreement.lag(a & False, b & False))
+    assert all(math.isnan(x) for x in compare.lag(a & False, b & False))
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_of_equal_lags_the_smallest_and_of_opposite_ones_the_lead(
     """``b`` meets the one call of ``a`` at two shifts, half as large as both calls."""
     a, b = np.zeros(31, bool), np.zeros(31, bool)
     a[10] = b[list(others)] = True
-    assert agreement.lag(a, b) == (shift, 0.5)
+    assert compare.lag(a, b) == (shift, 0.5)
 
 
 def test_a_number_that_one_seed_lacks() -> None:
@@ -286,7 +286,7 @@ def test_what_stands_behind_plus_and_minus() -> None:
 
 def test_lag_keeps_to_a_quarter_of_a_short_run() -> None:
     a, b = np.array([1, 0, 0, 0, 0, 0], bool), np.array([0, 0, 0, 0, 0, 1], bool)
-    assert agreement.lag(a, b)[0] in (-1, 0, 1)
+    assert compare.lag(a, b)[0] in (-1, 0, 1)
 
 
 def test_interval_against_scipy() -> None:
@@ -332,17 +332,17 @@ def test_a_run_without_the_signal_is_one_sentence(record: Record, tmp_path: Path
 
 
 def test_texts_name_detectors(record: Record) -> None:
-    assert spelling.rule("norm-change:interval=3,statistic=norm*lr", record) == NormChange(
+    assert detect.rule("norm-change:interval=3,statistic=norm*lr", record) == NormChange(
         interval=3, statistic="norm*lr"
     )
-    assert spelling.rule("fixed-windows:windows=[[0, 2],[4,5]]", record) == FixedWindows(
+    assert detect.rule("fixed-windows:windows=[[0, 2],[4,5]]", record) == FixedWindows(
         ((0, 2), (4, 5))
     )
-    assert spelling.rule("first-share:share=0.5", record) == FirstShare(0.5, EPOCHS)
-    assert spelling.rule("accordion:interval=2", record) == Accordion(interval=2)
-    own = spelling.rule("regimes.detectors.change:NormChange:eta=0.2", record)
+    assert detect.rule("first-share:share=0.5", record) == FirstShare(0.5, EPOCHS)
+    assert detect.rule("accordion:interval=2", record) == Accordion(interval=2)
+    own = detect.rule("regimes.detectors.change:NormChange:eta=0.2", record)
     assert own == NormChange(eta=0.2)
-    assert spelling.labels(["norm-change", "norm-change:eta=0.4", "msdr-fall:fall=0.3"]) == {
+    assert detect.labels(["norm-change", "norm-change:eta=0.4", "msdr-fall:fall=0.3"]) == {
         "norm-change": "norm-change",
         "norm-change:eta=0.4": "norm-change eta=0.4",
         "msdr-fall:fall=0.3": "msdr-fall",
@@ -360,7 +360,7 @@ def test_texts_name_detectors(record: Record) -> None:
 )
 def test_bad_texts_are_one_sentence(text: str, message: str, record: Record) -> None:
     with pytest.raises(ConfigError, match=message):
-        spelling.rule(text, record)
+        detect.rule(text, record)
 
 
 @pytest.fixture(scope="module")
@@ -389,7 +389,7 @@ def test_means_and_intervals_over_seeds(folder: Path) -> None:
 
 def test_default_controls_are_as_long_as_the_norm_rule(folder: Path) -> None:
     runs = detect.read([folder / "low"])
-    texts = spelling.defaults(runs)
+    texts = detect.defaults(runs)
     assert [t.partition(":")[0] for t in texts] == [
         "norm-change",
         "norm-change",
@@ -419,7 +419,7 @@ def test_the_interval_of_the_defaults(
     policy = {"name": "static"} if own is None else {"name": "accordion", "interval": own}
     config = {**record.config, "policy": policy, "epochs": epochs}
     run = replace(record, rows=rows, header={**record.header, "config": config, "units": epochs})
-    assert spelling.defaults([run])[0] == f"norm-change:interval={interval}"
+    assert detect.defaults([run])[0] == f"norm-change:interval={interval}"
 
 
 def test_two_runs_of_one_seed_are_refused(folder: Path, tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from regimes.config import to_toml
 from regimes.errors import ConfigError
 from regimes.policies import policy
 from regimes.records import read_lines, unit_name
+from regimes.replay.detect import defaults, rule
 from regimes.replay.replay import replay
-from regimes.replay.spelling import defaults, rule
 from regimes.training.build import prepare
 from regimes.training.units import Units
 

@@ -1,0 +1,194 @@
+"""Reporters of a training: a live table in a terminal, plain lines in a log file, and the numbers
+of each epoch as curves in TensorBoard and Weights & Biases, whose packages are imported late."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich import progress
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from regimes.config import RunConfig
+from regimes.console.stdout import console as new_console
+from regimes.console.stdout import is_terminal
+from regimes.errors import ConfigError
+from regimes.monitor.text import at_low, cells, epoch_table, headline
+from regimes.records import Header, Row, count_units, unit_name, units
+from regimes.records import reporters as named
+from regimes.training.reporters import Reporter
+
+
+def reporters(config: RunConfig, out: Path, terminal: bool | None = None) -> list[Reporter]:
+    """A live table in a terminal, else plain lines; and the reporters of the configuration."""
+    terminal = is_terminal() if terminal is None else terminal
+    chosen: list[Any] = [LiveTable() if terminal else PlainLines()]
+    return chosen + named(config.reporters, out)
+
+
+class LiveTable:
+    """Progress bars and the last epochs, redrawn in place."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or new_console()
+        self.seconds: dict[int, float] = {}
+        self.bars = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(24),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("left"),
+            progress.TimeRemainingColumn(),
+            console=self.console,
+        )
+
+    def start(self, header: Header, rows: list[Row]) -> None:
+        """Draw first; ``rows`` are those before a resume."""
+        self.header, self.rows = header, list(rows)
+        self.unit = unit_name(header["config"]).partition(" ")[0]
+        self.now = self.bars.add_task(self.unit, total=None)
+        self.all = self.bars.add_task("run", total=units(header), completed=len(rows))
+        self.live = Live(self.draw(), console=self.console, refresh_per_second=4)
+        self.live.start()
+
+    def step(self, epoch: int, done: int, steps: int) -> None:
+        name = f"{self.unit} {epoch}"
+        if done == 1:
+            self.bars.reset(self.now, total=steps, description=name)
+        self.bars.update(self.now, completed=done)
+        self.bars.update(self.all, completed=epoch + done / steps)
+
+    def epoch(self, row: Row, seconds: dict[str, float]) -> None:
+        self.rows.append(row)
+        self.seconds[row["epoch"]] = sum(seconds.values())
+        self.live.update(self.draw())
+
+    def stop(self, message: str) -> None:
+        self.live.update(self.draw(message), refresh=True)
+        self.live.stop()
+
+    def draw(self, message: str = "") -> RenderableType:
+        parts: list[RenderableType] = [Text(headline(self.header), style="bold"), self.bars]
+        if self.rows:
+            parts.append(epoch_table(self.header, self.rows, self.seconds))
+        if message:
+            parts.append(Text(message, style="bold red"))
+        return Group(*parts)
+
+
+class PlainLines:
+    """One line per epoch, for a log file."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self.stream = stream or sys.stdout
+
+    def start(self, header: Header, rows: list[Row]) -> None:
+        self.header, self.rows = header, list(rows)
+        done = f", the first {len(rows)} done before" if rows else ""
+        self._print(f"{headline(header)}, {count_units(header, rows)}{done}")
+
+    def step(self, epoch: int, done: int, steps: int) -> None:
+        """Ignored: one line per epoch."""
+
+    def epoch(self, row: Row, seconds: dict[str, float]) -> None:
+        self.rows.append(row)
+        text = cells(self.header, self.rows, sum(seconds.values()))
+        self._print("  ".join(f"{k} {v}" for k, v in text.items()))
+
+    def stop(self, message: str) -> None:
+        if message:
+            self._print(message)
+
+    def _print(self, text: str) -> None:
+        print(text, file=self.stream, flush=True)
+
+
+class Curves:
+    """A reporter of whole epochs. Subclasses define ``put``, which draws the numbers of one, and
+    ``stop``."""
+
+    def start(self, header: Header, rows: list[Row]) -> None:
+        self.header, self.floats = header, sum(row["floats"] for row in rows)
+
+    def put(self, epoch: int, numbers: dict[str, float]) -> None: ...
+
+    def step(self, epoch: int, done: int, steps: int) -> None:
+        """Ignored: curves have one point per epoch."""
+
+    def epoch(self, row: Row, seconds: dict[str, float]) -> None:
+        self.floats += row["floats"]
+        low, layers = at_low(self.header, row)
+        numbers = {
+            "loss/train": row["train_loss"],
+            "loss/test": row["test_loss"],
+            self.header["metric"]: row["metric"],
+            "lr": row["lr"],
+            "traffic/floats": self.floats,
+            "traffic/share of layers at low": low / max(layers, 1),
+            **{f"logged/{name}": value for name, value in row.get("logged", {}).items()},
+            **{f"seconds/{name}": value for name, value in seconds.items()},
+        }
+        self.put(row["epoch"], {name: x for name, x in numbers.items() if x is not None})
+
+
+class Scalars(Curves):
+    """TensorBoard scalars in ``<out>/tensorboard``."""
+
+    def __init__(self, out: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ConfigError(
+                'reporters = ["tensorboard"] needs the package tensorboard: '
+                "pip install tensorboard, or leave it out"
+            ) from None
+        self.folder, self.writer_class = Path(out) / "tensorboard", SummaryWriter
+
+    def start(self, header: Header, rows: list[Row]) -> None:
+        super().start(header, rows)
+        self.writer = self.writer_class(str(self.folder), purge_step=len(rows))
+
+    def put(self, epoch: int, numbers: dict[str, float]) -> None:
+        for name, value in numbers.items():
+            self.writer.add_scalar(name, value, epoch)
+        self.writer.flush()
+
+    def stop(self, message: str) -> None:
+        self.writer.close()
+
+
+class Runs(Curves):
+    """A run of Weights & Biases in ``<out>/wandb``, offline: ``wandb sync`` sends it later, or set
+    ``WANDB_MODE=online``. A resumed run is a new one in the same group."""
+
+    def __init__(self, out: Path) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise ConfigError(
+                'reporters = ["wandb"] needs the package wandb: pip install wandb, or leave it out'
+            ) from None
+        self.folder, self.wandb = Path(out), wandb
+
+    def start(self, header: Header, rows: list[Row]) -> None:
+        super().start(header, rows)
+        config = header["config"]
+        self.run = self.wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "regimes"),
+            mode=os.environ.get("WANDB_MODE", "offline"),
+            name=f"{config['name']} seed {config['seed']}",
+            group=str(self.folder),
+            dir=str(self.folder),
+            config=config,
+            settings=self.wandb.Settings(console="off", silent=True),
+        )
+
+    def put(self, epoch: int, numbers: dict[str, float]) -> None:
+        self.run.log(numbers, step=epoch)
+
+    def stop(self, message: str) -> None:
+        self.run.finish(exit_code=1 if message else 0)

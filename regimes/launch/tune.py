@@ -173,6 +173,7 @@ def _check(
 ) -> None:
     """Raise ConfigError before any run."""
     for cell, config in cells.items():
+        require(config.branch is None, f"{cell}.branch", cell, "no branch: tune its trunk")
         if not config.data.validation_size:
             raise ConfigError(
                 f"{cell} has no validation data, which choose in place of the test set: set "

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from regimes.errors import RecordError
-from regimes.records.chain import Sum, split
+from regimes.records.chain import Sum
 from regimes.records.fields import STORAGE, Fields, flat, is_circumstance, resolved
-from regimes.records.lines import branch_table, complete_lines, content, parse, read_header
+from regimes.records.lines import branch_table, complete_lines, parse, read_header
 from regimes.records.lines import read_lines as read_own_lines
 from regimes.records.schema import FileState, Header, Row, Trunk, rows_fault
 
@@ -98,9 +98,8 @@ def read_all(folder: Path, header: Header, name: str) -> Lines:
 
 
 def shared_state(trunk: Path, at: int) -> dict[str, FileState]:
-    """Lines and digest of what a branch at unit ``at`` shares: the header, and each file's own
-    lines up to there."""
-    states: dict[str, FileState] = {"run.json": Sum(split(content(trunk / "run.json"))).state}
+    """Lines and digest of what a branch at unit ``at`` shares of each file of its trunk."""
+    states: dict[str, FileState] = {}
     for name in SHARED:
         lines = [line + b"\n" for line in complete_lines(trunk / name)]
         states[name] = Sum(
@@ -119,6 +118,8 @@ def check_trunk(trunk: Path, folder: Path, header: Header) -> None:
         )
     if branch_table(trunk).get("at", -1) >= at:
         raise RecordError(f"{folder} is damaged: unit {at} is not one that {trunk} trained itself")
+    if _before(read_header(trunk), header["config"]) != header["trunk"]["before"]:
+        raise RecordError(f"{folder} is a branch of {trunk}, whose configuration has changed since")
     present = shared_state(trunk, at)
     for name, state in header["trunk"]["files"].items():
         if present.get(name) != state:
@@ -129,12 +130,18 @@ def check_trunk(trunk: Path, folder: Path, header: Header) -> None:
 
 def trunk_table(trunk: Path, at: int, config: Config, next_lr: float | None) -> Trunk:
     """The header's table for a branch of this configuration."""
-    header = read_header(trunk)
+    return Trunk(
+        files=shared_state(trunk, at), before=_before(read_header(trunk), config), next_lr=next_lr
+    )
+
+
+def _before(header: Header, config: Config) -> Fields:
+    """What a branch of this configuration has changed of the trunk with this header."""
     before = changes(header["config"], config)
     if above := header.get("trunk", {}).get("before"):  # the trunk is no plain run either
         branch = {k: v for k, v in header["config"]["branch"].items() if k != "of"}
         before |= {"branch": branch, "before": above}
-    return Trunk(files=shared_state(trunk, at), before=before, next_lr=next_lr)
+    return before
 
 
 def changes(before: Config, after: Config) -> Fields:

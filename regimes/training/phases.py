@@ -15,6 +15,7 @@ from typing import Any
 from regimes.config import (
     BranchConfig,
     RunConfig,
+    check_bounds,
     from_dict,
     override,
     override_fields,
@@ -98,6 +99,7 @@ def phases(config: RunConfig, out: Path) -> list[Phase]:
     """
     if config.branch is None:
         return [Phase(config, config)]
+    check_bounds(config.branch, "branch.")
     trunk = located(out, config.branch.of)
     if (header := read_header(trunk)).get("written_by") == "hook":
         raise ConfigError(f"{trunk} is of a training of your own, of which no state is saved there")
@@ -167,6 +169,7 @@ def branch_config(
         ConfigError: an unknown key, a wrong type, a setting without "=".
         RecordError: there is no trunk.
     """
+    check_bounds(branch, "branch.")
     table = in_force(recorded_phases(trunk), branch.at)
     base = from_dict(RunConfig, resolved(table))
     base = replace(base, branch=None, checkpoint_keep=None, reporters=())

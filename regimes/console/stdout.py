@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 CLOSED_PIPE = 128 + getattr(signal, "SIGPIPE", 13)  # the exit code of a program ended by SIGPIPE
+STDOUT = "<stdout>"  # in place of the file's name in an error of `flush`
 WRITE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
 PRINT_ERRORS = (OSError, ValueError)  # ValueError: a closed file, or a letter without encoding
@@ -97,7 +98,12 @@ def disable_stdout(error: Exception | None = None) -> None:
 def flush() -> None:
     """Write the buffer now: a failure while Python shuts down could not be handled."""
     if sys.stdout is not None and not sys.stdout.closed:
-        sys.stdout.flush()
+        try:
+            sys.stdout.flush()
+        except OSError as error:
+            # Of more text than the buffer holds the rest is dropped, and a second flush succeeds.
+            error.filename = STDOUT
+            raise
 
 
 def is_stdout_failure(error: OSError) -> bool:
@@ -106,7 +112,7 @@ def is_stdout_failure(error: OSError) -> bool:
     Its buffer is then still unwritten, and flushing it fails again. Without a buffer
     (``python -u``) the test is an error of writing that names no file.
     """
-    if isinstance(error, BrokenPipeError):
+    if isinstance(error, BrokenPipeError) or error.filename == STDOUT:
         return True
     if getattr(sys.stdout, "write_through", False) and error.filename is None:
         return error.errno in WRITE_ERRNOS

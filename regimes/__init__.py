@@ -38,6 +38,7 @@ _PUBLIC = {
     "load_toml to_toml",
     "regimes.presets": "get_preset get_grid",
     "regimes.training.loop": "run",
+    "regimes.training.branch": "branch",
     "regimes.records": "Record load load_all summary",
     "regimes.plotting.schedules": "compare",
     "regimes.policies": "Static Windows Accordion Detected BatchAccordion ByLayer Smith AdaQS "
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from regimes.records import Record as Record
     from regimes.records import load as load
     from regimes.records import load_all as load_all
+    from regimes.training.branch import branch as branch
     from regimes.training.loop import run as run
 
 

@@ -6,11 +6,14 @@ Each parses, calls and prints; torch is imported when training starts.
 from regimes.cli.app import app
 from regimes.cli.train import ablate, presets, run, tune
 
+from regimes.cli.branch import branch  # isort: skip (the order of the help)
+
 from regimes.cli.read import cost, detect, doctor, figure, pack, report, watch  # isort: skip (the order of the help)
 
 __all__ = [
     "ablate",
     "app",
+    "branch",
     "cost",
     "detect",
     "doctor",

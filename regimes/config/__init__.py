@@ -12,6 +12,7 @@ from regimes.config.convert import convert, current_names, from_dict, to_dict
 from regimes.config.registry import Registry, offered
 from regimes.config.run import (
     DENSE,
+    BranchConfig,
     Budget,
     DataConfig,
     Level,
@@ -24,4 +25,11 @@ from regimes.config.run import (
     check_windows,
     in_windows,
 )
-from regimes.config.toml import load_toml, override, override_table, read_value, to_toml
+from regimes.config.toml import (
+    load_toml,
+    override,
+    override_fields,
+    override_table,
+    read_value,
+    to_toml,
+)

@@ -98,5 +98,5 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, Any, float]]:
         yield from ((f"{name}.{key}", number, number) for key, number in value.items())
     elif isinstance(value, list | tuple):
         yield from ((name, list(value), number) for number in value)
-    elif value is not None:
+    elif value is not None and not isinstance(value, str):  # a word in place of a number
         yield name, value, value

@@ -116,6 +116,8 @@ def _describe(kind: Any) -> str:
     if get_origin(kind) is tuple:
         inner = _describe(get_args(kind)[0]).removeprefix("a ")
         return f"a list of {f'{inner}s'.replace('list of', 'lists of').replace('ss', 's')}"
+    if get_origin(kind) is Literal:
+        return " or ".join(json.dumps(word) for word in get_args(kind))
     if get_origin(kind) is dict or dataclasses.is_dataclass(kind):
         return "a table"
     return str(kind)

@@ -138,6 +138,15 @@ class PruningConfig:
 
 
 @dataclass(frozen=True)
+class BranchConfig:
+    """The run continues another one, its trunk, under this configuration."""
+
+    of: str = ""  # the trunk's folder, seen from that of the run; in a grid's file, a schedule
+    at: Natural = 0  # the first unit of its own; it starts from the trunk's state before that
+    length: Count | None = None  # units after which the trunk's configuration returns; None: never
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """Everything that decides the numbers of a run. The number of processes only divides the work.
 
@@ -165,6 +174,7 @@ class RunConfig:
         budget: floats after which the run ends.
         deficit: what impairs the training in chosen epochs (``data/deficits.py``).
         pruning: an event: the smallest weights become zero, and stay zero.
+        branch: the run shares the first units of another, see ``regimes.branch``.
         signal: the norm that detectors read, per layer and unit: of the gradient ("update",
             "global", "local-mean", "worker0") or of the optimiser's step ("movement",
             "movement/lr"), see ``instruments/gradient_norm.py``.
@@ -179,6 +189,8 @@ class RunConfig:
             after minutes of compiling, and other bits.
         reporters: what else reports each unit: "tensorboard", "wandb", a reporter of an installed
             package (``records/reporting.py``), or ``package.module:Class``.
+        checkpoint_keep: which checkpoints stay, for branches: the "last" two, "all" that are
+            written, or those before the units of a list, which are written besides.
         tuned_on: seeds that chose this configuration; a run with one of them is refused.
         drawn_per_seed: fields that may differ between the seeds of one experiment, e.g.
             ``["policy.layers"]`` of a control that follows another run.
@@ -217,6 +229,7 @@ class RunConfig:
     budget: Budget | None = None
     deficit: dict[str, Any] | None = None
     pruning: PruningConfig | None = None
+    branch: BranchConfig | None = None
     start_compressing_after: Natural = 0
     signal: Signal = "update"
     instruments: dict[str, dict[str, Any]] = field(default_factory=dict)  # see ``instruments/``
@@ -232,6 +245,7 @@ class RunConfig:
     device: str = "auto"  # "auto", "cpu", "cuda", "cuda:0"
     checkpoint_every: Count = 1  # units
     checkpoint_seconds: NonNegative | None = None  # at least, between two checkpoints
+    checkpoint_keep: Literal["last", "all"] | tuple[Natural, ...] | None = None  # None: "last"
     timeout: Timeout = 600.0  # seconds that a process waits for the others
     bucket_mb: Positive = 25.0  # gradients that are reduced at once, while backward goes on
     reporters: tuple[str, ...] = ()

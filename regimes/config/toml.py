@@ -17,7 +17,12 @@ from regimes.errors import ConfigError, nearest
 
 PLUG_INS = ("compressor", "policy", "batch_policy", "sync_policy", "deficit")  # name a class
 KEYS = re.compile(r'"([^"]*)"|([^."]+)')  # of a.b."c.d"
-OPTIONAL = (*PLUG_INS, "budget", "pruning")  # tables that setting one of their fields creates
+OPTIONAL = (
+    *PLUG_INS,
+    "budget",
+    "pruning",
+    "branch",
+)  # tables that setting one of their fields creates
 
 
 def override(config: RunConfig, settings: list[str]) -> RunConfig:
@@ -60,6 +65,18 @@ def override_table(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
         ConfigError: an unknown key, a wrong type.
     """
     return _with(config, _leaves(changes))
+
+
+def override_fields(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
+    """Change fields by dotted path, as ``override`` does, to values of Python.
+
+    >>> override_fields(RunConfig(), {"levels.low": 2, "policy": "static"}).policy
+    {'name': 'static'}
+
+    Raises:
+        ConfigError: an unknown key, a wrong type.
+    """
+    return _with(config, list(values.items()))
 
 
 def _leaves(table: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 CLOSED_PIPE = 128 + getattr(signal, "SIGPIPE", 13)  # the exit code of a program ended by SIGPIPE
+STDOUT = "<stdout>"  # in place of the file's name in an error of `flush`
 WRITE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
 PRINT_ERRORS = (OSError, ValueError)  # ValueError: a closed file, or a letter without encoding
@@ -90,14 +91,23 @@ def _disable() -> None:
 def flush() -> None:
     """Write the buffer now: a failure while Python shuts down could not be handled."""
     if sys.stdout is not None and not sys.stdout.closed:
-        sys.stdout.flush()
+        try:
+            sys.stdout.flush()
+        except OSError as error:
+            # Of more text than the buffer holds the rest is dropped, and a second flush succeeds.
+            error.filename = STDOUT
+            raise
 
 
 def exit_code_of(error: OSError) -> int | None:
     """The exit code if standard output failed (an error of writing that names no file), which is
     then disabled; None for another error. A closed pipe (``head``) is no message."""
     pipe = isinstance(error, BrokenPipeError)
-    if not pipe and (error.filename is not None or error.errno not in WRITE_ERRNOS):
+    if (
+        not pipe
+        and error.filename != STDOUT
+        and (error.filename is not None or error.errno not in WRITE_ERRNOS)
+    ):
         return None
     _disable()
     if pipe:

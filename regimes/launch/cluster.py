@@ -13,6 +13,7 @@ from regimes.config import RunConfig
 from regimes.errors import ConfigError
 from regimes.launch.processes import GRACE
 from regimes.launch.sweep import Progress, collected, ends_by_sigterm, run_cell
+from regimes.launch.trees import waves
 from regimes.monitor.watch import in_use
 from regimes.training import termination
 
@@ -32,7 +33,22 @@ def submit(
         options: of ``submitit.AutoExecutor.update_parameters``, e.g. ``slurm_partition``.
     """
     pool, grace = _executor(out, executor, options), termination.grace_seconds()
-    jobs = {pool.submit(Cell(), *cell): cell[0] for cell in todo}
+    return [
+        failure
+        for wave in waves(todo)
+        for failure in _submit_wave(pool, wave, executor, grace, progress)
+    ]
+
+
+def _submit_wave(
+    pool: Any,
+    wave: list[tuple[Path, RunConfig]],
+    executor: str,
+    grace: float,
+    progress: Progress,
+) -> list[str]:
+    """Runs that need no other's end; one message per failed run."""
+    jobs = {pool.submit(Cell(), *cell): cell[0] for cell in wave}
     from submitit import helpers
 
     outcomes = ((jobs[job], _outcome(job)) for job in helpers.as_completed(list(jobs)))

@@ -23,10 +23,18 @@ from pathlib import Path
 from regimes.collectives.launcher import launched
 from regimes.config import RunConfig, to_dict
 from regimes.errors import RegimesError, TrainingError, require
-from regimes.launch import gpus
+from regimes.launch import gpus, trees
 from regimes.launch.processes import die_with_parent
 from regimes.presets import Grid
-from regimes.records import check_same, complete, ended, read_header, read_lines, read_rows
+from regimes.records import (
+    check_same,
+    complete,
+    ended,
+    read_header,
+    read_lines,
+    read_rows,
+    trunk_of,
+)
 from regimes.training import termination
 from regimes.training.quirks import resolve
 
@@ -36,11 +44,11 @@ Progress = Callable[[Path, str | None], None]  # called with each outcome
 
 
 def cells(grid: Grid, seeds: list[int], out: Path) -> list[Cell]:
-    """The runs of an ablation, seed by seed: ``OUT/<schedule>/seed-<seed>``."""
+    """The runs of an ablation, seed by seed: ``OUT/<schedule>/seed-<seed>``; see `trees`."""
     return [
         (out / name / f"seed-{seed}", replace(config, seed=seed))
         for seed in seeds
-        for name, config in grid.items()
+        for name, config in trees.placed(grid, out, seed).items()
     ]
 
 
@@ -53,6 +61,9 @@ def done(folder: Path, config: RunConfig) -> bool:
     if not (folder / "run.json").exists():
         return False
     check_same(folder, to_dict(resolve(config)))
+    trunk = trunk_of(folder)
+    if trunk is not None and not (trunk / "run.json").exists():  # it will be trained again
+        return False
     header = read_header(folder)
     return complete(header, read_rows(folder, header)) and ended(
         read_lines(folder / "events.jsonl")
@@ -73,7 +84,8 @@ def ablate(todo: list[Cell], jobs: int, progress: Progress) -> list[str]:
                 from regimes.collectives.processes import shared_group  # torch, so late
 
                 stack.enter_context(shared_group())
-            return collected(((folder, run_cell(folder, c)) for folder, c in todo), progress)
+            waves = [cell for wave in trees.waves(todo) for cell in wave]
+            return collected(((folder, run_cell(folder, c)) for folder, c in waves), progress)
 
 
 @contextmanager
@@ -106,7 +118,8 @@ def _ablate_in_parallel(todo: list[Cell], jobs: int, progress: Progress) -> list
         devices = gpus.shared(jobs, [config.device for _, config in todo])
         pools = [stack.enter_context(_pool(jobs, gpu)) for gpu in devices]
         try:
-            return collected(_outcomes(todo, pools), progress)
+            waves = [_outcomes(wave, pools) for wave in trees.waves(todo)]
+            return collected(itertools.chain.from_iterable(waves), progress)
         except BaseException as error:  # Ctrl-C or SIGTERM: the runs end with their epoch
             for process in multiprocessing.active_children():
                 process.terminate()

@@ -250,7 +250,9 @@ def _check(
 ) -> None:
     """Raise ConfigError before any run."""
     for cell, trials in tried.items():
-        if not trials[0].config.data.validation_size:
+        config = trials[0].config
+        require(config.branch is None, f"{cell}.branch", cell, "no branch: tune its trunk")
+        if not config.data.validation_size:
             raise ConfigError(
                 f"{cell} has no validation data, which choose in place of the test set: set "
                 "data.validation_size"

@@ -21,6 +21,13 @@ warm-up in proportion, and schedules of other files ::
     base = "small/low"            # in place of the file's base; `set` applies to it as well
     rate = 0.05                   # at one rate, in place of the file's rates; the name is unchanged
 
+A schedule that continues another one, its trunk, from a unit on; it has the keys of the trunk and
+changes those that it names. Of several units there is a branch each: "pulse from 0", ... ::
+
+    [schedules.pulse]
+    branch = {of = "low", at = [0, 3, 6], length = 3}  # `length`: the trunk's keys return after it
+    policy.level = "high"
+
 `about` and `group` say in words what the grid is, for `regimes presets`.
 
 An installed package offers a folder of such files, which is a package of its own, by an entry point
@@ -47,6 +54,7 @@ from regimes.config import RunConfig, from_dict, override, override_table
 from regimes.config.convert import convert
 from regimes.config.toml import read_tables
 from regimes.errors import ConfigError, is_whole, nearest, require, unexpected
+from regimes.presets.branches import branches_of
 from regimes.presets.families import at_rate
 from regimes.presets.registry import GRIDS, PRESETS, Grid
 
@@ -75,12 +83,15 @@ def read_grid(path: str, preset: Presets) -> Grid:
     table = _table(path)
     common = _base(path, table, preset)
     cells: Grid = {}
+    of_schedule: dict[str, list[str]] = {}
     for name, changes in table["schedules"].items():
         good = NAME.fullmatch(name) and name not in (".", "..")
         require(bool(good), f"{path}: schedules", name, "a name for a folder among the records")
         where = f"{path}: schedules.{name}"
         if not isinstance(changes, Mapping):
             raise unexpected(where, changes, "a table of keys and values")
+        if "branch" in changes:
+            continue  # after the schedules that it may be of
         fields = {key: changes[key] for key in changes if key not in NOT_CONFIGURATION}
         own = {**table, "base": changes["base"]} if "base" in changes else None
         base = _base(where, own, preset) if own else common
@@ -89,7 +100,12 @@ def read_grid(path: str, preset: Presets) -> Grid:
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
         says_rates = changes if changes.keys() & {"rate", "rates"} else table
-        cells |= _at_rates(where, cell, says_rates)
+        made = _at_rates(where, cell, says_rates)
+        cells, of_schedule[name] = cells | made, list(made)
+    for name, changes in table["schedules"].items():
+        if "branch" in changes:
+            where = f"{path}: schedules.{name}"
+            cells |= branches_of(where, name, changes, cells, of_schedule)
     return cells
 
 

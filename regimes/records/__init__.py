@@ -5,6 +5,8 @@ torn last line is ignored, and ``seconds.jsonl`` or ``instruments.jsonl`` may be
 Lines that are doubled, missing, out of order or not as `schema` allows are damage, which every
 reader reports. No torch.
 
+A branch has rows of its own units alone; readers put those of its trunk before them (`branches`).
+
 `writer` writes records by `files`, `lines` reads them by `schema`, `reader` makes a `Record`.
 `experiment` decides which runs are seeds of the same experiment, by their `fields`, and
 `selection` which of them a command reads.
@@ -13,6 +15,18 @@ reader reports. No torch.
 # ruff: noqa: F401 -- the names of the room
 
 from regimes.records.archive import load_all, pack, unpacked
+from regimes.records.branches import (
+    changes,
+    first_unit,
+    in_force,
+    located,
+    phases,
+    read_rows,
+    reference,
+    spliced,
+    trunk_of,
+    trunk_table,
+)
 from regimes.records.chain import find_edit
 from regimes.records.experiment import (
     check_same,
@@ -34,10 +48,10 @@ from regimes.records.extent import (
     unit_name,
     units,
 )
-from regimes.records.fields import differing
+from regimes.records.fields import SAVING, differing, resolved
 from regimes.records.files import check_output, write_atomically, write_output, write_table
 from regimes.records.hooked import NOT_SAID, OWN, unknown_fields
-from regimes.records.lines import read_header, read_lines, read_rows
+from regimes.records.lines import read_header, read_lines
 from regimes.records.reader import Record, find, load
 from regimes.records.reporting import check_reporters, reporters
 from regimes.records.schema import Header, Row

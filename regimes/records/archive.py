@@ -16,6 +16,7 @@ from pathlib import Path
 
 from regimes import inputs
 from regimes.errors import RecordError, RegimesError
+from regimes.records.branches import trunk_of
 from regimes.records.files import check_output, check_regular, write_output
 from regimes.records.lines import content
 from regimes.records.reader import Record, find, load
@@ -118,6 +119,7 @@ def pack(folder: str | Path, archive: str | Path) -> int:
     check_output(Path(archive))  # now, not after the compression
     if not runs:
         raise RecordError(f"no run in or under {folder}")
+    _check_trunks(runs)
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:xz") as tar:
         for path in [p for run in runs for p in sorted([run / "run.json", *run.glob("*.jsonl")])]:
@@ -130,3 +132,14 @@ def pack(folder: str | Path, archive: str | Path) -> int:
             tar.addfile(member, io.BytesIO(text))
     write_output(Path(archive), buffer.getvalue())
     return len(runs)
+
+
+def _check_trunks(runs: Sequence[Path]) -> None:
+    """Raise RecordError unless the trunks of all branches are packed with them."""
+    packed = {run.resolve() for run in runs}
+    for run in runs:
+        trunk = trunk_of(run)
+        if trunk is not None and trunk.resolve() not in packed:
+            raise RecordError(
+                f"cannot pack {run} without its trunk {trunk}: pack a folder that holds both"
+            )

@@ -10,18 +10,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TypedDict
 
 from regimes.records.lines import complete_lines, content, read_lines
+from regimes.records.schema import FileState as State
 
 CHAIN = "chain.jsonl"
 LOGS = ("epochs", "seconds", "instruments", "events", "superseded")
 CHAINED = ("run.json", *(f"{name}.jsonl" for name in LOGS))
-
-
-class State(TypedDict):
-    lines: int
-    sha256: str  # of all of them
 
 
 class Sum:

@@ -10,8 +10,8 @@ from regimes.config import RunConfig, current_names, from_dict, read_value, to_d
 from regimes.errors import ConfigError
 from regimes.records.schema import Header, Row, hooked
 
-SAVING = ("checkpoint_every", "checkpoint_seconds", "reporters", "timeout")
-STORAGE = (*SAVING, "data.path", "data.download", "machine.command", "schema")
+SAVING = ("checkpoint_every", "checkpoint_seconds", "checkpoint_keep", "reporters", "timeout")
+STORAGE = (*SAVING, "data.path", "data.download", "branch.of", "machine.command", "schema")
 CIRCUMSTANCES = ("code", "machine", "world", "device", "bucket_mb")  # but "world.workers"
 LONGEST = 24  # letters of a value in a name
 Fields = dict[str, Any]
@@ -44,7 +44,15 @@ def header_fields(header: Header, rows: Sequence[Row]) -> Fields:
         rates = [row["lr"] for row in rows]
         table["rates"] = {"first": rates[0], "highest": max(rates)}
     known = flat(config) | flat(table)
-    return {k: v for k, v in known.items() if k not in ("name", *STORAGE)}
+    # what a branch has changed tells it from its trunk; where the trunk is, and its digests, do not
+    changed = bool(header.get("trunk", {}).get("before"))
+    of_branch = ("branch.", "trunk.before.") if changed else ()
+    return {
+        k: v
+        for k, v in known.items()
+        if k not in ("name", *STORAGE)
+        and (not k.startswith(("branch.", "trunk.")) or k.startswith(of_branch))
+    }
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> Fields:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,9 +12,9 @@ from regimes.errors import RecordError
 from regimes.records.files import opened_to_read
 from regimes.records.hooked import without_defaults
 from regimes.records.kinds import fault
-from regimes.records.schema import SCHEMA, Header, Row, header_fault, row_fault, rows
+from regimes.records.schema import SCHEMA, Header, header_fault, rows
 
-ONE_PER_EPOCH = ("epochs.jsonl", "seconds.jsonl")  # row i is epoch i
+ONE_PER_EPOCH = ("epochs.jsonl", "seconds.jsonl")  # row i is epoch i, of a branch at + i
 LARGEST_FILE, LONGEST_LINE = 2**31, 2**24  # bytes
 
 
@@ -81,14 +80,16 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _check_order(path: Path, rows: list[dict[str, Any]]) -> None:
-    last, seen = 0, set()
-    for number, row in enumerate(rows, start=1):
+    first = branch_table(path.parent).get("at", 0)
+    last, seen = first, set()
+    for number, row in enumerate(rows, start=first + 1):
         epoch, key = row.get("epoch"), f"{row.get('epoch')} {row.get('instrument')}"
         if path.name in ONE_PER_EPOCH:
             good, wanted = epoch == number - 1, f"{number - 1}"
         else:
             good = type(epoch) is int and epoch >= last and key not in seen
             wanted = f"{last} or later, each instrument once"
+        number -= first
         if not good or type(epoch) is not int:
             raise RecordError(
                 f"{path} line {number} is damaged: it has epoch {epoch!r:.20}, expected {wanted}; "
@@ -118,14 +119,10 @@ def read_header(folder: Path) -> Header:
     return without_defaults(cast("Header", found))
 
 
-def read_rows(
-    folder: Path, header: Header, read: Callable[[Path], list[dict[str, Any]]] = read_lines
-) -> list[Row]:
-    """The lines of ``epochs.jsonl`` by `read_lines` (or a cache of it); RecordError if one does not
-    fit the header."""
-    path = folder / "epochs.jsonl"
-    found = cast("list[Row]", read(path))
-    for number, row in enumerate(found, start=1):
-        if why := row_fault(header, row):
-            raise RecordError(f"{path} line {number} is damaged: {why}")
-    return found
+def branch_table(folder: Path) -> dict[str, Any]:
+    """``config.branch`` of the record in a folder; empty where it is no branch, or damaged."""
+    table: Any = parse(content(folder / "run.json"))
+    for key in ("config", "branch"):
+        table = table.get(key) if isinstance(table, dict) else None
+    whole = isinstance(table, dict) and type(table.get("at")) is int and "of" in table
+    return table if whole else {}

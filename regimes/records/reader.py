@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regimes.errors import RecordError
+from regimes.records.branches import read_all, read_rows
 from regimes.records.extent import complete, progress
 from regimes.records.fields import Fields, header_fields
-from regimes.records.lines import read_header, read_lines, read_rows
+from regimes.records.lines import read_header
 from regimes.records.schema import Header, Row, hooked
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def load(folder: str | Path) -> Record:
     folder = Path(folder)
     header = read_header(folder)
     rows = read_rows(folder, header)
-    details, seconds = (read_lines(folder / f"{x}.jsonl") for x in ("instruments", "seconds"))
+    details, seconds = (read_all(folder, header, f"{x}.jsonl") for x in ("instruments", "seconds"))
     if 0 < len(seconds) < len(rows):  # written before each epoch: no crash leaves this
         raise RecordError(f"{folder}/seconds.jsonl ends after {len(seconds)} of {len(rows)} epochs")
     processes = [{"epoch": s["epoch"], **s.pop("processes")} for s in seconds if "processes" in s]

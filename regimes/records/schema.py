@@ -86,6 +86,19 @@ class Layer(TypedDict):
     compressed: bool
 
 
+class FileState(TypedDict):
+    lines: Count
+    sha256: str  # of all of them
+
+
+class Trunk(TypedDict):
+    """What a branch shares with another record, see `branches`."""
+
+    files: dict[str, FileState]  # of the trunk's, before the branch
+    before: dict[str, Any]  # the trunk's values of the fields that the branch has changed
+    next_lr: float | None  # of the branch's first unit, at the batch of the unit before
+
+
 class Header(TypedDict):
     """``run.json``."""
 
@@ -100,6 +113,7 @@ class Header(TypedDict):
     written_by: NotRequired[str]
     units: NotRequired[Epoch | None]
     budget: NotRequired[Amount | None]
+    trunk: NotRequired[Trunk]
     code: NotRequired[dict[str, str | None]]
     machine: NotRequired[dict[str, Any]]
 
@@ -127,7 +141,8 @@ def _kind(hint: Any) -> Any:
         return Object({}, {name: Nullable(_kind(hints[name])) for name in names})
     if origin in (typing.Union, types.UnionType):
         known = [x for x in args if x is not type(None)]
-        kind = _kind(known[0]) if len(known) == 1 else kinds.LEVEL
+        lists = any(typing.get_origin(x) is tuple for x in known)  # a word in place of a list
+        kind = _kind(known[0]) if len(known) == 1 else kinds.FREE if lists else kinds.LEVEL
         return kind if len(known) == len(args) else Nullable(kind)
     if origin is dict:
         return Object(extra=_kind(args[1]))
@@ -173,6 +188,7 @@ def header() -> Object:
         "instruments": kinds.FREE,  # the first records have a list
         "batch_policy": Nullable(plug_in),
         "sync_policy": Nullable(plug_in),
+        "branch": Nullable(Object({"of": NAME, "at": EPOCHS}, {"length": Nullable(STEPS)})),
         "dtype": kinds.Kind("float32 or float64", ("float32", "float64").__contains__),
     }
     found: Object = _kind(Header)
@@ -188,6 +204,8 @@ def header_fault(found: Any) -> str | None:
     names, world = [layer["name"] for layer in found["layers"]], found["world"]
     if found["config"]["epochs"] is None and not hooked(found):
         return f"config.epochs is None, expected {EPOCHS.expected}"
+    if bool(found["config"].get("branch")) != ("trunk" in found):
+        return "config.branch and trunk do not fit: both are there, or neither"
     if len({*names}) < len(names):
         return "two layers have one name"
     if world["workers"] % world["processes"]:

@@ -18,6 +18,7 @@ from regimes.records.kinds import fault
 from regimes.records.lines import (
     LONGEST_LINE,
     ONE_PER_EPOCH,
+    branch_table,
     complete_lines,
     content,
     parse,
@@ -83,7 +84,7 @@ class RecordWriter:
         with writer._close_on_error():
             writer._header = read_header(folder)
             for name in ONE_PER_EPOCH:
-                count = len(read_lines(folder / name))
+                count = branch_table(folder).get("at", 0) + len(read_lines(folder / name))
                 if count < epochs:
                     raise RecordError(
                         f"{folder / name} ends before epoch {count}, the checkpoint "

@@ -285,7 +285,15 @@ def provenance(study: Study) -> list[tuple[str, list[str]]]:
     events = [e for run in study.records for e in read_lines(run.folder / "events.jsonl")]
     days = sorted(event["time"][:10] for event in events)
     trained = [("trained", [" to ".join(dict.fromkeys([days[0], days[-1]]))])] if days else []
-    return [*values, *trained, ("this page", [f"regimes {__version__}"])]
+    kept = [("checkpoints", [text])] if (text := _checkpoints(study.records)) else []
+    return [*values, *trained, *kept, ("this page", [f"regimes {__version__}"])]
+
+
+def _checkpoints(runs: Iterable[Record]) -> str:
+    """How many there are, and their size; empty without any, as in an archive."""
+    folders = [path for run in runs for path in (run.folder / "checkpoints").glob("epoch-*")]
+    size = sum(file.stat().st_size for path in folders for file in path.glob("*"))
+    return f"{len(folders)}, {size / 1e6:.1f} MB" if folders else ""
 
 
 def _origin(run: Record) -> dict[str, str]:

@@ -25,6 +25,7 @@ from regimes.training.gradients import Gradients, draws_random_numbers, layer_ta
 from regimes.training.learning_rate import LearningRate
 from regimes.training.numerics import Numerics
 from regimes.training.optimizers import build as build_optimizer
+from regimes.training.phases import Phase
 from regimes.training.pruning import Pruning
 from regimes.training.rounds import Rounds
 from regimes.training.step import TrainingStep, buckets_of
@@ -37,6 +38,7 @@ class Run:
     Attributes:
         local: the workers' own steps; None while a sync policy is missing.
         header, rows: of the record.
+        phase: where in the run this configuration holds.
         saved: time of the start, or of the last checkpoint.
     """
 
@@ -50,6 +52,7 @@ class Run:
     ) -> None:
         """Build what depends on data and model; all processes check that they agree on it."""
         self.config, self.plug_ins, self.world = config, plug_ins, world
+        self.phase = Phase(config, config)
         self.device, self.numerics = device, numerics
         world.meter.dtype = dtype = getattr(torch, config.dtype)
         self.task = load_task(config)

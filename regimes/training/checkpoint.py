@@ -2,10 +2,11 @@
 
 A checkpoint is a folder ``checkpoints/epoch-0012`` (12 epochs are done): one file per process with
 its workers' residuals, the shared state in that of process 0, and ``manifest.json`` with the
-SHA-256 of each. The folder is written under another name and renamed when complete; the last two
-are kept. Files hold tensors and plain types only and are read with ``weights_only=True``.
-Random streams are functions of their keys (``seeding``) and policies of the record, so neither
-needs saving.
+SHA-256 of each. The folder is written under another name and renamed when complete. The last two
+stay, and those that ``checkpoint_keep`` asks for: their manifests say so, and no later run of the
+record removes them. Files hold tensors and plain types only and are read with
+``weights_only=True``. Random streams are functions of their keys (``seeding``) and policies of the
+record, so neither needs saving.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class SharedState(TypedDict):
     optimizer: dict[str, Any]
     memories: dict[str, Any]  # of the compressor, by layer
     gauges: dict[str, Any]  # by instrument
+    union: NotRequired[bool]  # are residuals of all workers of a process one row?
     pruning: NotRequired[dict[str, Tensor]]
     local: NotRequired[dict[str, Any]]
     momentum: NotRequired[dict[str, Tensor | None]]  # of SGD, in old files without ``optimizer``
@@ -68,7 +70,22 @@ class ProcessFile(TypedDict):
     shared: NotRequired[SharedState]
 
 
-def save(folder: Path, epochs: int, shared: SharedState, own: OwnState, world: World) -> None:
+Keep = str | tuple[int, ...] | None  # ``checkpoint_keep`` of a configuration
+
+
+def is_asked(keep: Keep, epochs: int) -> bool:
+    """Is the checkpoint after ``epochs`` epochs in a list of those to write and keep?"""
+    return isinstance(keep, tuple) and epochs in keep
+
+
+def save(
+    folder: Path,
+    epochs: int,
+    shared: SharedState,
+    own: OwnState,
+    world: World,
+    keep: Keep = None,
+) -> None:
     """Write the checkpoint after ``epochs`` epochs; every process calls this together.
 
     Raises:
@@ -85,7 +102,10 @@ def save(folder: Path, epochs: int, shared: SharedState, own: OwnState, world: W
     failure = next((why for *_, why in reports if why), None)
     if world.rank == 0:
         digests = {name: digest for name, digest, _ in reports}
-        failure = failure or _publish(partial, final, epochs, digests)
+        manifest = {"epochs": epochs, "files": digests}
+        if keep == "all" or is_asked(keep, epochs):
+            manifest["kept"] = True
+        failure = failure or _publish(partial, final, manifest)
     failure = world.gather_object(failure)[0]
     if failure:
         raise RecordError(
@@ -109,24 +129,31 @@ def _write(partial: Path, name: str, state: ProcessFile) -> list[str | None]:
     return [name, hashlib.sha256(content).hexdigest(), None]
 
 
-def _publish(partial: Path, final: Path, epochs: int, digests: dict[str, str]) -> str | None:
+def _publish(partial: Path, final: Path, manifest: dict[str, Any]) -> str | None:
     """Complete the folder and drop old ones; returns what went wrong."""
     try:
-        manifest = json.dumps({"epochs": epochs, "files": digests}, indent=1)
-        write_atomically(partial / "manifest.json", manifest.encode())
+        write_atomically(partial / "manifest.json", json.dumps(manifest, indent=1).encode())
         for file in partial.iterdir():
             # left by a kill during an earlier save of this epoch, by more processes
-            if file.name not in {*digests, "manifest.json"}:
+            if file.name not in {*manifest["files"], "manifest.json"}:
                 file.unlink()
         if final.exists():
             shutil.rmtree(final)
         os.replace(partial, final)
         for old in _all(final.parent)[:-KEEP]:
-            if not old.is_symlink():
+            if not old.is_symlink() and not _is_kept(old):
                 shutil.rmtree(old)
     except OSError as error:
         return error.strerror or str(error)
     return None
+
+
+def _is_kept(path: Path) -> bool:
+    """Was it written to stay? One whose manifest cannot be read was not."""
+    try:
+        return bool(json.loads(_content(path / "manifest.json")).get("kept"))
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return False
 
 
 def _all(folder: Path) -> list[Path]:
@@ -156,6 +183,26 @@ def load(folder: Path) -> tuple[int, list[ProcessFile]] | None:
     if candidates:
         raise RecordError(f"no checkpoint of {folder} is whole: train anew in another folder")
     return None
+
+
+def load_at(folder: Path, epochs: int) -> list[ProcessFile]:
+    """The content of the checkpoint after ``epochs`` epochs.
+
+    Raises:
+        RecordError: there is none, or it is damaged.
+    """
+    there = {_epochs(path): path for path in _all(folder / "checkpoints")}
+    if epochs not in there:
+        has = ", ".join(map(str, there)) or "none"
+        raise RecordError(
+            f"{folder} has no checkpoint before unit {epochs} (it has {has}): train it in another "
+            f"folder with checkpoint_keep = [{epochs}]"
+        )
+    try:
+        return _read(there[epochs])[1]
+    except Exception as error:  # torch and json raise anything for a file of unknown content
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise RecordError(f"the checkpoint {there[epochs]} is damaged: {reason}") from None
 
 
 def _content(path: Path) -> bytes:

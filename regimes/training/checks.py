@@ -161,6 +161,9 @@ def check_windows_fit(config: RunConfig, units: int) -> None:
     if config.pruning is not None:
         epoch = config.pruning.epoch
         require(epoch < units, "pruning.epoch", epoch, f"one of the run's {units} units")
+    if isinstance(config.checkpoint_keep, tuple):
+        for unit in config.checkpoint_keep:
+            require(unit <= units, "checkpoint_keep", unit, f"units up to {units}, the run's last")
     expected = f"a window that starts within the run's {units} units"
     for field, first in _window_starts(config, *POLICIES):
         require(first < units, field, first, expected)

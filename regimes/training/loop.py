@@ -17,16 +17,19 @@ from regimes.errors import RegimesError
 from regimes.instruments.panel import check_measured
 from regimes.records import Record, RecordWriter, Row, complete, load, read_header, unit_name
 from regimes.training.build import Run, prepare
+from regimes.training.changes import rate_after
+from regimes.training.checkpoint import is_asked
 from regimes.training.clock import LOOP, Clock
 from regimes.training.fingerprint import check_same_weights, fingerprint
 from regimes.training.gradients import install
 from regimes.training.numerics import explain_nondeterminism
+from regimes.training.phases import Phase, phases
 from regimes.training.plan import Minibatch, Plan, decide, minibatches
 from regimes.training.quirks import resolve
 from regimes.training.reporters import Reporter, Reporters
 from regimes.training.rounds import Rounds
 from regimes.training.rows import traffic_columns
-from regimes.training.state import open_record, save
+from regimes.training.state import open_record, remaining, save
 from regimes.training.step import Losses
 from regimes.training.termination import GracefulShutdown, Terminated
 
@@ -50,15 +53,24 @@ def run(
         ConfigError, DataError, RecordError: before any training, one sentence.
         TrainingError: a non-finite loss or a lost process; the record is intact.
     """
-    shutdown = GracefulShutdown()
-    parts = prepare(resolve(config))
-    group = Reporters(reporters if parts.world.rank == 0 else ())
-    recorded = _recorded(parts, group, Path(out), resume)
-    with recorded as writer, shutdown as grace, explain_nondeterminism():
-        while not complete(parts.header, parts.rows):
-            _advance(parts, writer, group, Path(out), grace)
-    shutdown.pass_on()
+    out = Path(out)
+    for phase in remaining(phases(resolve(config), out), out, resume):
+        resume = _run_phase(phase, out, resume, reporters)
     return load(out)
+
+
+def _run_phase(phase: Phase, out: Path, resume: bool, reporters: Sequence[Reporter]) -> bool:
+    """The units of a run under one configuration; True: the next phase resumes."""
+    shutdown = GracefulShutdown()
+    parts = prepare(phase.config)
+    parts.phase = phase
+    group = Reporters(reporters if parts.world.rank == 0 else ())
+    recorded = _recorded(parts, group, out, resume)
+    with recorded as writer, shutdown as grace, explain_nondeterminism():
+        while not complete(parts.header, parts.rows) and not phase.over(len(parts.rows)):
+            _advance(parts, writer, group, out, grace)
+    shutdown.pass_on()
+    return True
 
 
 @contextmanager
@@ -72,7 +84,7 @@ def _recorded(
         reporters.event_log = writer.event if writer else None
         reporters.start(read_header(out), run.rows)
         yield writer
-        if writer:
+        if writer and complete(run.header, run.rows):  # not after a pulse
             writer.event("end")
         reporters.stop("")
         run.world.barrier()
@@ -110,7 +122,7 @@ def _advance(
     if writer:
         writer.epoch(row, {**seconds, **processes}, details)
     ended = complete(run.header, run.rows)
-    if due or ended or stopping:
+    if due or ended or stopping or run.phase.over(len(run.rows)):
         save(run, out)
         run.saved = time.monotonic()
     reporters.epoch(row, seconds)
@@ -136,6 +148,7 @@ def _end_of_unit_consensus(
     weights = None if alone else fingerprint(run.gradients.parameters)
     every, interval = run.config.checkpoint_every, run.config.checkpoint_seconds or 0
     due = (unit + 1) % every == 0 and time.monotonic() >= run.saved + interval
+    due = due or is_asked(run.config.checkpoint_keep, unit + 1)
     own = [seconds.get(name, 0.0) for name in LOOP]
     gathered = run.world.gather_object((grace.asked, due, weights, own))
     stopping, dues, fingerprints, times = zip(*gathered, strict=True)
@@ -168,7 +181,7 @@ def _unit(
         "epoch": unit,
         "unit": {"first": first, "stop": stop},
         "lr": run.learning_rate(first) * plan.scale,
-        "next_lr": run.learning_rate(stop) * plan.scale,
+        "next_lr": rate_after(run, unit) * plan.scale,
         "batch_size": plan.batch_size,
         "batch": plan.batch,
         "sync": plan.sync | ({"rounds": run.local.take_rounds()} if run.local else {}),
@@ -180,7 +193,7 @@ def _unit(
         "model": readings.model,
         "weights": None,
     }
-    if exchanged and not any(row["statistics"] for row in run.rows):
+    if exchanged and not any(row["statistics"] for row in run.rows[run.phase.first :]):
         check_measured(run.plug_ins.needs, readings)
     clock.settle()
     return cast("Row", row), dict(clock.seconds), readings.details

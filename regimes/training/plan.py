@@ -86,6 +86,7 @@ def minibatches(run: Run, plan: Plan) -> tuple[int, Iterator[Minibatch]]:
     ]
     count = sum(stop - first for _, first, stop in parts)
     may_end = plan.unit == len(run.units) - 1 or run.config.budget is not None
+    may_end |= run.phase.ends_local_steps(plan.unit + 1)
 
     def generate() -> Iterator[Minibatch]:
         left = count

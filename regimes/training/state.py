@@ -11,11 +11,22 @@ from torch import Tensor
 
 from regimes.compression.reducer import costs_per_step
 from regimes.config import to_dict
-from regimes.errors import RecordError, RegimesError
-from regimes.records import Header, RecordWriter, check_same, provenance, read_header, read_rows
+from regimes.errors import RecordError, RegimesError, require
+from regimes.records import (
+    Header,
+    RecordWriter,
+    Row,
+    check_same,
+    provenance,
+    read_header,
+    read_rows,
+    trunk_table,
+)
 from regimes.training import checkpoint
 from regimes.training.build import Run
+from regimes.training.changes import Notes, as_decided, fitted
 from regimes.training.checkpoint import LocalState, OwnState, ProcessFile, SharedState
+from regimes.training.phases import Phase, differ
 from regimes.training.rows import layer_entries
 
 Residuals = dict[str, Tensor | None]  # by layer, [rows, ...]
@@ -27,8 +38,7 @@ def open_record(run: Run, out: Path, resume: bool) -> RecordWriter | None:
     Returns:
         The open record, on process 0.
     """
-    if resume:
-        _resume(run, out)
+    notes = _enter(run, out, resume) if resume or run.phase.trunk else None
     run.header = _header(run)
     run.world.barrier()  # process 0 changes the record only after all have read it
     failure = writer = None
@@ -39,6 +49,9 @@ def open_record(run: Run, out: Path, resume: bool) -> RecordWriter | None:
                 writer = RecordWriter.resume(out, len(run.rows), **place)
             else:
                 writer = RecordWriter.create(out, run.header)
+            if notes is not None:
+                fields = sorted(differ(run.phase.before(len(run.rows)), run.config))
+                writer.event("changed", epoch=len(run.rows), fields=fields, state=notes)
         except RecordError as error:
             failure = str(error)
     failure = run.world.gather_object(failure)[0]
@@ -47,28 +60,61 @@ def open_record(run: Run, out: Path, resume: bool) -> RecordWriter | None:
     return writer
 
 
-def _resume(run: Run, out: Path) -> None:
-    """Read the record and its newest checkpoint; epochs after that are trained again."""
-    check_same(out, to_dict(run.config))
-    header = read_header(out)
+def remaining(phases: list[Phase], out: Path, resume: bool) -> list[Phase]:
+    """Those that a run in a folder has not completed."""
+    done = (checkpoint.load(out) or (0, []))[0] if resume and len(phases) > 1 else 0
+    return [phase for phase in phases if not phase.over(done)]
+
+
+def _enter(run: Run, out: Path, resume: bool) -> Notes | None:
+    """Read the rows so far and the newest checkpoint, of a branch that has none its trunk's; epochs
+    after that are trained again.
+
+    Returns:
+        What became of the state's parts, where another configuration begins.
+    """
+    trunk = run.phase.trunk
+    source = out if resume or trunk is None else trunk
+    header = read_header(source)
+    if resume:
+        check_same(out, to_dict(run.phase.recorded))
     if header["data"]["digest"] != run.task.digest:
-        raise RecordError(f"{out} was trained on other data: the images have changed since")
-    done, files = checkpoint.load(out) or (0, [])
-    run.rows = read_rows(out, header)[:done]
+        raise RecordError(f"{source} was trained on other data: the images have changed since")
+    done, files = (checkpoint.load(out) if resume else None) or (0, [])
+    if not files and trunk is not None and run.config.branch is not None:
+        source, done = trunk, run.config.branch.at
+        require(
+            done < len(run.units), "branch.at", done, f"one of the run's {len(run.units)} units"
+        )
+        files = checkpoint.load_at(trunk, done) if done else []
+    run.rows = read_rows(out if resume else source, header)[:done]
+    if run.rows and not resume:
+        run.rows[-1] = cast("Row", {**run.rows[-1], "next_lr": _first_rate(run)})
     if len(run.rows) < done:
-        raise RecordError(f"{out} lacks epochs that its checkpoint has: was it edited?")
+        raise RecordError(f"{source} lacks epochs that its checkpoint has: was it edited?")
     if not files:
-        return
+        return None
+    return _restore_as(run, files, source)
+
+
+def _restore_as(run: Run, files: list[ProcessFile], source: Path) -> Notes | None:
+    """Restore a checkpoint, under this run's configuration if it was written under another."""
+    before, notes = run.phase.before(len(run.rows)), None
     try:
+        if differ(before, run.config):
+            files, notes = fitted(run, files, before)
         _restore(run, files)
+        if run.phase.changed:
+            run.rows = as_decided(run)
     except RegimesError:
         raise
     except Exception as error:  # torch and plug-ins raise anything for a state that does not fit
         why = " ".join(str(error).split()) or type(error).__name__
         raise RecordError(
-            f"the checkpoint of {out} does not fit its configuration ({why:.200}): has the model, "
-            "or another part of one's own, changed since? Train anew in another folder"
+            f"the checkpoint of {source} does not fit its configuration ({why:.200}): has the "
+            "model, or another part of one's own, changed since? Train anew in another folder"
         ) from error
+    return notes
 
 
 def _header(run: Run) -> Header:
@@ -94,7 +140,28 @@ def _header(run: Run) -> Header:
         "per_step": per_step,
         "layers": layer_entries(run.layers),
     }
+    if run.phase.trunk is not None:
+        header |= _of_trunk(run, run.phase.trunk)
     return cast("Header", header)  # without "schema", which the writer adds
+
+
+def _first_rate(run: Run) -> float:
+    """The rate of a branch's first unit, at the batch of the unit before."""
+    at = run.phase.first
+    multiple = run.rows[at - 1].get("batch", {}).get("multiple", 1)
+    scale = multiple if run.config.optimizer.scale_with_batch else 1
+    return run.learning_rate(run.units.span(at)[0]) * scale
+
+
+def _of_trunk(run: Run, trunk: Path) -> dict[str, Any]:
+    """What the header of a branch has besides, or from its trunk."""
+    branch = run.phase.recorded.branch
+    assert branch is not None
+    begins = run.rows and branch.at and run.phase.first == branch.at
+    next_lr = _first_rate(run) if begins else None
+    table = {"trunk": trunk_table(trunk, branch.at, to_dict(run.phase.recorded), next_lr)}
+    # a pulse ends with its trunk
+    return table | ({"budget": read_header(trunk).get("budget")} if branch.length else {})
 
 
 def save(run: Run, out: Path) -> None:
@@ -105,6 +172,7 @@ def save(run: Run, out: Path) -> None:
         optimizer=run.optimizer.state_dict(),
         memories=memories,
         gauges=run.panel.state_dict(),
+        union=run.gradients.union,
     )
     own = OwnState(residuals=residuals, hidden=run.gradients.hidden_states())
     if run.pruning is not None:
@@ -112,7 +180,7 @@ def save(run: Run, out: Path) -> None:
     if run.local is not None:
         shared["local"], local = run.local.state_dict()
         own["local"] = LocalState(residuals=local["residuals"], workers=local["workers"])
-    checkpoint.save(out, len(run.rows), shared, own, run.world)
+    checkpoint.save(out, len(run.rows), shared, own, run.world, run.config.checkpoint_keep)
 
 
 def _restore(run: Run, files: list[ProcessFile]) -> None:

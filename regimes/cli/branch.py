@@ -1,0 +1,47 @@
+"""The command that continues a run under another configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from regimes.cli.app import Settings, app, welcome_plug_ins
+from regimes.collectives.launcher import launched
+from regimes.config import BranchConfig
+
+
+@app.command
+def branch(
+    record: Annotated[Path, tyro.conf.Positional],
+    at: int,
+    out: Path,
+    length: int | None = None,
+    set: Settings = (),
+    processes: int = 1,
+    quiet: bool = False,
+) -> None:
+    """Continue a run from the start of a unit under another configuration, in a folder of its own;
+    start the same command again to go on after a stop.
+
+    Args:
+        record: the folder of the run, its trunk, with the checkpoint before that unit: train it
+            with --set checkpoint_keep=all, or =[3,6]. Unit 0 needs none.
+        at: the first unit of the branch.
+        out: folder of the branch's record: its own rows, and the path to the trunk.
+        length: units after which the trunk's configuration returns; default never.
+        set: change a field, e.g. --set policy.level=high.
+        processes: local processes that share the workers.
+        quiet: print nothing but errors.
+    """
+    from regimes.launch.processes import spawn, train
+    from regimes.training.phases import branch_config
+
+    welcome_plug_ins()
+    config = branch_config(record, BranchConfig(at=at, length=length), set, out)
+    resume = (out / "run.json").exists()
+    if processes == 1 or launched().count > 1:
+        train(config, out, resume, quiet)
+    else:
+        spawn(config, out, processes, resume=resume, quiet=quiet)

@@ -1,0 +1,184 @@
+"""Rows of a branch: those of its trunk, by reference, and its own. No torch.
+
+A branch is a run that continues another, its trunk, from the start of unit ``at``
+(``config.branch``). Its files have its own rows alone, from epoch ``at`` on. The header says by
+which digests the trunk's files began when the branch was made (``trunk.files``, as in `chain`);
+readers compare them, so that a branch is never read with the rows of another run. A trunk may be a
+branch itself, whose first unit is then earlier.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from regimes.errors import RecordError
+from regimes.records.chain import Sum
+from regimes.records.fields import STORAGE, Fields, flat, is_circumstance, resolved
+from regimes.records.lines import branch_table, complete_lines, parse, read_header
+from regimes.records.lines import read_lines as read_own_lines
+from regimes.records.schema import FileState, Header, Row, Trunk, row_fault
+
+Lines = list[dict[str, Any]]
+Read = Callable[[Path], Lines]
+Config = Mapping[str, Any]  # plain
+SHARED = ("epochs.jsonl", "instruments.jsonl")  # the trunk's files that a branch has digests of
+
+
+def first_unit(header: Header) -> int:
+    """The first unit that a record has a row of its own for."""
+    return (header["config"].get("branch") or {}).get("at", 0)
+
+
+def trunk_of(folder: Path) -> Path | None:
+    """The folder of a branch's trunk; None for other records."""
+    of = branch_table(folder).get("of")
+    return None if of is None else located(folder, of)
+
+
+def located(folder: Path, of: str) -> Path:
+    """The folder of a trunk, from its path as a branch's configuration has it."""
+    if os.path.isabs(of):
+        raise RecordError(f"{folder}: branch.of is {of!r:.60}, expected a path from there")
+    real = os.path.realpath(folder)  # a link to the folder stands elsewhere
+    base = folder if real == os.path.abspath(folder) else Path(real)
+    return Path(os.path.normpath(base / of))
+
+
+def reference(trunk: Path, folder: Path) -> str:
+    """The path of a trunk from a branch's folder."""
+    return Path(os.path.relpath(os.path.realpath(trunk), os.path.realpath(folder))).as_posix()
+
+
+def read_rows(folder: Path, header: Header, read: Read = read_own_lines) -> list[Row]:
+    """The rows of a run, those of a branch's trunk included; the last of these has the branch's
+    rate as its ``next_lr``.
+
+    Args:
+        read: `read_lines`, or a cache of it.
+
+    Raises:
+        RecordError: a row does not fit the header; the trunk is missing or has changed.
+    """
+    path = folder / "epochs.jsonl"
+    own = cast("list[Row]", read(path))
+    for number, row in enumerate(own, start=1):
+        if why := row_fault(header, row):
+            raise RecordError(f"{path} line {number} is damaged: {why}")
+    return [*_prefix(folder, header, read), *own]
+
+
+def _prefix(folder: Path, header: Header, read: Read) -> list[Row]:
+    trunk = trunk_of(folder)
+    if trunk is None:
+        return []
+    at = first_unit(header)
+    check_trunk(trunk, folder, header)
+    above = read_header(trunk)
+    rows = read_rows(trunk, above, read)[:at]
+    fits = above["layers"] == header["layers"] and not any(row_fault(header, r) for r in rows)
+    if len(rows) < at or not fits:
+        raise RecordError(f"{folder} is no branch of {trunk}: its layers or rows are others")
+    if rows:
+        rows[-1] = cast("Row", {**rows[-1], "next_lr": header["trunk"]["next_lr"]})
+    return rows
+
+
+def read_all(folder: Path, header: Header, name: str) -> Lines:
+    """The lines of ``seconds.jsonl`` or ``instruments.jsonl`` of a run and its trunks. `read_rows`
+    has checked them."""
+    own, trunk = read_own_lines(folder / name), trunk_of(folder)
+    if trunk is None:
+        return own
+    above = read_all(trunk, read_header(trunk), name)
+    return [*(line for line in above if line["epoch"] < first_unit(header)), *own]
+
+
+# -- the trunk -------------------------------------------------------------------------------
+
+
+def shared_state(trunk: Path, at: int) -> dict[str, FileState]:
+    """Lines and digest of what a branch at unit ``at`` shares of each file of its trunk."""
+    states: dict[str, FileState] = {}
+    for name in SHARED:
+        lines = [line + b"\n" for line in complete_lines(trunk / name)]
+        states[name] = Sum(
+            line for line in lines if (parse(line) or {}).get("epoch", at) < at
+        ).state
+    return states
+
+
+def check_trunk(trunk: Path, folder: Path, header: Header) -> None:
+    """Raise RecordError unless a trunk is there and begins as the branch says."""
+    at = first_unit(header)
+    if not (trunk / "run.json").is_file():
+        raise RecordError(
+            f"{folder} is a branch of {trunk}, which is missing: keep both where they were to each "
+            "other"
+        )
+    if branch_table(trunk).get("at", -1) >= at:
+        raise RecordError(f"{folder} is damaged: unit {at} is not one that {trunk} trained itself")
+    if _before(read_header(trunk), header["config"]) != header["trunk"]["before"]:
+        raise RecordError(f"{folder} is a branch of {trunk}, whose configuration has changed since")
+    present = shared_state(trunk, at)
+    for name, state in header["trunk"]["files"].items():
+        if present.get(name) != state:
+            raise RecordError(
+                f"{folder} is a branch of {trunk} at unit {at}, of which {name} has changed since"
+            )
+
+
+def trunk_table(trunk: Path, at: int, config: Config, next_lr: float | None) -> Trunk:
+    """The header's table for a branch of this configuration."""
+    return Trunk(
+        files=shared_state(trunk, at), before=_before(read_header(trunk), config), next_lr=next_lr
+    )
+
+
+def _before(header: Header, config: Config) -> Fields:
+    """What a branch of this configuration has changed of the trunk with this header."""
+    before = changes(header["config"], config)
+    if above := header.get("trunk", {}).get("before"):  # the trunk is no plain run either
+        branch = {k: v for k, v in header["config"]["branch"].items() if k != "of"}
+        before |= {"branch": branch, "before": above}
+    return before
+
+
+def changes(before: Config, after: Config) -> Fields:
+    """The values in a first configuration, by dotted path, of the fields that decide numbers and
+    are others in a second one; null where the first has none."""
+    old, new = (flat(resolved(config)) for config in (before, after))
+    fields = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    return {key: old.get(key) for key in fields if _decides(key)}
+
+
+def _decides(field: str) -> bool:
+    plain = field not in ("name", *STORAGE) and not field.startswith("branch.")
+    return plain and not is_circumstance(field)
+
+
+def phases(folder: Path) -> list[tuple[int, Config]]:
+    """(first unit, configuration) of each part of a run and its trunks, in order: one of a plain
+    run, three of a pulse."""
+    header = read_header(folder)
+    config, trunk = header["config"], trunk_of(folder)
+    return [(0, config)] if trunk is None else spliced(phases(trunk), config)
+
+
+def spliced(before: list[tuple[int, Config]], config: Config) -> list[tuple[int, Config]]:
+    """The phases of a branch of this configuration, from those of its trunk."""
+    branch = config["branch"]
+    at, length = branch["at"], branch.get("length")
+    result = [*(phase for phase in before if phase[0] < at), (at, config)]
+    if length is None:
+        return result
+    end = at + length
+    returning = (end, in_force(before, end))
+    return [*result, returning, *(phase for phase in before if phase[0] > end)]
+
+
+def in_force(parts: list[tuple[int, Config]], unit: int) -> Config:
+    """The configuration of a unit."""
+    return [config for first, config in parts if first <= unit][-1]

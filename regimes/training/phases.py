@@ -1,0 +1,180 @@
+"""The phases of a run: consecutive units under one configuration. No torch.
+
+A plain run has one. A branch (`regimes.branch`) continues its trunk's phases by one of its own; a
+pulse, a branch of a certain length, then by the trunk's again. Whether a configuration can follow
+another one is decided here, before any work; `changes` fits the state to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from regimes.config import (
+    BranchConfig,
+    RunConfig,
+    check_bounds,
+    from_dict,
+    override,
+    override_fields,
+    to_dict,
+)
+from regimes.errors import ConfigError, require
+from regimes.records import (
+    SAVING,
+    changes,
+    in_force,
+    located,
+    read_header,
+    reference,
+    resolved,
+    spliced,
+)
+from regimes.records import phases as recorded_phases
+
+# What a state belongs to, or the numbers of units. Tables but for the fields beside them.
+FIXED = ("seed", "workers", "unit_steps", "dtype", "data", "model")
+FREE = ("data.augment", "model.dropout")
+LENGTH = ("epochs", "steps", "budget")  # a pulse returns to its trunk's
+OF_THE_MACHINE = (*SAVING, "device", "bucket_mb", "name")  # a returning trunk has the branch's
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Units ``[first, stop)`` of a run.
+
+    Attributes:
+        config: of these units.
+        recorded: of the run's record.
+        stop: None: to the end of the run.
+        following: the configuration from ``stop`` on.
+        earlier: (first unit, configuration) of the phases before, those of the trunk included.
+        trunk: the folder of the run that a branch continues.
+    """
+
+    config: RunConfig
+    recorded: RunConfig
+    first: int = 0
+    stop: int | None = None
+    following: RunConfig | None = None
+    earlier: tuple[tuple[int, RunConfig], ...] = ()
+    trunk: Path | None = None
+
+    def over(self, done: int) -> bool:
+        """Does another phase follow after so many units?"""
+        return self.stop is not None and done >= self.stop
+
+    def before(self, done: int) -> RunConfig:
+        """The configuration of the last of so many units."""
+        everything = [*self.earlier, (self.first, self.config)]
+        return [config for first, config in everything if first < max(done, 1)][-1]
+
+    @property
+    def changed(self) -> bool:
+        """Had units before it another configuration?"""
+        return any(differ(config, self.config) for _, config in self.earlier)
+
+    def ends_local_steps(self, done: int) -> bool:
+        """Must the workers synchronise after so many units, because the next phase has other rules
+        for it?"""
+        after = self.following
+        if after is None or done != self.stop:
+            return False
+        return (after.sync_policy is None) != (self.config.sync_policy is None)
+
+
+def differ(before: RunConfig, after: RunConfig) -> dict[str, Any]:
+    """The first one's values of the fields that decide numbers and are others in the second."""
+    return changes(to_dict(before), to_dict(after))
+
+
+def phases(config: RunConfig, out: Path) -> list[Phase]:
+    """The phases that a run in a folder trains itself.
+
+    Raises:
+        ConfigError: the state of its trunk cannot be continued under a branch's configuration.
+        RecordError: there is no trunk.
+    """
+    if config.branch is None:
+        return [Phase(config, config)]
+    check_bounds(config.branch, "branch.")
+    trunk = located(out, config.branch.of)
+    if (header := read_header(trunk)).get("written_by") == "hook":
+        raise ConfigError(f"{trunk} is of a training of your own, of which no state is saved there")
+    every = [
+        (first, from_dict(RunConfig, resolved(plain)))
+        for first, plain in spliced(recorded_phases(trunk), to_dict(config))
+    ]
+    at, kept = config.branch.at, {name: getattr(config, name) for name in OF_THE_MACHINE}
+    every = [(first, replace(c, branch=None, **kept) if first > at else c) for first, c in every]
+    made = []
+    for i, (first, own) in enumerate(every):
+        if first >= at:
+            stop, after = every[i + 1] if i + 1 < len(every) else (None, None)
+            made.append(Phase(own, config, first, stop, after, tuple(every[:i]), trunk))
+    trained = in_force(recorded_phases(trunk), at)
+    _check(from_dict(RunConfig, resolved(trained)), config, header["units"])
+    for phase in made:
+        _check_pruning(phase)
+    return made
+
+
+def _check(before: RunConfig, after: RunConfig, units: int | None) -> None:
+    """Raise ConfigError unless the second configuration can continue the first one."""
+    branch = after.branch
+    assert branch is not None
+    length = units if after.epochs == before.epochs and after.steps == before.steps else None
+    if length is not None:
+        require(branch.at < length, "branch.at", branch.at, f"one of the run's {length} units")
+    changed = differ(before, after)
+    for field, old in changed.items():
+        table = field.partition(".")[0]
+        of_trunk = f"{old!r}, which a branch shares with its trunk" if old is not None else "none"
+        value = _at(after, field)
+        fixed = table in FIXED and field not in FREE
+        require(not fixed, field, value, of_trunk)
+        fixed = branch.length is not None and table in LENGTH
+        require(not fixed, field, value, f"{of_trunk}, to whose end a pulse returns")
+    if "batch_size" in changed:
+        expected = (
+            f"{before.batch_size}, as units of steps count at it (batch_policy may change it)"
+        )
+        whole = after.unit_steps is None and after.steps is None
+        require(whole, "batch_size", after.batch_size, expected)
+
+
+def _check_pruning(phase: Phase) -> None:
+    """Raise ConfigError for a pruning whose event is over where the phase begins."""
+    pruning, before = phase.config.pruning, phase.before(phase.first).pruning
+    if phase.first and pruning is not None and pruning != before:
+        expected = f"{phase.first} or later: its unit is over where this configuration begins"
+        require(pruning.epoch >= phase.first, "pruning.epoch", pruning.epoch, expected)
+
+
+def _at(config: RunConfig, field: str) -> Any:
+    value: Any = to_dict(config)
+    for key in field.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def branch_config(
+    trunk: Path, branch: BranchConfig, settings: Mapping[str, Any] | Sequence[str], out: Path
+) -> RunConfig:
+    """The configuration of a branch in folder ``out``: that of its trunk at the unit, changed.
+
+    Raises:
+        ConfigError: an unknown key, a wrong type, a setting without "=".
+        RecordError: there is no trunk.
+    """
+    check_bounds(branch, "branch.")
+    table = in_force(recorded_phases(trunk), branch.at)
+    base = from_dict(RunConfig, resolved(table))
+    base = replace(base, branch=None, checkpoint_keep=None, reporters=())
+    if isinstance(settings, Mapping):
+        made = override_fields(base, settings)
+    else:
+        made = override(base, [settings] if isinstance(settings, str) else list(settings))
+    return replace(made, branch=replace(branch, of=reference(trunk, out)))

@@ -1,0 +1,165 @@
+"""Branches and pulses. Oracle: a loop of one's own over copies of the weights, momenta and
+residuals, with compression written out."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from configs import smoke
+from runs import weights
+from torch import Tensor
+
+import regimes
+from regimes.config import RunConfig
+from regimes.seeding import stream
+from regimes.training.build import prepare
+
+WORKERS, SEED, MOMENTUM, DECAY = 4, 0, 0.9, 1e-4
+
+
+@dataclass
+class Loop:
+    """Data-parallel SGD on one process, its state by the name of a layer.
+
+    ``copy.deepcopy`` of it is a branch.
+    """
+
+    model: torch.nn.Module
+    momenta: dict[str, Tensor] = field(default_factory=dict)
+    residuals: dict[str, Tensor] = field(default_factory=dict)  # [workers, n, m]
+    q: dict[str, Tensor] = field(default_factory=dict)  # [rank, m]
+
+    def step(self, gradients: Mapping[str, Tensor], lr: float, rule: Rule) -> None:
+        for name, parameter in self.model.named_parameters():
+            stack = gradients[name]
+            update = stack.mean(0) if parameter.ndim < 2 else rule(self, name, stack.flatten(2))
+            g = update.view_as(parameter) + DECAY * parameter.detach()
+            buffer = self.momenta[name] = MOMENTUM * self.momenta.get(name, 0) + g
+            with torch.no_grad():
+                parameter -= lr * (g + MOMENTUM * buffer)
+
+
+Rule = Callable[[Loop, str, Tensor], Tensor]
+
+
+def powersgd(rank: int) -> Rule:
+    def reduce(loop: Loop, name: str, gradient: Tensor) -> Tensor:
+        delta = gradient + loop.residuals.get(name, 0)
+        rows = list(loop.q.get(name, []))[:rank]
+        for row in range(len(rows), min(rank, *delta.shape[1:])):
+            generator = stream(SEED, name, "q", row)
+            rows.append(torch.randn(delta.shape[2], generator=generator, dtype=delta.dtype))
+        p = torch.linalg.qr((delta @ torch.stack(rows).T).mean(0)).Q
+        loop.q[name] = (delta.mT @ p).mean(0).T
+        loop.residuals[name] = delta - p @ loop.q[name]
+        return p @ loop.q[name]
+
+    return reduce
+
+
+def topk(percent: float, feedback: bool) -> Rule:
+    def reduce(loop: Loop, name: str, gradient: Tensor) -> Tensor:
+        loop.q.pop(name, None)  # of PowerSGD, which starts anew after it
+        delta = gradient + loop.residuals.pop(name, 0) if feedback else gradient
+        loop.residuals.pop(name, None)
+        sent = torch.zeros_like(delta)
+        for mine, out in zip(delta.flatten(1), sent.flatten(1), strict=True):
+            chosen = mine.abs().topk(max(1, round(percent / 100 * mine.numel()))).indices
+            out[chosen] = mine[chosen]
+        if feedback:
+            loop.residuals[name] = delta - sent
+        return sent.mean(0)
+
+    return reduce
+
+
+def dense(loop: Loop, name: str, gradient: Tensor) -> Tensor:
+    return (gradient + loop.residuals.pop(name, 0)).mean(0)
+
+
+def config(*settings: str) -> RunConfig:
+    """Four units without a rate that changes, each worker by itself."""
+    plain = ["optimizer.decay_epochs=[]", "optimizer.warmup_from=none", "optimizer.lr=0.1"]
+    given = ["union_pass=false", "checkpoint_keep=[0, 1, 2]", f"seed={SEED}", *settings]
+    return smoke(*plain, *given)
+
+
+def train(loop: Loop, run: Any, units: range, rule: Rule, lr: float = 0.1) -> None:
+    """Continue a loop through some epochs of a run's data."""
+    names = [name for name, _ in loop.model.named_parameters()]
+    for epoch in units:
+        for x, y in run.batches.epoch(epoch, range(WORKERS)):
+            loop.model.train()
+            each = [
+                torch.autograd.grad(
+                    run.task.loss(loop.model, x[w], y[w]),
+                    list(loop.model.parameters()),
+                    materialize_grads=True,
+                )
+                for w in range(WORKERS)
+            ]
+            stacks = map(torch.stack, zip(*each, strict=True))
+            loop.step(dict(zip(names, stacks, strict=True)), lr, rule)
+
+
+P2 = ["levels={low=2, high=1}", "policy={name='static', level='low'}"]
+T20 = ["compressor=topk", "levels={low=20, high=5}", "policy={name='static', level='low'}"]
+CASES: dict[str, tuple[list[str], Rule, dict[str, Any], Rule]] = {
+    "rank 1": (P2, powersgd(2), {"policy.level": "high"}, powersgd(1)),
+    "dense": (P2, powersgd(2), {"policy.level": "dense"}, dense),
+    "topk": (T20, topk(20, True), {"policy.level": "high"}, topk(5, True)),
+    "no feedback": (
+        T20,
+        topk(20, True),
+        {"compressor.error_feedback": False},
+        topk(20, False),
+    ),
+    "from powersgd to topk": (
+        P2,
+        powersgd(2),
+        {"compressor": "topk", "levels.low": 20, "levels.high": 5},
+        topk(20, True),
+    ),
+}
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_a_pulse_is_a_loop_that_copies_its_state(name: str, at: int, tmp_path: Path) -> None:
+    settings, usual, changed, pulse = CASES[name]
+    trunk = regimes.run(config(*settings), tmp_path / "trunk")
+    record = regimes.branch(trunk, at=at, length=1, set=changed, out=tmp_path / "pulse")
+    assert len(record.rows) == 4
+
+    run = prepare(config(*settings))
+    whole = Loop(run.task.build(run.config).double())
+    train(whole, run, range(at), usual)
+    branch = copy.deepcopy(whole)
+    train(branch, run, range(at, at + 1), pulse)
+    train(branch, run, range(at + 1, 4), usual)
+    saved = weights(tmp_path / "pulse")
+    for layer, parameter in branch.model.named_parameters():
+        torch.testing.assert_close(parameter.detach(), saved[layer], rtol=1e-7, atol=1e-9)
+    train(whole, run, range(at, 4), usual)  # the trunk: the same loop, and another result
+    saved = weights(tmp_path / "trunk")
+    for layer, parameter in whole.model.named_parameters():
+        torch.testing.assert_close(parameter.detach(), saved[layer], rtol=1e-7, atol=1e-9)
+    assert record.rows[-1]["train_loss"] != trunk.rows[-1]["train_loss"]
+
+
+def test_another_rate_and_momentum(tmp_path: Path) -> None:
+    trunk = regimes.run(config(*P2), tmp_path / "trunk")
+    regimes.branch(trunk, at=2, set={"optimizer.lr": 0.05}, out=tmp_path / "branch")
+    run = prepare(config(*P2))
+    loop = Loop(run.task.build(run.config).double())
+    train(loop, run, range(2), powersgd(2))
+    train(loop, run, range(2, 4), powersgd(2), lr=0.05)
+    saved = weights(tmp_path / "branch")
+    for layer, parameter in loop.model.named_parameters():
+        torch.testing.assert_close(parameter.detach(), saved[layer], rtol=1e-7, atol=1e-9)

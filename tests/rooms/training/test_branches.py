@@ -1,0 +1,258 @@
+"""Branches of a run (oracle: with nothing changed, the trunk's bits; else a resumed run)."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from configs import gpt, lstm, smoke
+from corpora import random_walk
+from runs import same_weights
+
+import regimes
+from regimes.config import RunConfig, override
+from regimes.errors import ConfigError, RecordError
+from regimes.records import read_lines
+
+
+def lines(folder: Path) -> list[bytes]:
+    return (folder / "epochs.jsonl").read_bytes().splitlines()
+
+
+def ends_as_its_trunk(branch: Path, trunk: Path, at: int) -> None:
+    """The same bits from unit ``at`` on, and the same rows when read."""
+    assert lines(branch) == lines(trunk)[at:]
+    same_weights(branch, trunk)
+    assert regimes.load(branch).rows == regimes.load(trunk).rows
+
+
+NULL: dict[str, RunConfig] = {
+    "powersgd": smoke(),
+    "two of three passes": smoke("union_pass=false"),
+    "acp-sgd": smoke("compressor=acp-sgd"),
+    "topk": smoke("compressor=topk", "levels={low=20, high=5}"),
+    "randomk": smoke("compressor=randomk", "levels={low=20, high=5}"),
+    "dct-topk": smoke("compressor=dct-topk", "levels={low=20, high=5}"),
+    "sign": smoke("compressor=sign", "levels={low=1, high=1}"),
+    "quantise": smoke("compressor=quantise", "levels={low=8, high=4}"),
+    "cast": smoke("compressor=cast", "levels={low='bf16', high='bf16'}"),
+    "dense": smoke("compressor=dense", "levels={}", "policy={name='static', level='dense'}"),
+    "low-pass": smoke("compressor=low-pass", "levels={low=0.5, high=0.1}"),
+    "adamw": smoke("optimizer.name=adamw", "optimizer.lr=0.01"),
+    "muon": smoke("optimizer.name=muon", "optimizer.lr=0.01", "dtype=float32"),
+    "no momentum": smoke("optimizer.momentum=0"),
+    "local steps": smoke("sync_policy={name='static', level='7'}", "policy=static"),
+    "local, DiLoCo": smoke(
+        "sync_policy={name='post-local', before='1', after='4'}",
+        "policy=static",
+        "outer={lr=0.7, momentum=0.9, nesterov=true}",
+    ),
+    "batches": smoke(
+        "batch_levels={low=8, high=16}", "batch_policy={name='accordion-batch', interval=1}"
+    ),
+    "units of steps": smoke("unit_steps=5", "steps=18", "epochs=6"),
+    "deficit": smoke("deficit={name='blur', windows=[[1, 3]]}"),
+    "pruned": smoke("pruning={epoch=1, share=0.5}"),
+    "gpt": gpt("unit_steps=6"),
+}
+
+
+@pytest.mark.parametrize("name", NULL)
+def test_with_nothing_changed_a_branch_ends_in_the_trunks_bits(name: str, tmp_path: Path) -> None:
+    config = override(NULL[name], ["checkpoint_keep=all"])
+    trunk = regimes.run(config, tmp_path / "trunk")
+    for at in (0, 2):
+        out = tmp_path / f"from {at}"
+        regimes.branch(trunk, at=at, out=out)
+        ends_as_its_trunk(out, tmp_path / "trunk", at)
+    out = tmp_path / "pulse"
+    regimes.branch(tmp_path / "trunk", at=1, length=1, out=out)
+    ends_as_its_trunk(out, tmp_path / "trunk", 1)
+
+
+def test_a_text_with_states_carried_on(tmp_path: Path) -> None:
+    config = lstm(random_walk(tmp_path), "checkpoint_keep=[1]")
+    regimes.run(config, tmp_path / "trunk")
+    regimes.branch(tmp_path / "trunk", at=1, out=tmp_path / "branch")
+    ends_as_its_trunk(tmp_path / "branch", tmp_path / "trunk", 1)
+
+
+# -- what changes ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trunk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("trunks") / "trunk"
+    regimes.run(smoke("checkpoint_keep=[1, 2]", "policy=static"), out)
+    return out
+
+
+CHANGED: dict[str, dict[str, Any]] = {
+    "levels": {"levels.high": 2, "policy.level": "high"},
+    "accordion": {"policy": "accordion", "policy.interval": 1},
+    "compressor": {"compressor": "topk", "levels.low": 8, "levels.high": 4},
+    "no feedback": {"compressor.error_feedback": False},
+    "adamw": {"optimizer.name": "adamw", "optimizer.lr": 0.01},
+    "decay": {"optimizer.weight_decay": 0.1, "optimizer.decay_vectors": False},
+    "momentum": {"optimizer.momentum": 0.0, "optimizer.nesterov": False},
+    "rate": {"optimizer.schedule": "cosine"},
+    "batch": {"batch_size": 5},
+    "batch policy": {
+        "batch_levels": {"low": 8, "high": 16},
+        "batch_policy": {"name": "accordion-batch", "interval": 1},
+    },
+    "local steps": {"sync_policy": {"name": "static", "level": "3"}},
+    "qsr": {
+        "sync_policy": {"name": "qsr", "alpha": 1.0, "base": 2},
+        "compressor": "dense",
+        "levels": {},
+        "policy": {"name": "static", "level": "dense"},
+    },
+    "deficit": {"deficit": {"name": "noise", "windows": [[0, 9]]}},
+    "gradient noise": {"deficit": {"name": "gradient-noise", "windows": [[2, 3]]}},
+    "pruning": {"pruning": {"epoch": 2, "share": 0.5}},
+    "signal": {"signal": "global", "policy": "accordion", "policy.interval": 1},
+    "instruments": {"instruments.msdr": {}},
+    "longer": {"epochs": 5},
+    "single": {"precision": "strict", "union_pass": False},
+    "name": {"name": "other", "checkpoint_every": 2},
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_changes_that_a_state_allows(name: str, trunk: Path, tmp_path: Path) -> None:
+    """As if the trunk had changed its own configuration: rows go on, weights and floats differ."""
+    whole = regimes.load(trunk)
+    record = regimes.branch(trunk, at=2, set=CHANGED[name], out=tmp_path / "branch")
+    assert record.finished
+    assert record.rows[0] == whole.rows[0]
+    told = [e for e in read_lines(tmp_path / "branch/events.jsonl") if e["event"] == "changed"]
+    assert len(told) == (name not in ("name", "instruments"))  # these decide no numbers
+    if name == "no feedback":
+        assert told[0]["state"]["residuals"].startswith("dropped")
+    if name in ("compressor", "qsr"):
+        assert told[0]["state"]["memories"] == "started anew"
+        assert told[0]["state"]["residuals"].startswith("kept")
+    if name in ("adamw", "momentum"):
+        assert told[0]["state"]["momenta"] == "started anew"
+    same = name in ("name", "instruments", "single", "signal", "longer")
+    loss = record.rows[3]["train_loss"], whole.rows[3]["train_loss"]
+    assert same == (loss[0] == pytest.approx(loss[1], rel=1e-9)), loss
+    if name != "longer":
+        pulse = regimes.branch(
+            trunk, at=1, length=1, set=CHANGED[name] | HELD.get(name, {}), out=tmp_path / "pulse"
+        )
+        assert pulse.finished
+        assert pulse.rows[3]["lr"] == whole.rows[3]["lr"]
+        assert pulse.rows[3]["batch_size"] == whole.rows[3]["batch_size"]
+        assert pulse.rows[3]["layers"]["level"] == whole.rows[3]["layers"]["level"]
+
+
+HELD: dict[str, dict[str, Any]] = {"pruning": {"pruning": {"epoch": 1, "share": 0.5}}}
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"name": "adaqs"},
+        {"name": "error-ladder"},
+        {"name": "accordion-ladder"},
+        {"name": "rate-ladder"},
+        {"name": "l-greco", "base": {"name": "accordion", "interval": 1}},
+        {"name": "gravac"},
+        {"name": "detected", "detector": {"name": "eigenvalue-change"}},
+    ],
+    ids=lambda table: table["name"],
+)
+def test_a_policy_takes_over_from_another(
+    table: dict[str, Any], trunk: Path, tmp_path: Path
+) -> None:
+    """The trunk has measured none of the statistics that it reads."""
+    levels = {"low": 4, "mid": 2, "high": 1}
+    probe = {"images": 40, "batch": 20, "probes": 2}
+    change = {"policy": table, "levels": levels}
+    if table["name"] == "detected":
+        change["instruments.curvature"] = probe
+    assert regimes.branch(trunk, at=2, set=change, out=tmp_path / "branch").finished
+
+
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "seed": ({"seed": 3}, {}, "seed = 3: expected 0, which a branch shares with its trunk"),
+    "workers": ({"workers": 2}, {}, "workers = 2: expected 4"),
+    "width": ({"model.width": 16}, {}, r"model\.width = 16: expected 8"),
+    "data": ({"data.train_size": 80}, {}, r"data\.train_size = 80: expected 120"),
+    "dtype": ({"dtype": "float32"}, {}, "dtype = 'float32'"),
+    "units": ({"unit_steps": 5}, {}, "unit_steps = 5: expected none"),
+    "longer pulse": ({"epochs": 6}, {"length": 1}, "epochs = 6: expected 4, which a branch"),
+    "past pruning": ({"pruning": {"epoch": 1}}, {}, r"pruning\.epoch = 1: expected 2 or later"),
+    "no checkpoint": ({}, {"at": 3}, r"no checkpoint before unit 3 \(it has .*\): train it in"),
+    "no unit": ({}, {"at": 4}, r"branch\.at = 4: expected one of the run's 4 units"),
+    "negative": ({}, {"at": -1}, r"branch\.at = -1"),
+    "no length": ({}, {"length": 0}, r"branch\.length = 0: expected at least 1"),
+    "unknown": ({"levls.low": 3}, {}, "unknown key 'levls.low'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_branch_cannot_change_is_one_sentence(
+    name: str, trunk: Path, tmp_path: Path
+) -> None:
+    changed, where, words = REFUSED[name]
+    if name == "no checkpoint":
+        trunk = Path(shutil.copytree(trunk, tmp_path / "trunk"))
+        shutil.rmtree(trunk / "checkpoints/epoch-0003")
+    with pytest.raises((ConfigError, RecordError), match=words) as error:
+        regimes.branch(trunk, **{"at": 2, **where}, set=changed, out=tmp_path / "branch")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "branch").exists()
+
+
+def test_a_folder_with_another_run_is_refused(trunk: Path, tmp_path: Path) -> None:
+    regimes.branch(trunk, at=2, set=["policy.level=high"], out=tmp_path / "branch")
+    with pytest.raises(RecordError, match="another policy"):
+        regimes.branch(trunk, at=2, out=tmp_path / "branch")
+    with pytest.raises(RecordError, match="another branch"):
+        regimes.branch(trunk, at=1, set=["policy.level=high"], out=tmp_path / "branch")
+
+
+def test_within_a_round_of_local_steps_the_workers_cannot_become_one(tmp_path: Path) -> None:
+    local = ["sync_policy={name='static', level='50'}", "policy=static", "checkpoint_keep=[2]"]
+    regimes.run(smoke(*local), tmp_path / "trunk")
+    with pytest.raises(ConfigError, match="between two synchronisations"):
+        regimes.branch(tmp_path / "trunk", at=2, set={"sync_policy": None}, out=tmp_path / "branch")
+
+
+# -- what a trunk keeps ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"),
+    [("last", [3, 4]), ("all", [1, 2, 3, 4]), ("[1]", [1, 3, 4]), ("[0, 2, 4]", [2, 3, 4])],
+)
+def test_checkpoints_that_are_asked_for_stay(keep: str, left: list[int], tmp_path: Path) -> None:
+    def there() -> list[int]:
+        return sorted(int(p.name[-4:]) for p in (tmp_path / "run/checkpoints").iterdir())
+
+    regimes.run(smoke(f"checkpoint_keep={keep}"), tmp_path / "run")
+    assert there() == left
+    shutil.copytree(tmp_path / "run", tmp_path / "longer")
+    regimes.run(smoke(), tmp_path / "run", resume=True)  # it asks for none
+    assert there() == left
+
+
+def test_a_checkpoint_in_the_list_is_written_between_others(tmp_path: Path) -> None:
+    config = smoke("checkpoint_keep=[1]", "checkpoint_every=4")
+    regimes.run(config, tmp_path / "run")
+    assert {p.name for p in (tmp_path / "run/checkpoints").iterdir()} == {
+        "epoch-0001",
+        "epoch-0004",
+    }
+
+
+@pytest.mark.parametrize("keep", ["some", "[5]", "[-1]", "3", "['all']"])
+def test_a_wrong_list_is_one_sentence(keep: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="checkpoint_keep") as error:
+        regimes.run(smoke(f"checkpoint_keep={keep}"), tmp_path / "run")
+    assert "\n" not in str(error.value)

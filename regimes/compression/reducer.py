@@ -183,8 +183,9 @@ class Reducer:
                 raise ConfigError(f"the checkpoint has no layer {layer.name!r}: another model?")
             state.load_shared_state(shared[layer.name])
             state.residual = residual = residuals[layer.name]
-            shape = None if residual is None else tuple(residual.shape[1:])
-            if shape not in (None, layer.matrix, layer.shape):
+            if residual is None:
+                continue  # a scalar, which has no matrix, never has one
+            if tuple(residual.shape[1:]) not in (layer.matrix, layer.shape):
                 raise ConfigError(
                     f"the checkpoint's residual of layer {layer.name!r} has shape "
                     f"{list(residual.shape)}, the layer {list(layer.shape)}: another model?"

@@ -41,6 +41,7 @@ OTHERS = {  # of a batch, of a period, and of a grid of its own
     "qsr",
     "adacomm",
     "rate-ladder",
+    "by-layer",
 }
 ACCURACY = named("accuracy")
 TUNED = {  # the rates that were tried, as the comments of the grids say

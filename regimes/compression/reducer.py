@@ -50,7 +50,11 @@ class Reducer:
 
     Attributes:
         buckets: layers that are reduced together, in order; ``NO_LAYER`` stands for the loss.
+        rates: the learning rate of each layer in the step to come, for compressors that read it;
+            None: they take 1.
     """
+
+    rates: Sequence[float] | None = None
 
     def __init__(
         self,
@@ -124,6 +128,7 @@ class Reducer:
             states: memories that change instead of this reducer's own.
         """
         memories: Any = self.states if states is None else states
+        self._set_rates(bucket, memories)
         programs = [
             _mean(loss)
             if i == NO_LAYER and loss is not None
@@ -136,6 +141,12 @@ class Reducer:
         for i, counted in before.items():
             self._check_traffic(i, levels[i], counted, memories[i], gradients[i].element_size())
         return dict(zip(bucket, results, strict=True))
+
+    def _set_rates(self, bucket: Sequence[int], memories: Any) -> None:
+        rates = self.rates
+        for i in bucket:
+            if rates is not None and i != NO_LAYER and self.compressors[i].reads_rate:
+                memories[i].rate = rates[i]
 
     def _unchecked(
         self, bucket: Sequence[int], gradients: Stacks, levels: Sequence[Level]

@@ -14,7 +14,7 @@ from regimes.ddp.hook import Hook, Scaler
 from regimes.ddp.model import wrapped
 from regimes.ddp.record import RecordOptions, record_options
 from regimes.ddp.schedule import unit_schedule
-from regimes.errors import unexpected
+from regimes.errors import ConfigError, unexpected
 
 
 def attach(
@@ -68,4 +68,10 @@ def attach(
     choices.check_seed(seed)
     chosen = choices.choose(policy, compressor, levels, signal, start_compressing_after)
     schedule = unit_schedule(every, optimizer, ddp)
+    if chosen.compressor.reads_rate and schedule.optimizer is None:
+        raise ConfigError(
+            f"compressor: {type(chosen.compressor).__name__} with residual = "
+            f"{chosen.compressor.residual!r} reads the learning rate of each step: add "
+            "optimizer=optimizer"
+        )
     return Hook(ddp, chosen, schedule, record_options(record), seed, scaler, float(timeout))

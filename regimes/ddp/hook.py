@@ -237,6 +237,8 @@ class Hook(Job):
             self.recorder.flush()
         if not self.buckets.steps:
             self.schedule.begin()
+        if self.compressor.reads_rate:
+            self.reducer.rates = self.schedule.rates_of(self.buckets.parameters)
         if steps == MANY_STEPS and not self.rows and self.world.rank == 0:
             warnings.warn(self._no_end(), stacklevel=2)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -95,6 +95,18 @@ class UnitSchedule:
     def all_rates(self) -> list[float | None]:
         """The rates of all parameter groups now; empty without an optimiser."""
         return [] if self.optimizer is None else rates(self.optimizer)
+
+    def rates_of(self, parameters: Sequence[nn.Parameter]) -> list[float] | None:
+        """The rate of each parameter now, 0 for one that the optimiser does not step; None without
+        an optimiser. A sync point where the optimiser's rates are tensors on a GPU."""
+        if self.optimizer is None:
+            return None
+        rate = {
+            id(p): learning_rate(group["lr"], "the optimiser's learning rate")
+            for group in self.optimizer.param_groups
+            for p in group["params"]
+        }
+        return [rate.get(id(p), 0.0) for p in parameters]
 
     def facts(self) -> dict[str, Any]:
         """What must be the same on all processes, in plain types."""

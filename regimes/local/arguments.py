@@ -140,5 +140,10 @@ def _outer(given: Any) -> OuterConfig:
 
 def _exchange(compressor: Any, level: Level) -> choices.Choice:
     chosen = choices.pick_compressor(compressor)
+    if chosen.residual != type(chosen).residual:
+        raise ConfigError(
+            f"compressor.residual = {chosen.residual!r}: local steps exchange movements of the "
+            "weights, whose unit no learning rate changes: leave it out"
+        )
     levels = {} if level == DENSE else choices.pick_levels(chosen, {"sent": level})
     return choices.Choice(Static(next(iter(levels), DENSE)), chosen, levels, "update")

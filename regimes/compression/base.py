@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -36,6 +36,7 @@ class State(Workspace):
     Attributes:
         key: the layer's stream key: (seed, layer name). Identity, not memory.
         first_worker: which worker the first hosted row belongs to. Identity, not memory.
+        workers: W, of the world that sends. Identity, not memory.
         step: how often this layer has been sent.
         rate: the learning rate of this step; 1 where nothing says it, as between local steps, whose
             movements are in units of the weights.
@@ -45,6 +46,7 @@ class State(Workspace):
 
     key: tuple[int, str]
     first_worker: int = 0
+    workers: int = field(default=1, kw_only=True)
     step: int = 0
     rate: float = 1.0
     unit: float = 1.0
@@ -52,7 +54,7 @@ class State(Workspace):
 
     def shared_state(self) -> dict[str, Any]:
         """What is the same on all workers and the next step depends on, for a checkpoint."""
-        own = ("key", "first_worker", "residual")
+        own = ("key", "first_worker", "workers", "residual")
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def load_shared_state(
@@ -253,13 +255,17 @@ def check_sent(
     )
 
 
-def check_traffic(where: Where, level: Level, formula: Traffic, steps: Collection[Traffic]) -> None:
-    """Raise ConfigError unless a compressor's formula gives the mean of what steps have sent."""
+def check_traffic(
+    where: Where, level: Level, formula: Traffic, steps: Collection[Traffic], most: bool = False
+) -> None:
+    """Raise ConfigError unless a compressor's formula gives the mean of what steps have sent, or
+    with ``most`` no less."""
     floats = sum(step.floats for step in steps) / len(steps)
     sent = sum(step.bytes for step in steps) / len(steps)
-    good = abs(formula.floats - floats) <= 1e-6 * max(1.0, floats)
+    more, room = formula.floats - floats, 1e-6 * max(1.0, floats)
+    same = abs(more) <= room and abs(formula.bytes - sent) < 1
     _require(
-        good and abs(formula.bytes - sent) < 1,
+        same or (most and more >= -room and formula.bytes > sent - 1),
         where,
         f"traffic says {formula.floats:g} floats and {formula.bytes} bytes a step at level "
         f"{level!r}, send has asked for {floats:g} and {sent:g}",

@@ -73,6 +73,8 @@ class Reducer:
         self.states = [
             c.init(layer, seed, first) for c, layer in zip(self.compressors, layers, strict=True)
         ]
+        for state in self.states:
+            state.workers = world.workers
 
     def step(
         self,
@@ -172,7 +174,7 @@ class Reducer:
             self._counted[i, level] = None
             formula = compressor.traffic(layer, level, self.world.workers, itemsize)
             where = type(compressor).__name__, layer.name
-            check_traffic(where, level, formula, steps.values())
+            check_traffic(where, level, formula, steps.values(), compressor.data_dependent)
 
     def residuals(self) -> list[Tensor | None]:
         """What each hosted worker has not sent yet, per layer."""
@@ -240,7 +242,13 @@ def check_order(
     if {"low", "high"} <= levels.keys():
         low, high = levels["low"], levels["high"]
         sent = traffic_table(chosen, layers, low, workers)
-        if sent < traffic_table(chosen, layers, high, workers):
+        if chosen.data_dependent:  # the formula is the most at any level
+            if DENSE not in (low, high) and float(low) > float(high):
+                raise ConfigError(
+                    f"levels.low = {low!r} is above levels.high = {high!r}: low and high qualify "
+                    "compression, and a higher level of this compressor sends less; swap them"
+                )
+        elif sent < traffic_table(chosen, layers, high, workers):
             raise ConfigError(
                 f"levels.low = {low!r} sends less than levels.high = {high!r}: low and high "
                 "qualify compression, so low must be the level that sends more; swap them"

@@ -102,6 +102,8 @@ SPELT = {
     **dict.fromkeys(("powersgd", "acp-sgd"), "rank {}"),
     **dict.fromkeys(("topk", "randomk", "dct-topk"), "K = {} %"),
     "quantise": "{} bits",
+    "threshold": "from {}",
+    "quantised-all-reduce": "{} bits",
     "low-pass": "share {}",
 }
 

@@ -13,6 +13,7 @@ REGISTRY = Registry(
         "topk": "regimes.compression.sparse:TopK",
         "threshold": "regimes.compression.threshold:Threshold",
         "randomk": "regimes.compression.sparse:RandomK",
+        "chunked-topk": "regimes.compression.chunked:ChunkedTopK",
         "dct-topk": "regimes.compression.cosine:DCTTopK",
         "sign": "regimes.compression.elementwise:Sign",
         "quantise": "regimes.compression.elementwise:Quantise",

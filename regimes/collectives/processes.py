@@ -112,6 +112,22 @@ class ProcessWorld(World):
             for p, t in zip(pieces, tensors, strict=True)
         ]
 
+    def exchange(self, tensors: list[Tensor]) -> list[Tensor]:
+        """The parts for one process, of all its workers and tensors, travel together."""
+        wires = [
+            t.contiguous().view(self.local, self.workers, -1).view(torch.uint8) for t in tensors
+        ]
+        flat = torch.cat(wires, dim=2)  # [L, W, bytes]
+        flat = flat.unflatten(1, (self.processes, self.local)).transpose(0, 1).contiguous()
+        received = torch.empty_like(flat)  # [P, L of the sender, L of ours, bytes]
+        self._wait(dist.all_to_all_single, received, flat, async_op=True)
+        everyone = received.flatten(0, 1).transpose(0, 1)  # [L, W, bytes]
+        pieces = everyone.split([w.shape[2] for w in wires], dim=2)
+        return [
+            p.clone(memory_format=torch.contiguous_format).view(t.dtype).view(t.shape)
+            for p, t in zip(pieces, tensors, strict=True)
+        ]
+
     def _broadcast(self, flat: Tensor) -> None:
         self._wait(dist.broadcast, flat, 0, async_op=True)
 

@@ -1,7 +1,7 @@
 """What a compressor asks of the other workers, and how it is counted.
 
-A program is a generator that yields ``Mean`` or ``Gather`` requests, receives their results, and
-returns a tensor. It never calls a collective; ``World.drive`` does.
+A program is a generator that yields ``Mean``, ``Gather`` or ``Exchange`` requests, receives their
+results, and returns a tensor. It never calls a collective; ``World.drive`` does.
 """
 
 from __future__ import annotations
@@ -52,6 +52,14 @@ class Gather:
     tensor: Tensor
 
 
+@dataclass(frozen=True)
+class Exchange:
+    """Ask for the parts that all workers have for each hosted one, an all-to-all: ``[L, W, ...]``,
+    of which part w is for worker w, to ``[L, W, ...]``, of which part w is from worker w."""
+
+    tensor: Tensor
+
+
 class Batched:
     """Ask for ``kernel([arguments])[0]``, work of this process: nothing travels. On a GPU the
     requests of all programs for one kernel share a call, in which each has an entry of the list."""
@@ -68,7 +76,8 @@ class Traffic:
 
     Attributes:
         floats: the paper's convention, in elements of the model's dtype (other dtypes count by
-            their bits, 32 to a float): a mean counts once, a gather once per worker.
+            their bits, 32 to a float): a mean counts once, a gather once per worker. An exchange
+            counts nothing: with the gather of what it adds up it is one mean.
         bytes: what one worker sends.
 
     The two means of PowerSGD at rank 2 on a matrix of 64 x 576, in float32:
@@ -85,5 +94,6 @@ class Traffic:
         return Traffic(self.floats + other.floats, self.bytes + other.bytes)
 
 
-Request = Mean | Gather | Batched
+Collected = Mean | Gather | Exchange
+Request = Collected | Batched
 Program = Generator[Request, Any, Tensor]

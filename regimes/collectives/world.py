@@ -17,11 +17,22 @@ import torch
 from torch import Tensor
 
 from regimes.collectives import agreement
-from regimes.collectives.requests import NO_LAYER, Batched, Gather, Mean, Program, Request, Traffic
+from regimes.collectives.requests import (
+    NO_LAYER,
+    Batched,
+    Collected,
+    Exchange,
+    Gather,
+    Mean,
+    Program,
+    Request,
+    Traffic,
+)
 from regimes.errors import ConfigError, require
 
-KINDS = ("mean", "gather", "broadcast")
-Count = Callable[[int, Mean | Gather, int], str]  # a program's request in a round: its kind
+KINDS = ("mean", "gather", "broadcast")  # "exchange" joins them where one is asked for
+OF_REQUEST = {Mean: "mean", Gather: "gather", Exchange: "exchange"}
+Count = Callable[[int, Collected, int], str]  # a program's request in a round: its kind
 FEW = 1 << 16  # numbers; to copy fewer costs less than a launch
 
 
@@ -31,7 +42,8 @@ class Meter:
 
     Attributes:
         layers: traffic per layer index; ``NO_LAYER`` has that of none (loss, buffers).
-        calls: number of collectives, per kind ("mean", "gather", "broadcast").
+        calls: number of collectives, per kind ("mean", "gather", "broadcast", and "exchange" where
+            there is one).
         sent: bytes that one worker sent, per kind.
     """
 
@@ -46,9 +58,10 @@ class Meter:
         numbers = tensor.numel() // tensor.shape[0]
         size = numbers * tensor.element_size()
         words = numbers if tensor.dtype == self.dtype else size / 4
-        floats = words * (self.workers if kind == "gather" else 1) if convention else 0
+        times = {"gather": self.workers, "exchange": 0}.get(kind, 1)
+        floats = words * times if convention else 0
         self.layers[layer] = self.layers[layer] + Traffic(floats, size)
-        self.sent[kind] += size
+        self.sent[kind] = self.sent.get(kind, 0) + size
         self.calls["broadcast"] += kind == "broadcast"
 
     def state_dict(self) -> dict[str, Any]:
@@ -118,10 +131,10 @@ class World:
         """Run generators to their end; return their results.
 
         Between processes they run in lockstep: in each round all ``Mean`` requests of a type travel
-        as one collective, and all ``Gather`` requests as one. Programs and layers have the same
-        order on all processes, and so have the collectives. A world of one process has nothing to
-        send and runs one generator after the other, so that a layer stays in the cache; it counts
-        the same collectives.
+        as one collective, all ``Gather`` requests as one, and all ``Exchange`` requests as one.
+        Programs and layers have the same order on all processes, and so have the collectives. A
+        world of one process has nothing to send and runs one generator after the other, so that a
+        layer stays in the cache; it counts the same collectives.
 
         Args:
             programs: generators that yield requests and return a tensor.
@@ -132,8 +145,8 @@ class World:
         """
         collectives = set()  # the round, the kind, and the type that travels
 
-        def count(i: int, request: Mean | Gather, turn: int) -> str:
-            tensor, kind = request.tensor, "gather" if isinstance(request, Gather) else "mean"
+        def count(i: int, request: Collected, turn: int) -> str:
+            tensor, kind = request.tensor, OF_REQUEST[type(request)]
             convention = layers[i] != NO_LAYER and not signal
             self.meter.count(layers[i], kind, tensor, convention)
             collectives.add((turn, kind, tensor.dtype if kind == "mean" else torch.uint8))
@@ -144,7 +157,7 @@ class World:
         else:
             results = [self._run_one(i, program, count) for i, program in enumerate(programs)]
         for _, kind, _ in collectives:
-            self.meter.calls[kind] += 1
+            self.meter.calls[kind] = self.meter.calls.get(kind, 0) + 1
         return results
 
     def _run_in_lockstep(
@@ -154,15 +167,14 @@ class World:
         answers: dict[int, Any] = dict.fromkeys(range(len(programs)))
         turn = 0
         while answers:
-            tensors: dict[str, dict[int, Tensor]] = {"mean": {}, "gather": {}}
+            tensors: dict[str, dict[int, Tensor]] = {kind: {} for kind in OF_REQUEST.values()}
             for i, request in _advance(programs, answers, results, batched):
                 tensors[count(i, request, turn)][i] = request.tensor
-            means, gathers = tensors["mean"], tensors["gather"]
             answers = {}
-            if means:  # always before the gathers: the order must be that of all processes
-                answers.update(zip(means, self.mean(list(means.values())), strict=True))
-            if gathers:
-                answers.update(zip(gathers, self.gather(list(gathers.values())), strict=True))
+            for kind, asked in tensors.items():  # the order must be that of all processes
+                if asked:
+                    answered = getattr(self, kind)(list(asked.values()))
+                    answers.update(zip(asked, answered, strict=True))
             turn += 1
         return results
 
@@ -174,8 +186,7 @@ class World:
                 request = _next_collective(program, answer)
             except StopIteration as stop:
                 return stop.value
-            collective = self.mean if count(i, request, turn) == "mean" else self.gather
-            answer = collective([request.tensor])[0]
+            answer = getattr(self, count(i, request, turn))([request.tensor])[0]
             turn += 1
 
     def ask(self, *requests: Request, layers: Sequence[int] | None = None) -> list[Tensor]:
@@ -208,6 +219,10 @@ class World:
     def gather(self, tensors: list[Tensor]) -> list[Tensor]:
         """All workers' rows, in worker order: each ``[L, ...] -> [W, ...]``."""
         return tensors
+
+    def exchange(self, tensors: list[Tensor]) -> list[Tensor]:
+        """All workers' parts for each hosted worker: each ``[L, W, ...] -> [L, W, ...]``."""
+        return [t.transpose(0, 1).contiguous() for t in tensors]
 
     # -- plain services ----------------------------------------------------------------------
 
@@ -259,9 +274,9 @@ def _joins_others(tensor: Tensor) -> bool:
 
 def _advance(
     programs: Sequence[Program], answers: dict[int, Any], results: list[Any], batched: bool
-) -> list[tuple[int, Mean | Gather]]:
+) -> list[tuple[int, Collected]]:
     """Run programs until each asks for a collective, or ends and leaves its result."""
-    requests: dict[int, Mean | Gather] = {}
+    requests: dict[int, Collected] = {}
     while answers:
         calls: dict[Any, dict[int, tuple[Any, ...]]] = {}  # by kernel: the arguments by program
         for i in sorted(answers):
@@ -281,7 +296,7 @@ def _advance(
     return sorted(requests.items())
 
 
-def _next_collective(program: Program, answer: Any) -> Mean | Gather:
+def _next_collective(program: Program, answer: Any) -> Collected:
     """Run a program, its ``Batched`` work included, until it asks for a collective.
 
     Raises:

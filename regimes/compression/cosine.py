@@ -42,7 +42,8 @@ class DCTTopK(Sparsifier):
 
     def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
         bases = [
-            basis(_side(size, self.chunk), delta.dtype, delta.device) for size in delta.shape[1:]
+            basis(largest_divisor(size, self.chunk), delta.dtype, delta.device)
+            for size in delta.shape[1:]
         ]
         blocks = yield Batched(encode, delta, *bases)
         hosted, size = len(delta), len(bases[0]) * len(bases[1])
@@ -63,17 +64,17 @@ class DCTTopK(Sparsifier):
         return update[0], sent
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
-        size = math.prod(_side(side, self.chunk) for side in layer.matrix)
+        size = math.prod(largest_divisor(side, self.chunk) for side in layer.matrix)
         k = layer.size // size * num_kept(level, size)
         return Traffic(1.5 * k * workers, k * (itemsize + 2))
 
 
 @lru_cache(maxsize=1024)
-def _side(size: int, most: int) -> int:
+def largest_divisor(size: int, most: int) -> int:
     """The largest divisor of ``size`` up to ``most``.
 
-    >>> _side(576, 64), _side(27, 64), _side(100, 64), _side(67, 64)
-    (64, 27, 50, 1)
+    >>> [largest_divisor(size, 64) for size in (576, 27, 100, 67)]
+    [64, 27, 50, 1]
     """
     return next(side for side in range(min(size, most), 0, -1) if size % side == 0)
 

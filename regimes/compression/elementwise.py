@@ -7,15 +7,15 @@ of different scales; the others use a mean.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from regimes.collectives.requests import Batched, Gather, Layer, Mean, Traffic
+from regimes.collectives.requests import Batched, Gather, Layer, Mean, Request, Traffic
 from regimes.compression.base import HALF, Compressor, Sending, State
 from regimes.compression.kernels import random_rows
 from regimes.config import DENSE, Level
@@ -112,9 +112,8 @@ class Sign(Compressor):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quantise(Compressor):
-    """QSGD-style integers (Alistarh et al., 2017) scaled by the largest magnitude: the level is
-    the number of bits, 2, 4, 8 or 16; two bits are TernGrad (Wen et al., 2017).
+class Rounding(Compressor):
+    """Base of compressors that round to integers.
 
     Attributes:
         stochastic: round up or down at random, so that the update is unbiased. Not with error
@@ -124,15 +123,34 @@ class Quantise(Compressor):
 
     error_feedback: bool | float = False
     stochastic: bool = True
-    usual: ClassVar[Mapping[str, Level]] = {"low": 8, "high": 4}
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.stochastic and self.error_feedback:
             raise ConfigError(
                 "compressor.stochastic and compressor.error_feedback exclude each other for "
-                '"quantise" (residuals would grow without bound): set one of them to false'
+                f"{type(self).__name__} (residuals would grow without bound): set one of them to "
+                "false"
             )
+
+    def _noise(
+        self, numbers: Float[Tensor, "hosted size"], state: State, what: str
+    ) -> Generator[Request, Any, Tensor | float]:
+        """What is added before rounding down: 0.5, or uniform in [0, 1) from a stream of its own
+        for each worker and step."""
+        if not self.stochastic:
+            return 0.5
+        workers = range(state.first_worker, state.first_worker + len(numbers))
+        seeds = [derive(*state.key, what, state.step, worker) for worker in workers]
+        return (yield Batched(random_rows, seeds, numbers[0])).to(numbers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantise(Rounding):
+    """QSGD-style integers (Alistarh et al., 2017) scaled by the largest magnitude: the level is
+    the number of bits, 2, 4, 8 or 16; two bits are TernGrad (Wen et al., 2017)."""
+
+    usual: ClassVar[Mapping[str, Level]] = {"low": 8, "high": 4}
 
     def check(self, level: Level) -> None:
         good = level in (DENSE, 2, 4, 8, 16)
@@ -143,11 +161,7 @@ class Quantise(Compressor):
         steps = 2 ** (bits - 1) - 1  # codes -steps .. steps
         scale = flat.abs().amax(1).clamp_min(torch.finfo(flat.dtype).tiny)  # [L]
         scaled = flat / scale[:, None] * steps
-        noise = 0.5
-        if self.stochastic:  # uniform in [0, 1), a stream of its own for each worker and step
-            workers = range(state.first_worker, state.first_worker + len(flat))
-            seeds = [derive(*state.key, "quantise", state.step, worker) for worker in workers]
-            noise = (yield Batched(random_rows, seeds, scaled[0])).to(scaled)
+        noise = yield from self._noise(scaled, state, "quantise")
         code = scaled.add_(noise).floor_().clamp_(-steps, steps)
         scales = yield Gather(scale)  # [W]
         wire = code.to(torch.int16) if bits == 16 else pack((code + steps).to(torch.uint8), bits)

@@ -50,7 +50,11 @@ class Reducer:
 
     Attributes:
         buckets: layers that are reduced together, in order; ``NO_LAYER`` stands for the loss.
+        rates: the learning rate of each layer in the step to come, for compressors that read it;
+            None: they take 1.
     """
+
+    rates: Sequence[float] | None = None
 
     def __init__(
         self,
@@ -69,6 +73,8 @@ class Reducer:
         self.states = [
             c.init(layer, seed, first) for c, layer in zip(self.compressors, layers, strict=True)
         ]
+        for state in self.states:
+            state.workers = world.workers
 
     def step(
         self,
@@ -124,6 +130,7 @@ class Reducer:
             states: memories that change instead of this reducer's own.
         """
         memories: Any = self.states if states is None else states
+        self._set_rates(bucket, memories)
         programs = [
             _mean(loss)
             if i == NO_LAYER and loss is not None
@@ -136,6 +143,12 @@ class Reducer:
         for i, counted in before.items():
             self._check_traffic(i, levels[i], counted, memories[i], gradients[i].element_size())
         return dict(zip(bucket, results, strict=True))
+
+    def _set_rates(self, bucket: Sequence[int], memories: Any) -> None:
+        rates = self.rates
+        for i in bucket:
+            if rates is not None and i != NO_LAYER and self.compressors[i].reads_rate:
+                memories[i].rate = rates[i]
 
     def _unchecked(
         self, bucket: Sequence[int], gradients: Stacks, levels: Sequence[Level]
@@ -161,7 +174,7 @@ class Reducer:
             self._counted[i, level] = None
             formula = compressor.traffic(layer, level, self.world.workers, itemsize)
             where = type(compressor).__name__, layer.name
-            check_traffic(where, level, formula, steps.values())
+            check_traffic(where, level, formula, steps.values(), compressor.data_dependent)
 
     def residuals(self) -> list[Tensor | None]:
         """What each hosted worker has not sent yet, per layer."""
@@ -230,7 +243,13 @@ def check_order(
     if {"low", "high"} <= levels.keys():
         low, high = levels["low"], levels["high"]
         sent = traffic_table(chosen, layers, low, workers)
-        if sent < traffic_table(chosen, layers, high, workers):
+        if chosen.data_dependent:  # the formula is the most at any level
+            if DENSE not in (low, high) and float(low) > float(high):
+                raise ConfigError(
+                    f"levels.low = {low!r} is above levels.high = {high!r}: low and high qualify "
+                    "compression, and a higher level of this compressor sends less; swap them"
+                )
+        elif sent < traffic_table(chosen, layers, high, workers):
             raise ConfigError(
                 f"levels.low = {low!r} sends less than levels.high = {high!r}: low and high "
                 "qualify compression, so low must be the level that sends more; swap them"

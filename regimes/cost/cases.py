@@ -198,9 +198,10 @@ def _dense(run: Record, epoch: Epoch) -> Epoch:
     row, item = run.rows[0], ITEMSIZE[run.config.get("dtype", "float32")]
     size = item * sum(math.prod(layer["shape"]) for layer in run.header["layers"])
     sent = row["collectives"]["bytes"]
-    other = sent["mean"] + sent["gather"] - sum(row["layers"]["bytes"])
-    calls = {**work.calls, "mean": 1.0, "gather": 0.0}
-    moved = {**work.bytes, "mean": size + other / row["steps"], "gather": 0.0}
+    other = sent["mean"] + sent["gather"] + sent.get("exchange", 0) - sum(row["layers"]["bytes"])
+    none = {kind: 0.0 for kind in work.calls if kind in ("gather", "exchange")}
+    calls = {**work.calls, "mean": 1.0} | none
+    moved = {**work.bytes, "mean": size + other / row["steps"]} | none
     return steps, Work(work.compute, 0.0, calls, moved)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regimes.collectives.world import World
+from regimes.collectives.world import Meter, World
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, RunConfig
 from regimes.cost.network import Work
@@ -26,11 +26,14 @@ class _Echo(World):
 
     def __init__(self, others: World, workers: int) -> None:
         super().__init__(1)
-        self.meter.dtype, self.peers = others.meter.dtype, workers
+        self.workers, self.meter = workers, Meter(others.meter.dtype, workers)
 
     def gather(self, tensors: list[Tensor]) -> list[Tensor]:
         own = super().gather(tensors)
-        return [t.expand(self.peers, *t.shape[1:]).contiguous() for t in own]
+        return [t.expand(self.workers, *t.shape[1:]).contiguous() for t in own]
+
+    def exchange(self, tensors: list[Tensor]) -> list[Tensor]:
+        return tensors
 
 
 def timed(config: RunConfig, workers: int, steps: int = 5) -> tuple[float, dict[str, Work]]:
@@ -85,7 +88,9 @@ def _work(
     broadcast = world.meter.take()
 
     def per_step(reduced: dict[str, int], sent: dict[str, int]) -> dict[str, float]:
-        return {kind: n / (steps + 1) + sent[kind] / per_epoch for kind, n in reduced.items()}
+        return {
+            kind: n / (steps + 1) + sent.get(kind, 0) / per_epoch for kind, n in reduced.items()
+        }
 
     calls = per_step(reduction.calls, broadcast.calls)
     return Work(compute, compress, calls, per_step(reduction.sent, broadcast.sent))

@@ -99,7 +99,7 @@ class Pattern:
         hops: of W, the number of messages that wait for each other.
         copies: of W, how often the bytes cross the busiest link. The bytes are one worker's input:
             the tensor of a mean (all-reduce), one worker's part of a gather (all-gather), the
-            root's tensor of a broadcast.
+            parts for all workers of an exchange (all-to-all), the root's tensor of a broadcast.
         segments: parts of a message in flight, so that latency and transfer overlap.
     """
 
@@ -114,6 +114,7 @@ def _ring(segments: int) -> Registry:
         {
             "mean": Pattern(lambda w: 2 * (w - 1), lambda w: 2 * (w - 1) / w, segments),
             "gather": Pattern(lambda w: w - 1, lambda w: w - 1, segments),
+            "exchange": Pattern(lambda w: w - 1, lambda w: (w - 1) / w, segments),
             "broadcast": Pattern(_doublings, _doublings),  # binomial tree over the root's one link
         },
     )
@@ -132,6 +133,7 @@ ALGORITHMS = Registry(
             {
                 "mean": Pattern(lambda w: 2 * _doublings(w), lambda w: 2.0 * (w > 1)),
                 "gather": Pattern(_doublings, lambda w: w - 1),
+                "exchange": Pattern(lambda w: w - 1, lambda w: (w - 1) / w),  # all pairs
                 "broadcast": Pattern(_doublings, lambda w: 1.0 * (w > 1)),
             },
         ),
@@ -151,7 +153,7 @@ def collective_seconds(
     1.2
 
     Args:
-        kind: "mean" (all-reduce), "gather" (all-gather) or "broadcast".
+        kind: "mean" (all-reduce), "gather" (all-gather), "exchange" (all-to-all) or "broadcast".
         size: bytes of one worker's input.
     """
     pattern = ALGORITHMS.find(algorithm).find(kind)

@@ -14,7 +14,7 @@ from regimes.ddp.hook import Hook
 from regimes.ddp.record import RecordOptions, record_options
 from regimes.ddp.schedule import unit_schedule
 from regimes.ddp.source import DDPGradients
-from regimes.errors import is_whole, require, unexpected
+from regimes.errors import ConfigError, is_whole, require, unexpected
 
 
 def attach(
@@ -69,4 +69,10 @@ def attach(
     require(good, "seed", seed, "a whole number of at most 63 bits")
     chosen = choices.choose(policy, compressor, levels, signal, start_compressing_after)
     schedule = unit_schedule(every, optimizer, model)
+    if chosen.compressor.reads_rate and schedule.optimizer is None:
+        raise ConfigError(
+            f"compressor: {type(chosen.compressor).__name__} with residual = "
+            f"{chosen.compressor.residual!r} reads the learning rate of each step: add "
+            "optimizer=optimizer"
+        )
     return Hook(source, chosen, schedule, record_options(record), seed, scaler, float(timeout))

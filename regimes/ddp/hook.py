@@ -204,6 +204,9 @@ class Hook(Job):
             self.recorder.flush()
         if not self.buckets.steps:
             self.schedule.begin()
+        if self.chosen.compressor.reads_rate:
+            b = self.buckets
+            b.reducer.rates = self.schedule.rates_of(list(b.source.parameters.values()))
         if steps == MANY_STEPS and not self.rows and self.world.rank == 0:
             warnings.warn(self._no_end(), stacklevel=2)
 

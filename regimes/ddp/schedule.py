@@ -113,6 +113,18 @@ class UnitSchedule:
         groups = [] if self.optimizer is None else self.optimizer.param_groups
         return [_plain(group["lr"]) for group in groups]
 
+    def rates_of(self, parameters: Sequence[nn.Parameter]) -> list[float] | None:
+        """The rate of each parameter now, 0 for one that the optimiser does not step; None without
+        an optimiser. A sync point where the optimiser's rates are tensors on a GPU."""
+        if self.optimizer is None:
+            return None
+        rate = {
+            id(p): learning_rate(group["lr"], "the optimiser's learning rate")
+            for group in self.optimizer.param_groups
+            for p in group["params"]
+        }
+        return [rate.get(id(p), 0.0) for p in parameters]
+
     def facts(self) -> dict[str, Any]:
         """What must be the same on all processes, in plain types."""
         unit = self.steps or ("sampler" if self.automatic else "epoch")

@@ -76,6 +76,11 @@ def choose(
     require(is_whole(every, 1), "every", every, "a number of steps from 1 up")
     words = _periods(PERIODS if periods is None else periods)
     pressed = choices.pick_compressor(compressor)
+    if pressed.residual != type(pressed).residual:
+        raise ConfigError(
+            f"compressor.residual = {pressed.residual!r}: local steps exchange movements of the "
+            "weights, whose unit no learning rate changes: leave it out"
+        )
     levels = {} if level == DENSE else choices.pick_levels(pressed, {"sent": level})
     static = Static(next(iter(levels), DENSE))
     exchange = choices.Choice(static, pressed, levels, "update")

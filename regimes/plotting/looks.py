@@ -100,8 +100,10 @@ SPARE = (
 LEVELS = {"high": "#e4e4e4", "low": _C[0], "dense": "#1a1a1a"}  # light to dark: more traffic
 SPELT = {
     **dict.fromkeys(("powersgd", "acp-sgd"), "rank {}"),
-    **dict.fromkeys(("topk", "randomk", "dct-topk"), "K = {} %"),
+    **dict.fromkeys(("topk", "randomk", "dct-topk", "chunked-topk"), "K = {} %"),
     "quantise": "{} bits",
+    "threshold": "from {}",
+    "quantised-all-reduce": "{} bits",
     "low-pass": "share {}",
 }
 

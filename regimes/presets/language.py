@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from regimes.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig
+from regimes.config import DataConfig, ModelConfig, OptimizerConfig, OuterConfig, RunConfig
 from regimes.presets import families
 from regimes.presets.registry import Grid, grid, preset
 
@@ -92,6 +92,46 @@ def lm_demo() -> Grid:
 def lm_smoke() -> RunConfig:
     """`regimes run lm-smoke`: `lm-small` in 40 steps, 8 units of 5; 3 s on one core."""
     return replace(_in_steps(40, 5, 64), policy={"name": "accordion", "interval": 1})
+
+
+@preset("sparseloco-small")
+def sparseloco_small() -> RunConfig:
+    """`regimes run sparseloco-small`: `lm-small` by SparseLoCo (Sarfi et al., 2025): 15 local steps
+    of AdamW, then 1.56 % of each block of 64 x 64 movements in 2 bits, feedback 0.95, outer rate 1;
+    30 s on one core."""
+    return replace(
+        lm_small(),
+        name="sparseloco",
+        sync_levels={"h": 15},
+        sync_policy=families.static("h"),
+        compressor={"name": "chunked-topk", "bits": 2, "error_feedback": 0.95},
+        levels={"high": 1.5625},
+        policy=families.static("high"),
+    )
+
+
+@grid("sparseloco-small")
+def sparseloco_grid() -> Grid:
+    """`regimes ablate sparseloco-small --seeds 3`: SparseLoCo; with whole values; with feedback 1
+    or none; dense averages at its period; DiLoCo; 4 minutes a seed, on one core."""
+    base = sparseloco_small()
+    dense = replace(base, policy=families.static("dense"))
+    tables: dict[str, families.Table] = {
+        "sparseloco": {},
+        "32 bits": {"bits": 32},
+        "feedback 1": {"error_feedback": True},
+        "no feedback": {"error_feedback": False},
+    }
+    cells = {
+        name: replace(base, name=name, compressor={**base.compressor, **table})
+        for name, table in tables.items()
+    }
+    diloco = OuterConfig(lr=0.7, momentum=0.9, nesterov=True)
+    return {
+        **cells,
+        "averages": replace(dense, name="averages"),
+        "diloco": replace(dense, name="diloco", outer=diloco),
+    }
 
 
 @preset("lm-gpu")

@@ -236,6 +236,7 @@ def _train(run: Run, plan: Plan, clock: Clock, reporters: Reporters) -> tuple[fl
 def _step_together(run: Run, batch: Minibatch, levels: list[Level], losses: Losses) -> None:
     """One step of the shared model along the exchanged gradients."""
     epoch, step, clock = batch.epoch, batch.step, losses.clock
+    run.reducer.rates = [batch.lr] * len(levels)
     with run.numerics.training():
         updates, loss, rows = run.step.take(batch.x, batch.y, epoch, step, levels, clock)
     # before the weights change: on the CPU a non-finite loss ends the run here

@@ -7,6 +7,7 @@ import torch
 
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
+from regimes.compression.all_reduce import QuantisedAllReduce
 from regimes.compression.cosine import DCTTopK
 from regimes.compression.elementwise import Cast, LowPass, Quantise, Sign
 from regimes.compression.powersgd import ACPSGD, PowerSGD
@@ -26,6 +27,13 @@ EVERY = [  # one case per family: compressor, a level that sends more, a level t
     pytest.param(Sign(), DENSE, 1, id="sign"),
     pytest.param(Quantise(), 8, 2, id="qsgd"),
     pytest.param(Quantise(stochastic=False, error_feedback=True), 8, 2, id="nearest"),
+    pytest.param(QuantisedAllReduce(block=7), 8, 4, id="quantised-all-reduce"),
+    pytest.param(
+        QuantisedAllReduce(block=7, stochastic=False, error_feedback=True),
+        8,
+        4,
+        id="quantised-all-reduce-nearest",
+    ),
     pytest.param(Cast(), "fp16", "bf16", id="cast"),
     pytest.param(LowPass(), 0.9, 0.3, id="low-pass"),
 ]

@@ -44,6 +44,8 @@ FAMILIES = {
     "dct-topk": Options((5, 40, 80), {"chunk": (2, 3, 64)}),
     "sign": Options((1,), {}),
     "quantise": Options((2, 4, 8, 16), {"stochastic": (False, True)}),
+    "quantised-all-reduce": Options((4, 8), {"stochastic": (False, True), "block": (3, 256)}),
+    "chunked-topk": Options((5, 40, 80), {"chunk": (3, 64), "bits": (2, 4, 32)}),
     "cast": Options(("fp16", "bf16"), {}),
     "low-pass": Options((0.3, 0.9), {}),
 }

@@ -19,6 +19,9 @@ HAVE: dict[str, list[Level]] = {
     "dct-topk": [*range(1, 18), 32, 0.5, 100, DENSE],
     "sign": [1, DENSE],
     "quantise": [2, 4, 8, 16, DENSE],
+    "quantised-all-reduce": [4, 8, DENSE],
+    "threshold": [*range(1, 18), 32, 0.5, 100, 100.5, DENSE],
+    "chunked-topk": [*range(1, 18), 32, 0.5, 100, DENSE],
     "cast": ["fp16", "bf16", DENSE],
 }
 

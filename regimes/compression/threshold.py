@@ -1,0 +1,70 @@
+"""A constant threshold (Sahu et al., "Rethinking gradient sparsification as total error
+minimization", NeurIPS 2021): all coordinates whose movement is large enough.
+
+TopK has the smallest error of one step at its floats, a constant threshold that of all steps
+together (section 4). How much is sent then varies: much while gradients and rate are large.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regimes.collectives.requests import Batched, Gather, Layer, Traffic
+from regimes.compression.base import Compressor, Sending, State, Unit
+from regimes.compression.sparse import scatter_sum
+from regimes.config import DENSE, Level
+from regimes.errors import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threshold(Compressor):
+    """Each worker sends the coordinates whose gradient plus residual, times the learning rate, is
+    at least the level in magnitude, with their indices. The level is in units of the weights: the
+    hard threshold of Sahu et al. (section 5, algorithm 1), which is on rate x gradient + residual.
+    A worker that has fewer coordinates than another pads its message with zeros, after a first one
+    with their numbers.
+
+    Between local steps the level is compared with the movements themselves.
+
+    Attributes:
+        residual: as theirs, in units of the update.
+    """
+
+    residual: Unit = "update"
+    data_dependent: ClassVar[bool] = True
+
+    @property
+    def reads_rate(self) -> bool:
+        return True
+
+    def check(self, level: Level) -> None:
+        number = isinstance(level, int | float) and not isinstance(level, bool)
+        good = level == DENSE or (number and 0 < float(level) < float("inf"))
+        require(good, "level of threshold", level, 'a movement above 0, or "dense"')
+
+    def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
+        flat = delta.flatten(1)
+        large = flat.abs() * state.rate >= float(level)
+        count = large.sum(1, dtype=torch.int32)  # [L]
+        counts = yield Gather(count)  # [W]
+        most = int(counts.max())  # a sync point: the size of the next two messages
+        if not most:
+            return state.buffer(delta.shape[1:], delta).zero_(), torch.zeros_like(delta)
+        values, indices = flat.new_zeros(len(flat), most), count.new_zeros(len(flat), most)
+        for row, chosen in enumerate(large):
+            index = chosen.nonzero().flatten()
+            indices[row, : len(index)], values[row, : len(index)] = index.int(), flat[row, index]
+        values = yield Gather(values)  # [W, most]
+        indices = yield Gather(indices)
+        weight, shape = 1 / len(values), delta[0].shape
+        update = yield Batched(scatter_sum, indices, values, weight, shape, state)
+        return update, torch.where(large, flat, 0).view(delta.shape)
+
+    def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
+        """The most: all coordinates of all workers, and their numbers."""
+        return Traffic((2 * layer.size + 1) * workers, layer.size * (itemsize + 4) + 4)

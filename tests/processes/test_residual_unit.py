@@ -1,0 +1,217 @@
+"""The unit of the residual: a gradient, or a movement of the weights. Oracles: dist-EF-SGD written
+out in movements; weights less what they are still owed, which no compression changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from configs import smoke
+from ddp_scripts import group
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import regimes
+from regimes.collectives.processes import ProcessWorld
+from regimes.collectives.requests import Layer
+from regimes.collectives.world import World
+from regimes.compression import compressor
+from regimes.compression.reducer import Reducer
+from regimes.config import DENSE, Level, override
+from regimes.errors import ConfigError
+from regimes.local import arguments
+from regimes.training.step import TrainingStep
+
+F64 = torch.float64
+WORKERS, SHAPE = 4, (6, 10)
+RATES = (0.5, 0.5, 1.0, 0.0, 0.25, 0.25, 0.01, 0.7)  # a warm-up, a rate of zero, decays, a restart
+LEVELS: dict[str, list[Level]] = {
+    "topk": [5, 5, 40, 5, 5, DENSE, 5, 5],
+    "powersgd": [1, 1, 2, 1, 1, DENSE, 1, 1],
+    "acp-sgd": [1, 1, 2, 1, 1, DENSE, 1, 1],
+    "sign": [1, 1, 1, 1, 1, DENSE, 1, 1],
+    "dct-topk": [5, 5, 40, 5, 5, DENSE, 5, 5],
+}
+
+
+def gradients(step: int, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(WORKERS, *shape, generator=generator, dtype=F64)
+
+
+def reducer(world: World, **table: Any) -> Reducer:
+    world.meter.dtype = F64
+    return Reducer(compressor(table), [Layer("m", SHAPE)], world, seed=3)
+
+
+def step(to: Reducer, grad: Tensor, level: Level, rate: float) -> Tensor:
+    to.rates = [rate]
+    (update,), _ = to.step([grad], [level], torch.zeros(len(grad), dtype=F64), grad.flatten(1))
+    return update.clone()
+
+
+@pytest.mark.parametrize("decay", [True, 0.75])
+@pytest.mark.parametrize("name", LEVELS)
+def test_updates_are_those_of_feedback_in_movements(name: str, decay: bool | float) -> None:
+    """Zheng et al., algorithm 1, step by step: rate x gradient + what is owed is compressed by
+    TopK or another method that a factor does not change. At a rate of zero the gradient counts at
+    the rate before."""
+    ours = reducer(World(WORKERS), name=name, residual="update", error_feedback=decay)
+    plain = reducer(World(WORKERS), name=name, error_feedback=decay)
+    differs, known = reducer(World(WORKERS), name=name, error_feedback=decay), RATES[0]
+    apart = 0.0
+    for t, (rate, level) in enumerate(zip(RATES, LEVELS[name], strict=True)):
+        grad, known = gradients(t, *SHAPE), rate or known
+        movement = step(plain, known * grad, level, 1.0)
+        update = step(ours, grad, level, rate)
+        torch.testing.assert_close(known * update, movement, rtol=1e-9, atol=1e-9)
+        apart = max(apart, float((step(differs, grad, level, rate) - update).abs().max()))
+    assert apart > 0.1  # with the residual in units of the gradient
+
+
+def test_at_a_constant_rate_both_units_are_the_same_bits() -> None:
+    one, other = (
+        reducer(World(WORKERS), name="topk", residual=unit) for unit in ("gradient", "update")
+    )
+    for t in range(4):
+        grad = gradients(t, *SHAPE)
+        assert torch.equal(step(one, grad, 5, 0.3), step(other, grad, 5, 0.3))
+
+
+def tour(world: World) -> list[Tensor]:
+    """Updates and residuals, through a checkpoint before each step."""
+    hosted, found = slice(world.hosted.start, world.hosted.stop), []
+    for name, levels in LEVELS.items():
+        to = reducer(world, name=name, residual="update")
+        for t, (rate, level) in enumerate(zip(RATES, levels, strict=True)):
+            fresh = reducer(world, name=name, residual="update")
+            fresh.load_state_dict(*to.state_dict())
+            to = fresh
+            found.append(step(to, gradients(t, *SHAPE)[hosted], level, rate))
+    return found
+
+
+def process(rank: int) -> list[Tensor]:
+    return tour(ProcessWorld(WORKERS, torch.device("cpu")))
+
+
+def test_two_processes_are_the_simulation() -> None:
+    simulated, answers = tour(World(WORKERS)), group.run(process, 2)
+    for ours, first, second in zip(simulated, *answers, strict=True):
+        assert torch.equal(first, second)
+        torch.testing.assert_close(first, ours, rtol=1e-9, atol=1e-9)
+
+
+def by_trainer(
+    unit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """(weights less what they are owed, weights after the uncompressed movements) by layer."""
+    take, moved, parts = TrainingStep.take, [], []
+
+    def watched(self: TrainingStep, *args: Any) -> Any:
+        if not parts:
+            parts.extend(p.detach().clone() for p in self.gradients.parameters)
+            moved.extend(torch.zeros_like(p) for p in parts)
+        answer = take(self, *args)
+        for total, layer, rate in zip(
+            moved, self.gradients.layers, self.reducer.rates or (), strict=True
+        ):
+            total += rate * layer.mean(0)
+        watched.last = self  # type: ignore[attr-defined]
+        return answer
+
+    monkeypatch.setattr(TrainingStep, "take", watched)
+    plain = ["momentum=0.0", "weight_decay=0.0", "lr=0.05", "warmup_from=0.01", "decay_epochs=[2]"]
+    table = f"compressor={{name='topk', residual='{unit}'}}"
+    config = smoke("policy=static", "levels={low=20, high=5}", table, epochs=3)
+    config = override(config, [f"optimizer.{one}" for one in plain])
+    regimes.run(config, tmp_path / unit)
+    last: TrainingStep = watched.last  # type: ignore[attr-defined]
+    rate = (last.reducer.rates or [])[0]
+    owed = [r if r is None else r.mean(0) for r in last.reducer.residuals()]
+    layers = zip(parts, moved, last.gradients.parameters, owed, strict=True)
+    for start, movement, weights, left in layers:
+        debt = 0 if left is None else rate * left.view(weights.shape)
+        yield weights.detach() - debt, start - movement
+
+
+@pytest.mark.parametrize("unit", ["update", "gradient"])
+def test_a_run_owes_its_weights_what_was_not_sent(
+    unit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGD without momentum, a warm-up and a decay: in units of the update the debt is exact."""
+    exact = [
+        torch.allclose(a, b, rtol=1e-9, atol=1e-9)
+        for a, b in by_trainer(unit, tmp_path, monkeypatch)
+    ]
+    assert all(exact) == (unit == "update")
+
+
+class Straight(nn.Module):
+    """Two layers whose gradients are what is given, wherever the weights are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first = nn.Parameter(torch.randn(SHAPE, dtype=F64))
+        self.second = nn.Parameter(torch.randn(SHAPE, dtype=F64))
+
+    def forward(self, slopes: Tensor) -> Tensor:
+        return (self.first * slopes[0]).sum() + (self.second * slopes[1]).sum()
+
+
+def hooked(rank: int, unit: str) -> tuple[Tensor, Tensor]:
+    """As `by_trainer`, of a hook, with a rate for each of two parameter groups."""
+    model = DistributedDataParallel(Straight())
+    net = model.module
+    start = torch.stack([net.first.detach().clone(), net.second.detach().clone()])
+    sgd = torch.optim.SGD([{"params": [net.first]}, {"params": [net.second]}], lr=1.0)
+    levels, table = {"low": 40, "high": 5}, {"name": "topk", "residual": unit}
+    policy = {"name": "static", "level": "high"}
+    hook = regimes.attach(
+        model, policy=policy, compressor=table, levels=levels, optimizer=sgd, every=4
+    )
+    moved, rates = torch.zeros(2, *SHAPE, dtype=F64), [1.0, 1.0]
+    for t, rate in enumerate(RATES):
+        rates = [rate or rates[0], 0.3 * (t + 1)]
+        for one, group_ in zip(rates, sgd.param_groups, strict=True):
+            group_["lr"] = one
+        slopes = gradients(t, 2, *SHAPE)
+        sgd.zero_grad()
+        model(slopes[rank]).backward()
+        sgd.step()
+        moved += torch.tensor(rates, dtype=F64)[:, None, None] * slopes[:2].mean(0)
+    own = torch.stack([r for r in hook.reducer.residuals() if r is not None])[:, 0]
+    hook.close()
+    weights = torch.stack([net.first.detach(), net.second.detach()])
+    debt = torch.tensor(rates, dtype=F64)[:, None, None] * own
+    return torch.stack([weights, debt]), start - moved
+
+
+@pytest.mark.parametrize("unit", ["update", "gradient"])
+def test_a_hook_reads_the_rate_of_each_group(unit: str) -> None:
+    answers = group.run(hooked, 2, unit)
+    debt = torch.stack([own[1] for own, _ in answers]).mean(0)
+    (weights, _), wanted = answers[0]
+    assert torch.allclose(weights - debt, wanted, rtol=1e-9, atol=1e-9) == (unit == "update")
+
+
+def refused_without_optimizer(rank: int) -> str:
+    model = DistributedDataParallel(Straight())
+    with pytest.raises(ConfigError) as refused:
+        regimes.attach(model, compressor={"name": "topk", "residual": "update"})
+    return str(refused.value)
+
+
+def test_what_cannot_be_is_one_sentence() -> None:
+    (said,) = group.run(refused_without_optimizer, 1)
+    assert "reads the learning rate of each step: add optimizer=optimizer" in said
+    with pytest.raises(ConfigError, match="residual = 'weights': Known: gradient, update"):
+        compressor({"name": "topk", "residual": "weights"})
+    with pytest.raises(ConfigError, match="has no effect without error feedback"):
+        compressor({"name": "topk", "residual": "update", "error_feedback": False})
+    with pytest.raises(ConfigError, match=r"local steps exchange movements.*leave it out"):
+        arguments.choose(1, None, None, {"name": "topk", "residual": "update"}, 1, 1)

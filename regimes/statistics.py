@@ -108,7 +108,7 @@ def least_p(n: int) -> float:
 def holm(values: Sequence[float]) -> list[float]:
     """p values of a family, corrected so that one false alarm in it has at most the level's
     probability (Holm 1979): the i-th smallest of k times k - i, and never below a smaller one's.
-    nan is in no family.
+    nan values are ignored.
 
     >>> holm([0.01, 0.04, 0.03, math.nan])
     [0.03, 0.06, 0.06, nan]

@@ -1,4 +1,4 @@
-"""Epochs that detectors call when each calls the same number, and their agreement.
+"""Detectors compared when each marks the same number of epochs critical, and their agreement.
 
 The score of an epoch is the change of a statistic of the whole model since the epoch before (or
 several before), relative to the older value: what ACCORDION's rule compares with a threshold

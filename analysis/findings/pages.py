@@ -27,7 +27,7 @@ SUMMARY = "findings"  # the page above the others
 
 
 def names() -> list[str]:
-    """Of all pages."""
+    """The names of all pages."""
     return sorted(path.name.removesuffix(".md.jinja") for path in TEMPLATES.glob("[a-z]*.jinja"))
 
 

@@ -193,7 +193,7 @@ def rates_tried(source: str) -> list[float]:
 
 @number
 def validation_difference(source: str, a: str, b: str) -> Interval:
-    """Held-out accuracy in points, ``a`` minus ``b``, each at the rate that it has."""
+    """Held-out accuracy in points, ``a`` minus ``b``, each at its chosen rate."""
     rates = {run.name: float(run.config["optimizer"]["lr"]) for run in records(source)}
     at = {
         row["schedule"]: row["scores"]

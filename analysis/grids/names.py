@@ -1,6 +1,6 @@
 """Names of the grids' arms, for the figures that draw them.
 
-A ladder is the controls of one kind, from few floats to many.
+A ladder is all controls of one kind, sorted by their floats.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ def _step(ax: Axes, steps: pd.DataFrame, column: str) -> None:
 
 
 def _apart(sizes: Sequence[int]) -> list[int]:
-    """Those that have room for a label: each at least 1.3 times the one before."""
+    """The sizes far enough apart for a label: each at least 1.3 times the one before."""
     kept: list[int] = []
     for size in sizes:
         if not kept or size >= 1.3 * kept[-1]:

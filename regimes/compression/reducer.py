@@ -131,6 +131,7 @@ class Reducer:
         """
         memories: Any = self.states if states is None else states
         self._set_rates(bucket, memories)
+        # Generators: a compressor's code runs in `World.drive`, one collective after another.
         programs = [
             _mean(loss)
             if i == NO_LAYER and loss is not None

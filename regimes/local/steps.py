@@ -86,7 +86,7 @@ class UnitClock(StepClock):
     clocked = 0
 
     def start(self) -> None:
-        """An iteration's own steps are over."""
+        """The computation of an iteration has ended; the wait for others begins."""
         self.clocked += self.since is not None
         super().start()
 

@@ -13,7 +13,7 @@ from regimes.errors import ConfigError, nearest, require
 from regimes.policies.base import Decision, FollowsDecays, followed, start
 from regimes.policies.history import PastEpoch, as_history
 
-LONGEST = 10**9  # steps of a period; a rate of zero asks for no end
+LONGEST = 10**9  # steps of a period; at a rate of zero the formula is infinite
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class Units:
         return unit * size, min((unit + 1) * size, self.total)
 
     def parts(self, unit: int) -> Iterator[tuple[int, int, int]]:
-        """The epochs that a unit lies in, each with its steps ``[first, stop)`` in that epoch."""
+        """(epoch, first, stop) of each epoch in the unit: its steps ``[first, stop)`` there."""
         first, stop = self.span(unit)
         while first < stop:
             epoch, begin = divmod(first, self.per_epoch)

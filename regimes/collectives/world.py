@@ -17,11 +17,25 @@ import torch
 from torch import Tensor
 
 from regimes.collectives import agreement
-from regimes.collectives.requests import NO_LAYER, Batched, Gather, Mean, Program, Request, Traffic
+from regimes.collectives.requests import (
+    NO_LAYER,
+    Batched,
+    Collective,
+    Gather,
+    JoinShards,
+    Layer,
+    Mean,
+    Program,
+    Request,
+    SumShards,
+    Traffic,
+)
 from regimes.errors import ConfigError, require
 
 KINDS = ("mean", "gather", "broadcast")
-Count = Callable[[int, Mean | Gather, int], str]  # a program's request in a round: its kind
+KIND = {Mean: "mean", Gather: "gather", SumShards: "sum", JoinShards: "join"}
+WITHIN = ("sum", "join")  # among the shards of a worker; these have no place in a layer's traffic
+Count = Callable[[int, Collective, int], str]  # a program's request in a round: its kind
 FEW = 1 << 16  # numbers; to copy fewer costs less than a launch
 
 
@@ -31,8 +45,9 @@ class Meter:
 
     Attributes:
         layers: traffic per layer index; ``NO_LAYER`` has that of none (loss, buffers).
-        calls: number of collectives, per kind ("mean", "gather", "broadcast").
-        sent: bytes that one worker sent, per kind.
+        calls: number of collectives, per kind ("mean", "gather", "broadcast"; between shards of a
+            worker "sum" and "join").
+        sent: bytes that one worker sent, per kind; for "sum" and "join", that one shard did.
     """
 
     dtype: torch.dtype
@@ -50,6 +65,10 @@ class Meter:
         self.layers[layer] = self.layers[layer] + Traffic(floats, size)
         self.sent[kind] += size
         self.calls["broadcast"] += kind == "broadcast"
+
+    def count_within(self, kind: str, tensor: Tensor) -> None:
+        """Count one request among the shards of a worker."""
+        self.sent[kind] = self.sent.get(kind, 0) + tensor.numel() * tensor.element_size()
 
     def state_dict(self) -> dict[str, Any]:
         """The counts so far, in plain types."""
@@ -79,9 +98,11 @@ class World:
         processes, rank: P and this process's place among them.
         hosted: the workers of this process, ``W / P`` consecutive ones.
         meter: the traffic so far.
+        shards: processes that hold one worker together, each some rows of every layer.
         lockstep: programs run round by round, so that a round of all travels as one collective.
     """
 
+    shards = 1
     lockstep = False
 
     def __init__(self, workers: int, *, processes: int = 1, rank: int = 0) -> None:
@@ -132,11 +153,14 @@ class World:
         """
         collectives = set()  # the round, the kind, and the type that travels
 
-        def count(i: int, request: Mean | Gather, turn: int) -> str:
-            tensor, kind = request.tensor, "gather" if isinstance(request, Gather) else "mean"
+        def count(i: int, request: Collective, turn: int) -> str:
+            tensor, kind = request.tensor, KIND[type(request)]
             convention = layers[i] != NO_LAYER and not signal
-            self.meter.count(layers[i], kind, tensor, convention)
-            collectives.add((turn, kind, tensor.dtype if kind == "mean" else torch.uint8))
+            if kind in WITHIN:
+                self.meter.count_within(kind, tensor)
+            else:
+                self.meter.count(layers[i], kind, tensor, convention)
+            collectives.add((turn, kind, torch.uint8 if kind == "gather" else tensor.dtype))
             return kind
 
         if batched or self.lockstep:
@@ -144,7 +168,7 @@ class World:
         else:
             results = [self._run_one(i, program, count) for i, program in enumerate(programs)]
         for _, kind, _ in collectives:
-            self.meter.calls[kind] += 1
+            self.meter.calls[kind] = self.meter.calls.get(kind, 0) + 1
         return results
 
     def _run_in_lockstep(
@@ -154,17 +178,22 @@ class World:
         answers: dict[int, Any] = dict.fromkeys(range(len(programs)))
         turn = 0
         while answers:
-            tensors: dict[str, dict[int, Tensor]] = {"mean": {}, "gather": {}}
+            waiting: dict[str, dict[int, Any]] = {kind: {} for kind in KIND.values()}
             for i, request in _advance(programs, answers, results, batched):
-                tensors[count(i, request, turn)][i] = request.tensor
-            means, gathers = tensors["mean"], tensors["gather"]
+                waiting[count(i, request, turn)][i] = request
             answers = {}
-            if means:  # always before the gathers: the order must be that of all processes
-                answers.update(zip(means, self.mean(list(means.values())), strict=True))
-            if gathers:
-                answers.update(zip(gathers, self.gather(list(gathers.values())), strict=True))
+            for kind, asked in waiting.items():  # in one order, which must be that of all processes
+                if asked:
+                    answers.update(zip(asked, self._answer(kind, [*asked.values()]), strict=True))
             turn += 1
         return results
+
+    def _answer(self, kind: str, requests: Sequence[Any]) -> list[Tensor]:
+        """Answers to requests of one kind."""
+        if kind == "join":
+            return self.join_shards(requests)
+        collective = {"mean": self.mean, "gather": self.gather, "sum": self.sum_shards}[kind]
+        return collective([request.tensor for request in requests])
 
     def _run_one(self, i: int, program: Program, count: Count) -> Any:
         """As in lockstep, of one program; the bookkeeping for several takes twice as long."""
@@ -174,8 +203,7 @@ class World:
                 request = _next_collective(program, answer)
             except StopIteration as stop:
                 return stop.value
-            collective = self.mean if count(i, request, turn) == "mean" else self.gather
-            answer = collective([request.tensor])[0]
+            answer = self._answer(count(i, request, turn), [request])[0]
             turn += 1
 
     def ask(self, *requests: Request, layers: Sequence[int] | None = None) -> list[Tensor]:
@@ -208,6 +236,29 @@ class World:
     def gather(self, tensors: list[Tensor]) -> list[Tensor]:
         """All workers' rows, in worker order: each ``[L, ...] -> [W, ...]``."""
         return tensors
+
+    # -- shards of a worker: here there is one -------------------------------------------------
+
+    def sum_shards(self, tensors: list[Tensor]) -> list[Tensor]:
+        """This shard's shares of sums over the shards of a worker: each ``[k] -> [share]``."""
+        return tensors
+
+    def join_shards(self, parts: Sequence[JoinShards]) -> list[Tensor]:
+        """The parts of all shards of a worker, end to end: each ``[part] -> [size]``."""
+        return [part.tensor for part in parts]
+
+    def parts(self, layers: Sequence[Layer]) -> list[Layer]:
+        """What this process holds of each layer."""
+        return list(layers)
+
+    def add_shards(self, tensor: Tensor) -> Tensor:
+        """A small tensor's sum over the shards of a worker, the same on each."""
+        return tensor
+
+    def take_meter(self, count: int) -> Meter:
+        """The counts of a whole worker since the last time, of ``count`` layers; with several
+        shards all processes call this."""
+        return self.meter.take()
 
     # -- plain services ----------------------------------------------------------------------
 
@@ -259,9 +310,9 @@ def _joins_others(tensor: Tensor) -> bool:
 
 def _advance(
     programs: Sequence[Program], answers: dict[int, Any], results: list[Any], batched: bool
-) -> list[tuple[int, Mean | Gather]]:
+) -> list[tuple[int, Collective]]:
     """Run programs until each asks for a collective, or ends and leaves its result."""
-    requests: dict[int, Mean | Gather] = {}
+    requests: dict[int, Collective] = {}
     while answers:
         calls: dict[Any, dict[int, tuple[Any, ...]]] = {}  # by kernel: the arguments by program
         for i in sorted(answers):
@@ -281,7 +332,7 @@ def _advance(
     return sorted(requests.items())
 
 
-def _next_collective(program: Program, answer: Any) -> Mean | Gather:
+def _next_collective(program: Program, answer: Any) -> Collective:
     """Run a program, its ``Batched`` work included, until it asks for a collective.
 
     Raises:

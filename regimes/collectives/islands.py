@@ -174,6 +174,17 @@ def local_part(tensor: Any) -> Tensor:
         return tensor.to_local()
 
 
+def sharded_tensor(rows: Tensor, mesh: Any, shape: Sequence[int]) -> Tensor:
+    """A DTensor of a whole shape, of which this process holds some rows."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import Shard as Rows
+
+    whole = torch.empty(tuple(shape), device="meta")
+    return DTensor.from_local(
+        rows, mesh, [Rows(0)], run_check=False, shape=whole.shape, stride=whole.stride()
+    )
+
+
 def _by_type(tensors: Sequence[Tensor]) -> list[list[int]]:
     """Places of the tensors that can travel together, the same order on all processes."""
     kinds = sorted({t.dtype for t in tensors}, key=str)

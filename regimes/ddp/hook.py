@@ -26,6 +26,8 @@ from regimes.ddp.job import Job
 from regimes.ddp.record import RecordOptions
 from regimes.ddp.refit import damage_refused
 from regimes.ddp.schedule import UnitSchedule
+from regimes.ddp.sharded import ShardedGradients
+from regimes.ddp.sharded_state import ShardedState
 from regimes.ddp.source import Source, layers_of
 from regimes.ddp.state import Fitted, StateCodec
 from regimes.detectors.statistics import Statistic
@@ -59,6 +61,7 @@ class Hook(Job):
         scaler: Any,
         timeout: float,
     ) -> None:
+        self.source = source
         layers, network = layers_of(source.parameters), source.network
         super().__init__(source.world(timeout), layers, schedule)
         world = self.world
@@ -192,6 +195,19 @@ class Hook(Job):
         """
         self.world.guard.enter("load_full_state_dict()")
         self._continue(self._codec.scatter(full))
+
+    def sharded_state(self) -> ShardedState:
+        """The state of a hook on a sharded model, an object for ``torch.distributed.checkpoint``:
+        save and load it beside the model, on all processes.
+
+        Raises:
+            ConfigError: the model is not sharded.
+        """
+        if not isinstance(self.source, ShardedGradients):
+            raise ConfigError(
+                "sharded_state: this model is not sharded: save full_state_dict() instead"
+            )
+        return ShardedState(self)
 
     # -- units -------------------------------------------------------------------------------
 

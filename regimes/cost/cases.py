@@ -29,6 +29,7 @@ from regimes.training.units import Units
 ITEMSIZE = {"float32": 4, "float64": 8}
 SAME = {"model", "data", "workers", "dtype", "precision"}
 SAME |= {"batch_size", "compressor", "levels", "unit_steps"}
+WITHIN = ("sum", "join")  # collectives of one island's processes, over their own links
 Epoch = tuple[float, Work]  # steps, and the work of one
 
 
@@ -66,8 +67,8 @@ def recorded(run: Record, sample: float | None = None) -> list[Epoch]:
     epochs: list[Epoch] = []
     for row, seconds, batch in zip(run.rows, _compress(run), _batches(run), strict=True):
         steps, sent = row["steps"], row["collectives"]
-        calls = {kind: n / steps for kind, n in sent["calls"].items()}
-        size = {kind: n / steps for kind, n in sent["bytes"].items()}
+        calls = {kind: n / steps for kind, n in sent["calls"].items() if kind not in WITHIN}
+        size = {kind: n / steps for kind, n in sent["bytes"].items() if kind not in WITHIN}
         work = Work(sample * batch, seconds / divisor, calls, size, overlaps=not _is_local(row))
         epochs.append((steps, work))
     return epochs
@@ -100,7 +101,7 @@ def _batches(run: Record) -> list[float]:
 
 def _hosted(run: Record) -> int:
     world = run.header["world"]
-    return world["workers"] // world["processes"]
+    return max(1, world["workers"] // world["processes"])  # several processes may be one worker
 
 
 def per_sample(runs: Iterable[Record]) -> float:

@@ -13,7 +13,9 @@ import torch
 from ddp_scripts import group, islands, islands_wrong
 from ddp_scripts.islands import Case
 
+import regimes
 from regimes.collectives.requests import Layer
+from regimes.cost.cases import recorded
 
 TOPK = (("low", 40), ("high", 5))
 EXACT = [
@@ -125,6 +127,10 @@ def test_a_resumed_job_has_the_same_bits_and_on_other_shards_the_same_numbers(
             assert (mine is None) == (owed is None)
             assert owed is None or torch.equal(mine, owed)
         assert [r["statistics"] for r in ours["rows"]] == [r["statistics"] for r in theirs["rows"]]
+    record = regimes.load(tmp_path / "cut" / "run")
+    assert record.finished
+    assert record.header["world"]["shards"] == 2
+    assert [epoch[0] for epoch in recorded(record)] == [3, 3, 3]  # as `regimes cost` reads it
     if case.compressor != "powersgd":
         return
     shutil.copytree(tmp_path / "cut" / "4", tmp_path / "fewer" / "4")

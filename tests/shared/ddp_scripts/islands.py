@@ -292,6 +292,7 @@ def resumed(
         optimizer=optimizer,
         every=STEPS,
         levels=dict(case.levels),
+        record=regimes.RecordOptions(f"{folder}/run", batch_size=BATCH // shards),
         **options,
     )
 

@@ -64,7 +64,7 @@ def test_one_room_talks_to_torch_distributed() -> None:
         for path in (ROOT / "regimes").rglob("*.py")
         if re.search(r"^\s*(import|from) torch\.distributed\b", path.read_text(), re.MULTILINE)
     }
-    ours = {f"collectives/{name}.py" for name in ("processes", "group", "call_guard")}
+    ours = {f"collectives/{name}.py" for name in ("processes", "group", "call_guard", "islands")}
     assert users == {*ours, "monitor/doctor.py"}  # doctor tries the backends
 
 

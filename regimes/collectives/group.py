@@ -39,15 +39,22 @@ class GroupWorld(ProcessWorld):
 
     Args:
         call: what the processes are in, for errors about those that are not.
+        ranks: of more processes than the group has, by their ranks in the default group; they are
+            workers for the calls that all make together.
     """
 
     _guard_group: weakref.ref[Any] | None = None
 
     def __init__(
-        self, group: Any, device: torch.device, timeout: float, call: str = "attach()"
+        self,
+        group: Any,
+        device: torch.device,
+        timeout: float,
+        call: str = "attach()",
+        ranks: Sequence[int] = (),
     ) -> None:
-        ranks = dist.get_process_group_ranks(group)
-        World.__init__(self, len(ranks), processes=len(ranks), rank=dist.get_rank(group))
+        ranks = list(ranks or dist.get_process_group_ranks(group))
+        World.__init__(self, len(ranks), processes=len(ranks), rank=ranks.index(dist.get_rank()))
         self.device, self.first = device, ranks[0]
         place = f"hook/{next(_groups)}/{self.first}"  # two groups of a mesh count alike
         store = _store(place)
@@ -56,22 +63,27 @@ class GroupWorld(ProcessWorld):
         self.guard.enter(call)
         devices.check_kinds(store, self.rank, self.workers)
         own = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
-        kind, limit = own[device.type], timedelta(seconds=timeout)
-        self.wait_timeout = (limit,) if kind == "nccl" else ()
-        with errors_are_raised():
-            ours = dist.new_group(
-                ranks, limit, backends(kind, device), use_local_synchronization=True
-            )
-        # Weak, here and in the guard: torch holds a group until it is destroyed, and a gloo group
-        # that is held longer still has its threads when Python ends, which may abort the process.
-        self._group = weakref.ref(ours)
-        if kind == "gloo":
-            atexit.register(_destroy, self._group)
+        self._kind, self._limit = own[device.type], timedelta(seconds=timeout)
+        self.wait_timeout = (self._limit,) if self._kind == "nccl" else ()
+        self._group = self._make(ranks, self._kind)
         if self.guard.others:
-            guards = dist.new_group(ranks, limit, "gloo", use_local_synchronization=True)
-            self._guard_group = weakref.ref(guards)
-            atexit.register(_destroy, self._guard_group)
+            self._guard_group = self._make(ranks, "gloo")
             self.guard.gather = functools.partial(_all_reduce_max, self._guard_group)
+
+    def _make(self, ranks: list[int], kind: str) -> weakref.ref[Any]:
+        """A new group of some processes, which all call this.
+
+        Weak, here and in the guard: torch holds a group until it is destroyed, and a gloo group
+        that is held longer still has its threads when Python ends, which may abort the process.
+        """
+        with errors_are_raised():
+            made = dist.new_group(
+                ranks, self._limit, backends(kind, self.device), use_local_synchronization=True
+            )
+        if kind == "gloo":
+            atexit.register(_destroy, found := weakref.ref(made))
+            return found
+        return weakref.ref(made)
 
     @property
     def group(self) -> Any:
@@ -121,9 +133,11 @@ class GroupWorld(ProcessWorld):
         """Nothing to do: when a wait fails, NCCL aborts this communicator itself."""
 
     def close(self) -> None:
-        _destroy(self._group)
-        if self._guard_group is not None:
-            _destroy(self._guard_group)
+        for group in self._all_groups():
+            _destroy(group)
+
+    def _all_groups(self) -> list[weakref.ref[Any]]:
+        return [self._group] + ([] if self._guard_group is None else [self._guard_group])
 
 
 def _alive(group: weakref.ref[Any]) -> Any:

@@ -85,14 +85,19 @@ class ProcessWorld(World):
         module's docstring."""
         return None
 
+    @property
+    def peers(self) -> tuple[Any, int]:
+        """The group over which means and gathers go, and the number of its processes."""
+        return self.group, self.processes
+
     def mean(self, tensors: list[Tensor]) -> list[Tensor]:
         answers: list[Tensor] = [torch.empty(0)] * len(tensors)
         for dtype in sorted({t.dtype for t in tensors}, key=str):
             ids = [i for i, t in enumerate(tensors) if t.dtype == dtype]
             parts = super().mean([tensors[i] for i in ids])
             flat = torch.cat([p.flatten() for p in parts])
-            self._wait(dist.all_reduce, flat, async_op=True)
-            flat /= self.processes
+            self._wait(dist.all_reduce, flat, group=self.peers[0], async_op=True)
+            flat /= self.peers[1]
             pieces = flat.split([p.numel() for p in parts])
             for i, piece, part in zip(ids, pieces, parts, strict=True):
                 answers[i] = piece.view(part.shape)
@@ -102,7 +107,7 @@ class ProcessWorld(World):
         wires = [t.contiguous().view(self.local, -1).view(torch.uint8) for t in tensors]
         flat = torch.cat(wires, dim=1)  # [L, bytes]
         everyone = flat.new_empty((self.workers, flat.shape[1]))
-        self._wait(getattr(dist, GATHER), everyone, flat, async_op=True)
+        self._wait(getattr(dist, GATHER), everyone, flat, group=self.peers[0], async_op=True)
         pieces = everyone.split([w.shape[1] for w in wires], dim=1)
         return [
             # a copy, because a view as another dtype needs aligned storage
@@ -151,11 +156,13 @@ class ProcessWorld(World):
         work.wait(*self.wait_timeout)
 
     def _wait(self, collective: Any, *args: Any, **options: Any) -> None:
+        """Call a collective, of ``group`` unless another one is among the options, and wait."""
+        options.setdefault("group", self.group)
         spent, start = self._clock[0], time.perf_counter()
         self._clock = spent, start
         work = None
         try:
-            work = collective(*args, group=self.group, **options)
+            work = collective(*args, **options)
             if work is not None:
                 self._finish(work)
         except torch.OutOfMemoryError:
@@ -163,6 +170,7 @@ class ProcessWorld(World):
         except RuntimeError as error:
             # The traceback of what is raised holds this frame, and a failed work holds the group.
             del work
+            options.clear()
             raise TrainingError(
                 f"process {self.rank} of {self.processes} lost contact with the others in "
                 f"{collective.__name__} ({_name_silent(self.store, self.rank, self.processes)}): "

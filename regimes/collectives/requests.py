@@ -1,7 +1,9 @@
 """What a compressor asks of the other workers, and how it is counted.
 
 A program is a generator that yields ``Mean``, ``Gather`` or ``Exchange`` requests, receives their
-results, and returns a tensor. It never calls a collective; ``World.drive`` does.
+results, and returns a tensor. It never calls a collective; ``World.drive`` does. Where several
+processes hold shards of a worker's layers (``collectives.islands``), ``SumShards`` and
+``JoinShards`` ask among them.
 """
 
 from __future__ import annotations
@@ -17,11 +19,42 @@ NO_LAYER = -1  # a layer index for traffic that belongs to no layer, such as the
 
 
 @dataclass(frozen=True)
+class Shard:
+    """The rows of a layer on one of several processes, divided as ``torch.chunk`` does: the last
+    ones may hold fewer, or none.
+
+    Attributes:
+        index, count: which of how many.
+        rows: of the whole layer.
+    """
+
+    index: int
+    count: int
+    rows: int
+
+    @property
+    def chunk(self) -> int:
+        """Rows of the first shard."""
+        return -(-self.rows // self.count)
+
+    @property
+    def here(self) -> slice:
+        """The rows of this shard."""
+        start = min(self.rows, self.index * self.chunk)
+        return slice(start, min(self.rows, start + self.chunk))
+
+
+@dataclass(frozen=True)
 class Layer:
-    """One named parameter tensor: the unit at which compressors and policies decide."""
+    """One named parameter tensor: the unit at which compressors and policies decide.
+
+    Attributes:
+        shard: where ``shape`` is that of a shard, which one; None: the layer is whole.
+    """
 
     name: str
     shape: tuple[int, ...]
+    shard: Shard | None = None
 
     @property
     def size(self) -> int:
@@ -30,12 +63,18 @@ class Layer:
     @property
     def matrix(self) -> tuple[int, int]:
         """(n, m): the first dimension against all others."""
-        return self.shape[0], self.size // self.shape[0]
+        return self.shape[0] if self.shape else 1, math.prod(self.shape[1:])
 
     @property
     def compressed(self) -> bool:
         """1-D parameters travel dense (paper, Appendix F)."""
         return len(self.shape) > 1
+
+    def on(self, index: int, count: int) -> Layer:
+        """Its part on one of ``count`` processes."""
+        shard = Shard(index, count, self.shape[0])
+        rows = shard.here
+        return Layer(self.name, (rows.stop - rows.start, *self.shape[1:]), shard)
 
 
 @dataclass(frozen=True)
@@ -58,6 +97,27 @@ class Exchange:
     of which part w is for worker w, to ``[L, W, ...]``, of which part w is from worker w."""
 
     tensor: Tensor
+
+
+@dataclass(frozen=True)
+class SumShards:
+    """Ask for this shard's share of a sum over the shards of a worker: ``[k] -> [share]``. Shares
+    are divided as rows are, see ``Shard``."""
+
+    tensor: Tensor
+
+
+@dataclass(frozen=True)
+class JoinShards:
+    """Ask for the parts of all shards of a worker, end to end: ``[part] -> [size]``.
+
+    Attributes:
+        chunk: numbers of the first part; the last ones may be shorter.
+    """
+
+    tensor: Tensor
+    chunk: int
+    size: int
 
 
 class Batched:
@@ -94,6 +154,6 @@ class Traffic:
         return Traffic(self.floats + other.floats, self.bytes + other.bytes)
 
 
-Collected = Mean | Gather | Exchange
-Request = Collected | Batched
+Collective = Mean | Gather | SumShards | JoinShards
+Request = Collective | Batched
 Program = Generator[Request, Any, Tensor]

@@ -20,19 +20,29 @@ from regimes.collectives import agreement
 from regimes.collectives.requests import (
     NO_LAYER,
     Batched,
-    Collected,
+    Collective,
     Exchange,
     Gather,
+    JoinShards,
+    Layer,
     Mean,
     Program,
     Request,
+    SumShards,
     Traffic,
 )
 from regimes.errors import ConfigError, require
 
 KINDS = ("mean", "gather", "broadcast")  # "exchange" joins them where one is asked for
-OF_REQUEST = {Mean: "mean", Gather: "gather", Exchange: "exchange"}
-Count = Callable[[int, Collected, int], str]  # a program's request in a round: its kind
+KIND = {
+    Mean: "mean",
+    Gather: "gather",
+    Exchange: "exchange",
+    SumShards: "sum",
+    JoinShards: "join",
+}
+WITHIN = ("sum", "join")  # among the shards of a worker; these have no place in a layer's traffic
+Count = Callable[[int, Collective, int], str]  # a program's request in a round: its kind
 FEW = 1 << 16  # numbers; to copy fewer costs less than a launch
 
 
@@ -42,9 +52,9 @@ class Meter:
 
     Attributes:
         layers: traffic per layer index; ``NO_LAYER`` has that of none (loss, buffers).
-        calls: number of collectives, per kind ("mean", "gather", "broadcast", and "exchange" where
-            there is one).
-        sent: bytes that one worker sent, per kind.
+        calls: number of collectives, per kind ("mean", "gather", "broadcast", and where
+            they are asked for "exchange"; between shards of a worker "sum" and "join").
+        sent: bytes that one worker sent, per kind; for "sum" and "join", that one shard did.
     """
 
     dtype: torch.dtype
@@ -63,6 +73,10 @@ class Meter:
         self.layers[layer] = self.layers[layer] + Traffic(floats, size)
         self.sent[kind] = self.sent.get(kind, 0) + size
         self.calls["broadcast"] += kind == "broadcast"
+
+    def count_within(self, kind: str, tensor: Tensor) -> None:
+        """Count one request among the shards of a worker."""
+        self.sent[kind] = self.sent.get(kind, 0) + tensor.numel() * tensor.element_size()
 
     def state_dict(self) -> dict[str, Any]:
         """The counts so far, in plain types."""
@@ -92,9 +106,11 @@ class World:
         processes, rank: P and this process's place among them.
         hosted: the workers of this process, ``W / P`` consecutive ones.
         meter: the traffic so far.
+        shards: processes that hold one worker together, each some rows of every layer.
         lockstep: programs run round by round, so that a round of all travels as one collective.
     """
 
+    shards = 1
     lockstep = False
 
     def __init__(self, workers: int, *, processes: int = 1, rank: int = 0) -> None:
@@ -145,11 +161,15 @@ class World:
         """
         collectives = set()  # the round, the kind, and the type that travels
 
-        def count(i: int, request: Collected, turn: int) -> str:
-            tensor, kind = request.tensor, OF_REQUEST[type(request)]
+        def count(i: int, request: Collective, turn: int) -> str:
+            tensor, kind = request.tensor, KIND[type(request)]
             convention = layers[i] != NO_LAYER and not signal
-            self.meter.count(layers[i], kind, tensor, convention)
-            collectives.add((turn, kind, tensor.dtype if kind == "mean" else torch.uint8))
+            if kind in WITHIN:
+                self.meter.count_within(kind, tensor)
+            else:
+                self.meter.count(layers[i], kind, tensor, convention)
+            as_bytes = kind in ("gather", "exchange")
+            collectives.add((turn, kind, torch.uint8 if as_bytes else tensor.dtype))
             return kind
 
         if batched or self.lockstep:
@@ -167,16 +187,27 @@ class World:
         answers: dict[int, Any] = dict.fromkeys(range(len(programs)))
         turn = 0
         while answers:
-            tensors: dict[str, dict[int, Tensor]] = {kind: {} for kind in OF_REQUEST.values()}
+            waiting: dict[str, dict[int, Any]] = {kind: {} for kind in KIND.values()}
             for i, request in _advance(programs, answers, results, batched):
-                tensors[count(i, request, turn)][i] = request.tensor
+                waiting[count(i, request, turn)][i] = request
             answers = {}
-            for kind, asked in tensors.items():  # the order must be that of all processes
+            for kind, asked in waiting.items():  # in one order, which must be that of all processes
                 if asked:
-                    answered = getattr(self, kind)(list(asked.values()))
-                    answers.update(zip(asked, answered, strict=True))
+                    answers.update(zip(asked, self._answer(kind, [*asked.values()]), strict=True))
             turn += 1
         return results
+
+    def _answer(self, kind: str, requests: Sequence[Any]) -> list[Tensor]:
+        """Answers to requests of one kind."""
+        if kind == "join":
+            return self.join_shards(requests)
+        collectives = {
+            "mean": self.mean,
+            "gather": self.gather,
+            "exchange": self.exchange,
+            "sum": self.sum_shards,
+        }
+        return collectives[kind]([request.tensor for request in requests])
 
     def _run_one(self, i: int, program: Program, count: Count) -> Any:
         """As in lockstep, of one program; the bookkeeping for several takes twice as long."""
@@ -186,7 +217,7 @@ class World:
                 request = _next_collective(program, answer)
             except StopIteration as stop:
                 return stop.value
-            answer = getattr(self, count(i, request, turn))([request.tensor])[0]
+            answer = self._answer(count(i, request, turn), [request])[0]
             turn += 1
 
     def ask(self, *requests: Request, layers: Sequence[int] | None = None) -> list[Tensor]:
@@ -223,6 +254,29 @@ class World:
     def exchange(self, tensors: list[Tensor]) -> list[Tensor]:
         """All workers' parts for each hosted worker: each ``[L, W, ...] -> [L, W, ...]``."""
         return [t.transpose(0, 1).contiguous() for t in tensors]
+
+    # -- shards of a worker: here there is one -------------------------------------------------
+
+    def sum_shards(self, tensors: list[Tensor]) -> list[Tensor]:
+        """This shard's shares of sums over the shards of a worker: each ``[k] -> [share]``."""
+        return tensors
+
+    def join_shards(self, parts: Sequence[JoinShards]) -> list[Tensor]:
+        """The parts of all shards of a worker, end to end: each ``[part] -> [size]``."""
+        return [part.tensor for part in parts]
+
+    def parts(self, layers: Sequence[Layer]) -> list[Layer]:
+        """What this process holds of each layer."""
+        return list(layers)
+
+    def add_shards(self, tensor: Tensor) -> Tensor:
+        """A small tensor's sum over the shards of a worker, the same on each."""
+        return tensor
+
+    def take_meter(self, count: int) -> Meter:
+        """The counts of a whole worker since the last time, of ``count`` layers; with several
+        shards all processes call this."""
+        return self.meter.take()
 
     # -- plain services ----------------------------------------------------------------------
 
@@ -274,9 +328,9 @@ def _joins_others(tensor: Tensor) -> bool:
 
 def _advance(
     programs: Sequence[Program], answers: dict[int, Any], results: list[Any], batched: bool
-) -> list[tuple[int, Collected]]:
+) -> list[tuple[int, Collective]]:
     """Run programs until each asks for a collective, or ends and leaves its result."""
-    requests: dict[int, Collected] = {}
+    requests: dict[int, Collective] = {}
     while answers:
         calls: dict[Any, dict[int, tuple[Any, ...]]] = {}  # by kernel: the arguments by program
         for i in sorted(answers):
@@ -296,7 +350,7 @@ def _advance(
     return sorted(requests.items())
 
 
-def _next_collective(program: Program, answer: Any) -> Collected:
+def _next_collective(program: Program, answer: Any) -> Collective:
     """Run a program, its ``Batched`` work included, until it asks for a collective.
 
     Raises:

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.collectives.requests import Batched, Layer, Mean, Program, Request, Traffic
+from regimes.collectives.requests import Batched, Layer, Mean, Program, Request, Shard, Traffic
 from regimes.compression.kernels import Workspace, add_, clone, sub_
 from regimes.config import DENSE, Bounded, Level
 from regimes.errors import ConfigError, require
@@ -37,6 +37,7 @@ class State(Workspace):
         key: the layer's stream key: (seed, layer name). Identity, not memory.
         first_worker: which worker the first hosted row belongs to. Identity, not memory.
         workers: W, of the world that sends. Identity, not memory.
+        shard: which rows of the layer are here; None: all. Identity, not memory.
         step: how often this layer has been sent.
         rate: the learning rate of this step; 1 where nothing says it, as between local steps, whose
             movements are in units of the weights.
@@ -47,6 +48,7 @@ class State(Workspace):
     key: tuple[int, str]
     first_worker: int = 0
     workers: int = field(default=1, kw_only=True)
+    shard: Shard | None = None
     step: int = 0
     rate: float = 1.0
     unit: float = 1.0
@@ -54,7 +56,7 @@ class State(Workspace):
 
     def shared_state(self) -> dict[str, Any]:
         """What is the same on all workers and the next step depends on, for a checkpoint."""
-        own = ("key", "first_worker", "workers", "residual")
+        own = ("key", "first_worker", "workers", "shard", "residual")
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def load_shared_state(
@@ -83,6 +85,8 @@ class Compressor(Bounded, ABC):
             included; such a compressor may receive that mean in place of the workers.
         propagates_nonfinite: where the gradient of any worker is not finite, ``finite_probe`` is
             not finite either.
+        joins_shards: a layer whose rows are divided among processes is compressed as one matrix;
+            without it each shard by itself, as if it were a layer.
         phases: the number of kinds of steps that ``traffic`` averages over; see ``phase``.
         usual: the levels "low" and "high" of a hook whose user names none.
         memory: the class of a layer's memory.
@@ -95,6 +99,7 @@ class Compressor(Bounded, ABC):
     data_dependent: ClassVar[bool] = False
     linear: ClassVar[bool] = False
     propagates_nonfinite: ClassVar[bool] = False
+    joins_shards: ClassVar[bool] = False
     phases: ClassVar[int] = 1
     usual: ClassVar[Mapping[str, Level]] = {}
     memory: ClassVar[type[State]] = State
@@ -140,7 +145,10 @@ class Compressor(Bounded, ABC):
 
     def init(self, layer: Layer, seed: int, first_worker: int = 0) -> State:
         """An empty memory."""
-        return self.memory((seed, layer.name), first_worker)
+        shard, name = layer.shard, layer.name
+        if shard is not None and shard.count > 1 and not self.joins_shards:
+            name = f"{name}/{shard.index}"  # shards draw different random numbers
+        return self.memory((seed, name), first_worker)
 
     def reduce(self, grad: Float[Tensor, " hosted *shape"], state: State, level: Level) -> Program:
         """Error feedback around ``send``; returns the update, ``[*shape]``.
@@ -148,6 +156,8 @@ class Compressor(Bounded, ABC):
         ``grad`` is left as it is. The residual survives every change of level; at "dense" it is
         sent in full and is then zero.
         """
+        if state.shard is not None and not grad.numel() and not self.joins_shards:
+            return grad[0]  # no row of the layer is here
         delta = grad.flatten(2) if grad.ndim > 2 else grad
         if state.residual is not None:
             # At any level, dense too: after a change of level the old residual is still unsent.

@@ -10,7 +10,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.collectives.requests import Batched, Layer, Mean, Program, Request, Traffic
+from regimes.collectives.requests import (
+    Batched,
+    JoinShards,
+    Layer,
+    Mean,
+    Program,
+    Request,
+    SumShards,
+    Traffic,
+)
 from regimes.compression.base import HALF, Compressor, Sending, State
 from regimes.compression.kernels import (
     left_product,
@@ -51,7 +60,8 @@ class PowerSGD(LowRank):
 
     Each step makes one power iteration that starts from the last step's right factor Q, so that Q
     follows the gradient's leading directions. Differences with the paper: none in the maths; Q
-    survives a change of rank (rows are added or dropped).
+    survives a change of rank (rows are added or dropped). Of a matrix whose rows are divided into
+    shards, each process has its rows of P; the shards' contributions to Q are added.
 
     Attributes:
         reset_on_change: the authors' quirk: a change of level forgets Q, and a change to dense
@@ -64,6 +74,7 @@ class PowerSGD(LowRank):
     reset_on_change: bool = False
     wire: str = "full"
     propagates_nonfinite: ClassVar[bool] = True
+    joins_shards: ClassVar[bool] = True
     memory: ClassVar[type[State]] = PowerState
 
     def __post_init__(self) -> None:
@@ -85,8 +96,9 @@ class PowerSGD(LowRank):
         state = cast(PowerState, state)
         q = self._warm_start(state, level, delta)  # [r, m]
         p = yield from self._mean((yield Batched(left_product, q, delta)))  # [r, n]
-        p = yield Batched(orthonormal, p)
-        q = state.q = yield from self._mean((yield Batched(right_product, p, delta)))
+        p = yield from self._orthonormal(p, state)
+        own = yield Batched(right_product, p, delta)
+        q = state.q = yield from self._mean_of_shards(own, state)
         if self.error_feedback:  # what remains in delta is the residual
             return (yield Batched(reconstruct_and_subtract_, p, q, state, delta)), None
         return (yield Batched(reconstruct, p, q, state)), None
@@ -96,9 +108,34 @@ class PowerSGD(LowRank):
         mean = yield Mean(factor.to(HALF.get(self.wire, factor.dtype)))
         return mean.to(factor.dtype)
 
+    def _orthonormal(self, p: Tensor, state: State) -> Generator[Request, Any, Tensor]:
+        """This process's part of an orthonormal basis. All shards compute the basis of the joined
+        factor, which is the same on each, completed or not."""
+        shard = state.shard
+        if shard is not None:
+            rank, own = len(p), p.mT.reshape(-1)  # row by row of the matrix
+            joined = yield JoinShards(own, shard.chunk * rank, shard.rows * rank)
+            p = joined.view(-1, rank).mT
+        p = yield Batched(orthonormal, p)
+        return p if shard is None else p[:, shard.here]
+
+    def _mean_of_shards(
+        self, own: Float[Tensor, "hosted r m"], state: State
+    ) -> Generator[Request, Any, Float[Tensor, "r m"]]:
+        """The workers' mean of sums over shards. Each shard exchanges its share of the sum, so that
+        the worker sends it once."""
+        if (shard := state.shard) is None:
+            return (yield from self._mean(own))
+        share = yield SumShards(own.flatten())
+        mean = yield from self._mean(share[None])
+        size = own[0].numel()
+        joined = yield JoinShards(mean, -(-size // shard.count), size)
+        return joined.view(own.shape[1:])
+
     def _warm_start(self, state: PowerState, level: Level, like: Tensor) -> Tensor:
         """The last step's Q, ``[rank, m]``, with rows dropped, or added as seeded normal noise."""
-        rank = min(int(level), *like.shape[1:])
+        rows = like.shape[1] if state.shard is None else state.shard.rows
+        rank = min(int(level), rows, like.shape[2])
         forget = self.reset_on_change and state.q is not None and len(state.q) != rank
         last = None if forget else state.q
         return resize_rows(last, rank, like.shape[-1], like, (*state.key, "q"))

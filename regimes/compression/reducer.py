@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.collectives.requests import NO_LAYER, Layer, Mean, Program, Traffic
+from regimes.collectives.requests import NO_LAYER, JoinShards, Layer, Mean, Program, Traffic
 from regimes.collectives.world import World
 from regimes.compression.base import Compressor, State, check_traffic
 from regimes.compression.elementwise import Dense
@@ -73,7 +73,8 @@ class Reducer:
         self.states = [
             c.init(layer, seed, first) for c, layer in zip(self.compressors, layers, strict=True)
         ]
-        for state in self.states:
+        for layer, state in zip(layers, self.states, strict=True):
+            state.shard = layer.shard
             state.workers = world.workers
 
     def step(
@@ -128,12 +129,15 @@ class Reducer:
 
         Args:
             states: memories that change instead of this reducer's own.
+
+        Where a worker's layers are divided into shards, ``loss`` is ``[1, k]`` and its mean is over
+        shards, too.
         """
         memories: Any = self.states if states is None else states
         self._set_rates(bucket, memories)
         # Generators: a compressor's code runs in `World.drive`, one collective after another.
         programs = [
-            _mean(loss)
+            _mean(loss, self.world.shards)
             if i == NO_LAYER and loss is not None
             else self.compressors[i].reduce(gradients[i], memories[i], levels[i])
             for i in bucket
@@ -160,6 +164,9 @@ class Reducer:
             if (i, levels[i]) not in self._counted:
                 full = dtype in (torch.float32, torch.float64) and gradients[i].dtype == dtype
                 sends = full and levels[i] != DENSE and self.layers[i].compressed
+                # the formula is of a whole matrix; a shard of which no row is here sends nothing
+                apart = self.world.shards == 1 or not self.compressors[i].joins_shards
+                sends = sends and apart and self.layers[i].size > 0
                 self._counted[i, levels[i]] = {} if sends else None
         return [i for i in layers if self._counted[i, levels[i]] is not None]
 
@@ -215,47 +222,70 @@ class Reducer:
         return self
 
 
+def worker_cost(
+    compressor: Compressor, layer: Layer, level: Level, workers: int, shards: int = 1
+) -> Traffic:
+    """What a worker sends of a whole layer in one float32 step, all its shards together."""
+    if shards == 1 or compressor.joins_shards:
+        return compressor.cost(layer, level, workers)
+    parts = [part for part in (layer.on(i, shards) for i in range(shards)) if part.size]
+    return sum((compressor.cost(part, level, workers) for part in parts), Traffic(0, 0))
+
+
 def traffic_table(
-    compressor: Compressor, layers: Sequence[Layer], level: Level, workers: int
+    compressor: Compressor, layers: Sequence[Layer], level: Level, workers: int, shards: int = 1
 ) -> tuple[float, int]:
     """(floats, bytes) of one float32 step at one level, by the compressors' formulas."""
-    costs = [compressor.cost(layer, level, workers) for layer in layers]
+    costs = [worker_cost(compressor, layer, level, workers, shards) for layer in layers]
     return sum(c.floats for c in costs), sum(c.bytes for c in costs)
 
 
 def costs_per_step(
-    compressor: Compressor, layers: Sequence[Layer], levels: Mapping[str, Level], workers: int
+    compressor: Compressor,
+    layers: Sequence[Layer],
+    levels: Mapping[str, Level],
+    workers: int,
+    shards: int = 1,
 ) -> dict[str, dict[str, Any]]:
     """The cost of one step at each level and dense, for a record's header; "layers": the floats of
     each layer."""
     table = {}
     for name, level in {**levels, DENSE: DENSE}.items():
-        floats, sent = traffic_table(compressor, layers, level, workers)
-        by_layer = [compressor.cost(layer, level, workers).floats for layer in layers]
+        floats, sent = traffic_table(compressor, layers, level, workers, shards)
+        costs = [worker_cost(compressor, layer, level, workers, shards) for layer in layers]
+        by_layer = [cost.floats for cost in costs]
         table[name] = {"floats": floats, "bytes": sent, "layers": by_layer}
     return table
 
 
 def check_order(
-    chosen: Compressor, levels: Mapping[str, Level], layers: Sequence[Layer], workers: int
+    chosen: Compressor,
+    levels: Mapping[str, Level],
+    layers: Sequence[Layer],
+    workers: int,
+    shards: int = 1,
 ) -> None:
     """Raise ConfigError unless "low" compression sends at least as many floats as "high", or at
     equal floats (bits of a quantiser) as many bytes."""
     if {"low", "high"} <= levels.keys():
         low, high = levels["low"], levels["high"]
-        sent = traffic_table(chosen, layers, low, workers)
+        sent = traffic_table(chosen, layers, low, workers, shards)
         if chosen.data_dependent:  # the formula is the most at any level
             if DENSE not in (low, high) and float(low) > float(high):
                 raise ConfigError(
                     f"levels.low = {low!r} is above levels.high = {high!r}: low and high qualify "
                     "compression, and a higher level of this compressor sends less; swap them"
                 )
-        elif sent < traffic_table(chosen, layers, high, workers):
+        elif sent < traffic_table(chosen, layers, high, workers, shards):
             raise ConfigError(
                 f"levels.low = {low!r} sends less than levels.high = {high!r}: low and high "
                 "qualify compression, so low must be the level that sends more; swap them"
             )
 
 
-def _mean(value: Tensor) -> Program:
-    return (yield Mean(value))
+def _mean(value: Tensor, shards: int = 1) -> Program:
+    mean = yield Mean(value)
+    if shards > 1:
+        joined = yield JoinShards(mean, len(mean), shards * len(mean))
+        mean = joined.view(shards, -1).mean(0)
+    return mean

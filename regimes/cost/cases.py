@@ -32,6 +32,7 @@ from regimes.training.units import Units
 ITEMSIZE = {"float32": 4, "float64": 8}
 SAME = {"model", "data", "workers", "dtype", "precision"}
 SAME |= {"batch_size", "compressor", "levels", "unit_steps"}
+WITHIN = ("sum", "join")  # collectives of one island's processes, over their own links
 Epoch = tuple[float, Work]  # steps, and the work of one
 
 
@@ -64,10 +65,11 @@ def recorded(run: Record, sample: float | None = None) -> list[Epoch]:
     divisor = 1 if run.header["world"].get("union_pass") else _hosted(run)
     epochs: list[Epoch] = []
     for row, seconds, batch in zip(run.rows, _compress(run), _batches(run), strict=True):
-        sent = [row["collectives"][what] for what in ("calls", "bytes")]
-        calls, size = ({kind: n / row["steps"] for kind, n in part.items()} for part in sent)
+        steps, sent = row["steps"], row["collectives"]
+        calls = {kind: n / steps for kind, n in sent["calls"].items() if kind not in WITHIN}
+        size = {kind: n / steps for kind, n in sent["bytes"].items() if kind not in WITHIN}
         work = Work(sample * batch, seconds / divisor, calls, size, overlaps=not _is_local(row))
-        epochs.append((row["steps"], work))
+        epochs.append((steps, work))
     return epochs
 
 
@@ -94,7 +96,7 @@ def _batches(run: Record) -> list[float]:
 
 def _hosted(run: Record) -> int:
     world = run.header["world"]
-    return world["workers"] // world["processes"]
+    return max(1, world["workers"] // world["processes"])  # several processes may be one worker
 
 
 def per_sample(runs: Iterable[Record]) -> float:

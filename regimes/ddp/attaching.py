@@ -13,13 +13,15 @@ from regimes.ddp import choices
 from regimes.ddp.hook import Hook
 from regimes.ddp.record import RecordOptions, record_options
 from regimes.ddp.schedule import unit_schedule
-from regimes.ddp.source import DDPGradients
+from regimes.ddp.sharded import ShardedGradients
+from regimes.ddp.source import DDPGradients, Source
 from regimes.errors import ConfigError, is_whole, require, unexpected
 
 
 def attach(
     model: nn.Module,
     *,
+    replicas: Any = None,
     policy: Any = "accordion",
     compressor: Any = "powersgd",
     levels: Mapping[str, Level] | None = None,
@@ -32,14 +34,20 @@ def attach(
     scaler: Any = None,
     timeout: float = 600.0,
 ) -> Hook:
-    """Let a DDP model exchange its gradients compressed, at levels that a policy decides.
+    """Let a DDP model, or islands of a sharded one, exchange gradients compressed, at levels that a
+    policy decides.
 
     Call it on every process, right after wrapping the model. ``.grad`` then holds the shared
     update after each backward pass, as without the hook. To accumulate gradients, use
     ``model.no_sync()`` for all backward passes of a step but the last.
 
     Args:
-        model: a DistributedDataParallel model.
+        model: a DistributedDataParallel model; with ``replicas`` one that ``fully_shard`` (FSDP2)
+            has divided over another dimension of the same mesh.
+        replicas: the mesh dimension between islands, ``mesh["replicate"]``, over which gradients
+            are then averaged. The islands begin with the first one's parameters and buffers.
+            To accumulate gradients, use ``set_requires_gradient_sync(False)``. PowerSGD compresses
+            whole matrices, whatever the number of shards; other compressors each shard.
         policy, compressor: a name, a table like ``{"name": "accordion", "interval": 5}``, or an
             object.
         levels: what the policy's words mean for the compressor, by default the compressor's own:
@@ -61,13 +69,19 @@ def attach(
     Raises:
         ConfigError: one sentence, before anything is registered.
     """
-    source = DDPGradients(model)
+    source: Source = DDPGradients(model) if replicas is None else ShardedGradients(model, replicas)
     choices.check_timeout(timeout)
     if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
         raise unexpected("scaler", scaler, "a GradScaler of torch, with get_scale(), or None")
     good = is_whole(seed, -(2**63)) and seed < 2**63  # as in a configuration
     require(good, "seed", seed, "a whole number of at most 63 bits")
     chosen = choices.choose(policy, compressor, levels, signal, start_compressing_after)
+    if replicas is not None:
+        choices.check_needs(chosen.policy, ("norms",), "a sharded model gives")
+        if scaler is not None:
+            raise ConfigError(
+                "scaler: a sharded model trains in bfloat16, which needs none: leave it out"
+            )
     schedule = unit_schedule(every, optimizer, model)
     if chosen.compressor.reads_rate and schedule.optimizer is None:
         raise ConfigError(

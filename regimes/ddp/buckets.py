@@ -30,11 +30,11 @@ from torch import Tensor
 
 from regimes.collectives.overlap import Pipeline, make_buckets
 from regimes.collectives.requests import NO_LAYER
-from regimes.compression.base import State
+from regimes.compression.base import HALF, State
 from regimes.compression.reducer import Reducer, finite_flag
 from regimes.config import DENSE, Level
 from regimes.ddp.schedule import StepClock
-from regimes.ddp.source import DDPGradients
+from regimes.ddp.source import Source
 from regimes.instruments.base import Gauge
 
 
@@ -66,7 +66,7 @@ class Buckets:
 
     def __init__(
         self,
-        source: DDPGradients,
+        source: Source,
         reducer: Reducer,
         gauges: Collection[Gauge],
         *,
@@ -76,7 +76,7 @@ class Buckets:
     ) -> None:
         """
         Args:
-            reducer: of the source's layers.
+            reducer: of the source's layers, or of this process's shards of them.
             gauges: see every finite step, in units of the unscaled loss.
             keep_gradients: whether a gauge reads this process's gradients, too.
             dense_start: so many steps send the gradient uncompressed.
@@ -85,14 +85,18 @@ class Buckets:
         self.source, self.reducer, self.gauges, self.scale = source, reducer, gauges, scale
         self.levels: Sequence[Level] = []
         self.dense_start, self.total = dense_start, 0
-        parameters = list(source.parameters.values())
         # The residual before the last step: the next step writes to its memory.
-        self.spare: list[Tensor | None] = [None] * len(parameters)
-        self.scales = [1.0] * len(parameters)
-        sizes = [p.numel() for p in parameters]
-        self.stack = parameters[0].new_zeros(1, sum(sizes) if keep_gradients else 0)
+        self.spare: list[Tensor | None] = [None] * len(source.local)
+        self.scales = [1.0] * len(source.local)
+        sizes = [t.numel() for t in source.local]
+        self.stack = torch.zeros(
+            (1, sum(sizes) if keep_gradients else 0),
+            dtype=reducer.world.meter.dtype,
+            device=source.device,
+        )
         self.rows = self.stack[0].split(sizes) if keep_gradients else None
-        buckets = make_buckets(parameters, source.bucket_bytes)
+        # by whole layers, which are the same on all processes
+        buckets = make_buckets([*source.parameters.values()], source.bucket_bytes)
         self.pipeline = Pipeline(buckets, self._reduce, source.device)
         self.step: Step | None = None
         self.before_step: Callable[[], Any] = lambda: None
@@ -123,6 +127,19 @@ class Buckets:
     def finish(self) -> None:
         with self.clock.waiting():
             self.pipeline.finish()
+            self._agree_on_finite()
+
+    @torch.no_grad()
+    def _agree_on_finite(self) -> None:
+        """An update may overflow in one shard alone: then the step is skipped by all of them."""
+        step, world = self.step, self.reducer.world
+        if step is None or world.shards == 1:
+            return
+        failed = torch.tensor(float(not step.finite), device=self.source.device)
+        if bool(world.add_shards(failed) > 0) and step.finite:
+            step.finite = False
+            for gradient in step.gradients.values():
+                gradient.fill_(torch.nan)
 
     @torch.no_grad()
     def settle(self) -> None:
@@ -146,7 +163,7 @@ class Buckets:
         self.clock.stop()
 
     def _observe(self, step: Step, unapplied: Collection[int]) -> None:
-        updates = [step.gradients[i] for i in range(len(self.scales))]
+        updates = [full_precision(step.gradients[i]) for i in range(len(self.scales))]
         for i in unapplied:
             updates[i] = torch.zeros_like(updates[i])
         if step.scale != 1.0:
@@ -192,16 +209,22 @@ class Buckets:
             check()
         gradients = {i: step.gradients[i] for i in bucket}
         flag = finite_flag([*gradients.values()])
+        unused = self.source.unused(bucket)
+        flags = flag[None] if unused is None else torch.stack([flag.to(unused), *unused])[None]
         if not flag.isfinite():  # NaN would stay in residuals for ever
             torch._foreach_zero_([*gradients.values()])
         for i, gradient in gradients.items():
             if self.rows is not None:
                 self.rows[i].view(gradient.shape).copy_(gradient)
             step.states[i] = self._copy(i, step.scale)
-        stacked = {i: gradient[None] for i, gradient in gradients.items()}
+        stacked = {i: full_precision(gradient)[None] for i, gradient in gradients.items()}
         layers = [NO_LAYER, *bucket]
-        updates = self.reducer.reduce(layers, stacked, step.levels, flag[None], step.states)
-        flag = updates.pop(NO_LAYER) + finite_flag([*updates.values()])
+        updates = self.reducer.reduce(layers, stacked, step.levels, flags, step.states)
+        flag = updates.pop(NO_LAYER)
+        if unused is not None:
+            self.source.note_unused(bucket, flag[1:])
+            flag = flag[0]
+        flag = flag + finite_flag([*updates.values()])
         for i, update in updates.items():
             gradients[i].copy_(update)
         if not flag.isfinite():
@@ -221,3 +244,9 @@ class Buckets:
             ratio = scale / self.scales[layer]
             state.residual = torch.mul(state.residual, ratio, out=self.spare[layer])
         return state
+
+
+def full_precision(gradient: Tensor) -> Tensor:
+    """The gradient itself, or a copy in float32 of one in half precision: residuals and sums keep
+    what half precision would lose."""
+    return gradient.float() if gradient.dtype in HALF.values() else gradient

@@ -16,17 +16,19 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, SupportsFloat, cast
 
-from regimes.collectives.group import GroupWorld
 from regimes.collectives.requests import Layer
+from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer, check_order, costs_per_step
 from regimes.config import DENSE
-from regimes.ddp.buckets import Buckets
+from regimes.ddp.buckets import Buckets, full_precision
 from regimes.ddp.choices import Choice
 from regimes.ddp.job import Job
 from regimes.ddp.record import RecordOptions
 from regimes.ddp.refit import damage_refused
 from regimes.ddp.schedule import UnitSchedule
-from regimes.ddp.source import DDPGradients
+from regimes.ddp.sharded import ShardedGradients
+from regimes.ddp.sharded_state import ShardedState
+from regimes.ddp.source import Source, layers_of
 from regimes.ddp.state import Fitted, StateCodec
 from regimes.detectors.statistics import Statistic
 from regimes.errors import ConfigError
@@ -51,7 +53,7 @@ class Hook(Job):
 
     def __init__(
         self,
-        source: DDPGradients,
+        source: Source,
         chosen: Choice,
         schedule: UnitSchedule,
         options: RecordOptions | None,
@@ -59,29 +61,30 @@ class Hook(Job):
         scaler: Any,
         timeout: float,
     ) -> None:
-        parameters = list(source.parameters.values())
-        layers = [Layer(name, tuple(p.shape)) for name, p in source.parameters.items()]
-        workers, network = source.group.size(), source.model.module
-        check_order(chosen.compressor, chosen.levels, layers, workers)
-        self.chosen, self.controller = chosen, _controller(chosen, layers, workers)
-        super().__init__(GroupWorld(source.group, source.device, timeout), layers, schedule)
-        self.world.meter.dtype = parameters[0].dtype
-        self.reducer = Reducer(chosen.compressor, layers, self.world, seed)
+        self.source = source
+        layers, network = layers_of(source.parameters), source.network
+        super().__init__(source.world(timeout), layers, schedule)
+        world = self.world
+        check_order(chosen.compressor, chosen.levels, layers, world.workers, world.shards)
+        self.chosen, self.controller = chosen, _controller(chosen, layers, world)
+        world.meter.dtype = full_precision(source.local[0].new_empty(0)).dtype
+        self.reducer = Reducer(chosen.compressor, world.parts(layers), world, seed)
         needs = chosen.policy.needs
         signal = chosen.signal if any(Statistic.parse(need).is_norm for need in needs) else None
         self.panel = self._choose_gauges(network, seed, chosen, needs, signal)
         from_updates = {"norms", "msdr"} if chosen.signal == "update" else {"msdr"}
-        self.sends_at_end = not self.panel.gauges.keys() <= from_updates
+        keeps_gradients = not self.panel.gauges.keys() <= from_updates
+        self.sends_at_end = keeps_gradients or world.shards > 1
         self.buckets = buckets = Buckets(
             source,
             self.reducer,
             list(self.panel),
-            keep_gradients=self.sends_at_end,
+            keep_gradients=keeps_gradients,
             scale=(lambda: 1.0) if scaler is None else scaler.get_scale,
             dense_start=chosen.dense_start,
         )
         self.world.guard.done = lambda: buckets.total
-        self._agree_on_start(chosen.facts(), seed, scaler=scaler is not None, ddp=source.facts())
+        self._agree_on_start(chosen.facts(), seed, scaler=scaler is not None, source=source.facts())
         about = options or RecordOptions("")
         self._prepare_record(options, self._header(about, chosen, network, seed))
         self._decide()
@@ -192,6 +195,19 @@ class Hook(Job):
         """
         self.world.guard.enter("load_full_state_dict()")
         self._continue(self._codec.scatter(full))
+
+    def sharded_state(self) -> ShardedState:
+        """The state of a hook on a sharded model, an object for ``torch.distributed.checkpoint``:
+        save and load it beside the model, on all processes.
+
+        Raises:
+            ConfigError: the model is not sharded.
+        """
+        if not isinstance(self.source, ShardedGradients):
+            raise ConfigError(
+                "sharded_state: this model is not sharded: save full_state_dict() instead"
+            )
+        return ShardedState(self)
 
     # -- units -------------------------------------------------------------------------------
 
@@ -314,10 +330,10 @@ class Hook(Job):
             self._close(together=False)
 
 
-def _controller(chosen: Choice, layers: list[Layer], workers: int) -> Controller:
+def _controller(chosen: Choice, layers: list[Layer], world: World) -> Controller:
     """Applies the policy to the layers that are compressed."""
     compressed = [i for i, layer in enumerate(layers) if layer.compressed]
-    per_step = costs_per_step(chosen.compressor, layers, chosen.levels, workers)
+    per_step = costs_per_step(chosen.compressor, layers, chosen.levels, world.workers, world.shards)
     names, costs = [layer.name for layer in layers], level_costs(per_step, compressed)
     return Controller(chosen.policy, names, compressed, chosen.signal, costs)
 

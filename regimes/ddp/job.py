@@ -137,13 +137,15 @@ class Job:
             "workers": workers,
             "batch_size": options.batch_size,
             "data": {"name": options.data},
-            "model": {"name": type(getattr(network, "_orig_mod", network)).__name__},
+            "model": {"name": _name(getattr(network, "_orig_mod", network))},
             "optimizer": (described(optimizer) if optimizer else {"name": None})
             | {"lr": None, "schedule": None},  # the rates are those of the rows
             "dtype": str(self.world.meter.dtype).removeprefix("torch."),
             **chosen.facts(),
         }
         world = {"workers": workers, "processes": workers, "device": str(self.world.device)}
+        if (shards := self.world.shards) > 1:
+            world |= {"processes": self.world.processes, "shards": shards}
         header = {
             "written_by": "hook",
             "config": config,
@@ -155,7 +157,9 @@ class Job:
             "steps_per_epoch": None,
             "units": options.units,
             "budget": None,
-            "per_step": costs_per_step(chosen.compressor, self.layers, chosen.levels, workers),
+            "per_step": costs_per_step(
+                chosen.compressor, self.layers, chosen.levels, workers, shards
+            ),
             "layers": layer_entries(self.layers),
         }
         return cast("Header", header)  # without "schema", which the writer adds
@@ -208,8 +212,8 @@ class Job:
             rates: at the first step of the unit, and of the next unit.
             more: columns of this kind of job.
         """
-        meter = self.world.meter.take()
-        self.past_traffic = sum(meter.layers.values(), self.past_traffic)
+        self.past_traffic = self.traffic
+        meter = self.world.take_meter(len(self.layers))
         size, groups = self.header["config"]["batch_size"], self.schedule.groups
         columns = job_row(len(self.rows), *span, rates, size, readings, groups)
         row = cast("Row", columns | more | traffic_columns(meter, levels))
@@ -270,6 +274,13 @@ def on_all_processes(
         if sentence is not None:
             raise error(sentence)
     return cast(T, result)
+
+
+def _name(network: nn.Module) -> str:
+    """The class of a model; ``fully_shard`` gives it a new one with a prefix."""
+    kind = type(network)
+    sharded = any(base.__name__ == "FSDPModule" for base in kind.__mro__)
+    return kind.__name__.removeprefix("FSDP") if sharded else kind.__name__
 
 
 def no_data(*_: Any) -> NoReturn:

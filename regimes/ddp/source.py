@@ -1,13 +1,13 @@
 """Where a hook's gradients come from, and which group they meet: the only module that knows DDP.
 
-A source of another kind, such as sharded parameters, would have the attributes of ``DDPGradients``
-and call a ``Receiver`` (``ddp.buckets``) in the same order.
+``ddp.sharded`` is the source of sharded parameters. Both are a ``Source``, and call a ``Receiver``
+(``ddp.buckets``) in one order.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 from weakref import proxy, ref
 
@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from regimes.collectives.group import GroupWorld
+from regimes.collectives.requests import Layer
 from regimes.errors import ConfigError
 
 SAME = (  # attributes of DDP that decide the collectives, or which layers a step leaves alone
@@ -26,8 +28,9 @@ SAME = (  # attributes of DDP that decide the collectives, or which layers a ste
 )
 WRAP = "wrap it first, model = DistributedDataParallel(model)"
 SHARDED = (
-    "it keeps a part of the parameters on each process and never exchanges whole gradients, which "
-    "the hook compresses: where the model fits on one device, wrap it in DistributedDataParallel"
+    "it keeps a part of the parameters on each process: shard it with fully_shard(model, "
+    'mesh=mesh["shard"]) of a mesh with two dimensions, and attach(model, replicas=mesh['
+    '"replicate"]) compresses what islands exchange'
 )
 NOT_DDP = {  # by the name of a class, so that none is imported
     "compiled DDP": "attach before compiling, hook = regimes.attach(ddp), then torch.compile(ddp)",
@@ -57,14 +60,62 @@ class Receiver(Protocol):
         """The parameters' ``.grad`` has what will be applied."""
 
 
-class DDPGradients:
-    """The gradients of a DDP model, one for each layer.
+class Source(Protocol):
+    """A model's gradients, one for each layer, before they are shared.
 
     Attributes:
-        parameters: the layers by name, see ``trainable``.
+        network: the model without its wrapper.
+        parameters: the layers by name.
+        local: what this process holds of each.
         device: of all parameters.
-        bucket_bytes: the largest bucket of DDP.
+        bucket_bytes: the largest bucket, in bytes of whole layers.
     """
+
+    parameters: dict[str, nn.Parameter]
+    local: list[Tensor]
+    device: torch.device
+    bucket_bytes: int
+
+    @property
+    def network(self) -> nn.Module: ...
+
+    def world(self, timeout: float) -> GroupWorld:
+        """A world of the processes among which gradients are shared; all create it."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """What must be the same on all processes, in plain types."""
+        ...
+
+    def connect(self, receiver: Receiver) -> None:
+        """From now on the receiver is called in each backward pass."""
+        ...
+
+    def release(self) -> None:
+        """All gradients of a step are overwritten, or will never be. In any thread."""
+        ...
+
+    def unused(self, layers: Sequence[int]) -> Tensor | None:
+        """1 for each layer that this process has not used in the step, else 0, ``[layers]``, to be
+        averaged over all; None where DDP knows."""
+        ...
+
+    def note_unused(self, layers: Sequence[int], shares: Tensor) -> None:
+        """Take that mean; ConfigError unless all processes have used the same layers."""
+        ...
+
+    def unwritten(self) -> set[int]:
+        """Layers whose ``.grad`` the step leaves as it was, because no process has used them."""
+        ...
+
+
+def layers_of(parameters: Mapping[str, nn.Parameter]) -> list[Layer]:
+    """Names and whole shapes."""
+    return [Layer(name, tuple(p.shape)) for name, p in parameters.items()]
+
+
+class DDPGradients:
+    """The gradients of a DDP model, one for each layer; a ``Source``, whose layers are whole."""
 
     def __init__(self, model: nn.Module) -> None:
         """
@@ -75,6 +126,7 @@ class DDPGradients:
         # reference would keep the model, and its process group, for ever.
         self.model, self._model = proxy(ddp := wrapped(model)), ref(ddp)
         self.parameters = trainable(ddp)
+        self.local: list[Tensor] = list(self.parameters.values())
         self.index = {parameter: i for i, parameter in enumerate(self.parameters.values())}
         self.device = next(iter(self.index)).device
         self.bucket_bytes = ddp.bucket_bytes_cap
@@ -82,13 +134,13 @@ class DDPGradients:
         self.lock = threading.Lock()
 
     @property
-    def group(self) -> Any:
-        """The process group over which a gradient is averaged. Not to be stored, see
-        ``collectives.processes``."""
-        return self.model.process_group
+    def network(self) -> nn.Module:
+        return self.model.module
+
+    def world(self, timeout: float) -> GroupWorld:
+        return GroupWorld(self.model.process_group, self.device, timeout)
 
     def facts(self) -> dict[str, Any]:
-        """What must be the same on all processes, in plain types."""
         return {name: getattr(self.model, name) for name in SAME}
 
     def connect(self, receiver: Receiver) -> None:
@@ -139,6 +191,12 @@ class DDPGradients:
             while self.pending:
                 future, buffer = self.pending.pop()
                 future.set_result(buffer)
+
+    def unused(self, layers: Sequence[int]) -> Tensor | None:
+        return None
+
+    def note_unused(self, layers: Sequence[int], shares: Tensor) -> None:
+        raise AssertionError("DDP knows by itself")
 
     def unwritten(self) -> set[int]:
         """Layers that no process has used: DDP does not write their ``.grad``, unless it is a view

@@ -7,7 +7,6 @@ It holds tensors and plain types, keyed by parameter name. States of earlier ver
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -130,6 +129,7 @@ class StateCodec:
     def collect(self, levels: Mapping[str, str]) -> dict[str, list[dict[str, Any]]] | None:
         """See ``Hook.full_state_dict``."""
         world = self.job.world
+        self._check_whole("full_state_dict")
         mine = on_all_processes(world, lambda: _on_cpu(self.save(levels)))
         parts = world.collect(mine if world.rank == 0 else {key: mine[key] for key in OWN})
         return None if parts is None else {"processes": [{**parts[0], **own} for own in parts]}
@@ -137,11 +137,19 @@ class StateCodec:
     def scatter(self, full: Mapping[str, Any] | None) -> Fitted:
         """This process's part of the full state of process 0, see ``Hook.load_full_state_dict``."""
         world = self.job.world
+        self._check_whole("load_full_state_dict")
         parts = on_all_processes(
             world, lambda: redistribute(full, world.workers) if world.rank == 0 else None
         )
         mine = world.scatter(parts)
         return on_all_processes(world, lambda: self.fit(mine))
+
+    def _check_whole(self, call: str) -> None:
+        if self.job.world.shards > 1:
+            raise ConfigError(
+                f"{call}: this model is sharded, and no process holds whole layers: save "
+                '{"hook": hook.sharded_state()} with torch.distributed.checkpoint, beside the model'
+            )
 
     # -- fit ---------------------------------------------------------------------------------
 
@@ -154,8 +162,9 @@ class StateCodec:
         with damage_refused():
             here = self._identity()
             _check_process(here, saved)
+            local = {x.name: x.size for x in self.job.world.parts(self.job.layers)}
             state = self._upgraded(copy.deepcopy(dict(saved)))
-            self._check_kind(here, state)
+            self._check_kind(here, state, local)
             match = LayerMatch(state["shapes"], self.job.layers)
             if not match.same:
                 state = state | self._matched(match, state)
@@ -168,7 +177,7 @@ class StateCodec:
         plain = hasattr(compressor, "__dataclass_fields__")
         return {
             "worker": world.rank,
-            "workers": world.workers,
+            "workers": world.processes,
             "compressor": repr(compressor) if plain else type(compressor).__qualname__,
             "shapes": {layer.name: list(layer.shape) for layer in self.job.layers},
         }
@@ -186,9 +195,11 @@ class StateCodec:
             state[key] = {plain.get(name, name): value for name, value in state[key].items()}
         return state
 
-    def _check_kind(self, here: Mapping[str, Any], state: dict[str, Any]) -> None:
+    def _check_kind(
+        self, here: Mapping[str, Any], state: dict[str, Any], local: Mapping[str, int]
+    ) -> None:
         """Refuse the state of another model, compressor or policy, and damaged numbers."""
-        _check_shapes(here["shapes"], state)
+        _check_shapes(here["shapes"], state, local)
         values = self.chosen.levels
         if state["compressor"] != here["compressor"]:
             refuse(f"it is of {state['compressor']}, and here is {here['compressor']}")
@@ -261,7 +272,14 @@ def _check_process(here: Mapping[str, Any], state: Any) -> None:
         )
 
 
-def _check_shapes(here: Mapping[str, list[int]], state: dict[str, Any]) -> None:
+def _check_shapes(
+    here: Mapping[str, list[int]], state: dict[str, Any], local: Mapping[str, int]
+) -> None:
+    """Refuse the state of another model.
+
+    Args:
+        local: by layer, how many numbers of it this process holds.
+    """
     saved = state["shapes"]
     if not here.keys() & saved.keys():
         refuse(
@@ -275,7 +293,7 @@ def _check_shapes(here: Mapping[str, list[int]], state: dict[str, Any]) -> None:
                 f"here it has shape {shape}"
             )
         residual = state["residuals"].get(name)
-        if residual is not None and residual.numel() != math.prod(shape):
+        if residual is not None and residual.numel() != local[name]:
             raise ValueError(f"the residual of layer {name!r} has shape {list(residual.shape)}")
 
 

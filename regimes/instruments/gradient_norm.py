@@ -55,7 +55,8 @@ class NormsGauge(StatelessGauge):
                     f"the signal {reading!r} needs each worker's own gradient: set "
                     "union_pass = false"
                 )
-        self.sizes, self.world = context.sizes, context.world
+        self.world = context.world
+        self.sizes = [layer.size for layer in context.world.parts(context.layers)]
         self.sums: dict[str, list[Tensor]] = {}
         self.movement: Movement | None = None
         if not {*OF_STEPS}.isdisjoint(self.readings):
@@ -93,19 +94,26 @@ class NormsGauge(StatelessGauge):
 
     def _norms(self, reading: str) -> Float[Tensor, " layers"]:
         if reading == "update":
-            return torch.stack(torch._foreach_norm(self.sums["update"]))
+            return self._of_whole(torch.stack(torch._foreach_norm(self.sums["update"])))
         if reading == "global":
             (total,) = self.sums["global"]
-            return torch.stack(torch._foreach_norm(self._means(total[None].split(self.sizes, 1))))
+            means = self._means(total[None].split(self.sizes, 1))
+            return self._of_whole(torch.stack(torch._foreach_norm(means)))
         if reading == "local-mean":
-            return torch.stack(self._means(self._squares().T)).sqrt()
+            return self._of_whole(torch.stack(self._means(self._squares().T)).sqrt())
         device = getattr(self.world, "device", torch.device("cpu"))
         # Only one process hosts worker 0; all take part in the broadcast.
         own = torch.zeros(len(self.sizes), dtype=self.world.meter.dtype, device=device)
         if 0 in self.world.hosted:
-            own.copy_(self._squares()[0].sqrt())
+            own.copy_(self._of_whole(self._squares()[0].sqrt()))
         self.world.broadcast([own])
         return own
+
+    def _of_whole(self, norms: Float[Tensor, " layers"]) -> Float[Tensor, " layers"]:
+        """Norms of whole layers, from those of their shards."""
+        if self.world.shards == 1:
+            return norms
+        return self.world.add_shards(norms.square()).sqrt()
 
     def _means(self, parts: Iterable[Float[Tensor, "rows ..."]]) -> list[Tensor]:
         """Over all workers, of one part per layer; the bytes are counted for that layer."""

@@ -78,6 +78,7 @@ class World(TypedDict):
     workers: Workers
     processes: Workers
     groups: NotRequired[Workers]
+    shards: NotRequired[Workers]
 
 
 class Layer(TypedDict):
@@ -208,7 +209,10 @@ def header_fault(found: Any) -> str | None:
         return "config.branch and trunk do not fit: both are there, or neither"
     if len({*names}) < len(names):
         return "two layers have one name"
-    if world["workers"] % world["processes"]:
+    if "shards" in world:
+        if world["workers"] * world["shards"] != world["processes"]:
+            return f"{world['workers']} islands of {world['shards']} are not {world['processes']}"
+    elif world["workers"] % world["processes"]:
         return f"{world['workers']} workers are not shared by {world['processes']} processes"
     if any(len(x.get("layers", names)) != len(names) for x in found["per_step"].values()):
         return f"per_step has no cost for each of {len(names)} layers"

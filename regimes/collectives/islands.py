@@ -1,0 +1,226 @@
+"""Workers whose layers are divided among the processes of an island: the world of a sharded model.
+
+An island (a machine, or a few with fast links between them) holds one replica, each of its
+processes some rows of every layer (``Shard``). Islands are the W workers: means and gathers go
+between the processes that hold the same rows, ``sum_shards`` and ``join_shards`` go between the
+processes of an island. What all processes do together (agreements, calls that all make) goes over
+all of them.
+
+A matrix whose rows are divided is compressed as one (PowerSGD): sums over shards are divided before
+they travel between islands, so that an island sends each number once, whatever its number of
+shards.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from regimes.collectives.group import GroupWorld, _alive, _store
+from regimes.collectives.processes import GATHER
+from regimes.collectives.requests import NO_LAYER, JoinShards, Layer, Shard, Traffic
+from regimes.collectives.world import Meter
+from regimes.errors import ConfigError, TrainingError
+
+_made = itertools.count()  # the same on all processes, which make their worlds in one order
+SCATTER = (
+    "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+)
+
+
+class IslandWorld(GroupWorld):
+    """One island for each worker. All its processes must create it.
+
+    Attributes:
+        shard: this process's place in its island.
+        rank: its place among all, ``island * shards + shard``.
+    """
+
+    def __init__(
+        self, replicas: Any, island: Any, device: torch.device, timeout: float, call: str
+    ) -> None:
+        """
+        Args:
+            replicas: the process group of those that hold the same rows, one of each island.
+            island: the process group that a replica is divided among.
+        """
+        across = dist.get_process_group_ranks(replicas)
+        inside = dist.get_process_group_ranks(island)
+        ranks = _all_ranks(across, inside, timeout, call)
+        super().__init__(replicas, device, timeout, call, ranks)
+        self.workers, self.shards = len(across), len(inside)
+        here, self.shard = divmod(self.rank, self.shards)
+        self.hosted, self.meter.workers = range(here, here + 1), self.workers
+        self._source = across[0]
+        self._across = self._make(across, self._kind)
+        self._inside = self._make(inside, self._kind)
+
+    @property
+    def peers(self) -> tuple[Any, int]:
+        return _alive(self._across), self.workers
+
+    @property
+    def inside(self) -> Any:
+        """The group of this island. Not to be stored."""
+        return _alive(self._inside)
+
+    def _all_groups(self) -> list[weakref.ref[Any]]:
+        return [*super()._all_groups(), self._across, self._inside]
+
+    # -- among the shards of a worker ---------------------------------------------------------
+
+    def sum_shards(self, tensors: list[Tensor]) -> list[Tensor]:
+        shares: dict[int, Tensor] = {}
+        for ids in _by_type(tensors):
+            chunks = [-(-tensors[i].numel() // self.shards) for i in ids]
+            columns = [
+                _padded(tensors[i], chunk, self.shards)
+                for i, chunk in zip(ids, chunks, strict=True)
+            ]
+            whole = torch.cat(columns, dim=1)  # [shards, numbers]
+            if self._kind == "gloo":  # as gloo's own reduce-scatter, whose work never ends for us
+                self._wait(dist.all_reduce, whole, group=self.inside, async_op=True)
+                mine = whole[self.shard]
+            else:
+                mine, flat = whole.new_empty(whole.shape[1]), whole.flatten()
+                self._wait(getattr(dist, SCATTER), mine, flat, group=self.inside, async_op=True)
+            pieces = mine.split(chunks)
+            for i, piece in zip(ids, pieces, strict=True):
+                rows = Shard(self.shard, self.shards, tensors[i].numel()).here
+                shares[i] = piece[: rows.stop - rows.start]
+        return [shares[i] for i in range(len(tensors))]
+
+    def join_shards(self, parts: Sequence[JoinShards]) -> list[Tensor]:
+        joined: dict[int, Tensor] = {}
+        tensors = [part.tensor for part in parts]
+        for ids in _by_type(tensors):
+            chunks = [parts[i].chunk for i in ids]
+            mine = torch.cat([_padded(tensors[i], parts[i].chunk, 1)[0] for i in ids])
+            everyone = mine.new_empty((self.shards, len(mine)))
+            self._wait(
+                getattr(dist, GATHER), everyone.view(-1), mine, group=self.inside, async_op=True
+            )
+            for i, piece in zip(ids, everyone.split(chunks, dim=1), strict=True):
+                joined[i] = piece.reshape(-1)[: parts[i].size]
+        return [joined[i] for i in range(len(tensors))]
+
+    def copy_first(self, tensors: Sequence[Tensor]) -> None:
+        """Overwrite the tensors of all islands with those of the first, not counted as traffic."""
+        for ids in _by_type(tensors):
+            flat = torch.cat([tensors[i].detach().flatten() for i in ids])
+            self._wait(dist.broadcast, flat, self._source, group=self.peers[0], async_op=True)
+            pieces = flat.split([tensors[i].numel() for i in ids])
+            for i, piece in zip(ids, pieces, strict=True):
+                tensors[i].detach().copy_(piece.view(tensors[i].shape))
+
+    def parts(self, layers: Sequence[Layer]) -> list[Layer]:
+        several = self.shards > 1
+        return [layer.on(self.shard, self.shards) if several else layer for layer in layers]
+
+    def add_shards(self, tensor: Tensor) -> Tensor:
+        total = tensor.clone()
+        self._wait(dist.all_reduce, total, group=self.inside, async_op=True)
+        return total
+
+    def take_meter(self, count: int) -> Meter:
+        meter = self.meter.take()
+        layers = [NO_LAYER, *range(count)]
+        counts = [x for i in layers for x in (meter.layers[i].floats, meter.layers[i].bytes)]
+        # float64 holds whole numbers up to 2^53
+        numbers = [*counts, *(float(meter.sent[kind]) for kind in sorted(meter.sent))]
+        total = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        sums = iter(self.add_shards(total).tolist())
+        for i in layers:
+            meter.layers[i] = Traffic(next(sums), int(next(sums)))
+        meter.sent.update({kind: int(next(sums)) for kind in sorted(meter.sent)})
+        return meter
+
+
+def mesh_dimension(mesh: Any) -> str | None:
+    """What is wrong with a mesh of which one dimension is wanted; None if nothing is."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    if not isinstance(mesh, DeviceMesh):
+        return f"a {type(mesh).__name__}"
+    return None if mesh.ndim == 1 else f"a mesh of {mesh.ndim} dimensions"
+
+
+def sharding(tensor: Tensor) -> tuple[Any, list[str]] | None:
+    """The mesh of a sharded parameter (a DTensor) and how each of its dimensions divides it, like
+    "rows" or "copies"; None of a plain tensor."""
+    from torch.distributed.tensor import DTensor, Placement
+    from torch.distributed.tensor import Shard as Rows
+
+    if not isinstance(tensor, DTensor):
+        return None
+    words: dict[Placement, str] = {Rows(0): "rows"}
+    places = tensor.placements
+    return tensor.device_mesh, [
+        words.get(p, "copies" if p.is_replicate() else f"{p}") for p in places
+    ]
+
+
+def local_part(tensor: Any) -> Tensor:
+    """The memory of a DTensor on this process."""
+    with torch.no_grad():
+        return tensor.to_local()
+
+
+def sharded_tensor(rows: Tensor, mesh: Any, shape: Sequence[int]) -> Tensor:
+    """A DTensor of a whole shape, of which this process holds some rows."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import Shard as Rows
+
+    whole = torch.empty(tuple(shape), device="meta")
+    return DTensor.from_local(
+        rows, mesh, [Rows(0)], run_check=False, shape=whole.shape, stride=whole.stride()
+    )
+
+
+def _by_type(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Places of the tensors that can travel together, the same order on all processes."""
+    kinds = sorted({t.dtype for t in tensors}, key=str)
+    return [[i for i, t in enumerate(tensors) if t.dtype == kind] for kind in kinds]
+
+
+def _padded(tensor: Tensor, chunk: int, rows: int) -> Tensor:
+    """``[k]`` with zeros at its end, as ``[rows, chunk]``."""
+    flat = tensor.reshape(-1)
+    return torch.nn.functional.pad(flat, (0, rows * chunk - len(flat))).view(rows, chunk)
+
+
+def _all_ranks(
+    across: Sequence[int], inside: Sequence[int], timeout: float, call: str
+) -> list[int]:
+    """The ranks of all islands, one island after the other. Each process posts those that hold its
+    rows, and reads what the others of its island have posted."""
+    store = _store(f"islands/{next(_made)}/{'-'.join(map(str, inside))}")
+    store.set(str(dist.get_rank()), json.dumps(list(across)))
+    columns = []
+    for rank in inside:
+        try:
+            store.wait([str(rank)], timedelta(seconds=timeout))
+        except RuntimeError as error:
+            raise TrainingError(
+                f"process {dist.get_rank()} has waited {timeout:.0f} s in {call} for process "
+                f"{rank}: every process calls it, or none"
+            ) from error.with_traceback(None)
+        columns.append(json.loads(store.get(str(rank))))
+    ranks = [rank for island in zip(*columns, strict=False) for rank in island]
+    whole = len({*map(len, columns)}) == 1
+    if not whole or len({*ranks}) < len(ranks) or set(inside) - set(ranks):
+        raise ConfigError(
+            f"replicas: the processes {sorted({*across})} hold the same rows as process "
+            f"{dist.get_rank()}, and {sorted({*inside})} are its island: expected the other "
+            'dimension of one mesh, replicas=mesh["replicate"] of a model sharded over '
+            'mesh["shard"]'
+        )
+    return ranks

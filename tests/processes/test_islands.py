@@ -1,0 +1,172 @@
+"""Islands of shards: equal to a simulation with a worker for each island, on any number of shards;
+equal to torch's own HSDP and to DDP without compression."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ddp_scripts import group, islands, islands_wrong
+from ddp_scripts.islands import Case
+
+import regimes
+from regimes.collectives.requests import Layer
+from regimes.cost.cases import recorded
+
+TOPK = (("low", 40), ("high", 5))
+EXACT = [
+    Case(side=True, accumulate=2, clip=0.5, reshard=False),
+    Case({"name": "powersgd", "wire": "bf16"}),
+    Case("topk", TOPK, side=True, blocks="checkpoint"),
+    Case("acp-sgd"),
+    Case("randomk", TOPK),
+    Case("quantise", (("low", 8), ("high", 4))),
+    Case("sign", (("low", "dense"), ("high", 1))),
+    Case("dct-topk", TOPK),
+    Case("low-pass", (("low", 0.5), ("high", 0.1)), adamw=True),
+]
+COMPILED = Case("low-pass", (("low", 0.5), ("high", 0.1)), blocks="compile")  # slow to import
+
+
+def compare(case: Case, count: int, shards: int, results: list[dict[str, Any]]) -> None:
+    oracle = islands.simulated(count, shards, case)
+    half = isinstance(case.compressor, dict)  # the wire rounds a mean of islands otherwise
+    for rank, mine in enumerate(results):
+        island, shard = divmod(rank, shards)
+        for name, tensor in oracle["weights"].items():
+            found = mine["weights"][name]
+            assert torch.allclose(found, tensor, rtol=0, atol=5e-3 if half else 1e-10), name
+        for row, theirs in zip(mine["rows"], oracle["rows"], strict=True):
+            assert row["layers"]["level"] == theirs["layers"]["level"]
+            if not half:
+                norms = (r["statistics"]["norm:update"] for r in (row, theirs))
+                assert next(norms) == pytest.approx(next(norms), rel=1e-9)
+            if case.compressor != "acp-sgd":  # whose steps alternate
+                # a layer that no island uses is exchanged all the same
+                costs = [mine["per_step"][x]["layers"] for x in row["layers"]["level"]]
+                step = sum(cost[i] for i, cost in enumerate(costs))
+                assert row["floats"] == pytest.approx(islands.STEPS * step, rel=1e-12)
+        for owed, residual in zip(mine["residuals"], oracle["residuals"], strict=True):
+            if residual is not None and owed is not None and not half:
+                n = residual.shape[1]
+                rows = Layer("", (n,)).on(shard, shards).shard
+                assert rows is not None
+                assert torch.allclose(owed[0], residual[island, rows.here], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("count", "shards"),
+    [
+        (2, 2),
+        pytest.param(2, 4, marks=pytest.mark.slow),
+        pytest.param(4, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_every_compressor_on_islands_equals_its_simulation(count: int, shards: int) -> None:
+    cases = EXACT if count * shards == 4 else [*EXACT, COMPILED]
+    found = group.run(islands.trained, count * shards, count, shards, cases)
+    for i, case in enumerate(cases):
+        compare(case, count, shards, [results[i] for results in found])
+
+
+def test_powersgd_does_not_depend_on_the_number_of_shards() -> None:
+    case = EXACT[0]
+    one = group.run(islands.trained, 2, 2, 1, [case])[0][0]
+    compare(case, 2, 1, [one])
+    three = group.run(islands.trained, 4, 1, 4, [case])[0][0]
+    compare(case, 1, 4, [three])
+
+
+def test_without_compression_islands_equal_torchs_hsdp_and_ddp() -> None:
+    for ours, theirs, ddp in group.run(islands.native, 4, 2, 2):
+        for name in ours:
+            assert torch.allclose(ours[name], theirs[name], rtol=0, atol=1e-12), name
+            assert torch.allclose(ours[name], ddp[name], rtol=0, atol=1e-12), name
+
+
+@pytest.mark.parametrize("half", ["parameters", "reduce"])
+def test_half_precision_keeps_residuals_in_float32(half: str) -> None:
+    """The bound is of bfloat16, which has eight bits, over nine steps at a rate of 0.05."""
+    results = group.run(islands.trained, 4, 2, 2, [Case(half=half)])
+    oracle = islands.simulated(2, 2, Case())
+    for (mine,) in results:
+        kept = [residual for residual in mine["residuals"] if residual is not None]
+        assert {residual.dtype for residual in kept} == {torch.float32}
+        for name, tensor in oracle["weights"].items():
+            assert torch.allclose(mine["weights"][name].double(), tensor, rtol=0, atol=0.02), name
+
+
+# -- checkpoints -------------------------------------------------------------------------------
+
+
+def resume(case: Case, folder: Path, shards: int, *steps: int) -> list[dict[str, Any]]:
+    """The last of several jobs on two islands, each of which continues the one before."""
+    results: list[dict[str, Any]] = []
+    for first, last in itertools.pairwise(steps):
+        where = str(folder)
+        results = group.run(islands.resumed, 2 * shards, 2, shards, case, where, first, last)
+    return results
+
+
+@pytest.mark.parametrize(
+    "case", [Case(side=True), pytest.param(Case("acp-sgd", side=True), marks=pytest.mark.slow)]
+)
+def test_a_resumed_job_has_the_same_bits_and_on_other_shards_the_same_numbers(
+    case: Case, tmp_path: Path
+) -> None:
+    whole = resume(case, tmp_path / "whole", 2, 0, 9)
+    cut = resume(case, tmp_path / "cut", 2, 0, 4, 9)  # within a unit
+    for ours, theirs in zip(cut, whole, strict=True):
+        for name, tensor in theirs["weights"].items():
+            assert torch.equal(ours["weights"][name], tensor), name
+        for mine, owed in zip(ours["residuals"], theirs["residuals"], strict=True):
+            assert (mine is None) == (owed is None)
+            assert owed is None or torch.equal(mine, owed)
+        assert [r["statistics"] for r in ours["rows"]] == [r["statistics"] for r in theirs["rows"]]
+    record = regimes.load(tmp_path / "cut" / "run")
+    assert record.finished
+    assert record.header["world"]["shards"] == 2
+    assert [epoch[0] for epoch in recorded(record)] == [3, 3, 3]  # as `regimes cost` reads it
+    if case.compressor != "powersgd":
+        return
+    shutil.copytree(tmp_path / "cut" / "4", tmp_path / "fewer" / "4")
+    (ours, *_) = resume(case, tmp_path / "fewer", 1, 4, 9)
+    for name, tensor in whole[0]["weights"].items():
+        assert torch.allclose(ours["weights"][name], tensor, rtol=0, atol=1e-10), name
+
+
+# -- held wrong --------------------------------------------------------------------------------
+
+SAID = {
+    "no replicas": "got a model of fully_shard (FSDP2): it keeps a part of the parameters",
+    "a native mesh of two dimensions": "sharded over a mesh of 2 dimensions, where FSDP2 exchanges",
+    "the whole mesh": "replicas: got a mesh of 2 dimensions, expected one dimension of a mesh",
+    "a name": "replicas: got a str, expected one dimension of a mesh",
+    "the mesh of the shards": "expected the other dimension of one mesh",
+    "a plain model": "parameter 'conv.weight' is not sharded: call fully_shard on the whole model",
+    "a DDP model": "parameter 'module.conv.weight' is not sharded",
+    "blocks only": "parameter 'conv.weight' is not sharded: call fully_shard on the whole model",
+    "two meshes": "parameter 'inner.weight' is sharded over another mesh than 'conv.weight'",
+    "columns": "parameter 'weight' is divided as S(1): the hook needs its rows divided",
+    "twice": "this model has a hook already: attach it once",
+    "frozen": "the model has no parameter to train: there is nothing to exchange",
+    "half": "is of type torch.float16: the hook needs float32, float64 or bfloat16",
+    "meta": "parameter 'weight' is on the device meta: attach after model.to_empty()",
+    "scaler": "scaler: a sharded model trains in bfloat16, which needs none: leave it out",
+    "statistics": "the policy needs the statistic 'error:",
+    "seeds": "process 2 has seed = 1, process 0 has seed = 0",
+    "a whole state": "full_state_dict: this model is sharded, and no process holds whole layers",
+    "paths differ": "some processes have used 'side.bias', 'side.weight' in this step and others",
+}
+
+
+def test_islands_held_wrong_say_one_sentence_on_every_process() -> None:
+    for heard in group.run(islands_wrong.heard, 4):
+        assert heard.keys() == SAID.keys()
+        for name, sentence in heard.items():
+            assert sentence.startswith("ConfigError: "), (name, sentence)
+            assert SAID[name] in sentence, name

@@ -1,0 +1,317 @@
+"""One small training on islands of shards (FSDP2), and in one process as its own oracle.
+
+The oracle computes every island's gradient by a backward pass over its whole batch and reduces the
+stack with the compressors' generators in a simulated world: no shards, buckets or threads.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+import regimes
+from regimes.collectives.requests import Layer
+from regimes.collectives.world import World
+from regimes.compression import compressor
+from regimes.compression.reducer import Reducer
+from regimes.config import DENSE
+from regimes.policies import policy
+from regimes.policies.history import history
+from regimes.training.gradients import layer_table
+
+UNITS, STEPS, RATE, BATCH = 3, 3, 0.05, 8
+RULE = {"name": "accordion", "interval": 1, "eta": 0.2}
+
+
+@dataclass(frozen=True)
+class Case:
+    """How to train; the defaults are the plainest way. ``clip``: the largest norm of a gradient."""
+
+    compressor: Any = "powersgd"
+    levels: tuple[tuple[str, Any], ...] = (("low", 2), ("high", 1))
+    side: bool = False  # a branch that steps 1, 4 and 7 use
+    accumulate: int = 1
+    clip: float | None = None
+    adamw: bool = False
+    blocks: str = "plain"  # "checkpoint": recomputed in backward; "compile": block by block
+    reshard: bool = True
+    half: str = ""  # "parameters", or "reduce": with float32 parameters
+
+
+class Net(nn.Module):
+    """A convolution, two linear layers with one weight, a frozen one, a side branch; its last layer
+    has five rows, which no number of shards divides. Smooth, because zero rows of a gradient would
+    leave a factor of ACP-SGD to rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, 3, padding=1)
+        self.inner = nn.Linear(4 * 16, 12)
+        self.left, self.right = nn.Linear(12, 12), nn.Linear(12, 12)
+        self.right.weight = self.left.weight
+        self.frozen = nn.Linear(12, 12)
+        self.frozen.requires_grad_(False)
+        self.side = nn.Linear(12, 12)
+        self.head = nn.Linear(12, 5)
+        self.recompute = False
+
+    def forward(self, x: Tensor, side: bool) -> Tensor:
+        x = torch.tanh(self.inner(torch.tanh(self.conv(x)).flatten(1)))
+        x = self.right(torch.tanh(self.left(x))) + self.frozen(x)
+        if side:
+            x = x + self.side(torch.tanh(x))
+        if self.recompute:
+            return checkpoint(self.head, x, use_reentrant=False)
+        return self.head(x)
+
+
+def build(case: Case, seed: int = 1) -> Net:
+    torch.manual_seed(seed)
+    net = Net().to(torch.float32 if case.half else torch.float64)
+    return net.bfloat16() if case.half == "parameters" else net
+
+
+def batch(step: int, part: int, worker: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + 10 * worker + part)
+    x = torch.randn(BATCH, 2, 4, 4, generator=generator, dtype=torch.float64)
+    return x, torch.randint(5, (BATCH,), generator=generator)
+
+
+def loss_of(net: nn.Module, case: Case, step: int, part: int, worker: int, rows: slice) -> Tensor:
+    x, y = batch(step, part, worker)
+    like = torch.float32 if case.half == "reduce" else next(net.parameters()).dtype
+    answer = net(x[rows].to(like), case.side and step % 3 == 1)
+    return F.cross_entropy(answer.to(torch.float64), y[rows]) / case.accumulate
+
+
+def optimiser(net: nn.Module, case: Case) -> torch.optim.Optimizer:
+    trained = [p for p in net.parameters() if p.requires_grad]
+    if case.adamw:
+        return torch.optim.AdamW(trained, lr=RATE / 10)
+    return torch.optim.SGD(trained, lr=RATE, momentum=0.9, weight_decay=1e-3)
+
+
+def shard(net: Net, case: Case, mesh: DeviceMesh) -> Net:
+    options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": case.reshard}
+    if case.half == "reduce":
+        options["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.bfloat16)
+    if case.blocks == "compile":
+        net.inner.compile(backend="eager")
+        net.side.compile(backend="eager")
+    net.recompute = case.blocks == "checkpoint"
+    for module in (net.conv, net.inner, net.frozen, net.side):
+        fully_shard(module, **options)
+    return fully_shard(net, **options)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def weights(net: nn.Module) -> dict[str, Tensor]:
+    return {k: whole(v.detach()).clone() for k, v in net.named_parameters()}
+
+
+def train(net: Any, optimizer: torch.optim.Optimizer, case: Case, worker: int, rows: slice) -> None:
+    for step in range(UNITS * STEPS):
+        optimizer.zero_grad()
+        for part in range(case.accumulate):
+            if case.accumulate > 1:
+                net.set_requires_gradient_sync(part == case.accumulate - 1)
+            loss_of(net, case, step, part, worker, rows).backward()
+        if case.clip is not None:
+            nn.utils.clip_grad_norm_(net.parameters(), case.clip)
+        optimizer.step()
+
+
+def two_dimensions(islands: int, shards: int) -> DeviceMesh:
+    return init_device_mesh("cpu", (islands, shards), mesh_dim_names=("replicate", "shard"))
+
+
+def place(rank: int, shards: int) -> tuple[int, slice]:
+    """The island, and the rows of its batch that are this process's."""
+    island, part = divmod(rank, shards)
+    return island, slice(part * BATCH // shards, (part + 1) * BATCH // shards)
+
+
+def trained(rank: int, islands: int, shards: int, cases: Sequence[Case]) -> list[dict[str, Any]]:
+    """What one process has in the end, case by case."""
+    mesh, (island, rows) = two_dimensions(islands, shards), place(rank, shards)
+    results = []
+    for case in cases:
+        net = shard(build(case, seed=1 + island), case, mesh["shard"])  # islands start apart
+        optimizer = optimiser(net, case)
+        hook = regimes.attach(
+            net,
+            replicas=mesh["replicate"],
+            optimizer=optimizer,
+            every=STEPS,
+            policy=RULE,
+            compressor=case.compressor,
+            levels=dict(case.levels),
+            seed=7,
+        )
+        train(net, optimizer, case, island, rows)
+        hook.close()
+        results.append(
+            {
+                "weights": weights(net),
+                "rows": hook.rows,
+                "per_step": hook.header["per_step"],
+                "residuals": [state.residual for state in hook.reducer.states],
+            }
+        )
+    return results
+
+
+def native(rank: int, islands: int, shards: int) -> list[dict[str, Tensor]]:
+    """Without compression: the hook, torch's HSDP, and DDP on as many processes as islands."""
+    case = Case(compressor="dense", levels=(("low", DENSE), ("high", DENSE)))
+    (ours,) = trained(rank, islands, shards, [case])
+    mesh, (island, rows) = two_dimensions(islands, shards), place(rank, shards)
+    net: Any = shard(build(case), case, mesh)
+    train(net, optimiser(net, case), case, island, rows)
+    theirs = weights(net)
+    net = DistributedDataParallel(build(case), find_unused_parameters=True)
+    train(net, optimiser(net, case), case, island, rows)
+    return [ours["weights"], theirs, weights(net.module)]
+
+
+# -- the oracle ------------------------------------------------------------------------------
+
+
+def simulated(islands: int, shards: int, case: Case) -> dict[str, Any]:
+    """The same in one process. Compressors that do not join shards see each as a layer."""
+    net, world = build(case), World(islands)
+    world.meter.dtype = torch.float64
+    parameters = [p for p in net.parameters() if p.requires_grad]
+    layers = layer_table(net)
+    named = case.compressor if isinstance(case.compressor, dict) else {"name": case.compressor}
+    chosen = compressor(named)
+    pieces = [_pieces(layer, shards, chosen.joins_shards) for layer in layers]
+    flat = [piece for of_one in pieces for piece in of_one]
+    reducer = Reducer(chosen, flat, world, seed=7)
+    compressed = [i for i, layer in enumerate(layers) if layer.compressed]
+    rule, values, optimizer = policy(RULE), dict(case.levels), optimiser(net, case)
+    rows: list[dict[str, Any]] = []
+    for unit in range(UNITS):
+        decisions = rule.decide(history(rows, compressed, "update"), [""] * len(compressed))
+        levels = [DENSE] * len(layers)
+        for i, decision in zip(compressed, decisions, strict=True):
+            levels[i] = decision.level
+        sums = [torch.zeros_like(p) for p in parameters]
+        for step in range(unit * STEPS, (unit + 1) * STEPS):
+            gradients = _gradients(net, parameters, case, step, islands)
+            first = 0
+            for i, (p, stack) in enumerate(zip(parameters, gradients, strict=True)):
+                places = range(first, first := first + len(pieces[i]))
+                p.grad = None
+                if stack is None:
+                    continue
+                parts = stack.split([piece.shape[0] for piece in pieces[i]], dim=1)
+                level = values.get(levels[i], DENSE)
+                programs = [
+                    reducer.compressors[j].reduce(part, reducer.states[j], level)
+                    for j, part in zip(places, parts, strict=True)
+                ]
+                p.grad = torch.cat(world.drive(programs, list(places)))
+                sums[i] += p.grad
+            if case.clip is not None:
+                nn.utils.clip_grad_norm_(parameters, case.clip)
+            optimizer.step()
+        norms = [s.norm().item() for s in sums]
+        rows.append(
+            {
+                "lr": RATE,
+                "next_lr": RATE,
+                "layers": {"level": levels},
+                "model": {},
+                "statistics": {"norm:update": norms},
+            }
+        )
+    return {"weights": weights(net), "rows": rows, "residuals": _joined(reducer, pieces)}
+
+
+def _pieces(layer: Layer, shards: int, joins: bool) -> list[Layer]:
+    if joins or shards == 1:
+        return [layer]
+    parts = [layer.on(i, shards) for i in range(shards)]
+    return [Layer(f"{p.name}/{i}", p.shape) for i, p in enumerate(parts) if p.shape[0]]
+
+
+def _joined(reducer: Reducer, pieces: list[list[Layer]]) -> list[Tensor | None]:
+    states = iter(reducer.residuals())
+    found = [[next(states) for _ in of_one] for of_one in pieces]
+    return [None if x[0] is None else torch.cat([t for t in x if t is not None], 1) for x in found]
+
+
+def _gradients(
+    net: Net, parameters: list[nn.Parameter], case: Case, step: int, islands: int
+) -> list[Tensor | None]:
+    """Every island's gradient of each layer, stacked; None of one that the step does not use."""
+    columns: list[list[Tensor | None]] = [[] for _ in parameters]
+    for worker in range(islands):
+        net.zero_grad()
+        for part in range(case.accumulate):
+            loss_of(net, case, step, part, worker, slice(None)).backward()
+        for column, p in zip(columns, parameters, strict=True):
+            column.append(None if p.grad is None else p.grad.clone())
+    stacks: list[Tensor | None] = []
+    for column in columns:
+        used = [g for g in column if g is not None]
+        stacks.append(torch.stack(used) if used else None)
+    return stacks
+
+
+# -- checkpoints -------------------------------------------------------------------------------
+
+
+def resumed(
+    rank: int, islands: int, shards: int, case: Case, folder: str, first: int, last: int
+) -> dict[str, Any]:
+    """Steps ``first`` to ``last`` of the training, from a checkpoint and to another one."""
+    mesh, (island, rows) = two_dimensions(islands, shards), place(rank, shards)
+    net = shard(build(case), case, mesh["shard"])
+    optimizer = optimiser(net, case)
+    options: dict[str, Any] = {"policy": RULE, "compressor": case.compressor, "seed": 7}
+    hook = regimes.attach(
+        net,
+        replicas=mesh["replicate"],
+        optimizer=optimizer,
+        every=STEPS,
+        levels=dict(case.levels),
+        record=regimes.RecordOptions(f"{folder}/run", batch_size=BATCH // shards),
+        **options,
+    )
+
+    def parts() -> dict[str, Any]:
+        model, state = get_state_dict(net, optimizer)
+        return {"model": model, "optimizer": state, "hook": hook.sharded_state()}
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch's, about itself
+        if first:
+            dcp.load(found := parts(), checkpoint_id=f"{folder}/{first}")
+            model, state = found["model"], found["optimizer"]
+            set_state_dict(net, optimizer, model_state_dict=model, optim_state_dict=state)
+        for step in range(first, last):
+            optimizer.zero_grad()
+            loss_of(net, case, step, 0, island, rows).backward()
+            optimizer.step()
+        if folder:
+            dcp.save(parts(), checkpoint_id=f"{folder}/{last}")
+    residuals = [None if s.residual is None else s.residual.clone() for s in hook.reducer.states]
+    hook.close()
+    return {"weights": weights(net), "residuals": residuals, "rows": hook.rows}

@@ -1,0 +1,121 @@
+"""Islands held wrong: what four processes are told, way by way."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from ddp_scripts import islands
+from ddp_scripts.islands import Case
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
+from torch.nn.parallel import DistributedDataParallel
+
+import regimes
+from regimes.errors import RegimesError
+
+Mesh = Any
+CASE = Case()
+
+
+def sharded(mesh: Mesh, dtype: torch.dtype = torch.float32) -> Any:
+    return islands.shard(islands.build(CASE).to(dtype), CASE, mesh["shard"])
+
+
+def hook(net: Any, mesh: Mesh, **options: Any) -> Any:
+    return regimes.attach(net, replicas=mesh["replicate"], timeout=20.0, **options)
+
+
+def two_meshes(mesh: Mesh) -> None:
+    net = islands.build(CASE)
+    fully_shard(net.conv, mesh=mesh["replicate"])
+    hook(fully_shard(net, mesh=mesh["shard"]), mesh)
+
+
+def columns(mesh: Mesh) -> None:
+    net = nn.Linear(4, 6, bias=False)
+    hook(fully_shard(net, mesh=mesh["shard"], shard_placement_fn=lambda _: Shard(1)), mesh)
+
+
+def blocks_only(mesh: Mesh) -> None:
+    net = islands.build(CASE)
+    fully_shard(net.inner, mesh=mesh["shard"])
+    hook(net, mesh)
+
+
+def twice(mesh: Mesh) -> None:
+    net = sharded(mesh)
+    kept = hook(net, mesh)
+    assert kept is not None
+    hook(net, mesh)
+
+
+def frozen(mesh: Mesh) -> None:
+    hook(sharded(mesh).requires_grad_(False), mesh)
+
+
+def on_meta(mesh: Mesh) -> None:
+    with torch.device("meta"):
+        net = nn.Linear(4, 6)
+    hook(fully_shard(net, mesh=mesh["shard"]), mesh)
+
+
+def paths_differ(mesh: Mesh) -> None:
+    net = sharded(mesh)
+    hook(net, mesh, levels={"low": 2, "high": 1})
+    x, island = torch.randn(2, 2, 4, 4), mesh["replicate"].get_local_rank()
+    net(x, side=island == 0).sum().backward()
+
+
+def saved_whole(mesh: Mesh) -> None:
+    hook(sharded(mesh), mesh).full_state_dict()
+
+
+WAYS: dict[str, Callable[[Mesh], Any]] = {
+    "no replicas": lambda mesh: regimes.attach(sharded(mesh)),
+    "a native mesh of two dimensions": lambda mesh: hook(
+        islands.shard(islands.build(CASE), CASE, mesh), mesh
+    ),
+    "the whole mesh": lambda mesh: regimes.attach(sharded(mesh), replicas=mesh),
+    "a name": lambda mesh: regimes.attach(sharded(mesh), replicas="replicate"),
+    "the mesh of the shards": lambda mesh: regimes.attach(
+        sharded(mesh), replicas=mesh["shard"], timeout=20.0
+    ),
+    "a plain model": lambda mesh: hook(islands.build(CASE), mesh),
+    "a DDP model": lambda mesh: hook(DistributedDataParallel(islands.build(CASE)), mesh),
+    "blocks only": blocks_only,
+    "two meshes": two_meshes,
+    "columns": columns,
+    "twice": twice,
+    "frozen": frozen,
+    "half": lambda mesh: hook(sharded(mesh, torch.float16), mesh),
+    "meta": on_meta,
+    "scaler": lambda mesh: hook(sharded(mesh), mesh, scaler=torch.amp.GradScaler("cpu")),
+    "statistics": lambda mesh: hook(
+        sharded(mesh),
+        mesh,
+        policy={"name": "error-ladder"},
+        levels={"low": 3, "mid": 2, "high": 1},
+    ),
+    "seeds": lambda mesh: hook(sharded(mesh), mesh, seed=mesh["replicate"].get_local_rank()),
+    "a whole state": saved_whole,
+    "paths differ": paths_differ,
+}
+
+
+def heard(rank: int) -> dict[str, str]:
+    """The sentence of each way; nothing of one that raises none."""
+    mesh, said = islands.two_dimensions(2, 2), {}
+    warnings.simplefilter("ignore")
+    for name, way in WAYS.items():
+        try:
+            said[name] = ""
+            way(mesh)
+        except RegimesError as error:
+            said[name] = f"{type(error).__name__}: {error}"
+        except Exception as error:
+            said[name] = f"unforeseen {type(error).__name__}: {error}"
+    return said

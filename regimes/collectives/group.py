@@ -76,7 +76,7 @@ class GroupWorld(ProcessWorld):
         Weak, here and in the guard: torch holds a group until it is destroyed, and a gloo group
         that is held longer still has its threads when Python ends, which may abort the process.
         """
-        with errors_are_raised():
+        with contextlib.nullcontext() if kind == "gloo" else errors_are_raised():
             made = dist.new_group(
                 ranks, self._limit, backends(kind, self.device), use_local_synchronization=True
             )

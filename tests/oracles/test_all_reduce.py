@@ -8,7 +8,6 @@ import math
 import pytest
 import torch
 from ddp_scripts import group
-from regimes.cost.work import Work
 from torch import Tensor
 
 from regimes.collectives.processes import ProcessWorld
@@ -16,7 +15,7 @@ from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression.all_reduce import QuantisedAllReduce
 from regimes.compression.reducer import Reducer
-from regimes.cost.network import Network
+from regimes.cost.network import Network, Work
 
 SHAPE, BLOCK = (7, 11), 6
 SIZE = math.prod(SHAPE)

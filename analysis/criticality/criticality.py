@@ -8,7 +8,6 @@ Branches of one trunk, with one pulse each (`grids/harm-lm.toml` is a tree of th
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from regimes.plotting.looks import Metric
 from regimes.records import load_all
 
 from ..common.command import Files, Out, Records
-from ..common.estimates import Row, as_table, mean, number, p, word
+from ..common.estimates import as_table, mean, number, p, word
 from . import draw, harm, scores
 
 
@@ -57,7 +56,7 @@ def tables(
         "signal": word("arm"),
         "minus": word("control"),
         "n": word("n"),
-        "rank corr. [95 %]": _difference,
+        "rank corr. [95 %]": mean("difference", "+.2f", "ci"),
         "p (Holm)": p("p_holm"),
     }
     made = [("Harm by onset", curve, onsets, 1), ("Each pulse", arms, each, 1)]
@@ -73,13 +72,6 @@ def tables(
     return tuple(
         replace(table, title=title) for table, (title, *_) in zip(parts, made, strict=True)
     )
-
-
-def _difference(row: Row) -> str:
-    return "" if not row["n"] or math.isnan(row["difference"]) else _signed(row)
-
-
-_signed = mean("difference", "+.2f", "ci")
 
 
 def main(records: Records, out: Out = None, known: bool = False, last: int = 1) -> list[Path]:
@@ -100,7 +92,8 @@ def main(records: Records, out: Out = None, known: bool = False, last: int = 1) 
     curve, arms, scored = harm.curve(each), harm.arms(each), scores.over_seeds(by_seed)
     recovered, dull = harm.recovery(units), scores.against_dull(by_seed)
     files = Files(records, out)
-    files.figure("criticality", draw.figure(trunks[0], curve, recovered, scored, signals))
+    figure = draw.figure(trunks[0], curve, recovered, scored, signals, known)
+    files.figure("criticality", figure)
     for name, rows in (("onsets", curve), ("pulses", arms), ("runs", each)):
         files.table(f"criticality-{name}", rows)
     files.table("criticality-recovery", recovered)

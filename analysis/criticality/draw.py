@@ -48,6 +48,7 @@ def figure(
     recovery: pd.DataFrame,
     scored: pd.DataFrame,
     signals: Mapping[int, pd.DataFrame],
+    known: bool = False,
 ) -> tuple[Figure, pd.DataFrame]:
     """The figure, and one row per point or cell (column panel says of what).
 
@@ -56,6 +57,7 @@ def figure(
         curve, recovery: of `harm.curve` and `harm.recovery`.
         scored: of `scores.over_seeds`.
         signals: of `scores.by_seed`.
+        known: whether measured signals were scored by their value before a pulse.
     """
     shown, names = tested_by(trunk), [*dict.fromkeys(curve["arm"])]
     looks = {arm: Look(arm, *LINES[i % len(LINES)]) for i, arm in enumerate(names)}
@@ -78,7 +80,7 @@ def figure(
             ax.set_title(f"after a pulse: {arm}", loc="left")
         image, forest = _signals(fig, grid, cells, scored, looks, trunk)
         _legends(fig, looks, onsets)
-        style.caption(fig, _caption(trunk, curve, shown))
+        style.caption(fig, _caption(trunk, curve, shown, known))
     drawn = recovery[recovery["arm"].isin(first)]
     tables = {"harm": curve, "recovery": drawn, "signals": image, "scores": forest}
     return fig, pd.concat([t.assign(panel=n) for n, t in tables.items()], ignore_index=True)
@@ -178,13 +180,14 @@ def _legends(fig: Figure, looks: Mapping[str, Look], onsets: Sequence[int]) -> N
     fig.legend(handles=lines, loc="outside upper right", ncols=4, title="onset of a pulse")
 
 
-def _caption(trunk: Record, curve: pd.DataFrame, shown: Metric) -> str:
+def _caption(trunk: Record, curve: pd.DataFrame, shown: Metric, known: bool) -> str:
+    of = "value in the unit before a pulse" if known else "mean over the units of a pulse"
     counts = curve["n"].to_list()
     return (
         f"Harm: {shown.label} of a branch with a pulse minus its trunk's, by the same seed, "
         f"signed so that more is worse; {style.seeds_in_words(counts)}, "
         f"{style.intervals_in_words(counts, style.MANY + 1)}. Below: "
         "rank of each signal in its run (blue: no value), mean over seeds; at the right its "
-        "scores, of its mean over the units of a pulse, with intervals over seeds; under the line "
-        f"those that measure nothing. {style.setting(trunk)}."
+        f"scores, of its {of}, with intervals over seeds; under the line those "
+        f"that measure nothing. {style.setting(trunk)}."
     )

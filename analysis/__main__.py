@@ -23,7 +23,10 @@ from .common.command import call, start
 if TYPE_CHECKING:
     from regimes.plotting.offered import Offer
 
-ROOMS = ("paper", "lasso", "rates", "detection", "tournament", "claims", "cost", "campaign")
+ROOMS = (
+    *("paper", "lasso", "rates", "detection", "criticality", "tournament", "claims", "cost"),
+    "campaign",
+)
 NAMES = {  # of commands that are not called like their files
     "error_per_float": "rivals",
     "figure18_20": "levels",

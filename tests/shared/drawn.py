@@ -35,7 +35,7 @@ KNOWN = (  # an axis is of one of these, with its unit or what it is a share of
     r"epoch|unit of \d+ steps|\bsteps?\b|floats|bytes|seconds|\bs on\b|%|nats|bits per byte|points"
     r"|perplexity|error|learning rates?\b|eigenvalue|gradient norm|overlap|batch size|samples"
     r"|kappa|probability|share|coordinates|speed-up|workers|bit/s|batch per worker|stable rate"
-    r"|\bMB\b|λ|σ|trace|called critical"
+    r"|\bMB\b|λ|σ|trace|called critical|harm"
 )
 SHADE = "#ececec"  # of a hand-made window
 NARROW = 1e-9  # of its value: an interval that is none

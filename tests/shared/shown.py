@@ -557,6 +557,27 @@ def of_one_run(made: Made) -> Shown:
 
 
 SMALL = ("--dimension", "30", "--nonzero", "3", "--train", "200", "--draws", "3", "--trials", "50")
+
+
+def pulses(made: Made) -> Shown:
+    """One arm's recovery: the other is null."""
+    part = {name: where(panel=name) for name in ("harm", "recovery", "signals", "scores")}
+    score = {"y": "place", "rows": part["scores"], "by": ("arm",), "label": str}
+    panels = [
+        Panel(0, "onset", "harm", part["harm"], ("arm",), str, ends=CI),
+        Panel(1, "unit", "harm", part["recovery"], ("onset",), lambda n: f"from {int(n)}"),
+        Image(2, lambda t: _cells(part["signals"](t))),
+        Panel(3, "rank", xends=("rank_low", "rank_high"), **score),
+        Panel(4, "auc", xends=("auc_low", "auc_high"), **score),
+    ]
+    return made.shown(panels)
+
+
+def _cells(table: Frame) -> Frame:
+    wide = table.pivot(index="signal", columns="unit", values="value")
+    return wide.loc[[*dict.fromkeys(table["signal"])]]
+
+
 CASES: dict[str, Case] = {  # name of the figure: command, records, other words, what it shows
     "figure2a": ("2", "small", (), norms),
     "figure2b": ("2", "small", (), halves),
@@ -574,6 +595,7 @@ CASES: dict[str, Case] = {  # name of the figure: command, records, other words,
     "agreement": ("agreement", "detection-signals-smoke", (), calls_and_kappa),
     "controls": ("controls", "smoke-controls", (), yoked_controls),
     "cost": ("cost", "small", (), speed_up),
+    "criticality": ("criticality", "a tree of pulses", (), pulses),
     "curves": ("curves", "lm-demo", (), lambda m: of_curves(m, "epoch", "floats")),
     "deep-linear": ("deep_linear", "deep-linear", (), deficits),
     "bands": ("detectors", "small-signals", (), detector_bands),

@@ -1,0 +1,193 @@
+"""The figure of criticality: harm by onset, recovery, the trunk's signals and their scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import seaborn as sns
+
+from regimes.plotting import style
+from regimes.plotting.groups import tested_by
+from regimes.plotting.looks import Look, Metric
+from regimes.records import Record, unit_name
+
+from .harm import is_null
+from .scores import DULL
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST = 3  # arms whose recovery is drawn
+BETWEEN = 0.36  # of a row, between the first arm's score and the last one's
+LINES: Sequence[Any] = (  # of arms: colour, dash, marker
+    ("#000000", "-", "o"),
+    ("#d55e00", (0, (4, 1.5)), "s"),
+    ("#0173b2", (0, (1.2, 1.2)), "^"),
+    ("#029e73", (0, (5, 1.5, 1, 1.5)), "D"),
+    ("#cc78bc", (0, (8, 2)), "v"),
+    ("#949494", (0, (2, 3)), "X"),
+)
+NO_VALUE = "#cfe2f3"
+
+
+def shades(signals: Mapping[int, pd.DataFrame]) -> pd.DataFrame:
+    """Signals x units: the rank of a signal's value in a run, 0 of the lowest unit to 1, mean over
+    seeds."""
+    ranks = [table.rank() for table in signals.values()]
+    scaled = [(table - table.min()) / (table.max() - table.min()) for table in ranks]
+    return (sum(scaled[1:], scaled[0]) / len(scaled)).T
+
+
+def figure(
+    trunk: Record,
+    curve: pd.DataFrame,
+    recovery: pd.DataFrame,
+    scored: pd.DataFrame,
+    signals: Mapping[int, pd.DataFrame],
+    known: bool = False,
+) -> tuple[Figure, pd.DataFrame]:
+    """The figure, and one row per point or cell (column panel says of what).
+
+    Args:
+        trunk: any of them, for the setting.
+        curve, recovery: of `harm.curve` and `harm.recovery`.
+        scored: of `scores.over_seeds`.
+        signals: of `scores.by_seed`.
+        known: whether measured signals were scored by their value before a pulse.
+    """
+    shown, names = tested_by(trunk), [*dict.fromkeys(curve["arm"])]
+    looks = {arm: Look(arm, *LINES[i % len(LINES)]) for i, arm in enumerate(names)}
+    felt = [a for a in names if not is_null(curve.loc[curve["arm"] == a, "harm"].to_list())]
+    rows = list(dict.fromkeys(scored["signal"]))
+    cells = shades(signals).loc[rows]
+    with style.theme():
+        fig = style.figure(5.4 + 0.17 * len(rows))
+        grid = fig.add_gridspec(3, 12, height_ratios=[2.0, 1.6, 0.3 + 0.17 * len(rows)])
+        _harm(fig.add_subplot(grid[0, :]), curve, looks, trunk, shown)
+        first = felt[:MOST] or names[:1]
+        onsets = sorted({*recovery.loc[recovery["arm"].isin(first), "onset"]})
+        spots = np.linspace(0, 12, len(first) + 1).round().astype(int)
+        above = None
+        for arm, left, right in zip(first, spots[:-1], spots[1:], strict=True):
+            ax = fig.add_subplot(grid[1, left:right], sharey=above)
+            above = above or ax
+            part = recovery[recovery["arm"] == arm]
+            _recovery(ax, part, onsets, trunk, shown)
+            ax.set_title(f"after a pulse: {arm}", loc="left")
+        image, forest = _signals(fig, grid, cells, scored, looks, trunk)
+        _legends(fig, looks, onsets)
+        style.caption(fig, _caption(trunk, curve, shown, known))
+    drawn = recovery[recovery["arm"].isin(first)]
+    tables = {"harm": curve, "recovery": drawn, "signals": image, "scores": forest}
+    return fig, pd.concat([t.assign(panel=n) for n, t in tables.items()], ignore_index=True)
+
+
+def _harm(
+    ax: Axes, curve: pd.DataFrame, looks: Mapping[str, Look], trunk: Record, shown: Metric
+) -> None:
+    ax.axhline(0, color="#949494", linewidth=0.8)
+    for arm, look in looks.items():
+        part = curve[curve["arm"] == arm]
+        bars = np.nan_to_num([part["harm"] - part["ci_low"], part["ci_high"] - part["harm"]])
+        ax.errorbar(part["onset"], part["harm"], bars, elinewidth=0.9, capsize=2, **look.line)
+    ax.set(xlabel=f"{unit_name(trunk.config)} in which the pulse starts")
+    ax.set(ylabel=f"harm in the end ({shown.unit})", xlim=(-0.7, len(trunk.rows) - 0.3))
+    style.mark_decays(ax, trunk)
+
+
+def _recovery(
+    ax: Axes, part: pd.DataFrame, onsets: Sequence[int], trunk: Record, shown: Metric
+) -> None:
+    ax.axhline(0, color="#949494", linewidth=0.8)
+    for onset, line in _by_onset(onsets).items():
+        rows = part[part["onset"] == onset]
+        if len(rows):
+            ax.plot(rows["unit"], rows["harm"], **line)
+    ax.set(xlabel=unit_name(trunk.config), ylabel=f"harm so far ({shown.unit})")
+    ax.set_xlim(-0.5, len(trunk.rows) - 0.5)
+    style.mark_decays(ax, trunk, labelled=False)
+
+
+def _by_onset(onsets: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """From dark to light, and every second line broken, for a grey print."""
+    colours = sns.color_palette("viridis", len(onsets) + 1).as_hex()
+    lines = zip(onsets, colours, strict=False)
+    return {
+        onset: {"color": c, "linewidth": 1.3, "linestyle": (0, (4, 1.2)) if i % 2 else "-"}
+        for i, (onset, c) in enumerate(lines)
+    }
+
+
+def _signals(
+    fig: Figure,
+    grid: Any,
+    cells: pd.DataFrame,
+    scored: pd.DataFrame,
+    looks: Mapping[str, Look],
+    trunk: Record,
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The rows of the image and of both panels of scores, one line per signal."""
+    import matplotlib as mpl
+
+    image = fig.add_subplot(grid[2, :6])
+    greys = mpl.colormaps["Greys"].with_extremes(bad=NO_VALUE)
+    ends = (-0.5, cells.shape[1] - 0.5, len(cells) - 0.5, -0.5)
+    values = np.ma.masked_invalid(cells.to_numpy())
+    image.imshow(values, cmap=greys, vmin=0, vmax=1, aspect="auto", extent=ends)
+    image.grid(False)
+    image.set_yticks(range(len(cells)), [*cells.index], fontsize=7)
+    image.set(xlabel=unit_name(trunk.config))
+    image.set_title("the trunk's signals: light low, dark high", loc="left")
+    style.mark_decays(image, trunk, labelled=False, behind="white")
+    points = _places(scored, [*cells.index])
+    for place, column, chance, label in (
+        (slice(6, 9), "rank", 0.0, "rank correlation\nwith harm"),
+        (slice(9, 12), "auc", 0.5, "ROC area, worst\nthird of harm"),
+    ):
+        ax = fig.add_subplot(grid[2, place])
+        ax.axvline(chance, color="#949494", linewidth=0.8)
+        ax.axhline(len(cells) - len(DULL) - 0.5, color="#949494", linewidth=0.8)
+        for arm, part in points.groupby("arm", sort=False):
+            bars = [part[column] - part[f"{column}_low"], part[f"{column}_high"] - part[column]]
+            line = looks[str(arm)].line | {"linestyle": "none"}
+            ax.errorbar(part[column], part["place"], xerr=np.nan_to_num(bars), capsize=1.5, **line)
+        ax.set(xlabel=label, ylim=(len(cells) - 0.5, -0.5))
+        ax.set_yticks(range(len(cells)), [""] * len(cells))
+    return cells.rename_axis("signal").reset_index().melt("signal", var_name="unit"), points
+
+
+def _places(scored: pd.DataFrame, rows: Sequence[str]) -> pd.DataFrame:
+    """`scores.over_seeds` with the height of each point."""
+    names = [*dict.fromkeys(scored["arm"])]
+    offsets = np.linspace(-BETWEEN / 2, BETWEEN / 2, len(names)) if len(names) > 1 else [0.0]
+    places = [
+        rows.index(signal) + offsets[names.index(arm)]
+        for arm, signal in zip(scored["arm"], scored["signal"], strict=True)
+    ]
+    return scored.assign(place=places)
+
+
+def _legends(fig: Figure, looks: Mapping[str, Look], onsets: Sequence[int]) -> None:
+    from matplotlib.lines import Line2D
+
+    arms = [Line2D([], [], label=look.label, **look.line) for look in looks.values()]
+    fig.legend(handles=arms, loc="outside upper left", ncols=3, handlelength=3.5)
+    lines = [Line2D([], [], label=f"from {n}", **line) for n, line in _by_onset(onsets).items()]
+    fig.legend(handles=lines, loc="outside upper right", ncols=4, title="onset of a pulse")
+
+
+def _caption(trunk: Record, curve: pd.DataFrame, shown: Metric, known: bool) -> str:
+    of = "value in the unit before a pulse" if known else "mean over the units of a pulse"
+    counts = curve["n"].to_list()
+    return (
+        f"Harm: {shown.label} of a branch with a pulse minus its trunk's, by the same seed, "
+        f"signed so that more is worse; {style.seeds_in_words(counts)}, "
+        f"{style.intervals_in_words(counts, style.MANY + 1)}. Below: "
+        "rank of each signal in its run (blue: no value), mean over seeds; at the right its "
+        f"scores, of its {of}, with intervals over seeds; under the line those "
+        f"that measure nothing. {style.setting(trunk)}."
+    )

@@ -1,0 +1,188 @@
+"""Harm of pulses: records of branches and their trunk to harm by onset, its reliability, recovery.
+
+The *harm* of a branch is its metric minus the trunk's of the same seed, in the unit that is shown,
+with the sign by which more is worse. The *onset* is the first unit of the branch. A *null* pulse
+changes nothing that training depends on; its harm is 0 but for rounding.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from regimes.errors import RecordError
+from regimes.plotting.groups import tested_by
+from regimes.records import Record, located
+from regimes.statistics import alike, p_value
+
+from ..common.estimates import estimate
+from ..common.paired import compare
+
+Pair = tuple[Record, Record]  # a branch and its trunk
+ONSETS = 4  # that an arm needs to be scored
+
+
+# -- branches --------------------------------------------------------------------------------
+
+
+def pairs(runs: Sequence[Record]) -> list[Pair]:
+    """Each branch with its trunk, in the order of the runs.
+
+    Raises:
+        RecordError: no branch, an unfinished run, a trunk that is not among the runs or is itself a
+            branch, or trunks of several experiments.
+    """
+    for run in runs:
+        run.check_finished()
+    by_folder = {os.path.realpath(run.folder): run for run in runs}
+    found = []
+    for run in runs:
+        if branch := run.config.get("branch"):
+            trunk = by_folder.get(os.path.realpath(located(run.folder, branch["of"])))
+            if trunk is None or trunk.config.get("branch"):
+                raise RecordError(
+                    f"{run.folder} is a branch of {branch['of']}, which is "
+                    f"{'not among the runs' if trunk is None else 'a branch itself'}: give the "
+                    "folder that holds both, and a trunk that is none"
+                )
+            found.append((run, trunk))
+    names = dict.fromkeys(trunk.name for _, trunk in found)
+    if len(names) != 1:
+        which = f"branches of {', '.join(names)}: choose one with --where" if names else "no branch"
+        raise RecordError(f"the runs have {which}; `regimes presets harm-lm` is a grid of pulses")
+    return found
+
+
+def arm_of(run: Record) -> str:
+    """The name of a branch without its onset: "rank 1 from 3" is of "rank 1"."""
+    return run.name.replace(f" from {run.config['branch']['at']}", "", 1)
+
+
+# -- numbers ---------------------------------------------------------------------------------
+
+
+def by_unit(found: Sequence[Pair]) -> pd.DataFrame:
+    """One row per branch and unit from its onset on in which both were tested: arm, onset, length
+    (of a branch that never returns, all units that are left), seed, unit, harm."""
+    tables = []
+    for run, trunk in found:
+        shown, at = tested_by(trunk), run.config["branch"]["at"]
+        sign = shown.factor * (1 if shown.lower else -1)
+        harm = sign * (run.epochs["metric"] - trunk.epochs["metric"]).astype(float)
+        table = pd.DataFrame({"unit": run.epochs["epoch"], "harm": harm}).iloc[at:].dropna()
+        length = run.config["branch"].get("length") or len(run.rows) - at
+        names = {"arm": arm_of(run), "onset": at, "length": length, "seed": run.seed}
+        tables.append(table.assign(**names))
+    columns = ["arm", "onset", "length", "seed", "unit", "harm"]
+    units = pd.concat(tables, ignore_index=True)[columns]
+    order = {arm: place for place, arm in enumerate(dict.fromkeys(units["arm"]))}
+    by = ["arm", "onset", "seed", "unit"]
+    return units.sort_values(
+        by, key=lambda c: c.map(order) if c.name == "arm" else c, kind="stable"
+    )
+
+
+def by_run(units: pd.DataFrame, last: int = 1) -> pd.DataFrame:
+    """One row per branch: arm, onset, length, seed, harm (mean of the ``last`` units that were
+    tested), after (harm in the last unit of the pulse; nan if it was not tested), left (units
+    behind the pulse).
+
+    Raises:
+        RecordError: a branch that was tested in none of its units, or two alike.
+    """
+    rows = []
+    keys = ["arm", "onset", "length", "seed"]
+    for key, part in units.groupby(keys, sort=False):
+        values: dict[str, Any] = dict(zip(keys, key, strict=True))
+        end = values["onset"] + values["length"] - 1
+        if part["unit"].duplicated().any():
+            raise RecordError(f"two branches of {key[0]!r} from {key[1]} with seed {key[3]}")
+        after = part.loc[part["unit"] == end, "harm"]
+        harm = float(part["harm"].tail(last).mean())
+        mended = {"after": float(after.iloc[0]) if len(after) else math.nan}
+        rows.append(values | {"harm": harm} | mended | {"left": int(part["unit"].max()) - end})
+    return pd.DataFrame(rows)
+
+
+def curve(runs: pd.DataFrame) -> pd.DataFrame:
+    """One row per arm and onset: n, harm and its 95 % t interval, p, p_holm (of all rows; Holm
+    1979), after (mean), left.
+
+    Args:
+        runs: of `by_run`.
+    """
+    groups: dict[Any, pd.DataFrame] = dict([*runs.groupby(["arm", "onset"], sort=False)])
+    table = compare({(arm, str(at)): part["harm"].to_list() for (arm, at), part in groups.items()})
+    table = table.rename(columns={"control": "onset", "difference": "harm"})
+    table = table.astype({"onset": int})
+    more = [{"after": part["after"].mean(), "left": part["left"].max()} for part in groups.values()]
+    return pd.concat([table, pd.DataFrame(more)], axis=1)
+
+
+def recovery(units: pd.DataFrame) -> pd.DataFrame:
+    """One row per arm, onset and unit: n, harm and its 95 % t interval over seeds."""
+    rows = []
+    for (arm, onset, unit), part in units.groupby(["arm", "onset", "unit"], sort=False):
+        values = part["harm"].to_list()
+        names = {"arm": arm, "onset": onset, "unit": unit, "n": len(values)}
+        rows.append(names | estimate(values, "harm", "ci"))
+    return pd.DataFrame(rows)
+
+
+def is_null(harms: Sequence[float]) -> bool:
+    """Are they 0 but for rounding?"""
+    return alike([0.0, *harms])
+
+
+# -- reliability -----------------------------------------------------------------------------
+
+
+def reliability(table: pd.DataFrame) -> tuple[float, float]:
+    """(reliability of the mean curve, spread of one value), of harm by seed (rows) and onset.
+
+    In a two-way layout, the mean square between onsets less that of the residual, over the
+    former: ICC(3, k) of Shrout and Fleiss (1979), k seeds. 1: all seeds have one curve but for a
+    constant; 0 or less: the onsets differ no more than by chance. The spread is the root of the
+    residual mean square. nan for fewer than two seeds or onsets; seeds that lack one are left out.
+    """
+    values = table.dropna().to_numpy(float)
+    seeds, onsets = values.shape
+    if seeds < 2 or onsets < 2:
+        return math.nan, math.nan
+    means = values.mean(0)
+    between = seeds * float(np.var(means, ddof=1))
+    rest = values - means - values.mean(1, keepdims=True) + values.mean()
+    residual = float((rest**2).sum()) / ((seeds - 1) * (onsets - 1))
+    return (1 - residual / between if between else math.nan), math.sqrt(residual)
+
+
+def arms(runs: pd.DataFrame) -> pd.DataFrame:
+    """One row per arm: onsets, n (seeds), reliability, spread, lowest and highest mean harm, and
+    the rank correlation of harm right after the pulse with harm in the end (mean and 95 % t
+    interval over seeds, p of no correlation; nan below `ONSETS` onsets, and of a null pulse)."""
+    rows = []
+    for arm, part in runs.groupby("arm", sort=False):
+        table = part.pivot(index="seed", columns="onset", values="harm")
+        means = table.mean()
+        size, spread = reliability(table)
+        row = {"arm": arm, "onsets": len(means), "n": len(table)}
+        row |= {"reliability": size, "spread": spread, "least": means.min(), "most": means.max()}
+        ranks = [
+            float(seed["after"].corr(seed["harm"], method="spearman"))
+            for _, seed in part.groupby("seed")
+            if len(seed.dropna()) >= ONSETS and not is_null(seed["harm"].to_list())
+        ]
+        rows.append(row | estimate(ranks, "after") | {"p": p_value(ranks) if ranks else math.nan})
+    return pd.DataFrame(rows)
+
+
+def trunks(found: Sequence[Pair]) -> list[Record]:
+    """The trunks, one per seed."""
+    by_folder: dict[Path, Record] = {trunk.folder: trunk for _, trunk in found}
+    return sorted(by_folder.values(), key=lambda run: run.seed)

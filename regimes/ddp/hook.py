@@ -84,7 +84,7 @@ class Hook(Job):
             dense_start=chosen.dense_start,
         )
         self.world.guard.done = lambda: buckets.total
-        self._agree_on_start(chosen.facts(), seed, scaler=scaler is not None, source=source.facts())
+        self._agree_on_start(chosen.facts(), seed, scaler=scaler is not None, **source.facts())
         about = options or RecordOptions("")
         self._prepare_record(options, self._header(about, chosen, network, seed))
         self._decide()

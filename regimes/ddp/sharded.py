@@ -77,7 +77,7 @@ class ShardedGradients:
 
     def facts(self) -> dict[str, Any]:
         kinds = [str(p.dtype) for p in self.parameters.values()]
-        return {"shards": self.mesh.size(), "types": sorted({*kinds})}
+        return {"islands": {"shards": self.mesh.size(), "types": sorted({*kinds})}}
 
     def connect(self, receiver: Receiver) -> None:
         """Make the islands' models the same, and take their gradients from now on; the hooks live

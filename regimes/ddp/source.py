@@ -141,7 +141,7 @@ class DDPGradients:
         return GroupWorld(self.model.process_group, self.device, timeout)
 
     def facts(self) -> dict[str, Any]:
-        return {name: getattr(self.model, name) for name in SAME}
+        return {"ddp": {name: getattr(self.model, name) for name in SAME}}
 
     def connect(self, receiver: Receiver) -> None:
         """Give DDP the hook, which then lives as long as the model: DDP keeps the closure."""

@@ -213,8 +213,8 @@ def test_without_records_a_sentence_says_which_and_how_to_make_them(command) -> 
 
 
 def test_every_command_of_the_study_is_tried_below() -> None:
-    # a campaign trains for hours, provenance needs a checkout
-    apart = {"figures", "campaign", "provenance"}
+    # a campaign trains for hours, provenance needs a checkout, criticality a tree of branches
+    apart = {"figures", "campaign", "provenance", "criticality"}
     assert {*OTHERS, *apart} == {*commands()}
 
 

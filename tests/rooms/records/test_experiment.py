@@ -389,6 +389,7 @@ NO_MEAN = {  # read no records of ours, or draw one run
     "signals",
     "lasso",  # of a network: `analysis.lasso.numbers.network`, through `groups`
     "tables",  # of runs at the paper's scale: `test_tables`
+    "criticality",  # of a grid without committed records
     "14",
     "15",  # of a grid without committed records; as 12 and 13
 }

@@ -135,6 +135,19 @@ def test_things_are_not_called_people(word: str) -> None:
     assert not places, ", ".join(places)
 
 
+def test_docstrings_say_what_before_of_what() -> None:
+    """A docstring that opens with "Of" or "The same of" leaves its subject to the reader."""
+    opening = re.compile(r'"""(?:Of|The same of) ')
+    places = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for room in ("regimes", "analysis")
+        for path in sorted((ROOT / room).rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if opening.search(line)
+    ]
+    assert not places, ", ".join(places)
+
+
 def test_each_room_has_its_tests() -> None:
     """tests/rooms/NAME tests regimes/NAME; oracles, processes and gpu test rooms too."""
     rooms = {path.parent.name for path in (ROOT / "regimes").glob("*/__init__.py")}

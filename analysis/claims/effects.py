@@ -51,7 +51,7 @@ def fall_at_decay(schedule: str) -> Effect:
 
 
 def unforced(a: str, b: str, schedule: str) -> Effect:
-    """Cohen's kappa of two detectors that call as many epochs each behind the warm-up, those in
+    """Cohen's kappa of two detectors that mark as many epochs each after the warm-up, those in
     which their statistics change most: 0 by chance (`analysis.detection.unforced`)."""
 
     def values(runs: Sequence[Record]) -> list[float]:

@@ -29,7 +29,7 @@ ALPHA = 0.05
 
 
 def verdict(low: float, high: float, margin: float) -> Verdict:
-    """Of an interval about zero; open where there is none (nan).
+    """What an interval says about a difference from zero; open where there is none (nan).
 
     >>> verdict(-0.97, -0.02, 1), verdict(0.29, 1.25, 1), verdict(-0.6, 2.1, 1)
     ('worse, within the margin', 'better', 'open')

@@ -91,7 +91,7 @@ def by_unit(found: Sequence[Pair]) -> pd.DataFrame:
 def by_run(units: pd.DataFrame, last: int = 1) -> pd.DataFrame:
     """One row per branch: arm, onset, length, seed, harm (mean of the ``last`` units that were
     tested), after (harm in the last unit of the pulse; nan if it was not tested), left (units
-    behind the pulse).
+    after the pulse).
 
     Raises:
         RecordError: a branch that was tested in none of its units, or two alike.

@@ -97,8 +97,8 @@ def figure(
 def _words(runs: Sequence[Record], counted: int, reference: str, change: Change) -> str:
     ago = "the epoch before" if change.back == 1 else f"{change.back} epochs before"
     return (
-        f"Left: the epochs that each detector calls, share of {style.seeds_in_words([len(runs)])}: "
-        f"the {round(SHARE * counted)} of {counted} behind the warm-up in which its statistic "
+        f"Left: the epochs that each detector marks, share of {style.seeds_in_words([len(runs)])}: "
+        f"the {round(SHARE * counted)} of {counted} after the warm-up in which its statistic "
         f"changed most since {ago}{'' if change.absolute else ', relatively'}. Right: agreement "
         f"with {reference} beyond chance (Cohen's kappa, 0 by chance), mean and 95 % t interval. "
         f"{style.setting(runs[0])}."

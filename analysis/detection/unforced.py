@@ -70,8 +70,8 @@ def scores(run: Record, change: Change = RELATIVE) -> pd.DataFrame:
     past, epochs = past_epochs(run), range(warm + change.back, len(run.rows))
     if len(epochs) < 1 / SHARE:
         raise RecordError(
-            f"{run.folder} has {len(epochs)} epochs behind its warm-up that can be "
-            "scored, too few to call a quarter of them"
+            f"{run.folder} has {len(epochs)} epochs after its warm-up that can be "
+            "scored, too few to mark a quarter of them"
         )
     columns = {}
     for name, made in known.items():

@@ -61,7 +61,7 @@ def check(holds: object, says: str) -> str:
 
 
 def ci(value: Interval, digits: int = 1, sign: bool = False) -> str:
-    """Mean and interval, with so many digits behind the point."""
+    """Mean and interval, with so many digits after the point."""
     return value.text(digits, sign)
 
 

@@ -41,15 +41,16 @@ def rivals_table() -> str:
 
 @number
 def error(source: str, compressor: str, level: str) -> dict[str, float]:
-    """Of one: ``once`` (a step) and ``summed`` (all updates), floats and bytes of dense's."""
+    """A compressor's error ``once`` (one step) and ``summed`` (all updates); its floats and bytes
+    as shares of dense's."""
     row = row_of(_errors(source), compressor=compressor, level=level)
     return {key: float(row[key]) for key in ("once", "summed", "floats", "bytes")}
 
 
 @number
 def best_in_a_step(source: str, rank: int) -> list[Any]:
-    """Of the compressors that send what a rank sends: the best in a step, and how far the best of
-    them in the sum is from that rank, as a ratio."""
+    """Compressors that send as many floats as a rank: the one with the least error in a step, and
+    the largest summed error among them over that rank's."""
     at = _errors(source).set_index(["compressor", "level"])
     ours = ("powersgd", str(rank))
     same = at[(at["floats"] / at["floats"][ours]).between(0.99, 1.01)]

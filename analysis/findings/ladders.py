@@ -83,7 +83,7 @@ def mean_rank(source: str, arm: str, first: int, stop: int) -> float:
 
 @number
 def synchronisations(source: str, arm: str) -> int:
-    """Of a run of an arm; the same for every seed."""
+    """Synchronisations in a run of an arm, equal for every seed."""
     (count,) = {
         sum(row["sync"]["rounds"] for row in run.rows) for run in records(source) if run.name == arm
     }

@@ -110,6 +110,6 @@ def write(store: Store, chosen: Iterable[str] | None = None) -> list[Path]:
 
 
 def _line(error: Exception) -> int:
-    """Of the template: jinja puts it into the traceback."""
+    """The line of the template, which jinja puts into the traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     return next((f.lineno or 0 for f in reversed(frames) if f.filename.endswith(".jinja")), 0)

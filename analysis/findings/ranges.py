@@ -54,7 +54,7 @@ def rates_table(source: str, metric: str = "accuracy") -> str:
 
 @number
 def low_pass_table() -> str:
-    """The same of rank 1 and of the low-passes."""
+    """The range of usable rates of rank 1 and of the low-passes."""
     rows = _table("rates + rates-low-pass", "accuracy")
     arms = [f"{arm}{m}" for m in ("", ", momentum 0") for arm in ("dense", "rank 1", *LATE)]
     kept = rows[rows["arm"].isin(arms)].set_index("arm").loc[arms].reset_index()
@@ -309,5 +309,5 @@ def harm_after_the_deficit(first: int, stop: int) -> Interval:
 
 @number
 def early_worse_after_the_deficit() -> int:
-    """Of those, how many say that early is worse."""
+    """How many of the late deficits' intervals say that early is worse."""
     return sum(found.high < 1 for found in _late_after_the_deficit().values())

@@ -120,20 +120,20 @@ def _row(rows: pd.DataFrame, name: str, control: str) -> Interval:
 
 
 @number
-def held(source: str, name: str, control: str) -> Interval:
+def minus_control(source: str, name: str, control: str) -> Interval:
     """An arm minus controls of one kind at its floats (see `analysis.tournament.equal_floats`)."""
     return _row(_pairs(source), name, control)
 
 
 @number
-def moment(source: str, name: str, control: str) -> Interval:
-    """The same of two kinds of controls: rank 4 at another time."""
+def timing(source: str, name: str, control: str) -> Interval:
+    """A control minus another kind of control, which has rank 4 at other times."""
     return _row(_pairs(source, moment=True), name, control)
 
 
 @number
-def held_without(source: str, name: str, control: str, seed: int) -> Interval:
-    """As `held`, without one seed."""
+def minus_control_without_seed(source: str, name: str, control: str, seed: int) -> Interval:
+    """`minus_control` without one seed."""
     each, shown = entries(source)
     return _row(comparisons(each[each["seed"] != seed], shown), name, control)
 
@@ -158,14 +158,15 @@ def _summed_up(rows: pd.DataFrame) -> dict[str, Any]:
 
 @number
 def policies_tested(source: str, control: str = "") -> dict[str, Any]:
-    """Of all comparisons, or of those with one kind: how many, which survive Holm's correction."""
+    """How many comparisons were tested (with all controls or one kind), and which survive Holm's
+    correction."""
     rows = _pairs(source)
     return _summed_up(rows[rows["control"] == control] if control else rows)
 
 
 @number
-def tested_moments(source: str) -> dict[str, Any]:
-    """The same of `moment`."""
+def timings_tested(source: str) -> dict[str, Any]:
+    """How many comparisons of two kinds of controls were tested, and which survive."""
     return _summed_up(_pairs(source, moment=True))
 
 
@@ -218,7 +219,7 @@ SETTINGS = ("shift-smoke", "restarts-smoke", "ramp-smoke", "pruned-smoke")
 
 @number
 def events_table() -> str:
-    """Four settings beside each other."""
+    """Four settings next to each other."""
     rows = {name: events.differences(list(records(name))) for name in SETTINGS}
     return events.as_text(rows, entries(SETTINGS[0])[1]).markdown()
 

@@ -55,8 +55,8 @@ class Interval:
 
 
 def decimal(x: float, digits: int, sign: bool = False) -> str:
-    """So many digits behind the point. A half is rounded up by the decimal digits that are kept, so
-    that the last bits, which differ between processors, decide nothing.
+    """A number with so many digits after the point. A half is rounded up by the decimal digits that
+    are kept, so that the last bits, which differ between processors, decide nothing.
 
     >>> decimal(0.475, 2), f"{0.475:.2f}", decimal(-0.04, 1), decimal(-0.04, 1, sign=True)
     ('0.48', '0.47', '0.0', '-0.0')
@@ -66,7 +66,7 @@ def decimal(x: float, digits: int, sign: bool = False) -> str:
 
 
 def significant_text(x: float, digits: int = 2) -> str:
-    """So many significant digits; of large numbers all before the point.
+    """A number with so many significant digits, and at least all digits before the point.
 
     >>> significant_text(0.6), significant_text(1.02), significant_text(9.1), significant_text(371)
     ('0.60', '1.0', '9.1', '371')
@@ -82,7 +82,7 @@ def mean_of(values: Sequence[float]) -> Interval:
 
 
 def of_ratios(logarithms: Sequence[float]) -> Interval:
-    """The same of a ratio's logarithms: the geometric mean; p is against a ratio of 1."""
+    """Geometric mean of ratios from their logarithms, with interval; p is against a ratio of 1."""
     found = mean_of(logarithms)
     mean, low, high = (math.exp(x) for x in (found.mean, found.low, found.high))
     return Interval(mean, low, high, n=found.n, p=found.p)

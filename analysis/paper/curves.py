@@ -51,7 +51,7 @@ def figure(
     column: str | None = None,
     overlay: bool = False,
 ) -> tuple[Figure, pd.DataFrame]:
-    """One panel per ``x``, one curve per schedule, and the numbers behind it.
+    """One panel per ``x``, one curve per schedule, and the numbers drawn.
 
     Args:
         schedules: which ones; default all there are.

@@ -56,7 +56,7 @@ PANELS = {  # the two halves of the argument; schedules that no figure knows go 
 
 
 def figure2a(runs: Iterable[Record], schedule: str = "low") -> tuple[Figure, pd.DataFrame]:
-    """Gradient norm per layer against epoch, and the numbers behind it."""
+    """Gradient norm per layer against epoch, and the numbers drawn."""
     by_schedule = groups(runs, [schedule])
     chosen, critical = by_schedule[schedule], windows(by_schedule)
     numbers, layers, config = norms(chosen), compressed(chosen[0]), chosen[0].config
@@ -100,7 +100,7 @@ def figure2a(runs: Iterable[Record], schedule: str = "low") -> tuple[Figure, pd.
 
 
 def figure2b(runs: Iterable[Record]) -> tuple[Figure, pd.DataFrame]:
-    """Accuracy against epoch and against floats, per schedule, and the numbers behind it."""
+    """Accuracy against epoch and against floats, per schedule, and the numbers drawn."""
     every = groups(runs, SCHEDULES)
     strangers = tuple(name for name in every if name not in LOOKS)
     shown_here = {*strangers, *sum(PANELS.values(), ())}

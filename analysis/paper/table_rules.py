@@ -44,7 +44,7 @@ class Rule:
 
     @property
     def steps(self) -> int:
-        """Of the whole training."""
+        """Steps of the whole training."""
         rounded = math.ceil if self.short else math.floor
         first, later = (rounded(IMAGES / batch) for batch in (WORKERS * BATCH, self.batch))
         return self.early * first + (self.epochs - self.early) * later

@@ -15,7 +15,7 @@ Statistics, each within a layer, and of the whole model's vector (of ``FrozenMom
 ``moments-frozen:*``):
 
 - ``moments:mean-top1``, ``mean-top10``: the share of |m|^2 in its 1 % and 10 % largest
-  coordinates. The same of *single* stochastic gradients, averaged (along the way:
+  coordinates. Also that of *single* stochastic gradients, averaged (along the way:
   the workers' of the last measured step; frozen: all), and of one Gaussian draw of the variances v
   (``null-*``): what m would look like were there nothing but noise. Equal Gaussian coordinates have
   8 % and 44 %.

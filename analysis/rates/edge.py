@@ -96,8 +96,8 @@ def table(by_epoch: pd.DataFrame, warm: int) -> pd.DataFrame:
     """One row per rate and arm: n; the mean product from epoch ``warm`` on, with its 95 % t
     interval over seeds; the largest of any seed."""
     rows = []
-    behind = by_epoch[by_epoch["epoch"] >= warm]
-    for key, runs in behind.groupby(["rate", "arm"], sort=False):
+    warmed = by_epoch[by_epoch["epoch"] >= warm]
+    for key, runs in warmed.groupby(["rate", "arm"], sort=False):
         rate, arm = key
         by_seed = runs.groupby("seed")["product"].mean().to_list()
         row = {"rate": rate, "arm": arm, "n": len(by_seed), "largest": runs["product"].max()}
@@ -159,7 +159,7 @@ def _panel(ax: Axes, rows: pd.DataFrame) -> None:
 
 
 def main(records: Records, out: Out = None) -> list[Path]:
-    """Draw eigenvalue times rate over training, and print its mean behind the warm-up."""
+    """Draw eigenvalue times rate over training, and print its mean after the warm-up."""
     files, runs = Files(records, out), load_all(records)
     drawn, by_epoch = figure(runs)
     text = as_text(table(by_epoch, math.ceil(runs[0].config["optimizer"]["warmup_epochs"])))

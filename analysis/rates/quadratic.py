@@ -66,8 +66,8 @@ def lines(momenta: Sequence[float] = MOMENTA, periods: Sequence[int] = PERIODS) 
 
 
 def points(momenta: Sequence[float] = MOMENTA, levels: Sequence[Level] = LEVELS) -> pd.DataFrame:
-    """The same of PowerSGD on a matrix, with and without error feedback; the curvature is the
-    largest."""
+    """The largest stable rates of PowerSGD on a matrix, with and without error feedback; the
+    curvature is the largest."""
     rows = []
     for momentum in momenta:
         for name, feedback in ((WITH, True), (WITHOUT, False)):

@@ -5,7 +5,7 @@ three. torch's own second derivative of a convolution needs more (slices per gro
 copies, kernels as large as the image), and that of batch normalisation some twenty passes. Here:
 
 * a convolution is bilinear, so every derivative of it is one of three native kernels;
-* batch normalisation with running statistics is an affine map per channel; directly behind a
+* batch normalisation with running statistics is an affine map per channel; directly after a
   convolution it is folded into the weights, and costs nothing;
 * batch normalisation with the batch's statistics has the closed form in `_BatchNormGradient`.
 
@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class Geometry(NamedTuple):
-    """The arguments of `aten.convolution` behind the weights."""
+    """The arguments of `aten.convolution` after the weights."""
 
     stride: list[int]
     padding: list[int]
@@ -198,7 +198,7 @@ class _BatchNormGradient(torch.autograd.Function):
 
 _DIRECT = ("bias", "stride", "padding", "dilation", "groups")
 _TRANSPOSED = ("bias", "stride", "padding", "output_padding", "groups", "dilation")
-_CONVOLUTIONS: dict[Callable, tuple[str, ...]] = {  # arguments behind input and weight, in order
+_CONVOLUTIONS: dict[Callable, tuple[str, ...]] = {  # arguments after input and weight, in order
     **dict.fromkeys((torch.conv1d, torch.conv2d, torch.conv3d), _DIRECT),
     **dict.fromkeys(
         (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d), _TRANSPOSED

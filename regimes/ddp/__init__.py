@@ -6,7 +6,8 @@
     torch.save(hook.state_dict(), f"hook-{rank}.pt")  # each process its own
 
 The compressors and policies are the trainer's, and so are the numbers. ``hook`` is the
-class behind it: levels, units, state; ``buckets`` reduces DDP's buckets while backward goes on.
+class that does its work: levels, units, state; ``buckets`` reduces DDP's buckets while backward
+goes on.
 """
 
 from regimes.ddp.attaching import attach

@@ -175,7 +175,7 @@ CHECKPOINT = "_checkpoint_wrapped_module."  # of torch's checkpoint_wrapper
 
 
 def _one_mesh(parameters: Mapping[str, nn.Parameter]) -> Any:
-    """The island's mesh, the same of all parameters."""
+    """The island's mesh, which all parameters share."""
     meshes = {name: (sharding(p) or [None])[0] for name, p in parameters.items()}
     first = next(iter(meshes.values()))
     for name, mesh in meshes.items():

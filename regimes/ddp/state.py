@@ -244,7 +244,7 @@ class StateCodec:
         }
 
     def _matched_gauges(self, match: LayerMatch, gauges: dict[str, Any]) -> dict[str, Any]:
-        """Of a hook's gauges only that of ``error:<level>`` has a memory per layer."""
+        """The gauges' state for matched layers; only ``error:<level>`` keeps one per layer."""
         error = self.job.panel.gauges.get("error")
         if not isinstance(error, CompressionLossGauge):
             return gauges

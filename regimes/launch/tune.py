@@ -232,7 +232,7 @@ def _trials(config: RunConfig, values: Mapping[str, Sequence[str]]) -> list[Tria
 
 
 def _rounds(trials: int, halving: int | None) -> list[tuple[float, int]]:
-    """Of each round: the share of the epochs, and how many trials of each cell."""
+    """Each round's share of the epochs, and its number of trials per cell."""
     if halving is None:
         return [(1.0, trials)]
     last = math.ceil(math.log(trials, halving) - 1e-9)

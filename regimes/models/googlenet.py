@@ -2,7 +2,7 @@
 
 Szegedy et al., "Going Deeper with Convolutions" (2015), Table 1, in the widely used variant for
 32x32 images (github.com/kuangliu/pytorch-cifar; github.com/weiaicunzai/pytorch-cifar100 has the
-same layers and dropout 0.4): one 3x3 convolution as the stem, BatchNorm behind every convolution
+same layers and dropout 0.4): one 3x3 convolution as the stem, BatchNorm after every convolution
 (which keeps its bias), two 3x3 convolutions in place of a 5x5, no auxiliary heads. PyTorch's
 default init.
 """
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from regimes.models.classifier import Classifier, Images, conv_unit
 
 STEM = 192
-INCEPTIONS = (  # per stage: 1x1, before 3x3, 3x3, before 5x5, 5x5, behind the pool
+INCEPTIONS = (  # per stage: 1x1, before 3x3, 3x3, before 5x5, 5x5, after the pool
     ((64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64)),
     (
         (192, 96, 208, 16, 48, 64),

@@ -56,7 +56,7 @@ class LSTM(nn.Module):
         classes: words in the vocabulary.
         width: of the embedding and of every layer.
         depth: LSTM layers.
-        dropout: behind the embedding and every layer; 0.4 in the authors' code.
+        dropout: after the embedding and every layer; 0.4 in the authors' code.
     """
 
     text: ClassVar[bool] = True

@@ -6,7 +6,7 @@ perceptron, sinusoidal positions; normalisation in front of each (Xiong et al., 
 Normalization in the Transformer Architecture", 2020), GELU, tied output and input embedding.
 
 `GPT`: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019, GPT-2): blocks
-of causal attention and a perceptron with GELU, LayerNorm in front of each and behind the last;
+of causal attention and a perceptron with GELU, LayerNorm before each and after the last;
 matrices from N(0, 0.02), those that write into the residual stream divided by sqrt(2 depth).
 Positions are rotary (Su et al., "RoFormer", 2021) or learned. No layer has a bias, as in PaLM
 (Chowdhery et al., 2022, section 2), so all parameters but the LayerNorms' weights are matrices,
@@ -44,7 +44,7 @@ class Transformer(nn.Module):
         classes: words in the vocabulary.
         width: a multiple of 32, the width of a head; or an even number below, with one head.
         depth: blocks.
-        dropout: behind the embedding, of the attention weights, and in and behind both halves.
+        dropout: after the embedding, of the attention weights, and in and after both halves.
     """
 
     text: ClassVar[bool] = True
@@ -111,7 +111,7 @@ class GPT(nn.Module):
         positions: of tokens, added to the embedding ("learned"), or as angles by which queries and
             keys are turned ("rotary").
         tied: the output matrix is the embedding (Press and Wolf, 2017).
-        dropout: behind the embedding, of the attention weights, and behind both halves.
+        dropout: after the embedding, of the attention weights, and after both halves.
     """
 
     text: ClassVar[bool] = True

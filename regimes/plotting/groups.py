@@ -123,7 +123,7 @@ def decays(run: Record) -> list[tuple[int, float]]:
         return []
     steps = [*(optimizer.get("decay_steps") or ())]
     steps += [first * per_epoch for first in optimizer.get("decay_epochs") or ()]
-    # the first unit that begins at or behind a decay: one within which the rate falls is not lower
+    # the first unit that begins at or after a decay: one within which the rate falls is not lower
     size = run.config.get("unit_steps") or per_epoch
     units = [-(-step // size) for step in sorted(steps)]
     factor, end = np.float64(optimizer.get("decay_factor") or 1), length(run.header, run.rows)

@@ -142,7 +142,7 @@ class Metric:
         factor: from the record's unit to the shown one.
         unit: of a difference.
         log: whether its axis is logarithmic.
-        digits: behind the point, as shown in tables.
+        digits: after the point, as shown in tables.
         lower: whether less is better.
     """
 

@@ -35,7 +35,7 @@ class Sum:
 
 
 def sums(folder: Path) -> dict[str, Sum]:
-    """Of all files of a record."""
+    """The checksum of each file of a record, by name."""
     return {name: Sum(_lines(folder / name)) for name in CHAINED}
 
 

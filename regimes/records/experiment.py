@@ -75,8 +75,8 @@ def separate(runs: Iterable[Record]) -> list[Record]:
 
 
 def _variants(runs: Sequence[Record]) -> dict[int, str]:
-    """Of each run whose name several experiments have, by its id: the fields in which it differs
-    from most of them; of those most, all fields."""
+    """The fields in which a run differs from most experiments of its name, by the run's id, where
+    several experiments share a name; the runs of the majority get all fields."""
     variants = {}
     for group in _by_name(runs).values():
         differences = differing([identity(run) for run in group])

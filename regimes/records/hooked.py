@@ -33,7 +33,7 @@ def without_defaults(header: Header) -> Header:
 
 
 def _optimizer(table: dict[str, Any]) -> dict[str, Any]:
-    """Of an earlier version, which wrote a schedule, the name alone is known."""
+    """What is known of the optimiser: its name alone if an earlier version wrote a schedule."""
     keys = ("name", "options", "groups") if table.get("schedule") is None else ("name",)
     known = {key: table[key] for key in keys if key in table}
     known |= {"lr": None, "schedule": None}  # the rates stand in the rows

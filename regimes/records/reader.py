@@ -57,7 +57,7 @@ class Record:
 
     @property
     def name(self) -> str:
-        """Of the schedule: only seeds of one experiment share it, see `experiment.separate`."""
+        """The schedule's name: only seeds of one experiment share it, see `experiment.separate`."""
         own = self.config["name"]
         return f"{own} ({self.variant})" if self.variant else own
 

@@ -76,7 +76,7 @@ class Study:
 
     @property
     def records(self) -> list[Record]:
-        """Of all entries that can be read."""
+        """The records of all entries that can be read."""
         return [entry.record for entry in self.entries if entry.record]
 
     @property

@@ -215,7 +215,7 @@ def _change_local_steps(
 
 
 def _mean_state(states: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of the workers' optimisers: the mean of each momentum, the rest of the first."""
+    """One state for the workers' optimisers: each momentum's mean, all else from the first."""
     return cast("dict[str, Any]", _mean(states))
 
 

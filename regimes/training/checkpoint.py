@@ -35,14 +35,14 @@ NAME, PART = re.compile(r"epoch-\d{4,}"), re.compile(r"process-\d+\.pt")
 
 
 class LocalState(TypedDict):
-    """Of one process's workers while they step locally (``rounds``)."""
+    """State of one process's workers while they step locally (``rounds``)."""
 
     residuals: dict[str, Tensor | None]
     workers: list[dict[str, Any]]  # each one's parameters and optimiser, empty in shared steps
 
 
 class OwnState(TypedDict):
-    """Of one process's workers."""
+    """State of one process's workers."""
 
     residuals: dict[str, Tensor | None]  # by layer, [rows, ...]
     hidden: NotRequired[list[Any]]  # per worker, of a language model; older files lack it

@@ -560,15 +560,25 @@ SMALL = ("--dimension", "30", "--nonzero", "3", "--train", "200", "--draws", "3"
 
 
 def pulses(made: Made) -> Shown:
-    """One arm's recovery: the other is null."""
-    part = {name: where(panel=name) for name in ("harm", "recovery", "signals", "scores")}
+    """The recovery of two arms: the third is null."""
+    part = {name: where(panel=name) for name in ("harm", "signals", "scores")}
     score = {"y": "place", "rows": part["scores"], "by": ("arm",), "label": str}
     panels = [
         Panel(0, "onset", "harm", part["harm"], ("arm",), str, ends=CI),
-        Panel(1, "unit", "harm", part["recovery"], ("onset",), lambda n: f"from {int(n)}"),
-        Image(2, lambda t: _cells(part["signals"](t))),
-        Panel(3, "rank", xends=("rank_low", "rank_high"), **score),
-        Panel(4, "auc", xends=("auc_low", "auc_high"), **score),
+        *(
+            Panel(
+                1 + i,
+                "unit",
+                "harm",
+                where(panel="recovery", arm=arm),
+                ("onset",),
+                lambda n: f"from {int(n)}",
+            )
+            for i, arm in enumerate(("rank 1", "rank 1, no feedback"))
+        ),
+        Image(3, lambda t: _cells(part["signals"](t))),
+        Panel(4, "rank", xends=("rank_low", "rank_high"), **score),
+        Panel(5, "auc", xends=("auc_low", "auc_high"), **score),
     ]
     return made.shown(panels)
 
@@ -595,7 +605,7 @@ CASES: dict[str, Case] = {  # name of the figure: command, records, other words,
     "agreement": ("agreement", "detection-signals-smoke", (), calls_and_kappa),
     "controls": ("controls", "smoke-controls", (), yoked_controls),
     "cost": ("cost", "small", (), speed_up),
-    "criticality": ("criticality", "a tree of pulses", (), pulses),
+    "criticality": ("criticality", "harm-lm", (), pulses),
     "curves": ("curves", "lm-demo", (), lambda m: of_curves(m, "epoch", "floats")),
     "deep-linear": ("deep_linear", "deep-linear", (), deficits),
     "bands": ("detectors", "small-signals", (), detector_bands),

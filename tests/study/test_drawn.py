@@ -15,7 +15,6 @@ from typing import Any
 import drawn
 import numpy as np
 import pandas as pd
-import pulses
 import pytest
 from drawn import Image, Shown, complaints, misplaced
 from matplotlib.figure import Figure
@@ -61,8 +60,6 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     root = tmp_path_factory.mktemp("few")
 
     def folder(name: str) -> Path:
-        if name == "a tree of pulses":  # none is committed yet
-            return root / name if (root / name).exists() else pulses.tree(root / name)
         if not (root / name).exists():
             with tarfile.open(REFERENCE / f"{name}.tar.xz") as archive:
                 members = archive.getmembers()

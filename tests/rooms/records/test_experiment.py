@@ -364,6 +364,7 @@ ARCHIVE = {  # records that each command without grids of its own can draw
     "claims": "small",
     "collapse": "smoke-quirks-topk",
     "controls": "smoke-controls",
+    "criticality": "harm-lm",
     "cost": "small",
     "curves": "small-joint",
     "deep_linear": "deep-linear",
@@ -389,7 +390,6 @@ NO_MEAN = {  # read no records of ours, or draw one run
     "signals",
     "lasso",  # of a network: `analysis.lasso.numbers.network`, through `groups`
     "tables",  # of runs at the paper's scale: `test_tables`
-    "criticality",  # of a grid without committed records
     "14",
     "15",  # of a grid without committed records; as 12 and 13
 }

@@ -1,0 +1,97 @@
+"""Pulses of compression: numbers of `analysis.criticality` for templates."""
+
+from __future__ import annotations
+
+import functools
+
+import pandas as pd
+
+from regimes.plotting.groups import tested_by
+
+from ..criticality import criticality, harm, scores
+from .sources import note, number, records, row_of
+from .values import Interval, mean_of
+
+
+@functools.cache
+def _each(source: str) -> pd.DataFrame:
+    return harm.by_run(harm.by_unit(harm.pairs(records(source))))
+
+
+@functools.cache
+def _scores(source: str) -> pd.DataFrame:
+    runs = records(source)
+    return scores.scores(_each(source), scores.by_seed(harm.trunks(harm.pairs(runs)), runs))
+
+
+def _harms(source: str, arm: str, onset: int) -> list[float]:
+    """Harm in the end of one pulse, a value per seed in the order of the seeds."""
+    note(f"{source}.tar.xz")
+    each = _each(source)
+    rows = each[(each["arm"] == arm) & (each["onset"] == onset)].sort_values("seed")
+    return [float(value) for value in rows["harm"]]
+
+
+@number
+def harm_of_a_pulse(source: str, arm: str, onset: int) -> Interval:
+    """What a pulse adds to the trunk's final metric, by the unit where it starts."""
+    return mean_of(_harms(source, arm, onset))
+
+
+@number
+def harm_between(source: str, arm: str, onset: int, other: int) -> Interval:
+    """Harm of a pulse minus that of the pulse that starts at another unit, by seed."""
+    pairs = zip(_harms(source, arm, onset), _harms(source, arm, other), strict=True)
+    return mean_of([a - b for a, b in pairs])
+
+
+@number
+def harm_reliability(source: str, arm: str) -> float:
+    """Reliability of the mean curve of harm over onsets (`harm.reliability`)."""
+    note(f"{source}.tar.xz")
+    return float(row_of(harm.arms(_each(source)), arm=arm)["reliability"])
+
+
+@number
+def signal_of_harm(source: str, arm: str, signal: str) -> Interval:
+    """Rank correlation of a signal with harm over the onsets, mean over seeds."""
+    note(f"{source}.tar.xz")
+    row = row_of(scores.over_seeds(_scores(source)), arm=arm, signal=signal)
+    low, high = row["rank_low"], row["rank_high"]
+    return Interval(row["rank"], low, high, int(row["n"]), row["p"], row["p_holm"])
+
+
+@number
+def signal_minus(source: str, arm: str, signal: str, dull: str) -> Interval:
+    """A signal's rank correlation minus that of one that measures nothing, by seed."""
+    note(f"{source}.tar.xz")
+    table = scores.against_dull(_scores(source))
+    row = row_of(table, of=arm, arm=signal, control=dull)
+    ends = row["ci_low"], row["ci_high"]
+    return Interval(row["difference"], *ends, int(row["n"]), row["p"], row["p_holm"])
+
+
+@number
+def pulses_table(source: str) -> str:
+    """Harm by onset, of every pulse."""
+    return _table(source, "Harm by onset")
+
+
+@number
+def signals_table(source: str, arm: str) -> str:
+    """How well each signal of the trunk ranks one arm's pulses by harm."""
+    return _table(source, f"Signals of the trunk: {arm}")
+
+
+def _table(source: str, title: str) -> str:
+    note(f"{source}.tar.xz")
+    each, by_seed = _each(source), _scores(source)
+    shown = tested_by(harm.trunks(harm.pairs(records(source)))[0])
+    made = criticality.tables(
+        harm.curve(each),
+        harm.arms(each),
+        scores.over_seeds(by_seed),
+        scores.against_dull(by_seed),
+        shown,
+    )
+    return next(table for table in made if table.title == title).markdown()

@@ -46,6 +46,13 @@ def harm_between(source: str, arm: str, onset: int, other: int) -> Interval:
 
 
 @number
+def harm_across(source: str, other: str, arm: str, onset: int) -> Interval:
+    """Harm of a pulse minus that of the same pulse in another tree of the same seeds."""
+    pairs = zip(_harms(source, arm, onset), _harms(other, arm, onset), strict=True)
+    return mean_of([a - b for a, b in pairs])
+
+
+@number
 def harm_reliability(source: str, arm: str) -> float:
     """Reliability of the mean curve of harm over onsets (`harm.reliability`)."""
     note(f"{source}.tar.xz")

@@ -211,7 +211,7 @@ def edge_table() -> str:
 def product(rate: float, arm: str) -> Interval:
     """The top eigenvalue times the rate."""
     row = row_of(_edge(), rate=rate, arm=arm)
-    return Interval(row["product"], row["low"], row["high"], n=int(row["n"]))
+    return Interval(row["product"], row["product_low"], row["product_high"], n=int(row["n"]))
 
 
 @number

@@ -159,7 +159,7 @@ def test_runs_without_statistics_or_a_reference_are_one_sentence(runs: list[Reco
         with_reference(over_seeds(pairs(scored(runs))), "sharpness")
     short = load_all(REFERENCE / "lm-rivals.tar.xz")[0]
     short.rows[:] = short.rows[:5]
-    with pytest.raises(RecordError, match="behind its warm-up that can be scored, too few"):
+    with pytest.raises(RecordError, match="after its warm-up that can be scored, too few"):
         scores(short)
 
 

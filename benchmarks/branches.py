@@ -1,4 +1,4 @@
-"""What a tree of branches costs beside whole runs: units trained, and seconds.
+"""What a tree of branches costs, compared with whole runs: units trained, and seconds.
 
 ``python -m benchmarks.branches [--onsets N] [--units N]`` trains a small language model as a trunk
 with a pulse of three units from each onset, in one process, and one whole run to compare with. A

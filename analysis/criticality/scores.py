@@ -2,7 +2,7 @@
 
 A signal of a pulse is the trunk's statistic in the units of the pulse (their mean), or its relative
 change from unit to unit there, as ACCORDION's rule compares with a threshold. This is hindsight: a
-detector knows the units before the pulse alone (``known=True``). Beside them stand three *dull*
+detector knows the units before the pulse alone (``known=True``). Next to them are three *dull*
 signals that measure nothing: the learning rate, time (the earlier, the higher), the first half.
 
 Per seed and arm, a score is Spearman's rank correlation of signal and harm over the onsets, and

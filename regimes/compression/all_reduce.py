@@ -2,9 +2,9 @@
 
 Each worker owns a part of the layer. All send their quantised numbers of a part to its owner
 (reduce-scatter), which decodes them, adds them in float32 at least, and sends the quantised mean to
-all (all-gather): the two phases of ZeRO++ (Wang et al., 2023, section 3.3, qgZ, without its
-hierarchy of nodes) and of 1-bit Adam's compressed all-reduce (Tang et al., 2021, section 4). A mean
-is thus rounded twice.
+all (all-gather): the two phases of 1-bit Adam's compressed all-reduce (Tang et al., ICML 2021); the
+first is ZeRO++'s qgZ (Wang et al., 2023) without its hierarchy of nodes. A mean is thus rounded
+twice.
 """
 
 from __future__ import annotations
@@ -61,10 +61,9 @@ class QuantisedAllReduce(Rounding):
         parts = yield Gather(wire)  # [W, bytes]
         update = dequantise(parts, bits, self.block, part, exact.dtype).flatten()[:size]
         first = state.first_worker
-        for row in range(
-            hosted if self.error_feedback else 0
-        ):  # what the owner's rounding has lost counts for its owner
-            own[row, first + row] -= count * (mean[row] - rounded[row])
+        if self.error_feedback:  # the owner of a part keeps what rounding its mean has lost
+            for row in range(hosted):
+                own[row, first + row] -= count * (mean[row] - rounded[row])
         sent = own.flatten(1)[:, :size].to(delta.dtype)
         return update.to(delta.dtype).view(delta.shape[1:]), sent.view(delta.shape)
 

@@ -1,5 +1,5 @@
 """TopK in blocks with values of few bits: the exchange of SparseLoCo (Sarfi, Thérien, Lidin &
-Belilovsky, 2025, arXiv 2508.15706, section 3).
+Belilovsky, 2025, arXiv 2508.15706).
 
 The level is K, the percentage of each block's coordinates that each worker sends. Differences with
 the authors' code: the mean is over all workers, theirs over those that sent a coordinate; indices

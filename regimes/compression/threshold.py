@@ -2,7 +2,7 @@
 minimization", NeurIPS 2021): all coordinates whose movement is large enough.
 
 TopK has the smallest error of one step at its floats, a constant threshold that of all steps
-together (section 4). How much is sent then varies: much while gradients and rate are large.
+together. How much is sent then varies: much while gradients and rate are large.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from regimes.errors import require
 class Threshold(Compressor):
     """Each worker sends the coordinates whose gradient plus residual, times the learning rate, is
     at least the level in magnitude, with their indices. The level is in units of the weights: the
-    hard threshold of Sahu et al. (section 5, algorithm 1), which is on rate x gradient + residual.
+    hard threshold of Sahu et al., which is on rate x gradient + residual.
     A worker that has fewer coordinates than another pads its message with zeros, after a first one
     with their numbers.
 

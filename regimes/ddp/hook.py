@@ -198,7 +198,7 @@ class Hook(Job):
 
     def sharded_state(self) -> ShardedState:
         """The state of a hook on a sharded model, an object for ``torch.distributed.checkpoint``:
-        save and load it beside the model, on all processes.
+        save and load it with the model, on all processes.
 
         Raises:
             ConfigError: the model is not sharded.

@@ -27,7 +27,7 @@ SHARED = "shared"  # the key of the bytes
 
 
 class ShardedState:
-    """A ``Stateful`` of DCP: save and load it beside model and optimiser, on all processes::
+    """A ``Stateful`` of DCP: save and load it with model and optimiser, on all processes::
 
         dcp.save({"model": ..., "hook": hook.sharded_state()}, checkpoint_id=folder)
 
@@ -70,8 +70,8 @@ class ShardedState:
         tensors = {}
         for i, (layer, part) in enumerate(zip(hook.layers, parts, strict=True)):
             if self._keeps_residual(layer):
-                owed = residuals[layer.name]
-                rows = self._zeros(part.matrix) if owed is None else owed[0].view(part.matrix)
+                kept = residuals[layer.name]
+                rows = self._zeros(part.matrix) if kept is None else kept[0].view(part.matrix)
                 tensors[f"residuals/{island}/{layer.name}"] = self._sharded(rows, layer.matrix)
             total = self._zeros(part.shape) if sums is None else sums[i]
             tensors[f"sums/{layer.name}"] = self._sharded(total.view(part.shape), layer.shape)

@@ -34,7 +34,7 @@ from regimes.records import (
 )
 from regimes.records import phases as recorded_phases
 
-# What a state belongs to, or the numbers of units. Tables but for the fields beside them.
+# Fields and tables that a branch shares with its trunk: its state or its units depend on them.
 FIXED = ("seed", "workers", "unit_steps", "dtype", "data", "model")
 FREE = ("data.augment", "model.dropout")
 LENGTH = ("epochs", "steps", "budget")  # a pulse returns to its trunk's

@@ -1,4 +1,4 @@
-"""Islands held wrong: what four processes are told, way by way."""
+"""Islands used wrongly: the error of each of four processes, case by case."""
 
 from __future__ import annotations
 

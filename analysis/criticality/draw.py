@@ -66,19 +66,16 @@ def figure(
     cells = shades(signals).loc[rows]
     with style.theme():
         fig = style.figure(5.4 + 0.17 * len(rows))
-        grid = fig.add_gridspec(3, 12, height_ratios=[2.0, 1.6, 0.3 + 0.17 * len(rows)])
-        _harm(fig.add_subplot(grid[0, :]), curve, looks, trunk, shown)
+        grid = fig.add_gridspec(3, 1, height_ratios=[2.0, 1.6, 0.3 + 0.17 * len(rows)])
+        _harm(fig.add_subplot(grid[0]), curve, looks, trunk, shown)
         first = felt[:MOST] or names[:1]
         onsets = sorted({*recovery.loc[recovery["arm"].isin(first), "onset"]})
-        spots = np.linspace(0, 12, len(first) + 1).round().astype(int)
-        above = None
-        for arm, left, right in zip(first, spots[:-1], spots[1:], strict=True):
-            ax = fig.add_subplot(grid[1, left:right], sharey=above)
-            above = above or ax
+        axes = grid[1].subgridspec(1, len(first)).subplots(sharey=True, squeeze=False)[0]
+        for ax, arm in zip(axes, first, strict=True):
             part = recovery[recovery["arm"] == arm]
             _recovery(ax, part, onsets, trunk, shown)
             ax.set_title(f"after a pulse: {arm}", loc="left")
-        image, forest = _signals(fig, grid, cells, scored, looks, trunk)
+        image, forest = _signals(fig, grid[2], cells, scored, looks, trunk)
         _legends(fig, looks, onsets)
         style.caption(fig, _caption(trunk, curve, shown, known))
     drawn = recovery[recovery["arm"].isin(first)]
@@ -124,7 +121,7 @@ def _by_onset(onsets: Sequence[int]) -> dict[int, dict[str, Any]]:
 
 def _signals(
     fig: Figure,
-    grid: Any,
+    place: Any,
     cells: pd.DataFrame,
     scored: pd.DataFrame,
     looks: Mapping[str, Look],
@@ -133,7 +130,8 @@ def _signals(
     """The rows of the image and of both panels of scores, one line per signal."""
     import matplotlib as mpl
 
-    image = fig.add_subplot(grid[2, :6])
+    columns = place.subgridspec(1, 3, width_ratios=[2, 1, 1])
+    image = fig.add_subplot(columns[0])
     greys = mpl.colormaps["Greys"].with_extremes(bad=NO_VALUE)
     ends = (-0.5, cells.shape[1] - 0.5, len(cells) - 0.5, -0.5)
     values = np.ma.masked_invalid(cells.to_numpy())
@@ -144,11 +142,11 @@ def _signals(
     image.set_title("the trunk's signals: light low, dark high", loc="left")
     style.mark_decays(image, trunk, labelled=False, behind="white")
     points = _places(scored, [*cells.index])
-    for place, column, chance, label in (
-        (slice(6, 9), "rank", 0.0, "rank correlation\nwith harm"),
-        (slice(9, 12), "auc", 0.5, "ROC area, worst\nthird of harm"),
+    for number, column, chance, label in (
+        (1, "rank", 0.0, "rank correlation\nwith harm"),
+        (2, "auc", 0.5, "ROC area, worst\nthird of harm"),
     ):
-        ax = fig.add_subplot(grid[2, place])
+        ax = fig.add_subplot(columns[number])
         ax.axvline(chance, color="#949494", linewidth=0.8)
         ax.axhline(len(cells) - len(DULL) - 0.5, color="#949494", linewidth=0.8)
         for arm, part in points.groupby("arm", sort=False):

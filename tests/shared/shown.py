@@ -583,6 +583,15 @@ def pulses(made: Made) -> Shown:
     return made.shown(panels)
 
 
+def onsets(made: Made) -> Shown:
+    return made.shown(
+        [
+            Panel(0, "onset", "harm", where(panel="harm"), ("arm",), str, ends=CI),
+            Panel(1, "onset", "share", where(panel="rate"), label=None, steps="mid"),
+        ]
+    )
+
+
 def _cells(table: Frame) -> Frame:
     wide = table.pivot(index="signal", columns="unit", values="value")
     return wide.loc[[*dict.fromkeys(table["signal"])]]
@@ -614,6 +623,7 @@ CASES: dict[str, Case] = {  # name of the figure: command, records, other words,
     "mechanism": ("mechanism", "rates-lm", (), usable),
     "narrowing": ("narrowing", "rates-when", (), by_window),
     "quadratic": ("quadratic", None, (), stable),
+    "onset": ("onset", "harm-lm", (), onsets),
     "published": ("published", None, (), logs),
     "rivals": ("rivals", "smoke-rivals", (), errors),
     "tournament": ("tournament", "falling-lm", (), fronts),

@@ -48,6 +48,7 @@ OTHERS = {  # the other commands; those of one run have it unpacked
     "levels": ["smoke-full"],
     "mechanism": ["rates"],
     "narrowing": ["rates-when"],
+    "onset": ["harm-lm"],
     "paper_times": [],
     "published": [],
     "quadratic": [],

@@ -73,8 +73,8 @@ def complaints(notebook: Any) -> list[str]:
     ]
 
 
-def test_there_are_the_nine_notebooks() -> None:
-    assert [path.stem[0] for path in NOTEBOOKS] == list("123456789")
+def test_there_are_the_ten_notebooks() -> None:
+    assert sorted(int(path.stem.partition("-")[0]) for path in NOTEBOOKS) == [*range(1, 11)]
 
 
 @pytest.mark.parametrize(

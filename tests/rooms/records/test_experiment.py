@@ -378,6 +378,7 @@ ARCHIVE = {  # records that each command without grids of its own can draw
     "levels": "lstm-small",
     "mechanism": "rates-lm",
     "narrowing": "rates-when",
+    "onset": "harm-lm",
     "rivals": "smoke-rivals",
     "tournament": "tournament-lm",
 }

@@ -1,0 +1,135 @@
+"""Harm of pulses by the unit where they start, above the learning rate, one column per trunk.
+
+The first panel of `criticality`, for runs of several trees beside one another::
+
+    regimes figure onset runs/harm-lm runs/harm-lm-constant
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from regimes.errors import RecordError
+from regimes.plotting import style
+from regimes.plotting.groups import decays, tested_by
+from regimes.plotting.looks import Look
+from regimes.records import Record, load_all, unit_name
+
+from ..common.command import Files, Out, Several
+from . import harm
+from .draw import LINES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Tree = tuple[Record, pd.DataFrame]  # a trunk (any seed's) and `harm.curve` without null pulses
+ROOM_ABOVE = 1.12  # of the highest interval of a pulse after which the run goes on
+
+
+def tree(runs: Sequence[Record]) -> Tree:
+    """A trunk of the runs, and its pulses' harm by onset.
+
+    Raises:
+        RecordError: as `harm.pairs`; or no pulse changes anything.
+    """
+    found = harm.pairs(runs)
+    curve = harm.curve(harm.by_run(harm.by_unit(found)))
+    by_arm = curve.groupby("arm")["harm"]
+    curve = curve[~by_arm.transform(lambda values: harm.is_null(values.to_list())).astype(bool)]
+    if curve.empty:
+        raise RecordError("no pulse of these runs changes anything: there is no harm to draw")
+    return harm.trunks(found)[0], curve.reset_index(drop=True)
+
+
+def figure(trees: Sequence[Tree]) -> tuple[Figure, pd.DataFrame]:
+    """The figure, and one row per point or unit: ``panel`` harm (those of `harm.curve`) or rate."""
+    from matplotlib.lines import Line2D
+
+    names = dict.fromkeys(name for _, curve in trees for name in curve["arm"])
+    looks = {arm: Look(arm, *LINES[i % len(LINES)]) for i, arm in enumerate(names)}
+    every = pd.concat([curve for _, curve in trees])
+    lasting = every.loc[every["left"] > 0, ["harm", "ci_high"]].max(axis=1)
+    top = ROOM_ABOVE * (lasting if len(lasting) else every["harm"]).max()
+    tables = []
+    with style.theme():
+        fig = style.figure(3.9, style.WIDTH if len(trees) > 1 else 0.7 * style.WIDTH)
+        axes = fig.subplots(
+            2, len(trees), sharex="col", sharey="row", squeeze=False, height_ratios=[3, 0.9]
+        )
+        for column, (trunk, curve) in enumerate(trees):
+            tables.append(_harm(axes[0, column], curve, looks, trunk, top))
+            tables.append(_rate(axes[1, column], trunk))
+        tables = [t.assign(tree=i // 2) for i, t in enumerate(tables)]
+        lowest = min(-0.05 * top, 1.2 * every[["harm", "ci_low"]].min(axis=None))
+        axes[0, 0].set(ylim=(lowest, top))
+        axes[0, 0].set(ylabel=f"harm in the end ({tested_by(trees[0][0]).unit})")
+        axes[1, 0].set_ylabel("learning rate\n(of its peak)", fontsize=7)
+        lines = [Line2D([], [], label=look.label, **look.line) for look in looks.values()]
+        fig.legend(handles=lines, loc="outside upper left", ncols=3, handlelength=3.5)
+        style.caption(fig, _caption(trees, top))
+    return fig, pd.concat(tables, ignore_index=True)
+
+
+def _harm(
+    ax: Axes, curve: pd.DataFrame, looks: Mapping[str, Look], trunk: Record, top: float
+) -> pd.DataFrame:
+    """Lines over pulses after which the run goes on; a value above the axis is written instead."""
+    ax.axhline(0, color="#949494", linewidth=0.8)
+    for arm, look in looks.items():
+        part = curve[curve["arm"] == arm]
+        bars = np.nan_to_num([part["harm"] - part["ci_low"], part["ci_high"] - part["harm"]])
+        ax.errorbar(part["onset"], part["harm"], bars, elinewidth=0.9, capsize=2, **look.line)
+        for row in part[part["harm"] > top].itertuples():
+            x = min(row.onset + 0.3, len(trunk.rows) - 2)
+            ax.text(x, 0.95 * top, f"{row.harm:.2f} ↑", fontsize=7, color=look.line["color"])
+    ax.set_title(_title(trunk), loc="left")
+    ax.set(xlim=(-0.7, len(trunk.rows) - 0.3))
+    style.mark_decays(ax, trunk, labelled=False)
+    return curve.assign(panel="harm")
+
+
+def _rate(ax: Axes, trunk: Record) -> pd.DataFrame:
+    rates = trunk.epochs[["epoch", "lr"]]
+    share = rates["lr"] / rates["lr"].max()
+    ax.plot(rates["epoch"], share, color="#555555", linewidth=1.4, drawstyle="steps-mid")
+    ax.set(ylim=(0, 1.15), xlabel=f"{unit_name(trunk.config)} in which the pulse starts")
+    style.mark_decays(ax, trunk, labelled=False)
+    return pd.DataFrame({"panel": "rate", "onset": rates["epoch"], "share": share})
+
+
+def _title(trunk: Record) -> str:
+    return "the learning rate falls" if decays(trunk) else "the learning rate stays constant"
+
+
+def _caption(trees: Sequence[Tree], top: float) -> str:
+    trunk = trees[0][0]
+    counts = [int(n) for _, curve in trees for n in curve["n"]]
+    above = any((curve["harm"] > top).any() for _, curve in trees)
+    beyond = "Above the axis: a pulse with which the run ends. " if above else ""
+    return (
+        f"Harm: {tested_by(trunk).label} at the end of a run with a pulse minus the same run's "
+        "without it, by seed, signed so that more is worse (lower is better); "
+        f"{style.seeds_in_words(counts)}, {style.intervals_in_words(counts, style.MANY + 1)}. "
+        f"{beyond}Dotted: the learning rate falls. {style.setting(trunk)}."
+    )
+
+
+def main(records: Several, out: Out = None) -> list[Path]:
+    """Draw harm by onset, one column for each folder or archive.
+
+    Args:
+        records: folders of branches and their trunk, or archives of them.
+    """
+    if not records:
+        raise RecordError(
+            "give the records of a tree of pulses: `regimes ablate harm-lm` makes some"
+        )
+    files = Files(records[0], out)
+    files.figure("onset", figure([tree(load_all(path)) for path in records]))
+    return files.said()

@@ -85,9 +85,12 @@ def _harm(
         part = curve[curve["arm"] == arm]
         bars = np.nan_to_num([part["harm"] - part["ci_low"], part["ci_high"] - part["harm"]])
         ax.errorbar(part["onset"], part["harm"], bars, elinewidth=0.9, capsize=2, **look.line)
-        for row in part[part["harm"] > top].itertuples():
-            x = min(row.onset + 0.3, len(trunk.rows) - 2)
-            ax.text(x, 0.95 * top, f"{row.harm:.2f} ↑", fontsize=7, color=look.line["color"])
+        above = part[part["harm"] > top]
+        for at, value in zip(
+            above["onset"].astype(float), above["harm"].astype(float), strict=True
+        ):
+            x = min(at + 0.3, len(trunk.rows) - 2)
+            ax.text(x, 0.95 * top, f"{value:.2f} ↑", fontsize=7, color=look.line["color"])
     ax.set_title(_title(trunk), loc="left")
     ax.set(xlim=(-0.7, len(trunk.rows) - 0.3))
     style.mark_decays(ax, trunk, labelled=False)

@@ -66,8 +66,8 @@ def figure(trees: Sequence[Tree]) -> tuple[Figure, pd.DataFrame]:
             tables.append(_harm(axes[0, column], curve, looks, trunk, top))
             tables.append(_rate(axes[1, column], trunk))
         tables = [t.assign(tree=i // 2) for i, t in enumerate(tables)]
-        lowest = min(-0.05 * top, 1.2 * every[["harm", "ci_low"]].min(axis=None))
-        axes[0, 0].set(ylim=(lowest, top))
+        least = every[["harm", "ci_low"]].min().min()
+        axes[0, 0].set(ylim=(min(-0.05 * top, 1.2 * float(least)), top))
         axes[0, 0].set(ylabel=f"harm in the end ({tested_by(trees[0][0]).unit})")
         axes[1, 0].set_ylabel("learning rate\n(of its peak)", fontsize=7)
         lines = [Line2D([], [], label=look.label, **look.line) for look in looks.values()]

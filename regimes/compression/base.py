@@ -22,7 +22,6 @@ from regimes.compression.kernels import Workspace, add_, clone, sub_
 from regimes.config import DENSE, Bounded, Level
 from regimes.errors import ConfigError, require
 
-HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 MOST = 1 << 16  # numbers of a layer that are compared; of more, every second, third, ...
 Unit = Literal["gradient", "update"]  # of a residual
 Where = tuple[str, str]  # the names of the compressor and the layer

@@ -16,10 +16,11 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from regimes.collectives.requests import Batched, Gather, Layer, Mean, Request, Traffic
-from regimes.compression.base import HALF, Compressor, Sending, State
+from regimes.compression.base import Compressor, Sending, State
 from regimes.compression.kernels import random_rows
 from regimes.config import DENSE, Level
 from regimes.errors import ConfigError, require
+from regimes.precision import HALF
 from regimes.seeding import derive
 
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int32
 from torch import Tensor
 
 from regimes.config import Level
@@ -21,6 +21,8 @@ from regimes.seeding import uniform
 Entries = Sequence[tuple[Tensor, ...]]
 BLOCK = 2**20  # bytes: the second cache of a core, or half of it
 TINY = 1e-10  # of a matrix's norm: what completes a basis, far below the rounding of float32
+FEW = 1 << 18  # numbers of a batch whose padding costs less than another batch's launches
+PLANS = 8  # of padding that stay in memory, one for each vector of levels and bucket
 SHIFTS = (1e-10, 0.0, 0.0)  # of the Gram matrix, pass by pass
 
 
@@ -179,54 +181,94 @@ def _block_by_block(
 
 def orthonormal(entries: Sequence[tuple[Tensor]]) -> list[Tensor]:
     """An orthonormal basis ``[rank, n]`` of each matrix's row space, rank <= n: by Householder QR,
-    or on a GPU by ``in_one_batch``. It is completed where rows are dependent: power iteration never
+    or on a GPU by ``in_batches``. It is completed where rows are dependent: power iteration never
     leaves a zero factor, which a zero gradient would give."""
     matrices = [rows for (rows,) in entries]
     if on_gpu(matrices[0]):
-        return in_one_batch(matrices)
+        return in_batches(matrices)
     return [torch.linalg.qr(rows.mT)[0].mT for rows in matrices]
 
 
-def in_one_batch(matrices: Sequence[Tensor]) -> list[Tensor]:
-    """All in one batch without a wait of the host: shifted CholeskyQR3 (Fukaya et al., 2020) in
+def in_batches(matrices: Sequence[Tensor]) -> list[Tensor]:
+    """In few batches without a wait of the host: shifted CholeskyQR3 (Fukaya et al., 2020) in
     float64. Each matrix is scaled to norm 1, and a tiny identity completes its basis. The shift
     keeps the first Cholesky factor real; two more passes orthogonalise to the last bits.
     """
-    gather, inverse, completion = _padding(
+    results: dict[int, Tensor] = {}
+    for ids in batches(tuple(rows.shape for rows in matrices)):
+        results.update(zip(ids, _one_batch([matrices[i] for i in ids]), strict=True))
+    return [results[i] for i in range(len(matrices))]
+
+
+@lru_cache(maxsize=PLANS)
+def batches(shapes: tuple[tuple[int, int], ...]) -> list[list[int]]:
+    """Which matrices ``[rank, n]`` are padded to the size of the largest of their batch. Zeros are
+    at most as many as numbers, except in a batch of few numbers: a batch costs launches.
+
+    >>> batches(((4, 768), (4, 50257), (4, 2304), (4, 768)))
+    [[1, 2], [0, 3]]
+    >>> batches(((1, 64), (4, 512), (2, 10)))
+    [[1, 0, 2]]
+    """
+    found: list[list[int]] = []
+    numbers = rank = width = 0
+    for i in sorted(range(len(shapes)), key=lambda i: -shapes[i][1]):
+        numbers += shapes[i][0] * shapes[i][1]
+        padded = (len(found[-1]) + 1) * max(rank, shapes[i][0]) * width if found else 0
+        if not found or padded > max(FEW, 2 * numbers):
+            found.append([])
+            numbers, rank, width = shapes[i][0] * shapes[i][1], 0, shapes[i][1]
+        found[-1].append(i)
+        rank = max(rank, shapes[i][0])
+    return found
+
+
+def _one_batch(matrices: Sequence[Tensor]) -> list[Tensor]:
+    gather, inverse, tiny, one = _padding(
         tuple(rows.shape for rows in matrices), matrices[0].device
     )
     end = matrices[0].new_zeros(1)
-    flat = torch.cat([*(rows.flatten() for rows in matrices), end]).double()
-    a = flat[gather]  # [layers, ranks, n]
-    a = a / torch.linalg.matrix_norm(a, keepdim=True).clamp_min(1e-300) + completion
+    flat = torch.cat([*(rows.flatten() for rows in matrices), end])
+    a = flat.index_select(0, gather.flatten()).view(gather.shape).double()  # [layers, ranks, n]
+    a /= torch.linalg.matrix_norm(a, keepdim=True).clamp_min(1e-300)
+    a.diagonal(dim1=1, dim2=2).add_(tiny)
+    if one is not None:
+        a[:, :, -a.shape[1] :].diagonal(dim1=1, dim2=2).add_(one)
     for shift in SHIFTS:
         gram = a @ a.mT
         if shift:
             gram.diagonal(dim1=1, dim2=2).add_(shift)
         factor, _ = torch.linalg.cholesky_ex(gram)
         a = torch.linalg.solve_triangular(factor, a, upper=False)
-    pieces = a.flatten()[inverse].to(matrices[0].dtype).split([rows.numel() for rows in matrices])
+    kept = a.flatten().index_select(0, inverse).to(matrices[0].dtype)
+    pieces = kept.split([rows.numel() for rows in matrices])
     return [piece.view(rows.shape) for piece, rows in zip(pieces, matrices, strict=True)]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=PLANS)
 def _padding(
     shapes: tuple[tuple[int, int], ...], device: torch.device
-) -> tuple[Int64[Tensor, "layers ranks n"], Int64[Tensor, " numbers"], Tensor]:
+) -> tuple[
+    Int32[Tensor, "layers ranks n"],
+    Int32[Tensor, " numbers"],
+    Float[Tensor, "layers ranks"],
+    Float[Tensor, "layers ranks"] | None,
+]:
     """For matrices laid end to end, with a zero at the end: the index of each number of the padded
-    batch, the inverse, and what is added. A padding row has a 1 in a column of its own, where it is
-    orthogonal to all others."""
+    batch, the inverse, and what is added to the first and to the last diagonal. A padding row has a
+    1 in a column of its own, where it is orthogonal to all others; None without padding rows."""
     ranks, n = (max(sizes) for sizes in zip(*shapes, strict=True))
     end = sum(rank * columns for rank, columns in shapes)
-    gather = torch.full((len(shapes), ranks, n + ranks), end)
-    completion = torch.zeros(gather.shape, dtype=torch.float64)
+    gather = torch.full((len(shapes), ranks, n + ranks), end, dtype=torch.int32)
     at = 0
     for i, (rank, columns) in enumerate(shapes):
-        gather[i, :rank, :columns] = torch.arange(at, at + rank * columns).view(rank, columns)
+        own = torch.arange(at, at + rank * columns, dtype=torch.int32)
+        gather[i, :rank, :columns] = own.view(rank, columns)
         at += rank * columns
-        for row in range(ranks):
-            completion[i, row, row if row < rank else n + row] = TINY if row < rank else 1
     inside = gather.flatten() < end
-    inverse = torch.empty(end, dtype=torch.int64)
-    inverse[gather.flatten()[inside]] = inside.nonzero().flatten()
-    return gather.to(device), inverse.to(device), completion.to(device)
+    inverse = torch.empty(end, dtype=torch.int32)
+    inverse[gather.flatten()[inside].long()] = inside.nonzero().flatten().int()
+    real = torch.tensor([[row < rank for row in range(ranks)] for rank, _ in shapes])
+    tiny = (TINY * real.double()).to(device)
+    one = None if bool(real.all()) else (~real).double().to(device)
+    return gather.to(device), inverse.to(device), tiny, one

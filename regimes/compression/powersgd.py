@@ -20,7 +20,7 @@ from regimes.collectives.requests import (
     SumShards,
     Traffic,
 )
-from regimes.compression.base import HALF, Compressor, Sending, State
+from regimes.compression.base import Compressor, Sending, State
 from regimes.compression.kernels import (
     left_product,
     orthonormal,
@@ -31,6 +31,7 @@ from regimes.compression.kernels import (
 )
 from regimes.config import DENSE, Bounds, Level
 from regimes.errors import require
+from regimes.precision import HALF
 from regimes.seeding import stream
 
 

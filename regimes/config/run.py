@@ -180,7 +180,8 @@ class RunConfig:
             "movement/lr"), see ``instruments/gradient_norm.py``.
         start_compressing_after: the first so many steps send the gradient uncompressed.
         instruments: further measurements, by name: ``{fisher = {}}``.
-        dtype: of parameters, gradients and traffic.
+        dtype: of parameters and their gradients. Compressors, residuals and traffic have it, too,
+            but float32 where it is "bfloat16" or "float16".
         precision: "strict" is float32 as it is written (IEEE; float64 with that dtype). On a GPU
             "tf32" lets training steps round factors of products to 10 bits. "bfloat16": forward and
             backward under autocast, the rest strict. Instruments and evaluation are always strict.
@@ -237,7 +238,7 @@ class RunConfig:
     drawn_per_seed: tuple[str, ...] = ()
     quirks: Literal["none", "authors"] = "none"
     union_pass: bool = True  # one pass over all hosted workers' batches, where it is exact
-    dtype: Literal["float32", "float64"] = "float32"
+    dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
     precision: Literal["strict", "tf32", "bfloat16"] = "strict"
     deterministic: bool = True  # on a GPU
     compile: bool = False

@@ -16,11 +16,12 @@ from regimes.data.deficits import deficit
 from regimes.data.images import ImageBatches, Split
 from regimes.errors import ConfigError
 from regimes.models.loss import Batch, Loss
+from regimes.precision import full_precision
 
 
 def classification_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Mean cross-entropy of a batch."""
-    return F.cross_entropy(model(x), y)
+    return F.cross_entropy(full_precision(model(x)), y)
 
 
 def _check_outputs(model: nn.Module, name: str, x: Tensor, classes: int) -> None:
@@ -100,7 +101,7 @@ class ImageTask:
         share = slice(world.rank, None, world.processes)
         batches = images.evaluation_batches(self.images, 500, device, dtype, split, share)
         for number, (x, y) in zip(task.own_batches(world), batches, strict=False):
-            logits = model(x)
+            logits = full_precision(model(x))
             loss = F.cross_entropy(logits, y, reduction="sum").double()
             correct = (logits.argmax(1) == y).sum()
             sums[number] = torch.stack([loss, correct, torch.full_like(loss, len(y))])

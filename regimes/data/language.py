@@ -33,6 +33,7 @@ from regimes.data.tokens import Split
 from regimes.data.windows import Layout, Streams, Windows, count_windows, covering, cut, take
 from regimes.errors import DataError, require
 from regimes.models.loss import Batch, Loss
+from regimes.precision import full_precision
 
 TEST_STREAMS = 10  # side by side in the evaluation
 MAX_LOGITS = 2**22  # of an evaluation batch of windows
@@ -52,7 +53,7 @@ class NextWord:
     ) -> tuple[Float[Tensor, ""], Any]:
         """The loss and the next state, detached; ``hidden`` None is a state of zeros."""
         logits, hidden = model(x, hidden)
-        loss = F.cross_entropy(logits.flatten(0, 1), y.flatten())
+        loss = F.cross_entropy(full_precision(logits).flatten(0, 1), y.flatten())
         return loss, hidden and tuple(state.detach() for state in hidden)
 
 

@@ -30,12 +30,13 @@ from torch import Tensor
 
 from regimes.collectives.overlap import Pipeline, make_buckets
 from regimes.collectives.requests import NO_LAYER
-from regimes.compression.base import HALF, State
+from regimes.compression.base import State
 from regimes.compression.reducer import Reducer, finite_flag
 from regimes.config import DENSE, Level
 from regimes.ddp.schedule import StepClock
 from regimes.ddp.source import Source
 from regimes.instruments.base import Gauge
+from regimes.precision import full_precision
 
 
 @dataclass
@@ -208,25 +209,27 @@ class Buckets:
             self.check, check = None, self.check
             check()
         gradients = {i: step.gradients[i] for i in bucket}
-        flag = finite_flag([*gradients.values()])
+        exact = {i: full_precision(gradient) for i, gradient in gradients.items()}
+        flag = finite_flag([*exact.values()])
         unused = self.source.unused(bucket)
         flags = flag[None] if unused is None else torch.stack([flag.to(unused), *unused])[None]
         if not flag.isfinite():  # NaN would stay in residuals for ever
-            torch._foreach_zero_([*gradients.values()])
-        for i, gradient in gradients.items():
+            torch._foreach_zero_([*exact.values()])
+        for i, gradient in exact.items():
             if self.rows is not None:
                 self.rows[i].view(gradient.shape).copy_(gradient)
             step.states[i] = self._copy(i, step.scale)
-        stacked = {i: full_precision(gradient)[None] for i, gradient in gradients.items()}
+        stacked = {i: gradient[None] for i, gradient in exact.items()}
         layers = [NO_LAYER, *bucket]
         updates = self.reducer.reduce(layers, stacked, step.levels, flags, step.states)
         flag = updates.pop(NO_LAYER)
         if unused is not None:
             self.source.note_unused(bucket, flag[1:])
             flag = flag[0]
-        flag = flag + finite_flag([*updates.values()])
         for i, update in updates.items():
             gradients[i].copy_(update)
+        # of what was written: float16 may overflow where float32 does not
+        flag = flag + finite_flag([full_precision(gradient) for gradient in gradients.values()])
         if not flag.isfinite():
             step.finite = False
             for gradient in gradients.values():
@@ -244,9 +247,3 @@ class Buckets:
             ratio = scale / self.scales[layer]
             state.residual = torch.mul(state.residual, ratio, out=self.spare[layer])
         return state
-
-
-def full_precision(gradient: Tensor) -> Tensor:
-    """The gradient itself, or a copy in float32 of one in half precision: residuals and sums keep
-    what half precision would lose."""
-    return gradient.float() if gradient.dtype in HALF.values() else gradient

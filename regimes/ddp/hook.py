@@ -20,7 +20,7 @@ from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer, check_order, costs_per_step
 from regimes.config import DENSE
-from regimes.ddp.buckets import Buckets, full_precision
+from regimes.ddp.buckets import Buckets
 from regimes.ddp.choices import Choice
 from regimes.ddp.job import Job
 from regimes.ddp.record import RecordOptions
@@ -36,6 +36,7 @@ from regimes.instruments.panel import Readings
 from regimes.policies import Decision
 from regimes.policies.controller import Controller, Levels
 from regimes.policies.history import level_costs
+from regimes.precision import full_precision
 from regimes.records import Header
 from regimes.training.idle_policy import inactivity_warnings
 

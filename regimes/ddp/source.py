@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from regimes.collectives.group import GroupWorld
 from regimes.collectives.requests import Layer
 from regimes.errors import ConfigError
+from regimes.precision import HALF
 
 SAME = (  # attributes of DDP that decide the collectives, or which layers a step leaves alone
     "bucket_bytes_cap",
@@ -267,15 +268,20 @@ def _kind(model: nn.Module) -> str:
     return "a model of fully_shard (FSDP2)" if sharded else type(model).__name__
 
 
-def check_parameters(parameters: Mapping[str, nn.Parameter]) -> None:
-    """Raise ConfigError unless compressors can handle all these parameters."""
+def check_parameters(parameters: Mapping[str, nn.Parameter], half: bool = True) -> None:
+    """Raise ConfigError unless compressors can handle all these parameters.
+
+    Args:
+        half: bfloat16 and float16 are supported.
+    """
+    kinds = (torch.float32, torch.float64, *(HALF.values() if half else ()))
+    listed = "float32, float64, bfloat16 or float16" if half else "float32 or float64"
     if len({p.device for p in parameters.values()}) > 1:
         raise ConfigError("the model's parameters are on several devices: the hook needs one")
     for name, parameter in parameters.items():
-        if parameter.dtype not in (torch.float32, torch.float64):
+        if parameter.dtype not in kinds:
             raise ConfigError(
-                f"parameter {name!r} is of type {parameter.dtype}: the hook needs float32 or "
-                "float64 parameters, use torch.autocast for half precision"
+                f"parameter {name!r} is of type {parameter.dtype}: expected {listed} parameters"
             )
 
 

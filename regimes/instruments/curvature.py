@@ -27,6 +27,7 @@ from regimes.curvature.probe import ProcessMean
 from regimes.errors import ConfigError, require
 from regimes.instruments.base import EndOfEpochGauge, MeasurementContext, Reading
 from regimes.models.loss import Batch
+from regimes.precision import is_half
 from regimes.seeding import derive
 
 Mode = Literal["eval", "batch-statistics"]
@@ -50,6 +51,12 @@ class ProbeGauge(EndOfEpochGauge):
     """Base of their gauges."""
 
     def __init__(self, probe: Probe, context: MeasurementContext) -> None:
+        for name, parameter in context.model.named_parameters():
+            if is_half(parameter.dtype):
+                raise ConfigError(
+                    f"instruments: curvature, fisher and sharpness need float32 or float64 "
+                    f"parameters, and {name!r} is of type {parameter.dtype}: leave them out"
+                )
         self.settings: Any = probe
         self.context, self.batches = context, context.probe(probe.images, probe.batch)
 

@@ -111,7 +111,7 @@ def trainable(model: nn.Module, optimizer: Any) -> dict[str, nn.Parameter]:
             "optimizer: it has other parameters than the model trains: build it from the "
             "model's parameters"
         )
-    check_parameters(parameters)
+    check_parameters(parameters, half=False)
     return parameters
 
 

@@ -16,6 +16,7 @@ from regimes.records.kinds import AMOUNT, NAME, STEPS, Items, Nullable, Object, 
 
 SCHEMA = 1
 MOST_WORKERS = 1_000_000
+DTYPES = ("float32", "float64", "bfloat16", "float16")
 EPOCHS = kinds.integer(0, MOST_EPOCHS, f"from 0 to {MOST_EPOCHS}")
 
 Epoch = Annotated[int, EPOCHS]
@@ -190,7 +191,7 @@ def header() -> Object:
         "batch_policy": Nullable(plug_in),
         "sync_policy": Nullable(plug_in),
         "branch": Nullable(Object({"of": NAME, "at": EPOCHS}, {"length": Nullable(STEPS)})),
-        "dtype": kinds.Kind("float32 or float64", ("float32", "float64").__contains__),
+        "dtype": kinds.Kind("float32, float64, bfloat16 or float16", DTYPES.__contains__),
     }
     found: Object = _kind(Header)
     found.required["config"] = Object(required, fields)

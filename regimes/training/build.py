@@ -19,6 +19,7 @@ from regimes.instruments.gradient_norm import PER_WORKER
 from regimes.instruments.panel import choose
 from regimes.policies.controller import Controller, WholeController
 from regimes.policies.history import level_costs
+from regimes.precision import full_precision, is_half
 from regimes.records import Header, Row, provenance
 from regimes.training.checks import PlugIns, check_size, check_windows_fit
 from regimes.training.gradients import Gradients, draws_random_numbers, layer_table
@@ -54,7 +55,8 @@ class Run:
         self.config, self.plug_ins, self.world = config, plug_ins, world
         self.phase = Phase(config, config)
         self.device, self.numerics = device, numerics
-        world.meter.dtype = dtype = getattr(torch, config.dtype)
+        dtype = getattr(torch, config.dtype)
+        world.meter.dtype = full_precision(torch.empty(0, dtype=dtype)).dtype
         self.task = load_task(config)
         check_size(config, self.task)
         world.agree(
@@ -117,6 +119,8 @@ class Run:
         config = self.config
         per_worker = config.signal in PER_WORKER or config.optimizer.clip is not None
         per_worker |= config.sync_policy is not None
+        # Half precision would round the workers' mean once, and not each worker's gradient.
+        per_worker |= is_half(getattr(torch, config.dtype))
         if not config.union_pass or not self.plug_ins.compressor.linear or per_worker:
             return False
         x, _ = next(iter(self.batches.epoch(0, [0])))

@@ -130,6 +130,11 @@ def check_fields(config: RunConfig) -> None:
     require(unused, "seed", config.seed, expected)
     fits = config.precision == "strict" or config.dtype == "float32"
     require(fits, "precision", config.precision, f'"strict", as dtype = "{config.dtype}"')
+    if config.sync_policy is not None and config.dtype in ("bfloat16", "float16"):
+        raise ConfigError(
+            f"dtype = {config.dtype!r}: the small movements of local steps need float32 "
+            "parameters; leave dtype or sync_policy out"
+        )
     if DENSE in config.levels:
         raise ConfigError('levels.dense is always "dense": give the level another name')
     if budget := config.budget:

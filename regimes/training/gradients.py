@@ -21,6 +21,7 @@ from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.errors import ConfigError, unexpected
 from regimes.models.loss import CarryingLoss, Loss
+from regimes.precision import is_half
 from regimes.seeding import derive, seed_generators
 from regimes.training.batchnorm import PerWorkerBatchNorm
 from regimes.training.replicas import Replicas
@@ -42,7 +43,8 @@ class Gradients:
     """Computes stacked gradients into one reused buffer.
 
     Attributes:
-        stack: ``[G, N]``, all layers' gradients end to end; G is 1 in a union pass, else L.
+        stack: ``[G, N]``, all layers' gradients end to end; G is 1 in a union pass, else L. In
+            float32 where the parameters are in half precision.
         layers: its views, ``[G, *shape]`` each, in parameter order.
         hidden: by row, the state that a language model carries from batch to batch.
         replicas: the workers' own parameters while they step locally. Each worker then updates its
@@ -70,7 +72,13 @@ class Gradients:
         self._final_backward = False  # is the last backward pass of a step in progress?
         self.replicas: Replicas | None = None
         self.batchnorm = PerWorkerBatchNorm(model)
-        self.stack, self.layers = new_stack(self.parameters, 1 if union else world.local)
+        # Backward adds to these, which are of the parameters' type.
+        self._sum, self._summed = new_stack(self.parameters, 1 if union else world.local)
+        self.stack, self.layers = self._sum, self._summed
+        self._to_widen: set[int] = set()
+        if is_half(self._sum.dtype):
+            self.stack = self._sum.float()
+            self.layers = views(self.stack, self.parameters)
 
     def on_layer_complete(self, callback: Callable[[Iterable[int]], None]) -> None:
         """Call ``callback([layer])`` from now on during the last backward pass of each step, as
@@ -79,6 +87,7 @@ class Gradients:
 
             def accumulated(_: Tensor, layer: int = i) -> None:
                 if self._final_backward:  # earlier passes are followed by another addition
+                    self._widen(layer)
                     callback([layer])
 
             parameter.register_post_accumulate_grad_hook(accumulated)
@@ -91,7 +100,9 @@ class Gradients:
         ``micro_batch`` is cut along b and accumulated, each part weighted by its share.
         """
         self.model.train()
-        self.stack.zero_()
+        self._sum.zero_()
+        if self.stack is not self._sum:
+            self._to_widen = {*range(len(self.layers))}
         if step == 0:
             self.hidden = {}
         size = self.micro_batch or x.shape[1]
@@ -102,10 +113,18 @@ class Gradients:
             key = epoch, step * len(pieces) + i
             losses += self._add_micro_batch(inputs, targets, share, key, last)
         self._final_backward = False
+        for layer in [*self._to_widen]:
+            self._widen(layer)
         if self.clip is not None:
             norms = torch.linalg.vector_norm(self.stack, dim=1, keepdim=True)
             self.stack *= (self.clip / norms.clamp_min(1e-12)).clamp_max(1)
         return losses
+
+    def _widen(self, layer: int) -> None:
+        """Copy a layer's final gradient from half precision to the stack, once in each step."""
+        if layer in self._to_widen:
+            self._to_widen.remove(layer)
+            self.layers[layer].copy_(self._summed[layer])
 
     def _add_micro_batch(
         self, x: Tensor, y: Tensor, share: float, key: tuple[int, int], last: bool
@@ -131,7 +150,7 @@ class Gradients:
     ) -> Float[Tensor, ""]:
         """One pass, which adds its gradient to a row of ``stack``."""
         # backward adds to an existing .grad in place: as views, they accumulate in the buffer
-        for parameter, layer in zip(self.parameters, self.layers, strict=True):
+        for parameter, layer in zip(self.parameters, self._summed, strict=True):
             parameter.grad = layer[row]
         context: AbstractContextManager[Any] = nullcontext()
         if self.autocast is not None:
@@ -182,8 +201,13 @@ def new_stack(parameters: Sequence[Tensor], rows: int) -> tuple[Tensor, list[Ten
     """Zeros ``[rows, N]`` for all parameters end to end, and their views ``[rows, *shape]``."""
     sizes = [p.numel() for p in parameters]
     stack = parameters[0].detach().new_zeros(rows, sum(sizes))
-    parts = zip(stack.split(sizes, dim=1), parameters, strict=True)
-    return stack, [part.view(rows, *p.shape) for part, p in parts]
+    return stack, views(stack, parameters)
+
+
+def views(stack: Float[Tensor, "rows N"], parameters: Sequence[Tensor]) -> list[Tensor]:
+    """The layers of a stack, ``[rows, *shape]``."""
+    parts = stack.split([p.numel() for p in parameters], dim=1)
+    return [part.view(len(stack), *p.shape) for part, p in zip(parts, parameters, strict=True)]
 
 
 def layer_table(model: nn.Module) -> list[Layer]:
@@ -206,6 +230,6 @@ def layer_table(model: nn.Module) -> list[Layer]:
 
 
 def install(parameters: Sequence[nn.Parameter], updates: Sequence[Tensor]) -> None:
-    """Set the updates as the gradients that the optimiser reads."""
+    """Set the updates as the gradients that the optimiser reads, in the parameters' types."""
     for parameter, update in zip(parameters, updates, strict=True):
-        parameter.grad = update
+        parameter.grad = update.to(parameter.dtype)

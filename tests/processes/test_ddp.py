@@ -296,7 +296,7 @@ def test_bad_input_gets_one_sentence() -> None:
         "level dense": '"dense" is always known',
         "levels swapped": "levels.low = 1 sends less than levels.high = 4",
         "signal": "did you mean 'update'",
-        "half": "'weight' is of type torch.float16: the hook needs float32 or float64",
+        "complex": "'weight' is of type torch.complex64: expected float32, float64, bfloat16 or",
         "sparse": "build it with sparse=False",
         "no backward": "epoch_end: no gradient has been reduced since the epoch began",
         "rate": "lr = -1.0: expected a number from zero up",

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from reducers import EVERY, F64, FADING, SHAPES, gradients, layers, step, world
 
 from regimes.collectives.requests import Layer
-from regimes.compression import Compressor
+from regimes.compression import Compressor, kernels
 from regimes.compression.base import State
 from regimes.compression.elementwise import Cast, Quantise, Sign, pack, unpack
-from regimes.compression.kernels import in_one_batch, orthonormal, stacked
+from regimes.compression.kernels import _padding, batches, in_batches, orthonormal, stacked
 from regimes.compression.powersgd import PowerSGD
 from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import (
@@ -57,7 +57,7 @@ def test_orthonormal_spans_the_rows(rank: int, n: int, seed: int) -> None:
     st.integers(0, 10**6),
 )
 @settings(max_examples=150)
-def test_orthonormal_in_one_batch(cases: list[tuple[int, int, str]], seed: int) -> None:
+def test_orthonormal_in_batches(cases: list[tuple[int, int, str]], seed: int) -> None:
     """What a GPU does, here on a CPU."""
     generator, matrices = torch.Generator().manual_seed(seed), []
     for rank, n, kind in cases:
@@ -70,7 +70,7 @@ def test_orthonormal_in_one_batch(cases: list[tuple[int, int, str]], seed: int) 
             rows = rows[:1] + 1e-9 * rows
         scale = {"zero": 0, "tiny": 1e-30, "huge": 1e30}.get(kind, 1)
         matrices.append((scale * rows).contiguous())
-    for rows, basis in zip(matrices, in_one_batch(matrices), strict=True):
+    for rows, basis in zip(matrices, in_batches(matrices), strict=True):
         torch.testing.assert_close(basis @ basis.mT, torch.eye(len(rows), dtype=F64))
         lost = torch.linalg.matrix_norm(rows - rows @ basis.mT @ basis)
         assert lost <= 1e-9 * torch.linalg.matrix_norm(rows)
@@ -297,3 +297,36 @@ def test_cast_is_torch_rounding() -> None:
     grad = gradients(1, 0, torch.float32)[:1]
     update = step(Reducer(Cast(), layers()[:1], world(1, torch.float32), seed=0), grad, "bf16")[0]
     assert torch.equal(update, grad[0][0].bfloat16().float())
+
+
+def test_padding_of_a_models_matrices_is_in_bounded_memory() -> None:
+    """GPT-2's factors P at rank 4: an embedding of 50,257 rows and 48 matrices of at most 3,072.
+    One batch of all would pad to 9.8 million numbers of 24 bytes; no batch has more than twice as
+    many numbers as it needs, at 8 bytes each."""
+    sizes = [50257, *[2304, 768, 3072, 768] * 12]
+    shapes = tuple((4, n) for n in sizes)
+    groups = batches(shapes)
+    assert sorted(i for ids in groups for i in ids) == [*range(len(sizes))]
+    assert len(groups) == 2
+    used = 0
+    for ids in groups:
+        plan = _padding(tuple(shapes[i] for i in ids), torch.device("cpu"))
+        used += sum(t.numel() * t.element_size() for t in plan if t is not None)
+    assert used < 8e6
+    assert _padding.cache_info().maxsize <= 8
+
+
+def test_a_batch_per_shape_is_the_same_basis(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(1)
+    sizes = [(2, 600), (4, 900), (1, 7), (4, 40)]
+    matrices = [torch.randn(size, generator=generator, dtype=F64) for size in sizes]
+    together = in_batches(matrices)
+    batches.cache_clear()
+    monkeypatch.setattr(kernels, "FEW", 0)
+    try:
+        assert len(batches(tuple(sizes))) > 1
+        apart = in_batches(matrices)
+    finally:
+        batches.cache_clear()
+    for one, other in zip(together, apart, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)

@@ -95,7 +95,7 @@ def test_a_model_of_ones_own_takes_no_choice_of_a_presets_network(name: str) -> 
         ("optimizer.nesterov=1", "optimizer.nesterov = 1: expected true or false"),
         ("optimizer.decay_epochs=12", "optimizer.decay_epochs = 12: expected a list of whole"),
         ("signal=updates", "did you mean 'update'"),
-        ("dtype=float16", "dtype = 'float16'"),
+        ("dtype=float8", "dtype = 'float8'"),
         ("epochs", "needs the form key=value"),
         ("levels.low=true", "levels.low = True: expected"),
         ("data=digits", "data = 'digits': expected a table"),

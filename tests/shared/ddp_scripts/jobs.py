@@ -410,6 +410,12 @@ def sentence(action: Callable[[], Any]) -> str:
     return "no error"
 
 
+def complex_layer() -> nn.Module:
+    layer = nn.Linear(4, 4, bias=False)
+    layer.weight = nn.Parameter(torch.zeros(4, 4, dtype=torch.complex64))
+    return layer
+
+
 def bad_input(rank: int) -> dict[str, str]:
     """The sentence for each mistake, in a group of one process."""
     case = Case(workers=1)
@@ -449,7 +455,7 @@ def bad_input(rank: int) -> dict[str, str]:
             "level dense": unready(levels={"dense": 4}),
             "levels swapped": unready(levels={"low": 1, "high": 4}),
             "signal": unready(signal="updates"),
-            "half": lambda: attach(ddp(nn.Linear(4, 4).half())),
+            "complex": lambda: attach(ddp(complex_layer())),
             "sparse": lambda: attach(ddp(nn.Embedding(4, 4, sparse=True))),
             "no backward": lambda: hook.epoch_end(lr=0.1),
             "rate": lambda: _trained_once(case).epoch_end(lr=-1.0),

@@ -1,0 +1,19 @@
+"""Half precision: its types, and where numbers are widened because sums would lose them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def is_half(dtype: torch.dtype) -> bool:
+    """Is it float16 or bfloat16?"""
+    return dtype in HALF.values()
+
+
+def full_precision(numbers: Tensor) -> Tensor:
+    """The tensor itself, or a copy in float32 of one in half precision: sums, residuals and factors
+    need the bits that half precision lacks."""
+    return numbers.float() if is_half(numbers.dtype) else numbers

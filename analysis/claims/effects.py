@@ -19,7 +19,8 @@ Effect = Callable[[Sequence[Record]], list[float]]
 
 
 def minus(a: str, b: str) -> Effect:
-    """The metric of schedule ``a`` minus that of ``b``, paired over seeds, as it is shown."""
+    """The metric of schedule ``a`` minus that of ``b``, paired over seeds, in the unit of
+    figures."""
 
     def values(runs: Sequence[Record]) -> list[float]:
         by_run = summary([run for run in runs if run.name in (a, b)], LAST)
@@ -30,8 +31,8 @@ def minus(a: str, b: str) -> Effect:
 
 
 def fall_at_decay(schedule: str) -> Effect:
-    """Fall of the norm at the first decay: log2 of its mean over the three epochs before, divided
-    by that over the three after; mean over layers, negative where the norm rises."""
+    """log2(mean norm of the three epochs before the first decay / mean norm of the three epochs
+    from it on), mean over layers; negative where the norm rises."""
 
     def values(runs: Sequence[Record]) -> list[float]:
         falls = []
@@ -51,8 +52,8 @@ def fall_at_decay(schedule: str) -> Effect:
 
 
 def unforced(a: str, b: str, schedule: str) -> Effect:
-    """Cohen's kappa of two detectors that mark as many epochs each after the warm-up, those in
-    which their statistics change most: 0 by chance (`analysis.detection.unforced`)."""
+    """Cohen's kappa of two detectors that each mark a quarter of the epochs after the warm-up,
+    those in which its statistic changes most; 0 by chance (`analysis.detection.unforced`)."""
 
     def values(runs: Sequence[Record]) -> list[float]:
         rows = pairs(scored(run for run in runs if run.name == schedule))
@@ -63,7 +64,8 @@ def unforced(a: str, b: str, schedule: str) -> Effect:
 
 
 def overlap(batch: int) -> Effect:
-    """Share of common top-10 % coordinates after the first epoch, in %."""
+    """After the first epoch: the share of their top 10 % coordinates that two stochastic gradients
+    have in common, mean over pairs, in %."""
 
     def values(runs: Sequence[Record]) -> list[float]:
         shares = []

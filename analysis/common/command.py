@@ -32,9 +32,12 @@ if TYPE_CHECKING:
 
     from regimes.console.tables import Table
 
+# the example commands in a module's docstring
 BLOCK = re.compile(r"^ {4}((?:regimes|python) .*?)(?:  +#.*)?$", re.MULTILINE)
 
-SELECT = "With --where FIELD=VALUE, e.g. --where optimizer.lr=0.4, only runs of which it is true."
+SELECT = (
+    "With --where FIELD=VALUE, e.g. --where optimizer.lr=0.4, only runs with that value are read."
+)
 
 Records = Annotated[Path, tyro.conf.arg(help="a folder of runs, or an archive of them")]
 Several = Annotated[
@@ -62,7 +65,8 @@ class Files:
     """
 
     def __init__(self, records: Path | str, out: Path | None = None) -> None:
-        """Write to ``out``; default ``figures/NAME``, with the name of the records (or a name)."""
+        """Write to ``out``; default ``figures/NAME``. ``records`` is a path, whose name is NAME, or
+        NAME."""
         name = records if isinstance(records, str) else name_of(records)
         self.folder, self.paths = out or Path("figures", name), list[Path]()
 
@@ -123,7 +127,7 @@ def call(main: Callable[..., Any], words: Sequence[str], program: str) -> None:
     """Run ``main`` with its arguments from words.
 
     Raises:
-        ConfigError: it needs records, and there are no words.
+        ConfigError: ``main`` has a required argument, and none was given.
     """
     if not words and _needs(main):
         lines = BLOCK.findall(main.__globals__["__doc__"] or "")
@@ -145,8 +149,8 @@ def _needs(main: Callable[..., Any]) -> bool:
 
 
 def start(main: Callable[..., Any], program: str = "", words: Sequence[str] | None = None) -> None:
-    """Run ``main`` with its arguments from the command line. An error is one sentence and an exit
-    code, as of `regimes`; so is a closed pipe.
+    """Run ``main`` with its arguments from the command line. An error prints one sentence
+    and ends with an exit code, as in `regimes`; a closed pipe ends with an exit code alone.
 
     Args:
         program: what help and errors call it; default the file that Python runs.

@@ -59,8 +59,9 @@ PAIRS = (
 
 
 def schedules(runs: Iterable[Record]) -> list[Record]:
-    """The runs of a tournament that are schedules of the paper, under the names of its grids; runs
-    that have such names, or none of a tournament's, as they are."""
+    """Runs of a tournament that are schedules of the paper, renamed as the paper's grids call them;
+    the others are left out. Runs that already have such names, or none of a tournament's, are
+    returned as they are."""
     given = list(runs)
     names = {run.name for run in given}
     if "rank 1" not in names or names & ({*PAPER.values()} - {*PAPER}):
@@ -107,6 +108,8 @@ def table(
     two schedules' traffic.
 
     Args:
+        needed: schedules that must be there; if empty, pairs without a common seed are left out
+            and not refused.
         all_pairs: all pairs of up to six schedules; of more, each with the baseline as well.
         baseline: compare each other schedule with this one, and nothing else.
     """

@@ -1,4 +1,4 @@
-"""Paired comparisons: differences by seed to a table, corrected for their number, and to a forest.
+"""Paired comparisons: differences by seed become a table with corrected p, or a forest plot.
 
 `compare` is one family of comparisons: p values are corrected over all its rows (Holm 1979).
 """
@@ -30,7 +30,7 @@ ALIKE = "[all alike]"  # several seeds with one difference say nothing about sam
 def compare(differences: Mapping[tuple[str, str], Sequence[float]]) -> pd.DataFrame:
     """One row per comparison: arm, control, n, mean difference, 95 % t interval, p, p_holm.
 
-    nan where there is no value; of p and interval also where all values are alike.
+    Without values all numbers are nan; if all values are alike, p and interval are.
 
     Args:
         differences: (arm, control) -> arm minus control, by seed.
@@ -70,19 +70,19 @@ def as_text(rows: pd.DataFrame, shown: Metric, against: str, missing: str) -> Ta
     return Table(heads, lines, texts=2)
 
 
-def difference_text(shown: Metric, alike: str = ALIKE) -> Cell:
+def difference_text(shown: Metric, if_alike: str = ALIKE) -> Cell:
     """The difference of a row of `compare` with its interval."""
-    return mean("difference", f"+.{shown.digits}f", "ci", alike)
+    return mean("difference", f"+.{shown.digits}f", "ci", if_alike)
 
 
 def draw_forest(
     ax: Axes, rows: pd.DataFrame, column: str, ends: str, filled: Sequence[bool]
 ) -> None:
-    """One line per row, from the top: a value and its interval, about a dotted 0.
+    """One line per row, from the top: a value and its interval, around a dotted line at 0.
 
     Args:
         column: the value's, of ``rows``; its interval is in ``ENDS_low`` and ``ENDS_high``.
-        filled: which markers are.
+        filled: for each row, whether its marker is filled.
     """
     ax.axvline(0, color="black", linewidth=0.8, linestyle=style.DOTTED)
     numbers = rows[[column, f"{ends}_low", f"{ends}_high"]].to_numpy()

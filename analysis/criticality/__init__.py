@@ -1,1 +1,1 @@
-"""Criticality: harm of pulses by the unit where they start, and signals that say it."""
+"""How much a pulse harms a run, by the unit where it starts, and which signals predict that."""

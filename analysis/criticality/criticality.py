@@ -80,7 +80,8 @@ def main(records: Records, out: Out = None, known: bool = False, last: int = 1) 
     Args:
         records: a folder of branches and their trunk, or an archive of it.
         known: score what is known before a pulse, not the values in its units.
-        last: units at the end whose mean metric decides; a late pulse is then in it.
+        last: how many units at the end are averaged; with more than one, units of a late pulse may
+            be among them.
     """
     runs = load_all(records)
     found = harm.pairs(runs)

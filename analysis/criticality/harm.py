@@ -1,6 +1,10 @@
-"""Harm of pulses: records of branches and their trunk to harm by onset, its reliability, recovery.
+"""Harm of pulses by onset, how alike the seeds' curves are, and recovery, from records.
 
-The *harm* of a branch is its metric minus the trunk's of the same seed, in the unit that is shown,
+A *trunk* is a plain run. A *branch* continues it from some unit under another configuration. A
+*pulse* is a branch that returns to the trunk's configuration after ``length`` units. An *arm* is
+the set of pulses that differ in their onset and seed only.
+
+The *harm* of a branch is its metric minus the trunk's of the same seed, in the unit of figures,
 with the sign by which more is worse. The *onset* is the first unit of the branch. A *null* pulse
 changes nothing that training depends on; its harm is 0 but for rounding.
 """
@@ -25,7 +29,7 @@ from ..common.estimates import estimate
 from ..common.paired import compare
 
 Pair = tuple[Record, Record]  # a branch and its trunk
-ONSETS = 4  # that an arm needs to be scored
+ONSETS = 4  # an arm with fewer is not scored
 
 
 # -- branches --------------------------------------------------------------------------------
@@ -49,18 +53,20 @@ def pairs(runs: Sequence[Record]) -> list[Pair]:
                 raise RecordError(
                     f"{run.folder} is a branch of {branch['of']}, which is "
                     f"{'not among the runs' if trunk is None else 'a branch itself'}: give the "
-                    "folder that holds both, and a trunk that is none"
+                    "folder that holds both, and a trunk that is not itself a branch"
                 )
             found.append((run, trunk))
     names = dict.fromkeys(trunk.name for _, trunk in found)
     if len(names) != 1:
         which = f"branches of {', '.join(names)}: choose one with --where" if names else "no branch"
-        raise RecordError(f"the runs have {which}; `regimes presets harm-lm` is a grid of pulses")
+        raise RecordError(
+            f"the runs have {which}; `regimes ablate harm-lm` trains a grid of pulses"
+        )
     return found
 
 
 def arm_of(run: Record) -> str:
-    """The name of a branch without its onset: "rank 1 from 3" is of "rank 1"."""
+    """The name of a branch without its onset: "rank 1" of "rank 1 from 3"."""
     return run.name.replace(f" from {run.config['branch']['at']}", "", 1)
 
 
@@ -105,8 +111,8 @@ def by_run(units: pd.DataFrame, last: int = 1) -> pd.DataFrame:
             raise RecordError(f"two branches of {key[0]!r} from {key[1]} with seed {key[3]}")
         after = part.loc[part["unit"] == end, "harm"]
         harm = float(part["harm"].tail(last).mean())
-        mended = {"after": float(after.iloc[0]) if len(after) else math.nan}
-        rows.append(values | {"harm": harm} | mended | {"left": int(part["unit"].max()) - end})
+        at_end = {"after": float(after.iloc[0]) if len(after) else math.nan}
+        rows.append(values | {"harm": harm} | at_end | {"left": int(part["unit"].max()) - end})
     return pd.DataFrame(rows)
 
 
@@ -118,6 +124,7 @@ def curve(runs: pd.DataFrame) -> pd.DataFrame:
         runs: of `by_run`.
     """
     groups: dict[Any, pd.DataFrame] = dict([*runs.groupby(["arm", "onset"], sort=False)])
+    # `compare` has rows of (arm, control); the onset takes the control's place
     table = compare({(arm, str(at)): part["harm"].to_list() for (arm, at), part in groups.items()})
     table = table.rename(columns={"control": "onset", "difference": "harm"})
     table = table.astype({"onset": int})
@@ -146,8 +153,8 @@ def is_null(harms: Sequence[float]) -> bool:
 def reliability(table: pd.DataFrame) -> tuple[float, float]:
     """(reliability of the mean curve, spread of one value), of harm by seed (rows) and onset.
 
-    In a two-way layout, the mean square between onsets less that of the residual, over the
-    former: ICC(3, k) of Shrout and Fleiss (1979), k seeds. 1: all seeds have one curve but for a
+    In a two-way layout, (mean square between onsets - residual mean square) / mean square between
+    onsets: ICC(3, k) of Shrout and Fleiss (1979), k seeds. 1: all seeds have one curve but for a
     constant; 0 or less: the onsets differ no more than by chance. The spread is the root of the
     residual mean square. nan for fewer than two seeds or onsets; seeds that lack one are left out.
     """
@@ -165,7 +172,8 @@ def reliability(table: pd.DataFrame) -> tuple[float, float]:
 def arms(runs: pd.DataFrame) -> pd.DataFrame:
     """One row per arm: onsets, n (seeds), reliability, spread, lowest and highest mean harm, and
     the rank correlation of harm right after the pulse with harm in the end (mean and 95 % t
-    interval over seeds, p of no correlation; nan below `ONSETS` onsets, and of a null pulse)."""
+    interval over seeds, p of a t test that its mean is 0; nan below `ONSETS` onsets, and of a null
+    pulse)."""
     rows = []
     for arm, part in runs.groupby("arm", sort=False):
         table = part.pivot(index="seed", columns="onset", values="harm")

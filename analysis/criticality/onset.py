@@ -1,4 +1,4 @@
-"""Harm of pulses by the unit where they start, above the learning rate, one column per trunk.
+"""Two panels per trunk: harm of pulses by the unit where they start, and the learning rate.
 
 The first panel of `criticality`, for runs of several trees beside one another::
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Tree = tuple[Record, pd.DataFrame]  # a trunk (any seed's) and `harm.curve` without null pulses
-ROOM_ABOVE = 1.12  # of the highest interval of a pulse after which the run goes on
+Tree = tuple[Record, pd.DataFrame]  # one seed's trunk; `harm.curve` without null pulses
+ROOM_ABOVE = 1.12  # the axis ends at so many times the highest interval of a lasting pulse
 
 
 def tree(runs: Sequence[Record]) -> Tree:
@@ -48,7 +48,8 @@ def tree(runs: Sequence[Record]) -> Tree:
 
 
 def figure(trees: Sequence[Tree]) -> tuple[Figure, pd.DataFrame]:
-    """The figure, and one row per point or unit: ``panel`` harm (those of `harm.curve`) or rate."""
+    """The figure, and one row per point or unit: ``panel`` is
+    "harm" (rows of `harm.curve`) or "rate"."""
     from matplotlib.lines import Line2D
 
     names = dict.fromkeys(name for _, curve in trees for name in curve["arm"])
@@ -79,7 +80,8 @@ def figure(trees: Sequence[Tree]) -> tuple[Figure, pd.DataFrame]:
 def _harm(
     ax: Axes, curve: pd.DataFrame, looks: Mapping[str, Look], trunk: Record, top: float
 ) -> pd.DataFrame:
-    """Lines over pulses after which the run goes on; a value above the axis is written instead."""
+    """One line per arm. The axis fits the pulses after which the run goes on; a higher value is
+    written at its upper edge."""
     ax.axhline(0, color="#949494", linewidth=0.8)
     for arm, look in looks.items():
         part = curve[curve["arm"] == arm]
@@ -114,10 +116,10 @@ def _caption(trees: Sequence[Tree], top: float) -> str:
     trunk = trees[0][0]
     counts = [int(n) for _, curve in trees for n in curve["n"]]
     above = any((curve["harm"] > top).any() for _, curve in trees)
-    beyond = "Above the axis: a pulse with which the run ends. " if above else ""
+    beyond = "Above the axis: a pulse that lasts to the end of the run. " if above else ""
     return (
         f"Harm: {tested_by(trunk).label} at the end of a run with a pulse minus the same run's "
-        "without it, by seed, signed so that more is worse (lower is better); "
+        "without it, by seed, signed so that a positive number is a worse result; "
         f"{style.seeds_in_words(counts)}, {style.intervals_in_words(counts, style.MANY + 1)}. "
         f"{beyond}Dotted: the learning rate falls. {style.setting(trunk)}."
     )
@@ -131,7 +133,7 @@ def main(records: Several, out: Out = None) -> list[Path]:
     """
     if not records:
         raise RecordError(
-            "give the records of a tree of pulses: `regimes ablate harm-lm` makes some"
+            "give a folder of runs with pulses, e.g. that of `regimes ablate harm-lm`"
         )
     files = Files(records[0], out)
     files.figure("onset", figure([tree(load_all(path)) for path in records]))

@@ -1,13 +1,14 @@
 """Scores of the trunk's signals: how well does each say which pulses do harm?
 
 A signal of a pulse is the trunk's statistic in the units of the pulse (their mean), or its relative
-change from unit to unit there, as ACCORDION's rule compares with a threshold. This is hindsight: a
-detector knows the units before the pulse alone (``known=True``). Next to them are three *dull*
+change from unit to unit there, which ACCORDION's rule compares with a threshold. These values are
+hindsight. With ``known=True`` a signal's value is that of the unit before the pulse, which a
+detector would know. Next to them are three *dull*
 signals that measure nothing: the learning rate, time (the earlier, the higher), the first half.
 
-Per seed and arm, a score is Spearman's rank correlation of signal and harm over the onsets, and
-the area under the ROC curve for "in the worst third", the round(onsets / 3) of most harm: 1 if the
-signal is higher there than elsewhere, 0.5 by chance, 0 if it is lower.
+Per seed and arm, a score is Spearman's rank correlation of signal and harm over the onsets, and the
+area under the ROC curve for "in the worst third", a third of the onsets, rounded, those of most
+harm: 1 if the signal is higher there than elsewhere, 0.5 by chance, 0 if it is lower.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ def _like(trunk: Record, run: Record) -> bool:
 
 
 def of_pulses(table: pd.DataFrame, pulses: pd.DataFrame, known: bool = False) -> pd.DataFrame:
-    """A row of signals for each pulse (onset, length): their mean over its units, without nan; with
-    ``known``, of all but the dull ones the value in the unit before."""
+    """A row of signals for each pulse (onset, length): their mean over its units, without nan. With
+    ``known`` the value in the unit before the pulse instead, except for the dull ones."""
     during = [table.loc[at : at + n - 1].mean() for at, n in _places(pulses)]
     found = pd.DataFrame(during)
     if known:
@@ -126,9 +127,10 @@ def scores(runs: pd.DataFrame, signals: Signals, known: bool = False) -> pd.Data
         runs: of `harm.by_run`.
 
     Raises:
-        RecordError: no arm has `harm.ONSETS` onsets and another harm than 0.
+        RecordError: no arm has `harm.ONSETS` onsets and a harm other than 0.
     """
     rows = []
+    # the columns of the first seed that all seeds have
     shared = [n for n in signals[min(signals)] if all(n in each for each in signals.values())]
     for (arm, seed), part in runs.groupby(["arm", "seed"], sort=False):
         table = of_pulses(signals[int(str(seed))][shared], part, known)
@@ -170,7 +172,7 @@ def against_dull(each: pd.DataFrame, column: str = "rank") -> pd.DataFrame:
         wide = part.pivot(index="seed", columns="signal", values=column)
         for signal in dict.fromkeys(part["signal"]):
             for dull in DULL if signal not in DULL else ():
-                key = (f"{arm}\0{signal}", dull)
+                key = (f"{arm}\0{signal}", dull)  # for `compare` alone; both names return below
                 differences[key] = (wide[signal] - wide[dull]).dropna().to_list()
                 of.append((arm, signal))
     table = compare(differences)

@@ -24,7 +24,8 @@ from .values import Interval, mean_of
 
 @number
 def effect(source: str, a: str, b: str) -> Interval:
-    """The metric of ``a`` minus that of ``b``, paired over seeds, in the unit that is shown."""
+    """The metric of ``a`` minus that of ``b``, paired over seeds, in the unit of figures
+    (accuracy in %)."""
     return mean_of(minus(a, b)(pooled(source, a, b)))
 
 
@@ -41,11 +42,12 @@ def family(source: str, *pairs: str) -> dict[str, Interval]:
 
 @number
 def reached(source: str, arm: str) -> dict[str, float]:
-    """The metric of a schedule as it is shown: mean, sd over seeds, n, and floats of low's."""
+    """The metric of a schedule in the unit of figures: mean, sd over seeds, n, and its floats as a
+    share of low compression's."""
     table, _ = compare.table(records(source), ())
     row = row_of(table, schedule=arm)
     return {
-        "value": float(row[str(table.columns[2])]),
+        "value": float(row[str(table.columns[2])]),  # the metric, under its own name
         "sd": float(row["sd"]),
         "n": int(row["n"]),
         "of_low": float(row["of_low"]),
@@ -54,7 +56,8 @@ def reached(source: str, arm: str) -> dict[str, float]:
 
 @number
 def of_low(source: str, arm: str) -> float:
-    """Floats as a share of those of low compression throughout, mean over seeds."""
+    """Floats sent, divided by what low compression in every step would have sent; mean over
+    seeds."""
     runs = [run for run in records(source) if run.name == arm]
     return fmean(share_of_low(run.header, run.rows) or 0.0 for run in runs)
 
@@ -113,7 +116,7 @@ def last_values(source: str, arm: str) -> list[float]:
 
 @number
 def last_value(source: str, arm: str) -> Interval:
-    """Their mean."""
+    """The mean over runs of `last_values`, with its interval."""
     return mean_of(last_values(source, arm))
 
 
@@ -135,14 +138,16 @@ def _ends(source: str) -> dict[tuple[str, int], float]:
 
 @number
 def same_bits(before: str, again: str) -> int:
-    """How many runs of two archives end in the same number."""
+    """How many runs of the first archive have, bit for bit, the same final metric (the mean of the
+    last three units) in the second."""
     old, new = _ends(before), _ends(again)
     return sum(old[key] == new[key] for key in old)
 
 
 @number
 def largest_shift(before: str, again: str) -> dict[str, Any]:
-    """The schedule whose mean moved most, and by how much."""
+    """The schedule whose mean final metric differs most between two archives of the same runs, and
+    the difference, times 100."""
     old, new = _ends(before), _ends(again)
     moved = {
         name: mean_of([new[key] - old[key] for key in old if key[0] == name])
@@ -181,7 +186,8 @@ def paper_table() -> str:
 
 @number
 def claim_counts() -> dict[str, int]:
-    """The paper's claims by outcome, at shared and at own rates, and how many others there are."""
+    """The paper's claims by outcome, at one shared learning rate and at each schedule's own;
+    "others" counts the questions of the study itself."""
     rows = judged()
     paper = rows[_of_paper(rows)]
     tuned = paper["item"].str.contains("own rates") | paper["claim"].str.contains("of its own")
@@ -218,7 +224,8 @@ def outcome(item: str, words: str) -> str:
 
 @number
 def collapsed(source: str, schedule: str) -> dict[str, Any]:
-    """How many runs end nearer to guessing than to the others (`analysis.rates.collapse`)."""
+    """How many runs of a schedule end nearer to guessing than to the best schedule's median
+    (`analysis.rates.collapse`)."""
     row = row_of(collapse.table(collapse.entries(records(source))), schedule=schedule)
     share = Interval(row["share"], row["share_low"], row["share_high"], n=int(row["n"]))
     return {"count": int(row["collapsed"]), "share": share, "others": float(row["accuracy"])}

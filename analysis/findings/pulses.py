@@ -1,4 +1,4 @@
-"""Pulses of compression: numbers of `analysis.criticality` for templates."""
+"""Numbers of `analysis.criticality` that the templates of docs/findings/ quote."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def _harms(source: str, arm: str, onset: int) -> list[float]:
 
 @number
 def harm_of_a_pulse(source: str, arm: str, onset: int) -> Interval:
-    """What a pulse adds to the trunk's final metric, by the unit where it starts."""
+    """How much worse the final metric is with a pulse than without it, by the unit where it
+    starts."""
     return mean_of(_harms(source, arm, onset))
 
 

@@ -32,12 +32,14 @@ def _usable(source: str, metric: str) -> pd.DataFrame:
 def usable_runs(source: str, metric: str = "accuracy") -> pd.DataFrame:
     """One row per run: arm, rate, seed, metric and training loss."""
     for name in source.split(" + "):
-        records(name)
+        records(name)  # marks the archives as read by this page, also where a table is cached
     return _usable(source, metric)
 
 
 def _table(source: str, metric: str) -> pd.DataFrame:
-    usable_runs(source, metric)  # notes what is read
+    usable_runs(
+        source, metric
+    )  # marks the archives as read by this page, also where a table is cached
     return _cached_table(source, metric)
 
 
@@ -63,7 +65,8 @@ def low_pass_table() -> str:
 
 @number
 def range_of(source: str, arm: str, rule: int = 0, metric: str = "accuracy") -> dict[str, Any]:
-    """Where an arm's range ends, by the n-th rule, and that of dense's; n, and its best rate."""
+    """The largest usable rate of an arm by rule number ``rule``: as a share of dense's, with
+    interval, and as a rate; n; and the arm's best rate."""
     rows = _table(source, metric)
     row = row_of(rows, rule=rows["rule"].unique()[rule], arm=arm)
     ends = row["of_dense"], row["of_dense_low"], row["of_dense_high"]
@@ -73,7 +76,7 @@ def range_of(source: str, arm: str, rule: int = 0, metric: str = "accuracy") -> 
 
 @number
 def best_train_loss(source: str, arm: str, metric: str = "accuracy") -> float:
-    """The mean training loss at the rate that is best for it."""
+    """The smallest mean training loss over all rates."""
     return float(_losses(source, "train_loss", metric)[arm].min())
 
 
@@ -93,7 +96,7 @@ def smallest_rate(source: str, arm: str) -> float:
 
 @number
 def bits_at(source: str, arm: str, rate: float) -> float:
-    """Mean bits per byte at a rate; 0: at the best one."""
+    """Mean bits per byte at a rate; rate 0 stands for the best one."""
     means = _losses(source, "bits per byte", "bits per byte")[arm]
     return float(means[rate] if rate else means.min())
 
@@ -108,7 +111,7 @@ def better_seeds(source: str, arm: str, rate: float, other: float) -> int:
 
 @number
 def endless(source: str, arm: str, metric: str) -> int:
-    """Seeds whose range does not end within the list, by the arm's own best."""
+    """Seeds whose range goes on to the largest rate that was tried, against the arm's own best."""
     found = usable.ends(usable_runs(source, metric), named(metric))
     kept = found[(found["arm"] == arm) & (found["rule"] == found["rule"].unique()[0])]
     return int(np.isinf(kept["largest"]).sum())
@@ -116,7 +119,8 @@ def endless(source: str, arm: str, metric: str) -> int:
 
 @number
 def end_of_rank(rank: int, rule: int = 0, points: float = 5.0) -> Interval:
-    """The end of a rank's range over that of its low-pass, by the n-th rule."""
+    """The largest usable rate at a rank divided by that of its low-pass, by rule number
+    ``rule``."""
     each = usable_runs("rates + rates-low-pass")
     with mock.patch.dict(usable.TOLERANCE, accuracy=points):
         found = usable.ends(each, named("accuracy"))
@@ -127,7 +131,8 @@ def end_of_rank(rank: int, rule: int = 0, points: float = 5.0) -> Interval:
 
 @number
 def loss_of_lateness(rank: int) -> Interval:
-    """Training loss of a low-pass minus that of its rank, each at the rate best for its loss."""
+    """Training loss of a low-pass minus that of PowerSGD at the same rank, each at the rate where
+    its loss is smallest."""
     each = usable_runs("rates + rates-low-pass")
     means = each.groupby(["arm", "rate"])["train_loss"].mean()
     at = each.set_index(["arm", "rate", "seed"])["train_loss"]
@@ -141,7 +146,7 @@ def loss_of_lateness(rank: int) -> Interval:
 
 
 def _when() -> pd.DataFrame:
-    records("rates-when")
+    records("rates-when")  # marks the archive as read by this page
     return _cached_when()
 
 
@@ -158,7 +163,8 @@ def when_table() -> str:
 
 @number
 def when(nats: float, epochs: str) -> Interval:
-    """A row of it: rank 1's end of dense's; p is of a ratio as in the last window."""
+    """A row of `when_table`: the largest usable rate at rank 1 divided by dense's. p: the ratio is
+    that of the last window."""
     rows = narrowing.table(_when())
     row = row_of(rows, limit=nats, window=f"epochs {epochs}")
     ends = row["ratio"], row["ratio_low"], row["ratio_high"]
@@ -167,11 +173,12 @@ def when(nats: float, epochs: str) -> Interval:
 
 @number
 def loss_ratio(epochs: str, of: str = "") -> Interval:
-    """Rank 1's loss over dense's in a window, rates up to 0.1; or that, over another window's."""
+    """Loss at rank 1 divided by dense's in a window, mean over rates up to 0.1; with ``of``, that
+    ratio divided by another window's."""
     each = _when()
-    slow = each[each["rate"] <= 0.1]
-    ratios = (slow["loss"] / slow["dense"]).map(math.log)
-    logs = ratios.groupby([slow["window"], slow["seed"]]).mean()
+    low_rates = each[each["rate"] <= 0.1]
+    ratios = (low_rates["loss"] / low_rates["dense"]).map(math.log)
+    logs = ratios.groupby([low_rates["window"], low_rates["seed"]]).mean()
     values = logs[f"epochs {epochs}"]
     return of_ratios((values - logs[f"epochs {of}"] if of else values).to_list())
 
@@ -187,10 +194,10 @@ def early_gap(rate: float, minus: float = 0.0) -> Interval:
 
 
 @number
-def least_early_gap(most: float) -> float:
-    """The smallest of them over rates up to ``most``."""
+def least_early_gap(largest_rate: float) -> float:
+    """The smallest mean `early_gap` over rates up to ``largest_rate``."""
     each = _when()
-    at = each[(each["window"] == "epochs 2-7") & (each["rate"] <= most)]
+    at = each[(each["window"] == "epochs 2-7") & (each["rate"] <= largest_rate)]
     return float((at["loss"] - at["dense"]).groupby(at["rate"]).mean().min())
 
 
@@ -249,14 +256,16 @@ def deep_linear_table() -> str:
 
 @number
 def harm(first: int, stop: int) -> Interval:
-    """The final error after a deficit, of that without one after as many right steps."""
+    """The final error after a deficit, divided by that of a training without deficit and with as
+    many steps on the right data."""
     row = row_of(_harms(), first=first, stop=stop)
     return Interval(row["harm"], row["ci_low"], row["ci_high"], n=int(row["n"]))
 
 
 @number
 def harm_of_earliest(first: int, stop: int) -> Interval:
-    """The same, over that of the earliest deficit of its length; corrected over all such."""
+    """`harm`, divided by that of the earliest deficit of the same length; p corrected over all late
+    deficits."""
     row = row_of(_harms(), first=first, stop=stop)
     ends = row["later"], row["later_low"], row["later_high"]
     return Interval(*ends, n=int(row["n"]), p=row["p"], p_holm=row["p_holm"])
@@ -264,7 +273,8 @@ def harm_of_earliest(first: int, stop: int) -> Interval:
 
 @number
 def harms_tested() -> dict[str, int]:
-    """How many late deficits are held against an early one, and how many survive correction."""
+    """How many late deficits are compared with an early one, and how many differences remain
+    significant after correction."""
     known = _harms()["p_holm"].dropna()
     return {"tested": len(known), "significant": int((known < 0.05).sum())}
 
@@ -277,8 +287,8 @@ def harms_grow_with_onset() -> bool:
 
 
 def _late_after_the_deficit() -> dict[tuple[int, int], Interval]:
-    """(first, stop) of late deficits -> their final error over that of the earliest of that length,
-    each held against a training without deficit on as many steps as follow the deficit."""
+    """(first, stop) of late deficits -> their final error divided by that of the earliest of that
+    length, each compared with a training without deficit on as many steps as follow the deficit."""
     runs = records("deep-linear")
     name = deep_linear.NONE
     without = {
@@ -303,7 +313,8 @@ def _late_after_the_deficit() -> dict[tuple[int, int], Interval]:
 
 @number
 def harm_after_the_deficit(first: int, stop: int) -> Interval:
-    """A late deficit over the earliest of its length, by the steps that follow the deficit."""
+    """A late deficit divided by the earliest of its length, by the steps that follow the
+    deficit."""
     return _late_after_the_deficit()[first, stop]
 
 

@@ -1,4 +1,4 @@
-"""A number with its interval: what most functions of this package return. How it is rounded."""
+"""`Interval`, a number with its interval, which most functions of this package return; rounding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Interval:
     """The mean of one value per seed.
 
     Attributes:
-        mean: of the values, or of their logarithms and then exponentiated (`of_ratios`).
+        mean: arithmetic; of `of_ratios` geometric.
         low, high: ends of the 95 % t interval of the mean.
         n: number of values.
         p: of the t test that the mean is 0 (of a ratio: 1); nan where it was not computed.
@@ -34,7 +34,7 @@ class Interval:
     p_holm: float = math.nan
 
     def __neg__(self) -> Interval:
-        """b minus a, of a minus b."""
+        """The interval of b - a, where this is that of a - b."""
         return dataclasses.replace(self, mean=-self.mean, low=-self.high, high=-self.low)
 
     def text(self, digits: int = 1, sign: bool = False, significant: bool = False) -> str:
@@ -55,8 +55,9 @@ class Interval:
 
 
 def decimal(x: float, digits: int, sign: bool = False) -> str:
-    """A number with so many digits after the point. A half is rounded up by the decimal digits that
-    are kept, so that the last bits, which differ between processors, decide nothing.
+    """A number with so many digits after the point. It is first cut to `DIGITS` significant digits,
+    and a half is then rounded away from zero: the last bits, which differ between processors,
+    decide nothing.
 
     >>> decimal(0.475, 2), f"{0.475:.2f}", decimal(-0.04, 1), decimal(-0.04, 1, sign=True)
     ('0.48', '0.47', '0.0', '-0.0')

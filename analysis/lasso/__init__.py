@@ -1,1 +1,1 @@
-"""The LASSO of the paper's theory: moments of its solutions, and why small gradients say little."""
+"""The LASSO of the paper's Lemma 1: how sparse its mean gradient and how dense its noise is."""

@@ -1,4 +1,4 @@
-"""Lemma 1: a sparse mean and a dense noise in the LASSO; and, from records, in a network.
+"""Lemma 1 of the paper in the LASSO, a sparse mean and a dense noise; from records, in a network.
 
 Draw (15 seconds), and a network below it from records with ``moments`` readings::
 
@@ -6,11 +6,12 @@ Draw (15 seconds), and a network below it from records with ``moments`` readings
     regimes run smoke --set instruments.moments-frozen.every=1
     regimes figure lasso runs/smoke --out figures/lasso
 
-Left: how many coordinates the mean gradient has at scikit-learn's solution, against lam. Right: the
-probability that the noise of n gradients stays below the least coordinate of the mean, against
-sigma, and the lower bound that the lemma's proof gives (`model`); halfway from zero to the
-solution, and at it. Below: how much of a gradient's energy its top 10 % coordinates hold, and where
-the noise is. That a network has it too is a conjecture of the paper (section 4.3), not a claim.
+Left: how many nonzero coordinates the mean gradient has at scikit-learn's solution, by lam. Right:
+the probability that the noise in the mean of n gradients stays below the smallest nonzero
+coordinate of the mean, by sigma, and the lower bound from the lemma's proof (`model`); once with w
+halfway between zero and the solution, once at the solution. Below: which share of a gradient's
+energy its top 10 % coordinates hold, and where the noise is. The paper only conjectures this for a
+network (section 4.3).
 """
 
 from __future__ import annotations

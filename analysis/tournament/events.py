@@ -81,7 +81,7 @@ def as_text(by_setting: Mapping[str, pd.DataFrame], shown: Metric) -> Table:
 def _cell(row: Row, shown: Metric) -> str:
     if not row["n"]:
         return "other floats"
-    return difference_text(shown, alike="")(row) + ("*" if row["p_holm"] < ALPHA else "")
+    return difference_text(shown, if_alike="")(row) + ("*" if row["p_holm"] < ALPHA else "")
 
 
 def figure(

@@ -6,7 +6,8 @@ Four readings of it, each one addition per step:
 - ``local-mean``: root mean square over workers of their own accumulated gradients' norms.
 - ``worker0``: worker 0's own (the authors' code).
 
-The last two need each worker's gradient and so exclude the union pass. Two more readings are of
+The last two need each worker's own gradient and so rule out the union pass, one backward pass for
+all hosted workers (``training.gradients``). Two more readings are of
 the optimiser's steps, which differ from the gradients with AdamW or Muon:
 
 - ``movement``: the parameters' movement over the unit, without decoupled weight decay.
@@ -139,7 +140,8 @@ class Movement:
         self.rates = 0.0
 
     def step(self) -> None:
-        """Read the parameters before a step of the optimiser."""
+        """Called before each step of the optimiser: keeps the parameters at the start of the unit
+        and adds up the weight decay that the step will apply."""
         lr, decays = self.optimizer()
         now = [p.detach() for p in self.parameters]
         if not self.start:

@@ -19,7 +19,7 @@ DASH = "-"
 SHORT = {"bits per byte": "bits/byte"}
 NOTES = {  # by column
     "floats": "sent so far (the paper's count)",
-    "of low": "over low\nthroughout",
+    "of low": "divided by\nlow throughout",
     "at low": "layers at low compression",
     "period": "steps between\nsynchronisations",
     "rounds": "synchronisations",
@@ -86,8 +86,8 @@ def straggler(processes: Mapping[str, Sequence[float]]) -> str:
 
 
 def cells(header: Header, rows: Sequence[Row], seconds: float | None) -> dict[str, str]:
-    """The last of ``rows`` as text by column. Epochs count from 0 as in the record; for units, the
-    column is the steps done."""
+    """The last of ``rows`` as text by column. Epochs count from 0 as in the record; where a row is
+    a unit of steps, the first column is the steps done so far."""
     row, by_steps = rows[-1], header["config"].get("unit_steps")
     low, layers = at_low(header, row)
     sync = row.get("sync", {})
@@ -107,7 +107,7 @@ def cells(header: Header, rows: Sequence[Row], seconds: float | None) -> dict[st
         texts |= {"of low": of_low, "at low": f"{low}/{layers}"}
     if sync.get("level"):
         texts["period"] = str(sync["period"])
-        if not has_low:  # else 80 columns have no room for it
+        if not has_low:  # beside the columns of low, 80 characters have no room for it
             texts["rounds"] = format_value(sync.get("rounds"), "d")
     return texts | {"s": format_value(seconds, ".1f")}
 
@@ -119,7 +119,7 @@ def logged_text(row: Row) -> str:
 
 
 def epoch_table(header: Header, rows: Sequence[Row], seconds: Mapping[int, float]) -> Drawn:
-    """The last epochs, in 80 columns."""
+    """A table of the last epochs, at most 80 characters wide."""
     lines = [
         cells(header, rows[: i + 1], seconds.get(rows[i]["epoch"]))
         for i in range(max(0, len(rows) - EPOCHS), len(rows))

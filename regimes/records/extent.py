@@ -1,4 +1,4 @@
-"""How far a run is and what its rows count, from its header and rows alone."""
+"""How far a run has come and what one row stands for, from its header and rows alone."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def unit_name(config: Mapping[str, Any]) -> str:
 
 
 def share_of_low(header: Header, rows: Sequence[Row]) -> float | None:
-    """Floats sent so far over those of low compression in the same steps; None without a low."""
+    """Floats sent so far divided by those of low compression in the same steps; None if the run has
+    no level "low"."""
     low = header["per_step"].get("low", {}).get("floats")
     steps = sum(row["steps"] for row in rows)
     return sum(row["floats"] for row in rows) / (low * steps) if low and steps else None

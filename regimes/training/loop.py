@@ -60,15 +60,15 @@ def run(
 
 
 def _run_phase(phase: Phase, out: Path, resume: bool, reporters: Sequence[Reporter]) -> bool:
-    """The units of a run under one configuration; True: the next phase resumes."""
+    """Train the units of one phase. Returns True, which is ``resume`` for the next one."""
     shutdown = GracefulShutdown()
     parts = prepare(phase.config)
     parts.phase = phase
     group = Reporters(reporters if parts.world.rank == 0 else ())
     recorded = _recorded(parts, group, out, resume)
-    with recorded as writer, shutdown as grace, explain_nondeterminism():
+    with recorded as writer, shutdown, explain_nondeterminism():
         while not complete(parts.header, parts.rows) and not phase.over(len(parts.rows)):
-            _advance(parts, writer, group, out, grace)
+            _advance(parts, writer, group, out, shutdown)
     shutdown.pass_on()
     return True
 
@@ -84,7 +84,7 @@ def _recorded(
         reporters.event_log = writer.event if writer else None
         reporters.start(read_header(out), run.rows)
         yield writer
-        if writer and complete(run.header, run.rows):  # not after a pulse
+        if writer and complete(run.header, run.rows):  # not yet where another phase follows
             writer.event("end")
         reporters.stop("")
         run.world.barrier()
@@ -191,7 +191,7 @@ def _unit(
         **traffic_columns(run.world.meter.take(), plan.levels),
         "statistics": readings.layers,
         "model": readings.model,
-        "weights": None,
+        "weights": None,  # a column of the first records; nothing fills it
     }
     if exchanged and not any(row["statistics"] for row in run.rows[run.phase.first :]):
         check_measured(run.plug_ins.needs, readings)
@@ -216,12 +216,12 @@ def _evaluate(run: Run, clock: Clock) -> dict[str, Any]:
 
 def _train(run: Run, plan: Plan, clock: Clock, reporters: Reporters) -> tuple[float, int]:
     """All steps of a unit; their mean loss and number."""
-    values = [run.value(name) for name in plan.levels.names]
+    by_layer = [run.value(name) for name in plan.levels.names]
     steps, samples = minibatches(run, plan)
     losses = Losses(run.gradients, clock)
     for done, batch in enumerate(samples, start=1):
         dense = batch.at < run.config.start_compressing_after
-        levels: list[Level] = [DENSE] * len(values) if dense else values
+        levels: list[Level] = [DENSE] * len(by_layer) if dense else by_layer
         if run.local is not None and run.local.begin(plan.sync["period"]):
             _step_alone(run, run.local, batch, levels, losses)
         else:
@@ -234,13 +234,13 @@ def _train(run: Run, plan: Plan, clock: Clock, reporters: Reporters) -> tuple[fl
 
 
 def _step_together(run: Run, batch: Minibatch, levels: list[Level], losses: Losses) -> None:
-    """One step of the shared model along the exchanged gradients."""
+    """One step in which all workers move one model by the shared update."""
     epoch, step, clock = batch.epoch, batch.step, losses.clock
     run.reducer.rates = [batch.lr] * len(levels)
     with run.numerics.training():
-        updates, loss, rows = run.step.take(batch.x, batch.y, epoch, step, levels, clock)
+        updates, loss, own_losses = run.step.take(batch.x, batch.y, epoch, step, levels, clock)
     # before the weights change: on the CPU a non-finite loss ends the run here
-    losses.add(loss, rows, epoch, step)
+    losses.add(loss, own_losses, epoch, step)
     run.optimizer.lr = batch.lr
     if run.plug_ins.deficit.active(epoch):
         updates = run.plug_ins.deficit.updates(updates, run.config.seed, epoch, step)
@@ -257,7 +257,9 @@ def _step_alone(
 ) -> None:
     """One step of each worker's own model, and the synchronisation that ends a round."""
     with run.numerics.training():
-        over = local.step(batch.x, batch.y, batch.epoch, batch.step, batch.lr, losses.clock)
-    if over or batch.last:
+        round_is_over = local.step(
+            batch.x, batch.y, batch.epoch, batch.step, batch.lr, losses.clock
+        )
+    if round_is_over or batch.last:
         for loss in local.synchronize(levels, losses.clock, run.panel):
             losses.add(*loss)

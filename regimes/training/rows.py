@@ -10,7 +10,7 @@ from regimes.collectives.world import Meter
 from regimes.instruments.panel import Readings
 from regimes.policies.controller import Levels
 
-# The columns of a unit without a batch policy (a multiple of ``batch_size``), without local steps
+# The columns "batch" of a unit without a batch policy, "sync" of one without local steps
 NO_BATCH = {"level": None, "why": None, "multiple": 1}
 NO_SYNC = {"level": None, "why": None, "period": 1}
 
@@ -43,7 +43,7 @@ def job_row(
     """A unit of a user's own training, without ``traffic_columns``; what is unknown is None.
 
     Args:
-        stop: steps of the job so far, ``steps`` of the unit among them.
+        stop: steps of the job up to the end of this unit, which has ``steps`` of them.
         rates: at the first step of the unit, and of the unit to come.
         groups: the rates of all parameter groups at the first step, where there are several.
     """
@@ -60,7 +60,7 @@ def job_row(
         **dict.fromkeys(("train_loss", "test_loss", "metric")),
         "statistics": readings.layers,
         "model": readings.model,
-        "weights": None,
+        "weights": None,  # a column of the first records; nothing fills it
         "logged": {},
     }
 

@@ -46,6 +46,13 @@ def rank_2_of_a_line(source: str) -> Interval:
 
 
 @number
+def minus_mean(source: str, arm: str, *others: str) -> Interval:
+    """An arm minus the mean of others, by seed."""
+    values = _wide(source)[0]
+    return mean_of((values[arm] - values[[*others]].mean(axis=1)).to_list())
+
+
+@number
 def changed_difference(constant: str, falling: str) -> Interval:
     """(early - late) at a constant rate, minus (rate 2-1 - late) where the rate falls."""
     still, falls = _wide(constant)[0], _wide(falling)[0]

@@ -4,12 +4,14 @@ files)."""
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from analysis.criticality import schedule
+from analysis.findings import schedules
 from analysis.findings.sources import records
 from regimes.errors import RecordError
 from regimes.presets import get_grid
@@ -72,3 +74,24 @@ def test_the_grid_has_the_windows_of_the_committed_harm() -> None:
         assert f"{schedule.predicted(pulses, windows):.3f}" == words
     with pytest.raises(RecordError, match="no branch is called 'rank 2'"):
         schedule.pulses(runs, "rank 2")
+
+
+def test_gains_over_one_rank_are_those_of_the_files() -> None:
+    ends: dict[tuple[str, int], tuple[float, float]] = {}
+    for run in records("from-harm-lm"):
+        tail = [row["metric"] for row in run.rows[-3:]]
+        floats = sum(row["floats"] for row in run.rows)
+        ends[run.name, run.seed] = (float(np.mean(tail)), math.log(floats))
+
+    def over(arm: str, seed: int) -> float:
+        (a, low), (b, high), (mine, here) = (ends[name, seed] for name in ("rank 2", "rank 3", arm))
+        return mine - a - (b - a) * (here - low) / (high - low)
+
+    seeds = sorted({seed for _, seed in ends})
+    assert seeds == [*range(13000, 13006)]
+    arms = ("harm 12", "mixed 1", "mixed 2", "rate 3-2-1")
+    harm, one, other, rate = (np.array([over(arm, seed) for seed in seeds]) for arm in arms)
+    found = schedules.beside_one_rank("from-harm-lm", "harm 12", "mixed 1", "mixed 2")
+    assert found.mean == pytest.approx(np.mean(harm - (one + other) / 2), rel=1e-9)
+    found = schedules.gain_beyond_half("from-harm-lm", "rate 3-2-1", "harm 12")
+    assert found.mean == pytest.approx(np.mean(-rate - (-harm / 2)), rel=1e-9)

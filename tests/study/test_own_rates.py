@@ -29,6 +29,7 @@ TUNED = (
     "falling-wikitext",
     "ladder-115k",
     "from-harm-lm",
+    "momentum-lm",
 )
 
 
@@ -66,6 +67,7 @@ def test_seeds_that_chose_are_not_those_of_the_result(source: str) -> None:
         ("falling-lm-constant", []),
         ("ladder-115k", []),
         ("from-harm-lm", []),
+        ("momentum-lm", []),
         ("lm-local", []),
         ("lm-local-sgd", []),
         ("small-local", []),

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from analysis.criticality import schedule
-from analysis.findings import schedules
+from analysis.findings import ladders, schedules
 from analysis.findings.sources import records
 from regimes.errors import RecordError
 from regimes.presets import get_grid
@@ -95,3 +95,15 @@ def test_gains_over_one_rank_are_those_of_the_files() -> None:
     assert found.mean == pytest.approx(np.mean(harm - (one + other) / 2), rel=1e-9)
     found = schedules.gain_beyond_half("from-harm-lm", "rate 3-2-1", "harm 12")
     assert found.mean == pytest.approx(np.mean(-rate - (-harm / 2)), rel=1e-9)
+
+
+def test_a_difference_of_differences_is_that_of_the_files() -> None:
+    ends = {
+        (run.name, run.seed): np.mean([row["metric"] for row in run.rows[-3:]])
+        for run in records("momentum-lm")
+    }
+    arms = [f"{level}, beta1 {beta}" for beta in ("0", "0.9") for level in ("rank 1", "dense")]
+    values = np.array([[ends[arm, seed] for arm in arms] for seed in range(9000, 9006)])
+    found = ladders.difference_of_differences("momentum-lm", *arms)
+    assert found.mean == pytest.approx((values @ [1, -1, -1, 1]).mean(), rel=1e-9)
+    assert found.n == 6

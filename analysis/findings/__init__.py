@@ -15,9 +15,9 @@
 4. The pages are plain Markdown, in ``docs/findings.md`` and ``docs/findings/``. They are committed.
 """
 
-from . import compressors, detection, differences, ladders, pulses, ranges, tournaments
+from . import compressors, detection, differences, ladders, pulses, ranges, schedules, tournaments
 from .sources import number_functions
 
 NUMBERS = number_functions(
-    differences, tournaments, ladders, detection, ranges, compressors, pulses
+    differences, tournaments, ladders, detection, ranges, compressors, pulses, schedules
 )

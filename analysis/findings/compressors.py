@@ -23,6 +23,12 @@ KEPT = (  # rows of the table
     ("powersgd", "4"),
     ("topk", "10"),
     ("quantise", "8"),
+    ("threshold", "0.3"),
+    ("threshold", "0.1"),
+    ("chunked-topk", "1.5625"),
+    ("chunked-topk", "6.25"),
+    ("quantised-all-reduce", "4"),
+    ("quantised-all-reduce", "8"),
 )
 
 
@@ -33,7 +39,7 @@ def _errors(source: str) -> pd.DataFrame:
 @number
 def rivals_table() -> str:
     """Errors of a step and of the sum, from few bytes to many."""
-    rows = _errors("smoke-rivals")
+    rows = pd.concat([_errors("smoke-rivals"), _errors("smoke-rivals-more")])
     keys = zip(rows["compressor"], rows["level"], strict=True)
     kept = rows[[key in KEPT for key in keys]]
     return error_per_float.as_text(kept).markdown()

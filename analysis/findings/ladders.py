@@ -46,6 +46,13 @@ def rank_2_of_a_line(source: str) -> Interval:
 
 
 @number
+def minus_mean(source: str, arm: str, *others: str) -> Interval:
+    """An arm minus the mean of others, by seed."""
+    values = _wide(source)[0]
+    return mean_of((values[arm] - values[[*others]].mean(axis=1)).to_list())
+
+
+@number
 def changed_difference(constant: str, falling: str) -> Interval:
     """(early - late) at a constant rate, minus (rate 2-1 - late) where the rate falls."""
     still, falls = _wide(constant)[0], _wide(falling)[0]
@@ -88,3 +95,10 @@ def synchronisations(source: str, arm: str) -> int:
         sum(row["sync"]["rounds"] for row in run.rows) for run in records(source) if run.name == arm
     }
     return int(count)
+
+
+@number
+def difference_of_differences(source: str, a: str, b: str, c: str, d: str) -> Interval:
+    """(a - b) - (c - d), by seed."""
+    values = _wide(source)[0]
+    return mean_of(((values[a] - values[b]) - (values[c] - values[d])).dropna().to_list())

@@ -5,7 +5,9 @@ without error feedback, so that the step stands for itself; its error is |g - u|
 mean gradient g and the update u, over an epoch the root of the ratio of the sums of squares.
 *Summed*: with the error feedback that the compressor has; its error is that of all updates since
 the run began, |sum g - sum u| / |sum g|. Parameters that no compressor touches count in both, and
-in floats and bytes, as they are sent: whole.
+in floats and bytes, as they are sent: whole. Where what is sent depends on the gradient, floats and
+bytes are the mean over the steps of the sum. A level in units of the weights is one of the gradient
+here: the rate is 1.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.collectives.requests import Gather
+from regimes.collectives.requests import Gather, Traffic
 from regimes.collectives.world import World
 from regimes.compression import compressor
 from regimes.compression.reducer import Reducer, traffic_table
@@ -69,7 +71,8 @@ class Rival:
         self.table, self.level = _plain(table), table["level"]
         self.levels: list[Level] = [self.level if x.compressed else DENSE for x in layers]
         workers = context.world.workers
-        self.floats, self.bytes = traffic_table(made, layers, self.level, workers)
+        self.traffic = traffic_table(made, layers, self.level, workers)  # floats, bytes
+        self.met: list[float] | None = [0, 0, 0] if made.data_dependent else None  # and steps
         self.once, self.summed = (
             Reducer(made, layers, World(workers), context.seed) for _ in range(2)
         )
@@ -86,18 +89,29 @@ class Rival:
 
     def _sent(self, reducer: Reducer, gradients: Sequence[Tensor]) -> Float[Tensor, " N"]:
         found = reducer.reduce(range(len(gradients)), gradients, self.levels, None)
-        reducer.world.meter.take()
+        layers = reducer.world.meter.take().layers
+        if self.met is not None and reducer is self.summed:
+            sent = sum(layers.values(), Traffic(0, 0))
+            self.met = [self.met[0] + sent.floats, self.met[1] + sent.bytes, self.met[2] + 1]
         return torch.cat([u.flatten() for u in found.values()]).double().cpu()
 
     def state_dict(self) -> dict[str, Any]:
         memories = [reducer.state_dict() for reducer in (self.once, self.summed)]
-        return {"memories": memories, "sum": self.sum}
+        return {"memories": memories, "sum": self.sum, "met": self.met}
+
+    @property
+    def sent(self) -> tuple[float, float]:
+        """(floats, bytes) of a step."""
+        if self.met is None:
+            return self.traffic
+        floats, sent, steps = self.met
+        return floats / max(steps, 1), sent / max(steps, 1)
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
         for reducer, memory in zip((self.once, self.summed), state["memories"], strict=True):
             reducer.load_state_dict(*memory)
             reducer.to(device)
-        self.sum = state["sum"].cpu()
+        self.sum, self.met = state["sum"].cpu(), state.get("met")
 
 
 class RivalsGauge:
@@ -138,8 +152,8 @@ class RivalsGauge:
                 {
                     "compressor": rival.table,
                     "level": rival.level,
-                    "floats": rival.floats,
-                    "bytes": rival.bytes,
+                    "floats": rival.sent[0],
+                    "bytes": rival.sent[1],
                     "once": _known(once),
                     "summed": _known(summed),
                 }

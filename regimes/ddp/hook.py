@@ -20,6 +20,7 @@ from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer, check_order, costs_per_step
 from regimes.config import DENSE
+from regimes.ddp.branching import as_decided
 from regimes.ddp.buckets import Buckets
 from regimes.ddp.choices import Choice
 from regimes.ddp.job import Job
@@ -37,7 +38,7 @@ from regimes.policies import Decision
 from regimes.policies.controller import Controller, Levels
 from regimes.policies.history import level_costs
 from regimes.precision import full_precision
-from regimes.records import Header
+from regimes.records import Header, Row
 from regimes.training.idle_policy import inactivity_warnings
 
 FIRST_STEP = 120.0  # seconds before a warning that a process is missing; one may still evaluate
@@ -84,6 +85,7 @@ class Hook(Job):
             scale=(lambda: 1.0) if scaler is None else scaler.get_scale,
             dense_start=chosen.dense_start,
         )
+        self._seen: list[Row] = []
         self.world.guard.done = lambda: buckets.total
         self._agree_on_start(chosen.facts(), seed, scaler=scaler is not None, **source.facts())
         about = options or RecordOptions("")
@@ -153,17 +155,24 @@ class Hook(Job):
         """
         return self._codec.save(self.levels)
 
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+    def load_state_dict(self, saved: Mapping[str, Any], *, branch: bool = False) -> None:
         """Continue where ``saved`` was taken; all processes call this.
 
         Layers are matched by name. One that ``saved`` lacks, because it was frozen, starts without
         a residual; one that is frozen now is left out. Process 0 warns of both.
 
+        Args:
+            branch: ``saved`` may be of another policy, level or compressor; this hook's decide from
+                now on. Residuals stay, and memories with the same class of compressor. Its
+                policy sees the units so far with the levels that it would have chosen. ``saved`` is
+                of the end of a unit, and of the same layers.
+
         Raises:
-            ConfigError: it is of another model, compressor, process or number of processes.
+            ConfigError: it is of another model, process or number of processes; without ``branch``,
+                of another compressor or policy; with it, see there.
         """
         self.world.guard.enter("load_state_dict()")
-        self._continue(self._codec.fit(saved))
+        self._continue(self._codec.fit(saved, branch))
 
     def full_state_dict(self) -> dict[str, Any] | None:
         """The states of all processes in one, on process 0 (None on the others), from which any
@@ -182,7 +191,7 @@ class Hook(Job):
             self._end(*self.schedule.rates())
         return self._codec.collect(self.levels)
 
-    def load_full_state_dict(self, full: Mapping[str, Any] | None) -> None:
+    def load_full_state_dict(self, full: Mapping[str, Any] | None, *, branch: bool = False) -> None:
         """Continue where ``full`` was taken; all processes call this, and process 0 passes what
         ``full_state_dict`` gave there (the argument of the others is ignored).
 
@@ -190,16 +199,23 @@ class Hook(Job):
         number the residuals are divided such that their mean over the processes is preserved, and
         ``traffic`` goes on from that of process 0. Layers are matched as in ``load_state_dict``.
 
+        Args:
+            branch: as there.
+
         Raises:
             ConfigError: on all processes: as ``load_state_dict`` does; or, on another number of
                 processes, it was saved within an epoch and the signal is not "update".
         """
         self.world.guard.enter("load_full_state_dict()")
-        self._continue(self._codec.scatter(full))
+        self._continue(self._codec.scatter(full, branch))
 
-    def sharded_state(self) -> ShardedState:
+    def sharded_state(self, *, branch: bool = False) -> ShardedState:
         """The state of a hook on a sharded model, an object for ``torch.distributed.checkpoint``:
         save and load it with the model, on all processes.
+
+        Args:
+            branch: what is loaded may be of another policy, level or compressor, as in
+                ``load_state_dict``.
 
         Raises:
             ConfigError: the model is not sharded.
@@ -208,7 +224,7 @@ class Hook(Job):
             raise ConfigError(
                 "sharded_state: this model is not sharded: save full_state_dict() instead"
             )
-        return ShardedState(self)
+        return ShardedState(self, branch)
 
     # -- units -------------------------------------------------------------------------------
 
@@ -247,12 +263,13 @@ class Hook(Job):
         return self._decide()
 
     def _decide(self) -> dict[str, Decision]:
-        self._use(self.controller.decide(self.rows))
+        self._use(self.controller.decide(self._past()))
         return {self.layers[i].name: d for i, d in self.decided.decisions.items()}
 
     def _use(self, decided: Levels) -> None:
-        self.decided, values = decided, self.chosen.levels
-        self.buckets.levels = [DENSE if x == DENSE else values[x] for x in decided.names]
+        self.decided, values = decided, {DENSE: DENSE, **self.chosen.levels}
+        # a trunk's unit that is over but for its row may have levels that are not known here
+        self.buckets.levels = [values.get(name, DENSE) for name in decided.names]
         self.buckets.check = self._agree_on_unit
 
     def _agree_on_unit(self) -> None:
@@ -264,6 +281,8 @@ class Hook(Job):
         self.world.agree(state=place, lr=self.schedule.all_rates())
         if not self.record_opened:
             self._open_record()
+            if self.recorder is not None and self.branched == len(self.rows):
+                self.recorder.changed(self.branched)
 
     def _continue(self, fitted: Fitted) -> None:
         """Go on from a state, at the levels that were in use. If a part that ``fit`` does not check
@@ -284,8 +303,22 @@ class Hook(Job):
 
     def _restore(self, fitted: dict[str, Any]) -> None:
         self._codec.restore(fitted)
+        self.branched, self._seen = fitted["branched"], []
+        if self.branched == len(self.rows):
+            self._decide()
+            return
         names = [fitted["levels"][layer.name] for layer in self.layers]
-        self._use(replace(self.controller.decide(self.rows), names=names))
+        decided = self.controller.decide(self._past())
+        if self.branched is not None and self.branched > len(self.rows):
+            decided = Levels(names, [None] * len(names), {})  # not this policy's
+        self._use(replace(decided, names=names))
+
+    def _past(self) -> list[Row]:
+        """The units so far as the policy sees them."""
+        if self.branched is None:
+            return self.rows
+        as_decided(self._seen, self.rows[: self.branched], self.controller)
+        return [*self._seen, *self.rows[self.branched :]]
 
     # -- the end -----------------------------------------------------------------------------
 

@@ -43,6 +43,8 @@ class Job:
         recorder: writes the record; None without one, and on all processes but 0.
         past_traffic: of units that are over.
         continued: a state was loaded.
+        branched: units that another configuration has trained, the last of which may not have ended
+            yet; None: this job is no branch.
     """
 
     panel: Panel
@@ -53,6 +55,7 @@ class Job:
         self.past_traffic = Traffic(0, 0)
         self.recorder: JobRecorder | None = None
         self.closed = self.continued = self.record_opened = False
+        self.branched: int | None = None
 
     @property
     def traffic(self) -> Traffic:

@@ -161,6 +161,11 @@ class JobRecorder:
         self.reporters.event_log = self.writer.event
         self.reporters.start(self.header, written[: len(rows)])
 
+    def changed(self, unit: int) -> None:
+        """Note that a branch begins at a unit; its trunk's rows come before."""
+        if self.writer is not None:
+            self.writer.event("changed", epoch=unit)
+
     def _check_unfinished(self, written: list[Row]) -> None:
         """A job that was killed before its first checkpoint starts again in its folder; the rows of
         units that are trained again are set aside (``superseded.jsonl``)."""

@@ -36,8 +36,8 @@ class ShardedState:
     number of islands must be the same.
     """
 
-    def __init__(self, hook: Hook) -> None:
-        self.hook = hook
+    def __init__(self, hook: Hook, branch: bool = False) -> None:
+        self.hook, self.branch = hook, branch
 
     def state_dict(self) -> dict[str, Any]:
         """The sharded tensors, by island and layer, and the bytes of all else; all processes call
@@ -98,7 +98,7 @@ class ShardedState:
             state["sums"] = {"update": sums} if state["sums"] else {}
             state["memories"] = self._memories(state["memories"])
             state["worker"], state["workers"] = world.rank, world.processes
-        hook.load_state_dict(state)
+        hook.load_state_dict(state, branch=self.branch)
 
     def _memories(self, by_shard: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """This shard's; where there were as many others, or a shard's memory is its own, empty ones

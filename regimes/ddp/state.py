@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from regimes.config import DENSE
+from regimes.ddp.branching import changed
 from regimes.ddp.buckets import Buckets
 from regimes.ddp.choices import Choice
 from regimes.ddp.job import Job, on_all_processes
@@ -45,6 +46,7 @@ PLAIN = {  # what a damaged file may have in another form
     "seconds": CLOCKS,
     "logged": Object({}, {"waiting": Items(PENDING)}),
     "rows": Items(ROW),
+    "branched": Nullable(kinds.COUNT),
 }
 
 
@@ -97,6 +99,7 @@ class StateCodec:
                 "values": dict(self.chosen.levels),  # by name of a level
                 "lr": job.schedule.lr,
                 "seconds": {} if job.recorder is None else dict(b.clock.seconds),
+                "branched": job.branched,  # units of the trunk
                 **job._job_state(),
             }
         )
@@ -134,7 +137,7 @@ class StateCodec:
         parts = world.collect(mine if world.rank == 0 else {key: mine[key] for key in OWN})
         return None if parts is None else {"processes": [{**parts[0], **own} for own in parts]}
 
-    def scatter(self, full: Mapping[str, Any] | None) -> Fitted:
+    def scatter(self, full: Mapping[str, Any] | None, branch: bool = False) -> Fitted:
         """This process's part of the full state of process 0, see ``Hook.load_full_state_dict``."""
         world = self.job.world
         self._check_whole("load_full_state_dict")
@@ -142,7 +145,7 @@ class StateCodec:
             world, lambda: redistribute(full, world.workers) if world.rank == 0 else None
         )
         mine = world.scatter(parts)
-        return on_all_processes(world, lambda: self.fit(mine))
+        return on_all_processes(world, lambda: self.fit(mine, branch))
 
     def _check_whole(self, call: str) -> None:
         if self.job.world.shards > 1:
@@ -153,18 +156,25 @@ class StateCodec:
 
     # -- fit ---------------------------------------------------------------------------------
 
-    def fit(self, saved: Mapping[str, Any]) -> Fitted:
+    def fit(self, saved: Mapping[str, Any], branch: bool = False) -> Fitted:
         """A copy of what ``save`` gave, made to fit the hook's layers.
 
+        Args:
+            branch: it may be of another compressor, level or policy.
+
         Raises:
-            ConfigError: it is not this process's, or that of another model, compressor or policy.
+            ConfigError: it is not this process's, or that of another model; without ``branch``,
+                also of another compressor or policy.
         """
         with damage_refused():
             here = self._identity()
             _check_process(here, saved)
             local = {x.name: x.size for x in self.job.world.parts(self.job.layers)}
             state = self._upgraded(copy.deepcopy(dict(saved)))
-            self._check_kind(here, state, local)
+            _check_plain(here["shapes"], state, local)
+            if branch:
+                return Fitted(changed(state, here, self.job, self.chosen, self.buckets), None)
+            self._check_kind(here, state)
             match = LayerMatch(state["shapes"], self.job.layers)
             if not match.same:
                 state = state | self._matched(match, state)
@@ -186,7 +196,7 @@ class StateCodec:
         """With what earlier versions did not save, and layers named as now: earlier names of a
         compiled model had parts of its wrapper."""
         defaults = {"values": {}, "meter": EMPTY_METER, "pace": {}, "logged": {}, "seconds": {}}
-        state = defaults | state
+        state = defaults | {"branched": None} | state
         if "total" not in state:
             state["total"] = sum(row["steps"] for row in state["rows"]) + state["steps"][0]
         known = {layer.name for layer in self.job.layers}
@@ -195,11 +205,8 @@ class StateCodec:
             state[key] = {plain.get(name, name): value for name, value in state[key].items()}
         return state
 
-    def _check_kind(
-        self, here: Mapping[str, Any], state: dict[str, Any], local: Mapping[str, int]
-    ) -> None:
-        """Refuse the state of another model, compressor or policy, and damaged numbers."""
-        _check_shapes(here["shapes"], state, local)
+    def _check_kind(self, here: Mapping[str, Any], state: dict[str, Any]) -> None:
+        """Refuse the state of another compressor or policy."""
         values = self.chosen.levels
         if state["compressor"] != here["compressor"]:
             refuse(f"it is of {state['compressor']}, and here is {here['compressor']}")
@@ -208,12 +215,6 @@ class StateCodec:
         for level, value in state["values"].items():
             if values.get(level, value) != value:
                 refuse(f"its level {level} is {value!r}, and here it is {values[level]!r}")
-        plain = {key: value for key, value in state.items() if key in PLAIN}
-        if problem := kinds.fault(plain, Object({}, PLAIN)):
-            raise ValueError(problem)
-        for number, row in enumerate(state["rows"]):
-            if row.get("epoch", number) != number:  # rows of version 0.1 have no number
-                raise ValueError(f"unit {row['epoch']} stands where unit {number} was expected")
         if state["gauges"].keys() != self.job.panel.gauges.keys():
             refuse("it is of a policy that reads other statistics")
 
@@ -295,6 +296,19 @@ def _check_shapes(
         residual = state["residuals"].get(name)
         if residual is not None and residual.numel() != local[name]:
             raise ValueError(f"the residual of layer {name!r} has shape {list(residual.shape)}")
+
+
+def _check_plain(
+    here: Mapping[str, list[int]], state: dict[str, Any], local: Mapping[str, int]
+) -> None:
+    """Refuse the state of another model, and damaged numbers."""
+    _check_shapes(here, state, local)
+    plain = {key: value for key, value in state.items() if key in PLAIN}
+    if problem := kinds.fault(plain, Object({}, PLAIN)):
+        raise ValueError(problem)
+    for number, row in enumerate(state["rows"]):
+        if row.get("epoch", number) != number:  # rows of version 0.1 have no number
+            raise ValueError(f"unit {row['epoch']} stands where unit {number} was expected")
 
 
 def _on_cpu(value: Any) -> Any:

@@ -76,9 +76,9 @@ def _fit_compressor(
     same, union = type(old) is type(new), bool(shared.get("union"))
     fresh, _ = run.reducer.state_dict()
     if not same:
-        shared["memories"] = _restarted(shared["memories"], fresh)
+        shared["memories"] = restarted(shared["memories"], fresh)
         if "local" in shared:
-            memories = _restarted(shared["local"]["memories"], fresh)
+            memories = restarted(shared["local"]["memories"], fresh)
             shared["local"] = {**shared["local"], "memories": memories}
     notes["memories"] = "kept" if same else "started anew"
     there = [r for file in files for part in _residual_tables(file) for r in part.values()]
@@ -93,7 +93,7 @@ def _fit_compressor(
         _average_residuals(files, to_one=run.gradients.union)
 
 
-def _restarted(saved: dict[str, Any], fresh: dict[str, Any]) -> dict[str, Any]:
+def restarted(saved: dict[str, Any], fresh: dict[str, Any]) -> dict[str, Any]:
     """New memories, by layer, that go on counting steps."""
     return {name: {**new, "step": saved[name].get("step", 0)} for name, new in fresh.items()}
 

@@ -48,6 +48,9 @@ CASES = {
     "DCT-TopK, fading": Case(
         ddp=SMALL, compressor={"name": "dct-topk", "error_feedback": 0.9}, levels=TOPK["levels"]
     ),
+    "TopK in blocks, 2 bits": Case(
+        ddp=SMALL, compressor={"name": "chunked-topk", "chunk": 8}, levels=TOPK["levels"]
+    ),
     "sign": Case(ddp=SMALL, compressor="sign", levels=(("low", "dense"), ("high", 1))),
     "random K, three workers": Case(
         ddp=SMALL, compressor="randomk", levels=(("low", 50), ("high", 10)), workers=3

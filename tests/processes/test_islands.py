@@ -139,6 +139,25 @@ def test_a_resumed_job_has_the_same_bits_and_on_other_shards_the_same_numbers(
         assert torch.allclose(ours["weights"][name], tensor, rtol=0, atol=1e-10), name
 
 
+def test_a_sharded_job_is_branched_at_a_unit(tmp_path: Path) -> None:
+    """The policy of the trunk leaves its bits, another one decides from the branch on."""
+    low, high = ({"name": "static", "level": level} for level in ("low", "high"))
+    jobs = {"same": islands.RULE, "low": low, "high": high}
+    (whole, *_) = resume(Case(side=True), tmp_path / "whole", 2, 0, 6)
+    resume(Case(side=True), tmp_path / "trunk", 2, 0, 3)
+    ends = {}
+    for name in ("same", "low", "high"):
+        shutil.copytree(tmp_path / "trunk" / "3", tmp_path / name / "3")
+        where = (2, 2, Case(side=True), str(tmp_path / name), 3, 6, jobs[name])
+        ends[name] = group.run(islands.resumed, 4, *where)[0]
+    for name, tensor in whole["weights"].items():
+        assert torch.equal(ends["same"]["weights"][name], tensor), name
+    for name in ("low", "high"):
+        first, second = (row["layers"]["level"] for row in ends[name]["rows"])
+        assert first == whole["rows"][0]["layers"]["level"]
+        assert {*second} == {name, "dense"}
+
+
 # -- held wrong --------------------------------------------------------------------------------
 
 SAID = {

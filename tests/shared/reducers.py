@@ -8,11 +8,13 @@ import torch
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression.all_reduce import QuantisedAllReduce
+from regimes.compression.chunked import ChunkedTopK
 from regimes.compression.cosine import DCTTopK
 from regimes.compression.elementwise import Cast, LowPass, Quantise, Sign
 from regimes.compression.powersgd import ACPSGD, PowerSGD
 from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import RandomK, TopK
+from regimes.compression.threshold import Threshold
 from regimes.config import DENSE
 
 F64 = torch.float64
@@ -24,6 +26,8 @@ EVERY = [  # one case per family: compressor, a level that sends more, a level t
     pytest.param(TopK(), 40, 5.0, id="topk"),
     pytest.param(RandomK(), 40, 5.0, id="randomk"),
     pytest.param(DCTTopK(error_feedback=True, chunk=3), 60, 5.0, id="dct-topk"),
+    pytest.param(ChunkedTopK(error_feedback=True, chunk=3), 60, 5.0, id="chunked-topk"),
+    pytest.param(Threshold(), 0.5, 1.5, id="threshold"),
     pytest.param(Sign(), DENSE, 1, id="sign"),
     pytest.param(Quantise(), 8, 2, id="qsgd"),
     pytest.param(Quantise(stochastic=False, error_feedback=True), 8, 2, id="nearest"),

@@ -17,7 +17,13 @@ from analysis.findings.values import Interval, decode, encode, mean_of
 
 ROOT = Path(__file__).parents[2]
 KEPT = json.loads(pages.NUMBERS_FILE.read_text(encoding="utf-8"))
-CHEAP = ("small.tar.xz", "lm-demo.tar.xz", "falling-lm-constant.tar.xz", "smoke-rivals.tar.xz")
+CHEAP = (
+    "small.tar.xz",
+    "lm-demo.tar.xz",
+    "falling-lm-constant.tar.xz",
+    "smoke-rivals.tar.xz",
+    "smoke-rivals-more.tar.xz",
+)
 
 
 # -- the pages are those of the records ------------------------------------------------------

@@ -27,6 +27,9 @@ TUNED = (
     "falling-lm-cosine",
     "falling-lm-constant",
     "falling-wikitext",
+    "ladder-115k",
+    "from-harm-lm",
+    "momentum-lm",
 )
 
 
@@ -62,6 +65,9 @@ def test_seeds_that_chose_are_not_those_of_the_result(source: str) -> None:
         ("falling-lm", ["coin 2-1"]),
         ("falling-lm-cosine", []),
         ("falling-lm-constant", []),
+        ("ladder-115k", []),
+        ("from-harm-lm", []),
+        ("momentum-lm", []),
         ("lm-local", []),
         ("lm-local-sgd", []),
         ("small-local", []),

@@ -39,6 +39,10 @@ def test_metered_equals_computed_at_each_level_and_across_changes(
         for i, layer in enumerate(reducer.layers):
             once = chosen.cost(layer, level, 4, dtype.itemsize)  # type: ignore[arg-type]
             expected = Traffic(steps * once.floats, steps * once.bytes)
+            if chosen.data_dependent and level != DENSE and layer.compressed:
+                assert 0 < meter.layers[i].bytes <= expected.bytes, (layer, level)
+                assert 0 < meter.layers[i].floats <= expected.floats, (layer, level)
+                continue
             assert meter.layers[i].bytes == expected.bytes, (layer, level)
             if dtype == torch.float32 or not by_bits:
                 assert meter.layers[i].floats == expected.floats, (layer, level)

@@ -34,13 +34,22 @@ from regimes.training import build, checkpoint, gradients, loop
 torch.set_num_threads(1)
 POWERSGD: tuple[str, ...] = ()
 TOPK = ("compressor=topk", "levels.low=50", "levels.high=2")
+THRESHOLD = ("compressor=threshold", "levels.low=0.0005", "levels.high=0.005")
+INTEGERS = ("compressor=quantised-all-reduce", "levels.low=8", "levels.high=4")
 
 
 # -- equivalence -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "compressor", [POWERSGD, pytest.param(TOPK, marks=pytest.mark.slow)], ids=["powersgd", "topk"]
+    "compressor",
+    [
+        POWERSGD,
+        pytest.param(TOPK, marks=pytest.mark.slow),
+        pytest.param(THRESHOLD, marks=pytest.mark.slow),
+        pytest.param(INTEGERS, marks=pytest.mark.slow),
+    ],
+    ids=["powersgd", "topk", "threshold", "quantised-all-reduce"],
 )
 def test_processes_equal_simulation(compressor: tuple[str, ...], tmp_path: Path) -> None:
     c = config(*compressor)

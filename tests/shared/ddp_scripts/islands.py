@@ -279,13 +279,25 @@ def _gradients(
 
 
 def resumed(
-    rank: int, islands: int, shards: int, case: Case, folder: str, first: int, last: int
+    rank: int,
+    islands: int,
+    shards: int,
+    case: Case,
+    folder: str,
+    first: int,
+    last: int,
+    branch: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Steps ``first`` to ``last`` of the training, from a checkpoint and to another one."""
+    """Steps ``first`` to ``last`` of the training, from a checkpoint and to another one.
+
+    Args:
+        branch: another policy from ``first`` on.
+    """
     mesh, (island, rows) = two_dimensions(islands, shards), place(rank, shards)
     net = shard(build(case), case, mesh["shard"])
     optimizer = optimiser(net, case)
-    options: dict[str, Any] = {"policy": RULE, "compressor": case.compressor, "seed": 7}
+    rule = RULE if branch is None else branch
+    options: dict[str, Any] = {"policy": rule, "compressor": case.compressor, "seed": 7}
     hook = regimes.attach(
         net,
         replicas=mesh["replicate"],
@@ -298,7 +310,11 @@ def resumed(
 
     def parts() -> dict[str, Any]:
         model, state = get_state_dict(net, optimizer)
-        return {"model": model, "optimizer": state, "hook": hook.sharded_state()}
+        return {
+            "model": model,
+            "optimizer": state,
+            "hook": hook.sharded_state(branch=branch is not None),
+        }
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch's, about itself

@@ -1,0 +1,55 @@
+"""A schedule derived from harm, beside one rank and others at its floats: numbers for templates."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+import pandas as pd
+
+from ..criticality import schedule
+from ..grids.names import LADDERS
+from ..tournament.equal_floats import at_same_floats
+from .sources import entries, number, records
+from .values import Interval, mean_of
+
+
+def _of_one_rank(source: str, arm: str) -> list[float]:
+    """An arm minus one rank throughout at its floats, a value per seed in their order."""
+    each, shown = entries(source)
+    return at_same_floats(each, arm, LADDERS["static"], shown.name)
+
+
+@number
+def beside_one_rank(source: str, arm: str, *others: str) -> Interval:
+    """An arm minus the mean of others, each minus one rank throughout at its own floats."""
+    rest = zip(*(_of_one_rank(source, other) for other in others), strict=True)
+    pairs = zip(_of_one_rank(source, arm), rest, strict=True)
+    return mean_of([mine - fmean(theirs) for mine, theirs in pairs])
+
+
+@number
+def gain_beyond_half(source: str, arm: str, other: str) -> Interval:
+    """By how much an arm's gain over one rank exceeds half of another's."""
+    pairs = zip(_of_one_rank(source, arm), _of_one_rank(source, other), strict=True)
+    return mean_of([theirs / 2 - mine for mine, theirs in pairs])
+
+
+@number
+def harm_predicted(tree: str, source: str, arm: str) -> float:
+    """The sum of harm of the pulses outside an arm's windows of rank 4, in the tree's unit."""
+    (windows,) = {
+        str(run.config["policy"]["windows"]): [(a, b) for a, b in run.config["policy"]["windows"]]
+        for run in records(source)
+        if run.name == arm
+    }.values()
+    return schedule.predicted(_pulses(tree), windows)
+
+
+@number
+def windows_of_harm(tree: str, units: int) -> list[list[int]]:
+    """The units of rank 4 that harm proposes."""
+    return [[*window] for window in schedule.best(_pulses(tree), units)]
+
+
+def _pulses(tree: str) -> pd.DataFrame:
+    return schedule.pulses(records(tree), "rank 1")

@@ -1,0 +1,62 @@
+"""A hook's state continued under another configuration: a branch of the job that has saved it.
+
+What becomes of the parts is as in a branch of the trainer (`regimes.training.changes`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from regimes.ddp.refit import refuse, several
+from regimes.training.changes import restarted
+
+if TYPE_CHECKING:
+    from regimes.ddp.buckets import Buckets
+    from regimes.ddp.choices import Choice
+    from regimes.ddp.job import Job
+    from regimes.policies.controller import Controller
+    from regimes.records import Row
+
+
+def changed(
+    state: dict[str, Any], here: dict[str, Any], job: Job, chosen: Choice, buckets: Buckets
+) -> dict[str, Any]:
+    """A saved state as this hook continues it, which has another policy, level or compressor.
+
+    Args:
+        state: a copy, with the layers' names of now.
+        here: what the hook would save of itself.
+
+    Raises:
+        ConfigError: it was saved within a unit, its layers are others, or the policy reads what
+            that of the trunk did not.
+    """
+    steps, rows = state["steps"][0], state["rows"]
+    if steps and not job.schedule.is_over(steps):
+        refuse(f"it was saved after {steps} steps of a unit; branch where a unit has just ended")
+    if state["shapes"] != here["shapes"]:
+        odd = sorted(state["shapes"].keys() ^ here["shapes"].keys())
+        refuse(f"layers are frozen in one of both, and a branch has its trunk's: {several(odd)}")
+    if (rows or steps) and (unread := sorted(job.panel.gauges.keys() - state["gauges"].keys())):
+        refuse(f"the policy reads {', '.join(unread)}, and that of the trunk did not")
+    same_values = here["compressor"] == state["compressor"] and chosen.levels == state["values"]
+    gauges = job.panel.state_dict()
+    for name in gauges.keys() & state["gauges"].keys():
+        if same_values or name != "error":  # that of the levels
+            gauges[name] = state["gauges"][name]
+    memories, residuals = state["memories"], state["residuals"]
+    kind = type(chosen.compressor).__qualname__
+    if state["compressor"].partition("(")[0] != kind:
+        memories = restarted(memories, buckets.reducer.state_dict()[0])
+    if not chosen.compressor.error_feedback:
+        residuals = dict.fromkeys(residuals)
+    parts = {"memories": memories, "residuals": residuals, "gauges": gauges}
+    return state | parts | {"branched": len(rows) + bool(steps)}
+
+
+def as_decided(seen: list[Row], rows: list[Row], controller: Controller) -> None:
+    """Add to ``seen``, which has the first of ``rows`` already, the others with the levels that the
+    controller's policy would have chosen."""
+    for row in rows[len(seen) :]:
+        names = controller.decide(seen).names
+        seen.append({**row, "layers": {**row["layers"], "level": names}})

@@ -23,20 +23,24 @@ from ..common.estimates import as_table, mean, number, p, word
 from . import draw, harm, scores
 
 
-def tables(
-    curve: pd.DataFrame, arms: pd.DataFrame, scored: pd.DataFrame, dull: pd.DataFrame, shown: Metric
-) -> tuple[Table, ...]:
-    """`harm.curve`, `harm.arms`, `scores.over_seeds` and `scores.against_dull`, rounded."""
-    form = f"+.{shown.digits + 1}f"
-    onsets = {
+def onset_table(curve: pd.DataFrame, shown: Metric) -> Table:
+    """`harm.curve`, rounded."""
+    columns = {
         "pulse": word("arm"),
         "from": word("onset"),
         "units left": word("left"),
         "n": word("n"),
-        f"harm, {shown.unit} [95 %]": mean("harm", form, "ci"),
-        "right after": number("after", form),
+        f"harm, {shown.unit} [95 %]": mean("harm", f"+.{shown.digits + 1}f", "ci"),
+        "right after": number("after", f"+.{shown.digits + 1}f"),
         "p (Holm)": p("p_holm"),
     }
+    return replace(as_table(curve, columns, 1), title="Harm by onset")
+
+
+def tables(
+    curve: pd.DataFrame, arms: pd.DataFrame, scored: pd.DataFrame, dull: pd.DataFrame, shown: Metric
+) -> tuple[Table, ...]:
+    """`harm.curve`, `harm.arms`, `scores.over_seeds` and `scores.against_dull`, rounded."""
     each = {
         "pulse": word("arm"),
         "onsets": word("onsets"),
@@ -59,7 +63,7 @@ def tables(
         "rank corr. [95 %]": mean("difference", "+.2f", "ci"),
         "p (Holm)": p("p_holm"),
     }
-    made = [("Harm by onset", curve, onsets, 1), ("Each pulse", arms, each, 1)]
+    made = [("Each pulse", arms, each, 1)]
     made += [
         (f"Signals of the trunk: {arm}", rows, signals, 1)
         for arm, rows in scored.groupby("arm", sort=False)
@@ -69,9 +73,8 @@ def tables(
         for arm, rows in dull.groupby("of", sort=False)
     ]
     parts = [as_table(rows, columns, words) for _, rows, columns, words in made]
-    return tuple(
-        replace(table, title=title) for table, (title, *_) in zip(parts, made, strict=True)
-    )
+    titled = [replace(table, title=title) for table, (title, *_) in zip(parts, made, strict=True)]
+    return onset_table(curve, shown), *titled
 
 
 def main(records: Records, out: Out = None, known: bool = False, last: int = 1) -> list[Path]:

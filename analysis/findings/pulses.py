@@ -54,6 +54,22 @@ def harm_across(source: str, other: str, arm: str, onset: int) -> Interval:
 
 
 @number
+def harms_added(source: str, pulses: str, minus: str = "", times: float = 1.0) -> Interval:
+    """The harms of several pulses added up, by seed; minus ``times`` that of another.
+
+    Args:
+        pulses, minus: "ARM from ONSET", separated by semicolons.
+    """
+    terms = [(1.0, words) for words in pulses.split("; ")]
+    terms += [(-times, words) for words in minus.split("; ") if words]
+    values = []
+    for factor, words in terms:
+        arm, _, onset = words.rpartition(" from ")
+        values.append([factor * harm for harm in _harms(source, arm, int(onset))])
+    return mean_of([sum(each) for each in zip(*values, strict=True)])
+
+
+@number
 def harm_reliability(source: str, arm: str) -> float:
     """Reliability of the mean curve of harm over onsets (`harm.reliability`)."""
     note(f"{source}.tar.xz")
@@ -82,7 +98,9 @@ def signal_minus(source: str, arm: str, signal: str, dull: str) -> Interval:
 @number
 def pulses_table(source: str) -> str:
     """Harm by onset, of every pulse."""
-    return _table(source, "Harm by onset")
+    note(f"{source}.tar.xz")
+    shown = tested_by(harm.trunks(harm.pairs(records(source)))[0])
+    return criticality.onset_table(harm.curve(_each(source)), shown).markdown()
 
 
 @number

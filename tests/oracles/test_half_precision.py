@@ -15,11 +15,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import regimes
+from regimes import report
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression.powersgd import PowerState
 from regimes.compression.reducer import Reducer
 from regimes.config import RunConfig, override
+from regimes.cost.cases import cases
 from regimes.errors import ConfigError
 from regimes.training import build
 
@@ -132,6 +134,10 @@ def test_a_language_model_learns_and_counts_what_travels(tmp_path: Path) -> None
         runs[dtype] = regimes.run(c, tmp_path / dtype).epochs
     for column in ("floats", "bytes"):
         assert (runs["bfloat16"][column] == runs["float32"][column]).all()
+    network = regimes.Network.parse("100Mbit/s,50us")
+    dense = [cases([regimes.load(tmp_path / d)])[0].work.bytes for d in runs]
+    assert dense[0] == dense[1]
+    report.write(tmp_path / "bfloat16", str(network).replace(" µs", "us"), tmp_path / "page.html")
     ours, theirs = (runs[d]["test_loss"].to_numpy() for d in ("bfloat16", "float32"))
     assert abs(ours / theirs - 1).max() < 0.05
     assert (ours != theirs).all()

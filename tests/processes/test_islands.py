@@ -81,6 +81,14 @@ def test_powersgd_does_not_depend_on_the_number_of_shards() -> None:
     compare(case, 1, 4, [three])
 
 
+@pytest.mark.parametrize("case", [Case(), Case("topk", TOPK)], ids=["powersgd", "topk"])
+def test_islands_of_one_process_are_the_ddp_hook_bit_for_bit(case: Case) -> None:
+    for ours, theirs in group.run(islands.beside_ddp, 2, case):
+        assert ours["levels"] == theirs["levels"]
+        for name, tensor in theirs["weights"].items():
+            assert torch.equal(ours["weights"][name], tensor), name
+
+
 def test_without_compression_islands_equal_torchs_hsdp_and_ddp() -> None:
     for ours, theirs, ddp in group.run(islands.native, 4, 2, 2):
         for name in ours:
@@ -168,6 +176,7 @@ SAID = {
     "the mesh of the shards": "expected the other dimension of one mesh",
     "a plain model": "parameter 'conv.weight' is not sharded: call fully_shard on the whole model",
     "a DDP model": "parameter 'module.conv.weight' is not sharded",
+    "FSDP1": "is not sharded: call fully_shard on the whole model",
     "blocks only": "parameter 'conv.weight' is not sharded: call fully_shard on the whole model",
     "two meshes": "parameter 'inner.weight' is sharded over another mesh than 'conv.weight'",
     "columns": "parameter 'weight' is divided as S(1): the hook needs its rows divided",

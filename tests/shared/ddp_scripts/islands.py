@@ -189,6 +189,23 @@ def native(rank: int, islands: int, shards: int) -> list[dict[str, Tensor]]:
     return [ours["weights"], theirs, weights(net.module)]
 
 
+def beside_ddp(rank: int, case: Case) -> list[dict[str, Any]]:
+    """Islands of one process each, and the hook of DDP."""
+    (ours,) = trained(rank, 2, 1, [case])
+    net = build(case)
+    model = DistributedDataParallel(net, find_unused_parameters=True)
+    optimizer = optimiser(net, case)
+    options = {"policy": RULE, "compressor": case.compressor, "levels": dict(case.levels)}
+    hook = regimes.attach(model, optimizer=optimizer, every=STEPS, seed=7, **options)
+    train(model, optimizer, case, rank, slice(0, BATCH))
+    hook.close()
+    levels = [[row["layers"]["level"] for row in rows] for rows in (ours["rows"], hook.rows)]
+    return [
+        {"weights": ours["weights"], "levels": levels[0]},
+        {"weights": weights(net), "levels": levels[1]},
+    ]
+
+
 # -- the oracle ------------------------------------------------------------------------------
 
 

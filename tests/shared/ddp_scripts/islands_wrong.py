@@ -10,7 +10,7 @@ import torch
 from ddp_scripts import islands
 from ddp_scripts.islands import Case
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -74,6 +74,11 @@ def saved_whole(mesh: Mesh) -> None:
     hook(sharded(mesh), mesh).full_state_dict()
 
 
+def fsdp1(mesh: Mesh) -> None:
+    net = islands.build(CASE)
+    hook(FullyShardedDataParallel(net, device_id=torch.device("cpu"), use_orig_params=True), mesh)
+
+
 WAYS: dict[str, Callable[[Mesh], Any]] = {
     "no replicas": lambda mesh: regimes.attach(sharded(mesh)),
     "a native mesh of two dimensions": lambda mesh: hook(
@@ -86,6 +91,7 @@ WAYS: dict[str, Callable[[Mesh], Any]] = {
     ),
     "a plain model": lambda mesh: hook(islands.build(CASE), mesh),
     "a DDP model": lambda mesh: hook(DistributedDataParallel(islands.build(CASE)), mesh),
+    "FSDP1": fsdp1,
     "blocks only": blocks_only,
     "two meshes": two_meshes,
     "columns": columns,

@@ -54,6 +54,13 @@ def harm_across(source: str, other: str, arm: str, onset: int) -> Interval:
 
 
 @number
+def harm_right_after(source: str, arm: str, onset: int) -> float:
+    """Harm in the last unit of a pulse, mean over seeds."""
+    note(f"{source}.tar.xz")
+    return float(row_of(harm.curve(_each(source)), arm=arm, onset=onset)["after"])
+
+
+@number
 def harms_added(source: str, pulses: str, minus: str = "", times: float = 1.0) -> Interval:
     """The harms of several pulses added up, by seed; minus ``times`` that of another.
 

@@ -66,7 +66,7 @@ def check_bounds(config: Any, where: str = "") -> None:
     Raises:
         ConfigError: the first field, in order, with a number outside.
     """
-    hints = _hints(type(config))
+    hints = _hints(type(config))  # type: ignore[arg-type]  # classes are hashable
     for field in dataclasses.fields(config):
         name, value, hint = where + field.name, getattr(config, field.name), hints.get(field.name)
         if dataclasses.is_dataclass(value) and hint is not Any:  # a plug-in checks its own

@@ -35,7 +35,7 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     Raises:
         ConfigError: an unknown key (with the nearest known one) or a value of the wrong type.
     """
-    hints = _hints(cls)
+    hints = _hints(cls)  # type: ignore[arg-type]  # classes are hashable
     values = current_names(cls, values)
     names = [f.name for f in dataclasses.fields(cls) if f.init]  # type: ignore[arg-type]
     for key in values:

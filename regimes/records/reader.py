@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from regimes.errors import RecordError
 from regimes.records.branches import read_all, read_rows
 from regimes.records.extent import complete, progress
-from regimes.records.fields import Fields, header_fields
+from regimes.records.fields import Fields, header_fields, identifying
 from regimes.records.lines import read_header
 from regimes.records.schema import Header, Row, hooked
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 LOSSES = ("train_loss", "test_loss", "validation_loss")
 NULLABLE = (*LOSSES, "metric", "validation_metric", "perplexity", "batch_size")
+YOKED = "yoked "  # controls recorded before `drawn_per_seed` was a field of configurations
 COMPUTED = ("seconds_", "total_")  # prefixes of columns that are no part of a row
 
 
@@ -70,6 +71,19 @@ class Record:
     def fields(self) -> Fields:
         """The header by dotted path; see `fields.header_fields`."""
         return header_fields(self.header, self.rows)
+
+    @cached_property
+    def identity(self) -> Fields:
+        """The fields in which all runs of the experiment agree, see `experiment`."""
+        yoked = ("policy.layers",) if self.config["name"].startswith(YOKED) else ()
+        return identifying(self.fields, self.config.get("drawn_per_seed", yoked) or ())
+
+    def varied(self, variant: str) -> Record:
+        """The same run as another variant; what was computed of it is kept."""
+        other = replace(self, variant=variant)
+        computed = ("layers", "fields", "identity")
+        vars(other).update({x: vars(self)[x] for x in computed if x in vars(self)})
+        return other
 
     @property
     def seed(self) -> int:

@@ -7,6 +7,7 @@ checks the bounds before it starts.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -65,7 +66,7 @@ def check_bounds(config: Any, where: str = "") -> None:
     Raises:
         ConfigError: the first field, in order, with a number outside.
     """
-    hints = _hints(type(config))
+    hints = _hints(type(config))  # type: ignore[arg-type]  # classes are hashable
     for field in dataclasses.fields(config):
         name, value, hint = where + field.name, getattr(config, field.name), hints.get(field.name)
         if dataclasses.is_dataclass(value) and hint is not Any:  # a plug-in checks its own
@@ -76,6 +77,7 @@ def check_bounds(config: Any, where: str = "") -> None:
                     raise unexpected(place, shown, bounds.text)
 
 
+@functools.cache
 def _hints(cls: type) -> dict[str, Any]:
     """The annotations of a class; of its base where a user's class has some that are imported for
     type checkers only."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import sys
 import types
@@ -34,7 +35,7 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     Raises:
         ConfigError: an unknown key (with the nearest known one) or a value of the wrong type.
     """
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)  # type: ignore[arg-type]  # classes are hashable
     values = current_names(cls, values)
     names = [f.name for f in dataclasses.fields(cls) if f.init]  # type: ignore[arg-type]
     for key in values:
@@ -45,6 +46,11 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
         return cls(**made)
     except TypeError as error:
         raise ConfigError(f"{where.rstrip('.') or cls.__name__}: {error}") from None
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
 
 
 def current_names(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from regimes.config import RunConfig
 from regimes.console.stdout import console as new_console
 from regimes.console.stdout import is_terminal
 from regimes.errors import ConfigError
-from regimes.monitor.text import at_low, cells, epoch_table, headline
-from regimes.records import Header, Row, count_units, unit_name, units
+from regimes.monitor.text import EPOCHS, at_low, cells, epoch_table, headline
+from regimes.records import Header, Row, count_units, sent, unit_name, units
 from regimes.records import reporters as named
 from regimes.training.reporters import Reporter
 
@@ -48,7 +48,8 @@ class LiveTable:
 
     def start(self, header: Header, rows: list[Row]) -> None:
         """Draw first; ``rows`` are those before a resume."""
-        self.header, self.rows = header, list(rows)
+        self.header, self.rows = header, rows[-EPOCHS:]
+        self.before = sent(rows[:-EPOCHS])
         self.unit = unit_name(header["config"]).partition(" ")[0]
         self.now = self.bars.add_task(self.unit, total=None)
         self.all = self.bars.add_task("run", total=units(header), completed=len(rows))
@@ -64,6 +65,8 @@ class LiveTable:
 
     def epoch(self, row: Row, seconds: dict[str, float]) -> None:
         self.rows.append(row)
+        if len(self.rows) > EPOCHS:
+            self.before = self.before.after(self.rows.pop(0))
         self.seconds[row["epoch"]] = sum(seconds.values())
         self.live.update(self.draw())
 
@@ -74,7 +77,7 @@ class LiveTable:
     def draw(self, message: str = "") -> RenderableType:
         parts: list[RenderableType] = [Text(headline(self.header), style="bold"), self.bars]
         if self.rows:
-            parts.append(epoch_table(self.header, self.rows, self.seconds))
+            parts.append(epoch_table(self.header, self.rows, self.seconds, self.before))
         if message:
             parts.append(Text(message, style="bold red"))
         return Group(*parts)
@@ -87,7 +90,7 @@ class PlainLines:
         self.stream = stream or sys.stdout
 
     def start(self, header: Header, rows: list[Row]) -> None:
-        self.header, self.rows = header, list(rows)
+        self.header, self.sent = header, sent(rows)
         done = f", the first {len(rows)} done before" if rows else ""
         self._print(f"{headline(header)}, {count_units(header, rows)}{done}")
 
@@ -95,8 +98,8 @@ class PlainLines:
         """Ignored: one line per epoch."""
 
     def epoch(self, row: Row, seconds: dict[str, float]) -> None:
-        self.rows.append(row)
-        text = cells(self.header, self.rows, sum(seconds.values()))
+        self.sent = self.sent.after(row)
+        text = cells(self.header, row, sum(seconds.values()), self.sent)
         self._print("  ".join(f"{k} {v}" for k, v in text.items()))
 
     def stop(self, message: str) -> None:

@@ -11,11 +11,11 @@ from rich.table import Table as Drawn
 from regimes.console.tables import Table
 from regimes.console.units import human
 from regimes.policies.schedules import in_words
-from regimes.records import NOT_SAID, OWN, Header, Row, share_of_low, unknown_fields
+from regimes.records import NOT_SAID, OWN, Header, Row, Sent, unknown_fields
 
 EPOCHS = 8  # in the table
 STRAGGLES = 1.3  # times the median of the other processes
-DASH = "-"
+DASH, NOTHING = "-", Sent()
 SHORT = {"bits per byte": "bits/byte"}
 NOTES = {  # by column
     "floats": "sent so far (the paper's count)",
@@ -85,10 +85,14 @@ def straggler(processes: Mapping[str, Sequence[float]]) -> str:
     )
 
 
-def cells(header: Header, rows: Sequence[Row], seconds: float | None) -> dict[str, str]:
-    """The last of ``rows`` as text by column. Epochs count from 0 as in the record; where a row is
-    a unit of steps, the first column is the steps done so far."""
-    row, by_steps = rows[-1], header["config"].get("unit_steps")
+def cells(header: Header, row: Row, seconds: float | None, sent: Sent) -> dict[str, str]:
+    """A row as text by column. Epochs count from 0 as in the record; for units, the column is the
+    steps done.
+
+    Args:
+        sent: up to the row, itself included.
+    """
+    by_steps = header["config"].get("unit_steps")
     low, layers = at_low(header, row)
     sync = row.get("sync", {})
     has_low = "low" in header["config"]["levels"] or not sync.get("level")
@@ -101,9 +105,9 @@ def cells(header: Header, rows: Sequence[Row], seconds: float | None) -> dict[st
     }
     if name != "loss":  # else it is the test loss
         texts[name] = value
-    texts["floats"] = human(sum(r["floats"] for r in rows))
+    texts["floats"] = human(sent.floats)
     if has_low:
-        of_low = format_value(share_of_low(header, rows), ".2f")
+        of_low = format_value(sent.of_low(header), ".2f")
         texts |= {"of low": of_low, "at low": f"{low}/{layers}"}
     if sync.get("level"):
         texts["period"] = str(sync["period"])
@@ -118,12 +122,19 @@ def logged_text(row: Row) -> str:
     return ", ".join(f"{name} {format_value(value, '.4g')}" for name, value in values)
 
 
-def epoch_table(header: Header, rows: Sequence[Row], seconds: Mapping[int, float]) -> Drawn:
-    """A table of the last epochs, at most 80 characters wide."""
-    lines = [
-        cells(header, rows[: i + 1], seconds.get(rows[i]["epoch"]))
-        for i in range(max(0, len(rows) - EPOCHS), len(rows))
-    ]
+def epoch_table(
+    header: Header, rows: Sequence[Row], seconds: Mapping[int, float], before: Sent = NOTHING
+) -> Drawn:
+    """The last epochs, in 80 columns.
+
+    Args:
+        before: what was sent before the first of ``rows``.
+    """
+    sent, lines = before, []
+    for i, row in enumerate(rows):
+        sent = sent.after(row)
+        if i >= len(rows) - EPOCHS:
+            lines.append(cells(header, row, seconds.get(row["epoch"]), sent))
     notes = "; ".join(f"{name}: {words}" for name, words in NOTES.items() if name in lines[-1])
     note = f"{notes}; {'units' if header['config'].get('unit_steps') else 'epochs'} count from 0"
     table = Table(tuple(lines[-1]), [tuple(line.values()) for line in lines], note, texts=0)

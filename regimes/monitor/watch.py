@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -29,13 +29,17 @@ from regimes.records import (
     complete,
     ended,
     find,
+    first_unit,
     progress,
     read_header,
-    read_lines,
     read_rows,
+    sent,
+    trunk_of,
     units,
     unpacked,
 )
+from regimes.records.branches import check_row
+from regimes.records.lines import Growing, file_state
 from regimes.training.idle_policy import inactivity_warnings
 
 ACTIVE = ("running", "starting")
@@ -130,21 +134,58 @@ def in_use(folder: Path) -> bool:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """``read_lines``, once per change of the file."""
-    if not path.exists():
-        return []
-    status = path.stat()
-    return _cached_lines(path, status.st_mtime_ns, status.st_size)
+    """`read_lines`, of which only the new lines are read."""
+    return _growing(path).read()
+
+
+@functools.lru_cache(maxsize=8192)
+def _growing(path: Path) -> Growing:
+    return Growing(path)
+
+
+class _Run:
+    """A run's header and rows, of which only what has changed is read and checked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.states = folder, ()
+        self.header, self.rows = cast("Header", {}), list[Row]()
+
+    def read(self) -> tuple[Header, list[Row]]:
+        path, states = self.folder / "epochs.jsonl", self._states()
+        if states == self.states:
+            return self.header, self.rows
+        if states[:-1] != self.states[:-1]:
+            self.header, self.rows = read_header(self.folder), []
+        self.states = ()
+        own, at = cast("list[Row]", _lines(path)), first_unit(self.header)
+        before = len(self.rows) - at
+        if before > 0 and len(own) >= before and own[before - 1] is self.rows[-1]:
+            for number, row in enumerate(own[before:], start=before + 1):
+                check_row(path, number, self.header, row)
+            self.rows += own[before:]
+        else:
+            self.rows = read_rows(self.folder, self.header, _lines)
+        self.states = states
+        return self.header, self.rows
+
+    def _states(self) -> tuple[Any, ...]:
+        """Of the files of its trunks, its header and its rows."""
+        folders, trunk = [self.folder], trunk_of(self.folder) if self.header.get("trunk") else None
+        while trunk is not None and trunk not in folders:
+            folders.append(trunk)
+            trunk = trunk_of(trunk)
+        above = [file_state(f / n) for f in folders[1:] for n in ("run.json", "epochs.jsonl")]
+        own = [file_state(self.folder / name) for name in ("run.json", "epochs.jsonl")]
+        return *above, *own
 
 
 @functools.lru_cache(maxsize=4096)
-def _cached_lines(path: Path, changed: int, size: int) -> list[dict[str, Any]]:
-    return read_lines(path)
+def _followed(folder: Path) -> _Run:
+    return _Run(folder)
 
 
 def _run(folder: Path) -> tuple[Header, list[Row]]:
-    header = read_header(folder)
-    return header, read_rows(folder, header, _lines)
+    return _followed(folder).read()
 
 
 def _one(folder: Path) -> tuple[RenderableType, bool]:
@@ -152,7 +193,7 @@ def _one(folder: Path) -> tuple[RenderableType, bool]:
     header, rows = _run(folder)
     what, more = state(folder, header, rows)
     lines, seconds = _lines(folder / "seconds.jsonl"), dict[int, float]()
-    for line in lines:
+    for line in lines[-2 * text.EPOCHS :]:  # may be one ahead of the rows
         if clocks := [x for name, x in line.items() if name not in ("epoch", "processes")]:
             seconds[line["epoch"]] = sum(clocks)
     wanted = units(header)
@@ -205,7 +246,7 @@ def _line(path: Path, folder: Path) -> tuple[str, list[RenderableType], str]:
         what, more = state(path, header, rows)
     except RecordError as error:
         return "damaged", [name, *[""] * 5, Text(escape_control(str(error)), style="bold red")], ""
-    wanted, texts = units(header), text.cells(header, rows, None) if rows else {}
+    wanted, texts = units(header), text.cells(header, rows[-1], None, sent(rows)) if rows else {}
     known = [row["metric"] for row in rows if row["metric"] is not None]
     metric_name, metric = text.metric_text(header, known[-1] if known else None)
     numbers = [metric, *(texts.get(key, "-") for key in ("floats", "of low"))]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from regimes.config.bounds import Count, Positive
 from regimes.detectors import Detector, NormChange, Online, Verdict, detector
@@ -42,10 +42,7 @@ class FollowsDetector(FollowsDecays):
         history = as_history(history)
         if self.decay_rule and (why := self.just_decayed(history)):
             return [Decision(self.names[0], why)] * len(layers)
-        if self.rule.per_layer:
-            verdicts = [current_verdict(history, self.rule, i) for i in range(len(layers))]
-        else:
-            verdicts = [current_verdict(history, self.rule, 0)] * len(layers)
+        verdicts = current_verdicts(history, self.rule, len(layers))
         return [self._decision(history, i, verdict) for i, verdict in enumerate(verdicts)]
 
     def _decision(self, history: Sequence[PastEpoch], layer: int, verdict: Verdict) -> Decision:
@@ -53,9 +50,14 @@ class FollowsDetector(FollowsDecays):
             return Decision(self.names[-(verdict.critical is False)], {"rule": "start"})
         before = history[-1].levels[layer]
         if verdict.critical is None:
-            return Decision(before)
+            return _unchanged(before)
         why = verdict.why(in_words(type(self.rule).__name__))
         return Decision(self.level_for(verdict.critical, before), why)
+
+
+@lru_cache
+def _unchanged(level: str) -> Decision:
+    return Decision(level)
 
 
 @lru_cache
@@ -147,8 +149,14 @@ def signal_values(history: Sequence[PastEpoch], rule: Detector, layer: int) -> V
 
     The whole model's norm is the root of the sum of squares over the compressed layers.
     """
+    columns = _columns(history, rule)
+    return columns[layer if _by_layer(rule) else 0] if columns else []
+
+
+def _columns(history: Sequence[PastEpoch], rule: Detector) -> list[Values]:
+    """The same of each layer, or of the whole model alone; empty before the first epoch."""
     statistic = None if rule.statistic is None else Statistic.parse(rule.statistic)
-    row = _of_layers if rule.per_layer and statistic is not None else _of_model
+    row = _of_layers if _by_layer(rule) else _of_model
 
     def extend(columns: list[Values], epochs: Sequence[PastEpoch]) -> list[Values]:
         rows = [row(statistic, past) for past in epochs]
@@ -158,8 +166,11 @@ def signal_values(history: Sequence[PastEpoch], rule: Detector, layer: int) -> V
         return columns
 
     # One table for all layers, so that the epochs are read once and not once per layer.
-    columns = as_history(history).accumulate((row, statistic), list, extend)
-    return columns[layer if row is _of_layers else 0] if columns else []
+    return as_history(history).accumulate((row, statistic), list, extend)
+
+
+def _by_layer(rule: Detector) -> bool:
+    return rule.per_layer and rule.statistic is not None
 
 
 def _of_layers(statistic: Statistic | None, past: PastEpoch) -> Sequence[float | None]:
@@ -201,9 +212,23 @@ def online_state(history: Sequence[PastEpoch], rule: Online, layer: int) -> Onli
     return history.accumulate((rule.update, layer), lambda: OnlineState(*rule.begin()), extend)
 
 
+def current_verdicts(history: Sequence[PastEpoch], rule: Detector, layers: int) -> list[Verdict]:
+    """A detector's verdicts on the next epoch, for each layer."""
+    if not rule.per_layer:
+        return [current_verdict(history, rule, 0)] * layers
+    columns = _columns(history, rule)
+    if _is_online(rule) or not (columns and _by_layer(rule)):
+        return [current_verdict(history, rule, i) for i in range(layers)]
+    return [rule(columns[i]) for i in range(layers)]
+
+
 def current_verdict(history: Sequence[PastEpoch], rule: Detector, layer: int) -> Verdict:
     """A detector's verdict on the next epoch, for a layer or the whole model."""
-    # A subclass with a ``__call__`` of its own may answer differently from its updates.
-    if isinstance(rule, Online) and type(rule).__call__ is Online.__call__:
+    if _is_online(rule):
         return online_state(history, rule, layer).verdict
     return rule(signal_values(history, rule, layer))
+
+
+def _is_online(rule: Detector) -> TypeGuard[Online]:
+    """A subclass with a ``__call__`` of its own may answer differently from its updates."""
+    return isinstance(rule, Online) and type(rule).__call__ is Online.__call__

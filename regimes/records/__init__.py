@@ -39,11 +39,13 @@ from regimes.records.experiment import (
     variants,
 )
 from regimes.records.extent import (
+    Sent,
     complete,
     count_units,
     ended,
     length,
     progress,
+    sent,
     share_of_low,
     unit_name,
     units,

@@ -65,9 +65,14 @@ def read_rows(folder: Path, header: Header, read: Read = read_own_lines) -> list
     path = folder / "epochs.jsonl"
     own = cast("list[Row]", read(path))
     for number, row in enumerate(own, start=1):
-        if why := row_fault(header, row):
-            raise RecordError(f"{path} line {number} is damaged: {why}")
+        check_row(path, number, header, row)
     return [*_prefix(folder, header, read), *own]
+
+
+def check_row(path: Path, number: int, header: Header, row: Row) -> None:
+    """Raise RecordError unless a row, a line of a file, fits the header."""
+    if why := row_fault(header, row):
+        raise RecordError(f"{path} line {number} is damaged: {why}")
 
 
 def _prefix(folder: Path, header: Header, read: Read) -> list[Row]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +31,12 @@ from regimes.records.fields import (
 from regimes.records.lines import read_header
 from regimes.records.reader import Record
 
-YOKED = "yoked "  # controls recorded before `drawn_per_seed` was a field of configurations
 FREE_ON_RESUME = {*SAVING, "device", "bucket_mb", "quirks"}  # quirks show in other fields
 
 
 def identity(run: Record) -> Fields:
     """The fields in which all runs of an experiment agree."""
-    yoked = ("policy.layers",) if run.config["name"].startswith(YOKED) else ()
-    return identifying(run.fields, run.config.get("drawn_per_seed", yoked) or ())
+    return run.identity
 
 
 def _by_name(runs: Iterable[Record]) -> dict[str, list[Record]]:
@@ -61,7 +58,7 @@ def separate(runs: Iterable[Record]) -> list[Record]:
         variants = _variants(runs)
         for i, run in enumerate(runs):
             if added := variants.get(id(run)):
-                runs[i] = replace(run, variant=", ".join(filter(None, (run.variant, added))))
+                runs[i] = run.varied(", ".join(filter(None, (run.variant, added))))
     for name, group in _by_name(runs).items():
         by_seed: dict[int, Record] = {}
         for run in group:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from regimes.records.schema import Header, Row
 
@@ -56,6 +56,25 @@ def unit_name(config: Mapping[str, Any]) -> str:
 def share_of_low(header: Header, rows: Sequence[Row]) -> float | None:
     """Floats sent so far divided by those of low compression in the same steps; None if the run has
     no level "low"."""
-    low = header["per_step"].get("low", {}).get("floats")
-    steps = sum(row["steps"] for row in rows)
-    return sum(row["floats"] for row in rows) / (low * steps) if low and steps else None
+    return sent(rows).of_low(header)
+
+
+class Sent(NamedTuple):
+    """What was sent in some rows, and in how many steps."""
+
+    floats: float = 0
+    steps: int = 0
+
+    def after(self, row: Row) -> Sent:
+        """The same with one row more."""
+        return Sent(self.floats + row["floats"], self.steps + row["steps"])
+
+    def of_low(self, header: Header) -> float | None:
+        """Over what low compression sends in the same steps; None without a low."""
+        low = header["per_step"].get("low", {}).get("floats")
+        return self.floats / (low * self.steps) if low and self.steps else None
+
+
+def sent(rows: Sequence[Row]) -> Sent:
+    """Floats and steps of all these rows."""
+    return Sent(sum(row["floats"] for row in rows), sum(row["steps"] for row in rows))

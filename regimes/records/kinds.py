@@ -14,6 +14,7 @@ BIG, LARGEST = 2**63, sys.float_info.max
 MOST = 1e100  # of counts and durations: sums and squares of them stay finite
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 NUMBERS_OR_NULL = {int, float, type(None)}
+SINGLE = {*NUMBERS_OR_NULL, bool, str}  # values that hold no others
 
 
 class Kind(NamedTuple):
@@ -60,6 +61,8 @@ def _shallow(value: Any, depth: int = DEPTH) -> bool:
     if not isinstance(value, dict | list):
         return True
     inner = value.values() if isinstance(value, dict) else value
+    if depth > 0 and SINGLE.issuperset(map(type, inner)):
+        return True
     return depth > 0 and all(_shallow(x, depth - 1) for x in inner)
 
 
@@ -117,7 +120,10 @@ def _first_fault(value: Any, kind: Any) -> Any:
         return "", f"is {value!r:.40}, expected {'a list' if is_list else 'a table'}"
     known, other = ({}, kind.of) if is_list else (kind.known, kind.extra or FREE)
     for key, inner in enumerate(value) if isinstance(value, list) else value.items():
-        if problem := _first_fault(inner, known.get(key, other)):
+        own = known.get(key, other)
+        if type(own) is Kind and own.fits(inner):  # most are; a call less
+            continue
+        if problem := _first_fault(inner, own):
             return f".{key!s:.40}{problem[0]}", problem[1]
     missing = next((key for key in getattr(kind, "required", ()) if key not in value), None)
     return None if missing is None else (f".{missing}", "is missing")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 from regimes.config import RunConfig, current_names
 from regimes.errors import RecordError
@@ -16,6 +19,7 @@ from regimes.records.schema import SCHEMA, Header, header_fault, rows
 
 ONE_PER_EPOCH = ("epochs.jsonl", "seconds.jsonl")  # row i is epoch i, of a branch at + i
 LARGEST_FILE, LONGEST_LINE = 2**31, 2**24  # bytes
+DECODER = json.JSONDecoder(parse_constant=lambda name: None)
 
 
 def content(path: Path) -> bytes:
@@ -25,14 +29,20 @@ def content(path: Path) -> bytes:
         RecordError: it cannot be read, is no regular file (reading a pipe or a device may never
             end), or is too large.
     """
+    with _opened(path) as file:
+        return file.read() if file else b""
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO | None]:
     try:
         with opened_to_read(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size > LARGEST_FILE:
                 raise RecordError(f"{path} is too large: {size} bytes")
-            return file.read()
+            yield file
     except FileNotFoundError:
-        return b""
+        yield None
     except OSError as error:
         raise RecordError(f"cannot read {path}: {error.strerror}") from None
 
@@ -44,10 +54,18 @@ def complete_lines(path: Path) -> list[bytes]:
     return lines[:-1] if lines and parse(lines[-1]) is None else lines
 
 
+def ended_lines(path: Path, start: int = 0) -> Iterator[bytes]:
+    """The lines that end in a newline, without it, from a byte on; never the whole file at once."""
+    with _opened(path) as file:
+        if file:
+            file.seek(start)
+            yield from (line[:-1] for line in file if line.endswith(b"\n"))
+
+
 def parse(text: bytes) -> dict[str, Any] | None:
     """A table out of JSON, or None. NaN and Infinity, which JSON lacks, become null."""
     try:
-        row = json.loads(text, parse_constant=lambda name: None)
+        row = DECODER.decode(text.decode(json.detect_encoding(text), "surrogatepass"))
         if b"\\ud" in text or b"\\uD" in text:  # half of a surrogate pair cannot be written again
             json.dumps(row, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
@@ -63,40 +81,143 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
             doubled, missing or out of order: row i of ``epochs.jsonl`` and ``seconds.jsonl`` is
             epoch i, ``instruments.jsonl`` has each instrument at most once per epoch, in order.
     """
-    found, kind = [], rows().get(path.name)
-    for number, line in enumerate(complete_lines(path), start=1):
-        if len(line) > LONGEST_LINE:
-            raise RecordError(f"{path} line {number} is too long: {len(line)} bytes")
-        row = parse(line)
-        if row is None:
-            raise RecordError(f"{path} line {number} is damaged: no line of a record")
-        found.append(row)
-    if path.name in (*ONE_PER_EPOCH, "instruments.jsonl"):
-        _check_order(path, found)
-    for number, row in enumerate(found, start=1):
-        if kind and (why := fault(row, kind)):
-            raise RecordError(f"{path} line {number} is damaged: {why}")
-    return found
+    return Growing(path).read()
 
 
-def _check_order(path: Path, rows: list[dict[str, Any]]) -> None:
-    first = branch_table(path.parent).get("at", 0)
-    last, seen = first, set()
-    for number, row in enumerate(rows, start=first + 1):
-        epoch, key = row.get("epoch"), f"{row.get('epoch')} {row.get('instrument')}"
-        if path.name in ONE_PER_EPOCH:
-            good, wanted = epoch == number - 1, f"{number - 1}"
-        else:
-            good = type(epoch) is int and epoch >= last and key not in seen
-            wanted = f"{last} or later, each instrument once"
-        number -= first
-        if not good or type(epoch) is not int:
-            raise RecordError(
-                f"{path} line {number} is damaged: it has epoch {epoch!r:.20}, expected {wanted}; "
-                "lines are doubled, missing or out of order"
-            )
-        last = epoch
-        seen.add(key)
+class Growing:
+    """The complete lines of a file that grows; ``read`` parses only what is new."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._seen = path, (0, 0, 0)
+        self._clear()
+
+    def _clear(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self._end, self._last = 0, b""  # of the lines, in bytes; the last one
+        self._order = _Order(self.path)
+
+    def read(self) -> list[dict[str, Any]]:
+        """All lines, in one list that grows; see `read_lines`. A file that was replaced, or cut
+        within these lines, is read anew."""
+        now = file_state(self.path)
+        if now == self._seen:
+            return self.lines
+        if now[0] != self._seen[0] or now[2] < self._end or not self._continues():
+            self._clear()
+        self._seen = 0, 0, 0  # until all is read
+        with collection_paused():
+            new = self._parsed()
+            self._check(new)
+        self.lines += new
+        self._seen = now
+        return self.lines
+
+    def _continues(self) -> bool:
+        start = self._end - len(self._last)
+        return not self._last or next(ended_lines(self.path, start), None) == self._last[:-1]
+
+    def _parsed(self) -> list[dict[str, Any]]:
+        new: list[dict[str, Any]] = []
+        before = self.lines[-1] if self.lines else {}
+        damaged = ""
+        for number, line in enumerate(ended_lines(self.path, self._end), len(self.lines) + 1):
+            if damaged:  # it was not the last line, which may be torn
+                raise RecordError(damaged)
+            row = parse(line)
+            if len(line) > LONGEST_LINE:
+                damaged = f"{self.path} line {number} is too long: {len(line)} bytes"
+            elif row is None:
+                damaged = f"{self.path} line {number} is damaged: no line of a record"
+            if row is None:
+                continue
+            if damaged:
+                raise RecordError(damaged)
+            share(row, before)
+            new.append(row)
+            before = row
+            self._end, self._last = self._end + len(line) + 1, line + b"\n"
+        return new
+
+    def _check(self, new: list[dict[str, Any]]) -> None:
+        if self.path.name in (*ONE_PER_EPOCH, "instruments.jsonl"):
+            self._order.check(new)
+        kind = rows().get(self.path.name)
+        for number, row in enumerate(new, start=len(self.lines) + 1):
+            if kind and (why := fault(row, kind)):
+                raise RecordError(f"{self.path} line {number} is damaged: {why}")
+
+
+def file_state(path: Path) -> tuple[int, int, int]:
+    """What changes with a file: its number, time of change and size; zeros if there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return 0, 0, 0
+    except OSError:  # to be told where it is read
+        return -1, 0, 0
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def share(row: dict[str, Any], before: dict[str, Any]) -> None:
+    """Replace the columns of a row that equal those of the row before by the same lists, and the
+    same of its collectives: most rows of a long run then hold little of their own."""
+    counts = row.get("collectives")
+    if isinstance(counts, dict) and repr(counts) == repr(before.get("collectives")):
+        row["collectives"] = before["collectives"]
+    columns, known = row.get("layers"), before.get("layers")
+    if not (isinstance(columns, dict) and isinstance(known, dict)):
+        return
+    for name, values in columns.items():
+        old = known.get(name)
+        # 1 == 1.0 == True in Python
+        if type(values) is list and values == old and _types(values) == _types(old):
+            columns[name] = old
+
+
+def _types(values: list[Any]) -> list[type]:
+    return [*map(type, values)]
+
+
+@contextlib.contextmanager
+def collection_paused() -> Iterator[None]:
+    """No garbage collection: it would go through all rows again and again as they are read."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
+class _Order:
+    """Whether the epochs of a file's lines are in order."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.count, self.last = path, 0, -1
+        self.first: int | None = None
+        self.seen: set[str] = set()
+
+    def check(self, lines: list[dict[str, Any]]) -> None:
+        """RecordError at the first of the next lines that is doubled, missing or out of order."""
+        if self.first is None:
+            self.first = self.last = branch_table(self.path.parent).get("at", 0)
+        for row in lines:
+            epoch, expected = row.get("epoch"), self.first + self.count
+            self.count += 1
+            if self.path.name in ONE_PER_EPOCH:
+                good, wanted = epoch == expected, f"{expected}"
+            else:
+                key = f"{epoch} {row.get('instrument')}"
+                good = type(epoch) is int and epoch >= self.last and key not in self.seen
+                wanted = f"{self.last} or later, each instrument once"
+                self.seen.add(key)
+            if not good or type(epoch) is not int:
+                raise RecordError(
+                    f"{self.path} line {self.count} is damaged: it has epoch {epoch!r:.20}, "
+                    f"expected {wanted}; lines are doubled, missing or out of order"
+                )
+            self.last = epoch
 
 
 def read_header(folder: Path) -> Header:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regimes.errors import RecordError
 from regimes.records.branches import read_all, read_rows
 from regimes.records.extent import complete, progress
-from regimes.records.fields import Fields, header_fields
+from regimes.records.fields import Fields, header_fields, identifying
 from regimes.records.lines import read_header
 from regimes.records.schema import Header, Row, hooked
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 LOSSES = ("train_loss", "test_loss", "validation_loss")
 NULLABLE = (*LOSSES, "metric", "validation_metric", "perplexity", "batch_size")
+YOKED = "yoked "  # controls recorded before `drawn_per_seed` was a field of configurations
 COMPUTED = ("seconds_", "total_")  # prefixes of columns that are no part of a row
 
 
@@ -34,8 +36,8 @@ class Record:
             seconds_*, validation_loss and validation_metric where samples were held out, what a
             hook's user has logged (`logged`), and ``total_floats``, ``total_bytes`` summed
             up to the epoch's end.
-        layers: one row per epoch and layer: level, floats, bytes, why, and each statistic.
-        rows, details: the lines of ``epochs.jsonl`` and ``instruments.jsonl`` as they are.
+        rows, details: the lines of ``epochs.jsonl`` and ``instruments.jsonl`` as they are, to be
+            read only: equal columns of successive rows are one list.
         processes: of a run on several processes, per epoch the seconds of each by purpose:
             ``{"epoch": 0, "compute": [1.2, 1.9], ...}``.
         variant: how the run differs from others of its name that were read with it, see
@@ -45,7 +47,6 @@ class Record:
     folder: Path
     header: Header
     epochs: pd.DataFrame
-    layers: pd.DataFrame
     rows: list[Row]
     details: list[dict[str, Any]]
     processes: list[dict[str, Any]] = field(default_factory=list)
@@ -62,9 +63,27 @@ class Record:
         return f"{own} ({self.variant})" if self.variant else own
 
     @cached_property
+    def layers(self) -> pd.DataFrame:
+        """One row per epoch and layer: level, floats, bytes, why, and each statistic."""
+        return layers_table([layer["name"] for layer in self.header["layers"]], self.rows)
+
+    @cached_property
     def fields(self) -> Fields:
         """The header by dotted path; see `fields.header_fields`."""
         return header_fields(self.header, self.rows)
+
+    @cached_property
+    def identity(self) -> Fields:
+        """The fields in which all runs of the experiment agree, see `experiment`."""
+        yoked = ("policy.layers",) if self.config["name"].startswith(YOKED) else ()
+        return identifying(self.fields, self.config.get("drawn_per_seed", yoked) or ())
+
+    def varied(self, variant: str) -> Record:
+        """The same run as another variant; what was computed of it is kept."""
+        other = replace(self, variant=variant)
+        computed = ("layers", "fields", "identity")
+        vars(other).update({x: vars(self)[x] for x in computed if x in vars(self)})
+        return other
 
     @property
     def seed(self) -> int:
@@ -112,9 +131,8 @@ def load(folder: str | Path) -> Record:
     if 0 < len(seconds) < len(rows):  # written before each epoch: no crash leaves this
         raise RecordError(f"{folder}/seconds.jsonl ends after {len(seconds)} of {len(rows)} epochs")
     processes = [{"epoch": s["epoch"], **s.pop("processes")} for s in seconds if "processes" in s]
-    names = [layer["name"] for layer in header["layers"]]
     epochs = epochs_table(rows, {s.pop("epoch"): s for s in seconds})
-    return Record(folder, header, epochs, layers_table(names, rows), rows, details, processes)
+    return Record(folder, header, epochs, rows, details, processes)
 
 
 def find(folder: str | Path) -> list[Path]:
@@ -145,8 +163,8 @@ def epochs_table(rows: Sequence[Row], seconds: Mapping[int, Mapping[str, float]]
 def logged(rows: Sequence[Row]) -> dict[str, str]:
     """The further values that a user's training has logged: name to column of the epochs, which
     begins with "logged_" where another column has the name."""
-    taken = {name for row in rows for name in _scalars(row)}
     names = dict.fromkeys(name for row in rows for name in row.get("logged", {}))
+    taken = {name for row in rows for name in _scalars(row)} if names else ()
     return {
         name: f"logged_{name}" if name in taken or name.startswith(COMPUTED) else name
         for name in names
@@ -173,4 +191,6 @@ def layers_table(names: Sequence[str], rows: Sequence[Row]) -> pd.DataFrame:
         for row in rows
     ]
     columns, absent = dict.fromkeys(["layer", *(x for t in tables for x in t)]), [None] * len(names)
-    return pd.DataFrame({x: [v for t in tables for v in t.get(x, absent)] for x in columns})
+    return pd.DataFrame(
+        {x: [*chain.from_iterable(t.get(x, absent) for t in tables)] for x in columns}
+    )

@@ -13,7 +13,15 @@ import pandas as pd
 
 from regimes.errors import RecordError
 from regimes.records import Record
-from regimes.replay.replay import Rule, as_policy, per_layer, replay, signal_cost, traffic
+from regimes.replay.replay import (
+    Rule,
+    as_policy,
+    past_epochs,
+    per_layer,
+    replay_over,
+    signal_cost,
+    traffic,
+)
 from regimes.statistics import Calls, jaccard, kappa
 
 FARTHEST = 5  # epochs of lead or lag that are looked for
@@ -44,21 +52,33 @@ def compare(record: Record, rules: Mapping[str, Rule]) -> Comparison:
     Two rules per layer are compared by epoch and layer. Otherwise by epoch, where a rule per
     layer counts as critical when at least half of the layers are.
     """
-    frames = {name: replay(record, rule) for name, rule in rules.items()}
+    recorded = past_epochs(record)
+    frames = {name: replay_over(recorded, record, rule) for name, rule in rules.items()}
     calls = {name: _calls(frame, rules[name]) for name, frame in frames.items()}
     notes: list[str] = []
     rows = [_row(record, name, rules[name], frame, notes) for name, frame in frames.items()]
     pairs = [(a, b, *_agreement(calls[a], calls[b])) for a, b in combinations(rules, 2)]
     columns = ["a", "b", "granularity", "jaccard", "kappa", "lag", "best"]
-    shares = {name: frame.groupby("epoch")["critical"].mean() for name, frame in frames.items()}
+    shares = {name: _shares(frame) for name, frame in frames.items()}
     epochs = pd.concat(shares, names=["detector"]).reset_index()
     pairs_frame = pd.DataFrame(pairs, columns=columns)
     return Comparison(pd.DataFrame(rows), pairs_frame, epochs, tuple(dict.fromkeys(notes)))
 
 
 def _calls(frame: pd.DataFrame, rule: Rule) -> Calls:
-    table = frame.pivot(index="epoch", columns="layer", values="critical").to_numpy(dtype=bool)
+    table = _by_epoch(frame)
     return table if per_layer(as_policy(rule)) else table[:, 0]
+
+
+def _by_epoch(frame: pd.DataFrame) -> np.ndarray:
+    """What is critical: a row per epoch, a column per layer, in the order of `replay`."""
+    return frame["critical"].to_numpy(dtype=bool).reshape(frame["epoch"].iloc[-1] + 1, -1)
+
+
+def _shares(frame: pd.DataFrame) -> pd.Series:
+    """Per epoch, the share of layers that are critical."""
+    mean = _by_epoch(frame).mean(1)
+    return pd.Series(mean, pd.RangeIndex(len(mean), name="epoch"), name="critical")
 
 
 def _agreement(a: Calls, b: Calls) -> tuple[str, float, float, float, float]:

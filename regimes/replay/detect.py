@@ -22,7 +22,7 @@ from regimes.console.tables import Table
 from regimes.errors import ConfigError, RecordError
 from regimes.records import Record, load_all, separate, write_table
 from regimes.replay.compare import Comparison, compare
-from regimes.replay.replay import Rule, measured, replay
+from regimes.replay.replay import Rule, measured, past_epochs, replay
 from regimes.statistics import t_interval
 
 NUMBERS = {
@@ -203,7 +203,9 @@ def defaults(runs: Sequence[Record]) -> list[str]:
     texts = [f"{name}:interval={interval}" for name in changes]
     texts.insert(1, f"{texts[0]},statistic=norm*lr")
     texts += ["trace-cusum", "msdr-fall"]
-    texts = [text for text in texts if all(measured(run, rule(text, run)) for run in runs)]
+    for run in runs:
+        recorded = past_epochs(run)
+        texts = [text for text in texts if measured(run, rule(text, run), recorded)]
     if not texts:
         raise RecordError(f"{runs[0].folder} recorded no signal that a detector reads")
     shares = [replay(run, rule(texts[0], run))["critical"].mean() for run in runs]

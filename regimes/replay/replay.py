@@ -16,13 +16,15 @@ from regimes.config import DENSE
 from regimes.detectors import Detector
 from regimes.detectors.statistics import Statistic, setting
 from regimes.errors import ConfigError, RecordError
-from regimes.policies import Detected, Policy
+from regimes.policies import Decision, Detected, Policy
 from regimes.policies.controller import Controller
 from regimes.policies.detected import signal_values
 from regimes.policies.history import History, history, level_costs, whole_history
 from regimes.records import Record
 
 Rule = Policy | Detector
+Costs = dict[tuple[str, str], float]  # floats of a step, by layer and level
+DECIDED = ["epoch", "layer", "level"]
 TRAINING = ("seconds_compute", "seconds_compress", "seconds_communicate")
 
 
@@ -59,7 +61,12 @@ def replay(record: Record, rule: Rule) -> pd.DataFrame:
     Raises:
         RecordError: the run recorded no such statistic.
     """
-    policy, recorded = as_policy(rule), past_epochs(record)
+    return replay_over(past_epochs(record), record, rule)
+
+
+def replay_over(recorded: History, record: Record, rule: Rule) -> pd.DataFrame:
+    """`replay` over the past epochs of the record, which several rules can share."""
+    policy = as_policy(rule)
     layers = [layer["name"] for layer in record.header["layers"] if layer["compressed"]]
     _check_measured(record, policy, recorded)
     return _decisions(policy, recorded, layers)
@@ -75,22 +82,32 @@ def replay_batch(record: Record, rule: Rule) -> pd.DataFrame:
 def _decisions(policy: Policy, recorded: History, layers: Sequence[str]) -> pd.DataFrame:
     controller = Controller(policy, layers, range(len(layers)), signal="")  # no rows are read
     past = History()
-    rows = []
-    for epoch, trained in enumerate(recorded):
-        decisions = controller.decide_after(past).decisions.values()
-        for layer, decision in zip(layers, decisions, strict=True):
-            critical = decision.level == policy.names[0]
-            score = (decision.why or {}).get("ratio")
-            rows.append((epoch, layer, decision.level, critical, score, decision.why))
+    decided: list[Decision] = []
+    for trained in recorded:
+        decisions = [*controller.decide_after(past).decisions.values()]
+        decided += decisions
         past.append(replace(trained, levels=[d.level for d in decisions]))
-    frame = pd.DataFrame(rows, columns=["epoch", "layer", "level", "critical", "score", "why"])
-    return frame.astype({"score": float})
+    levels, reasons, first = [d.level for d in decided], [d.why for d in decided], policy.names[0]
+    columns = {
+        "epoch": np.repeat(np.arange(len(recorded)), len(layers)),
+        "layer": [*layers] * len(recorded),
+        "level": levels,
+        "critical": [level == first for level in levels],
+        "score": np.array([(why or {}).get("ratio") for why in reasons], dtype=float),
+        "why": reasons,
+    }
+    return pd.DataFrame(columns)
 
 
-def measured(record: Record, rule: Rule) -> bool:
-    """Does the record have the statistics that a rule reads?"""
+def measured(record: Record, rule: Rule, recorded: History | None = None) -> bool:
+    """Does the record have the statistics that a rule reads?
+
+    Args:
+        recorded: its ``past_epochs``, where they are known.
+    """
     try:
-        _check_measured(record, as_policy(rule), past_epochs(record))
+        past = past_epochs(record) if recorded is None else recorded
+        _check_measured(record, as_policy(rule), past)
     except RecordError:
         return False
     return True
@@ -125,16 +142,20 @@ def traffic(record: Record, levels: pd.DataFrame) -> float:
     Raises:
         RecordError: a level's cost is in neither the header nor the run's own epochs.
     """
-    per_step, costs, total = record.header["per_step"], _costs(record), 0.0
+    per_step, costs, total = record.header["per_step"], _header_costs(record), 0.0
     dense = dict.fromkeys((layer["name"] for layer in record.header["layers"]), DENSE)
-    steps = dict(zip(record.epochs["epoch"], record.epochs["steps"], strict=True))
-    for epoch, rows in levels.groupby("epoch"):
-        compressed = dict(zip(rows["layer"], rows["level"], strict=True))
+    steps = {row["epoch"]: row["steps"] for row in record.rows}
+    by_epoch: dict[int, dict[str, str]] = {}
+    for epoch, layer, level in zip(*(levels[x].tolist() for x in DECIDED), strict=True):
+        by_epoch.setdefault(epoch, {})[layer] = level
+    for epoch, compressed in sorted(by_epoch.items()):
         names = {*compressed.values()}
         if len(names) == 1 and (level := names.pop()) in per_step:
             total += steps[epoch] * per_step[level]["floats"]
             continue
         for layer, level in (dense | compressed).items():
+            if (layer, level) not in costs:
+                costs = _row_costs(record) | costs
             if (layer, level) not in costs:
                 raise RecordError(
                     f"{record.folder} is an older record that knows the traffic of level "
@@ -145,14 +166,19 @@ def traffic(record: Record, levels: pd.DataFrame) -> float:
     return total
 
 
-def _costs(record: Record) -> dict[tuple[str, str], float]:
-    """Floats per step by (layer, level), from the header, else from the epochs."""
+def _header_costs(record: Record) -> Costs:
+    """As the header has them; the oldest has none."""
     names = [layer["name"] for layer in record.header["layers"]]
-    known = {
+    return {
         (name, level): floats
         for level, cost in record.header["per_step"].items()
         for name, floats in zip(names, cost.get("layers", ()), strict=False)
     }
+
+
+def _row_costs(record: Record) -> Costs:
+    """Of the levels that the run used."""
+    names, known = [layer["name"] for layer in record.header["layers"]], Costs()
     for row in record.rows:
         columns = names, row["layers"]["level"], row["layers"]["floats"]
         for name, level, floats in zip(*columns, strict=True):

@@ -308,8 +308,9 @@ def test_the_norm_falls_by_so_many_halvings(tmp_path: Path) -> None:
     assert [layer["compressed"] for layer in run.header["layers"]] == [True, False, True]
 
     def halvings(norms: list[list[float]]) -> list[float]:
-        columns = {"norm:update": list(itertools.chain(*norms))}  # epoch by epoch, as the record
-        return fall_at_decay("low")([replace(run, layers=run.layers.assign(**columns))])
+        pairs = zip(run.rows, norms, strict=True)
+        rows = [{**row, "statistics": {"norm:update": values}} for row, values in pairs]
+        return fall_at_decay("low")([replace(run, rows=rows)])
 
     assert run.layers["epoch"].tolist() == [epoch for epoch in range(8) for _ in range(3)]
     assert halvings(norms) == [pytest.approx((2 - 2) / 2)]

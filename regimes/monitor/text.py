@@ -19,7 +19,7 @@ DASH, NOTHING = "-", Sent()
 SHORT = {"bits per byte": "bits/byte"}
 NOTES = {  # by column
     "floats": "sent so far (the paper's count)",
-    "of low": "divided by\nlow throughout",
+    "of low": "share of\nlow's floats",
     "at low": "layers at low compression",
     "period": "steps between\nsynchronisations",
     "rounds": "synchronisations",

@@ -169,7 +169,7 @@ class _Run:
         return self.header, self.rows
 
     def _states(self) -> tuple[Any, ...]:
-        """Of the files of its trunks, its header and its rows."""
+        """States of the files of its trunks, of its header and of its rows."""
         folders, trunk = [self.folder], trunk_of(self.folder) if self.header.get("trunk") else None
         while trunk is not None and trunk not in folders:
             folders.append(trunk)

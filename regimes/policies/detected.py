@@ -154,7 +154,7 @@ def signal_values(history: Sequence[PastEpoch], rule: Detector, layer: int) -> V
 
 
 def _columns(history: Sequence[PastEpoch], rule: Detector) -> list[Values]:
-    """The same of each layer, or of the whole model alone; empty before the first epoch."""
+    """The values of each layer, or of the whole model alone; empty before the first epoch."""
     statistic = None if rule.statistic is None else Statistic.parse(rule.statistic)
     row = _of_layers if _by_layer(rule) else _of_model
 

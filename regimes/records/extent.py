@@ -70,7 +70,8 @@ class Sent(NamedTuple):
         return Sent(self.floats + row["floats"], self.steps + row["steps"])
 
     def of_low(self, header: Header) -> float | None:
-        """Over what low compression sends in the same steps; None without a low."""
+        """The floats divided by those of low compression in the same steps; None if the run has no
+        level "low"."""
         low = header["per_step"].get("low", {}).get("floats")
         return self.floats / (low * self.steps) if low and self.steps else None
 

@@ -177,7 +177,7 @@ def _header_costs(record: Record) -> Costs:
 
 
 def _row_costs(record: Record) -> Costs:
-    """Of the levels that the run used."""
+    """The costs of the levels that the run used."""
     names, known = [layer["name"] for layer in record.header["layers"]], Costs()
     for row in record.rows:
         columns = names, row["layers"]["level"], row["layers"]["floats"]

@@ -44,9 +44,10 @@ FUZZ ?= 600
 fuzz: .venv/dev.stamp  ## random bad input for 10 minutes (FUZZ=60: one minute): errors yes, tracebacks no
 	OMP_NUM_THREADS=1 $(BIN)/python tests/shared/fuzz.py --seconds $(FUZZ)
 
-bench: .venv/bench.stamp  ## speed and curvature against other libraries, one core, about 25 minutes
+bench: .venv/bench.stamp  ## speed and curvature against other libraries, growth with units and runs, one core, about 30 minutes
 	$(BIN)/python -m benchmarks --report benchmarks/speed.json
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.curvature --report benchmarks/curvature.json
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scale --report benchmarks/scale.json
 
 GPU ?=
 gpu: .venv/demo.stamp  ## test a GPU: correctness, speed, a study; without a GPU a rehearsal; GPU="--data cifar10.tar.xz"

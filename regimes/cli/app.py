@@ -15,6 +15,7 @@ from tyro.extras import SubcommandApp
 
 from regimes import presets
 from regimes.config import RunConfig, load_toml, override
+from regimes.cost.options import JobOptions
 from regimes.errors import ConfigError
 
 
@@ -45,9 +46,11 @@ def check_options(verb: str, words: Sequence[str]) -> None:
     """Raise ConfigError if an option of this command is a field for `--set`."""
     from regimes import cli
 
-    known = inspect.signature(getattr(cli, verb)).parameters if verb in cli.__all__ else {}
+    known = set(inspect.signature(getattr(cli, verb)).parameters) if verb in cli.__all__ else set()
     if "set" not in known:
         return
+    if "job" in known:
+        known |= {field.name for field in dataclasses.fields(JobOptions)}
     for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
         key, _, value = word.removeprefix("--").partition("=")
         name = key.replace("-", "_")

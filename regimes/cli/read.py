@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from regimes.cli.app import Settings, app, configuration, welcome_plug_ins
+from regimes.cost.options import JobOptions, changed
 from regimes.errors import ConfigError
 
 
@@ -73,27 +75,36 @@ def cost(
     what: Annotated[tuple[str, ...], tyro.conf.Positional],
     network: str = "10Gbit/s,50us",
     workers: int | None = None,
-    algorithm: Literal["ring", "gloo", "tree"] = "ring",
+    algorithm: Literal["ring", "gloo", "tree", "fastest"] | None = None,
     buckets: int = 1,
     set: Settings = (),
     csv: Path | None = None,
     where: Settings = (),
+    job: tyro.conf.OmitArgPrefixes[JobOptions] = JobOptions(),  # noqa: B008
 ) -> None:
     """Predict seconds per epoch on a network for each level and policy, and the bandwidth below
     which compression pays.
 
-    `regimes figure cost RUN ...` draws the curves over bandwidth and workers.
+    `regimes figure cost RUN ...` draws the curves over bandwidth and workers. With --model, of a
+    job that has not been run: seconds of a step by each method, from the shapes of the model.
 
     Args:
-        what: a preset, which is timed here for a few steps, or recorded runs.
+        what: a preset, which is timed here for a few steps, or recorded runs; nothing with --model.
         network: bandwidth of each link and latency of a message.
         workers: how many, one per link; default those of the run.
-        algorithm: of the all-reduce.
+        algorithm: of the all-reduce; fastest: of ring and tree for each collective, as NCCL
+            chooses. Default ring, with --model fastest.
         buckets: into how many parts a step's traffic is cut, so that it overlaps with backward.
         set: change a field of the preset.
         csv: file for the numbers.
         where: only recorded runs of which this is true, e.g. --where optimizer.lr=0.4.
     """
+    if job.model is not None:
+        given = {"what": what, "network": network, "workers": workers, "buckets": buckets}
+        _plan(given | {"set": set, "where": where}, job, algorithm or "fastest", csv)
+        return
+    for name in changed(job, JobOptions()):
+        raise ConfigError(f"--{name} describes a job that has not been run: give its --model too")
     from regimes.cost.network import Network
     from regimes.cost.predict import main
     from regimes.records import selecting
@@ -104,7 +115,23 @@ def cost(
     config = None if all(recorded) else configuration(what[0], set)
     link = Network.parse(network)
     with selecting(where, print_notes=True):
-        main(what, config, link, workers, algorithm=algorithm, buckets=buckets, csv=csv)
+        main(what, config, link, workers, algorithm=algorithm or "ring", buckets=buckets, csv=csv)
+
+
+def _plan(given: dict[str, Any], job: JobOptions, algorithm: str, csv: Path | None) -> None:
+    """`cost` of a model; ``given`` has options that mean nothing for it."""
+    parameters = inspect.signature(cost).parameters
+    for name, value in given.items():
+        usual = parameters[name].default
+        if value != (() if usual is inspect.Parameter.empty else usual):
+            raise ConfigError(
+                f"{'a preset or records' if name == 'what' else f'--{name}'} and --model: a job "
+                "that has not been run is described by --nodes, --gpus, --within, --between and "
+                "--bucket-mb; see regimes cost --help"
+            )
+    from regimes.cost.plan import main
+
+    main(job, algorithm, csv)
 
 
 @app.command
@@ -153,18 +180,28 @@ def figure(
 
 
 @app.command
-def doctor(records: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()) -> None:
+def doctor(
+    records: Annotated[tuple[Path, ...], tyro.conf.Positional] = (), links: Path | None = None
+) -> None:
     """What is installed, which devices and backends work, which data sets are found. Of records:
     is each readable, and as it was written? Started by torchrun or srun: do all processes meet,
     are they alike, and how fast is what is between them?
 
     Args:
         records: runs, folders of runs or archives to check instead of the machine.
+        links: of a launched group, file for the bandwidth and latency within and between machines,
+            which regimes cost --links reads.
     """
     from regimes.collectives.launcher import launched
     from regimes.monitor.doctor import check, group_report, report
 
+    alone = launched().count == 1
+    if links and (records or alone):
+        raise ConfigError(
+            "--links measures the links between launched processes: torchrun ... -m regimes doctor "
+            f"--links {links}"
+        )
     if records:
         sys.exit(0 if check(records) else 2)
-    good = group_report() if launched().count > 1 else report()
+    good = report() if alone else group_report(links=links)
     sys.exit(0 if good else 1)

@@ -133,7 +133,7 @@ def cases(runs: Sequence[Record], workers: int | None = None) -> list[Case]:
     sample, config = per_sample(runs), runs[0].config
     share = config["workers"] / (workers or config["workers"])
     epochs = [
-        (run.name, _uniform(run, row), (steps * share, work))
+        (run.name, uniform_level(run, row), (steps * share, work))
         for run in runs
         for row, (steps, work) in zip(run.rows, recorded(run, sample), strict=True)
     ]
@@ -162,7 +162,7 @@ def _labelled(level: str, levels: Mapping[str, Any]) -> str:
     return f"{level} ({levels[level]})" if level in levels else level
 
 
-def _uniform(run: Record, row: Row) -> str | None:
+def uniform_level(run: Record, row: Row) -> str | None:
     """The level of all compressed layers in an epoch; None if the levels differ, in another batch
     size, or with local steps."""
     usual = run.config.get("batch_size")

@@ -20,7 +20,7 @@ from regimes.cost.network import Work
 from regimes.training.build import Run, prepare
 
 
-class _Echo(World):
+class Echo(World):
     """A world of one worker whose gather returns its tensor once for each of the future workers,
     so that decoding takes as long as it will."""
 
@@ -66,7 +66,7 @@ def _levels(parts: Run, workers: int, steps: int, per_epoch: int) -> dict[str, W
         parts.optimizer.step()
 
     compute = median_seconds(step, steps, parts.device)
-    world = _Echo(parts.world, workers)
+    world = Echo(parts.world, workers)
     return {
         name: _work(parts, world, name, compute, losses, steps, per_epoch)
         for name in (DENSE, *parts.config.levels)

@@ -29,7 +29,7 @@ from regimes.errors import ConfigError, require
 Values = float | np.ndarray
 BACKWARD = 2 / 3  # of the compute seconds; the backward pass is two of three equal products
 _BANDWIDTHS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0}
+SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0}
 _PATTERN = re.compile(
     r"\s*([0-9.e+]+)\s*([kMGT]?)(?:bit/s|bps)\s*(?:,\s*([0-9.e+-]+)\s*([nuµμm]?s)\s*)?"
 )
@@ -63,7 +63,7 @@ class Network:
         if match is not None:
             number, prefix, delay, unit = match.groups()
             with contextlib.suppress(ValueError):  # of float, e.g. "1.2.3"
-                latency = float(delay) * _SECONDS[unit] if delay else 0.0
+                latency = float(delay) * SECONDS[unit] if delay else 0.0
                 bandwidth = float(number) * _BANDWIDTHS[prefix]
                 if 0 < bandwidth < math.inf and 0 <= latency < math.inf:
                     return cls(bandwidth, latency)
@@ -73,7 +73,7 @@ class Network:
         )
 
     def __str__(self) -> str:
-        return f"{spell(float(self.bandwidth))}, {float(self.latency) * 1e6:g} µs"
+        return f"{spell(float(self.bandwidth))}, {float(self.latency) * 1e6:.4g} µs"
 
 
 def spell(bandwidth: float) -> str:
@@ -141,6 +141,9 @@ ALGORITHMS = Registry(
 )
 
 
+FASTEST = "fastest"  # of ring and tree for each collective, as NCCL chooses by size
+
+
 def collective_seconds(
     kind: str, size: Values, network: Network, workers: Values, algorithm: str = "ring"
 ) -> Values:
@@ -155,7 +158,11 @@ def collective_seconds(
     Args:
         kind: "mean" (all-reduce), "gather" (all-gather), "exchange" (all-to-all) or "broadcast".
         size: bytes of one worker's input.
+        algorithm: one of `ALGORITHMS`, or `FASTEST`.
     """
+    if algorithm == FASTEST:
+        ring, tree = (collective_seconds(kind, size, network, workers, x) for x in ("ring", "tree"))
+        return np.minimum(ring, tree)
     pattern = ALGORITHMS.find(algorithm).find(kind)
     require(bool(np.all(np.asarray(workers) >= 1)), "workers", workers, "at least 1")
     latency = pattern.hops(workers) * network.latency
@@ -207,6 +214,13 @@ class Work:
                 total = total + parts * one
         return total
 
+    def crossing(self, workers: int, algorithm: str = "ring") -> float:
+        """Bytes that the busiest link carries in each direction; with `FASTEST` those of a ring."""
+        patterns = ALGORITHMS.find("ring" if algorithm == FASTEST else algorithm)
+        return sum(
+            float(patterns.find(kind).copies(workers)) * size for kind, size in self.bytes.items()
+        )
+
     def seconds(
         self, network: Network, workers: Values, algorithm: str = "ring", buckets: int = 1
     ) -> Values:
@@ -246,14 +260,29 @@ def break_even(
 ) -> float:
     """The bandwidth, bits/s, below which ``work`` is always faster than ``dense``.
 
-    Infinity where it is faster at any bandwidth, zero where at none (searched up to 1e18).
-    "Faster" means by more than rounding.
+    As `crossing`.
+    """
+
+    def on(step: Work) -> Callable[[Any], Any]:
+        return lambda bandwidth: step.seconds(
+            Network(bandwidth, latency), workers, algorithm, buckets
+        )
+
+    return crossing(on(work), on(dense))
+
+
+def crossing(fast: Callable[[Any], Any], slow: Callable[[Any], Any]) -> float:
+    """The bandwidth, bits/s, below which ``fast`` always takes fewer seconds than ``slow``.
+
+    Infinity where it does at any bandwidth, zero where at none (searched up to 1e18). "Fewer" means
+    by more than rounding.
+
+    Args:
+        fast, slow: seconds as a function of bandwidth, for arrays too.
     """
 
     def gain(bandwidth: Any) -> Any:
-        network = Network(bandwidth, latency)
-        slow, fast = (w.seconds(network, workers, algorithm, buckets) for w in (dense, work))
-        return (1 - 1e-12) * slow - fast
+        return (1 - 1e-12) * slow(bandwidth) - fast(bandwidth)
 
     grid = np.logspace(0, 18, 721)
     loses = np.flatnonzero(gain(grid) <= 0)

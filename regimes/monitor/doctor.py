@@ -154,12 +154,13 @@ SLOW = 1.5  # times the median of all processes
 Process = dict[str, Any]
 
 
-def group_report(patience: float = 60.0) -> bool:
+def group_report(patience: float = 60.0, links: Path | None = None) -> bool:
     """Connect the processes of a launched group, compare and time them, print it on process 0;
     False if runs would fail.
 
     Args:
         patience: seconds in which all must connect.
+        links: file for the bandwidth and latency within and between machines.
 
     Raises:
         TrainingError: a process does not connect in time, or is lost.
@@ -169,6 +170,7 @@ def group_report(patience: float = 60.0) -> bool:
     from regimes.collectives.devices import pick_device
     from regimes.collectives.processes import connect
     from regimes.cost.measure import median_seconds
+    from regimes.monitor.links import measure, write
 
     place, device = launched(), pick_device("auto")
     world, seconds = connect(place.count, device, patience), dict[int, float]()
@@ -177,11 +179,16 @@ def group_report(patience: float = 60.0) -> bool:
         for count in (1, FLOATS):  # numbers in a mean over all processes
             mean = functools.partial(world.mean, [torch.ones(1, count, device=device)])
             seconds[count] = median_seconds(mean, TIMES, device)
+        found = measure(world, [str(process["host"]) for process in processes], device)
     finally:
         world.close()
     differ = differences(processes)
     if place.rank == 0:
         _print(processes, seconds, differ)
+        for name, link in found.items():
+            console(highlight=False).print(f"{name} machines: {link} a message", markup=False)
+        if links:
+            write(links, found)
     return not any(name in FATAL for name, _ in differ)
 
 

@@ -48,6 +48,7 @@ def page(place: Path, network: str, baseline: str | None = None) -> str:
             differences=content.differences(study, baseline),
             seconds=content.seconds(study),
             cost=content.cost(study, link),
+            others=content.other_methods(study, link),
             configuration=content.configuration(study),
             provenance=content.provenance(study),
             redraw=content.redraw(study, network),

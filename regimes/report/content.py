@@ -15,9 +15,11 @@ import tomli_w
 
 from regimes import __version__
 from regimes.console.tables import Table
+from regimes.console.units import human
 from regimes.cost.cases import cases, setting
 from regimes.cost.network import Network, spell
 from regimes.cost.predict import predict
+from regimes.cost.recorded import alternatives
 from regimes.errors import RecordError, RegimesError
 from regimes.monitor.text import unknown_text
 from regimes.monitor.watch import state
@@ -234,6 +236,26 @@ def cost(study: Study, network: Network) -> Table:
     ]
     note = f"{config['workers']} workers, {network}, ring all-reduce."
     return Table(heads, lines, f"{note} Of another setting: {left_out}." if left_out else note)
+
+
+def other_methods(study: Study, network: Network) -> Table:
+    """Predicted milliseconds of a step of the example's job by its own levels and other methods."""
+    try:
+        frame = alternatives(study.example, network)
+    except RegimesError as error:  # also of a compressor that is not installed
+        return Table(note=f"No prediction: {relative(study.root, error)}.")
+    lines = [
+        (
+            row["method"],
+            *(f"{1e3 * row[name]:.3g}" for name in ("compress", "communicate", "seconds")),
+            human(row["bytes"], "B"),
+            f"{row['speed_up']:.2f}",
+            spell(row["break_even"]),
+        )
+        for row in frame.to_dict("records")
+    ]
+    heads = ("method", "compress", "communicate", "ms/step", "a step", "×\N{NO-BREAK SPACE}dense")
+    return Table((*heads, "pays below"), lines)
 
 
 # -- where the runs come from ----------------------------------------------------------------

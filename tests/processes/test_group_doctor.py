@@ -11,8 +11,12 @@ import pytest
 import torch
 from ddp_scripts import group as processes
 
-from regimes.errors import TrainingError
-from regimes.monitor import doctor
+from regimes import cli
+from regimes.collectives.processes import connect
+from regimes.cost.job import read_links
+from regimes.cost.network import Network
+from regimes.errors import ConfigError, TrainingError
+from regimes.monitor import doctor, links
 
 
 def checked(rank: int, other: bool) -> tuple[bool, str]:
@@ -52,6 +56,35 @@ def test_a_process_that_does_not_come_is_an_error(
     monkeypatch.setenv("REGIMES_RENDEZVOUS", (tmp_path / "rendezvous").as_uri())
     with pytest.raises(TrainingError, match="process 0 of 2 lost contact with the others"):
         doctor.group_report(1)
+
+
+def measured(rank: int, hosts: list[str]) -> dict[str, dict[str, float]]:
+    """The links of a group whose processes count as on these machines."""
+    device = torch.device("cpu")
+    world = connect(len(hosts), device, 30)
+    try:
+        return {name: vars(link) for name, link in links.measure(world, hosts, device).items()}
+    finally:
+        world.close()
+
+
+def test_links_within_and_between_machines(tmp_path: Path) -> None:
+    everyone = processes.run(measured, 4, ["a", "a", "b", "b"], timeout=None)
+    assert all(found == everyone[0] for found in everyone)
+    assert [*everyone[0]] == ["within", "between"]
+    found = {name: Network(**link) for name, link in everyone[0].items()}
+    assert all(1e6 < link.bandwidth < 1e13 for link in found.values())
+    assert all(1e-7 < link.latency < 1 for link in found.values())
+    links.write(tmp_path / "links.json", found)
+    assert read_links(tmp_path / "links.json") == found
+    for hosts, names in (("ab", ["between"]), ("aa", ["within"])):
+        (one, *_) = processes.run(measured, 2, [*hosts], timeout=None)
+        assert [*one] == names
+
+
+def test_links_need_a_group(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="torchrun"):
+        cli.doctor(links=tmp_path / "links.json")
 
 
 def test_who_is_slow_is_named_but_fails_nothing() -> None:

@@ -1,0 +1,207 @@
+"""A training job that has not been run: its processes, its links, and the seconds of its step.
+
+``nodes`` machines have ``gpus`` devices each. A replica is one device, or with ``shards`` several
+devices of one node, which hold the model together (HSDP). The replicas' mean crosses the link
+between nodes, and where there is one node the link within. A ring over replicas that are numbered
+node by node enters and leaves each node once, so that a node's link carries what one replica's
+link would. The shards of a replica reduce a share of the gradient each, in rings of their own,
+which together carry the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from regimes import inputs
+from regimes.cost.models import Model
+from regimes.cost.network import FASTEST, SECONDS, Network, Values, Work
+from regimes.errors import ConfigError, nearest, require
+
+MOST = 10**6  # nodes, GPUs of one, shards
+WITHIN, BETWEEN = Network(400e9, 5e-6), Network(10e9, 50e-6)
+HALF = 2  # bytes of a parameter that FSDP gathers
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a step and a compressor are limited by.
+
+    Attributes:
+        flops: operations per second in bfloat16, dense, as the vendor prints them.
+        memory: bytes per second of the device's memory.
+    """
+
+    flops: float
+    memory: float
+
+
+DEVICES = {  # from the vendors' data sheets
+    "v100": Device(125e12, 0.9e12),
+    "a100": Device(312e12, 2.039e12),
+    "h100": Device(989e12, 3.35e12),
+    "h200": Device(989e12, 4.8e12),
+    "b200": Device(2250e12, 8e12),
+    "l4": Device(121e12, 0.3e12),
+    "rtx4090": Device(165e12, 1.008e12),
+    "mi300x": Device(1307e12, 5.3e12),
+}
+_DEVICE = re.compile(r"\s*([0-9.e+]+)\s*TFLOP/s\s*,\s*([0-9.e+]+)\s*GB/s\s*")
+
+
+def device(text: str) -> Device:
+    """A device by name, or ``312TFLOP/s,2039GB/s``.
+
+    >>> device("312TFLOP/s,2039GB/s") == device("a100")
+    True
+    """
+    if text in DEVICES:
+        return DEVICES[text]
+    if match := _DEVICE.fullmatch(text):
+        found = Device(float(match[1]) * 1e12, float(match[2]) * 1e9)
+        if min(found.flops, found.memory) > 0:
+            return found
+    raise ConfigError(
+        f"--device {text}: no such device, {nearest(text, DEVICES)} Or give its speed, as "
+        "312TFLOP/s,2039GB/s"
+    )
+
+
+def seconds(text: str) -> float:
+    """A duration: ``0.4s``, ``400ms``.
+
+    >>> seconds("400ms")
+    0.4
+    """
+    match = re.fullmatch(r"\s*([0-9.e+-]+)\s*([nuµμm]?s)\s*", text)
+    try:
+        value = float(match[1]) * SECONDS[match[2]] if match else math.nan
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise ConfigError(f"--step {text}: expected a duration above 0, e.g. 0.4s or 400ms")
+    return value
+
+
+@dataclass(frozen=True)
+class Job:
+    """A data-parallel job.
+
+    Attributes:
+        compute: seconds of one device's forward and backward pass and optimiser step.
+        memory: bytes per second at which a compressor reads and writes its arrays.
+        within: a device's link to the others of its node.
+        between: a node's link to the others, which its devices share.
+        itemsize: bytes of a number of a dense gradient.
+        bucket: bytes of the gradient that are reduced together, while the backward pass goes on.
+    """
+
+    model: Model
+    compute: float
+    memory: float
+    nodes: int = 2
+    gpus: int = 8
+    shards: int = 1
+    within: Network = WITHIN
+    between: Network = BETWEEN
+    itemsize: int = 4
+    bucket: float = 25 * 2**20
+    algorithm: str = FASTEST
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "gpus", "shards"):
+            value = getattr(self, name)
+            require(1 <= value <= MOST, f"--{name}", value, f"at least 1, at most {MOST}")
+        if self.gpus % self.shards:
+            raise ConfigError(
+                f"--shards {self.shards} does not divide --gpus {self.gpus}: a replica lies in one "
+                "node (where an island of fast links has several machines, count it as one node)"
+            )
+        if self.replicas == 1:
+            raise ConfigError(
+                f"{self.nodes * self.gpus} devices in shards of {self.shards} are one replica: "
+                "nothing is averaged between replicas; raise --nodes, or lower --shards"
+            )
+
+    @property
+    def replicas(self) -> int:
+        """W: how many gradients are averaged."""
+        return self.nodes * self.gpus // self.shards
+
+    @property
+    def link(self) -> Network:
+        """The slow one, which the mean of the replicas crosses."""
+        return self.between if self.nodes > 1 else self.within
+
+    @property
+    def buckets(self) -> int:
+        """Parts of the gradient that are reduced during the backward pass."""
+        return max(1, round(self.model.size * self.itemsize / self.bucket))
+
+    @property
+    def sharding(self) -> Values:
+        """Seconds of one device's link for FSDP: all parameters are gathered twice, in two bytes
+        each, and gradients are reduced once. They run beside the step's products."""
+        share = (self.shards - 1) / self.shards
+        moved = share * self.model.size * (2 * HALF + self.itemsize)
+        return moved * 8 / self.within.bandwidth
+
+    def busy(self, work: Work) -> Any:
+        """Seconds of a device's products, or of gathering its parameters where that takes longer;
+        an array where the slow link's bandwidth is one."""
+        return np.maximum(work.compute, self.sharding)
+
+    def at(self, bandwidth: Values) -> Job:
+        """The same job with another slow link."""
+        link = Network(bandwidth, self.link.latency)
+        return replace(self, between=link) if self.nodes > 1 else replace(self, within=link)
+
+    def seconds(self, work: Work) -> Values:
+        """Predicted seconds of one step; an array where the slow link's bandwidth is one."""
+        own = replace(work, compute=self.busy(work))
+        how = (self.replicas, self.algorithm, self.buckets)
+        slow = own.seconds(self.link, *how)
+        if (
+            self.nodes > 1 and self.gpus > self.shards == 1
+        ):  # the ring crosses the links within, too
+            slow = np.maximum(slow, own.seconds(self.within, *how))
+        return slow
+
+    def bytes(self, work: Work) -> float:
+        """That a slow link carries in each direction, in one step."""
+        return work.crossing(self.replicas, self.algorithm)
+
+
+# -- measured links --------------------------------------------------------------------------
+
+
+def read_links(path: Path) -> dict[str, Network]:
+    """``within`` and ``between`` of a file that `regimes doctor --links` has written; one that it
+    could not measure is missing.
+
+    Raises:
+        ConfigError: no such file, or another content.
+    """
+    inputs.add(path)
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        return {name: _link(table[name]) for name in ("within", "between") if table.get(name)}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"--links {path} cannot be read ({error!r}): write it with torchrun ... -m regimes "
+            "doctor --links FILE"
+        ) from None
+
+
+def _link(table: Mapping[str, Any]) -> Network:
+    bandwidth, latency = float(table["bandwidth"]), float(table["latency"])
+    if not (0 < bandwidth < math.inf and 0 <= latency < math.inf):
+        raise ValueError(f"bandwidth {bandwidth}, latency {latency}")
+    return Network(bandwidth, latency)

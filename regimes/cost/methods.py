@@ -1,0 +1,219 @@
+"""What a job's step would take by each method, from the shapes alone, for `regimes cost --model`.
+
+Bytes come from the compressors' own formulas. Their collectives come from one step of a small layer
+here. The seconds of compression are those of reading and writing its arrays at the speed of the
+device's memory, `TRANSFERS` times the gradient in float32: a lower bound, of an implementation that
+waits for nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from regimes.collectives.requests import Layer
+from regimes.compression import compressor
+from regimes.config import DENSE, Level
+from regimes.config.toml import read_value
+from regimes.cost.job import Job
+from regimes.cost.network import Work, crossing
+from regimes.errors import ConfigError, require
+
+USUAL = (
+    *("dense", "cast:bf16", "quantised-all-reduce:8", "quantised-all-reduce:4", "powersgd:32"),
+    *("powersgd:4", "powersgd:1", "topk:1", "sign:1", "dense/32", "quantised-all-reduce:4/100"),
+)
+# How often arrays as large as the gradient are read or written. Error feedback reads gradient and
+# residual, writes the residual, and corrects it (5); the update is written (1). PowerSGD reads
+# twice for its products; TopK reads three times to select; rounding reads twice and writes codes.
+TRANSFERS = {"dense": 0, "cast": 3, "powersgd": 8, "acp-sgd": 7, "sign": 8, "randomk": 6}
+OTHERS = 9
+WIDE = 4  # bytes of a number in residuals and factors
+SIDE, FEW = 256, 64  # of the small layer; its workers at most
+NEAR = 1.1  # times the fewest seconds: a difference that a prediction cannot decide
+DAY = 86400
+_METHOD = re.compile(r"([\w.:-]+?)(?::([\w.]+))?(?:/(\d+))?")
+
+
+@dataclass(frozen=True)
+class Method:
+    """One line of the table.
+
+    Attributes:
+        table: of the compressor's configuration.
+        period: steps between synchronisations.
+    """
+
+    table: dict[str, Any]
+    level: Level = DENSE
+    period: int = 1
+
+    @property
+    def label(self) -> str:
+        """ "powersgd 4, every 32 steps"."""
+        local = f", every {self.period} steps" if self.period > 1 else ""
+        return f"{self.table['name']}{'' if self.level == DENSE else f' {self.level}'}{local}"
+
+
+def parse(text: str) -> Method:
+    """Read ``powersgd:4``, ``dense/32`` (every 32 steps) or ``topk:1/8``.
+
+    Raises:
+        ConfigError: another form, an unknown compressor, or a level that is none of its own.
+    """
+    match = _METHOD.fullmatch(text)
+    if match is None:
+        raise ConfigError(
+            f"--methods {text}: expected COMPRESSOR:LEVEL, and /PERIOD for local steps, e.g. "
+            "powersgd:4, dense/32, topk:1/8"
+        )
+    name, level, period = match.groups()
+    method = Method({"name": name}, read_value(level or DENSE), int(period or 1))
+    require(method.period >= 1, f"--methods {text}: period", method.period, "at least 1")
+    chosen = compressor(method.table)
+    if method.level == DENSE and name != DENSE:
+        raise ConfigError(f"--methods {text}: a level is missing, e.g. {name}:1")
+    chosen.check(method.level)
+    return method
+
+
+# -- the work of a step ----------------------------------------------------------------------
+
+
+def work(job: Job, method: Method) -> Work:
+    """The mean step of one replica."""
+    layers, itemsize = job.model.layers, job.itemsize
+    chosen, level, workers = compressor(method.table), method.level, job.replicas
+    packed = [layer for layer in layers if layer.compressed and level != DENSE]
+    plain = sum(layer.size for layer in layers) - sum(layer.size for layer in packed)
+    sent = sum(chosen.traffic(layer, level, workers, WIDE).bytes for layer in packed)
+    calls, shares = _collectives(method, workers) if packed else ({}, {})
+    size = {kind: share * sent for kind, share in shares.items()}
+    size["mean"] = size.get("mean", 0.0) + plain * itemsize
+    calls = {"mean": 1.0, **calls} if plain else calls
+    transfers = TRANSFERS.get(method.table["name"], OTHERS) if packed else 0
+    moved = transfers * WIDE * sum(layer.size for layer in packed) / job.shards
+    once = Work(job.compute, moved / job.memory, calls, size)
+    return once.every(method.period)
+
+
+def _collectives(method: Method, workers: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Calls by kind of one step of a small layer, and each kind's share of the bytes. Where the
+    kinds of steps differ, as ACP-SGD's do, the mean over them."""
+    import torch
+
+    from regimes.collectives.world import World
+    from regimes.compression.reducer import Reducer
+    from regimes.cost.measure import Echo
+
+    chosen, few = compressor(method.table), min(workers, FEW)
+    world = Echo(World(1), few)
+    reducer = Reducer(chosen, [Layer("small", (SIDE, SIDE))], world, 0)
+    generator = torch.Generator().manual_seed(0)
+    gradient = torch.randn(1, SIDE, SIDE, generator=generator)
+    for _ in range(chosen.phases):
+        reducer.step([gradient], [method.level], torch.zeros(1), gradient.flatten(1))
+    meter = world.meter.take()
+    sent: dict[str, float] = {kind: size for kind, size in meter.sent.items() if size}
+    sent["mean"] -= WIDE * chosen.phases  # the loss, which is sent with it
+    if "exchange" in sent:  # a worker gathers the sums of its own part
+        sent["gather"] *= few / workers
+    total = sum(sent.values())
+    shares = {kind: size / total for kind, size in sent.items() if size}
+    return {kind: meter.calls.get(kind, 0) / chosen.phases for kind in shares}, shares
+
+
+# -- tables ----------------------------------------------------------------------------------
+
+
+def table(job: Job, methods: Iterable[Method]) -> pd.DataFrame:
+    """One row per method, the dense one first.
+
+    Columns: method, seconds of a step; its parts compute, compress and communicate; ``hidden``, the
+    share of the communication that runs beside the backward pass; bytes that a slow link carries in
+    a step and ``bytes_per_day``; ``speed_up`` over dense, and ``break_even``, the bandwidth in
+    bits/s below which the method is faster than dense (as `network.crossing`).
+    """
+    rows = []
+    for method, step in _works(job, methods):
+        dense = work(job, parse(DENSE))
+        seconds = float(job.seconds(step))
+        waiting = float(step.communicate(job.link, job.replicas, job.algorithm, _parts(job, step)))
+        compute = float(job.busy(step))
+        sent = job.bytes(step)
+        hidden = compute + step.compress + waiting - seconds
+        rows.append(
+            {
+                "method": method.label,
+                "seconds": seconds,
+                "compute": compute,
+                "compress": step.compress,
+                "communicate": waiting,
+                "hidden": min(1.0, max(0.0, hidden / waiting)) if waiting else 1.0,
+                "bytes": sent,
+                "bytes_per_day": sent * DAY / seconds,
+                "speed_up": float(job.seconds(dense)) / seconds,
+                "break_even": crossing(_over(job, step), _over(job, dense)),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _works(job: Job, methods: Iterable[Method]) -> list[tuple[Method, Work]]:
+    every = {method.label: method for method in (parse(DENSE), *methods)}
+    return [(method, work(job, method)) for method in every.values()]
+
+
+def _parts(job: Job, step: Work) -> int:
+    return job.buckets if step.overlaps else 1
+
+
+def _over(job: Job, step: Work) -> Any:
+    """Seconds as a function of the slow link's bandwidth."""
+    return lambda bandwidth: job.at(bandwidth).seconds(step)
+
+
+def curves(job: Job, methods: Iterable[Method], bandwidths: np.ndarray) -> pd.DataFrame:
+    """Seconds of a step over the slow link's bandwidth: method, bandwidth (bits/s), seconds."""
+    frames = []
+    for method, step in _works(job, methods):
+        seconds = _over(job, step)(bandwidths)
+        rows = {"method": method.label, "bandwidth": bandwidths, "seconds": seconds}
+        frames.append(pd.DataFrame(rows))
+    return pd.concat(frames, ignore_index=True)
+
+
+def advice(job: Job, frame: pd.DataFrame) -> str:
+    """One sentence: of the methods that are about as fast as the fastest, the one that sends most,
+    because what is not sent cannot be learned from; with the reason. Nothing about the loss."""
+    rows: list[Any] = frame.to_dict("records")
+    dense, fewest = rows[0], min(row["seconds"] for row in rows)
+    near = [row for row in rows if row["seconds"] <= NEAR * fewest]
+    chosen = max(near, key=lambda row: row["bytes"])
+    waits = dense["seconds"] - dense["compute"]
+    where = f"on {job.link}"
+    if chosen["method"] == dense["method"]:
+        return (
+            f"Stay dense: {where} a dense step waits {_text(waits)} for the network, and no method "
+            f"is more than {100 * (NEAR - 1):.0f} % faster."
+        )
+    return (
+        f"Try {chosen['method']}: {where} a dense step of {_text(dense['seconds'])} waits "
+        f"{_text(waits)} for the network, this one takes {_text(chosen['seconds'])}, and of the "
+        f"methods within {100 * (NEAR - 1):.0f} % of the fastest it sends most; what it does to "
+        "the loss only training shows."
+    )
+
+
+def _text(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
+def usual(job: Job) -> Sequence[Method]:
+    """The methods of a table whose user names none. In half precision a cast changes nothing."""
+    return [parse(text) for text in USUAL if not (job.itemsize < WIDE and text.startswith("cast"))]

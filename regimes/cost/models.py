@@ -1,0 +1,235 @@
+"""The shapes of a user's model, for `regimes cost --model`: no number of it is allocated.
+
+A model is named by one of
+
+- a name of `KNOWN`, whose shapes are a TOML file in ``shapes/``,
+- such a file of the user's,
+- ``package.module:callable``, which builds the module (on the meta device) or is one,
+- a Hugging Face ``config.json``, or its folder (with transformers; on the meta device).
+
+A file of shapes has ``[[layers]]`` with ``name``, ``shape`` and, for equal layers, ``times``; and
+may have ``flops``, the floating-point operations of the forward pass for one ``item``, and
+``item``, "token" or "sample".
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from regimes.collectives.requests import Layer
+from regimes.config import Registry
+from regimes.config.toml import read_tables
+from regimes.errors import ConfigError, is_whole, nearest, require
+
+if TYPE_CHECKING:
+    from torch import nn
+
+SHAPES = Path(__file__).with_name("shapes")
+KNOWN = tuple(sorted(path.stem for path in SHAPES.glob("*.toml")))
+MOST = 10**6  # layers of one line of a file
+Item = Literal["token", "sample"]
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a prediction needs of a model.
+
+    Attributes:
+        name: as the user wrote it.
+        layers: its trainable parameters; one that several modules share appears once.
+        item: what its input is counted in.
+        flops: floating-point operations of the forward pass for one item; None: unknown.
+    """
+
+    name: str
+    layers: tuple[Layer, ...]
+    item: Item = "sample"
+    flops: float | None = None
+
+    @property
+    def size(self) -> int:
+        """Numbers in all layers."""
+        return sum(layer.size for layer in self.layers)
+
+    def step_flops(self, items: int) -> float:
+        """Floating-point operations of a forward and a backward pass over ``items``.
+
+        A backward pass takes twice the operations of a forward pass. A forward pass for a token
+        takes, where nothing is known, twice the number of parameters (Kaplan et al., 2020, table 1,
+        without attention).
+
+        Raises:
+            ConfigError: nothing is known of a model of samples.
+        """
+        forward = self.flops
+        if forward is None and self.item == "token":
+            forward = 2.0 * self.size
+        if forward is None:
+            raise ConfigError(
+                f"the seconds of a step of {self.name} do not follow from its shapes: give them, "
+                "e.g. --step 0.4s, or the operations of a sample's forward pass, e.g. --flops 8e9"
+            )
+        return 3 * forward * items
+
+
+def read(text: str) -> Model:
+    """The model that ``text`` names, in one of the four ways above.
+
+    Raises:
+        ConfigError: no model of that name, or it cannot be built or read.
+    """
+    if text in KNOWN:
+        return from_file(SHAPES / f"{text}.toml", text)
+    if text.endswith(".toml"):
+        return from_file(Path(text), text)
+    path = Path(text)
+    if path.name == "config.json" or (path / "config.json").is_file():
+        return from_transformers(path)
+    if ":" in text:
+        return from_callable(text)
+    raise ConfigError(
+        f"--model {text}: no such model, {nearest(text, KNOWN)} Or give a .toml of shapes, "
+        "package.module:function, or the folder of a Hugging Face config.json"
+    )
+
+
+# -- a file of shapes ------------------------------------------------------------------------
+
+
+def from_file(path: Path, name: str) -> Model:
+    """The model of a TOML file."""
+    try:
+        table = read_tables(path)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"the shapes {name} cannot be read: {error}") from None
+    known = {"layers", "flops", "item"}
+    for key in table.keys() - known:
+        raise ConfigError(f"{name}: unknown field {key!r}, {nearest(key, known)}")
+    item, flops = table.get("item", "sample"), table.get("flops")
+    require(item in get_args(Item), f"{name}: item", item, '"token" or "sample"')
+    good = flops is None or (isinstance(flops, int | float) and flops > 0)
+    require(good, f"{name}: flops", flops, "a number above 0")
+    lines = table.get("layers")
+    require(isinstance(lines, list) and bool(lines), f"{name}: layers", lines, "[[layers]] tables")
+    layers = [
+        layer for i, line in enumerate(lines or []) for layer in _repeated(line, f"{name}: {i}")
+    ]
+    return Model(name, tuple(layers), item, flops)
+
+
+def _repeated(line: Any, where: str) -> list[Layer]:
+    """The layers of one ``[[layers]]``; ``{}`` in the name is the layer's number."""
+    good = isinstance(line, dict) and line.keys() <= {"name", "shape", "times"}
+    require(good, f"{where}. layer", line, "a table with name, shape and times")
+    name, shape, times = line.get("name"), line.get("shape"), line.get("times", 1)
+    require(isinstance(name, str), f"{where}. layer's name", name, "a text")
+    good = isinstance(shape, list) and bool(shape) and all(is_whole(side, 1) for side in shape)
+    require(good, f"{where}. layer's shape", shape, "a list of whole numbers from 1")
+    good = is_whole(times, 1) and times <= MOST
+    require(good, f"{where}. layer's times", times, f"a whole number from 1 to {MOST}")
+    return [Layer(name.replace("{}", str(i)), tuple(shape)) for i in range(times)]
+
+
+# -- a module --------------------------------------------------------------------------------
+
+
+def from_callable(text: str) -> Model:
+    """The model that ``package.module:callable`` returns, built on the meta device, or is."""
+    from torch import nn
+
+    if "" not in sys.path:
+        sys.path.append("")  # modules of the current folder, after installed packages
+    made = _imported(text)
+    if isinstance(made, nn.Module):
+        return from_module(made, text)
+    require(callable(made), f"--model {text}", made, "a module, or a function that returns one")
+    return from_module(_on_meta(text, made), text)
+
+
+def _imported(text: str) -> Any:
+    """The object ``package.module:name``.
+
+    Raises:
+        ConfigError: it cannot be imported.
+    """
+    if text.startswith("torchvision."):
+        from regimes.data.sources import torchvision_datasets
+
+        torchvision_datasets()  # imports torchvision, even beside another torch than its own
+    try:
+        return Registry("model", {}).load(text)
+    except ConfigError:
+        raise
+    except Exception as error:  # the user's module may raise anything
+        raise ConfigError(f"cannot import the model {text!r}: {error!r}") from error
+
+
+def _on_meta(name: str, build: Callable[[], Any]) -> Any:
+    """What ``build()`` returns, without memory for its parameters.
+
+    Raises:
+        ConfigError: it needs arguments, or raises.
+    """
+    import torch
+
+    needed = [
+        parameter.name
+        for parameter in inspect.signature(build).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    if needed:
+        raise ConfigError(
+            f"--model {name} needs {', '.join(needed)}: name a function without arguments that "
+            "returns the model"
+        )
+    try:
+        with torch.device("meta"):
+            return build()
+    except Exception as error:  # the user's code may raise anything
+        raise ConfigError(
+            f"--model {name} cannot be built on the meta device: {error!r}"
+        ) from error
+
+
+def from_module(model: nn.Module, name: str, item: Item | None = None) -> Model:
+    """The trainable parameters of a module, on any device.
+
+    Args:
+        item: default "token" for a module with an embedding, "sample" for another.
+
+    Raises:
+        ConfigError: it is no module, or has no trainable parameter.
+    """
+    from torch import nn
+
+    from regimes.training.gradients import layer_table
+
+    require(isinstance(model, nn.Module), f"--model {name}", type(model), "an nn.Module")
+    if item is None:
+        reads_text = any(isinstance(module, nn.Embedding) for module in model.modules())
+        item = "token" if reads_text else "sample"
+    return Model(name, tuple(layer_table(model)), item)
+
+
+def from_transformers(path: Path) -> Model:
+    """The causal language model of a Hugging Face configuration, or its bare model where there is
+    no such head."""
+    try:
+        import transformers
+    except ImportError:
+        raise ConfigError(f"--model {path} needs transformers: pip install transformers") from None
+    folder = path.parent if path.name == "config.json" else path
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--model {path} is no configuration of transformers: {error}") from error
+    kinds: Sequence[Any] = (transformers.AutoModelForCausalLM, transformers.AutoModel)
+    mappings: Sequence[Mapping[Any, Any]] = [kind._model_mapping for kind in kinds]
+    kind = kinds[0] if type(config) in mappings[0] else kinds[1]
+    return from_module(_on_meta(str(path), lambda: kind.from_config(config)), str(path))

@@ -1,0 +1,60 @@
+"""The options of `regimes cost --model`; imports nothing heavy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """A job that has not been run.
+
+    Attributes:
+        model: a known model (gpt2-124m, llama-1b, llama-7b, resnet50, vit-b), a .toml of shapes,
+            package.module:function, or the folder of a Hugging Face config.json.
+        step: seconds of one device's step without communication, as measured; default from the
+            operations of the model, the items of a step, the device and its utilisation.
+        items: tokens or samples of one device's step.
+        flops: operations of the forward pass for one token or sample; default of known models, and
+            two for each parameter and token.
+        device: a name (a100, h100, h200, ...), or its speed, as 312TFLOP/s,2039GB/s.
+        utilisation: share of the device's operations per second that the step reaches.
+        nodes: machines; where an island of fast links has several, count it as one.
+        gpus: devices in each.
+        shards: devices of a node that hold one replica together (HSDP); 1 = DDP.
+        within: bandwidth of a device's link within a node, and latency of a message.
+        between: bandwidth of a node's link to the others, which its devices share.
+        links: file of both, which torchrun ... -m regimes doctor --links FILE writes.
+        dtype: in which a dense gradient travels.
+        bucket_mb: MiB of the gradient that are reduced together during the backward pass.
+        methods: COMPRESSOR:LEVEL, and /PERIOD for local steps, e.g. powersgd:4 dense/32.
+        json: file for the numbers.
+        figure: file for a figure of seconds against bandwidth, .png, .svg or .pdf.
+    """
+
+    model: str | None = None
+    step: str | None = None
+    items: int | None = None
+    flops: float | None = None
+    device: str = "a100"
+    utilisation: float = 0.4
+    nodes: int = 2
+    gpus: int = 8
+    shards: int = 1
+    within: str = "400Gbit/s,5us"
+    between: str = "10Gbit/s,50us"
+    links: Path | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    bucket_mb: float = 25.0
+    methods: tuple[str, ...] = ()
+    json: Path | None = None
+    figure: Path | None = None
+
+
+def changed(options: JobOptions, usual: JobOptions) -> list[str]:
+    """The options that differ from others, as a user writes them."""
+    names = [field.name for field in fields(options)]
+    differing = [name for name in names if getattr(options, name) != getattr(usual, name)]
+    return [name.replace("_", "-") for name in differing]

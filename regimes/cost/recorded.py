@@ -1,0 +1,67 @@
+"""A recorded run as a `Job`, so that its report says what other methods would take."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+import pandas as pd
+
+from regimes.collectives.requests import Layer
+from regimes.compression import REGISTRY
+from regimes.config import DENSE
+from regimes.cost.cases import recorded, uniform_level
+from regimes.cost.job import Job
+from regimes.cost.methods import OTHERS, TRANSFERS, WIDE, Method, table, usual
+from regimes.cost.models import Model
+from regimes.cost.network import Network
+from regimes.records import Record
+
+MEMORY = 10e9  # bytes per second, of a core, where a run has compressed nothing
+
+
+def job_of(run: Record, network: Network, algorithm: str = "ring") -> Job:
+    """The run's model and seconds of compute, one replica for each of its workers, each with a link
+    of its own. The speed of the memory is the one at which its own compressor took the seconds that
+    are recorded; without compression `MEMORY`.
+
+    Raises:
+        RecordError: the record does not say where the time of its epochs went.
+    """
+    layers = tuple(Layer(layer["name"], tuple(layer["shape"])) for layer in run.header["layers"])
+    works = [work for _, work in recorded(run)]
+    speeds = list(_speeds(run, sum(layer.size for layer in layers if layer.compressed)))
+    return Job(
+        Model(str(run.config.get("model", {}).get("name", "the model")), layers),
+        compute=statistics.median(work.compute for work in works),
+        memory=statistics.median(speeds) if speeds else MEMORY,
+        nodes=int(run.config["workers"]),
+        gpus=1,
+        within=network,
+        between=network,
+        bucket=float("inf"),
+        algorithm=algorithm,
+    )
+
+
+def _speeds(run: Record, size: int) -> Iterator[float]:
+    """Bytes per second that compression has read and written, of each epoch at one level."""
+    name = run.config["compressor"]["name"]
+    moved = TRANSFERS.get(name, OTHERS) * WIDE * size
+    for row, (_, work) in zip(run.rows, recorded(run), strict=True):
+        level = uniform_level(run, row)
+        if level not in (None, DENSE) and work.compress > 0 and moved:
+            yield moved / work.compress
+
+
+def own_methods(run: Record) -> list[Method]:
+    """The levels of the run's own compressor."""
+    chosen = dict(run.config["compressor"])
+    levels = run.config["levels"] if chosen["name"] in REGISTRY else {}
+    return [Method(chosen, level) for level in levels.values() if level != DENSE]
+
+
+def alternatives(run: Record, network: Network) -> pd.DataFrame:
+    """`methods.table` of the run's job: its own levels, then the usual methods."""
+    job = job_of(run, network)
+    return table(job, [*own_methods(run), *usual(job)])

@@ -1,0 +1,375 @@
+"""A job that has not been run (oracles: sums by hand, the compressors' own steps, a real group)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from regimes.collectives.requests import Layer
+from regimes.collectives.world import World
+from regimes.compression import compressor
+from regimes.compression.reducer import Reducer
+from regimes.cost import methods
+from regimes.cost.job import DEVICES, Job, read_links
+from regimes.cost.measure import Echo
+from regimes.cost.methods import USUAL, advice, curves, parse, table, usual, work
+from regimes.cost.models import KNOWN, Model, read
+from regimes.cost.network import Network, Work
+from regimes.cost.options import JobOptions
+from regimes.cost.plan import job, main
+from regimes.errors import ConfigError
+from regimes.plotting.bandwidth import apart
+
+PARAMETERS = {  # from the models' papers and libraries
+    "gpt2-124m": 124_439_808,
+    "llama-1b": 1_100_048_384,
+    "llama-7b": 6_738_415_616,
+    "resnet50": 25_557_032,
+    "vit-b": 86_567_656,
+}
+GPT2 = read("gpt2-124m")
+FREE = Network(1e18, 0.0)
+
+
+def two(model: Model = GPT2, bandwidth: float = 1e9, **changes: float) -> Job:
+    """Two nodes of one device, one bucket, no latency, a second of compute, infinite memory."""
+    plain = Job(model, 1.0, np.inf, 2, 1, 1, FREE, Network(bandwidth, 0.0), bucket=np.inf)
+    return replace(plain, algorithm="ring", **changes)
+
+
+# -- by hand ---------------------------------------------------------------------------------
+
+
+def test_the_known_models_have_the_parameters_of_their_papers() -> None:
+    assert {name: read(name).size for name in KNOWN} == PARAMETERS
+
+
+def test_dense_by_hand() -> None:
+    """A ring of two sends every byte once: 124,439,808 x 32 bits at 1 Gbit/s."""
+    step = two()
+    assert step.seconds(work(step, parse("dense"))) == pytest.approx(1 + 3.982073856)
+
+
+def test_powersgd_by_hand() -> None:
+    """GPT-2 at rank 4: (n + m) 4 numbers of each matrix, and 1-D layers whole."""
+    d, blocks = 768, 12
+    matrices = [(50257, d), (1024, d)]
+    matrices += blocks * [(d, 3 * d), (d, d), (d, 4 * d), (4 * d, d)]
+    vectors = blocks * (2 * d + 3 * d + d + 2 * d + 4 * d + d) + 2 * d
+    numbers = 4 * sum(n + m for n, m in matrices) + vectors
+    step = two()
+    assert step.seconds(work(step, parse("powersgd:4"))) == pytest.approx(1 + 32 * numbers / 1e9)
+
+
+def test_quantised_all_reduce_by_hand() -> None:
+    """A matrix of 1,024 x 1,024 in 8 bits on 2 workers: parts of 2^19 numbers, in blocks of 256
+    with a scale of 4 bytes. Half of the exchange crosses the link, then a part is gathered."""
+    step = two(Model("one", (Layer("weight", (1024, 1024)),)))
+    part = 2**19 + 4 * 2**19 / 256
+    seconds = step.seconds(work(step, parse("quantised-all-reduce:8")))
+    assert seconds == pytest.approx(1 + 8 * (2 * part / 2 + part) / 1e9, rel=1e-3)
+
+
+def test_the_memory_limits_compression() -> None:
+    layers = (Layer("weight", (1000, 500)), Layer("bias", (500,)))
+    step = replace(two(Model("one", layers)), memory=1e9)
+    assert work(step, parse("powersgd:1")).compress == pytest.approx(8 * 4 * 500_000 / 1e9)
+    sharded = replace(step, gpus=4, shards=4)
+    assert work(sharded, parse("powersgd:1")).compress == pytest.approx(4e-3)
+
+
+def test_local_steps_share_one_exchange() -> None:
+    step = two(between=Network(1e9, 1e-3))
+    once, local = (work(step, parse(text)) for text in ("dense", "dense/32"))
+    wait = float(once.communicate(step.link, 2))
+    assert step.seconds(local) == pytest.approx(1 + wait / 32)
+
+
+def test_fsdp_gathers_and_reduces_beside_the_products() -> None:
+    """Half of 6 + 2 bytes... of each of the 124 M parameters over a device's link, beside them."""
+    slow = replace(two(gpus=2, shards=2), within=Network(1e9, 0.0), compute=0.5)
+    moved = 0.5 * GPT2.size * (2 + 2 + 4)
+    assert float(slow.busy(Work(0.5, 0, {}, {}))) == pytest.approx(8 * moved / 1e9)
+    assert float(slow.busy(Work(50.0, 0, {}, {}))) == 50
+
+
+def test_a_step_from_operations() -> None:
+    """Forward and backward: 6 operations for each parameter and token, at 40 % of an A100."""
+    step = job(JobOptions(model="gpt2-124m", items=8192))
+    expected = 6 * GPT2.size * 8192 / (0.4 * DEVICES["a100"].flops)
+    assert step.compute == pytest.approx(expected)
+    assert step.buckets == round(4 * GPT2.size / (25 * 2**20))
+
+
+# -- against the compressors themselves ------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", [*USUAL[1:9], "acp-sgd:2", "randomk:5", "quantise:4"])
+@pytest.mark.parametrize("workers", [2, 7])
+def test_bytes_of_each_collective_are_those_of_a_step(text: str, workers: int) -> None:
+    layers = (Layer("a", (300, 200)), Layer("b", (200,)), Layer("c", (64, 3, 5, 5)))
+    step = replace(two(Model("three", layers)), nodes=workers)
+    method = parse(text)
+    chosen, world = compressor(method.table), Echo(World(1), workers)
+    reducer = Reducer(chosen, layers, world, 0)
+    gradients = [torch.randn(1, *layer.shape) for layer in layers]
+    levels = [method.level if layer.compressed else "dense" for layer in layers]
+    for _ in range(chosen.phases):
+        flat = torch.cat([g.flatten(1) for g in gradients], dim=1)
+        reducer.step(gradients, levels, torch.zeros(1), flat)
+    meter, predicted = world.meter.take(), work(step, method)
+    meter.sent["mean"] -= 4 * chosen.phases  # the loss
+    sent = {kind: size / chosen.phases for kind, size in meter.sent.items() if size}
+    assert predicted.bytes == pytest.approx(sent, rel=0.02)
+    assert predicted.calls.keys() == sent.keys()
+
+
+def test_many_workers_gather_small_parts() -> None:
+    """Of a quantised all-reduce each worker gathers a W-th of what it exchanges, at any W."""
+    step = replace(two(), nodes=1000)
+    size = work(step, parse("quantised-all-reduce:8")).bytes
+    assert size["gather"] == pytest.approx(size["exchange"] / 1000, rel=0.01)
+
+
+# -- the table -------------------------------------------------------------------------------
+
+
+def test_crossings_and_speed_ups() -> None:
+    step = replace(two(), memory=1e12)
+    frame = table(step, usual(step))
+    assert frame["method"].iloc[0] == "dense"
+    assert not frame["method"].duplicated().any()
+    for row in frame.to_dict("records")[1:]:
+        above, below = (step.at(row["break_even"] * x) for x in (1.01, 0.99))
+        method = next(m for m in usual(step) if m.label == row["method"])
+        for other, faster in ((above, False), (below, True)):
+            if np.isfinite(row["break_even"]):
+                fast, slow = (other.seconds(work(other, m)) for m in (method, parse("dense")))
+                assert (fast < slow) == faster
+    numbers = curves(step, usual(step), np.array([1e9, 2e9]))
+    at = numbers[numbers["bandwidth"] == 1e9].set_index("method")["seconds"]
+    assert at.to_dict() == pytest.approx(frame.set_index("method")["seconds"].to_dict())
+
+
+def test_advice_sends_most_among_the_fastest() -> None:
+    fast, slow = two(bandwidth=1e15), two(bandwidth=1e9)
+    assert advice(fast, table(fast, usual(fast))).startswith("Stay dense: ")
+    some = [parse("powersgd:4"), parse("powersgd:1")]
+    assert advice(slow, table(slow, some)).startswith("Try powersgd 4: ")
+
+
+def test_one_node_averages_over_the_link_within() -> None:
+    alone = replace(two(), nodes=1, gpus=4, within=Network(1e9, 0.0))
+    assert alone.link.bandwidth == 1e9
+    assert alone.replicas == 4
+    frame = table(replace(alone, shards=2), [parse("cast:bf16")])
+    assert (frame["seconds"] > 1).all()
+
+
+def test_a_node_of_several_devices_waits_for_its_slowest_link() -> None:
+    step = replace(two(), gpus=8, within=Network(1e8, 0.0))
+    ring = replace(step, within=FREE, between=Network(1e8, 0.0))
+    dense = work(step, parse("dense"))
+    assert step.seconds(dense) == ring.seconds(dense)
+
+
+# -- models of the user's --------------------------------------------------------------------
+
+
+class Wide(nn.Module):
+    """More parameters than any machine has memory for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10**6, 10**6)
+        self.out = nn.Linear(10**6, 10, bias=False)
+        self.out.weight.requires_grad = False
+
+
+def tied() -> nn.Module:
+    net = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 50))
+    net[1].weight = net[0].weight
+    return net
+
+
+NO_MODULE = 3
+
+
+def broken() -> nn.Module:
+    raise ValueError("no")
+
+
+def needy(depth: int) -> nn.Module:
+    raise AssertionError(depth)
+
+
+def test_a_module_is_built_without_memory() -> None:
+    model = read("test_job:Wide")
+    assert (model.size, model.item) == (10**12, "token")  # without the frozen layer
+    assert read("test_job:tied").size == 50 * 8 + 50
+
+
+def test_a_model_of_torchvision_is_built_by_its_name() -> None:
+    assert read("torchvision.models:resnet50").size == PARAMETERS["resnet50"]
+
+
+def test_a_file_of_shapes(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'item = "token"\nflops = 5e6\n[[layers]]\nname = "block.{}"\nshape = [3, 4]\ntimes = 2\n'
+    )
+    model = read(str(path))
+    assert [(layer.name, layer.shape) for layer in model.layers] == [
+        ("block.0", (3, 4)),
+        ("block.1", (3, 4)),
+    ]
+    assert model.step_flops(10) == 3 * 5e6 * 10
+
+
+REFUSED = {
+    "gpt3": "no such model, .*Known: gpt2-124m",
+    "none.toml": "cannot be read",
+    "test_job:needy": "needs depth: name a function without arguments",
+    "test_job:broken": r"cannot be built on the meta device: ValueError\('no'\)",
+    "test_job:NO_MODULE": "a module, or a function that returns one",
+    "test_job:nothing": "cannot import the model",
+    "no_such_module:model": "cannot import the model",
+    "raises:model": r"cannot import the model 'raises:model': OSError\('no'\)",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_is_no_model_is_one_sentence(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "raises.py").write_text("raise OSError('no')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=REFUSED[text]):
+        read(text)
+
+
+FILES = {
+    "layers = 3": "layers",
+    "[[layers]]\nname = 3\nshape = [1]": "name",
+    '[[layers]]\nname = "a"\nshape = [0]': "shape",
+    '[[layers]]\nname = "a"\nshape = [1]\ntimes = 0': "times",
+    '[[layers]]\nname = "a"\nshape = [1]\nsize = 2': "a table with name, shape and times",
+    'itme = "token"': "unknown field 'itme', did you mean 'item'",
+    'item = "word"': '"token" or "sample"',
+    "flops = -1": "a number above 0",
+    "a = [": "cannot be read",
+}
+
+
+@pytest.mark.parametrize("text", FILES)
+def test_a_wrong_file_of_shapes_is_one_sentence(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=FILES[text]):
+        read(str(path))
+
+
+WRONG = {
+    "nodes": (0, "--nodes"),
+    "shards": (3, "does not divide --gpus 8"),
+    "step": ("fast", "--step fast"),
+    "utilisation": (1.5, r"\(0, 1\]"),
+    "device": ("a200", "no such device, did you mean"),
+    "bucket_mb": (0.0, "above 0"),
+    "items": (0, "--items"),
+    "flops": (-1.0, "--flops"),
+    "within": ("fast", "no bandwidth and latency"),
+    "links": (Path("none.json"), "write it with torchrun"),
+    "methods": (("powersgd",), "a level is missing"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_options_are_one_sentence(name: str) -> None:
+    value, said = WRONG[name]
+    options = replace(JobOptions(model="resnet50", items=64), **{name: value})
+    with pytest.raises(ConfigError, match=said):
+        main(options)
+
+
+def test_a_single_replica_has_nothing_to_average() -> None:
+    with pytest.raises(ConfigError, match="are one replica"):
+        job(JobOptions(model="resnet50", step="1s", nodes=1, shards=8))
+
+
+def test_seconds_of_samples_do_not_follow_from_shapes(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('[[layers]]\nname = "a"\nshape = [3, 4]\n')
+    with pytest.raises(ConfigError, match="do not follow from its shapes"):
+        job(JobOptions(model=str(path), items=8))
+    with pytest.raises(ConfigError, match="seconds of a step are missing"):
+        job(JobOptions(model=str(path)))
+
+
+@pytest.mark.parametrize("text", ["powersgd", "powersgd:x", "nothing:1", "dense/0", "a b"])
+def test_what_is_no_method_is_one_sentence(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse(text)
+
+
+# -- files -----------------------------------------------------------------------------------
+
+
+def test_files_of_links(tmp_path: Path) -> None:
+    path = tmp_path / "links.json"
+    path.write_text('{"between": {"bandwidth": 2e9, "latency": 1e-4}}')
+    planned = job(JobOptions(model="resnet50", step="1s", links=path))
+    assert planned.between == Network(2e9, 1e-4)
+    assert planned.within == Network.parse(JobOptions().within)
+    for wrong in ("[]", '{"within": {"bandwidth": 0, "latency": 0}}', '{"within": 3}', "{"):
+        path.write_text(wrong)
+        with pytest.raises(ConfigError, match="write it with torchrun"):
+            read_links(path)
+
+
+@pytest.mark.parametrize("kind", ["png", "svg"])
+def test_the_files_that_are_asked_for(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture, numbers = tmp_path / f"f.{kind}", tmp_path / "n.json"
+    options = JobOptions(model="resnet50", step="0.1s", json=numbers, figure=picture)
+    frame = main(options, csv=tmp_path / "n.csv")
+    said = capsys.readouterr().out
+    assert "quantised-all-reduce 8" in said
+    assert picture.stat().st_size > 10_000
+    content = json.loads(numbers.read_text())
+    assert [row["method"] for row in content["methods"]] == frame["method"].tolist()
+    assert " ".join(content["advice"].split()) in " ".join(said.split())
+    with pytest.raises(ConfigError, match="expected a name that ends"):
+        main(replace(options, figure=tmp_path / "f.jpeg"))
+
+
+def test_labels_are_moved_apart() -> None:
+    places = apart(np.array([0.0, 0.1, 0.11, 0.5]), 0.1)
+    assert np.diff(places).min() == pytest.approx(0.1)
+    assert places[3] == 0.5
+    assert places[:3].mean() == pytest.approx(np.mean([0.0, 0.1, 0.11]))
+
+
+def test_the_command_needs_no_memory_for_the_model() -> None:
+    """Llama 7B has 27 GB; the command may have 3."""
+    limit = "import resource as r; r.setrlimit(r.RLIMIT_AS, (3 * 2**30, 3 * 2**30))"
+    words = ["regimes", "cost", "--model", "llama-7b", "--items", "4096"]
+    code = f"{limit}; import sys; sys.argv = {words}; from regimes.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "6.74 G parameters in 291 layers" in done.stdout
+
+
+def test_transfers_name_compressors() -> None:
+    from regimes.compression import REGISTRY
+
+    assert methods.TRANSFERS.keys() <= REGISTRY.keys()

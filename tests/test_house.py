@@ -30,7 +30,10 @@ WITHOUT_TORCH = (  # rooms that read, decide and draw, and what starts others
     "launch",
     "presets",
 )
-WITH_TORCH = {"cost.measure"}  # times a few steps; imported when that is asked for
+WITH_TORCH = {  # time steps, or read the shapes of a model; imported when that is asked for
+    *("cost.measure", "cost.models", "cost.job", "cost.methods", "cost.plan", "cost.recorded"),
+    "monitor.links",
+}
 
 
 def modules(*rooms: str) -> list[str]:
@@ -65,7 +68,8 @@ def test_one_room_talks_to_torch_distributed() -> None:
         if re.search(r"^\s*(import|from) torch\.distributed\b", path.read_text(), re.MULTILINE)
     }
     ours = {f"collectives/{name}.py" for name in ("processes", "group", "call_guard", "islands")}
-    assert users == {*ours, "monitor/doctor.py"}  # doctor tries the backends
+    # doctor tries the backends, links times them
+    assert users == {*ours, "monitor/doctor.py", "monitor/links.py"}
 
 
 def test_what_needs_no_torch_imports_none() -> None:

@@ -19,7 +19,6 @@ from regimes.console.units import human
 from regimes.cost.cases import cases, setting
 from regimes.cost.network import Network, spell
 from regimes.cost.predict import predict
-from regimes.cost.recorded import alternatives
 from regimes.errors import RecordError, RegimesError
 from regimes.monitor.text import unknown_text
 from regimes.monitor.watch import state
@@ -240,6 +239,8 @@ def cost(study: Study, network: Network) -> Table:
 
 def other_methods(study: Study, network: Network) -> Table:
     """Predicted milliseconds of a step of the example's job by its own levels and other methods."""
+    from regimes.cost.recorded import alternatives
+
     try:
         frame = alternatives(study.example, network)
     except RegimesError as error:  # also of a compressor that is not installed

@@ -46,11 +46,9 @@ def check_options(verb: str, words: Sequence[str]) -> None:
     """Raise ConfigError if an option of this command is a field for `--set`."""
     from regimes import cli
 
-    known = set(inspect.signature(getattr(cli, verb)).parameters) if verb in cli.__all__ else set()
+    known = options(getattr(cli, verb)) if verb in cli.__all__ else set()
     if "set" not in known:
         return
-    if "job" in known:
-        known |= {field.name for field in dataclasses.fields(JobOptions)}
     for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
         key, _, value = word.removeprefix("--").partition("=")
         name = key.replace("-", "_")
@@ -58,6 +56,14 @@ def check_options(verb: str, words: Sequence[str]) -> None:
             value = value or (following if following and not following.startswith("--") else "...")
             setting = shlex.quote(f"{field}={value}")
             raise ConfigError(f"--{key} is no option of regimes {verb}: write --set {setting}")
+
+
+def options(command: Any) -> set[str]:
+    """The names of a command's parameters; those of `JobOptions` in place of ``job``."""
+    known = {*inspect.signature(command).parameters}
+    if "job" in known:
+        known |= {field.name for field in dataclasses.fields(JobOptions)} - {"job"}
+    return known
 
 
 def _field(key: str) -> str:

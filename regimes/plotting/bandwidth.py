@@ -113,7 +113,7 @@ def apart(places: np.ndarray, least: float = APART) -> np.ndarray:
     The differences to an even ladder must not decrease: their isotonic regression.
 
     >>> apart(np.array([0.0, 0.1, 0.1]), 0.1).round(3).tolist()
-    [0.0, 0.05, 0.15]
+    [-0.033, 0.067, 0.167]
     """
     from scipy.optimize import isotonic_regression
 

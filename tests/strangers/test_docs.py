@@ -28,6 +28,7 @@ from blocks import PAGES, ROOT, Block, blocks, run
 import regimes
 from analysis.__main__ import commands
 from regimes import presets
+from regimes.cli.app import options
 from regimes.config import override
 from regimes.plotting.offered import offered
 
@@ -98,7 +99,7 @@ def test_commands_are_those_of_the_command_line(page: Path) -> None:
         words = shlex.split(line)
         if "regimes" in words and words[0] not in ("pip", "make"):
             verb, *rest = words[words.index("regimes") + 1 :]
-            known = {*inspect.signature(getattr(cli, verb)).parameters}
+            known = options(getattr(cli, verb))
             if verb == "figure" and rest and rest[0] in commands():
                 known = {*inspect.signature(commands()[rest[0]].main).parameters, "where"}
             for option in (word for word in rest if word.startswith("--")):

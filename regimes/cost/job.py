@@ -167,7 +167,7 @@ class Job:
         """Predicted seconds of one step; an array where the slow link's bandwidth is one."""
         own = replace(work, compute=self.busy(work))
         how = (self.replicas, self.algorithm, self.buckets)
-        slow = own.seconds(self.link, *how)
+        slow = self.on_link(own).seconds(self.link, *how)
         if (
             self.nodes > 1 and self.gpus > self.shards == 1
         ):  # the ring crosses the links within, too
@@ -176,7 +176,17 @@ class Job:
 
     def bytes(self, work: Work) -> float:
         """That a slow link carries in each direction, in one step."""
-        return work.crossing(self.replicas, self.algorithm)
+        return self.on_link(work).crossing(self.replicas, self.algorithm)
+
+    def on_link(self, work: Work) -> Work:
+        """The work with the bytes of an all-to-all as a node's link carries them: of p replicas in
+        a node each sends (W - p) / W of its parts to other nodes, not (W - 1) / W to others."""
+        here = self.gpus // self.shards
+        if self.nodes == 1 or here == 1 or "exchange" not in work.bytes:
+            return work
+        times = here * (self.replicas - here) / (self.replicas - 1)
+        size = {**work.bytes, "exchange": times * work.bytes["exchange"]}
+        return replace(work, bytes=size)
 
 
 # -- measured links --------------------------------------------------------------------------

@@ -143,7 +143,9 @@ def table(job: Job, methods: Iterable[Method]) -> pd.DataFrame:
     for method, step in _works(job, methods):
         dense = work(job, parse(DENSE))
         seconds = float(job.seconds(step))
-        waiting = float(step.communicate(job.link, job.replicas, job.algorithm, _parts(job, step)))
+        parts = job.buckets if step.overlaps else 1
+        how = (job.link, job.replicas, job.algorithm, parts)
+        waiting = float(job.on_link(step).communicate(*how))
         compute = float(job.busy(step))
         sent = job.bytes(step)
         hidden = compute + step.compress + waiting - seconds
@@ -167,10 +169,6 @@ def table(job: Job, methods: Iterable[Method]) -> pd.DataFrame:
 def _works(job: Job, methods: Iterable[Method]) -> list[tuple[Method, Work]]:
     every = {method.label: method for method in (parse(DENSE), *methods)}
     return [(method, work(job, method)) for method in every.values()]
-
-
-def _parts(job: Job, step: Work) -> int:
-    return job.buckets if step.overlaps else 1
 
 
 def _over(job: Job, step: Work) -> Any:

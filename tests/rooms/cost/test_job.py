@@ -109,6 +109,15 @@ def test_a_step_from_operations() -> None:
     assert step.buckets == round(4 * GPT2.size / (25 * 2**20))
 
 
+def test_an_all_to_all_crosses_a_shared_link_several_times() -> None:
+    """Eight replicas in two nodes: each of four sends half of its parts over their node's link, two
+    times the bytes of one; a gather's ring crosses it once."""
+    step = replace(two(), gpus=4, within=FREE)
+    some = Work(1.0, 0.0, {"exchange": 1, "gather": 1}, {"exchange": 1e6, "gather": 1e3})
+    assert step.bytes(some) == pytest.approx(2e6 + 7e3)
+    assert step.seconds(some) == pytest.approx(1 + 8 * (2e6 + 7e3) / 1e9)
+
+
 # -- against the compressors themselves ------------------------------------------------------
 
 

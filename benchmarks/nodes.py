@@ -54,52 +54,86 @@ def star() -> Iterator[list[str]]:
     """Names of `NODES` namespaces, joined by a bridge; deleted with all that is in them."""
     sweep()
     names = [f"{PREFIX}-{os.getpid()}-{i}" for i in range(NODES)]
-    hub = f"{PREFIX}-{os.getpid()}-hub"
     try:
-        for name in (hub, *names):
-            sh("ip", "netns", "add", name)
-            sh("ip", "-n", name, "link", "set", "lo", "up")
-        sh("ip", "-n", hub, "link", "add", "bridge", "type", "bridge")
-        sh("ip", "-n", hub, "link", "set", "bridge", "up")
-        for i, name in enumerate(names):
-            words = ["link", "add", "eth0", "type", "veth", "peer", "name", f"port{i}"]
-            sh("ip", "-n", name, *words, "netns", hub)
-            sh("ip", "-n", hub, "link", "set", f"port{i}", "master", "bridge", "up")
-            sh("ip", "-n", name, "address", "add", f"{SUBNET}.{i + 1}/24", "dev", "eth0")
-            sh("ip", "-n", name, "link", "set", "eth0", "up")
-            sh(
-                "ip",
-                "-n",
-                name,
-                "route",
-                "change",
-                f"{SUBNET}.0/24",
-                "dev",
-                "eth0",
-                "congctl",
-                "cubic",
-            )
+        for name in names:
+            _add(name)
+        _bridge(f"{PREFIX}-{os.getpid()}-hub", names, names)
         yield names
     finally:
         sweep(os.getpid())
 
 
-def limit(names: Sequence[str], rate: int | None) -> None:
-    """Set both ends of every link to a rate in Mbit/s; None = unlimited.
+@contextlib.contextmanager
+def islands() -> Iterator[tuple[list[str], list[str]]]:
+    """Names of `NODES` namespaces, each half joined by a bridge, and of the two namespaces with
+    the bridges, which the device ``trunk`` connects."""
+    sweep()
+    names = [f"{PREFIX}-{os.getpid()}-{i}" for i in range(NODES)]
+    hubs = [f"{PREFIX}-{os.getpid()}-hub{i}" for i in range(2)]
+    try:
+        for name in names:
+            _add(name)
+        for i, hub in enumerate(hubs):
+            _bridge(hub, names[i * NODES // 2 : (i + 1) * NODES // 2], names)
+        near, far = hubs
+        words = ["link", "add", "trunk", "type", "veth", "peer", "name", "trunk"]
+        sh("ip", "-n", near, *words, "netns", far)
+        for hub in hubs:
+            sh("ip", "-n", hub, "link", "set", "trunk", "master", "bridge", "up")
+        yield names, hubs
+    finally:
+        sweep(os.getpid())
 
-    The bucket holds 1 ms (the least that one core keeps up with at 1 Gbit/s), or 3 packets.
-    """
+
+def _add(name: str) -> None:
+    sh("ip", "netns", "add", name)
+    sh("ip", "-n", name, "link", "set", "lo", "up")
+
+
+def _bridge(hub: str, members: Sequence[str], names: Sequence[str]) -> None:
+    """A namespace with a bridge, to which some nodes are connected."""
+    _add(hub)
+    sh("ip", "-n", hub, "link", "add", "bridge", "type", "bridge")
+    sh("ip", "-n", hub, "link", "set", "bridge", "up")
+    for name in members:
+        i = names.index(name)
+        words = ["link", "add", "eth0", "type", "veth", "peer", "name", f"port{i}"]
+        sh("ip", "-n", name, *words, "netns", hub)
+        sh("ip", "-n", hub, "link", "set", f"port{i}", "master", "bridge", "up")
+        sh("ip", "-n", name, "address", "add", f"{SUBNET}.{i + 1}/24", "dev", "eth0")
+        sh("ip", "-n", name, "link", "set", "eth0", "up")
+        route = ["route", "change", f"{SUBNET}.0/24", "dev", "eth0", "congctl", "cubic"]
+        sh("ip", "-n", name, *route)
+
+
+def crossed(hub: str) -> int:
+    """Bytes that the kernel has sent from this namespace over its ``trunk``, headers included."""
+    found = json.loads(sh("ip", "-n", hub, "-s", "-j", "link", "show", "trunk"))
+    return int(found[0]["stats64"]["tx"]["bytes"])
+
+
+def limit(names: Sequence[str], rate: int | None) -> None:
+    """Set both ends of every link to a rate in Mbit/s; None = unlimited."""
     hub = f"{names[0].rsplit('-', 1)[0]}-hub"
-    words = []
-    if rate is not None:
-        burst = max(5000, rate * 125)  # bytes
-        words = ["root", "tbf", "rate", f"{rate}mbit", "burst", f"{burst}", "limit", "4mb"]
     for i, name in enumerate(names):
-        for where, device in ((name, "eth0"), (hub, f"port{i}")):
-            if rate is None:
-                sh("tc", "-n", where, "qdisc", "delete", "dev", device, "root", check=False)
-            else:
-                sh("tc", "-n", where, "qdisc", "replace", "dev", device, *words)
+        _limit(name, "eth0", rate)
+        _limit(hub, f"port{i}", rate)
+
+
+def limit_trunk(hubs: Sequence[str], rate: int | None) -> None:
+    """The same for both ends of the link between islands."""
+    for hub in hubs:
+        _limit(hub, "trunk", rate)
+
+
+def _limit(where: str, device: str, rate: int | None) -> None:
+    """The bucket holds 1 ms (the least that one core keeps up with at 1 Gbit/s), or 3 packets."""
+    if rate is None:
+        sh("tc", "-n", where, "qdisc", "delete", "dev", device, "root", check=False)
+        return
+    burst = max(5000, rate * 125)  # bytes
+    words = ["root", "tbf", "rate", f"{rate}mbit", "burst", f"{burst}", "limit", "4mb"]
+    sh("tc", "-n", where, "qdisc", "replace", "dev", device, *words)
 
 
 # -- the nodes -------------------------------------------------------------------------------
@@ -108,8 +142,8 @@ def limit(names: Sequence[str], rate: int | None) -> None:
 class Nodes:
     """One process per namespace that obeys JSON lines; killed with this object's block."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self.port = 29600
+    def __init__(self, names: Sequence[str], deadline: float = DEADLINE) -> None:
+        self.port, self.deadline = 29600, deadline
         self.group = []
         for rank, name in enumerate(names):
             env = {
@@ -155,7 +189,7 @@ class Nodes:
             print(
                 json.dumps({"do": do, "port": self.port, **details}), file=process.stdin, flush=True
             )
-        deadline = time.monotonic() + DEADLINE
+        deadline = time.monotonic() + self.deadline
         return [self._answer(process.stdout, deadline) for process in self.group]
 
     def _answer(self, pipe: IO[str] | None, deadline: float) -> Any:
@@ -163,7 +197,7 @@ class Nodes:
         ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
         line = pipe.readline() if ready else ""
         if not line:
-            raise SystemExit(f"a node did not answer within {DEADLINE:.0f} s, or has died")
+            raise SystemExit(f"a node did not answer within {self.deadline:.0f} s, or has died")
         return json.loads(line)
 
 
@@ -174,6 +208,7 @@ def node() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # die with the parent
     answers, sys.stdout = sys.stdout, sys.stderr
     tasks: dict[str, Callable[..., Any]] = {"train": _train, "echo": _echo, "goodput": _goodput}
+    tasks["race"] = _race
     for line in sys.stdin:
         command = json.loads(line)
         os.environ["MASTER_PORT"] = str(command.pop("port"))
@@ -210,6 +245,12 @@ def _train(
     for event in read_lines(Path(out, "events.jsonl")):  # a training outlives its reporters
         if event["event"] == "reporter failed":
             raise RuntimeError(f"the links were not all switched: {event['why']}")
+
+
+def _race(**details: Any) -> dict[str, Any]:
+    from benchmarks.entrants import train
+
+    return train(**details)
 
 
 def _echo(times: int, size: int = 1) -> float:

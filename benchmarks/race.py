@@ -1,0 +1,254 @@
+"""Seconds until a loss, on a slow link: schedules of Regimes and what torch offers itself.
+
+    python -m benchmarks.race --minutes 60   # Linux, root, iproute2; hours; can be continued
+    python -m benchmarks.race --report       # the page and the figure of what is there
+
+Four processes on four nodes (`benchmarks.nodes`), two islands of two whose one link is limited,
+train `lm-small` for 600 steps by each entrant (`analysis/grids/race-lm.toml`,
+`benchmarks.entrants`) at the learning rate that other text has chosen for it. What counts is the
+loss on a third text, and the seconds of training until it is reached, without evaluation. All four
+share the cores of one machine, so compute and compression take longer than on nodes of their own.
+
+Before a link's first race each entrant takes three units on unlimited links. From their seconds,
+the bytes that it hands to the collectives, and the link's goodput and latency follow the predicted
+seconds of a step, which are written down first. The kernel counts what crosses the link.
+
+Leaves ``benchmarks/race.jsonl``, one line per training; ``race.md`` and ``race.png``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.entrants import BEFORE, PEERS, PERIOD, QUARTER, TORCH_RANK
+from benchmarks.nodes import NODES, Nodes, crossed, islands, limit_trunk
+from regimes.config import RunConfig, override, to_dict
+from regimes.cost.network import Network, Work
+from regimes.presets import get_grid
+from regimes.records import provenance
+
+HERE = Path(__file__).parent
+LINES = HERE / "race.jsonl"
+TUNED = HERE.parent / "data/reference/race-lm-tune.json"
+LINKS = (100, 20, 1000)  # Mbit/s
+SEEDS = (16000, 16001, 16002)
+RATES, TUNING_SEEDS, HELD_OUT = (0.0015, 0.003, 0.006), (1000, 1001), 16385  # torch's PowerSGD
+RATE_OF = {  # torch's methods, and the schedule with the same numbers, whose rate they have
+    "DDP": "dense",
+    "DDP, fp16 hook": "half",
+    "DDP, PostLocalSGD": "post-local 8",
+    "HSDP": "dense",
+}
+POWER = "DDP, PowerSGD hook"
+FREE_UNITS, DEADLINE = 3, 1800.0
+Line = dict[str, Any]
+
+
+# -- what is trained -------------------------------------------------------------------------
+
+
+def entrants() -> dict[str, RunConfig]:
+    """The schedules of the grid, and torch's methods with the configuration of `dense`."""
+    grid = get_grid("race-lm")
+    return {**grid, **dict.fromkeys(PEERS, grid["dense"])}
+
+
+def rates(lines: Sequence[Line]) -> dict[str, float]:
+    """The chosen rate of each entrant whose choice is complete."""
+    chosen = {k: float(v.partition("=")[2]) for k, v in _chosen().items()}
+    chosen |= {name: chosen[other] for name, other in RATE_OF.items() if other in chosen}
+    trials = [line for line in lines if line["stage"] == "tune"]
+    if len(trials) == len(RATES) * len(TUNING_SEEDS):
+        held = {
+            rate: statistics.fmean(x["validation"][-1] for x in trials if x["rate"] == rate)
+            for rate in RATES
+        }
+        chosen[POWER] = min(held, key=lambda rate: held[rate])
+    return chosen
+
+
+@functools.cache
+def _chosen() -> dict[str, str]:
+    return dict(json.loads(TUNED.read_text())["chosen"])
+
+
+def configured(name: str, rate: float, seed: int, *settings: str) -> RunConfig:
+    return override(entrants()[name], [f"optimizer.lr={rate}", f"seed={seed}", *settings])
+
+
+def shortened(config: RunConfig) -> RunConfig:
+    """The first units of a training, with the schedule of the whole."""
+    steps = FREE_UNITS * int(config.unit_steps or 1)
+    workers = config.workers * int(config.batch_size) * int(config.data.sequence)
+    return override(config, [f"data.train_size={steps * workers + 1}"])
+
+
+# -- on the nodes ----------------------------------------------------------------------------
+
+
+def train(name: str, config: RunConfig, rate: int | None) -> Line:
+    """One training of an entrant over links of ``rate`` Mbit/s (None: unlimited).
+
+    In processes of its own: torch's modules with hooks are not always freed.
+    """
+    kind = name if name in PEERS else "regimes"
+    with islands() as (names, hubs), Nodes(names, DEADLINE) as nodes:
+        limit_trunk(hubs, rate)
+        goodput = statistics.median(nodes.ask("goodput", seconds=1.5)) if rate else 0.0
+        delay = statistics.median(nodes.ask("echo", times=40, size=64))
+        before = crossed(hubs[0])
+        with tempfile.TemporaryDirectory() as scratch:
+            answers = nodes.ask("race", kind=kind, config=to_dict(config), out=f"{scratch}/run")
+        sent = crossed(hubs[0]) - before
+    rounded = {k: v for k, v in answers[0].items() if k not in ("parts", "calls", "bytes")}
+    rounded["loss"] = [round(x, 5) for x in answers[0]["loss"]]
+    rounded["seconds"] = [round(x, 4) for x in answers[0]["seconds"]]
+    more = {k: answers[0][k] for k in ("calls", "bytes") if k in answers[0]} if not rate else {}
+    steps = sum(answers[0]["steps"])
+    return {
+        **rounded,
+        **more,
+        "crossed": round(sent / steps, 1),
+        "goodput": goodput,
+        "echo": delay,
+        "processor": provenance.processor(),
+    }
+
+
+def race(links: Sequence[int], seeds: Sequence[int], minutes: float, only: Sequence[str]) -> None:
+    """Train what is missing, until the minutes are over: the choice of a rate, steps on unlimited
+    links and predictions, then the races, link by link and seed by seed."""
+    stop = time.monotonic() + 60 * minutes
+    for todo in _missing(links, seeds, only):
+        if time.monotonic() > stop:
+            return print("the minutes are over: start again to go on", flush=True)
+        stage, name, seed, link, rate = todo
+        settings = [f"data.validation_size={HELD_OUT}"] if stage == "tune" else []
+        config = configured(name, rate, seed, *settings)
+        if stage == "free":
+            config = shortened(config)
+        began = time.monotonic()
+        found = train(name, config, link)
+        head = {"stage": stage, "entrant": name, "seed": seed, "link": link, "rate": rate}
+        if stage == "race":
+            head["predicted"] = predicted(name, read(), link, found["goodput"], found["echo"])
+        with LINES.open("a") as file:
+            file.write(json.dumps(head | found) + "\n")
+        said = f"{stage} {name}, seed {seed}, link {link}: {found['loss'][-1]:.3f}"
+        print(f"{said}, {time.monotonic() - began:.0f} s", flush=True)
+    return None
+
+
+def read() -> list[Line]:
+    if not LINES.exists():
+        return []
+    return [json.loads(line) for line in LINES.read_text().splitlines()]
+
+
+def _missing(
+    links: Sequence[int], seeds: Sequence[int], only: Sequence[str]
+) -> Iterator[tuple[str, str, int, int | None, float]]:
+    """(stage, entrant, seed, link, rate) of what no line has; the rates of later ones follow from
+    earlier ones."""
+
+    def known(*key: Any) -> bool:
+        names = ("stage", "entrant", "seed", "link", "rate")
+        return any(tuple(line[name] for name in names) == key for line in read())
+
+    def new(*key: Any) -> Iterator[Any]:
+        if not known(*key):
+            yield key
+
+    for seed in TUNING_SEEDS:
+        for rate in RATES:
+            yield from new("tune", POWER, seed, None, rate)
+    names = [name for name in rates(read()) if name in entrants() and (not only or name in only)]
+    for name in names:
+        yield from new("free", name, SEEDS[0], None, rates(read())[name])
+    for seed in seeds:
+        for link in links:
+            for name in names:
+                yield from new("race", name, seed, link, rates(read())[name])
+
+
+# -- predictions -----------------------------------------------------------------------------
+
+
+def work(name: str, free: Line) -> Work:
+    """What an entrant hands to the collectives in a mean step: from its record, or by formula."""
+    steps = sum(free["steps"])
+    if "bytes" in free:
+        size = {kind: sum(x) / steps for kind, x in free["bytes"].items() if sum(x)}
+        calls = {kind: sum(x) / steps for kind, x in free["calls"].items() if kind in size}
+        return Work(0.0, 0.0, calls, size)
+    numbers, low = _shapes()
+    if name == POWER:
+        return Work(0, 0, {"mean": 3.0}, {"mean": BEFORE * 4 * numbers + (1 - BEFORE) * 4 * low})
+    dense = Work(0.0, 0.0, {"mean": 1.0}, {"mean": 4.0 * numbers})
+    if name == "DDP, PostLocalSGD":
+        return dense * (QUARTER + (1 - QUARTER) / PERIOD)
+    return Work(0, 0, {"mean": 1.0}, {"mean": 2.0 * numbers}) if "fp16" in name else dense
+
+
+@functools.cache
+def _shapes() -> tuple[int, int]:
+    """Numbers of the model, and of torch's PowerSGD: factors of matrices that shrink to less than
+    half, and the rest."""
+    from regimes.cost.models import from_module
+    from regimes.data import load
+
+    config = entrants()["dense"]
+    layers = from_module(load(config).build(config), "lm-small").layers
+    low = 0
+    for layer in layers:
+        n, m = layer.matrix
+        factors = (n + m) * TORCH_RANK
+        low += factors if layer.compressed and 2 * factors < layer.size else layer.size
+    return sum(layer.size for layer in layers), low
+
+
+def predicted(name: str, lines: Sequence[Line], link: int, goodput: float, echo: float) -> float:
+    """Seconds of a mean step on a link: those of the steps on unlimited links, and what the
+    collectives take longer. A ring over two islands crosses their link once in each
+    direction; of an all-to-all, two workers send half of their parts over it."""
+    free = next(x for x in lines if x["stage"] == "free" and x["entrant"] == name)
+    step = work(name, free)
+    if "exchange" in step.bytes:
+        size = {**step.bytes, "exchange": step.bytes["exchange"] * 4 / 3}
+        step = Work(0.0, 0.0, step.calls, size)
+    hops = 2 * (NODES - 1)
+    slow = Network(min(goodput, link * 1e6), echo / hops)
+    workers = 2 if name == "HSDP" else NODES  # islands exchange shards
+    seconds = sum(free["seconds"][1:]) / sum(free["steps"][1:])
+    fast = Network(1e10, free["echo"] / hops)
+    waits = [float(step.communicate(network, workers, "gloo")) for network in (slow, fast)]
+    return seconds + max(0.0, waits[0] - waits[1])
+
+
+def main() -> None:
+    """Train what is missing, or write the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=1e9)
+    parser.add_argument("--links", type=int, nargs="+", default=LINKS, help="Mbit/s")
+    parser.add_argument("--seeds", type=int, default=len(SEEDS))
+    parser.add_argument("--only", nargs="+", default=(), help="entrants")
+    parser.add_argument("--report", action="store_true", help="only write the page and the figure")
+    chosen = parser.parse_args()
+    if not chosen.report:
+        race(chosen.links, SEEDS[: chosen.seeds], chosen.minutes, chosen.only)
+    from benchmarks.race_report import write
+
+    write(read(), platform.platform())
+
+
+if __name__ == "__main__":
+    main()

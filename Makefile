@@ -6,7 +6,7 @@ TORCH_INDEX ?=
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-all integrations minima lock same-bits mutants fuzz bench gpu notebooks pages docs docs-serve release check clean
+.PHONY: help demo test test-all integrations minima lock same-bits mutants fuzz bench race gpu notebooks pages docs docs-serve release check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,10 @@ bench: .venv/bench.stamp  ## speed and curvature against other libraries, growth
 	$(BIN)/python -m benchmarks --report benchmarks/speed.json
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.curvature --report benchmarks/curvature.json
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scale --report benchmarks/scale.json
+
+MINUTES ?= 600
+race: .venv/dev.stamp  ## seconds until a loss on a slow link, all methods; Linux, root; MINUTES=60: an hour of it, can be continued
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.race --minutes $(MINUTES)
 
 GPU ?=
 gpu: .venv/demo.stamp  ## test a GPU: correctness, speed, a study; without a GPU a rehearsal; GPU="--data cifar10.tar.xz"

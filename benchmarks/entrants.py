@@ -21,10 +21,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import (
     post_localSGD_hook,
     powerSGD_hook,
 )
-from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from regimes.config import RunConfig, from_dict
@@ -103,6 +101,9 @@ def _power(parts: Run) -> Wrapped:
 
 
 def _post_local(parts: Run) -> Wrapped:
+    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+    from torch.distributed.optim import PostLocalSGDOptimizer  # warns
+
     wrapped = DistributedDataParallel(parts.model)
     begins = round(QUARTER * parts.units.total)
     alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())]

@@ -41,7 +41,7 @@ LINES = HERE / "race.jsonl"
 TUNED = HERE.parent / "data/reference/race-lm-tune.json"
 LINKS = (100, 20, 1000)  # Mbit/s
 SEEDS = (16000, 16001, 16002)
-RATES, TUNING_SEEDS, HELD_OUT = (0.0015, 0.003, 0.006), (1000, 1001), 16385  # torch's PowerSGD
+RATES, TUNING_SEEDS, HELD_OUT = (0.0015, 0.003, 0.006, 0.012), (1000, 1001), 16385  # torch's PowerSGD
 RATE_OF = {  # torch's methods, and the schedule with the same numbers, whose rate they have
     "DDP": "dense",
     "DDP, fp16 hook": "half",

@@ -39,8 +39,10 @@ _PUBLIC = {
     "regimes.presets": "get_preset get_grid",
     "regimes.training.loop": "run",
     "regimes.training.branch": "branch",
+    "regimes.training.simulate": "simulate",
     "regimes.records": "Record load load_all summary",
     "regimes.plotting.schedules": "compare",
+    "regimes.plotting.lines": "plot",
     "regimes.policies": "Static Windows Accordion Detected BatchAccordion ByLayer Smith AdaQS "
     "ErrorLadder AccordionLadder RateLadder LGreCo GraVAC PostLocal QSR AdaComm PastEpoch Decision",
     "regimes.ddp": "Hook RecordOptions attach",
@@ -66,12 +68,14 @@ if TYPE_CHECKING:
     from regimes.config import OptimizerConfig as OptimizerConfig
     from regimes.config import RunConfig as RunConfig
     from regimes.config import override as override
+    from regimes.plotting.lines import plot as plot
     from regimes.presets import get_preset as get_preset
     from regimes.records import Record as Record
     from regimes.records import load as load
     from regimes.records import load_all as load_all
     from regimes.training.branch import branch as branch
     from regimes.training.loop import run as run
+    from regimes.training.simulate import simulate as simulate
 
 
 def __getattr__(name: str) -> "Any":

@@ -6,7 +6,8 @@ from regimes.config import RunConfig
 from regimes.data.deficits import deficit
 from regimes.data.sources import TASKS, TEXTS
 from regimes.data.task import Task
-from regimes.errors import require
+from regimes.errors import ConfigError, require
+from regimes.records import OWN
 
 
 def load(config: RunConfig) -> Task:
@@ -16,6 +17,11 @@ def load(config: RunConfig) -> Task:
         ConfigError: a deficit that is for other data; a package's task cannot be imported.
     """
     name, only_for = config.data.name, deficit(config.deficit).only_for
+    if name == OWN:
+        raise ConfigError(
+            f"data.name = {OWN!r}: this run has a model and data of a program's own, which no file "
+            "holds; call regimes.simulate again with them, and it goes on"
+        )
     if only_for not in (None, name):
         given = (config.deficit or {})["name"]
         require(False, "deficit.name", given, f"another, the data are no {only_for}")

@@ -19,7 +19,7 @@ from regimes.console.tables import Table
 from regimes.console.units import human, interval_text
 from regimes.errors import RecordError
 from regimes.plotting.curves import has, values
-from regimes.plotting.groups import BASELINES, check_setting, groups, tested_by
+from regimes.plotting.groups import BASELINES, Groups, check_setting, groups, tested_by
 from regimes.plotting.looks import Metric
 from regimes.records import Record, load_all, select, separate, share_of_low, summary
 from regimes.statistics import paired_differences, t_interval
@@ -122,6 +122,19 @@ def compare(
     Raises:
         RecordError: no or unfinished runs, other settings, or no such schedule.
     """
+    by_schedule = given(records, where)
+    shown, summaries = reached([run for group in by_schedule.values() for run in group])
+    return differences(summaries, pairs_of(list(by_schedule), baseline), shown)
+
+
+def given(
+    records: str | Path | Record | Iterable[str | Path | Record], where: Sequence[str] = ()
+) -> Groups:
+    """The finished runs that a user has named, by schedule.
+
+    Raises:
+        RecordError: none, or unfinished ones.
+    """
     places: list[Any] = [records]  # load_all refuses what is no place
     if isinstance(records, Iterable) and not isinstance(records, str):
         places = list(records)
@@ -131,8 +144,7 @@ def compare(
     by_schedule = groups(select(runs, where))
     if not by_schedule:
         raise RecordError("name at least one run, or a folder of runs")
-    shown, summaries = reached([run for group in by_schedule.values() for run in group])
-    return differences(summaries, pairs_of(list(by_schedule), baseline), shown)
+    return by_schedule
 
 
 def reached(runs: Sequence[Record]) -> tuple[Metric, pd.DataFrame]:

@@ -96,6 +96,8 @@ def _samples(run: Record) -> tuple[str, str]:
     data, words = run.config["data"], run.header["data"].get("words")
     if data["name"] == "matrix":
         return "entries", "entries"
+    if data["name"] == OWN:
+        return "samples", "samples"
     if not words:
         return ("samples", "samples") if run.hooked else ("images", "images")
     kind = data.get("tokenizer", "bytes") if data["name"] != "wikitext-2" else "words"

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass
-from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from regimes.config import DENSE
 from regimes.errors import RecordError, RegimesError
-from regimes.plotting import panels, style
-from regimes.plotting.curves import curves, ends, has
+from regimes.plotting import style
+from regimes.plotting.curves import has
 from regimes.plotting.groups import BASELINES, Groups, decay_epochs, measured, windows
+from regimes.plotting.lines import BATCH, PERIOD, TRAFFIC, WIDTH, lines
 from regimes.plotting.looks import Metric, style_of
 from regimes.plotting.panels import bands, level_map, levels
 from regimes.records.reader import logged
 from regimes.replay import detect
 from regimes.report.content import Study, relative, unit
 
-WIDTH = 4.8  # inches: letters are legible on a phone
 FIXED = ("static", "windows")  # policies whose levels need no map
-TRAFFIC = Metric("bytes", "MB sent by a worker", "MB", "MB", 1e-6)
-PERIOD = Metric("period", "steps between synchronisations", "period", "steps")
-BATCH = Metric("batch_size", "batch per worker", "batch", "samples")
 
 
 @dataclass(frozen=True)
@@ -65,37 +61,13 @@ def _curves(study: Study, against: str, metric: Metric | None = None, title: str
     if not groups:
         return Picture(name, "Nothing to draw: it was not logged.")
     try:
-        fig = _figure(study, groups, against, metric)
+        fig = lines(groups, against, metric, study.example)
     except RecordError as error:
         return Picture(name, f"Nothing: {relative(study.root, error)}.")
     left_out = ", ".join(name for name, runs in logged_by.items() if not runs)
     words = _caption(study, groups, against) + (f" Not logged: {left_out}." if left_out else "")
     axis = unit(study) if against == "epoch" else against
     return _picture(fig, title or f"{name} against {axis}", words)
-
-
-def _figure(study: Study, groups: Groups, against: str, metric: Metric) -> Figure:
-    numbers, last = curves(groups, metric), ends(groups, metric)
-    with style.theme():
-        fig = style.figure(2.7 + 0.17 * ((len(groups) + 1) // 2), WIDTH)
-        ax = fig.add_subplot()
-        panels.fill(ax, against, numbers, last, metric)
-        panels.format_axis(ax, against, last, study.example.config)
-        ax.set_ylabel(metric.label)
-        if metric not in (TRAFFIC, BATCH):
-            panels.limits(ax, numbers, metric, last)
-        elif numbers[metric.name].max() > panels.WIDE * numbers[metric.name].min():
-            style.log_axis(ax)
-        else:
-            ax.set_ylim(bottom=0)
-        if against == "epoch":
-            style.shade(ax, windows(study.groups))
-            style.mark_decays(ax, study.example)
-        handles, labels = ax.get_legend_handles_labels()
-        columns = style.legend_columns(labels, WIDTH, 2)
-        place: Any = "outside upper left"
-        fig.legend(handles, labels, loc=place, handlelength=3.2, columnspacing=1, ncols=columns)
-    return fig
 
 
 def _logged(study: Study) -> list[Picture]:

@@ -13,6 +13,7 @@ from regimes.collectives.processes import connect
 from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer, check_order, costs_per_step
 from regimes.config import DENSE, Level, RunConfig, to_dict
+from regimes.data import Task
 from regimes.data import load as load_task
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import PER_WORKER
@@ -50,6 +51,7 @@ class Run:
         world: World,
         device: torch.device,
         numerics: Numerics,
+        task: Task | None = None,
     ) -> None:
         """Build what depends on data and model; all processes check that they agree on it."""
         self.config, self.plug_ins, self.world = config, plug_ins, world
@@ -57,7 +59,7 @@ class Run:
         self.device, self.numerics = device, numerics
         dtype = getattr(torch, config.dtype)
         world.meter.dtype = full_precision(torch.empty(0, dtype=dtype)).dtype
-        self.task = load_task(config)
+        self.task = task or load_task(config)
         check_size(config, self.task)
         world.agree(
             **to_dict(config),
@@ -164,8 +166,11 @@ class Run:
         self.numerics.close()
 
 
-def prepare(config: RunConfig) -> Run:
+def prepare(config: RunConfig, task: Task | None = None) -> Run:
     """Check the whole configuration and build the parts.
+
+    Args:
+        task: in place of the one that the configuration names.
 
     Raises:
         ConfigError, DataError: one sentence.
@@ -174,7 +179,7 @@ def prepare(config: RunConfig) -> Run:
     device = pick_device(config.device)
     world, numerics = connect(config.workers, device, config.timeout), Numerics(config, device)
     try:
-        return Run(config, plug_ins, world, device, numerics)
+        return Run(config, plug_ins, world, device, numerics, task)
     except BaseException:
         world.abort()  # or closing would wait for processes that have not failed
         world.close()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from regimes.config import DENSE, Level, RunConfig
+from regimes.data import Task
 from regimes.errors import RegimesError
 from regimes.instruments.panel import check_measured
 from regimes.records import Record, RecordWriter, Row, complete, load, read_header, unit_name
@@ -40,6 +41,7 @@ def run(
     *,
     resume: bool = False,
     reporters: Sequence[Reporter] = (),
+    task: Task | None = None,
 ) -> Record:
     """Run one configuration and leave its record in ``out``.
 
@@ -48,6 +50,7 @@ def run(
     Args:
         resume: continue the run in ``out`` from its newest complete checkpoint, bit for bit.
         reporters: called as the run proceeds; an exception in one does not end the training.
+        task: model and data in place of those that the configuration names.
 
     Raises:
         ConfigError, DataError, RecordError: before any training, one sentence.
@@ -55,14 +58,16 @@ def run(
     """
     out = Path(out)
     for phase in remaining(phases(resolve(config), out), out, resume):
-        resume = _run_phase(phase, out, resume, reporters)
+        resume = _run_phase(phase, out, resume, reporters, task)
     return load(out)
 
 
-def _run_phase(phase: Phase, out: Path, resume: bool, reporters: Sequence[Reporter]) -> bool:
+def _run_phase(
+    phase: Phase, out: Path, resume: bool, reporters: Sequence[Reporter], task: Task | None
+) -> bool:
     """Train the units of one phase. Returns True, which is ``resume`` for the next one."""
     shutdown = GracefulShutdown()
-    parts = prepare(phase.config)
+    parts = prepare(phase.config, task)
     parts.phase = phase
     group = Reporters(reporters if parts.world.rank == 0 else ())
     recorded = _recorded(parts, group, out, resume)

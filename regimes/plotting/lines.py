@@ -1,0 +1,85 @@
+"""A column of the epochs, one curve per schedule: for the report and for `regimes.plot`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from matplotlib.figure import Figure
+
+from regimes.errors import RecordError, nearest
+from regimes.plotting import panels, style
+from regimes.plotting.curves import curves, ends, has
+from regimes.plotting.groups import Groups, decaying, measured, tested_by, windows
+from regimes.plotting.looks import Metric
+from regimes.plotting.schedules import given
+from regimes.records import Record
+
+WIDTH = 4.8  # inches: letters are legible on a phone
+Against = Literal["epoch", "floats"]
+TRAFFIC = Metric("bytes", "MB sent by a worker", "MB", "MB", 1e-6)
+PERIOD = Metric("period", "steps between synchronisations", "period", "steps")
+BATCH = Metric("batch_size", "batch per worker", "batch", "samples")
+COLUMNS = {metric.name: metric for metric in (TRAFFIC, PERIOD, BATCH)}
+
+
+def plot(
+    records: str | Path | Record | Iterable[str | Path | Record],
+    column: str | None = None,
+    against: Against = "epoch",
+    where: Sequence[str] = (),
+) -> Figure:
+    """Draw runs: one curve per schedule, the mean over seeds with its 95 % interval.
+
+    Args:
+        records: a folder of runs or an archive of them, several, or runs.
+        column: of the epochs, e.g. "train_loss", "bytes", "batch_size"; default the metric by which
+            the runs were tested.
+        against: the x axis, units or the floats sent so far.
+        where: only runs of which this is true, e.g. ``["optimizer.lr=0.4"]``.
+
+    Raises:
+        RecordError: no run, runs of other settings, or a column that they do not have.
+    """
+    by_schedule = given(records, where)
+    example = decaying(by_schedule)
+    shown = tested_by(example)
+    if column is not None:
+        shown = COLUMNS.get(column) or measured(example, column)
+    if against not in ("epoch", "floats"):
+        raise RecordError(f'against = {against!r}: expected "epoch" or "floats"')
+    for runs in by_schedule.values():
+        if not all(has(run, shown) for run in runs):
+            known = nearest(shown.name, map(str, runs[0].epochs.columns))
+            raise RecordError(f"{runs[0].folder} has no column {shown.name!r}, {known}")
+    return lines(by_schedule, against, shown, example)
+
+
+def lines(by_schedule: Groups, against: str, shown: Metric, example: Record) -> Figure:
+    """The panel.
+
+    Args:
+        example: the run whose configuration and decays stand for all.
+    """
+    numbers, last = curves(by_schedule, shown), ends(by_schedule, shown)
+    with style.theme():
+        fig = style.figure(2.7 + 0.17 * ((len(by_schedule) + 1) // 2), WIDTH)
+        ax = fig.add_subplot()
+        panels.fill(ax, against, numbers, last, shown)
+        panels.format_axis(ax, against, last, example.config)
+        ax.set_ylabel(shown.label)
+        if shown not in (TRAFFIC, BATCH):
+            panels.limits(ax, numbers, shown, last)
+        elif numbers[shown.name].max() > panels.WIDE * numbers[shown.name].min():
+            style.log_axis(ax)
+        else:
+            ax.set_ylim(bottom=0)
+        if against == "epoch":
+            style.shade(ax, windows(by_schedule))
+            style.mark_decays(ax, example)
+        handles, labels = ax.get_legend_handles_labels()
+        columns = style.legend_columns(labels, WIDTH, 2)
+        place: Any = "outside upper left"
+        fig.legend(handles, labels, loc=place, handlelength=3.2, columnspacing=1, ncols=columns)
+    return fig

@@ -1,0 +1,150 @@
+"""One call from Python: a model and data that a program hands over, trained and recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from regimes import compression, policies
+from regimes.config import DataConfig, Level, ModelConfig, OptimizerConfig, Registry, RunConfig
+from regimes.config.toml import override_fields
+from regimes.data.objects import Loss, Metric, ObjectTask
+from regimes.errors import ConfigError, unexpected
+from regimes.records import OWN, Record
+from regimes.training import optimizers
+from regimes.training.loop import run
+from regimes.training.reporters import Reporter
+
+
+def simulate(
+    model: nn.Module | Callable[[], nn.Module],
+    train_data: Any,
+    test_data: Any,
+    *,
+    out: str | Path,
+    workers: int = 8,
+    batch_size: int = 32,
+    epochs: int = 10,
+    compressor: Any = "powersgd",
+    levels: Mapping[str, Level] | None = None,
+    policy: Any = "accordion",
+    optimizer: Any = None,
+    loss: Loss | None = None,
+    metric: Metric | None = None,
+    seed: int = 0,
+    name: str | None = None,
+    set: Mapping[str, Any] | None = None,
+    reporters: Sequence[Reporter] = (),
+) -> Record:
+    """Train a copy of a model on simulated workers, and leave a record.
+
+    The trainer is that of `run`: under torchrun each process calls this, and the workers are
+    shared out over the processes, with the same numbers. Called again after a stop it goes on, and
+    after the end it returns the record.
+
+    Args:
+        model: a module, whose parameters all seeds begin with; or a function (or class) without
+            arguments that makes one, from the random numbers of ``seed``.
+        train_data, test_data: two tensors, inputs and targets; or any data set with a length whose
+            samples are such a pair, or mappings with ``input_ids`` (tokens; the targets are the
+            next ones, of ``labels`` where there are some). What such a data set draws at random
+            depends on seed, epoch, step and worker alone.
+        out: folder of the record.
+        workers: W, simulated one after the other.
+        batch_size: samples of one worker's step.
+        compressor, policy: a name, a table with a name, or an object.
+        levels: what the policy's words mean; default the compressor's usual ones.
+        optimizer: "sgd", "adamw", "muon" or ``package.module:Class``; or a table like
+            ``{"name": "adamw", "lr": 0.001}`` with the fields of `OptimizerConfig`. Default SGD at
+            0.1 with momentum 0.9.
+        loss: of the model's output and the targets, a mean over the batch; default cross-entropy of
+            classes or tokens, mean squared error of real targets. An output may be an object with
+            ``logits``.
+        metric: likewise, for the test samples; default the accuracy of classes, else the loss.
+        name: of the schedule in tables and figures; default the policy's.
+        set: other fields of `RunConfig`: ``{"unit_steps": 50, "instruments.fisher": {}}``.
+        reporters: as of `run`.
+
+    Raises:
+        ConfigError, DataError: before any training, one sentence.
+        RecordError: ``out`` holds another run.
+        TrainingError: as `run`.
+    """
+    rule, chosen = _table(policies.REGISTRY, policy), _table(compression.REGISTRY, compressor)
+    if levels is None:
+        levels = compression.compressor(dict(chosen)).usual
+    config = RunConfig(
+        name=name or str(rule["name"]).rpartition(":")[2],
+        seed=seed,
+        epochs=epochs,
+        workers=workers,
+        batch_size=batch_size,
+        compressor=chosen,
+        levels=dict(levels),
+        policy=rule,
+        optimizer=_optimizer(optimizer),
+        data=DataConfig(name=OWN),
+        model=ModelConfig(name=_called(model)),
+        union_pass=False,  # a user's loss may weigh samples by their batch
+    )
+    config = override_fields(config, dict(set or {}))
+    _check(config)
+    made = ObjectTask(model, train_data, test_data, loss, metric)
+    folder = Path(out)
+    resume = (folder / "run.json").exists()
+    return run(config, folder, resume=resume, reporters=reporters, task=made)
+
+
+def _check(config: RunConfig) -> None:
+    """Raise ConfigError for fields that name a data set or a network, or change its samples."""
+    plain = DataConfig(name=OWN, drop_last=config.data.drop_last, reshuffle=config.data.reshuffle)
+    for name, value, usual in (
+        ("data", config.data, plain),
+        ("model", config.model, ModelConfig(name=config.model.name)),
+        ("deficit", config.deficit, None),
+        ("channels_last", config.channels_last, False),
+    ):
+        if value != usual:
+            raise ConfigError(
+                f"set: {name} is of the data sets and networks that Regimes names; of your own, "
+                "change the model and the data that you pass (data.drop_last and data.reshuffle "
+                "can be set)"
+            )
+
+
+def _table(registry: Registry, given: Any) -> dict[str, Any]:
+    """The table of a configuration for a name, a table or an object."""
+    if isinstance(given, str):
+        return {"name": given}
+    if isinstance(given, Mapping):
+        return dict(given)
+    if given is None or isinstance(given, int | float | type):
+        expected = "a name, a table with a name, or an object"
+        raise unexpected(registry.kind, given, expected)
+    return registry.table(given)
+
+
+def _optimizer(given: Any) -> OptimizerConfig:
+    """The optimiser's part of the configuration."""
+    if isinstance(given, OptimizerConfig):
+        return given
+    table = {"lr": 0.1} if given is None else _table(optimizers.CLASSES, given)
+    if "lr" not in table:
+        name = table["name"]
+        raise ConfigError(
+            f'optimizer = {name!r}: its learning rate is missing: write optimizer={{"name": '
+            f'"{name}", "lr": ...}}'
+        )
+    changes = {f"optimizer.{key}": value for key, value in table.items()}
+    return override_fields(RunConfig(), changes).optimizer
+
+
+def _called(model: Any) -> str:
+    """The name of a module's class, or of the function that makes one."""
+    made = type(model) if isinstance(model, nn.Module) else model
+    if not callable(made):
+        raise unexpected("model", model, "an nn.Module, or a function that makes one")
+    return getattr(made, "__name__", type(made).__name__).strip("<>")

@@ -1,0 +1,306 @@
+"""`regimes.simulate` (oracles: the trainer's own presets bit for bit, a loop of a few lines)."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ddp_scripts import group as processes
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import regimes
+from regimes import models
+from regimes.config import DataConfig
+from regimes.data import images
+from regimes.data.images import Normaliser
+from regimes.errors import ConfigError, DataError, RecordError
+
+QUICK: dict[str, Any] = {"workers": 2, "batch_size": 8, "epochs": 2, "optimizer": {"lr": 0.05}}
+STATIC = {"name": "static", "level": "low"}
+
+
+def points(count: int = 80, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Points of three classes."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 6, generator=generator)
+    return x, x[:, :3].argmax(1)
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3))
+
+
+def simulated(out: Path, model: Any = network, **changes: Any) -> regimes.Record:
+    data = changes.pop("data", points())
+    options = {**QUICK, "policy": STATIC, **changes}
+    return regimes.simulate(model, data, points(20, 1), out=out, **options)
+
+
+# -- oracles ---------------------------------------------------------------------------------
+
+
+def test_a_preset_given_as_objects_has_the_same_bits(tmp_path: Path) -> None:
+    config = regimes.override(
+        regimes.get_preset("smoke"),
+        ["epochs=2", "optimizer.decay_epochs=[]", "union_pass=false", "data.augment=false",
+         "data.train_size=200", "data.test_size=100", "policy={name='accordion', interval=1}"],
+    )  # fmt: skip
+    expected = regimes.run(config, tmp_path / "preset")
+    digits = images.load(config.data)
+    normalise = Normaliser(digits, "cpu", torch.float32)
+    train = normalise(digits.train_x), digits.train_y
+    test = normalise(digits.test_x), digits.test_y
+    _, channels, size, _ = digits.train_x.shape
+    shape = {"classes": 10, "channels": channels, "image_size": size}
+    record = regimes.simulate(
+        lambda: models.build(**vars(config.model), **shape),
+        train,
+        TensorDataset(*test),
+        out=tmp_path / "objects",
+        workers=config.workers,
+        batch_size=config.batch_size,
+        epochs=2,
+        compressor=regimes.PowerSGD(),
+        levels=config.levels,
+        policy=regimes.Accordion(interval=1),
+        optimizer=config.optimizer,
+        set={"signal": config.signal, "data.drop_last": config.data.drop_last},
+    )
+    assert record.header["metric"] == "accuracy"
+    for ours, theirs in zip(record.rows, expected.rows, strict=True):
+        for name in ("metric", "train_loss", "layers", "statistics", "collectives", "lr"):
+            assert ours[name] == theirs[name], name
+
+
+def test_dense_steps_are_those_of_a_loop(tmp_path: Path) -> None:
+    """Without compression a step takes the mean of the workers' gradients."""
+    (x, y), model, rate = points(16), network().double(), 0.1
+    ours = copy.deepcopy(model)
+    record = regimes.simulate(
+        model,
+        (x, y),
+        (x, y),
+        out=tmp_path / "run",
+        workers=2,
+        batch_size=8,
+        epochs=5,
+        policy={"name": "static", "level": "dense"},
+        optimizer={"lr": rate, "momentum": 0, "weight_decay": 0},
+        set={"dtype": "float64"},
+    )
+    for row in record.rows:
+        loss = F.cross_entropy(ours(x.double()), y)
+        gradients = torch.autograd.grad(loss, [*ours.parameters()])
+        with torch.no_grad():
+            for parameter, gradient in zip(ours.parameters(), gradients, strict=True):
+                parameter -= rate * gradient
+        after = F.cross_entropy(ours(x.double()), y).item()
+        assert row["train_loss"] == pytest.approx(loss.item(), rel=1e-12)
+        assert row["test_loss"] == pytest.approx(after, rel=1e-12)
+
+
+def group_run(rank: int, out: str) -> list[Any]:
+    record = simulated(Path(out), workers=4, set={"timeout": 60.0}, data=Noisy())
+    return [(row["train_loss"], row["metric"]) for row in record.rows]
+
+
+def test_processes_have_the_numbers_of_one(tmp_path: Path) -> None:
+    alone = simulated(tmp_path / "one", workers=4, data=Noisy())
+    expected = [(row["train_loss"], row["metric"]) for row in alone.rows]
+    found = processes.run(group_run, 2, str(tmp_path / "two"), timeout=None)
+    for rows in found:
+        assert [row[0] for row in rows] == pytest.approx([row[0] for row in expected], rel=1e-5)
+
+
+# -- models and data of several kinds ----------------------------------------------------------
+
+
+class Noisy(Dataset[Any]):
+    """Samples that are augmented at random."""
+
+    def __len__(self) -> int:
+        return 80
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        x, y = points()
+        return x[i] + 0.1 * torch.randn(6), int(y[i])
+
+
+@dataclass
+class Output:
+    """As of a Hugging Face model."""
+
+    logits: Tensor
+
+
+class Causal(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(11, 8), nn.Linear(8, 11)
+
+    def forward(self, input_ids: Tensor) -> Output:
+        return Output(self.out(self.embed(input_ids)))
+
+
+class Tokens(Dataset[Any]):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, i: int) -> dict[str, list[int]]:
+        return {"input_ids": [(i + j) % 11 for j in range(9)]}
+
+
+def test_a_causal_language_model_learns_the_next_token(tmp_path: Path) -> None:
+    record = regimes.simulate(
+        Causal, Tokens(), Tokens(), out=tmp_path, workers=2, batch_size=8, epochs=12,
+        policy=STATIC, optimizer={"name": "adamw", "lr": 0.05},
+    )  # fmt: skip
+    assert record.header["metric"] == "loss"
+    assert record.epochs["metric"].iloc[-1] < 0.2 < record.epochs["metric"].iloc[0]
+    assert record.config["model"]["name"] == "Causal"
+
+
+def test_a_regression_with_a_loss_and_a_metric_of_its_own(tmp_path: Path) -> None:
+    x, _ = points(64)
+    y = x[:, :1] * 2
+
+    def worst(output: Tensor, target: Tensor) -> float:
+        return float((output - target).abs().max())
+
+    record = regimes.simulate(
+        nn.Linear(6, 1), (x, y), (x, y), out=tmp_path, loss=F.l1_loss, metric=worst,
+        **{**QUICK, "epochs": 8, "policy": STATIC},
+    )  # fmt: skip
+    assert record.header["metric"] == "worst"
+    assert record.epochs["test_loss"].iloc[-1] < 0.5 * record.epochs["test_loss"].iloc[0]
+    assert (record.epochs["metric"] > record.epochs["test_loss"]).all()
+
+
+def test_draws_of_a_data_set_depend_on_the_seed_alone(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    first = simulated(tmp_path / "a", data=Noisy())
+    torch.manual_seed(2)
+    second, third = simulated(tmp_path / "b", data=Noisy()), simulated(tmp_path / "c")
+    assert first.rows == second.rows
+    assert first.rows != third.rows
+
+
+def test_the_users_model_is_left_alone(tmp_path: Path) -> None:
+    model = network()
+    before = copy.deepcopy(model.state_dict())
+    simulated(tmp_path, model)
+    assert all(torch.equal(model.state_dict()[name], before[name]) for name in before)
+
+
+# -- the record --------------------------------------------------------------------------------
+
+
+class Stop(Exception):
+    pass
+
+
+class Stopper:
+    """A data set that fails while the second epoch is trained."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+
+    def __len__(self) -> int:
+        return 80
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        self.limit -= 1
+        if self.limit < 0:
+            raise Stop
+        x, y = points()
+        return x[i], y[i]
+
+
+def test_a_stopped_run_goes_on_and_an_ended_one_is_returned(tmp_path: Path) -> None:
+    whole = simulated(tmp_path / "whole", data=Stopper(1e9))
+    with pytest.raises(Stop):
+        simulated(tmp_path / "again", data=Stopper(80 + 120))
+    again = simulated(tmp_path / "again", data=Stopper(1e9))
+    assert again.rows == whole.rows
+    assert simulated(tmp_path / "again", data=Stopper(1e9)).rows == whole.rows
+
+
+def test_another_run_in_the_folder_is_refused(tmp_path: Path) -> None:
+    simulated(tmp_path)
+    with pytest.raises(RecordError):
+        simulated(tmp_path, batch_size=4)
+    with pytest.raises(RecordError, match="other data"):
+        simulated(tmp_path, data=points(80, 5))
+
+
+def test_records_are_compared_and_drawn(tmp_path: Path) -> None:
+    runs = [
+        simulated(tmp_path / f"{level}-{seed}", seed=seed, name=level,
+                  policy={"name": "static", "level": level})
+        for level in ("low", "dense") for seed in (0, 1, 2)
+    ]  # fmt: skip
+    assert regimes.compare(runs)["n"].tolist() == [3]
+    figure = regimes.plot(runs)
+    assert figure.axes[0].get_ylabel() == "test accuracy (%)"
+    assert regimes.plot(tmp_path, "bytes", against="floats").axes
+    with pytest.raises(RecordError, match="has no column 'los', did you mean"):
+        regimes.plot(runs, "los")
+    with pytest.raises(RecordError, match="against"):
+        regimes.plot(runs, against="bytes")  # type: ignore[arg-type]
+
+
+def test_a_command_says_how_it_goes_on(tmp_path: Path) -> None:
+    record = simulated(tmp_path / "run")
+    config = replace(regimes.RunConfig(), data=DataConfig(name="own"))
+    assert record.config["data"]["name"] == "own"
+    with pytest.raises(ConfigError, match="call regimes"):
+        regimes.run(config, tmp_path / "other")
+
+
+# -- what is refused ---------------------------------------------------------------------------
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "policy": ({"policy": "acordion"}, "did you mean 'accordion'"),
+    "compressor": ({"compressor": "powersdg"}, "did you mean 'powersgd'"),
+    "kind": ({"compressor": 3}, "a name, a table with a name, or an object"),
+    "levels": ({"levels": {"low": 0.5}}, "level"),
+    "rate": ({"optimizer": "adamw"}, "its learning rate is missing"),
+    "field": ({"set": {"unit_step": 3}}, "unit_steps"),
+    "model": ({"model": 3}, "an nn.Module, or a function that makes one"),
+    "made": ({"model": lambda: 3}, "an nn.Module"),
+    "shape": ({"model": nn.Linear(5, 3)}, r"do not take inputs \[2, 6\] and targets \[2\]"),
+    "loss": ({"loss": lambda output, target: output.sum(1)}, "expected one number, a mean"),
+    "no parameter": ({"model": nn.Identity()}, "no parameter"),
+    "data": ({"data": 3}, "expected a data set with a length"),
+    "loader": ({"data": iter([])}, "a DataLoader has its data set in .dataset"),
+    "tensors": ({"data": (torch.ones(3, 6), torch.ones(2))}, "as many of each"),
+    "empty": ({"data": []}, "at least one sample"),
+    "sample": ({"data": [1, 2, 3]}, "a sample of train_data is a int"),
+    "few": ({"data": points(1)}, "too few"),
+    "workers": ({"workers": 0}, "workers"),
+    "epochs": ({"epochs": 0}, "epochs"),
+    "validation": ({"set": {"data.validation_size": 5}}, "set: data is of the data sets"),
+    "augment": ({"set": {"data.augment": True}}, "set: data is of the data sets"),
+    "deficit": ({"set": {"deficit.name": "blur"}}, "set: deficit"),
+    "width": ({"set": {"model.width": 3}}, "set: model"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_one_sentence(name: str, tmp_path: Path) -> None:
+    changes, said = WRONG[name]
+    with pytest.raises((ConfigError, DataError), match=said) as caught:
+        simulated(tmp_path / "run", **changes)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_loader_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="dataset"):
+        simulated(tmp_path / "run", data=iter(DataLoader(TensorDataset(*points()))))

@@ -41,7 +41,11 @@ LINES = HERE / "race.jsonl"
 TUNED = HERE.parent / "data/reference/race-lm-tune.json"
 LINKS = (100, 20, 1000)  # Mbit/s
 SEEDS = (16000, 16001, 16002)
-RATES, TUNING_SEEDS, HELD_OUT = (0.0015, 0.003, 0.006, 0.012), (1000, 1001), 16385  # torch's PowerSGD
+RATES, TUNING_SEEDS, HELD_OUT = (
+    (0.0015, 0.003, 0.006, 0.012),
+    (1000, 1001),
+    16385,
+)  # torch's PowerSGD
 RATE_OF = {  # torch's methods, and the schedule with the same numbers, whose rate they have
     "DDP": "dense",
     "DDP, fp16 hook": "half",
@@ -103,8 +107,8 @@ def train(name: str, config: RunConfig, rate: int | None) -> Line:
     kind = name if name in PEERS else "regimes"
     with islands() as (names, hubs), Nodes(names, DEADLINE) as nodes:
         limit_trunk(hubs, rate)
-        goodput = statistics.median(nodes.ask("goodput", seconds=1.5)) if rate else 0.0
         delay = statistics.median(nodes.ask("echo", times=40, size=64))
+        goodput = min(nodes.ask("goodput", seconds=2.5)) if rate else 0.0  # two cross the link
         before = crossed(hubs[0])
         with tempfile.TemporaryDirectory() as scratch:
             answers = nodes.ask("race", kind=kind, config=to_dict(config), out=f"{scratch}/run")
@@ -140,7 +144,7 @@ def race(links: Sequence[int], seeds: Sequence[int], minutes: float, only: Seque
         found = train(name, config, link)
         head = {"stage": stage, "entrant": name, "seed": seed, "link": link, "rate": rate}
         if stage == "race":
-            head["predicted"] = predicted(name, read(), link, found["goodput"], found["echo"])
+            head["predicted"] = predicted(name, read(), found["goodput"], found["echo"])
         with LINES.open("a") as file:
             file.write(json.dumps(head | found) + "\n")
         said = f"{stage} {name}, seed {seed}, link {link}: {found['loss'][-1]:.3f}"
@@ -216,7 +220,7 @@ def _shapes() -> tuple[int, int]:
     return sum(layer.size for layer in layers), low
 
 
-def predicted(name: str, lines: Sequence[Line], link: int, goodput: float, echo: float) -> float:
+def predicted(name: str, lines: Sequence[Line], goodput: float, echo: float) -> float:
     """Seconds of a mean step on a link: those of the steps on unlimited links, and what the
     collectives take longer. A ring over two islands crosses their link once in each
     direction; of an all-to-all, two workers send half of their parts over it."""
@@ -226,7 +230,7 @@ def predicted(name: str, lines: Sequence[Line], link: int, goodput: float, echo:
         size = {**step.bytes, "exchange": step.bytes["exchange"] * 4 / 3}
         step = Work(0.0, 0.0, step.calls, size)
     hops = 2 * (NODES - 1)
-    slow = Network(min(goodput, link * 1e6), echo / hops)
+    slow = Network(goodput, echo / hops)
     workers = 2 if name == "HSDP" else NODES  # islands exchange shards
     seconds = sum(free["seconds"][1:]) / sum(free["steps"][1:])
     fast = Network(1e10, free["echo"] / hops)

@@ -11,6 +11,7 @@ from torch import nn
 from regimes.config import Level
 from regimes.ddp import choices
 from regimes.ddp.hook import Hook
+from regimes.ddp.probe import pick
 from regimes.ddp.record import RecordOptions, record_options
 from regimes.ddp.schedule import unit_schedule
 from regimes.ddp.sharded import ShardedGradients
@@ -32,6 +33,8 @@ def attach(
     every: Any = "epoch",
     record: str | Path | RecordOptions | None = None,
     scaler: Any = None,
+    instruments: Mapping[str, Mapping[str, Any]] | None = None,
+    probe: Any = None,
     timeout: float = 600.0,
 ) -> Hook:
     """Let a DDP model, or islands of a sharded one, exchange gradients compressed, at levels that a
@@ -64,6 +67,12 @@ def attach(
         record: a folder for a record of the job, as the trainer writes one; process 0 writes it.
         scaler: the GradScaler that scales the loss, if one does. The hook then works in units of
             the unscaled loss, so that a change of scale changes neither residuals nor norms.
+        instruments: what else is measured at the end of each unit, with ``probe``:
+            ``{"curvature": {}, "sharpness": {}}``, with the fields of `instruments.curvature`. The
+            training ends in the same bits with and without them.
+        probe: a pair (loss, batches): ``loss(model, batch)`` is the mean over a batch, and batches
+            is one batch or a list of them, this process's share of the samples, which all
+            processes have as many of. ``model`` is the one inside DistributedDataParallel.
         timeout: seconds until a process that the others wait for counts as lost.
 
     Raises:
@@ -75,14 +84,20 @@ def attach(
         raise unexpected("scaler", scaler, "a GradScaler of torch, with get_scale(), or None")
     good = is_whole(seed, -(2**63)) and seed < 2**63  # as in a configuration
     require(good, "seed", seed, "a whole number of at most 63 bits")
-    chosen = choices.choose(policy, compressor, levels, signal, start_compressing_after)
+    schedule = unit_schedule(every, optimizer, model)
+    probed = pick(probe, instruments, schedule.automatic)
+    chosen = choices.choose(policy, compressor, levels, signal, start_compressing_after, probed)
     if replicas is not None:
+        if chosen.probe is not None:
+            raise ConfigError(
+                "instruments: curvature needs whole parameters, and this model is sharded: leave "
+                "instruments and probe out"
+            )
         choices.check_needs(chosen.policy, ("norms",), "a sharded model gives")
         if scaler is not None:
             raise ConfigError(
                 "scaler: a sharded model trains in bfloat16, which needs none: leave it out"
             )
-    schedule = unit_schedule(every, optimizer, model)
     if chosen.compressor.reads_rate and schedule.optimizer is None:
         raise ConfigError(
             f"compressor: {type(chosen.compressor).__name__} with residual = "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, cast, get_args
 
@@ -11,6 +11,7 @@ from regimes import compression, policies
 from regimes.compression import Compressor
 from regimes.config import DENSE, Level, Signal
 from regimes.config.bounds import LONGEST, SECONDS
+from regimes.ddp.probe import Probe
 from regimes.detectors.statistics import INSTRUMENT, Statistic
 from regimes.errors import ConfigError, is_whole, nearest, require, unexpected
 from regimes.policies import Policy, check_levels
@@ -24,6 +25,8 @@ class Choice:
 
     Attributes:
         dense_start: the first so many steps send the gradient uncompressed.
+        instruments: tables of those that read a probe.
+        probe: what these are measured on.
     """
 
     policy: Policy
@@ -31,6 +34,8 @@ class Choice:
     levels: Mapping[str, Level]
     signal: Signal
     dense_start: int = 0
+    instruments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    probe: Probe | None = None
 
     def facts(self) -> dict[str, Any]:
         """In plain types; must be the same on all processes."""
@@ -40,11 +45,17 @@ class Choice:
             "levels": dict(self.levels),
             "signal": self.signal,
             "start_compressing_after": self.dense_start,
+            **({"instruments": dict(self.instruments)} if self.instruments else {}),
         }
 
 
 def choose(
-    policy: Any, compressor: Any, levels: Mapping[str, Level] | None, signal: str, dense_start: int
+    policy: Any,
+    compressor: Any,
+    levels: Mapping[str, Level] | None,
+    signal: str,
+    dense_start: int,
+    probed: tuple[Probe | None, Mapping[str, Mapping[str, Any]]] = (None, {}),
 ) -> Choice:
     """The arguments of ``attach``; ConfigError unless they go together."""
     good = is_whole(dense_start, 0)
@@ -56,8 +67,10 @@ def choose(
     objects = "an object with decide(), needs and names"
     rule = pick_policy(policy, f"a name, a table with a name, or {objects}")
     check_levels(rule, known)
-    check_needs(rule, FROM_GRADIENTS, "a hook sees gradients only and can measure")
-    return Choice(rule, chosen, known, cast(Signal, signal), dense_start)
+    probe, tables = probed
+    measured = (*FROM_GRADIENTS, *tables)
+    check_needs(rule, measured, "a hook sees gradients only and can measure")
+    return Choice(rule, chosen, known, cast(Signal, signal), dense_start, tables, probe)
 
 
 def pick_policy(given: Any, expected: str) -> Policy:

@@ -33,6 +33,7 @@ from regimes.ddp.source import Source, layers_of
 from regimes.ddp.state import Fitted, StateCodec
 from regimes.detectors.statistics import Statistic
 from regimes.errors import ConfigError
+from regimes.instruments.base import EndOfEpochGauge
 from regimes.instruments.panel import Readings
 from regimes.policies import Decision
 from regimes.policies.controller import Controller, Levels
@@ -75,19 +76,26 @@ class Hook(Job):
         signal = chosen.signal if any(Statistic.parse(need).is_norm for need in needs) else None
         self.panel = self._choose_gauges(network, seed, chosen, needs, signal)
         from_updates = {"norms", "msdr"} if chosen.signal == "update" else {"msdr"}
-        keeps_gradients = not self.panel.gauges.keys() <= from_updates
-        self.sends_at_end = keeps_gradients or world.shards > 1
+        on_steps = {
+            name: gauge
+            for name, gauge in self.panel.gauges.items()
+            if not isinstance(gauge, EndOfEpochGauge)
+        }
+        keeps_gradients = not on_steps.keys() <= from_updates
+        self.sends_at_end = keeps_gradients or world.shards > 1 or chosen.probe is not None
         self.buckets = buckets = Buckets(
             source,
             self.reducer,
-            list(self.panel),
+            list(on_steps.values()),
             keep_gradients=keeps_gradients,
             scale=(lambda: 1.0) if scaler is None else scaler.get_scale,
             dense_start=chosen.dense_start,
         )
         self._seen: list[Row] = []
         self.world.guard.done = lambda: buckets.total
-        self._agree_on_start(chosen.facts(), seed, scaler=scaler is not None, **source.facts())
+        probed = {} if chosen.probe is None else {"probe": chosen.probe.samples}
+        scaled = scaler is not None
+        self._agree_on_start(chosen.facts(), seed, scaler=scaled, **source.facts(), **probed)
         about = options or RecordOptions("")
         self._prepare_record(options, self._header(about, chosen, network, seed))
         self._decide()

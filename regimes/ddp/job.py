@@ -102,27 +102,28 @@ class Job:
         signal: Signal | None,
         is_local: Callable[[], bool] | None = None,
     ) -> Panel:
-        """The gauges of the statistics that a policy needs; they see gradients, or movements, and
-        no data.
+        """The gauges of the statistics that a policy needs, which see gradients, or movements, and
+        no data; and those that read the probe of a script.
 
         Args:
             signal: the norm that is read; None: none.
             is_local: for local steps, see ``MeasurementContext.is_local``.
         """
+        probe = exchange.probe
         context = MeasurementContext(
             model,
-            loss=no_data,
+            loss=cast(Any, probe.mean if probe else no_data),
             world=self.world,
             layers=self.layers,
             seed=seed,
             union=False,
-            probe=no_data,
+            probe=cast(Any, probe.take if probe else no_data),
             samples=no_data,
             compressor=exchange.compressor,
             levels=exchange.levels,
             is_local=is_local,
         )
-        return choose({}, needs, signal, context)
+        return choose(exchange.instruments, needs, signal, context)
 
     # -- record ------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from regimes.ddp.job import Job, on_all_processes
 from regimes.ddp.refit import LayerMatch, damage_refused, redistribute, refuse, several
 from regimes.ddp.source import plain_names
 from regimes.errors import ConfigError
+from regimes.instruments.base import EndOfEpochGauge
 from regimes.instruments.compression_loss import CompressionLossGauge
 from regimes.policies.controller import Controller
 from regimes.records import kinds
@@ -110,8 +111,10 @@ class StateCodec:
 
     @property
     def within_unit(self) -> bool:
-        """Whether the gauges can be saved within a unit: only the norm's sums can."""
-        return self.job.panel.gauges.keys() <= {"norms"}
+        """Whether the gauges can be saved within a unit: the norm's sums, and what is read at its
+        end alone."""
+        gauges = self.job.panel.gauges.items()
+        return all(name == "norms" or isinstance(gauge, EndOfEpochGauge) for name, gauge in gauges)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a fitted state, but for the levels."""

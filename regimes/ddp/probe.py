@@ -1,0 +1,86 @@
+"""Data for a hook's curvature: the loss and batches that a script passes to ``attach``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from regimes.curvature.probe import ProbeLoss, batch_size
+from regimes.errors import ConfigError, nearest, require, unexpected
+from regimes.instruments import instruments
+
+ON_DATA = ("curvature", "sharpness")  # instruments that the hook can read on a probe
+FORM = "a pair (loss, batches): loss(model, batch) is the mean over a batch"
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What curvature is measured on.
+
+    Attributes:
+        loss: ``loss(model, batch)``, the mean over a batch; a scalar tensor.
+        batches: this process's share, of any type that the loss takes.
+    """
+
+    loss: ProbeLoss
+    batches: tuple[Any, ...]
+
+    @property
+    def samples(self) -> int:
+        """Of this process; all must have as many."""
+        return sum(batch_size(batch) for batch in self.batches)
+
+    def take(self, images: int, batch: int) -> list[tuple[Any]]:
+        """The batches, as an instrument wants them; the numbers of its table are not used."""
+        return [(batch,) for batch in self.batches]
+
+    def mean(self, model: nn.Module, batch: Any) -> Tensor:
+        return self.loss(model, batch)
+
+
+def pick(given: Any, tables: Any, by_itself: bool) -> tuple[Probe | None, dict[str, Any]]:
+    """The arguments ``probe`` and ``instruments`` of ``attach``.
+
+    Args:
+        by_itself: the hook ends its units by itself.
+
+    Raises:
+        ConfigError: they do not go together, or one is wrong.
+    """
+    if tables is None and given is None:
+        return None, {}
+    if not isinstance(tables, Mapping) or not tables:
+        raise unexpected("instruments", tables, 'a table like {"curvature": {}} with the probe')
+    for name, table in tables.items():
+        if name not in ON_DATA:
+            raise ConfigError(f"instruments: {name!r}: {nearest(str(name), ON_DATA)}")
+        if not isinstance(table, Mapping):
+            raise unexpected(f"instruments.{name}", table, "a table of its fields, or {}")
+        if unused := sorted({"images", "batch"} & {*table}):
+            raise ConfigError(f"instruments.{name}.{unused[0]}: the probe has its own batches")
+    if by_itself:
+        raise ConfigError(
+            "instruments: curvature is measured in epoch_end(), between two steps: leave every "
+            "out, and call hook.epoch_end() where a unit ends"
+        )
+    found = {name: dict(table) for name, table in tables.items()}
+    instruments(found)  # refuses wrong fields
+    return _probe(given), found
+
+
+def _probe(given: Any) -> Probe:
+    good = isinstance(given, tuple | list) and len(given) == 2 and callable(given[0])
+    if not good:
+        raise unexpected("probe", given, FORM)
+    loss: Callable[..., Any]
+    loss, batches = given
+    probe = Probe(loss, tuple(batches) if isinstance(batches, list) else (batches,))
+    try:
+        samples = probe.samples
+    except (StopIteration, TypeError, RuntimeError):
+        samples = 0
+    require(samples > 0, "probe", f"{samples} samples", f"{FORM}, with tensors in it")
+    return probe

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from regimes import inputs
+from regimes.console.progress import tracked
 from regimes.errors import RecordError, RegimesError
 from regimes.records.branches import trunk_of
 from regimes.records.files import check_output, check_regular, write_output
@@ -105,7 +106,10 @@ def load_all(*folders: str | Path, where: Sequence[str] = ()) -> list[Record]:
             raise RecordError(f"{place!r} is neither a folder of runs nor an archive")
         folder = Path(place)
         with unpacked(folder) as root:  # a record's folder is its path in the archive
-            there = [replace(load(p), folder=folder / p.relative_to(root)) for p in find(root)]
+            there = [
+                replace(load(path), folder=folder / path.relative_to(root))
+                for path in tracked(find(root), "reading runs")
+            ]
         if not there:
             raise RecordError(f"no run in or under {folder}")
         runs += there

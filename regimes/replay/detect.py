@@ -17,6 +17,7 @@ import pandas as pd
 
 from regimes import detectors, policies
 from regimes.config import Registry, read_value
+from regimes.console.progress import tracked
 from regimes.console.stdout import console as new_console
 from regimes.console.tables import Table
 from regimes.errors import ConfigError, RecordError
@@ -62,7 +63,7 @@ def bench(runs: Sequence[Record], texts: Sequence[str] = ()) -> Comparison:
     names = labels(texts or defaults(runs))
     parts: dict[str, list[pd.DataFrame]] = {"detectors": [], "pairs": [], "epochs": []}
     notes: dict[str, None] = {}
-    for run in runs:
+    for run in tracked(runs, "replaying detectors"):
         compared = compare(run, {short: rule(text, run) for text, short in names.items()})
         notes |= dict.fromkeys(compared.notes)
         for part, frames in parts.items():

@@ -14,6 +14,7 @@ import pandas as pd
 import tomli_w
 
 from regimes import __version__
+from regimes.console.progress import tracked
 from regimes.console.tables import Table
 from regimes.console.units import human
 from regimes.cost.cases import cases, setting
@@ -125,7 +126,7 @@ class Study:
 def read(root: Path, place: Path) -> Study:
     """Every selected run in or under a folder, the content of ``place``; RecordError if none can be
     read, or they are of different settings."""
-    entries = [_entry(path, root) for path in find(root)]
+    entries = [_entry(path, root) for path in tracked(find(root), "reading runs")]
     selected = select_and_separate([entry.record for entry in entries if entry.record])
     by_folder = {run.folder: run for run in selected}  # with the names of separate experiments
     entries = [

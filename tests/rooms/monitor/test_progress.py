@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from regimes.config import RunConfig
-from regimes.console import units
+from regimes.console import progress, units
 from regimes.errors import ConfigError, RecordError
 from regimes.monitor import reporters, watch
 from regimes.monitor.text import straggler
@@ -394,3 +394,35 @@ def test_watch_waits_for_the_first_run(
 def test_watch_without_a_run(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="no run in or under"):
         watch.watch(tmp_path, once=True)
+
+
+# -- work on many things -----------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self.terminal = terminal
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+
+@pytest.mark.parametrize(
+    ("seconds", "terminal", "shown"), [(1.0, True, True), (0.1, True, False), (1.0, False, False)]
+)
+def test_a_bar_for_work_that_takes_longer(
+    seconds: float, terminal: bool, shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of ten things; a bar after two seconds, on a terminal only, which is gone at the end."""
+    clock = 0.0
+    monkeypatch.setattr(progress, "time", types.SimpleNamespace(monotonic=lambda: clock))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", screen := Terminal(terminal))
+    seen = []
+    for thing in progress.tracked([*range(10)], "reading runs"):
+        seen.append(thing)
+        clock += seconds
+    assert seen == [*range(10)]
+    assert ("reading runs" in screen.getvalue()) == shown
+    assert (screen.getvalue() == "") == (not shown)

@@ -1,0 +1,42 @@
+"""A progress bar for work on many things, on standard error, where somebody may wait for it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+SOON = 2.0  # seconds without a bar
+
+
+def tracked(things: Sequence[T], doing: str) -> Iterator[T]:
+    """The things, one after the other. A bar appears on a terminal after `SOON` seconds, and is
+    gone at the end; elsewhere nothing is printed.
+
+    Args:
+        doing: what is done with each, in a few words.
+    """
+    start, bar = time.monotonic(), None
+    try:
+        for done, thing in enumerate(things):
+            if bar is not None:
+                bar.update(bar.task_ids[0], completed=done)
+            elif done and time.monotonic() - start > SOON and sys.stderr.isatty():
+                bar = _bar(doing, len(things), done)
+            yield thing
+    finally:
+        if bar is not None:
+            bar.stop()
+
+
+def _bar(doing: str, total: int, done: int) -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = "{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    bar.add_task(doing, total=total, completed=done)
+    bar.start()
+    return bar

@@ -1,0 +1,199 @@
+"""Curvature of a job under the hook (oracles: numpy's eigenvalues of the whole Hessian; the same job
+without instruments)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ddp_scripts import group
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import regimes
+from regimes.errors import ConfigError
+from regimes.records import read_lines
+
+UNITS, STEPS, SHARE = 3, 4, 12  # samples of a process's probe
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Dropout(0.2), nn.Linear(5, 3)
+    ).double()
+
+
+def samples(seed: int, count: int = SHARE) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 4, generator=generator, dtype=torch.float64)
+    return x, x[:, :3].argmax(1)
+
+
+def mean_loss(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch["x"]), batch["y"])
+
+
+def job(rank: int, folder: str, measured: bool, view: bool = False) -> dict[str, Any]:
+    """A few units; the weights before each, and what the units' rows say."""
+    model = DistributedDataParallel(network(), gradient_as_bucket_view=view)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    x, y = samples(100 + rank)
+    probe = (mean_loss, [{"x": x[:6], "y": y[:6]}, {"x": x[6:], "y": y[6:]}])
+    more: dict[str, Any] = {}
+    if measured:
+        tables = {"curvature": {"largest": 2, "tolerance": 1e-9}, "sharpness": {}}
+        more = {"instruments": tables, "probe": probe}
+    hook = regimes.attach(
+        model, optimizer=optimizer, policy={"name": "accordion", "interval": 1},
+        record=f"{folder}/{measured}", **more,
+    )  # fmt: skip
+    weights = []
+    for unit in range(UNITS):
+        for step in range(STEPS):
+            inputs, targets = samples(1000 * unit + 10 * step + rank)
+            optimizer.zero_grad(set_to_none=not view)
+            F.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+        weights.append({k: v.clone() for k, v in model.module.state_dict().items()})
+        hook.epoch_end()
+    hook.close()
+    state = {k: v.clone() for k, v in model.module.state_dict().items()}
+    return {"weights": weights, "end": state, "rows": hook.rows, "draw": torch.rand(1).item()}
+
+
+def largest_eigenvalues(state: dict[str, Tensor], count: int = 2) -> list[float]:
+    """Of the Hessian of the mean loss over both processes' probes, formed whole."""
+    model = network()
+    model.load_state_dict(state)
+    model.eval()
+    names = [name for name, _ in model.named_parameters()]
+    sizes = [p.numel() for p in model.parameters()]
+    parts = [samples(100 + rank) for rank in range(2)]
+    x, y = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+
+    def loss(flat: Tensor) -> Tensor:
+        pieces = zip(names, model.parameters(), flat.split(sizes), strict=True)
+        named = {name: piece.view_as(p) for name, p, piece in pieces}
+        return F.cross_entropy(torch.func.functional_call(model, named, (x,)), y)
+
+    flat = torch.cat([p.detach().flatten() for p in model.parameters()])
+    hessian = torch.autograd.functional.hessian(loss, flat).numpy()
+    return sorted(np.linalg.eigvalsh(hessian), reverse=True)[:count]
+
+
+def test_eigenvalues_are_those_of_the_whole_hessian(tmp_path: Path) -> None:
+    found = group.run(job, 2, str(tmp_path), True)
+    for one in found:
+        assert len(one["rows"]) == UNITS
+        for row, weights in zip(one["rows"], one["weights"], strict=True):
+            values = [row["model"]["eigenvalue"], row["model"]["eigenvalue_2"]]
+            assert values == pytest.approx(largest_eigenvalues(weights), rel=1e-6)
+            assert row["model"]["critical_sharpness"] > 0
+    details = read_lines(tmp_path / "True" / "instruments.jsonl")
+    assert len(details) == UNITS
+    record = regimes.load(tmp_path / "True")
+    assert record.config["instruments"].keys() == {"curvature", "sharpness"}
+    assert record.epochs["eigenvalue"].notna().all()
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_instruments_leave_no_trace(view: bool, tmp_path: Path) -> None:
+    pairs = zip(
+        *(group.run(job, 2, str(tmp_path), measured, view) for measured in (True, False)),
+        strict=True,
+    )
+    for measured, plain in pairs:
+        for name, tensor in plain["end"].items():
+            assert torch.equal(measured["end"][name], tensor), name
+        assert measured["draw"] == plain["draw"]
+        for a, b in zip(measured["rows"], plain["rows"], strict=True):
+            assert a["layers"] == b["layers"]
+            assert a["statistics"] == b["statistics"]
+
+
+def by_eigenvalue(rank: int) -> list[str]:
+    """A policy that reads the eigenvalue decides in the hook, too; and its state goes on."""
+    x, y = samples(100 + rank)
+    levels = []
+
+    def made() -> tuple[Any, Any, Any]:
+        model = DistributedDataParallel(network())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        detector = {"name": "eigenvalue-change", "interval": 1}
+        hook = regimes.attach(
+            model, optimizer=optimizer, policy={"name": "detected", "detector": detector},
+            instruments={"curvature": {}}, probe=(mean_loss, {"x": x, "y": y}),
+        )  # fmt: skip
+        return model, optimizer, hook
+
+    model, optimizer, hook = made()
+    for unit in range(3):
+        for step in range(2):
+            inputs, targets = samples(1000 * unit + 10 * step + rank)
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+            state = hook.state_dict()  # also within a unit
+        hook.epoch_end()
+        levels.append(str(sorted(hook.levels.items())))
+    _, _, other = made()
+    other.load_state_dict(state)
+    return levels
+
+
+def test_a_policy_may_read_the_eigenvalue() -> None:
+    first, second = group.run(by_eigenvalue, 2)
+    assert first == second
+
+
+def refusals(rank: int) -> dict[str, str]:
+    x, y = samples(rank)
+    good = {"instruments": {"curvature": {}}, "probe": (mean_loss, {"x": x, "y": y})}
+    wrong: dict[str, dict[str, Any]] = {
+        "no probe": {**good, "probe": None},
+        "no instrument": {**good, "instruments": None},
+        "unknown": {**good, "instruments": {"curvatur": {}}},
+        "field": {**good, "instruments": {"curvature": {"larges": 1}}},
+        "images": {**good, "instruments": {"curvature": {"images": 5}}},
+        "no tensors": {**good, "probe": (mean_loss, 3)},
+        "no pair": {**good, "probe": mean_loss},
+        "every": {**good, "every": 5},
+        "shares": {**good, "probe": (mean_loss, {"x": x[: 4 + rank], "y": y[: 4 + rank]})},
+        "policy": {"policy": {"name": "detected", "detector": {"name": "eigenvalue-change"}}},
+    }
+    said = {}
+    for name, arguments in wrong.items():
+        model = DistributedDataParallel(network())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        try:
+            regimes.attach(model, optimizer=optimizer, **arguments)
+        except ConfigError as error:
+            said[name] = str(error)
+    return said
+
+
+SAID = {
+    "no probe": "a pair (loss, batches)",
+    "no instrument": 'a table like {"curvature": {}}',
+    "unknown": "did you mean 'curvature'",
+    "field": "larges",
+    "images": "the probe has its own batches",
+    "no tensors": "with tensors in it",
+    "no pair": "a pair (loss, batches)",
+    "every": "leave every out",
+    "shares": "probe",
+    "policy": "a hook sees gradients only",
+}
+
+
+def test_what_is_wrong_is_one_sentence() -> None:
+    for said in group.run(refusals, 2):
+        assert said.keys() == SAID.keys()
+        for name, part in SAID.items():
+            assert part in said[name], (name, said[name])
+            assert "\n" not in said[name]

@@ -59,7 +59,7 @@ class Pipeline:
         # the finalizer, which ends the thread, would never run. A daemon, because a thread that is
         # in a collective with a dead process cannot be joined when Python ends.
         self.thread = threading.Thread(
-            target=_serve, args=(self.tasks,), daemon=True, name="regimes"
+            target=_serve, args=(self.tasks, device), daemon=True, name="regimes"
         )
         self.thread.start()
         weakref.finalize(self, self.tasks.put, None)
@@ -112,8 +112,11 @@ class Pipeline:
             self.error = error
 
 
-def _serve(tasks: SimpleQueue[Callable[[], Any] | None]) -> None:
-    """The thread's loop."""
+def _serve(tasks: SimpleQueue[Callable[[], Any] | None], device: torch.device) -> None:
+    """The thread's loop. A thread begins on GPU 0, to which torch returns where a stream is left:
+    without its own GPU each process would have a context there."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     while (task := tasks.get()) is not None:
         task()
         del task  # it holds the pipeline, which must not live until the next task

@@ -47,6 +47,7 @@ class Step:
     gradients: dict[int, Tensor] = field(default_factory=dict)  # in DDP's buckets; later updates
     states: dict[int, State] = field(default_factory=dict)  # as they will be
     scale: float = 0.0
+    flags: list[Tensor] = field(default_factory=list)  # by bucket: NaN where one is not finite
     finite: bool = True
     failed: bool = False
 
@@ -128,6 +129,8 @@ class Buckets:
     def finish(self) -> None:
         with self.clock.waiting():
             self.pipeline.finish()
+            if self.step is not None:  # the one wait of a step for a GPU
+                self.step.finite = _all_finite(self.step.flags)
             self._agree_on_finite()
 
     @torch.no_grad()
@@ -213,8 +216,7 @@ class Buckets:
         flag = finite_flag([*exact.values()])
         unused = self.source.unused(bucket)
         flags = flag[None] if unused is None else torch.stack([flag.to(unused), *unused])[None]
-        if not flag.isfinite():  # NaN would stay in residuals for ever
-            torch._foreach_zero_([*exact.values()])
+        _blank([*exact.values()], flag, 0.0)  # NaN would stay in residuals for ever
         for i, gradient in exact.items():
             if self.rows is not None:
                 self.rows[i].view(gradient.shape).copy_(gradient)
@@ -230,10 +232,9 @@ class Buckets:
             gradients[i].copy_(update)
         # of what was written: float16 may overflow where float32 does not
         flag = flag + finite_flag([full_precision(gradient) for gradient in gradients.values()])
-        if not flag.isfinite():
-            step.finite = False
-            for gradient in gradients.values():
-                gradient.fill_(torch.nan)  # a GradScaler must see it, as without compression
+        # a GradScaler must see it, as without compression
+        _blank([*gradients.values()], flag, torch.nan)
+        step.flags.append(flag)
         if len(step.states) == len(self.scales):  # here: a static graph's first pass waits for it
             self.source.release()
 
@@ -247,3 +248,16 @@ class Buckets:
             ratio = scale / self.scales[layer]
             state.residual = torch.mul(state.residual, ratio, out=self.spare[layer])
         return state
+
+
+def _blank(tensors: Sequence[Tensor], flag: Tensor, value: float) -> None:
+    """Fill tensors where the flag is not finite. On a GPU the host does not ask whether it is."""
+    broken = ~flag.isfinite()
+    if flag.device.type == "cpu" and not broken:
+        return
+    for tensor in tensors:
+        tensor.masked_fill_(broken, value)
+
+
+def _all_finite(flags: Sequence[Tensor]) -> bool:
+    return not flags or bool(torch.stack([*flags]).isfinite().all())

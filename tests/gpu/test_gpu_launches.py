@@ -1,78 +1,122 @@
 """What a GPU would be asked for: launches and waits of the host, counted on a pretended one.
 
-A launch is an operation that is no view; a ``foreach`` of many tensors counts as one. The numbers
-are bounds: who makes a step shorter lowers them.
+A launch is an operation that is no view; a ``foreach`` of many tensors counts as one. The bounds
+stand in ``gpu_steps``.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pretended
 import pytest
 import torch
+from ddp_scripts import gpus as jobs
+from ddp_scripts import group
+from gpu_steps import (
+    BOUNDS,
+    DENSE,
+    STEPS,
+    Counts,
+    compressed,
+    config,
+    copying,
+    counted,
+    taking,
+    waiting,
+)
 
-import regimes
-from regimes.config import RunConfig, from_dict, override
+from regimes import compression, instruments
+from regimes.compression.cosine import DCTTopK
+from regimes.compression.elementwise import Sign
+from regimes.compression.powersgd import ACPSGD
 from regimes.curvature import lanczos as algorithm
 from regimes.curvature.lanczos import lanczos
+from regimes.data import deficits
+from regimes.models.transformer import GPT
 from regimes.seeding import stream
+from regimes.training.rounds import Rounds
 
-UNION, EACH = "union_pass=true", "union_pass=false"
-DENSE = ["policy={name='static', level='dense'}"]
-TOPK = ["compressor={name='topk'}", "levels={low=99, high=10}"]
-STEPS: dict[str, tuple[list[str], int, int]] = {  # settings, launches and waits of a step
-    "dense, union": ([UNION, *DENSE], 261, 0),
-    "powersgd of rank 2, union": ([UNION], 326, 0),
-    "powersgd of rank 2, worker by worker": ([EACH], 928, 0),
-    "topk of 10 %, worker by worker": ([EACH, *TOPK], 1169, 0),
-}
 PRODUCT = 40, 2  # launches and waits of a step of Lanczos beside the product itself
 
 
-class Steps:
-    """A reporter that reads the diary after each step."""
-
-    def __init__(self, diary: pretended.Diary) -> None:
-        self.diary, self.seen = diary, []
-
-    def start(self, *_: Any) -> None: ...
-    def epoch(self, *_: Any) -> None: ...
-    def stop(self, *_: Any) -> None: ...
-
-    def step(self, *_: Any) -> None:
-        self.seen.append((self.diary.ops.total(), self.diary.waits.total()))
-
-
-def config(*settings: str) -> RunConfig:
-    """Five steps of ResNet-18, narrow, on images of 8 x 8."""
-    base = from_dict(
-        RunConfig,
-        {
-            "epochs": 1,
-            "workers": 4,
-            "batch_size": 2,
-            "device": "cuda",
-            "data": {"name": "digits", "train_size": 40, "test_size": 10},
-            "model": {"name": "resnet18-cifar10", "width": 4},
-            "levels": {"low": 4, "high": 2},
-            "policy": {"name": "static", "level": "high"},
-        },
-    )
-    return override(base, list(settings))
+SLOW = [name for name in STEPS if name.endswith("-cifar10") or name == "instrument moments"]
+UNBOUNDED = {  # they need another task or network than these
+    "instrument sharpness",
+    "instrument spread",
+    "instrument rivals",
+    "deficit other-matrix",
+    "deficit other-task",
+}
+PARTS: dict[str, tuple[Any, str]] = {  # what a wait, a copy, an allocation is put into, by its row
+    "sign": (Sign, "reduce"),
+    "acp-sgd": (ACPSGD, "reduce"),
+    "dct-topk": (DCTTopK, "reduce"),
+    "local steps": (Rounds, "step"),
+    "gpt": (GPT, "forward"),
+    "adamw": (torch.optim.AdamW, "step"),
+}
 
 
-@pytest.mark.parametrize(("settings", "launches", "waits"), STEPS.values(), ids=STEPS)
-def test_a_step_costs_no_more_launches_and_waits(
-    settings: list[str], launches: int, waits: int, tmp_path: Path
+def exceeded(found: Counts, bound: Counts) -> list[str]:
+    pairs = zip(Counts._fields, found, bound, strict=True)
+    return [f"{name}: {n}, at most {most}" for name, n, most in pairs if n > most]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[pytest.mark.slow] * (x in SLOW)) for x in STEPS]
+)
+def test_a_step_costs_no_more_than_its_bounds(name: str, tmp_path: Path) -> None:
+    assert not exceeded(counted(STEPS[name], tmp_path / "run"), BOUNDS[name])
+
+
+def test_what_has_no_bounds_is_named() -> None:
+    names = {*compression.REGISTRY, *(f"instrument {x}" for x in instruments.REGISTRY)}
+    names |= {f"deficit {x}" for x in deficits.REGISTRY}
+    assert names - STEPS.keys() == UNBOUNDED
+    assert STEPS.keys() == BOUNDS.keys()
+
+
+@pytest.mark.parametrize("put", [waiting, copying, taking])
+@pytest.mark.parametrize("name", PARTS)
+def test_what_is_put_into_a_part_is_seen(
+    name: str, put: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pretended.gpu() as diary:
-        steps = Steps(diary)
-        regimes.run(config(*settings), tmp_path / "run", reporters=[steps])
-    (ops, waited), (more, again) = steps.seen[-2:]
-    assert more - ops <= launches
-    assert again - waited <= waits
+    owner, method = PARTS[name]
+    original = getattr(owner, method)
+
+    @functools.wraps(original)
+    def slower(*args: Any, **options: Any) -> Any:
+        put()
+        return original(*args, **options)
+
+    monkeypatch.setattr(owner, method, slower)
+    seen = exceeded(counted(STEPS[name], tmp_path / "run"), BOUNDS[name])
+    kind = {waiting: "waits", copying: "copies", taking: "memory"}[put]
+    assert any(word.startswith(kind) for word in seen)
+
+
+PROCESSES = {  # beside more buckets than one
+    "dense": [*DENSE],
+    "powersgd": compressed("powersgd"),
+    "topk": compressed("topk"),
+}
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+@pytest.mark.parametrize("put", [False, True], ids=["as it is", "a wait in the thread"])
+def test_waits_of_two_processes_are_those_of_their_collectives(
+    name: str, put: bool, tmp_path: Path
+) -> None:
+    """One wait for each collective, no more."""
+    c = config(*PROCESSES[name], "union_pass=false", "bucket_mb=0.002")
+    for answer in group.run(jobs.counted, 2, c, tmp_path / "run", put):
+        assert answer["collectives"] > 0
+        assert (answer["waits"] > answer["collectives"]) == put
+        assert answer["copies"] == 0
 
 
 def test_a_step_of_lanczos_does_not_grow_with_the_network(monkeypatch: pytest.MonkeyPatch) -> None:

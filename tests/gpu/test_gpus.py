@@ -14,6 +14,7 @@ from ddp_scripts import gpus as jobs
 from ddp_scripts import group
 
 import regimes
+from regimes.collectives.overlap import Pipeline
 from regimes.collectives.processes import backends
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
@@ -224,3 +225,16 @@ def test_runs_beside_each_other_share_out_the_gpus(
     answers = sweep.ablate(todo, 3, lambda *_: None)
     found = sorted(answer.partition(": ")[2] for answer in answers)
     assert found == ["GPU-a False", "GPU-a False", "GPU-b False"]
+
+
+# -- the thread of the exchange ----------------------------------------------------------------
+
+
+def test_the_thread_of_the_exchange_has_a_context_on_its_own_gpu_alone() -> None:
+    with pretended.gpu(2) as diary:
+        pipeline = Pipeline([[0], [1]], lambda bucket: None, torch.device("cuda", 1))
+        pipeline.begin()
+        pipeline.mark_ready([0, 1])
+        pipeline.finish()
+        pipeline.close()
+        assert diary.contexts == {("regimes", 1)}

@@ -16,11 +16,13 @@ import torch
 import torch.distributed as dist
 from ddp_scripts import cases
 from ddp_scripts.cases import Case
+from gpu_steps import Steps, waiting
 from torch import Tensor
 from torch.futures import Future
 
 import regimes
 from regimes.collectives import devices, group, processes
+from regimes.collectives.overlap import Pipeline
 from regimes.config import RunConfig
 from regimes.ddp import source
 from regimes.errors import ConfigError
@@ -59,6 +61,40 @@ def trained(
         except regimes.errors.TrainingError as error:
             heard = str(error)
         return {"calls": [*calls], "places": places, "heard": heard}
+
+
+def counted(rank: int, config: RunConfig, out: Path, put: bool) -> dict[str, int]:
+    """Waits, copies and collectives of the last step of a run on two GPUs.
+
+    Args:
+        put: put a wait into the thread that reduces buckets.
+    """
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE="2",
+        REGIMES_RENDEZVOUS=(out.parent / "meet").as_uri(),
+    )
+    with pretended.gpu(2) as diary, pytest.MonkeyPatch.context() as patch:
+        _gloo_for_nccl(patch, diary.calls)
+        if put:
+            arrive = Pipeline._arrive
+            patch.setattr(Pipeline, "_arrive", lambda *a: (waiting(), arrive(*a))[1])
+        made, original = [0], processes.ProcessWorld._wait
+
+        def wait(world: Any, collective: Any, *args: Any, **options: Any) -> None:
+            made[0] += any(pretended.on_gpu(x) for x in args if isinstance(x, Tensor))
+            original(world, collective, *args, **options)
+
+        patch.setattr(processes.ProcessWorld, "_wait", wait)
+        steps = Steps(diary)
+        seen, step = [], steps.step
+        steps.step = lambda *_: (step(), seen.append(made[0]))
+        regimes.run(config, out, reporters=[steps])
+        counts = steps.counts if rank == 0 else None
+    if counts is None:  # reporters are the first process's
+        return {"collectives": 1, "waits": 1 + put, "copies": 0}
+    return {"collectives": seen[-1] - seen[-2], "waits": counts.waits, "copies": counts.copies}
 
 
 def on_both(rank: int, config: RunConfig, folder: Path) -> dict[str, Any]:

@@ -120,7 +120,15 @@ class Operations(TorchDispatchMode):
         for made in tensors([out]):
             if id(made) not in known or (gpus and place(made) == ANYWHERE):
                 mark(made, where)
+        if gpus and not func.is_view:
+            diary.memory[name] += _taken(inputs, out)
         return out
+
+
+def _taken(inputs: list[Tensor], out: Any) -> int:
+    """How many results have memory that no input has."""
+    had = {x.untyped_storage()._cdata for x in inputs}
+    return len({x.untyped_storage()._cdata for x in tensors([out])} - had)
 
 
 def _check_places(name: str, inputs: list[Tensor], places: list[int], gpus: set[int]) -> None:

@@ -71,10 +71,13 @@ def tensors(values: Any) -> Iterator[Tensor]:
 
 
 def copied(source: int, target: int, without_waiting: bool = False) -> None:
-    """Count a copy for which the host waits: all but quick ones of pinned memory."""
-    between = source != target and max(source, target) >= 0
-    if between and not (without_waiting and PINNED in (source, target)):
-        diary.waits["copy to the GPU" if target >= 0 else "copy from the GPU"] += 1
+    """Count a copy, and the wait of the host for all but quick ones of pinned memory."""
+    if source == target or max(source, target) < 0:
+        return
+    name = "copy to the GPU" if target >= 0 else "copy from the GPU"
+    diary.copies[name] += 1
+    if not (without_waiting and PINNED in (source, target)):
+        diary.waits[name] += 1
 
 
 def _to(tensor: Tensor, *words: Any, **options: Any) -> Tensor:

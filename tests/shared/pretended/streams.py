@@ -19,16 +19,29 @@ _Event, _Stream = torch.cuda.Event, torch.cuda.Stream
 
 class Diary:
     """What has happened since ``clear``: ``ops`` launched and ``waits`` of the host, by name;
-    ``calls`` of ``set_device`` and what ``streams`` record and wait for, in order."""
+    ``copies`` between places, waited for or not, and ``memory`` taken there, by number;
+    ``calls`` of ``set_device`` by the main thread; what ``streams`` record and wait for, in order;
+    GPUs that have ``contexts`` because a thread has left a stream there, as (thread, GPU)."""
 
     def __init__(self) -> None:
         self.ops: Counter[str] = Counter()
         self.waits: Counter[str] = Counter()
+        self.copies: Counter[str] = Counter()
+        self.memory: Counter[str] = Counter()
         self.calls: list[str] = []
         self.streams: list[str] = []
+        self.contexts: set[tuple[str, int]] = set()
 
     def clear(self) -> None:
-        for part in (self.ops, self.waits, self.calls, self.streams):
+        for part in (
+            self.ops,
+            self.waits,
+            self.copies,
+            self.memory,
+            self.calls,
+            self.streams,
+            self.contexts,
+        ):
             part.clear()
 
 
@@ -104,6 +117,17 @@ def _current(device: Any = None) -> Stream:
     return _here.stream
 
 
+def _gpu() -> int:
+    """The thread's, 0 where none was set."""
+    return getattr(_here, "gpu", 0)
+
+
+def _set_gpu(device: Any) -> None:
+    if threading.current_thread() is threading.main_thread():
+        diary.calls.append(f"set_device {device}")
+    _here.gpu = torch.device(device).index or 0
+
+
 @contextlib.contextmanager
 def _inside(stream: Stream | None) -> Iterator[None]:
     before = _current()
@@ -112,6 +136,8 @@ def _inside(stream: Stream | None) -> Iterator[None]:
         yield
     finally:
         _here.stream = before
+        if stream is not None:  # torch makes the stream of before current, on the thread's GPU
+            diary.contexts.add((threading.current_thread().name, _gpu()))
 
 
 def backward(engine: Any) -> Any:
@@ -147,7 +173,7 @@ def fakes(gpus: int) -> dict[str, Any]:
     return {
         "is_available": lambda: True,
         "device_count": lambda: gpus,
-        "current_device": lambda: 0,
+        "current_device": _gpu,
         "is_bf16_supported": lambda *_: True,
         "manual_seed_all": lambda *_: None,
         "get_device_name": lambda *_: "pretended",
@@ -155,7 +181,7 @@ def fakes(gpus: int) -> dict[str, Any]:
         "get_device_properties": lambda gpu=GPU: SimpleNamespace(
             name="pretended", uuid=f"GPU {gpu}", major=8, minor=0
         ),
-        "set_device": lambda device: diary.calls.append(f"set_device {device}"),
+        "set_device": _set_gpu,
         "get_rng_state": lambda *_: torch.get_rng_state(),
         "set_rng_state": lambda *_: None,
         "current_stream": _current,

@@ -1,0 +1,231 @@
+"""Steps on a pretended GPU and their bounds: launches, waits of the host, copies, memory taken.
+
+One list for every compressor, optimiser, instrument, network, deficit and precision. The numbers
+are bounds: who makes a step shorter lowers them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pretended
+import torch
+
+import regimes
+from regimes.config import RunConfig, from_dict, override
+
+
+class Counts(NamedTuple):
+    """Of the last step; ``run``: waits of the whole run, which instruments add to between steps."""
+
+    launches: int
+    waits: int
+    copies: int
+    memory: int
+    run: int
+
+
+class Steps:
+    """A reporter that reads the diary after each step."""
+
+    def __init__(self, diary: pretended.Diary) -> None:
+        self.diary, self.seen = diary, []
+
+    def start(self, *_: Any) -> None: ...
+    def epoch(self, *_: Any) -> None: ...
+    def stop(self, *_: Any) -> None: ...
+
+    def step(self, *_: Any) -> None:
+        d = self.diary
+        self.seen.append([part.total() for part in (d.ops, d.waits, d.copies, d.memory)])
+
+    @property
+    def counts(self) -> Counts:
+        before, after = self.seen[-2:]
+        last = [b - a for a, b in zip(before, after, strict=True)]
+        return Counts(*last, self.diary.waits.total())
+
+
+def config(*settings: str) -> RunConfig:
+    """Five steps of ResNet-18, narrow, on images of 8 x 8."""
+    base = from_dict(
+        RunConfig,
+        {
+            "epochs": 1,
+            "workers": 4,
+            "batch_size": 2,
+            "device": "cuda",
+            "data": {"name": "digits", "train_size": 40, "test_size": 10},
+            "model": {"name": "resnet18-cifar10", "width": 4},
+            "levels": {"low": 4, "high": 2},
+            "policy": {"name": "static", "level": "high"},
+        },
+    )
+    return override(base, list(settings))
+
+
+def counted(settings: list[str], folder: Path, prepare: Callable[[], Any] = lambda: None) -> Counts:
+    """A run's counts; ``prepare`` is called where the GPU is pretended."""
+    with pretended.gpu() as diary:
+        prepare()
+        steps = Steps(diary)
+        regimes.run(config(*settings), folder, reporters=[steps])
+        return steps.counts
+
+
+def waiting() -> None:
+    """What a bound must see: the host waits."""
+    torch.cuda.current_stream().synchronize()
+
+
+def copying() -> None:
+    """A copy to the GPU, for which the host waits."""
+    torch.ones(1).to("cuda")
+
+
+def taking() -> None:
+    """Memory, by an operation."""
+    torch.zeros(1, device="cuda").clone()
+
+
+SMALL = "model={name='vgg7', width=4}"
+STATIC = "policy={name='static', level='dense'}"
+DENSE = [SMALL, STATIC]
+TEXT = [
+    "data={name='synthetic-text', sequence=8, train_size=150, test_size=60}",
+    "batch_size=2",
+    "union_pass=false",
+]
+LEVELS: dict[str, Any] = {
+    "acp-sgd": 2,
+    "cast": "'bf16'",
+    "chunked-topk": 10,
+    "dct-topk": 10,
+    "low-pass": 0.5,
+    "powersgd": 2,
+    "quantise": 2,
+    "quantised-all-reduce": 8,
+    "randomk": 10,
+    "sign": 1,
+    "threshold": 0.001,
+    "topk": 10,
+}
+TABLES = {
+    "norms": "{readings=['global', 'worker0', 'local-mean', 'update']}",
+    "noise": "{}",
+    "msdr": "{}",
+    "overlap": "{batches=[16], count=2}",
+    "error": "{}",
+    "moments": "{}",
+    "moments-frozen": "{batch=8, count=2}",
+    "fisher": "{images=8, batch=4}",
+    "curvature": "{images=8, batch=4, max_products=4}",
+}
+NETWORKS = {
+    "gpt": "{name='gpt', width=16, depth=1, heads=2}",
+    "transformer": "{name='transformer', width=16, depth=1}",
+    "lstm": "{name='lstm', width=8, depth=1}",
+}
+IMAGES = ("resnet18-cifar10", "googlenet-cifar10", "densenet-cifar10")
+DEFICITS = ("blur", "flip", "noise", "labels", "gradient-noise")
+PRECISIONS = ("bfloat16", "tf32")
+
+
+def compressed(name: str) -> list[str]:
+    return [SMALL, f"compressor={{name='{name}'}}", f"levels={{high={LEVELS[name]}}}"]
+
+
+STEPS: dict[str, list[str]] = {
+    "dense": DENSE,
+    "dense, worker by worker": [*DENSE, "union_pass=false"],
+    **{name: compressed(name) for name in LEVELS},
+    **{f"{name}, bfloat16": [*compressed(name), "precision='bfloat16'"] for name in LEVELS},
+    **{name: [*DENSE, f"optimizer={{name='{name}', lr=0.01}}"] for name in ("adamw", "muon")},
+    "clipped": [*DENSE, "optimizer.clip=1.0"],
+    **{f"dense, {name}": [*DENSE, f"precision='{name}'"] for name in PRECISIONS},
+    "parameters in bfloat16": [*DENSE, "dtype='bfloat16'"],
+    **{
+        f"instrument {name}": [*compressed("topk"), f"instruments.{name}={table}"]
+        for name, table in TABLES.items()
+    },
+    **{name: [*TEXT, f"model={table}"] for name, table in NETWORKS.items()},
+    **{
+        f"{name}, bfloat16": [*TEXT, f"model={table}", "precision='bfloat16'"]
+        for name, table in NETWORKS.items()
+    },
+    **{name: [f"model={{name='{name}', width=4}}", STATIC] for name in IMAGES},
+    **{
+        f"deficit {name}": [*DENSE, f"deficit={{name='{name}', windows=[[0, 1]]}}"]
+        for name in DEFICITS
+    },
+    "local steps": [*DENSE, "sync_policy={name='static', level='2'}", "sync_levels={'2'=2}"],
+    "resnet18, powersgd": [],
+    "resnet18, topk worker by worker": [
+        "compressor={name='topk'}",
+        "levels={high=10}",
+        "union_pass=false",
+    ],
+}
+
+BOUNDS = {  # waits of a run include those of first uses, which later runs of a process save
+    "dense": Counts(121, 0, 0, 141, 73),
+    "dense, worker by worker": Counts(317, 0, 0, 378, 53),
+    "acp-sgd": Counts(165, 0, 0, 183, 93),
+    "cast": Counts(342, 0, 0, 401, 60),
+    "chunked-topk": Counts(771, 0, 0, 761, 60),
+    "dct-topk": Counts(512, 0, 0, 572, 67),
+    "low-pass": Counts(137, 0, 0, 155, 80),
+    "powersgd": Counts(165, 0, 0, 183, 93),
+    "quantise": Counts(557, 0, 0, 583, 60),
+    "quantised-all-reduce": Counts(768, 0, 0, 752, 60),
+    "randomk": Counts(278, 0, 0, 276, 73),
+    "sign": Counts(473, 0, 0, 525, 60),
+    "threshold": Counts(523, 35, 0, 528, 235),
+    "topk": Counts(431, 0, 0, 493, 53),
+    "acp-sgd, bfloat16": Counts(184, 0, 0, 202, 93),
+    "cast, bfloat16": Counts(418, 0, 0, 477, 60),
+    "chunked-topk, bfloat16": Counts(847, 0, 0, 837, 60),
+    "dct-topk, bfloat16": Counts(588, 0, 0, 648, 67),
+    "low-pass, bfloat16": Counts(156, 0, 0, 174, 80),
+    "powersgd, bfloat16": Counts(184, 0, 0, 202, 93),
+    "quantise, bfloat16": Counts(633, 0, 0, 659, 60),
+    "quantised-all-reduce, bfloat16": Counts(844, 0, 0, 828, 60),
+    "randomk, bfloat16": Counts(297, 0, 0, 295, 73),
+    "sign, bfloat16": Counts(549, 0, 0, 601, 60),
+    "threshold, bfloat16": Counts(599, 35, 0, 604, 235),
+    "topk, bfloat16": Counts(507, 0, 0, 569, 53),
+    "adamw": Counts(131, 0, 0, 141, 73),
+    "muon": Counts(131, 0, 0, 141, 73),
+    "clipped": Counts(323, 0, 0, 383, 53),
+    "dense, bfloat16": Counts(140, 0, 0, 160, 73),
+    "dense, tf32": Counts(121, 0, 0, 141, 73),
+    "parameters in bfloat16": Counts(366, 0, 0, 407, 53),
+    "instrument norms": Counts(434, 0, 0, 494, 56),
+    "instrument noise": Counts(483, 2, 2, 545, 63),
+    "instrument msdr": Counts(436, 1, 0, 516, 59),
+    "instrument overlap": Counts(431, 0, 0, 493, 129),
+    "instrument error": Counts(431, 0, 0, 493, 55),
+    "instrument moments": Counts(443, 0, 0, 503, 924),
+    "instrument moments-frozen": Counts(431, 0, 0, 493, 716),
+    "instrument fisher": Counts(431, 0, 0, 493, 125),
+    "instrument curvature": Counts(431, 0, 0, 493, 149),
+    "gpt": Counts(305, 0, 0, 323, 34),
+    "transformer": Counts(497, 0, 0, 474, 38),
+    "lstm": Counts(200, 0, 0, 204, 28),
+    "gpt, bfloat16": Counts(401, 0, 0, 419, 34),
+    "transformer, bfloat16": Counts(645, 0, 0, 622, 38),
+    "lstm, bfloat16": Counts(292, 0, 0, 296, 28),
+    "resnet18-cifar10": Counts(261, 0, 0, 348, 199),
+    "googlenet-cifar10": Counts(793, 0, 0, 1175, 659),
+    "densenet-cifar10": Counts(1489, 0, 0, 2076, 1099),
+    "deficit blur": Counts(123, 0, 0, 143, 73),
+    "deficit flip": Counts(122, 0, 0, 142, 73),
+    "deficit noise": Counts(122, 2, 2, 142, 85),
+    "deficit labels": Counts(121, 0, 0, 141, 75),
+    "deficit gradient-noise": Counts(241, 20, 20, 261, 173),
+    "local steps": Counts(437, 0, 0, 463, 53),
+    "resnet18, powersgd": Counts(326, 0, 0, 411, 244),
+    "resnet18, topk worker by worker": Counts(1169, 0, 0, 1387, 137),
+}

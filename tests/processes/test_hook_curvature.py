@@ -1,8 +1,9 @@
-"""Curvature of a job under the hook (oracles: numpy's eigenvalues of the whole Hessian; the same job
-without instruments)."""
+"""Curvature of a job under the hook (oracles: numpy's eigenvalues of the whole Hessian; the same
+job without instruments)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,15 +67,20 @@ def job(rank: int, folder: str, measured: bool, view: bool = False) -> dict[str,
     return {"weights": weights, "end": state, "rows": hook.rows, "draw": torch.rand(1).item()}
 
 
-def largest_eigenvalues(state: dict[str, Tensor], count: int = 2) -> list[float]:
-    """Of the Hessian of the mean loss over both processes' probes, formed whole."""
+def largest_eigenvalues(states: Sequence[dict[str, Tensor]], count: int = 2) -> list[float]:
+    """Of the mean over processes of the Hessian of the loss on a process's probe, formed whole.
+    Weights are the same everywhere, running statistics are not."""
+    wholes = [whole(state, *samples(100 + rank)) for rank, state in enumerate(states)]
+    return sorted(np.linalg.eigvalsh(np.mean(wholes, 0)), reverse=True)[:count]
+
+
+def whole(state: dict[str, Tensor], x: Tensor, y: Tensor) -> Any:
+    """The Hessian [d, d]."""
     model = network()
     model.load_state_dict(state)
     model.eval()
     names = [name for name, _ in model.named_parameters()]
     sizes = [p.numel() for p in model.parameters()]
-    parts = [samples(100 + rank) for rank in range(2)]
-    x, y = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
 
     def loss(flat: Tensor) -> Tensor:
         pieces = zip(names, model.parameters(), flat.split(sizes), strict=True)
@@ -82,20 +88,20 @@ def largest_eigenvalues(state: dict[str, Tensor], count: int = 2) -> list[float]
         return F.cross_entropy(torch.func.functional_call(model, named, (x,)), y)
 
     flat = torch.cat([p.detach().flatten() for p in model.parameters()])
-    hessian = torch.autograd.functional.hessian(loss, flat).numpy()
-    return sorted(np.linalg.eigvalsh(hessian), reverse=True)[:count]
+    return torch.autograd.functional.hessian(loss, flat).numpy()
 
 
 def test_eigenvalues_are_those_of_the_whole_hessian(tmp_path: Path) -> None:
     found = group.run(job, 2, str(tmp_path), True)
     for one in found:
         assert len(one["rows"]) == UNITS
-        for row, weights in zip(one["rows"], one["weights"], strict=True):
+        for unit, row in enumerate(one["rows"]):
             values = [row["model"]["eigenvalue"], row["model"]["eigenvalue_2"]]
-            assert values == pytest.approx(largest_eigenvalues(weights), rel=1e-6)
+            states = [process["weights"][unit] for process in found]
+            assert values == pytest.approx(largest_eigenvalues(states), rel=1e-6)
             assert row["model"]["critical_sharpness"] > 0
     details = read_lines(tmp_path / "True" / "instruments.jsonl")
-    assert len(details) == UNITS
+    assert len(details) == 2 * UNITS
     record = regimes.load(tmp_path / "True")
     assert record.config["instruments"].keys() == {"curvature", "sharpness"}
     assert record.epochs["eigenvalue"].notna().all()

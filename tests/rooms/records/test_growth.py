@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +40,10 @@ class Counter:
 
 
 @pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter]:
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counter:
     counter = Counter()
     monkeypatch.setattr(lines, "parse", counter)
-    yield counter
+    return counter
 
 
 def header_of(example: Path, units: int) -> dict[str, Any]:
@@ -58,7 +57,8 @@ def written(example: Path, folder: Path, units: int, each: Any = None) -> Path:
     row = json.loads((example / "epochs.jsonl").read_text().splitlines()[-1])
     writer = RecordWriter.create(folder, header_of(example, units))
     for unit in range(units):
-        writer.epoch({**row, "epoch": unit, "unit": None}, {"compute": 1.0})
+        place = {"first": unit * row["steps"], "stop": (unit + 1) * row["steps"]}
+        writer.epoch({**row, "epoch": unit, "unit": place}, {"compute": 1.0})
         if each is not None:
             each(folder)
     writer.event("end")
@@ -75,16 +75,14 @@ def test_a_load_parses_each_line_once(example: Path, tmp_path: Path, counted: Co
 
 
 def test_a_refresh_reads_what_is_new(example: Path, tmp_path: Path, counted: Counter) -> None:
-    work = []
+    work, silent = [], Console(file=io.StringIO(), width=100)
+
+    def refresh(folder: Path) -> None:
+        silent.print(watch._one(folder)[0])
+
     for units in (SHORT, LONG):
         counted.bytes = 0
-        silent = Console(file=io.StringIO(), width=100)
-        written(
-            example,
-            tmp_path / str(units),
-            units,
-            lambda folder: silent.print(watch._one(folder)[0]),
-        )
+        written(example, tmp_path / str(units), units, refresh)
         work.append(counted.bytes)
     assert work[1] < 2.2 * work[0]
 

@@ -25,8 +25,9 @@ def without_defaults(header: Header) -> Header:
     if not hooked(header):
         return header
     config = header["config"]
-    keys = (*KNOWN, *LOCAL_STEPS) if config.get("sync_policy") else KNOWN
-    keys += ("instruments",) if config.get("instruments") else ()
+    keys = [*KNOWN, *(LOCAL_STEPS if config.get("sync_policy") else ())]
+    if config.get("instruments"):
+        keys.append("instruments")
     known = {key: config[key] for key in keys if key in config}
     known |= {key: {"name": config[key]["name"]} for key in ("data", "model")}
     known |= {"epochs": None, "optimizer": _optimizer(config.get("optimizer") or {})}

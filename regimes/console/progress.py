@@ -1,4 +1,4 @@
-"""A progress bar for work on many things, on standard error, where somebody may wait for it."""
+"""A progress bar for long work on many things, on standard error."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Probe:
 
     @property
     def samples(self) -> int:
-        """Of this process; all must have as many."""
+        """How many this process has; all must have as many."""
         return sum(batch_size(batch) for batch in self.batches)
 
     def take(self, images: int, batch: int) -> list[tuple[Any]]:

@@ -57,9 +57,17 @@ def theme() -> AbstractContextManager[None]:
     )
 
 
+class Shown(Figure):
+    """A figure that Jupyter shows as the last value of a cell, without pyplot."""
+
+    def _repr_png_(self) -> bytes:
+        with theme():
+            return drawn(self, "png")
+
+
 def figure(height: float, width: float = WIDTH) -> Figure:
     """An empty figure, inches; not known to pyplot, so it needs no closing."""
-    return Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    return Shown(figsize=(width, height), dpi=DPI, layout="constrained")
 
 
 # -- texts of all figures --------------------------------------------------------------------

@@ -215,14 +215,14 @@ def measured(config: RunConfig, workers: int, steps: int = 5) -> list[Case]:
     per_epoch, works = timed(config, workers, steps)
     unit = min(per_epoch, config.unit_steps or per_epoch)  # steps in a row of the record
     levels = [Case(_labelled(x, config.levels), [(unit, work)]) for x, work in works.items()]
-    plan = _planned(config, int(per_epoch))
+    plan = planned(config, int(per_epoch))
     if plan is None:
         return levels
     epochs: list[Epoch] = [(n, works[level].every(period)) for n, level, period in plan]
     return [*levels, Case(config.name, epochs, 1)]
 
 
-def _planned(config: RunConfig, per_epoch: int) -> list[tuple[int, str, int]] | None:
+def planned(config: RunConfig, per_epoch: int) -> list[tuple[int, str, int]] | None:
     """(steps, level, period) of each unit; None if they depend on measurements."""
     rule = policy(config.policy)
     sync = policy(config.sync_policy, "sync_policy") if config.sync_policy else Static("1")

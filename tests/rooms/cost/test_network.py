@@ -550,7 +550,7 @@ def test_the_plan_of_local_steps_follows_the_rate() -> None:
             "optimizer.warmup_from=0.4",
         ],
     )
-    plan = cost_cases._planned(config, 10)
+    plan = cost_cases.planned(config, 10)
     assert plan == [(10, "high", 1), (10, "high", 1), (10, "high", 16), (10, "high", 16)]
     measured = override(config, ["sync_policy={name='accordion'}", "sync_levels={low=1,high=9}"])
-    assert cost_cases._planned(measured, 10) is None
+    assert cost_cases.planned(measured, 10) is None

@@ -40,14 +40,14 @@ def test_a_prediction_by_hand() -> None:
     """A mean of 1 MB in a ring of four at 8 Mbit/s takes 1.5 s more than without limit."""
     free = line(stage="free", link=None, echo=0.0, calls={"mean": [10, 10, 10]})
     free["bytes"] = {"mean": [1e7, 1e7, 1e7]}
-    got = race.predicted("dense", [free], 8e6, 0.0)
+    got = race.predicted("dense", [free], 8 / race.PAYLOAD, 0.0)
     assert got == pytest.approx(5 / 20 + 1.5 * 1e6 * 8 / 8e6 - 1.5 * 8e6 / 1e10)
 
 
 def test_an_all_to_all_crosses_more_of_its_parts() -> None:
     free = line(stage="free", link=None, echo=0.0, calls={"exchange": [10, 10, 10]})
     free["bytes"] = {"exchange": [1e7, 1e7, 1e7]}
-    got = race.predicted("dense", [free], 8e6, 0.0)
+    got = race.predicted("dense", [free], 8 / race.PAYLOAD, 0.0)
     assert got == pytest.approx(0.25 + 1.0 - 8e6 / 1e10, rel=1e-6)
 
 

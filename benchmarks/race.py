@@ -11,7 +11,8 @@ share the cores of one machine, so compute and compression take longer than on n
 
 Before a link's first race each entrant takes three units on unlimited links. From their seconds,
 the bytes that it hands to the collectives, the rate of the link and the time of an all-reduce of
-64 numbers follow the predicted seconds of a step, by the formulas of `regimes cost`. The kernel counts what crosses the link.
+64 numbers follow the predicted seconds of a step, by the formulas of `regimes cost`. The kernel
+counts what crosses the link.
 
 Leaves ``benchmarks/race.jsonl``, one line per training; ``race.md`` and ``race.png``.
 """

@@ -109,8 +109,8 @@ def page(lines: Sequence[Line], system: str) -> str:
     out += [
         "The loss is in bits per byte, on text that neither training nor the choice of rates has "
         "seen; intervals are 95 % t intervals over seeds. kB / step: what the kernel counted on "
-        "the link, in one direction, headers and the processes' agreement included. Predicted: from "
-        "three units on unlimited links and the rate of the link; median error "
+        "the link, in one direction, headers and the processes' agreement included. Predicted: "
+        "from three units on unlimited links and the rate of the link; median error "
         f"{median:.0f} %, largest {largest:.0f} % (n = {len(wrong)}). The floor, plain DDP on "
         f"unlimited links: {1e3 * floor:.0f} ms a step. Four processes share 2 cores "
         f"({', '.join(machines)}; {system}).",

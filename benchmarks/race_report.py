@@ -115,9 +115,9 @@ def page(lines: Sequence[Line], system: str) -> str:
         "the link, in one direction, headers and the processes' agreement included. Predicted: "
         "from three units on unlimited links and the rate of the link; median error "
         f"{median:.0f} %, largest {largest:.0f} % (n = {len(wrong)}). Two inputs were settled "
-        "after a first pass at 100 Mbit/s, which is not shown: the nominal rate in place of a measured "
-        "goodput, which was too low by up to ten times, and the planned periods of schedules whose "
-        "period changes. The floor, plain DDP on "
+        "after a first pass at 100 Mbit/s, which is not shown: the nominal rate in place of a "
+        "measured goodput, which was too low by up to ten times, and the planned periods of "
+        "schedules whose period changes. The floor, plain DDP on "
         f"unlimited links: {1e3 * floor:.0f} ms a step. Four processes share 2 cores "
         f"({', '.join(machines)}; {system}).",
         "",

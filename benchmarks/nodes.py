@@ -1,7 +1,9 @@
 """Four nodes on one machine: network namespaces, limited links, and a process in each.
 
 Each node is a network namespace of its own with one veth link to a bridge (in a fifth namespace),
-and ``tc tbf`` at both ends of each link. Nothing of the machine's own network is touched, and all
+and ``tc tbf`` at both ends of each link. Where a link has a delay, its two ends are tap devices and
+a process of its own hands each frame on when it is due (`_delayed`), because not every kernel has
+``netem``. Nothing of the machine's own network is touched, and all
 of it is deleted at the end, after Ctrl-C too; what a killed benchmark has left, the next deletes.
 Linux, root, iproute2.
 """
@@ -64,9 +66,9 @@ def star() -> Iterator[list[str]]:
 
 
 @contextlib.contextmanager
-def islands() -> Iterator[tuple[list[str], list[str]]]:
+def islands(delay: float = 0.0) -> Iterator[tuple[list[str], list[str]]]:
     """Names of `NODES` namespaces, each half joined by a bridge, and of the two namespaces with
-    the bridges, which the device ``trunk`` connects."""
+    the bridges, which the device ``trunk`` connects, with ``delay`` seconds in each direction."""
     sweep()
     names = [f"{PREFIX}-{os.getpid()}-{i}" for i in range(NODES)]
     hubs = [f"{PREFIX}-{os.getpid()}-hub{i}" for i in range(2)]
@@ -75,14 +77,35 @@ def islands() -> Iterator[tuple[list[str], list[str]]]:
             _add(name)
         for i, hub in enumerate(hubs):
             _bridge(hub, names[i * NODES // 2 : (i + 1) * NODES // 2], names)
-        near, far = hubs
-        words = ["link", "add", "trunk", "type", "veth", "peer", "name", "trunk"]
-        sh("ip", "-n", near, *words, "netns", far)
-        for hub in hubs:
-            sh("ip", "-n", hub, "link", "set", "trunk", "master", "bridge", "up")
-        yield names, hubs
+        with _delayed(hubs, delay) if delay else _direct(hubs):
+            for hub in hubs:
+                sh("ip", "-n", hub, "link", "set", "trunk", "master", "bridge", "up")
+            yield names, hubs
     finally:
         sweep(os.getpid())
+
+
+@contextlib.contextmanager
+def _direct(hubs: Sequence[str]) -> Iterator[None]:
+    words = ["link", "add", "trunk", "type", "veth", "peer", "name", "trunk"]
+    sh("ip", "-n", hubs[0], *words, "netns", hubs[1])
+    yield
+
+
+@contextlib.contextmanager
+def _delayed(hubs: Sequence[str], delay: float) -> Iterator[None]:
+    """Two tap devices, and the process between them."""
+    for hub in hubs:
+        sh("ip", "-n", hub, "tuntap", "add", "dev", "trunk", "mode", "tap")
+    words = [sys.executable, "-m", "benchmarks.delay", str(delay), *hubs]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            if process.stdout.readline() != "ready\n":
+                raise SystemExit("the process that delays frames did not start")
+            yield
+        finally:
+            process.kill()
 
 
 def _add(name: str) -> None:

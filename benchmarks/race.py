@@ -5,14 +5,16 @@
 
 Four processes on four nodes (`benchmarks.nodes`), two islands of two whose one link is limited,
 train `lm-small` for 600 steps by each entrant (`analysis/grids/race-lm.toml`,
-`benchmarks.entrants`) at the learning rate that other text has chosen for it. What counts is the
+`benchmarks.entrants`) at the learning rate that other text has chosen for it, or with ``--grid
+race-lm-460k`` a model four times as large, by some of them. What counts is the
 loss on a third text, and the seconds of training until it is reached, without evaluation. All four
 share the cores of one machine, so compute and compression take longer than on nodes of their own.
 
 Before a link's first race each entrant takes three units on unlimited links. From their seconds,
 the bytes that it hands to the collectives, the rate of the link and the time of an all-reduce of
 64 numbers follow the predicted seconds of a step, by the formulas of `regimes cost`. The kernel
-counts what crosses the link.
+counts what crosses the link. The link of 20 Mbit/s has a delay of 25 ms in each direction; there
+most entrants take four units, since their losses do not depend on the link.
 
 Leaves ``benchmarks/race.jsonl``, one line per training; ``race.md`` and ``race.png``.
 """
@@ -32,6 +34,7 @@ from typing import Any
 
 from benchmarks.entrants import BEFORE, PEERS, PERIOD, QUARTER, TORCH_RANK
 from benchmarks.nodes import NODES, Nodes, crossed, islands, limit_trunk
+from benchmarks.race_report import DELAY, write
 from regimes.config import RunConfig, override, to_dict
 from regimes.cost import cases
 from regimes.cost.network import Network, Work
@@ -40,62 +43,65 @@ from regimes.records import provenance
 
 HERE = Path(__file__).parent
 LINES = HERE / "race.jsonl"
-TUNED = HERE.parent / "data/reference/race-lm-tune.json"
+TUNED = HERE.parent / "data/reference"  # GRID-tune.json
 LINKS = (100, 20, 1000)  # Mbit/s
 SEEDS = (16000, 16001, 16002)
-RATES, TUNING_SEEDS, HELD_OUT = (
-    (0.0015, 0.003, 0.006, 0.012),
-    (1000, 1001),
-    16385,
-)  # torch's PowerSGD
+GRID = "race-lm"
+TRIALS = {  # of torch's PowerSGD, which no schedule stands for: learning rates and seeds
+    GRID: ((0.0015, 0.003, 0.006, 0.012), (1000, 1001)),
+    "race-lm-460k": ((0.0015, 0.003, 0.006), (1000,)),
+}
+HELD_OUT = 16385
+POST_LOCAL = "DDP, PostLocalSGD"
 RATE_OF = {  # torch's methods, and the schedule with the same numbers, whose rate they have
     "DDP": "dense",
     "DDP, fp16 hook": "half",
-    "DDP, PostLocalSGD": "post-local 8",
+    POST_LOCAL: "post-local 8",
     "HSDP": "dense",
 }
 POWER = "DDP, PowerSGD hook"
 PLANNED = ("post-local 8", "qsr")  # periods that change
-FREE_UNITS, DEADLINE = 3, 1800.0
-PAYLOAD = 1448 / 1514  # of an Ethernet frame, in TCP
+FREE_UNITS, DELAYED_UNITS, DEADLINE = 3, 4, 1800.0
+PAYLOAD = 1448 / (1514 + 33)  # TCP in Ethernet frames; half a confirmation of 66 bytes comes back
 Line = dict[str, Any]
 
 
 # -- what is trained -------------------------------------------------------------------------
 
 
-def entrants() -> dict[str, RunConfig]:
+def entrants(grid: str = GRID) -> dict[str, RunConfig]:
     """The schedules of the grid, and torch's methods with the configuration of `dense`."""
-    grid = get_grid("race-lm")
-    return {**grid, **dict.fromkeys(PEERS, grid["dense"])}
+    schedules = get_grid(grid)
+    return {**schedules, **dict.fromkeys(PEERS, schedules["dense"])}
 
 
-def rates(lines: Sequence[Line]) -> dict[str, float]:
+def rates(lines: Sequence[Line], grid: str = GRID) -> dict[str, float]:
     """The chosen rate of each entrant whose choice is complete."""
-    chosen = {k: float(v.partition("=")[2]) for k, v in _chosen().items()}
+    values, seeds = TRIALS[grid]
+    chosen = {k: float(v.partition("=")[2]) for k, v in _chosen(grid).items()}
     chosen |= {name: chosen[other] for name, other in RATE_OF.items() if other in chosen}
     trials = [line for line in lines if line["stage"] == "tune"]
-    if len(trials) == len(RATES) * len(TUNING_SEEDS):
+    if len(trials) == len(values) * len(seeds):
         held = {
             rate: statistics.fmean(x["validation"][-1] for x in trials if x["rate"] == rate)
-            for rate in RATES
+            for rate in values
         }
         chosen[POWER] = min(held, key=lambda rate: held[rate])
     return chosen
 
 
 @functools.cache
-def _chosen() -> dict[str, str]:
-    return dict(json.loads(TUNED.read_text())["chosen"])
+def _chosen(grid: str) -> dict[str, str]:
+    return dict(json.loads((TUNED / f"{grid}-tune.json").read_text())["chosen"])
 
 
-def configured(name: str, rate: float, seed: int, *settings: str) -> RunConfig:
-    return override(entrants()[name], [f"optimizer.lr={rate}", f"seed={seed}", *settings])
+def configured(name: str, rate: float, seed: int, *settings: str, grid: str = GRID) -> RunConfig:
+    return override(entrants(grid)[name], [f"optimizer.lr={rate}", f"seed={seed}", *settings])
 
 
-def shortened(config: RunConfig) -> RunConfig:
-    """The first units of a training, with the schedule of the whole."""
-    steps = FREE_UNITS * int(config.unit_steps or 1)
+def shortened(config: RunConfig, units: int = FREE_UNITS) -> RunConfig:
+    """A training of a few units, with the schedule of the whole."""
+    steps = units * int(config.unit_steps or 1)
     workers = config.workers * int(config.batch_size) * int(config.data.sequence)
     return override(config, [f"data.train_size={steps * workers + 1}"])
 
@@ -109,9 +115,10 @@ def train(name: str, config: RunConfig, rate: int | None) -> Line:
     In processes of its own: torch's modules with hooks are not always freed.
     """
     kind = name if name in PEERS else "regimes"
-    with islands() as (names, hubs), Nodes(names, DEADLINE) as nodes:
+    delay = DELAY.get(rate, 0.0) if rate else 0.0
+    with islands(delay) as (names, hubs), Nodes(names, DEADLINE) as nodes:
         limit_trunk(hubs, rate)
-        delay = statistics.median(nodes.ask("echo", times=40, size=64))
+        echo = statistics.median(nodes.ask("echo", times=40, size=64))
         before = crossed(hubs[0])
         with tempfile.TemporaryDirectory() as scratch:
             answers = nodes.ask("race", kind=kind, config=to_dict(config), out=f"{scratch}/run")
@@ -125,28 +132,39 @@ def train(name: str, config: RunConfig, rate: int | None) -> Line:
         **rounded,
         **more,
         "crossed": round(sent / steps, 1),
-        "echo": delay,
+        "echo": echo,
         "processor": provenance.processor(),
     }
 
 
-def race(links: Sequence[int], seeds: Sequence[int], minutes: float, only: Sequence[str]) -> None:
+def race(
+    grid: str, links: Sequence[int], seeds: Sequence[int], minutes: float, only: Sequence[str]
+) -> None:
     """Train what is missing, until the minutes are over: the choice of a rate, steps on unlimited
     links and predictions, then the races, link by link and seed by seed."""
     stop = time.monotonic() + 60 * minutes
-    for todo in _missing(links, seeds, only):
+    for todo in _missing(grid, links, seeds, only):
         if time.monotonic() > stop:
             return print("the minutes are over: start again to go on", flush=True)
         stage, name, seed, link, rate = todo
         settings = [f"data.validation_size={HELD_OUT}"] if stage == "tune" else []
-        config = configured(name, rate, seed, *settings)
+        config = configured(name, rate, seed, *settings, grid=grid)
         if stage == "free":
             config = shortened(config)
+        elif link in DELAY and name not in PLANNED:
+            config = shortened(config, DELAYED_UNITS)
         began = time.monotonic()
         found = train(name, config, link)
-        head = {"stage": stage, "entrant": name, "seed": seed, "link": link, "rate": rate}
+        head = {
+            "grid": grid,
+            "stage": stage,
+            "entrant": name,
+            "seed": seed,
+            "link": link,
+            "rate": rate,
+        }
         if stage == "race":
-            head["predicted"] = predicted(name, read(), link, found["echo"])
+            head["predicted"] = predicted(name, read(grid), link, found["echo"], grid)
         with LINES.open("a") as file:
             file.write(json.dumps(head | found) + "\n")
         said = f"{stage} {name}, seed {seed}, link {link}: {found['loss'][-1]:.3f}"
@@ -154,69 +172,80 @@ def race(links: Sequence[int], seeds: Sequence[int], minutes: float, only: Seque
     return None
 
 
-def read() -> list[Line]:
+def read(grid: str = GRID) -> list[Line]:
+    """The lines of one grid."""
     if not LINES.exists():
         return []
-    return [json.loads(line) for line in LINES.read_text().splitlines()]
+    lines = [json.loads(line) for line in LINES.read_text().splitlines()]
+    return [line for line in lines if line.get("grid", GRID) == grid]
 
 
 def _missing(
-    links: Sequence[int], seeds: Sequence[int], only: Sequence[str]
+    grid: str, links: Sequence[int], seeds: Sequence[int], only: Sequence[str]
 ) -> Iterator[tuple[str, str, int, int | None, float]]:
     """(stage, entrant, seed, link, rate) of what no line has; the rates of later ones follow from
     earlier ones."""
 
     def known(*key: Any) -> bool:
         names = ("stage", "entrant", "seed", "link", "rate")
-        return any(tuple(line[name] for name in names) == key for line in read())
+        return any(tuple(line[name] for name in names) == key for line in read(grid))
 
     def new(*key: Any) -> Iterator[Any]:
         if not known(*key):
             yield key
 
-    for seed in TUNING_SEEDS:
-        for rate in RATES:
+    values, tuning_seeds = TRIALS[grid]
+    for seed in tuning_seeds:
+        for rate in values:
             yield from new("tune", POWER, seed, None, rate)
-    names = [name for name in rates(read()) if name in entrants() and (not only or name in only)]
+    known_to = entrants(grid)
+    names = [name for name in rates(read(grid), grid) if name in known_to]
+    names = [name for name in names if not only or name in only]
     for name in names:
-        yield from new("free", name, SEEDS[0], None, rates(read())[name])
+        yield from new("free", name, SEEDS[0], None, rates(read(grid), grid)[name])
     for seed in seeds:
         for link in links:
             for name in names:
-                yield from new("race", name, seed, link, rates(read())[name])
+                yield from new("race", name, seed, link, rates(read(grid), grid)[name])
 
 
 # -- predictions -----------------------------------------------------------------------------
 
 
-def work(name: str, free: Line) -> Work:
+def work(name: str, free: Line, grid: str = GRID) -> Work:
     """What an entrant hands to the collectives in a mean step: from its record, or by formula."""
     steps = sum(free["steps"])
+    numbers, low = _shapes(grid)
+    dense = Work(0.0, 0.0, {"mean": 1.0}, {"mean": 4.0 * numbers})
     if name in PLANNED:  # their first units are not like the others
-        plan = cases.planned(entrants()[name], 600)
-        share = sum(n / period for n, _, period in plan or []) / 600
-        return Work(0.0, 0.0, {"mean": 1.0}, {"mean": 4.0 * _shapes()[0]}) * share
+        return dense * statistics.fmean(1 / period for period in _periods(name, free["rate"], grid))
+    if name == POST_LOCAL:
+        return dense * (QUARTER + (1 - QUARTER) / PERIOD)
     if "bytes" in free:
         size = {kind: sum(x) / steps for kind, x in free["bytes"].items() if sum(x)}
         calls = {kind: sum(x) / steps for kind, x in free["calls"].items() if kind in size}
+        if name == "half":  # its second mean is of a few vectors
+            calls["mean"] = 1.0
         return Work(0.0, 0.0, calls, size)
-    numbers, low = _shapes()
     if name == POWER:
         return Work(0, 0, {"mean": 3.0}, {"mean": BEFORE * 4 * numbers + (1 - BEFORE) * 4 * low})
-    dense = Work(0.0, 0.0, {"mean": 1.0}, {"mean": 4.0 * numbers})
-    if name == "DDP, PostLocalSGD":
-        return dense * (QUARTER + (1 - QUARTER) / PERIOD)
     return Work(0, 0, {"mean": 1.0}, {"mean": 2.0 * numbers}) if "fp16" in name else dense
 
 
+def _periods(name: str, rate: float, grid: str) -> list[int]:
+    """Of each step of a schedule whose period changes."""
+    plan = cases.planned(override(entrants(grid)[name], [f"optimizer.lr={rate}"]), 600)
+    return [period for steps, _, period in plan or [] for _ in range(steps)]
+
+
 @functools.cache
-def _shapes() -> tuple[int, int]:
+def _shapes(grid: str) -> tuple[int, int]:
     """Numbers of the model, and of torch's PowerSGD: factors of matrices that shrink to less than
     half, and the rest."""
     from regimes.cost.models import from_module
     from regimes.data import load
 
-    config = entrants()["dense"]
+    config = entrants(grid)["dense"]
     layers = from_module(load(config).build(config), "lm-small").layers
     low = 0
     for layer in layers:
@@ -226,38 +255,63 @@ def _shapes() -> tuple[int, int]:
     return sum(layer.size for layer in layers), low
 
 
-def predicted(name: str, lines: Sequence[Line], link: float, echo: float) -> float:
+def predicted(
+    name: str, lines: Sequence[Line], link: float, echo: float, grid: str = GRID
+) -> float:
     """Seconds of a mean step on a link: those of the steps on unlimited links, and what the
     collectives take longer. A ring over two islands crosses their link once in each
-    direction; of an all-to-all, two workers send half of their parts over it."""
-    free = next(x for x in lines if x["stage"] == "free" and x["entrant"] == name)
-    step = work(name, free)
+    direction; of an all-to-all, two workers send half of their parts over it.
+
+    Args:
+        echo: seconds of a small all-reduce on the link. Without a delay of the link it is that of
+            the four processes on unlimited links, whatever was measured now.
+    """
+    frees = {x["entrant"]: x for x in lines if x["stage"] == "free"}
+    step = work(name, frees[name], grid)
     if "exchange" in step.bytes:
         size = {**step.bytes, "exchange": step.bytes["exchange"] * 4 / 3}
         step = Work(0.0, 0.0, step.calls, size)
     hops = 2 * (NODES - 1)
-    slow = Network(link * 1e6 * PAYLOAD, echo / hops)
+    near = statistics.median(x["echo"] for x in frees.values())
+    far = echo if link in DELAY else near
+    slow, fast = Network(link * 1e6 * PAYLOAD, far / hops), Network(1e10, near / hops)
     workers = 2 if name == "HSDP" else NODES  # islands exchange shards
-    seconds = sum(free["seconds"][1:]) / sum(free["steps"][1:])
-    fast = Network(1e10, free["echo"] / hops)
     waits = [float(step.communicate(network, workers, "gloo")) for network in (slow, fast)]
-    return seconds + max(0.0, waits[0] - waits[1])
+    return _unlimited(name, frees, grid) + max(0.0, waits[0] - waits[1])
+
+
+def _unlimited(name: str, frees: dict[str, Line], grid: str) -> float:
+    """Seconds of a mean step on unlimited links. Of a schedule whose period p changes: a + b / p
+    with the a and b of the same steps at periods of one and of `PERIOD`."""
+
+    def mean(line: Line, first: int = 1) -> float:
+        return float(sum(line["seconds"][first:]) / sum(line["steps"][first:]))
+
+    if name in PLANNED:
+        each, seldom = mean(frees["dense"]), mean(frees["every 8"])
+        often = statistics.fmean(1 / period for period in _periods(name, frees[name]["rate"], grid))
+    elif name == POST_LOCAL:
+        each, seldom = mean(frees["DDP"]), mean(frees[name])
+        often = QUARTER + (1 - QUARTER) / PERIOD
+    else:
+        return mean(frees[name])
+    slope = (each - seldom) / (1 - 1 / PERIOD)
+    return each - slope * (1 - often)
 
 
 def main() -> None:
     """Train what is missing, or write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=1e9)
+    parser.add_argument("--grid", choices=TRIALS, default=GRID)
     parser.add_argument("--links", type=int, nargs="+", default=LINKS, help="Mbit/s")
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
     parser.add_argument("--only", nargs="+", default=(), help="entrants")
     parser.add_argument("--report", action="store_true", help="only write the page and the figure")
     chosen = parser.parse_args()
     if not chosen.report:
-        race(chosen.links, SEEDS[: chosen.seeds], chosen.minutes, chosen.only)
-    from benchmarks.race_report import write
-
-    write(read(), platform.platform())
+        race(chosen.grid, chosen.links, SEEDS[: chosen.seeds], chosen.minutes, chosen.only)
+    write({grid: read(grid) for grid in TRIALS}, platform.platform())
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def test_the_page_says_who_is_first_and_who_never_arrives() -> None:
     fast = line(entrant="rank 1", seconds=[0.1, 0.1, 0.1])
     never = line(entrant="sign", loss=[4.0, 3.9, 3.8])
     free = line(stage="free", entrant="DDP", link=None)
-    text = race_report.page([line(), never, fast, free], "a system")
+    text = race_report.page({"race-lm": [line(), never, fast, free]}, "a system")
     rows = [x.split("|")[1].strip() for x in text.splitlines() if x.startswith("| ")]
     assert rows[1:] == ["rank 1", "dense", "sign"]
     assert "| sign | 0.006 | never | never | 3.800 |" in text

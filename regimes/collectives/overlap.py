@@ -75,6 +75,11 @@ class Pipeline:
         event = torch.cuda.current_stream(self.device).record_event() if self.stream else None
         self.tasks.put(partial(self._arrive, set(layers), event))
 
+    def call(self, task: Callable[[], object]) -> None:
+        """Let the thread do this after all before it, in place of buckets."""
+        event = torch.cuda.current_stream(self.device).record_event() if self.stream else None
+        self.tasks.put(partial(self._do, task, event))
+
     def finish(self) -> None:
         """Wait until all ready buckets are reduced, and let the current stream wait for them.
 
@@ -99,15 +104,22 @@ class Pipeline:
         if self.error is not None:
             raise self.error
 
-    @torch.no_grad()
     def _arrive(self, layers: set[int], event: torch.cuda.Event | None) -> None:
+        def complete() -> None:
+            self.complete |= layers
+            while self.left and self.complete >= set(self.left[0]) and not self.error:
+                self.reduce(self.left.pop(0))
+
+        self._do(complete, event)
+
+    @torch.no_grad()
+    def _do(self, task: Callable[[], object], event: torch.cuda.Event | None) -> None:
         try:
             with torch.cuda.stream(self.stream):
                 if self.stream is not None and event is not None:
                     self.stream.wait_event(event)
-                self.complete |= layers
-                while self.left and self.complete >= set(self.left[0]) and not self.error:
-                    self.reduce(self.left.pop(0))
+                if not self.error:
+                    task()
         except BaseException as error:  # raised in the main thread, by ``_idle``
             self.error = error
 

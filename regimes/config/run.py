@@ -106,18 +106,29 @@ class OuterConfig:
 
     The workers' mean movement is the gradient of an outer SGD. With these defaults its step leads
     to the mean of the workers' parameters (local SGD). DiLoCo (Douillard et al., 2023) has
-    lr = 0.7, momentum = 0.9, nesterov = true."""
+    lr = 0.7, momentum = 0.9, nesterov = true. With ``fragments`` parts of the network are
+    synchronised in turn, each once per period (Streaming DiLoCo: Douillard et al., 2025); an update
+    is applied ``delay`` local steps after it was sent, and a worker keeps a share ``mixing`` of its
+    own parameters."""
 
     lr: Rate = 1.0
     momentum: Momentum = 0.0
     nesterov: bool = False
     states: Literal["keep", "average", "reset"] = "keep"  # of the workers' own optimisers
     period_one: Literal["gradients", "parameters"] = "gradients"  # what a period of 1 averages
+    fragments: Count = 1  # groups of consecutive layers of about equal size
+    delay: Natural = 0  # local steps
+    mixing: Momentum = 0.0  # alpha of Streaming DiLoCo, section 2.3
 
     @property
     def plain(self) -> bool:
         """Is a synchronisation the mean of the workers' parameters?"""
-        return self.lr == 1 and self.momentum == 0
+        return self.lr == 1 and self.momentum == 0 and not self.streams
+
+    @property
+    def streams(self) -> bool:
+        """Do workers differ right after a synchronisation?"""
+        return self.fragments > 1 or self.delay > 0 or self.mixing > 0
 
 
 @dataclass(frozen=True)

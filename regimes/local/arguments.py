@@ -21,9 +21,9 @@ from regimes.ddp.source import check_parameters
 from regimes.errors import ConfigError, is_whole, require, unexpected
 from regimes.policies import Policy, Static, check_levels
 from regimes.policies.controller import Levels
-from regimes.policies.schedules import LONGEST
+from regimes.policies.schedules import LONGEST, period_of
 from regimes.records import Header
-from regimes.training.checks import check_outer
+from regimes.training.checks import check_outer, check_periods
 
 MEASURED = ("norms", "noise", "error", "spread")  # instruments that need no data
 PERIODS = {"low": 1, "high": 32}
@@ -84,7 +84,9 @@ def choose(
     levels = {} if level == DENSE else choices.pick_levels(pressed, {"sent": level})
     static = Static(next(iter(levels), DENSE))
     exchange = choices.Choice(static, pressed, levels, "update")
-    return LocalChoice(_rule(policy, words), words, _outer(outer), exchange, every)
+    rule, after = _rule(policy, words), _outer(outer)
+    check_periods(after, {period_of(name, words) for name in rule.names})
+    return LocalChoice(rule, words, after, exchange, every)
 
 
 def trainable(model: nn.Module, optimizer: Any) -> dict[str, nn.Parameter]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regimes.collectives.group import GroupWorld, default_group
 from regimes.collectives.requests import Layer
@@ -30,7 +30,8 @@ from regimes.policies.controller import WholeController
 from regimes.policies.schedules import period_of
 from regimes.training.gradients import new_stack
 from regimes.training.optimizers import Optimizers
-from regimes.training.replicas import OuterStep, Replicas
+from regimes.training.replicas import Replicas
+from regimes.training.streaming import Exchange, whole_round
 
 
 def local_steps(
@@ -59,7 +60,9 @@ def local_steps(
         policy: a period in steps, or a policy that decides it: a name, a table or an object.
         periods: what the policy's levels mean, by default ``{"low": 1, "high": 32}``.
         outer: what a synchronisation does, by default the mean; ``{"lr": 0.7, "momentum": 0.9,
-            "nesterov": True}`` is DiLoCo.
+            "nesterov": True}`` is DiLoCo. With ``"fragments": 4, "delay": 5, "mixing": 0.5`` beside
+            these, Streaming DiLoCo: a quarter of the layers at a time is sent while the next five
+            steps are taken, and mixed with the process's own. ``close()`` leaves what all share.
         compressor, level: of the movement that is exchanged, e.g. "topk" and 1 (per cent).
         every: steps of a unit, after which the policy decides and a row is recorded.
         record: a folder for a record of the job; process 0 writes it.
@@ -108,11 +111,10 @@ class LocalSteps(Job):
     """Made by ``local_steps``; one per process.
 
     Attributes:
-        period: of the round under way.
         rows: the units so far, as a record has them.
         total: steps so far.
-        since: steps since the last synchronisation.
-        rounds: synchronisations in the unit under way.
+        rounds: synchronisations in the unit under way; of fragments the last one of each period
+            counts.
     """
 
     def __init__(
@@ -131,7 +133,7 @@ class LocalSteps(Job):
         world = GroupWorld(default_group(), first.device, timeout, "local_steps()")
         super().__init__(world, layers, UnitSchedule(chosen.every, optimizer))
         self.chosen, (self.levels, self.values) = chosen, chosen.levels(layers)
-        self.total = self.since = self.rounds = 0
+        self.total = self.rounds = 0
         self.next_period, self.to_agree = 1, False
         world.meter.dtype = first.dtype
         world.guard.done = lambda: self.total
@@ -141,8 +143,8 @@ class LocalSteps(Job):
         self.replicas = Replicas(tensors, buffers, [Optimizers([optimizer], 0.0)], in_place=True)
         exchange = chosen.exchange
         reducer = Reducer(exchange.compressor, layers, world, seed)
-        self.outer = OuterStep(self.replicas.synced_parameters, reducer, chosen.outer)
-        self.stack, self.parts = new_stack(tensors, 1)  # of pseudo-gradients
+        synced = self.replicas.synced_parameters
+        self.exchange = Exchange(synced, reducer, chosen.outer, new_stack(tensors, 1))
         self.panel = self._choose_gauges(
             model, seed, exchange, chosen.rule.needs, "update", is_local=lambda: True
         )
@@ -150,7 +152,11 @@ class LocalSteps(Job):
         self._prepare_record(options, header(options, self, chosen, model, seed))
         self.controller = WholeController(chosen.rule, "update", "sync")
         self._decide()
-        self.period = self.next_period
+
+    @property
+    def period(self) -> int:
+        """Steps of the round under way; of the first fragment's."""
+        return self.exchange.fragments[0].period
 
     # -- what a script calls -----------------------------------------------------------------
 
@@ -170,12 +176,10 @@ class LocalSteps(Job):
             if self.recorder is not None:
                 self.recorder.flush()
             self.schedule.begin()
-        if not self.since:
-            self.period = self.next_period
+        self.exchange.begin(self.next_period)
         self.total += 1
-        self.since += 1
         self.clock.start()
-        if self.since >= self.period:
+        if self.exchange.advance():
             with self.clock.waiting():
                 self._synchronize()
         self.clock.stop()
@@ -185,37 +189,54 @@ class LocalSteps(Job):
         if self.closed:
             return
         self.closed = True
-        if self.since:
+        if self.exchange.between:
             with self.clock.waiting():
-                self._synchronize()
+                self._synchronize(last=True)
             self.clock.stop()
+        if self.chosen.outer.mixing:  # all processes end with the same parameters
+            self.replicas.receive(range(len(self.layers)), 0.0)
         if self.total > len(self.rows) * self.chosen.every:
             self._end()
+        self.exchange.close()
         if self.recorder is not None:
             self.recorder.close(len(self.rows))
 
     # -- rounds and units --------------------------------------------------------------------
 
-    def _synchronize(self) -> None:
+    def _synchronize(self, *, last: bool = False) -> None:
         self.world.guard.enter("a synchronisation")
         if self.to_agree:
-            place = {"units": len(self.rows), "steps": self.total, "period": self.period}
+            self.exchange.wait()
+            place = {"units": len(self.rows), "steps": self.total, "period": self.next_period}
             self.world.agree(state=place, lr=self.schedule.all_rates())
             self.to_agree = False
-        self.outer.pseudo_gradients(self.replicas, self.parts)
-        flags = loss_with_flag(self.stack.new_zeros(1), self.stack)[:, None]
-        updates, (flag,) = self.outer.reduce(self.parts, self.values, flags)
-        if not bool(flag.isfinite()):
+        if last:
+            self._apply(last)
+        for fragment in self.exchange.leaving(last):
+            movements = self.exchange.measure(fragment, self.replicas)
+            flags = loss_with_flag(movements.new_zeros(1), movements)[:, None]
+            self.exchange.send(fragment, self.values, flags)
+        self._apply(last)
+
+    def _apply(self, last: bool) -> None:
+        """The outer step of what has come back."""
+        for fragment, flight in self.exchange.arriving(last):
+            if flight.sent is not None and flight.means is not None:
+                self._check(flight.sent, flight.means)
+            if self.exchange.is_last(fragment):
+                self.panel.step(self.exchange.stack, self.exchange.updates)
+                self.rounds += 1
+            self.exchange.apply(fragment, flight, self.replicas)
+
+    def _check(self, flags: Tensor, mean: Tensor) -> None:
+        """Raise TrainingError if a parameter is not finite, on all processes alike."""
+        if not bool(mean.isfinite()):
             finite = self.world.gather_object(bool(flags.isfinite()))
             broken = ", ".join(str(rank) for rank, good in enumerate(finite) if not good)
             raise TrainingError(
                 f"a parameter of process {broken} is not finite after step {self.total}: lower the "
                 "learning rate; the record up to the last unit is intact"
             )
-        self.panel.step(self.stack, updates)
-        self.outer.step(updates, self.replicas)
-        self.since = 0
-        self.rounds += 1
 
     def _decide(self) -> None:
         """The period from the next round on; processes compare it at their next synchronisation."""
@@ -247,15 +268,16 @@ class LocalSteps(Job):
         """What this process needs to continue, besides the states of its model and its optimiser,
         which are its own between two synchronisations. ``torch.load(weights_only=True)`` reads it
         back. Nothing in it changes afterwards."""
-        memories, residuals = self.outer.reducer.state_dict()
+        memories, residuals = self.exchange.reducer.state_dict()
         return copy.deepcopy(
             {
                 **self._identity(),
                 "common": self.replicas.synced_tensors,
-                "outer": self.outer.optimizer.state_dict(),
+                "outer": self.exchange.outer.optimizer.state_dict(),
                 "memories": memories,
                 "residuals": residuals,
-                "round": [self.total, self.since, self.rounds, self.period],
+                "round": [self.total, self.rounds],
+                "fragments": self.exchange.state_dict(),
                 "seconds": [self.clock.seconds, self.clock.clocked],
                 **self._job_state(),
             }
@@ -278,10 +300,15 @@ class LocalSteps(Job):
         state = copy.deepcopy(dict(saved))
         for tensor, value in zip(self.replicas.synced_tensors, state["common"], strict=True):
             tensor.copy_(value)
-        self.outer.optimizer.load_state_dict(state["outer"])
-        self.outer.reducer.load_state_dict(state["memories"], state["residuals"])
-        self.outer.reducer.to(self.world.device)
-        self.total, self.since, self.rounds, self.period = state["round"]
+        self.exchange.outer.optimizer.load_state_dict(state["outer"])
+        self.exchange.reducer.load_state_dict(state["memories"], state["residuals"])
+        self.exchange.reducer.to(self.world.device)
+        if "fragments" in state:
+            self.total, self.rounds = state["round"]
+        else:  # version 0.2
+            self.total, since, self.rounds, period = state["round"]
+            state["fragments"] = [whole_round(period, since)]
+        self.exchange.load_state_dict(state["fragments"])
         self.panel.steps = self.rounds
         self.clock = UnitClock(self.world)
         if "seconds" in state:  # not in states of version 0.1

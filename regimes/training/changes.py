@@ -142,10 +142,14 @@ def _fit_optimizer(
                 workers = [{**w, "optimizer": fit(w["optimizer"])} for w in local["workers"]]
                 file["own"]["local"] = {**local, "workers": workers}
     if before.outer != run.config.outer and run.local is not None and "local" in shared:
-        saved, made = shared["local"]["optimizer"], run.local.outer.optimizer.state_dict()
+        saved, made = shared["local"]["optimizer"], run.local.exchange.outer.optimizer.state_dict()
         kept = bool(before.outer.momentum) == bool(run.config.outer.momentum)
         outer = {**made, "state": saved["state"] if kept else made["state"]}
         shared["local"] = {**shared["local"], "optimizer": outer}
+        if before.outer.fragments != run.config.outer.fragments:
+            _refuse_between(shared, "outer.fragments")
+            fresh = run.local.state_dict()[0]["fragments"]
+            shared["local"] = {**shared["local"], "fragments": fresh}
 
 
 def _same_kind(old: OptimizerConfig, new: OptimizerConfig) -> bool:
@@ -194,11 +198,7 @@ def _change_local_steps(
         for file in files:
             file["own"]["local"] = {"residuals": {**own["residuals"]}, "workers": []}
         return
-    if shared["local"]["since"]:
-        raise ConfigError(
-            "sync_policy: at this unit the workers are between two synchronisations: branch where "
-            "a period has just ended, or keep a sync_policy"
-        )
+    _refuse_between(shared, "sync_policy")
     by_worker = {
         worker: state["optimizer"]
         for file in files
@@ -212,6 +212,14 @@ def _change_local_steps(
     del shared["local"]
     for file in files:
         del file["own"]["local"]
+
+
+def _refuse_between(shared: SharedState, field: str) -> None:
+    if shared["local"]["since"]:
+        raise ConfigError(
+            f"{field}: at this unit the workers are between two synchronisations: branch where "
+            f"a period has just ended, or keep {'a ' * (field == 'sync_policy')}{field}"
+        )
 
 
 def _mean_state(states: list[dict[str, Any]]) -> dict[str, Any]:

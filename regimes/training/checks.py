@@ -5,7 +5,7 @@ The range of a single number stands in its annotation (``config.bounds``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from regimes.compression import Compressor, compressor
@@ -112,6 +112,7 @@ def _check_local_steps(config: RunConfig, plug_ins: PlugIns) -> None:
         if any(Statistic.parse(need).is_norm for need in rule.needs)
     ]
     periods = {period_of(name, config.sync_levels) for name in plug_ins.sync_policy.names}
+    check_periods(config.outer, periods)
     shares_gradients = config.outer.plain and config.outer.period_one == "gradients"
     mixed = shares_gradients and 1 in periods and periods != {1}
     if readers and mixed and not config.signal.startswith("movement"):
@@ -159,6 +160,15 @@ def check_outer(outer: OuterConfig) -> None:
     """Raise ConfigError unless the fields of an outer step fit together."""
     fits = not outer.nesterov or outer.momentum > 0
     require(fits, "outer.nesterov", outer.nesterov, "false, or a momentum above 0")
+    fits = outer.states == "keep" or not outer.streams
+    expected = '"keep" with fragments, a delay or mixing, where workers are never alike'
+    require(fits, "outer.states", outer.states, expected)
+
+
+def check_periods(outer: OuterConfig, periods: Collection[int]) -> None:
+    """Raise ConfigError unless an update is applied before its fragment is sent again."""
+    least = min(periods, default=1)
+    require(outer.delay < least, "outer.delay", outer.delay, f"below the shortest period, {least}")
 
 
 def check_windows_fit(config: RunConfig, units: int) -> None:

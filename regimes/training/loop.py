@@ -262,9 +262,7 @@ def _step_alone(
 ) -> None:
     """One step of each worker's own model, and the synchronisation that ends a round."""
     with run.numerics.training():
-        round_is_over = local.step(
-            batch.x, batch.y, batch.epoch, batch.step, batch.lr, losses.clock
-        )
-    if round_is_over or batch.last:
-        for loss in local.synchronize(levels, losses.clock, run.panel):
+        due = local.step(batch.x, batch.y, batch.epoch, batch.step, batch.lr, losses.clock)
+    if due or batch.last:
+        for loss in local.synchronize(levels, losses.clock, run.panel, last=batch.last):
             losses.add(*loss)

@@ -10,7 +10,7 @@ compression, at rate 1 and without momentum, that is the mean of the workers' pa
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from regimes.collectives.requests import NO_LAYER, Mean, Program
 from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
-from regimes.config import Level, OuterConfig
+from regimes.config import OuterConfig
 from regimes.training.optimizers import Optimizers
 
 
@@ -80,16 +80,24 @@ class Replicas:
         for tensor, stack in zip(self.synced_tensors, self.stacks, strict=True):
             stack.copy_(tensor.expand_as(stack))
 
-    def restart(self, world: World) -> None:
-        """Every worker goes on from the synchronised parameters and the mean of all workers'
-        floating-point buffers."""
+    def receive(self, layers: Iterable[int], mixing: float) -> None:
+        """Every worker goes on from these synchronised parameters, mixed with its own."""
+        for i in layers:
+            synced, stack = self.synced_tensors[i], self.stacks[i]
+            if mixing:
+                stack.lerp_(synced.expand_as(stack), 1 - mixing)
+            else:
+                stack.copy_(synced.expand_as(stack))
+
+    def average_buffers(self, world: World) -> None:
+        """Every worker goes on from the mean of all workers' floating-point buffers."""
         first, stop = len(self.parameters), len(self._all)
         floating = [i for i in range(first, stop) if self.stacks[i].is_floating_point()]
         means = world.drive([_mean(self.stacks[i]) for i in floating], [NO_LAYER] * len(floating))
         mean_of = dict(zip(floating, means, strict=True))
         for i in range(first, stop):  # integers, counts of batches, are the same on all workers
             self.synced_tensors[i].copy_(mean_of.get(i, self.stacks[i][0]))
-        self._copy_synced()
+        self.receive(range(first, stop), 0.0)
 
     # -- optimisers --------------------------------------------------------------------------
 
@@ -164,29 +172,27 @@ class OuterStep:
         )
 
     def pseudo_gradients(
-        self, replicas: Replicas, out: Sequence[Float[Tensor, "rows ..."]]
-    ) -> None:
-        """The movement of each hosted worker, reversed, into ``out [L, *shape]`` per layer."""
-        for synced, own, into in zip(self.parameters, replicas.stacks, out, strict=False):
-            torch.sub(synced.data, own, out=into)
-
-    def reduce(
         self,
-        stacks: Sequence[Float[Tensor, "rows ..."]],
-        levels: Sequence[Level],
-        losses: Float[Tensor, "rows steps"],
-    ) -> tuple[list[Tensor], Float[Tensor, " steps"]]:
-        """The shared pseudo-gradient ``[*shape]`` per layer, and the workers' mean losses
-        ``[steps]``, which are sent with it."""
-        (bucket,) = self.reducer.buckets
-        means = self.reducer.reduce(bucket, stacks, levels, losses)
-        return [means[i] for i in range(len(levels))], means[NO_LAYER]
+        replicas: Replicas,
+        out: Sequence[Float[Tensor, "rows ..."]],
+        layers: Iterable[int],
+    ) -> None:
+        """The movement of each hosted worker in these layers, reversed, into ``out[layer]``,
+        ``[L, *shape]``."""
+        for i in layers:
+            torch.sub(self.parameters[i].data, replicas.stacks[i], out=out[i])
 
-    def step(self, updates: Sequence[Tensor], replicas: Replicas) -> None:
-        """Step the synchronised parameters; the workers go on from them, with the optimisers'
-        states as configured."""
-        for parameter, update in zip(self.parameters, updates, strict=True):
-            parameter.grad = update
+    def step(self, updates: Mapping[int, Tensor], replicas: Replicas, *, buffers: bool) -> None:
+        """Step the synchronised parameters of some layers by the shared pseudo-gradients
+        ``[*shape]``; the workers go on from them, with the optimisers' states as configured.
+
+        Args:
+            buffers: average the floating-point buffers, too.
+        """
+        for i, parameter in enumerate(self.parameters):
+            parameter.grad = updates.get(i)
         self.optimizer.step()
-        replicas.restart(self.reducer.world)
+        if buffers:
+            replicas.average_buffers(self.reducer.world)
+        replicas.receive(updates, self.config.mixing)
         replicas.settle_states(self.config.states, self.reducer.world)

@@ -8,6 +8,7 @@ begin again, the workers' states become their mean (or are reset, with ``outer.s
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,9 +21,10 @@ from regimes.compression.reducer import Reducer, loss_with_flag
 from regimes.config import Level, OuterConfig
 from regimes.instruments.panel import Panel
 from regimes.training.clock import Clock
-from regimes.training.gradients import Gradients, install
+from regimes.training.gradients import Gradients, install, new_stack
 from regimes.training.optimizers import Optimizers
-from regimes.training.replicas import OuterStep, Replicas
+from regimes.training.replicas import Replicas
+from regimes.training.streaming import Exchange, Fragment, whole_round
 
 Loss = tuple[Tensor, Tensor, int, int]  # mean of all workers; [rows] of this process; epoch, step
 
@@ -32,11 +34,11 @@ class Rounds:
     A new period applies from the next round on.
 
     Attributes:
-        period: of the round under way.
-        since: local steps taken in it.
-        rounds: synchronisations since ``take_rounds``, shared steps included.
+        rounds: synchronisations since ``take_rounds``, shared steps included; of fragments the
+            last one of each period counts.
         rates: sum of the learning rates of the round's steps.
         pending: losses that no collective has averaged yet.
+        sent: those that went with a fragment, for each that is on its way.
     """
 
     def __init__(
@@ -49,9 +51,13 @@ class Rounds:
     ) -> None:
         self.gradients, self.world, self.config = gradients, gradients.world, config
         self.optimizer, self._build = optimizer, build
-        self.outer = OuterStep(gradients.parameters, reducer, config)
-        self.period, self.since, self.rounds, self.rates = 1, 0, 0, 0.0
+        storage = gradients.stack, gradients.layers
+        if config.streams:  # a fragment's movements outlive the next gradient
+            storage = new_stack(gradients.parameters, len(gradients.stack))
+        self.exchange = Exchange(gradients.parameters, reducer, config, storage)
+        self.rounds, self.rates = 0, 0.0
         self.pending: list[tuple[Tensor, int, int]] = []
+        self.sent: deque[list[tuple[Tensor, int, int]]] = deque()
 
     @property
     def replicas(self) -> Replicas | None:
@@ -64,8 +70,7 @@ class Rounds:
 
     def begin(self, wanted: int) -> bool:
         """A step begins, and after a round also a new period; returns whether the step is local."""
-        if not self.since:
-            self.period = wanted
+        if not self.exchange.between:
             shares = wanted == 1 and self.config.plain and self.config.period_one == "gradients"
             if shares and self.replicas is not None:  # back to one model
                 states = self.config.states
@@ -75,12 +80,14 @@ class Rounds:
                 # Running statistics of the shared model follow worker 0: only process 0 has them.
                 self.world.broadcast(list(self.gradients.model.buffers()))
                 self._make_replicas().copy_state(self.optimizer)
+        if self.is_local:
+            self.exchange.begin(wanted)
         self.rounds += not self.is_local
         return self.is_local
 
     def step(self, x: Tensor, y: Tensor, epoch: int, step: int, lr: float, clock: Clock) -> bool:
         """One step of each hosted worker on its samples of ``x [L, b, ...]``, ``y [L, b]``; returns
-        whether the round's local steps are done."""
+        whether anything is to be synchronised now."""
         assert self.replicas is not None
         g = self.gradients
         with clock("compute"):
@@ -90,31 +97,61 @@ class Rounds:
                 own.lr = lr
                 own.step()
         self.pending.append((losses, epoch, step))
-        self.since += 1
         self.rates += lr
-        return self.since >= self.period
+        return self.exchange.advance()
 
-    def synchronize(self, levels: Sequence[Level], clock: Clock, panel: Panel) -> list[Loss]:
-        """End a round; ``panel`` sees what is exchanged before it is applied. Returns the losses of
-        the steps since the last synchronisation or flush."""
-        assert self.replicas is not None
-        before, g = self.world.seconds, self.gradients
+    def synchronize(
+        self, levels: Sequence[Level], clock: Clock, panel: Panel, *, last: bool = False
+    ) -> list[Loss]:
+        """Send what has completed its period, and apply what has come back: at the ``last`` step
+        all. ``panel`` sees what is exchanged before it is applied. Returns the losses that were
+        averaged on the way."""
+        losses = self._receive(clock, panel, last) if last else []
+        before = self.world.seconds
         with clock("compress"):
-            self.outer.pseudo_gradients(self.replicas, g.layers)
-            updates, means = self.outer.reduce(g.layers, levels, self._losses())
-        losses = self._flushed(means)
-        self.optimizer.lr = self.rates
-        panel.step(g.stack, updates, clock)
-        with clock("compress"):
-            self.outer.step(updates, self.replicas)
+            for fragment in self.exchange.leaving(last):
+                self._send(fragment, levels)
         clock.move(self.world.seconds - before, "compress", "communicate")
-        self.since, self.rates = 0, 0.0
-        self.rounds += 1
+        return losses + self._receive(clock, panel, last)
+
+    def _send(self, fragment: Fragment, levels: Sequence[Level]) -> None:
+        assert self.replicas is not None
+        losses = None
+        if self.pending:
+            losses = self._losses()
+            self.sent.append(self.pending)
+            self.pending = []
+        self.exchange.measure(fragment, self.replicas)
+        self.exchange.send(fragment, levels, losses)
+
+    def _receive(self, clock: Clock, panel: Panel, last: bool) -> list[Loss]:
+        assert self.replicas is not None
+        losses: list[Loss] = []
+        if self.exchange.pipeline is not None:
+            with clock("communicate"):
+                self.exchange.wait()
+        for fragment, flight in self.exchange.arriving(last):
+            losses += self._delivered()
+            if self.exchange.is_last(fragment):
+                self.optimizer.lr = self.rates
+                panel.step(self.exchange.stack, self.exchange.updates, clock)
+                self.rates = 0.0
+                self.rounds += 1
+            before = self.world.seconds
+            with clock("compress"):
+                self.exchange.apply(fragment, flight, self.replicas)
+            clock.move(self.world.seconds - before, "compress", "communicate")
         return losses
 
     def flush_losses(self) -> list[Loss]:
-        """The same within a round, at the end of a unit, which records its mean loss."""
-        return self._flushed(self.world.ask(Mean(self._losses()))[0]) if self.pending else []
+        """The losses of steps that are in no list so far; at the end of a unit, which records its
+        mean loss."""
+        losses = self._delivered()
+        if self.pending:
+            means = self.world.ask(Mean(self._losses()))[0]
+            losses += [(m, *step) for m, step in zip(means.unbind(), self.pending, strict=True)]
+            self.pending = []
+        return losses
 
     def take_rounds(self) -> int:
         """Synchronisations since the last call."""
@@ -124,9 +161,13 @@ class Rounds:
     def _losses(self) -> Float[Tensor, "rows steps"]:
         return torch.stack([rows for rows, *_ in self.pending], 1)
 
-    def _flushed(self, means: Float[Tensor, " steps"]) -> list[Loss]:
-        pending, self.pending = self.pending, []
-        return [(mean, *step) for mean, step in zip(means.unbind(), pending, strict=True)]
+    def _delivered(self) -> list[Loss]:
+        """Losses whose means have come back."""
+        return [
+            (mean, *step)
+            for means in self.exchange.means()
+            for mean, step in zip(means.unbind(), self.sent.popleft(), strict=True)
+        ]
 
     def _make_replicas(self) -> Replicas:
         """Every worker gets a model of its own."""
@@ -139,12 +180,13 @@ class Rounds:
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """(shared, own): the same on all processes, and of this process's workers."""
-        memories, residuals = self.outer.reducer.state_dict()
+        exchange = self.exchange
+        memories, residuals = exchange.reducer.state_dict()
         shared = {
-            "period": self.period,
-            "since": self.since,
+            "since": int(exchange.between),
+            "fragments": exchange.state_dict(),
             "rates": self.rates,
-            "optimizer": self.outer.optimizer.state_dict(),
+            "optimizer": exchange.outer.optimizer.state_dict(),
             "memories": memories,
         }
         workers = [] if self.replicas is None else self.replicas.state_dict()
@@ -154,9 +196,12 @@ class Rounds:
         self, shared: dict[str, Any], residuals: dict[str, Any], workers: list[dict[str, Any]]
     ) -> None:
         """The inverse; ``workers`` are the hosted ones, or empty if steps were shared."""
-        self.period, self.since, self.rates = shared["period"], shared["since"], shared["rates"]
-        self.outer.optimizer.load_state_dict(shared["optimizer"])
-        self.outer.reducer.load_state_dict(shared["memories"], residuals)
-        self.outer.reducer.to(self.gradients.stack.device)
+        exchange = self.exchange
+        older = whole_round(shared.get("period"), shared["since"])  # of version 0.2
+        exchange.load_state_dict(shared.get("fragments", [older]))
+        self.rates = shared["rates"]
+        exchange.outer.optimizer.load_state_dict(shared["optimizer"])
+        exchange.reducer.load_state_dict(shared["memories"], residuals)
+        exchange.reducer.to(self.gradients.stack.device)
         if workers:
             self._make_replicas().load_state_dict(workers)

@@ -34,6 +34,17 @@ def test_it_is_the_loop_as_written_down(kind: str, outer: dict[str, Any]) -> Non
         assert [row["sync"]["rounds"] for row in rows] == [1, 1, 1]
 
 
+@pytest.mark.parametrize("delay", [0, 2])
+def test_fragments_are_the_loop_as_written_down(delay: int) -> None:
+    """Of the model's five tensors, 48, 8, 8, 24 and 3 numbers, the first is a fragment."""
+    outer = {**DILOCO, "fragments": 2, "delay": delay, "mixing": 0.25}
+    expected = group.run(own_loop.streamed, 2, 11, 4, outer, [[0], [1, 2, 3, 4]])
+    found = group.run(own_loop.trained, 2, 11, "adamw", {"policy": 4, "outer": outer, "every": 5})
+    for (weights, *_), theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(weights, theirs, rtol=1e-12, atol=1e-13)
+        assert torch.equal(weights, found[0][0])
+
+
 def test_it_is_torchs_optimizer() -> None:
     expected = group.run(own_loop.torchs_own, 2, 12, 4)
     found = group.run(own_loop.trained, 2, 12, "sgd", {"policy": 4})

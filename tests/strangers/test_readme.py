@@ -1,4 +1,4 @@
-"""The README's numbers and commands (oracle: the committed records, recomputed)."""
+"""Numbers and commands of README and tutorial (oracle: the committed records, recomputed)."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from regimes.records import load_all
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+TUTORIAL = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
 REFERENCE = ROOT / "data" / "reference"
 BLOCKS = "\n".join(re.findall(r"```sh\n(.*?)```", README, re.DOTALL)).replace("\\\n", " ")
 
 
 def region(name: str) -> str:
     """What stands between two comments."""
-    found = re.search(rf"<!-- {name} -->\n(.*?)<!-- end -->", README, re.DOTALL)
+    found = re.search(rf"<!-- {name} -->\n(.*?)<!-- end -->", TUTORIAL, re.DOTALL)
     assert found, name
     return found[1]
 
 
-def test_the_first_table_is_what_the_records_say() -> None:
+def test_the_table_of_the_demo_is_what_the_records_say() -> None:
     runs = load_all(REFERENCE / "lm-demo.tar.xz")
     rates = {run.name: run.config["optimizer"]["lr"] for run in runs}
     assert rates == DEMO_RATES

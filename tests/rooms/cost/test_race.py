@@ -58,3 +58,31 @@ def test_every_entrant_has_a_configuration() -> None:
     short = race.shortened(race.configured("rank 1", 0.003, 5))
     assert short.data.train_size == 3 * 25 * 32 * 64 + 1
     assert (short.optimizer.lr, short.seed) == (0.003, 5)
+
+
+def test_a_short_race_has_the_losses_of_the_others_and_its_own_speed() -> None:
+    whole = [line(seed=1), line(seed=2, loss=[4.0, 3.2, 2.5])]
+    short = line(link=20, steps=[2], seconds=[1.0], loss=[5.0], crossed=7.0)
+    (runs,) = race_report.grouped([*whole, short], 20).values()
+    assert [run["loss"] for run in runs] == [run["loss"] for run in whole]
+    assert [run["seconds"] for run in runs] == [[5.0, 5.0, 5.0]] * 2
+    assert {run["crossed"] for run in runs} == {7.0}
+
+
+def test_a_period_that_changes_is_predicted_from_steps_with_and_without() -> None:
+    """Steps of 0.5 s with an exchange, 0.25 s with one in eight: 0.2143 s without."""
+    free = {"stage": "free", "link": None, "echo": 0.0, "rate": 0.006}
+    lines = [
+        line(**free, entrant=name, seconds=[0.0, 10 * each, 10 * each])
+        for name, each in (("dense", 0.5), ("every 8", 0.25), ("post-local 8", 9.0))
+    ]
+    often = (150 + 450 / 8) / 600
+    got = race.predicted("post-local 8", lines, 1e6, 0.0)
+    assert got == pytest.approx(0.5 - (0.25 / (7 / 8)) * (1 - often), rel=1e-4)
+
+
+def test_a_delay_counts_once_per_message() -> None:
+    free = line(stage="free", link=None, echo=0.06, calls={"mean": [10, 10, 10]})
+    free["bytes"] = {"mean": [1e3, 1e3, 1e3]}
+    assert race.predicted("dense", [free], 20, 0.3) == pytest.approx(0.25 + 0.24, rel=0.01)
+    assert race.predicted("dense", [free], 100, 0.3) == pytest.approx(0.25, rel=0.01)

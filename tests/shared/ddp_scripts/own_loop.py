@@ -99,6 +99,47 @@ def as_written(
     return start
 
 
+def streamed(
+    rank: int, steps: int, period: int, outer: dict[str, Any], parts: list[list[int]]
+) -> Tensor:
+    """Streaming DiLoCo with plain collectives; the parts are sent at equal distances."""
+    network, delay, mixing = model(), outer["delay"], outer["mixing"]
+    for t in [*network.parameters(), *network.buffers()]:
+        dist.broadcast(t.data, 0)
+    own, live = optimizer(network, "adamw"), [p.data for p in network.parameters()]
+    start = [t.clone() for t in live]
+    velocity = [torch.zeros_like(t) for t in live]
+    flights: dict[int, tuple[int, list[Tensor]]] = {}
+    dues = [-(-period * (k + 1) // len(parts)) for k in range(len(parts))]
+
+    def arrive(k: int) -> None:
+        for i, movement in zip(parts[k], flights.pop(k)[1], strict=True):
+            velocity[i] = outer["momentum"] * velocity[i] + movement
+            start[i] = start[i] - outer["lr"] * (movement + outer["momentum"] * velocity[i])
+            live[i].copy_(mixing * live[i] + (1 - mixing) * start[i])
+
+    def send(k: int, done: int) -> None:
+        means = [live[i].clone() for i in parts[k]]
+        for mean in means:
+            dist.all_reduce(mean)
+        moved = [start[i] - m / dist.get_world_size() for i, m in zip(parts[k], means, strict=True)]
+        flights[k] = done + delay, moved
+        dues[k] = done + period
+
+    for done, (x, y) in enumerate(batches(rank, steps), start=1):
+        take(network, own, x, y)
+        for k in [k for k in range(len(parts)) if dues[k] == done]:
+            send(k, done)
+        for k in [k for k, (due, _) in flights.items() if due == done]:
+            arrive(k)
+    for k in [*flights]:
+        arrive(k)
+    for k in [k for k in range(len(parts)) if dues[k] - period < steps]:
+        send(k, steps)
+        arrive(k)
+    return torch.cat([t.flatten() for t in start])
+
+
 def torchs_own(rank: int, steps: int, period: int) -> Tensor:
     """torch's PostLocalSGDOptimizer, whose count of steps begins so that it averages after
     ``period`` steps for the first time."""

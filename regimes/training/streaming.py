@@ -1,0 +1,259 @@
+"""Which layers are synchronised when: all at the end of a period, or groups of them in turn.
+
+Streaming DiLoCo (Douillard et al., 2025, arXiv:2501.18512, Algorithm 2) divides the network into
+fragments. Each is sent once per period, at steps of its own, so that fewer bytes leave at a time;
+its mean is applied some steps later, while workers go on; and each worker mixes it with its own
+parameters. With one fragment, no delay and no mixing this is a synchronisation as of local SGD.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from regimes.collectives.overlap import Pipeline
+from regimes.collectives.requests import NO_LAYER
+from regimes.compression.reducer import Reducer
+from regimes.config import Level, OuterConfig
+from regimes.errors import require
+from regimes.training.replicas import OuterStep, Replicas
+
+
+def divide(sizes: Sequence[int], count: int) -> list[list[int]]:
+    """Consecutive layers in ``count`` groups, none empty, of nearly equal size.
+
+    >>> divide([10, 10, 5, 5, 10], 2)
+    [[0, 1], [2, 3, 4]]
+    """
+    total, ends = sum(sizes), list(itertools.accumulate(sizes))
+    groups: list[list[int]] = []
+    first = 0
+    for group in range(1, count + 1):
+        most = len(sizes) - (count - group)  # a layer for each group to come
+        stop = first + 1
+        while stop < most and ends[stop] * count <= total * group:
+            stop += 1
+        stop = most if group == count else stop
+        groups.append(list(range(first, stop)))
+        first = stop
+    return groups
+
+
+def whole_round(period: int | None, since: int) -> dict[str, Any]:
+    """The state of a single fragment without a delay."""
+    return {"period": period, "since": since, "left": None, "updates": {}}
+
+
+@dataclass(eq=False)
+class Flight:
+    """Movements that were sent, and what came back.
+
+    Attributes:
+        left: local steps until it is applied.
+        updates: the shared pseudo-gradient of each layer of the fragment, once it is there.
+        sent, means: the losses that were sent with it, ``[rows, steps]``, and their means,
+            ``[steps]``; None: of none, or delivered.
+    """
+
+    left: int
+    sent: Tensor | None = None
+    updates: dict[int, Tensor] = field(default_factory=dict)
+    means: Tensor | None = None
+
+
+@dataclass(eq=False)
+class Fragment:
+    """Layers that are synchronised together.
+
+    Attributes:
+        layers: their numbers, in order.
+        period: local steps of the round under way.
+        since: those taken in it.
+        flight: what was sent and is not applied yet.
+    """
+
+    layers: list[int]
+    period: int = 1
+    since: int = 0
+    flight: Flight | None = None
+
+
+class Exchange:
+    """The fragments of a network, their rounds, and the outer step.
+
+    Attributes:
+        stack, parts: the movements that were last sent, ``[L, N]`` and its ``[L, *shape]`` per
+            layer.
+        updates: what came back of them, ``[*shape]`` per layer.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        reducer: Reducer,
+        config: OuterConfig,
+        storage: tuple[Float[Tensor, "rows N"], Sequence[Float[Tensor, "rows ..."]]],
+    ) -> None:
+        """
+        Args:
+            storage: of ``stack`` and ``parts``. Nothing else may use it between a fragment's
+                leaving and the return of the last one, so unless ``config.streams`` that of
+                gradients will do.
+        """
+        self.reducer, self.config = reducer, config
+        self.outer = OuterStep(parameters, reducer, config)
+        sizes = [parameter.numel() for parameter in parameters]
+        expected = f"at most the number of layers, {len(sizes)}"
+        require(config.fragments <= len(sizes), "outer.fragments", config.fragments, expected)
+        self.fragments = [Fragment(layers) for layers in divide(sizes, config.fragments)]
+        self.stack, self.parts = storage
+        self.updates = list[Tensor](part[0] for part in self.parts)
+        self.begun = False
+        world = reducer.world
+        self.pipeline: Pipeline | None = None  # sends while workers go on
+        if config.delay and world.processes > 1:
+            self.pipeline = Pipeline([], lambda bucket: None, self.stack.device)
+
+    # -- rounds ------------------------------------------------------------------------------
+
+    @property
+    def between(self) -> bool:
+        """Has any fragment moved since it was synchronised?"""
+        return any(fragment.since or fragment.flight for fragment in self.fragments)
+
+    def begin(self, period: int) -> None:
+        """A step begins. A new period applies to each fragment's next round. The first rounds are
+        shorter, so that fragments are sent at equal distances."""
+        count = len(self.fragments)
+        for i, fragment in enumerate(self.fragments, start=1):
+            if not self.begun:
+                fragment.since = period - math.ceil(period * i / count)
+                fragment.period = period
+            elif not fragment.since:
+                fragment.period = period
+        self.begun = True
+
+    def advance(self) -> bool:
+        """A local step was taken; returns whether a fragment is to be sent or applied."""
+        for fragment in self.fragments:
+            fragment.since += 1
+            if fragment.flight is not None:
+                fragment.flight.left -= 1
+        return any(
+            f.since >= f.period or (f.flight is not None and f.flight.left <= 0)
+            for f in self.fragments
+        )
+
+    def leaving(self, last: bool) -> Iterator[Fragment]:
+        """Fragments that are to be sent: at the ``last`` step all that have moved."""
+        for fragment in self.fragments:
+            if fragment.since >= fragment.period or (last and fragment.since):
+                yield fragment
+
+    def arriving(self, last: bool) -> Iterator[tuple[Fragment, Flight]]:
+        """Fragments that are to be applied, and what came back: at the ``last`` step all."""
+        for fragment in self.fragments:
+            flight = fragment.flight
+            if flight is not None and (last or flight.left <= 0):
+                self.wait()
+                self._keep(flight)
+                yield fragment, flight
+
+    # -- what is sent ------------------------------------------------------------------------
+
+    def measure(self, fragment: Fragment, replicas: Replicas) -> Float[Tensor, "rows n"]:
+        """The movements of a fragment since it was synchronised, which are sent next."""
+        self.outer.pseudo_gradients(replicas, self.parts, fragment.layers)
+        before = sum(part[0].numel() for part in self.parts[: fragment.layers[0]])
+        size = sum(self.parts[layer][0].numel() for layer in fragment.layers)
+        return self.stack[:, before : before + size]
+
+    def send(
+        self,
+        fragment: Fragment,
+        levels: Sequence[Level],
+        losses: Float[Tensor, "rows steps"] | None,
+    ) -> None:
+        """Exchange a fragment's measured movements; among processes a delay lets it go on in the
+        background.
+
+        Args:
+            losses: sent with them; their means come with what comes back.
+        """
+        flight = fragment.flight = Flight(self.config.delay, losses)
+        fragment.since = 0
+        bucket = fragment.layers if losses is None else [NO_LAYER, *fragment.layers]
+
+        def exchange() -> None:
+            results = self.reducer.reduce(bucket, self.parts, levels, losses)
+            flight.means = results.pop(NO_LAYER, None)
+            flight.updates = results
+
+        if self.pipeline is None:
+            exchange()
+        else:
+            self.pipeline.call(exchange)
+
+    def wait(self) -> None:
+        """Until all that was sent has come back; before any other collective."""
+        if self.pipeline is not None:
+            self.pipeline.finish()
+
+    def means(self) -> Iterator[Tensor]:
+        """Mean losses that have come back and were not delivered, in the order of sending."""
+        self.wait()
+        flights = [f.flight for f in self.fragments if f.flight is not None]
+        for flight in sorted(flights, key=lambda flight: flight.left):
+            if flight.means is not None:
+                yield flight.means
+                flight.means = None
+
+    def _keep(self, flight: Flight) -> None:
+        for layer, update in flight.updates.items():
+            self.updates[layer] = update
+
+    def is_last(self, fragment: Fragment) -> bool:
+        """Is it the fragment with which all have come back once more?"""
+        return fragment is self.fragments[-1]
+
+    def apply(self, fragment: Fragment, flight: Flight, replicas: Replicas) -> None:
+        """The outer step of a fragment; running statistics go with the first one."""
+        self.outer.step(flight.updates, replicas, buffers=fragment is self.fragments[0])
+        fragment.flight = None
+
+    def close(self) -> None:
+        """End the background thread."""
+        if self.pipeline is not None:
+            self.pipeline.close()
+
+    # -- checkpoint --------------------------------------------------------------------------
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Of each fragment: its round, and what is on its way. The same on all processes."""
+        self.wait()
+        return [
+            {
+                "period": f.period,
+                "since": f.since,
+                "left": f.flight.left if f.flight else None,
+                "updates": f.flight.updates if f.flight else {},
+            }
+            for f in self.fragments
+        ]
+
+    def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
+        """The inverse."""
+        device = self.stack.device
+        for fragment, state in zip(self.fragments, states, strict=True):
+            fragment.period, fragment.since = state["period"], state["since"]
+            fragment.flight = None
+            if state["left"] is not None:
+                updates = {i: update.to(device) for i, update in state["updates"].items()}
+                fragment.flight = Flight(state["left"], updates=updates)
+        self.begun = True

@@ -195,7 +195,7 @@ def _missing(
             yield key
 
     values, tuning_seeds = TRIALS[grid]
-    for seed in tuning_seeds:
+    for seed in tuning_seeds if not only or POWER in only else ():
         for rate in values:
             yield from new("tune", POWER, seed, None, rate)
     known_to = entrants(grid)

@@ -235,7 +235,7 @@ class Exchange:
     # -- checkpoint --------------------------------------------------------------------------
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """Of each fragment: its round, and what is on its way. The same on all processes."""
+        """Each fragment's round, and what is on its way; the same on all processes."""
         self.wait()
         return [
             {

@@ -14,6 +14,7 @@ from analysis.findings import NUMBERS, claims, pages, sources
 from analysis.findings.claims import ClaimError
 from analysis.findings.store import Missing, Store
 from analysis.findings.values import Interval, decode, encode, mean_of
+from benchmarks import race, race_report
 
 ROOT = Path(__file__).parents[2]
 KEPT = json.loads(pages.NUMBERS_FILE.read_text(encoding="utf-8"))
@@ -157,7 +158,9 @@ def known() -> set[str]:
         pairs = itertools.combinations(arms, 2)
         intervals += [NUMBERS["effect"](source, a, b) for a, b in pairs]
     kept = [x for x in intervals if isinstance(x, Interval)]
-    return {
+    lines = {grid: race.read(grid) for grid in race.TRIALS}
+    raced = INTERVAL.findall(race_report.page({k: v for k, v in lines.items() if v}, ""))
+    return {f"{mean} [{low}, {high}]" for mean, low, high in raced} | {
         x.text(digits).replace("+", "").replace("-0.0 ", "0.0 ").replace("-0.0,", "0.0,")
         for one in kept
         for x in (one, -one)

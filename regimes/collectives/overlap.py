@@ -35,28 +35,20 @@ def make_buckets(parameters: Sequence[Tensor], cap: int) -> list[list[int]]:
     return buckets
 
 
-class Pipeline:
-    """Passes complete buckets to ``reduce``, in a thread and, on a GPU, in a stream of its own.
+class Background:
+    """A thread and, on a GPU, a stream of its own, which do one task after another.
 
-    Between ``begin`` and ``finish`` only ``reduce`` may use its communicator: collectives of the
-    main thread would have no fixed order relative to those of this thread.
+    Between ``call`` and ``finish`` only tasks may use their communicator: collectives of the main
+    thread would have no fixed order relative to those of this thread.
     """
 
-    def __init__(
-        self,
-        buckets: Sequence[list[int]],
-        reduce: Callable[[list[int]], object],
-        device: torch.device,
-    ) -> None:
-        self.buckets, self.reduce, self.device = list(buckets), reduce, device
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        # Only the thread changes these during a step; the main thread does after ``_idle``.
-        self.left: list[list[int]] = []
-        self.complete: set[int] = set()
-        self.error: BaseException | None = None
+        self.error: BaseException | None = None  # set by the thread, read after ``finish``
         self.tasks: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
-        # The thread gets the queue alone: a reference to self would keep the pipeline alive, and
-        # the finalizer, which ends the thread, would never run. A daemon, because a thread that is
+        # The thread gets the queue alone: a reference to self would keep this alive, and the
+        # finalizer, which ends the thread, would never run. A daemon, because a thread that is
         # in a collective with a dead process cannot be joined when Python ends.
         self.thread = threading.Thread(
             target=_serve, args=(self.tasks, device), daemon=True, name="regimes"
@@ -64,24 +56,15 @@ class Pipeline:
         self.thread.start()
         weakref.finalize(self, self.tasks.put, None)
 
-    def begin(self) -> None:
-        """A step begins."""
-        self._idle()
-        self.left, self.complete = list(self.buckets), set()
-
-    def mark_ready(self, layers: Iterable[int]) -> None:
-        """These layers are complete in the current stream. Called in the thread of backward."""
-        # An event, so that the pipeline's stream waits for these gradients and for nothing later.
-        event = torch.cuda.current_stream(self.device).record_event() if self.stream else None
-        self.tasks.put(partial(self._arrive, set(layers), event))
-
     def call(self, task: Callable[[], object]) -> None:
-        """Let the thread do this after all before it, in place of buckets."""
+        """Let the thread do this after all before it. It sees tensors as the current stream has
+        them now."""
+        # An event, so that the other stream waits for these tensors and for nothing later.
         event = torch.cuda.current_stream(self.device).record_event() if self.stream else None
         self.tasks.put(partial(self._do, task, event))
 
     def finish(self) -> None:
-        """Wait until all ready buckets are reduced, and let the current stream wait for them.
+        """Wait until all is done, and let the current stream wait for it.
 
         Raises:
             BaseException: an error of the thread.
@@ -91,8 +74,8 @@ class Pipeline:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
     def close(self) -> None:
-        """End the thread after the current bucket."""
-        self.error = self.error or InterruptedError()  # stops the loop over buckets in ``_arrive``
+        """End the thread after the current task, or bucket."""
+        self.error = self.error or InterruptedError()
         self.tasks.put(None)
         self.thread.join()
 
@@ -104,14 +87,6 @@ class Pipeline:
         if self.error is not None:
             raise self.error
 
-    def _arrive(self, layers: set[int], event: torch.cuda.Event | None) -> None:
-        def complete() -> None:
-            self.complete |= layers
-            while self.left and self.complete >= set(self.left[0]) and not self.error:
-                self.reduce(self.left.pop(0))
-
-        self._do(complete, event)
-
     @torch.no_grad()
     def _do(self, task: Callable[[], object], event: torch.cuda.Event | None) -> None:
         try:
@@ -122,6 +97,36 @@ class Pipeline:
                     task()
         except BaseException as error:  # raised in the main thread, by ``_idle``
             self.error = error
+
+
+class Pipeline(Background):
+    """Passes complete buckets to ``reduce``, between ``begin`` and ``finish``."""
+
+    def __init__(
+        self,
+        buckets: Sequence[list[int]],
+        reduce: Callable[[list[int]], object],
+        device: torch.device,
+    ) -> None:
+        self.buckets, self.reduce = list(buckets), reduce
+        # Only the thread changes these during a step; the main thread does after ``_idle``.
+        self.left: list[list[int]] = []
+        self.complete: set[int] = set()
+        super().__init__(device)
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._idle()
+        self.left, self.complete = list(self.buckets), set()
+
+    def mark_ready(self, layers: Iterable[int]) -> None:
+        """These layers are complete in the current stream. Called in the thread of backward."""
+        self.call(partial(self._arrive, set(layers)))
+
+    def _arrive(self, layers: set[int]) -> None:
+        self.complete |= layers
+        while self.left and self.complete >= set(self.left[0]) and not self.error:
+            self.reduce(self.left.pop(0))
 
 
 def _serve(tasks: SimpleQueue[Callable[[], Any] | None], device: torch.device) -> None:

@@ -118,7 +118,7 @@ class OuterConfig:
     period_one: Literal["gradients", "parameters"] = "gradients"  # what a period of 1 averages
     fragments: Count = 1  # groups of consecutive layers of about equal size
     delay: Natural = 0  # local steps
-    mixing: Momentum = 0.0  # alpha of Streaming DiLoCo, section 2.3
+    mixing: Momentum = 0.0  # alpha of Streaming DiLoCo
 
     @property
     def plain(self) -> bool:

@@ -247,6 +247,7 @@ class LocalSteps(Job):
 
     def _end(self) -> None:
         """End a unit: its row, and the period from the next round on."""
+        self.exchange.wait()  # readings need the communicator that its thread uses
         seen, rounds = self.panel.steps > 0, self.rounds
         readings = self.panel.read(len(self.rows), seen=seen) if seen else Readings()
         self.rounds = 0
@@ -268,6 +269,7 @@ class LocalSteps(Job):
         """What this process needs to continue, besides the states of its model and its optimiser,
         which are its own between two synchronisations. ``torch.load(weights_only=True)`` reads it
         back. Nothing in it changes afterwards."""
+        self.exchange.wait()  # its thread changes what is saved
         memories, residuals = self.exchange.reducer.state_dict()
         return copy.deepcopy(
             {

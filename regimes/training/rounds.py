@@ -127,7 +127,7 @@ class Rounds:
     def _receive(self, clock: Clock, panel: Panel, last: bool) -> list[Loss]:
         assert self.replicas is not None
         losses: list[Loss] = []
-        if self.exchange.pipeline is not None:
+        if self.exchange.background is not None:
             with clock("communicate"):
                 self.exchange.wait()
         for fragment, flight in self.exchange.arriving(last):
@@ -181,10 +181,11 @@ class Rounds:
     def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """(shared, own): the same on all processes, and of this process's workers."""
         exchange = self.exchange
+        fragments = exchange.state_dict()  # first: it waits for the thread that changes memories
         memories, residuals = exchange.reducer.state_dict()
         shared = {
             "since": int(exchange.between),
-            "fragments": exchange.state_dict(),
+            "fragments": fragments,
             "rates": self.rates,
             "optimizer": exchange.outer.optimizer.state_dict(),
             "memories": memories,

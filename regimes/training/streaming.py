@@ -1,6 +1,6 @@
 """Which layers are synchronised when: all at the end of a period, or groups of them in turn.
 
-Streaming DiLoCo (Douillard et al., 2025, arXiv:2501.18512, Algorithm 2) divides the network into
+Streaming DiLoCo (Douillard et al., 2025, arXiv:2501.18512) divides the network into
 fragments. Each is sent once per period, at steps of its own, so that fewer bytes leave at a time;
 its mean is applied some steps later, while workers go on; and each worker mixes it with its own
 parameters. With one fragment, no delay and no mixing this is a synchronisation as of local SGD.
@@ -17,7 +17,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.collectives.overlap import Pipeline
+from regimes.collectives.overlap import Background
 from regimes.collectives.requests import NO_LAYER
 from regimes.compression.reducer import Reducer
 from regimes.config import Level, OuterConfig
@@ -116,9 +116,9 @@ class Exchange:
         self.updates = list[Tensor](part[0] for part in self.parts)
         self.begun = False
         world = reducer.world
-        self.pipeline: Pipeline | None = None  # sends while workers go on
+        self.background: Background | None = None  # sends while workers go on
         if config.delay and world.processes > 1:
-            self.pipeline = Pipeline([], lambda bucket: None, self.stack.device)
+            self.background = Background(self.stack.device)
 
     # -- rounds ------------------------------------------------------------------------------
 
@@ -162,7 +162,8 @@ class Exchange:
             flight = fragment.flight
             if flight is not None and (last or flight.left <= 0):
                 self.wait()
-                self._keep(flight)
+                for layer, update in flight.updates.items():
+                    self.updates[layer] = update
                 yield fragment, flight
 
     # -- what is sent ------------------------------------------------------------------------
@@ -195,15 +196,15 @@ class Exchange:
             flight.means = results.pop(NO_LAYER, None)
             flight.updates = results
 
-        if self.pipeline is None:
+        if self.background is None:
             exchange()
         else:
-            self.pipeline.call(exchange)
+            self.background.call(exchange)
 
     def wait(self) -> None:
         """Until all that was sent has come back; before any other collective."""
-        if self.pipeline is not None:
-            self.pipeline.finish()
+        if self.background is not None:
+            self.background.finish()
 
     def means(self) -> Iterator[Tensor]:
         """Mean losses that have come back and were not delivered, in the order of sending."""
@@ -213,10 +214,6 @@ class Exchange:
             if flight.means is not None:
                 yield flight.means
                 flight.means = None
-
-    def _keep(self, flight: Flight) -> None:
-        for layer, update in flight.updates.items():
-            self.updates[layer] = update
 
     def is_last(self, fragment: Fragment) -> bool:
         """Is it the fragment with which all have come back once more?"""
@@ -229,8 +226,8 @@ class Exchange:
 
     def close(self) -> None:
         """End the background thread."""
-        if self.pipeline is not None:
-            self.pipeline.close()
+        if self.background is not None:
+            self.background.close()
 
     # -- checkpoint --------------------------------------------------------------------------
 

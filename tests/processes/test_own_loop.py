@@ -45,6 +45,12 @@ def test_fragments_are_the_loop_as_written_down(delay: int) -> None:
         assert torch.equal(weights, found[0][0])
 
 
+def test_what_uses_the_group_waits_for_the_thread_that_sends() -> None:
+    """Movements leave after steps 4 and 8, a unit ends after 5, a state is saved after 8."""
+    for seen in group.run(own_loop.ends_of_units, 2):
+        assert seen == [False] * 3  # two units and the state
+
+
 def test_it_is_torchs_optimizer() -> None:
     expected = group.run(own_loop.torchs_own, 2, 12, 4)
     found = group.run(own_loop.trained, 2, 12, "sgd", {"policy": 4})

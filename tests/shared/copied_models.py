@@ -63,6 +63,16 @@ def clip(model: nn.Module, largest: float | None) -> None:
         g *= min(1.0, (largest or math.inf) / norm)
 
 
+def step_each(c: RunConfig, models: Any, optimizers: Any, loss: Any, x: Any, y: Any) -> None:
+    """A local step of each model, by its own optimiser, on its own samples."""
+    for worker, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+        model.train()
+        optimizer.zero_grad()
+        loss(model, x[worker], y[worker]).backward()
+        clip(model, c.optimizer.clip)
+        optimizer.step()
+
+
 def close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], by: float) -> None:
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor.detach(), rtol=by, atol=by)

@@ -13,7 +13,7 @@ import forked
 import pytest
 import torch
 from configs import smoke as images
-from copied_models import ADAMW, DENSE, DILOCO, SGD, clip, close, every, steps, text
+from copied_models import ADAMW, DENSE, DILOCO, SGD, clip, close, every, step_each, steps, text
 from runs import same_bits, same_run, stop_after, wait, weights
 
 import regimes
@@ -34,12 +34,7 @@ def naive(c: RunConfig, period: int, *, states: str = "keep") -> dict[str, torch
     velocity = [torch.zeros_like(p) for p in start.parameters()]
     todo = list(batches)
     for done, (x, y) in enumerate(todo, start=1):
-        for worker, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-            model.train()
-            optimizer.zero_grad()
-            loss(model, x[worker], y[worker]).backward()
-            clip(model, c.optimizer.clip)
-            optimizer.step()
+        step_each(c, models, optimizers, loss, x, y)
         if done % period and done < len(todo):
             continue
         with torch.no_grad():

@@ -8,7 +8,7 @@ from pathlib import Path
 import forked
 import pytest
 import torch
-from copied_models import ADAMW, DILOCO, SGD, clip, close, every, steps, text
+from copied_models import ADAMW, DILOCO, SGD, close, every, step_each, steps, text
 from hypothesis import given
 from hypothesis import strategies as st
 from runs import same_bits, stop_after, weights
@@ -45,12 +45,7 @@ def naive(c: RunConfig, period: int, parts: list[list[int]]) -> dict[str, torch.
 
     todo = list(batches)
     for done, (x, y) in enumerate(todo, start=1):
-        for worker, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-            model.train()
-            optimizer.zero_grad()
-            loss(model, x[worker], y[worker]).backward()
-            clip(model, c.optimizer.clip)
-            optimizer.step()
+        step_each(c, models, optimizers, loss, x, y)
         over = done == len(todo)
         with torch.no_grad():
             for k in [k for k in sent if over]:

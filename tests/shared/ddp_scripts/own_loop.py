@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +140,39 @@ def streamed(
         send(k, steps)
         arrive(k)
     return torch.cat([t.flatten() for t in start])
+
+
+def ends_of_units(rank: int) -> list[bool]:
+    """Whether the thread was still sending, whenever a unit ended or a state was saved."""
+    network = model()
+    own = optimizer(network, "sgd")
+    outer = {"delay": 3, "mixing": 0.5}
+    local = regimes.local_steps(network, own, policy=4, every=5, outer=outer)
+    sending, seen = threading.Event(), list[bool]()
+    reduce, end = local.exchange.reducer.reduce, local._end_unit
+    saved = local.exchange.reducer.state_dict
+
+    def slowly(*args: Any) -> Any:
+        sending.set()
+        time.sleep(0.2)
+        result = reduce(*args)
+        sending.clear()
+        return result
+
+    def watched(task: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        seen.append(sending.is_set())
+        return task(*args, **options)
+
+    local.exchange.reducer.reduce = slowly  # type: ignore[method-assign,assignment]
+    local._end_unit = partial(watched, end)  # type: ignore[method-assign]
+    local.exchange.reducer.state_dict = partial(watched, saved)  # type: ignore[method-assign]
+    for done, (x, y) in enumerate(batches(rank, 10), start=1):
+        take(network, own, x, y)
+        local.step()
+        if done == 8:
+            local.state_dict()
+    local.close()
+    return seen
 
 
 def torchs_own(rank: int, steps: int, period: int) -> Tensor:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+import regimes
+from regimes.config import RunConfig
 from regimes.records import read_lines
 from regimes.training import checkpoint, loop
 
@@ -76,6 +78,19 @@ def stop_after(epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
         return original(parts, unit, watchers)
 
     monkeypatch.setattr(loop, "_unit", wrapped)
+
+
+def resumed_alike(
+    config: RunConfig, folder: Path, epochs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that stops after so many epochs and is resumed ends in the bits of a whole one."""
+    regimes.run(config, folder / "whole")
+    stop_after(epochs, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        regimes.run(config, folder / "broken")
+    monkeypatch.undo()
+    regimes.run(config, folder / "broken", resume=True)
+    same_bits(folder / "whole", folder / "broken")
 
 
 def wait(condition: Callable[[], bool], seconds: float = 90.0) -> None:

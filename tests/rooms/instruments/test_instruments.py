@@ -13,7 +13,7 @@ import forked
 import pytest
 import torch
 from configs import smoke as config
-from runs import same_bits, stop_after, weights
+from runs import resumed_alike, weights
 
 import regimes
 from regimes.config import RunConfig
@@ -107,13 +107,7 @@ def test_two_processes_measure_the_union(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_warm_starts_survive_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     c = small(instruments=EVERYTHING)
-    regimes.run(c, tmp_path / "whole")
-    stop_after(2, monkeypatch)
-    with pytest.raises(KeyboardInterrupt):
-        regimes.run(c, tmp_path / "broken")
-    monkeypatch.undo()
-    regimes.run(c, tmp_path / "broken", resume=True)
-    same_bits(tmp_path / "whole", tmp_path / "broken")
+    resumed_alike(c, tmp_path, 2, monkeypatch)
 
 
 def test_what_an_instrument_does_in_steps_is_on_its_own_clock(

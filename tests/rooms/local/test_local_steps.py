@@ -14,7 +14,7 @@ import pytest
 import torch
 from configs import smoke as images
 from copied_models import ADAMW, DENSE, DILOCO, SGD, clip, close, every, step_each, steps, text
-from runs import same_bits, same_run, stop_after, wait, weights
+from runs import resumed_alike, same_bits, same_run, stop_after, wait, weights
 
 import regimes
 from regimes.config import RunConfig, override, to_toml
@@ -218,13 +218,7 @@ def test_batchnorm_is_the_same_among_processes(tmp_path: Path) -> None:
 )
 def test_resumed_within_a_round(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     c = text("unit_steps=3", *KINDS[kind], "dtype=float32")
-    regimes.run(c, tmp_path / "whole")
-    stop_after(2, monkeypatch)  # six steps: two into the second round
-    with pytest.raises(KeyboardInterrupt):
-        regimes.run(c, tmp_path / "broken")
-    monkeypatch.undo()
-    regimes.run(c, tmp_path / "broken", resume=True)
-    same_bits(tmp_path / "whole", tmp_path / "broken")
+    resumed_alike(c, tmp_path, 2, monkeypatch)  # six steps: two into the second round
 
 
 @pytest.mark.slow

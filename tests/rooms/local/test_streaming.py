@@ -11,7 +11,7 @@ import torch
 from copied_models import ADAMW, DILOCO, SGD, close, every, step_each, steps, text
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import same_bits, stop_after, weights
+from runs import resumed_alike, weights
 
 import regimes
 from regimes.config import RunConfig
@@ -115,13 +115,7 @@ def test_resumed_while_a_fragment_is_on_its_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     c = text("unit_steps=3", every(4), *ADAMW, *STREAMING, "dtype=float32")
-    regimes.run(c, tmp_path / "whole")
-    stop_after(2, monkeypatch)
-    with pytest.raises(KeyboardInterrupt):
-        regimes.run(c, tmp_path / "broken")
-    monkeypatch.undo()
-    regimes.run(c, tmp_path / "broken", resume=True)
-    same_bits(tmp_path / "whole", tmp_path / "broken")
+    resumed_alike(c, tmp_path, 2, monkeypatch)
 
 
 @pytest.mark.parametrize(

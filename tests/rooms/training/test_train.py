@@ -18,7 +18,7 @@ import forked
 import pytest
 import torch
 from configs import smoke as config
-from runs import same_bits, same_run, stop_after, wait, weights
+from runs import resumed_alike, same_bits, same_run, stop_after, wait, weights
 from torch import nn
 
 import regimes
@@ -157,13 +157,7 @@ def test_resumed_equals_uninterrupted(
     compressor: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     c = config("dtype=float32", *compressor)
-    regimes.run(c, tmp_path / "whole")
-    stop_after(2, monkeypatch)
-    with pytest.raises(KeyboardInterrupt):
-        regimes.run(c, tmp_path / "broken")
-    monkeypatch.undo()
-    regimes.run(c, tmp_path / "broken", resume=True)
-    same_bits(tmp_path / "whole", tmp_path / "broken")
+    resumed_alike(c, tmp_path, 2, monkeypatch)
 
 
 def test_checkpoints_every_so_many_epochs_and_resume_between_them(

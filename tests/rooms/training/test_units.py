@@ -15,7 +15,7 @@ import torch
 from configs import lstm as text_config
 from configs import smoke as config
 from corpora import random_walk
-from runs import same_bits, same_run, stop_after, wait, weights
+from runs import resumed_alike, same_bits, same_run, wait, weights
 
 import regimes
 from regimes.config import to_toml
@@ -83,13 +83,7 @@ def test_resumed_within_an_epoch(
     compressor: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     c = config("dtype=float32", "unit_steps=2", *compressor)
-    regimes.run(c, tmp_path / "whole")
-    stop_after(2, monkeypatch)  # four steps: one into the second epoch
-    with pytest.raises(KeyboardInterrupt):
-        regimes.run(c, tmp_path / "broken")
-    monkeypatch.undo()
-    regimes.run(c, tmp_path / "broken", resume=True)
-    same_bits(tmp_path / "whole", tmp_path / "broken")
+    resumed_alike(c, tmp_path, 2, monkeypatch)  # four steps: one into the second epoch
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
@@ -100,13 +94,7 @@ def test_a_text_resumed_within_an_epoch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     c = text_config(text, "unit_steps=3", f"model.dropout={dropout}")
-    regimes.run(c, tmp_path / "whole")
-    stop_after(2, monkeypatch)
-    with pytest.raises(KeyboardInterrupt):
-        regimes.run(c, tmp_path / "broken")
-    monkeypatch.undo()
-    regimes.run(c, tmp_path / "broken", resume=True)
-    same_bits(tmp_path / "whole", tmp_path / "broken")
+    resumed_alike(c, tmp_path, 2, monkeypatch)
 
 
 @pytest.mark.slow

@@ -54,6 +54,7 @@ class CallGuard:
         self.gather: Callable[[torch.Tensor], Any] | None = None
         self.count = 0
         self.posted = False
+        self.entering = False  # then the thread that watches collectives must not post
 
     def enter(self, call: str, patience: float | None = None) -> None:
         """Wait until all processes have entered the same call.
@@ -70,6 +71,7 @@ class CallGuard:
             return
         self.count += 1
         patience = PATIENCE if patience is None else patience
+        self.entering = True
         try:
             if self.gather is None:
                 self._wait(call, patience, self._all_posted)
@@ -78,6 +80,8 @@ class CallGuard:
         except RuntimeError as error:
             # without a traceback, whose frames would keep the group and its threads
             raise self._lost(call, error) from error.with_traceback(None)
+        finally:
+            self.entering = False
         self.leave()
 
     def report_wait(self) -> None:
@@ -86,6 +90,8 @@ class CallGuard:
         Raises:
             ConfigError: another process waits in a call that this process has not made.
         """
+        if self.entering:
+            return
         self._post(None)
         for other in self.others:
             position = self._position(other)

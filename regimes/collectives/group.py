@@ -18,7 +18,12 @@ from torch import Tensor
 from regimes.collectives import devices
 from regimes.collectives.call_guard import SOON, CallGuard, done_within
 from regimes.collectives.launcher import attempt
-from regimes.collectives.processes import ProcessWorld, backends, errors_are_raised
+from regimes.collectives.processes import (
+    ProcessWorld,
+    _abort_nccl,
+    backends,
+    errors_are_raised,
+)
 from regimes.collectives.world import World
 from regimes.errors import TrainingError
 
@@ -64,11 +69,13 @@ class GroupWorld(ProcessWorld):
         devices.check_kinds(store, self.rank, self.workers)
         own = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
         self._kind, self._limit = own[device.type], timedelta(seconds=timeout)
-        self.wait_timeout = (self._limit,) if self._kind == "nccl" else ()
         self._group = self._make(ranks, self._kind)
         if self.guard.others:
             self._guard_group = self._make(ranks, "gloo")
             self.guard.gather = functools.partial(_all_reduce_max, self._guard_group)
+        if self._kind == "nccl":
+            waits = {"suspect": self.guard.report_wait, "settled": self.guard.leave}
+            self._watch(store, timeout, patience=SOON, **waits)
 
     def _make(self, ranks: list[int], kind: str) -> weakref.ref[Any]:
         """A new group of some processes, which all call this.
@@ -118,9 +125,6 @@ class GroupWorld(ProcessWorld):
         return sorted({self.first, *(rank for rank in others if store.check([str(rank)]))})
 
     def _finish(self, work: Any) -> None:
-        if self.wait_timeout:  # NCCL: its wait can fail only once, so it cannot be a short one
-            super()._finish(work)
-            return
         try:
             while not done_within(work, SOON):
                 self.guard.report_wait()
@@ -129,10 +133,16 @@ class GroupWorld(ProcessWorld):
             raise
         self.guard.leave()
 
+    def abort_communicators(self) -> None:
+        for group in self._all_groups():
+            _abort_nccl(group())
+
     def abort(self) -> None:
-        """Nothing to do: when a wait fails, NCCL aborts this communicator itself."""
+        if self._kind == "nccl":
+            self.abort_communicators()
 
     def close(self) -> None:
+        self._stop_watching()
         for group in self._all_groups():
             _destroy(group)
 

@@ -1,6 +1,6 @@
 """W workers on several processes, which ``connect`` joins when a launcher has started them.
 
-With ``group`` and ``call_guard`` the only user of torch.distributed.
+With ``group``, ``call_guard`` and ``watcher`` the only user of torch.distributed.
 
 A gloo group that is still referenced after its end keeps its threads, and they may abort the
 process when Python ends. Therefore no reference to a group, and no traceback whose frames hold one,
@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import os
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from regimes.collectives import devices
 from regimes.collectives.launcher import Launched, attempt, launched
+from regimes.collectives.watcher import Presence, Watcher
 from regimes.collectives.world import World
 from regimes.errors import TrainingError
 
@@ -59,14 +61,14 @@ class ProcessWorld(World):
 
     Attributes:
         store: the store of the group.
-        wait_timeout: the arguments of a collective's ``wait``: none for gloo, whose group has a
-            timeout; for NCCL, whose ``wait`` without one returns before the work is done, the time.
+        watcher: watches collectives of tensors over NCCL, for which the host does not wait; None
+            over gloo, where it waits for each.
         lost: a process may be elsewhere in the program, so that the group cannot be reused.
     """
 
     lockstep = True
     store: dist.Store | None = None
-    wait_timeout: tuple[timedelta, ...] = ()
+    watcher: Watcher | None = None
     lost = False
 
     def __init__(
@@ -74,10 +76,32 @@ class ProcessWorld(World):
         workers: int,
         device: torch.device,
         store: dist.Store | None = None,
-        wait_timeout: tuple[timedelta, ...] = (),
+        nccl_limit: float | None = None,
     ) -> None:
+        """
+        Args:
+            nccl_limit: seconds that a collective of NCCL may take; None: tensors go over gloo.
+        """
         super().__init__(workers, processes=dist.get_world_size(), rank=dist.get_rank())
-        self.device, self.store, self.wait_timeout = device, store, wait_timeout
+        self.device, self.store = device, store
+        if store is not None and nccl_limit is not None:
+            self._watch(store, nccl_limit)
+
+    def _watch(self, store: dist.Store, limit: float, **options: Any) -> None:
+        """From now on collectives of tensors run in the order of streams."""
+        presence = Presence(store, self.rank, self.processes)
+        self.watcher = Watcher(
+            presence,
+            f"process {self.rank} of {self.processes}",
+            weakref.WeakMethod(self.abort_communicators),
+            limit,
+            device=self.device,
+            **options,
+        )
+
+    def abort_communicators(self) -> None:
+        """End collectives of NCCL that hang in a stream. The group itself stays."""
+        _abort_nccl(dist.group.WORLD)
 
     @property
     def group(self) -> Any:
@@ -143,21 +167,34 @@ class ProcessWorld(World):
 
     def abort(self) -> None:
         self.lost = True
+        self._stop_watching()
         _leave(at_once=True)
 
+    def _stop_watching(self) -> None:
+        if self.watcher is not None:
+            self.watcher.close()
+
     def close(self) -> None:
+        self._stop_watching()
         if self.lost or (shared := _shared_now()) is None:
             _leave()
         else:
             shared.released = True
 
     def _finish(self, work: Any) -> None:
-        """Wait for a collective."""
-        work.wait(*self.wait_timeout)
+        """Wait for a collective of gloo."""
+        work.wait()
 
     def _wait(self, collective: Any, *args: Any, **options: Any) -> None:
-        """Call a collective, of ``group`` unless another one is among the options, and wait."""
+        """Call a collective, of ``group`` unless another one is among the options, and wait: the
+        host, or with NCCL the current stream alone."""
+        if self.watcher is not None:
+            self.watcher.check()
         options.setdefault("group", self.group)
+        on_gpu = any(isinstance(x, Tensor) and x.device.type == "cuda" for x in args)
+        if self.watcher is not None and on_gpu:
+            self._launch(self.watcher, collective, *args, **options)
+            return
         spent, start = self._clock[0], time.perf_counter()
         self._clock = spent, start
         work = None
@@ -171,15 +208,49 @@ class ProcessWorld(World):
             # The traceback of what is raised holds this frame, and a failed work holds the group.
             del work
             options.clear()
-            raise TrainingError(
-                f"process {self.rank} of {self.processes} lost contact with the others in "
-                f"{collective.__name__} ({_name_silent(self.store, self.rank, self.processes)}): "
-                f"{str(error).splitlines()[0]}"
-            ) from error.with_traceback(None)  # its frames hold the group as well
+            raise self._lost(collective.__name__, error) from error.with_traceback(None)
         if self.device.type == "cuda":
             # A sync point of this thread's stream alone: else waiting would count as computing.
             torch.cuda.current_stream(self.device).synchronize()
         self._clock = spent + time.perf_counter() - start, None
+
+    def _launch(self, watcher: Watcher, collective: Any, *args: Any, **options: Any) -> None:
+        """Call a collective of NCCL: later work in the current stream waits for it."""
+        start = self._mark()
+        try:
+            work = collective(*args, **options)
+            work.wait()  # of the stream, not of the host
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            options.clear()
+            watcher.check()  # where the watcher has aborted it, it knows why
+            raise self._lost(collective.__name__, error) from error.with_traceback(None)
+        watcher.follow(work, collective.__name__)
+        self._marks.append((start, self._mark()))
+
+    def _mark(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def take_marks(self) -> list[tuple[Any, Any]]:
+        marks, self._marks = self._marks, []
+        return marks
+
+    def _lost(self, name: str, error: RuntimeError) -> TrainingError:
+        silent = _name_silent(self.store, self.rank, self.processes)
+        reason = str(error).splitlines()[0]
+        return TrainingError(
+            f"process {self.rank} of {self.processes} lost contact with the others in {name} "
+            f"({silent}): {reason}"
+        )
+
+
+def _abort_nccl(group: Any) -> None:
+    """Abort the communicator of NCCL in a group, from any thread."""
+    with contextlib.suppress(RuntimeError, AttributeError):  # it has ended
+        group._get_backend(torch.device("cuda")).abort()
 
 
 def _name_silent(store: dist.Store | None, rank: int, processes: int) -> str:
@@ -223,13 +294,13 @@ class SharedGroup:
     Attributes:
         store: where the processes exchange whether they can use it again.
         wants: what it was made for; a run that wants something else makes another one.
-        wait_timeout: see ``ProcessWorld``.
+        nccl_limit: see ``ProcessWorld``.
         released: the last run in it has ended well on this process.
     """
 
     store: dist.Store
     wants: Any
-    wait_timeout: tuple[timedelta, ...]
+    nccl_limit: float | None
     released: bool = False
 
     def acquire(self, store: dist.Store, us: Launched, wants: Any) -> bool:
@@ -273,7 +344,7 @@ def _join(workers: int, device: torch.device, timeout: timedelta, name: str) -> 
         if shared is not None:
             store = dist.PrefixStore(name, shared.store)
             if shared.acquire(store, us, wants):
-                return ProcessWorld(workers, device, store, shared.wait_timeout)
+                return ProcessWorld(workers, device, store, shared.nccl_limit)
         _end()  # the group of a run in this process that has failed
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -300,10 +371,10 @@ def _join(workers: int, device: torch.device, timeout: timedelta, name: str) -> 
             f"process {us.rank} of {us.count} lost contact with the others at the start "
             f"({_name_silent(store, us.rank, us.count)}): {str(error).splitlines()[0]}"
         ) from error
-    wait_timeout = (timeout,) if own_gpus else ()
+    nccl_limit = timeout.total_seconds() if own_gpus else None
     if _shared:  # offer it to later runs
-        _shared[-1] = SharedGroup(store, wants, wait_timeout)
-    return ProcessWorld(workers, device, store, wait_timeout)
+        _shared[-1] = SharedGroup(store, wants, nccl_limit)
+    return ProcessWorld(workers, device, store, nccl_limit)
 
 
 def backends(own: str, device: torch.device) -> str:
@@ -313,11 +384,11 @@ def backends(own: str, device: torch.device) -> str:
 
 @contextlib.contextmanager
 def errors_are_raised() -> Iterator[None]:
-    """NCCL groups made inside raise their errors in ``wait``. By torch's default a watchdog ends
-    the process instead, and neither the record nor the user learns the cause."""
-    name = "TORCH_NCCL_BLOCKING_WAIT"
+    """NCCL groups made inside leave their errors to our watcher. By torch's default a thread of its
+    own ends the process instead, and neither the record nor the user learns the cause."""
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
     before = os.environ.get(name)
-    os.environ.setdefault(name, "1")
+    os.environ.setdefault(name, "0")
     try:
         yield
     finally:

@@ -122,12 +122,18 @@ class World:
         self.meter = Meter(torch.float32, workers)
         # one assignment, because other threads read it
         self._clock: tuple[float, float | None] = 0.0, None
+        self._marks: list[tuple[Any, Any]] = []
 
     @property
     def seconds(self) -> float:
-        """Time spent waiting in collectives so far, the current one included."""
+        """Time that the host has waited in collectives so far, the current one included."""
         spent, since = self._clock
         return spent if since is None else spent + time.perf_counter() - since
+
+    def take_marks(self) -> list[tuple[Any, Any]]:
+        """Events before and after each collective for which the host has not waited, since the
+        last call."""
+        return []
 
     @property
     def local(self) -> int:

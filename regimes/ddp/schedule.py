@@ -158,7 +158,8 @@ class StepClock:
         yield
         waited = time.perf_counter() - start
         # Collectives that overlap with backward cost the script nothing.
-        communicated = min(waited, self.world.seconds - before)
+        marked = [a.elapsed_time(b) / 1e3 for a, b in self.world.take_marks() if b.query()]
+        communicated = min(waited, self.world.seconds - before + sum(marked))
         self.seconds["communicate"] += communicated
         self.seconds["compress"] += waited - communicated
         self.seconds["compute"] -= waited

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from regimes.collectives.world import World
+
 LOOP = ("compute", "compress", "communicate")
 
 
@@ -31,6 +33,7 @@ class Clock:
         self.device = device
         self.seconds: dict[str, float] = defaultdict(float, dict.fromkeys(LOOP, 0.0))
         self._marked: list[tuple[str, Any, Any]] = []  # name, two torch.cuda.Event
+        self._collectives: list[tuple[Any, Any]] = []  # likewise, within "compress"
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -55,10 +58,23 @@ class Clock:
         for name, start, end in self._marked:
             self.seconds[name] += start.elapsed_time(end) / 1e3  # of milliseconds
         self._marked.clear()
+        for start, end in self._collectives:
+            end.synchronize()  # of another stream, which ends before what waits for it
+            self.move(start.elapsed_time(end) / 1e3, "compress", "communicate")
+        self._collectives.clear()
         # A wait counted as communication may have begun in the other thread during backward, and
         # so be longer than the "compress" it was moved out of. No time is negative; the sum stays.
         excess = min(self.seconds["compress"], 0.0)
         self.move(excess, "compress", "communicate")
+
+    @contextmanager
+    def exchanging(self, world: World) -> Iterator[None]:
+        """Count the time of collectives inside as "communicate" and not as "compress"; of those
+        without a wait of the host, all since the last ``take_marks``."""
+        before = world.seconds
+        yield
+        self.move(world.seconds - before, "compress", "communicate")
+        self._collectives += world.take_marks()
 
     def move(self, seconds: float, source: str, target: str) -> None:
         """Count time spent within ``source`` as ``target`` instead."""

@@ -107,11 +107,10 @@ class Rounds:
         all. ``panel`` sees what is exchanged before it is applied. Returns the losses that were
         averaged on the way."""
         losses = self._receive(clock, panel, last) if last else []
-        before = self.world.seconds
-        with clock("compress"):
+        self.world.take_marks()  # of what came before
+        with clock.exchanging(self.world), clock("compress"):
             for fragment in self.exchange.leaving(last):
                 self._send(fragment, levels)
-        clock.move(self.world.seconds - before, "compress", "communicate")
         return losses + self._receive(clock, panel, last)
 
     def _send(self, fragment: Fragment, levels: Sequence[Level]) -> None:
@@ -137,10 +136,8 @@ class Rounds:
                 panel.step(self.exchange.stack, self.exchange.updates, clock)
                 self.rates = 0.0
                 self.rounds += 1
-            before = self.world.seconds
-            with clock("compress"):
+            with clock.exchanging(self.world), clock("compress"):
                 self.exchange.apply(fragment, flight, self.replicas)
-            clock.move(self.world.seconds - before, "compress", "communicate")
         return losses
 
     def flush_losses(self) -> list[Loss]:

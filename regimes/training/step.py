@@ -64,12 +64,12 @@ class TrainingStep:
             process, NaN if a gradient is not finite.
         """
         g, world, self.levels = self.gradients, self.reducer.world, levels
+        world.take_marks()  # of what came before
         if self.pipeline is not None:
             self.pipeline.begin()
         with clock("compute"):
             losses = g.compute(x, y, epoch, step)
-        waited = world.seconds
-        with clock("compress"):
+        with clock.exchanging(world), clock("compress"):
             self.loss = rows = self.reducer.losses_to_send(losses, g.stack)
             if self.pipeline is None:
                 for bucket in self.reducer.buckets:
@@ -84,7 +84,6 @@ class TrainingStep:
             mean = self.reducer.flag_mean(by_layer[NO_LAYER], updates, levels)
             if mean is not by_layer[NO_LAYER]:  # the updates show a non-finite gradient
                 rows = loss_with_flag(losses, g.stack)
-        clock.move(world.seconds - waited, "compress", "communicate")
         return updates, mean, rows
 
     def _reduce(self, bucket: Sequence[int]) -> None:

@@ -108,14 +108,13 @@ PROCESSES = {  # beside more buckets than one
 
 @pytest.mark.parametrize("name", PROCESSES)
 @pytest.mark.parametrize("put", [False, True], ids=["as it is", "a wait in the thread"])
-def test_waits_of_two_processes_are_those_of_their_collectives(
+def test_a_step_of_two_processes_waits_for_no_collective(
     name: str, put: bool, tmp_path: Path
 ) -> None:
-    """One wait for each collective, no more."""
     c = config(*PROCESSES[name], "union_pass=false", "bucket_mb=0.002")
     for answer in group.run(jobs.counted, 2, c, tmp_path / "run", put):
         assert answer["collectives"] > 0
-        assert (answer["waits"] > answer["collectives"]) == put
+        assert (answer["waits"] > 0) == put
         assert answer["copies"] == 0
 
 

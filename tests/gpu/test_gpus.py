@@ -44,7 +44,7 @@ def config(*settings: str) -> RunConfig:
 
 
 def met(gpu: int) -> list[str]:
-    return [f"set_device cuda:{gpu}", f"init cpu:gloo,cuda:nccl cuda:{gpu} 1"]
+    return [f"set_device cuda:{gpu}", f"init cpu:gloo,cuda:nccl cuda:{gpu} 0"]
 
 
 # -- processes -------------------------------------------------------------------------------
@@ -83,16 +83,22 @@ def test_each_process_takes_its_gpu_first_and_only_gpu_tensors_travel(
 
 @pytest.mark.parametrize("settings", [[], ["bucket_mb=0.02"]], ids=["one bucket", "buckets"])
 @pytest.mark.parametrize(
-    ("fails", "heard"), [("nccl", "lost contact"), ("memory", "OutOfMemoryError: full")]
+    ("fails", "heard"),
+    [
+        ("nccl", "lost contact with the others in all_reduce (NCCL timeout)"),
+        ("never", "lost contact with the others in all_reduce (it has taken longer than 1 s)"),
+        ("memory", "OutOfMemoryError: full"),
+    ],
 )
 def test_an_error_of_nccl_is_recorded_and_nobody_is_waited_for(
     fails: str, heard: str, settings: list[str], tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    for rank, answer in enumerate(group.run(jobs.trained, 2, config(*settings), 2, out, fails)):
+    c = config(*settings, "timeout=1" if fails == "never" else "timeout=60")
+    for rank, answer in enumerate(group.run(jobs.trained, 2, c, 2, out, fails)):
         assert heard in answer["heard"]
-        assert ("lost contact" in answer["heard"]) == (fails == "nccl")
-        assert answer["calls"] == [*met(rank), "abort"]
+        ends = ["abort"] if fails == "memory" else ["communicator aborted", "abort"]
+        assert answer["calls"] == [*met(rank), *ends]
     stopped = read_lines(out / "events.jsonl")[-1]
     assert stopped["event"] == "stopped"
     assert heard.split(":")[0] in stopped["why"]
@@ -101,7 +107,7 @@ def test_an_error_of_nccl_is_recorded_and_nobody_is_waited_for(
 def test_objects_of_the_hook_do_not_travel_over_the_users_nccl() -> None:
     for answer in group.run(jobs.hooked, 2):
         assert answer["gathered"] == [0, 1]
-        assert answer["made"] == ["cpu:gloo,cuda:nccl", "1", "gloo", ""]  # the last for meetings
+        assert answer["made"] == ["cpu:gloo,cuda:nccl", "0", "gloo", ""]  # the last for meetings
         assert not answer["after"]  # the user's own groups are as the user wants them
 
 

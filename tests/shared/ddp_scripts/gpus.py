@@ -6,6 +6,7 @@ import os
 import warnings
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from ddp_scripts import cases
 from ddp_scripts.cases import Case
 from gpu_steps import Steps, waiting
+from runs import wait
 from torch import Tensor
 from torch.futures import Future
 
@@ -26,6 +28,7 @@ from regimes.collectives.overlap import Pipeline
 from regimes.config import RunConfig
 from regimes.ddp import source
 from regimes.errors import ConfigError
+from regimes.training import loop
 
 ERRORS = {"nccl": dist.DistBackendError("NCCL timeout"), "memory": torch.OutOfMemoryError("full")}
 
@@ -36,8 +39,8 @@ def trained(
     """A run of the trainer: what was called in which order, what travelled from where, its error.
 
     Args:
-        fails: a key of ERRORS; what the third all-reduce ends in, as NCCL's do: not before it is
-            waited for with patience.
+        fails: a key of ERRORS, or "never": how the third all-reduce ends. One of NCCL fails when
+            somebody asks for its end, not when the stream waits for it.
     """
     os.environ.update(
         RANK=str(rank),
@@ -52,7 +55,7 @@ def trained(
             name: _spied(patch, name) for name in ("all_reduce", processes.GATHER, "broadcast")
         }
         if fails is not None:
-            _failing(patch, ERRORS[fails])
+            _failing(patch, fails, calls)
         heard = ""
         try:
             regimes.run(config, out)
@@ -93,7 +96,7 @@ def counted(rank: int, config: RunConfig, out: Path, put: bool) -> dict[str, int
         regimes.run(config, out, reporters=[steps])
         counts = steps.counts if rank == 0 else None
     if counts is None:  # reporters are the first process's
-        return {"collectives": 1, "waits": 1 + put, "copies": 0}
+        return {"collectives": 1, "waits": int(put), "copies": 0}
     return {"collectives": seen[-1] - seen[-2], "waits": counts.waits, "copies": counts.copies}
 
 
@@ -165,7 +168,7 @@ def _gloo_for_nccl(patch: pytest.MonkeyPatch, calls: list[str]) -> None:
     asked: list[str] = []
 
     def init(backend: str, device_id: object = None, **options: Any) -> None:
-        waits = os.environ.get("TORCH_NCCL_BLOCKING_WAIT")
+        waits = os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING")
         calls.append(f"init {backend} {device_id} {waits}")
         asked.append(backend)
         begin(_gloo(backend), **options)
@@ -195,25 +198,49 @@ def _spied(patch: pytest.MonkeyPatch, name: str) -> list[str]:
         for tensor in args:
             if isinstance(tensor, Tensor) and str(tensor.device) not in places:
                 places.append(str(tensor.device))
-        work = original(*args, **options)
-        return work and Mock(wait=lambda patience: work.wait(patience))
+        return original(*args, **options)
 
     collective.__name__ = name
     patch.setattr(dist, name, collective)
     return places
 
 
-def _failing(patch: pytest.MonkeyPatch, error: RuntimeError) -> None:
-    original, calls = dist.all_reduce, [0]
+class Stuck:
+    """A collective that does not end before its communicator is aborted."""
 
-    def wait(patience: timedelta) -> None:
-        raise error
+    def wait(self, patience: timedelta | None = None) -> None:
+        """The stream waits, not the host."""
+
+    def is_completed(self) -> bool:
+        return False
+
+
+class Failed(Stuck):
+    def wait(self, patience: timedelta | None = None) -> None:
+        if patience is not None:
+            raise ERRORS["nccl"]
+
+    def is_completed(self) -> bool:
+        return True
+
+
+def _failing(patch: pytest.MonkeyPatch, how: str, calls: list[str]) -> None:
+    original, count = dist.all_reduce, [0]
 
     def all_reduce(*args: Any, **options: Any) -> Any:
-        calls[0] += 1
-        return Mock(wait=wait) if calls[0] == 3 else original(*args, **options)
+        count[0] += 1
+        if count[0] < 3:
+            return original(*args, **options)
+        if how == "memory":
+            raise ERRORS["memory"]
+        return Failed() if how == "nccl" and count[0] == 3 else Stuck()
 
     patch.setattr(dist, "all_reduce", all_reduce)
+    patch.setattr(processes, "_abort_nccl", lambda group: calls.append("communicator aborted"))
+    if how != "memory":  # then the host, too, stands still when it reads the weights
+        read = loop.fingerprint
+        until = partial(wait, lambda: "communicator aborted" in calls, 20)
+        patch.setattr(loop, "fingerprint", lambda weights: (until(), read(weights))[1])
 
 
 def mixed(rank: int, call: str) -> str:
@@ -233,7 +260,7 @@ def hooked(rank: int) -> dict[str, Any]:
     new_group, patch = dist.new_group, pytest.MonkeyPatch()
 
     def new(ranks: object, timeout: object, backend: str, **options: Any) -> Any:
-        made.extend([backend, os.environ.get("TORCH_NCCL_BLOCKING_WAIT", "")])
+        made.extend([backend, os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "")])
         return new_group(ranks, timeout, _gloo(backend), **options)
 
     with patch.context() as p:
@@ -242,4 +269,8 @@ def hooked(rank: int) -> dict[str, Any]:
         ours = group.GroupWorld(dist.group.WORLD, pretended.GPU, 20.0)
     with pretended.gpu():
         gathered = ours.gather_object(rank)
-    return {"gathered": gathered, "made": made, "after": "TORCH_NCCL_BLOCKING_WAIT" in os.environ}
+    return {
+        "gathered": gathered,
+        "made": made,
+        "after": "TORCH_NCCL_ASYNC_ERROR_HANDLING" in os.environ,
+    }

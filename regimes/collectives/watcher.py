@@ -1,0 +1,216 @@
+"""Notices failed collectives of NCCL, for which the host does not wait.
+
+NCCL runs a collective in the order of a stream: the call returns at once, and so does its ``wait``.
+If a process dies, the others' streams stand still without an error, and any later wait of a host
+does not end. A thread therefore asks in the background: is the oldest collective done, has it
+failed, is its time over, and does every process still live? What it finds is kept for the next
+``check``; then it aborts the communicator, so that the streams, and a host that waits for one, go
+on with results that ``check`` keeps from being used.
+
+That a process lives is posted in the group's store: on one machine its number and start, which
+``/proc`` confirms or refutes at once; from other machines a count that grows each ``BEAT`` seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regimes.errors import RegimesError, TrainingError
+
+POLL = 0.1  # seconds between two looks at the oldest collective
+BEAT = 2.0  # seconds between two signs of life in the store
+SILENCE = 30.0  # seconds without a sign after which a process on another machine is missing
+AT_ONCE = timedelta(milliseconds=1)  # to wait for a finished collective, which raises its error
+
+
+class Presence:
+    """Which processes of a group still live.
+
+    Args:
+        store: the group's; an own connection to it is made, because a call that waits in a store
+            holds up all others of the same connection.
+    """
+
+    def __init__(self, store: Any, rank: int, processes: int) -> None:
+        self.store, self.rank = store.clone(), rank
+        self.others = {other for other in range(processes) if other != rank}
+        self.beats = 0
+        self.seen: dict[int, tuple[bytes, float]] = {}  # the last count, and when it was new
+        own = {"machine": _machine(), "pid": os.getpid(), "started": _started(os.getpid())}
+        self.store.set(f"process/{rank}", json.dumps(own))
+        self.beat()
+
+    def beat(self) -> None:
+        """Post a sign of life."""
+        self.beats += 1
+        self.store.set(f"beat/{self.rank}", str(self.beats))
+
+    def missing(self) -> list[int]:
+        """Processes that have died, or give no sign."""
+        return sorted(other for other in self.others if not self._lives(other))
+
+    def _lives(self, other: int) -> bool:
+        if not self.store.check([f"process/{other}"]):
+            return True  # not there yet
+        its = json.loads(self.store.get(f"process/{other}"))
+        if its["machine"] == _machine() is not None:
+            return bool(its["started"] == _started(its["pid"]))
+        count, now = self.store.get(f"beat/{other}"), time.monotonic()
+        if self.seen.get(other, (b"", 0.0))[0] != count:
+            self.seen[other] = count, now
+        return now - self.seen[other][1] < SILENCE
+
+
+class Watcher:
+    """Watches the collectives of one process.
+
+    Args:
+        who: names this process in errors.
+        abort: weak reference to a method that aborts the communicators, which ends what hangs in a
+            stream. Weak, because what has that method holds the group.
+        limit: seconds that a collective may take once it is the oldest.
+        suspect: called each ``POLL`` while the oldest collective takes longer than ``patience``
+            seconds; raises what it finds.
+        settled: called when a collective has ended that had taken longer.
+    """
+
+    def __init__(
+        self,
+        presence: Presence,
+        who: str,
+        abort: weakref.WeakMethod[Callable[[], object]],
+        limit: float,
+        *,
+        device: torch.device,
+        patience: float = 5.0,
+        suspect: Callable[[], object] = lambda: None,
+        settled: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.presence, self.who, self.abort, self.limit = presence, who, abort, limit
+        self.device, self.patience = device, patience
+        self.suspect, self.settled = suspect, settled
+        self.error: RegimesError | None = None
+        self.pending: deque[tuple[Any, str]] = deque()
+        self.since = time.monotonic()  # when the oldest one became that
+        self.lock = threading.Lock()  # of the pending ones
+        self.closed = threading.Event()
+        # Weak: the thread of a watcher that nobody holds ends.
+        self.thread = threading.Thread(
+            target=_watch, args=(weakref.ref(self), self.closed), daemon=True, name="watcher"
+        )
+        self.thread.start()
+
+    def follow(self, work: Any, name: str) -> None:
+        """Watch a collective until it has ended."""
+        with self.lock:
+            if not self.pending:
+                self.since = time.monotonic()
+            self.pending.append((work, name))
+
+    def check(self) -> None:
+        """
+        Raises:
+            TrainingError: a collective has failed, or a process of one is missing.
+            ConfigError: a process makes other calls than this one.
+        """
+        if self.error is not None:
+            raise self.error
+
+    def close(self) -> None:
+        """End the thread, and drop all that it holds."""
+        self.closed.set()
+        if self.thread is not threading.current_thread():
+            self.thread.join()
+        self.pending.clear()
+
+    def look(self) -> None:
+        """One look; called by the thread."""
+        if self.error is not None:
+            return
+        with self.lock:
+            oldest = self.pending[0] if self.pending else None
+        if oldest is None:
+            return
+        work, name = oldest
+        try:
+            while work.is_completed():
+                work.wait(AT_ONCE)  # raises the error of one that has failed
+                with self.lock:
+                    self.pending.popleft()
+                    oldest = self.pending[0] if self.pending else None
+                waited, self.since = time.monotonic() - self.since, time.monotonic()
+                if waited > self.patience:
+                    self.settled()
+                if oldest is None:
+                    return
+                work, name = oldest
+            waited = time.monotonic() - self.since
+            if missing := self.presence.missing():
+                numbers = ", ".join(map(str, missing))
+                self._fail(name, f"no sign of process {numbers}, which has died")
+            elif waited > self.limit:
+                self._fail(name, f"it has taken longer than {self.limit:g} s")
+            elif waited > self.patience:
+                self.suspect()
+        except RegimesError as error:
+            self._stop(error)
+        except RuntimeError as error:  # of the collective, or of a store that has ended
+            self._fail(name, str(error).splitlines()[0])
+
+    def _fail(self, name: str, reason: str) -> None:
+        self._stop(TrainingError(f"{self.who} lost contact with the others in {name} ({reason})"))
+
+    def _stop(self, error: RegimesError) -> None:
+        # in this order: who goes on after the abort must find the error
+        self.error = error.with_traceback(None)  # its frames hold the collective, and so the group
+        self.pending.clear()
+        if (abort := self.abort()) is not None:
+            abort()
+
+
+def _watch(reference: weakref.ref[Watcher], closed: threading.Event) -> None:
+    """The thread's loop."""
+    beaten = time.monotonic()
+    if (watcher := reference()) is not None and watcher.device.type == "cuda":
+        torch.cuda.set_device(watcher.device)  # or it would have a context on GPU 0
+    del watcher
+    while not closed.wait(POLL):
+        if (watcher := reference()) is None:
+            return
+        if time.monotonic() - beaten > BEAT:
+            beaten = time.monotonic()
+            with contextlib.suppress(RuntimeError):  # the store has ended: ``look`` says it
+                watcher.presence.beat()
+        watcher.look()
+        del watcher
+
+
+def _machine() -> str | None:
+    """The same for processes that see each other in ``/proc``; None where there is none."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return None
+
+
+def _started(pid: int) -> str | None:
+    """When a process was started, in ticks of the kernel; None if it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()  # the name before it may hold anything
+    return None if fields[0] in "ZX" else fields[19]

@@ -1,0 +1,188 @@
+"""Collectives for which the host does not wait: what is noticed, and what is said."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from runs import wait
+
+from regimes.collectives import watcher as module
+from regimes.collectives.watcher import Presence, Watcher
+from regimes.errors import ConfigError, TrainingError
+
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+class Work:
+    """A collective that is ``done`` when a test says so, with an ``error`` or without."""
+
+    def __init__(self) -> None:
+        self.done, self.error = False, ""
+
+    def is_completed(self) -> bool:
+        return self.done
+
+    def wait(self, patience: timedelta | None = None) -> None:
+        if self.error and patience is not None:
+            raise dist.DistBackendError(self.error)
+
+
+class Owner:
+    """What has communicators."""
+
+    aborted: RuntimeError | str | None = None
+    watcher: Watcher
+
+    def abort(self) -> None:
+        self.aborted = str(self.watcher.error)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> dist.Store:
+    return dist.FileStore(str(tmp_path / "store"), 2)
+
+
+@pytest.fixture
+def watched(store: dist.Store) -> Iterator[Callable[..., Owner]]:
+    owners: list[Owner] = []
+
+    def make(limit: float = 60.0, **options: Any) -> Owner:
+        owner = Owner()
+        abort = weakref.WeakMethod(owner.abort)
+        presence = Presence(store, 0, 2)
+        owner.watcher = Watcher(presence, "process 0 of 2", abort, limit, device=CPU, **options)
+        owners.append(owner)
+        return owner
+
+    yield make
+    for owner in owners:
+        owner.watcher.close()
+
+
+def heard(owner: Owner, kind: type[Exception] = TrainingError) -> str:
+    wait(lambda: owner.aborted is not None, 10)
+    with pytest.raises(kind) as error:
+        owner.watcher.check()
+    assert owner.aborted == str(error.value)  # known before the streams go on
+    return str(error.value)
+
+
+def test_collectives_that_end_leave_nothing_behind(watched: Callable[..., Owner]) -> None:
+    owner, works = watched(), [Work() for _ in range(3)]
+    gone = [weakref.ref(work) for work in works]
+    for work in works:
+        owner.watcher.follow(work, "all_reduce")
+        work.done = True
+    del work, works
+    wait(lambda: not owner.watcher.pending, 10)
+    wait(lambda: not any(reference() for reference in gone), 10)
+    owner.watcher.check()
+    assert owner.aborted is None
+
+
+def test_a_failed_collective_is_named_with_its_reason(watched: Callable[..., Owner]) -> None:
+    owner, work = watched(), Work()
+    owner.watcher.follow(work, "all_reduce")
+    work.error, work.done = "remote process exited\nand more", True
+    assert heard(owner) == (
+        "process 0 of 2 lost contact with the others in all_reduce (remote process exited)"
+    )
+
+
+def test_a_collective_that_does_not_end_is_ended(watched: Callable[..., Owner]) -> None:
+    owner = watched(limit=0.3)
+    owner.watcher.follow(Work(), "broadcast")
+    assert "in broadcast (it has taken longer than 0.3 s)" in heard(owner)
+
+
+def test_a_killed_process_is_named_within_seconds(
+    watched: Callable[..., Owner], store: dist.Store, tmp_path: Path
+) -> None:
+    script = (
+        "import sys, time, torch.distributed as dist\n"
+        "from regimes.collectives.watcher import Presence\n"
+        "Presence(dist.FileStore(sys.argv[1], 2), 1, 2)\n"
+        "time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "store")]) as peer:
+        wait(lambda: bool(store.check(["beat/1"])))
+        owner = watched()
+        owner.watcher.follow(Work(), "all_reduce")
+        time.sleep(3 * module.POLL)
+        owner.watcher.check()  # it lives
+        peer.kill()  # and is a zombie until its end is read
+        killed = time.monotonic()
+        assert "no sign of process 1, which has died" in heard(owner)
+        assert time.monotonic() - killed < 5
+
+
+@pytest.mark.parametrize("beating", [True, False])
+def test_a_process_on_another_machine_is_missing_when_it_gives_no_sign(
+    beating: bool,
+    watched: Callable[..., Owner],
+    store: dist.Store,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "SILENCE", 1.0)
+    monkeypatch.setattr(module, "_machine", lambda: "elsewhere")
+    peer = Presence(store, 1, 2)
+    monkeypatch.setattr(module, "_machine", lambda: "here")
+    owner = watched()
+    owner.watcher.follow(Work(), "all_reduce")
+    for _ in range(20):
+        if beating:
+            peer.beat()
+        time.sleep(0.1)
+    assert (owner.aborted is None) == beating
+    if not beating:
+        assert "no sign of process 1" in heard(owner)
+
+
+def test_another_call_of_a_process_is_its_own_error(watched: Callable[..., Owner]) -> None:
+    def suspect() -> None:
+        raise ConfigError("process 1 is in measure()")
+
+    owner = watched(patience=0.2, suspect=suspect)
+    owner.watcher.follow(Work(), "all_reduce")
+    assert heard(owner, ConfigError) == "process 1 is in measure()"
+
+
+def test_the_end_of_a_long_wait_is_reported(watched: Callable[..., Owner]) -> None:
+    asked: list[str] = []
+    owner, work = (
+        watched(
+            patience=0.2,
+            suspect=lambda: asked.append("suspect"),
+            settled=lambda: asked.append("settled"),
+        ),
+        Work(),
+    )
+    owner.watcher.follow(work, "all_reduce")
+    wait(lambda: "suspect" in asked, 10)
+    work.done = True
+    wait(lambda: asked[-1] == "settled", 10)
+
+
+def test_the_thread_ends_with_its_owner(watched: Callable[..., Owner]) -> None:
+    owner = watched()
+    thread: threading.Thread = owner.watcher.thread
+    owner.watcher.close()
+    assert not thread.is_alive()
+    other = Owner()
+    presence = owner.watcher.presence
+    other.watcher = Watcher(presence, "", weakref.WeakMethod(other.abort), 1.0, device=CPU)
+    thread = other.watcher.thread
+    del other
+    wait(lambda: not thread.is_alive(), 10)

@@ -48,6 +48,7 @@ class Step:
     states: dict[int, State] = field(default_factory=dict)  # as they will be
     scale: float = 0.0
     flags: list[Tensor] = field(default_factory=list)  # by bucket: NaN where one is not finite
+    unused: list[tuple[list[int], Tensor]] = field(default_factory=list)  # layers, their shares
     finite: bool = True
     failed: bool = False
 
@@ -129,21 +130,26 @@ class Buckets:
     def finish(self) -> None:
         with self.clock.waiting():
             self.pipeline.finish()
-            if self.step is not None:  # the one wait of a step for a GPU
-                self.step.finite = _all_finite(self.step.flags)
-            self._agree_on_finite()
+            if self.step is not None and self.step.flags:
+                self._read(self.step)
 
     @torch.no_grad()
-    def _agree_on_finite(self) -> None:
-        """An update may overflow in one shard alone: then the step is skipped by all of them."""
-        step, world = self.step, self.reducer.world
-        if step is None or world.shards == 1:
-            return
-        failed = torch.tensor(float(not step.finite), device=self.source.device)
-        if bool(world.add_shards(failed) > 0) and step.finite:
-            step.finite = False
+    def _read(self, step: Step) -> None:
+        """What the host must know of a step: the one wait of a step for a GPU.
+
+        An update may overflow in one shard alone: then all skip the step."""
+        world = self.reducer.world
+        failed = ~torch.stack(step.flags).isfinite().all()
+        total = world.add_shards(failed.to(world.meter.dtype).reshape(1))
+        read = torch.cat([failed.to(total.dtype).reshape(1), total, *(t for _, t in step.unused)])
+        here, anywhere, *shares = read.tolist()
+        step.finite = not anywhere
+        if anywhere and not here:
             for gradient in step.gradients.values():
                 gradient.fill_(torch.nan)
+        self.source.note_unused(
+            dict(zip([i for layers, _ in step.unused for i in layers], shares, strict=True))
+        )
 
     @torch.no_grad()
     def settle(self) -> None:
@@ -226,7 +232,7 @@ class Buckets:
         updates = self.reducer.reduce(layers, stacked, step.levels, flags, step.states)
         flag = updates.pop(NO_LAYER)
         if unused is not None:
-            self.source.note_unused(bucket, flag[1:])
+            step.unused.append((bucket, flag[1:]))
             flag = flag[0]
         for i, update in updates.items():
             gradients[i].copy_(update)
@@ -257,7 +263,3 @@ def _blank(tensors: Sequence[Tensor], flag: Tensor, value: float) -> None:
         return
     for tensor in tensors:
         tensor.masked_fill_(broken, value)
-
-
-def _all_finite(flags: Sequence[Tensor]) -> bool:
-    return not flags or bool(torch.stack([*flags]).isfinite().all())

@@ -125,18 +125,20 @@ class ShardedGradients:
         pass
 
     def unused(self, layers: Sequence[int]) -> Tensor | None:
-        marks = [float(i in self.missing) for i in layers]
-        return torch.tensor(marks, dtype=self._world.meter.dtype, device=self.device)
+        marks = torch.zeros(len(layers), dtype=self._world.meter.dtype, device=self.device)
+        for place, i in enumerate(layers):
+            if i in self.missing:
+                marks[place].fill_(1.0)  # a list would have to be copied to a GPU
+        return marks
 
-    def note_unused(self, layers: Sequence[int], shares: Tensor) -> None:
-        values = shares.tolist()
-        some = [self.names[i] for i, x in zip(layers, values, strict=True) if 0 < x < 1]
+    def note_unused(self, shares: Mapping[int, float]) -> None:
+        some = [self.names[i] for i, x in shares.items() if 0 < x < 1]
         if some:
             raise ConfigError(
                 f"some processes have used {several(some)} in this step and others have not: all "
                 "take the same path through the model, or add 0 times its output to the loss"
             )
-        self.idle |= {i for i, x in zip(layers, values, strict=True) if x > 0}
+        self.idle |= {i for i, x in shares.items() if x > 0}
 
     def unwritten(self) -> set[int]:
         return self.idle

@@ -101,8 +101,9 @@ class Source(Protocol):
         averaged over all; None where DDP knows."""
         ...
 
-    def note_unused(self, layers: Sequence[int], shares: Tensor) -> None:
-        """Take that mean; ConfigError unless all processes have used the same layers."""
+    def note_unused(self, shares: Mapping[int, float]) -> None:
+        """Take those means, at the end of the step; ConfigError unless all processes have used the
+        same layers."""
         ...
 
     def unwritten(self) -> set[int]:
@@ -196,8 +197,8 @@ class DDPGradients:
     def unused(self, layers: Sequence[int]) -> Tensor | None:
         return None
 
-    def note_unused(self, layers: Sequence[int], shares: Tensor) -> None:
-        raise AssertionError("DDP knows by itself")
+    def note_unused(self, shares: Mapping[int, float]) -> None:
+        pass
 
     def unwritten(self) -> set[int]:
         """Layers that no process has used: DDP does not write their ``.grad``, unless it is a view

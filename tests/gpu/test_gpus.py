@@ -95,13 +95,15 @@ def test_an_error_of_nccl_is_recorded_and_nobody_is_waited_for(
 ) -> None:
     out = tmp_path / "run"
     c = config(*settings, "timeout=1" if fails == "never" else "timeout=60")
-    for rank, answer in enumerate(group.run(jobs.trained, 2, c, 2, out, fails)):
-        assert heard in answer["heard"]
+    answers = group.run(jobs.trained, 2, c, 2, out, fails)
+    assert any(heard in answer["heard"] for answer in answers)  # the other may lose the first one
+    for rank, answer in enumerate(answers):
+        assert heard[:12] in answer["heard"]
         ends = ["abort"] if fails == "memory" else ["communicator aborted", "abort"]
         assert answer["calls"] == [*met(rank), *ends]
     stopped = read_lines(out / "events.jsonl")[-1]
     assert stopped["event"] == "stopped"
-    assert heard.split(":")[0] in stopped["why"]
+    assert heard[:12] in stopped["why"]
 
 
 def test_objects_of_the_hook_do_not_travel_over_the_users_nccl() -> None:

@@ -118,6 +118,19 @@ def test_a_step_of_two_processes_waits_for_no_collective(
         assert answer["copies"] == 0
 
 
+# waits of the host: what it must know at a step's end (was every gradient finite?), and no other
+OWN_LOOP = {"hook": (2, 1), "islands": (4, 1), "local steps": (2, 1)}
+
+
+@pytest.mark.parametrize("put", [False, True], ids=["as it is", "a wait in the reduction"])
+@pytest.mark.parametrize("kind", OWN_LOOP)
+def test_a_step_of_ones_own_loop_waits_once(kind: str, put: bool) -> None:
+    processes, waits = OWN_LOOP[kind]
+    for found, copies in group.run(jobs.attached, processes, kind, put):
+        assert copies == 0
+        assert (found > waits) == put
+
+
 def test_a_step_of_lanczos_does_not_grow_with_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over 683 blocks and a rest, as ResNet-18 has."""
     d, products = 683 * 64 + 17, 12

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -24,9 +25,15 @@ from torch.futures import Future
 
 import regimes
 from regimes.collectives import devices, group, processes
+from regimes.collectives.islands import IslandWorld
 from regimes.collectives.overlap import Pipeline
+from regimes.collectives.requests import Layer
+from regimes.compression import compressor
+from regimes.compression.reducer import Reducer
 from regimes.config import RunConfig
 from regimes.ddp import source
+from regimes.ddp.buckets import Buckets
+from regimes.ddp.sharded import ShardedGradients
 from regimes.errors import ConfigError
 from regimes.training import loop
 
@@ -161,6 +168,88 @@ def hook(rank: int, case: Case) -> dict[str, Any]:
             "places": [*places],
             "streams": [*diary.streams],
         }
+
+
+def attached(rank: int, kind: str, put: bool) -> list[int]:
+    """Waits and copies of the last step of somebody's own loop on GPUs that talk over NCCL.
+
+    Args:
+        kind: "hook", "local steps", or "islands": of two shards, on four processes.
+        put: put a wait into the reduction of a bucket.
+    """
+    with pretended.gpu(4) as diary, pytest.MonkeyPatch.context() as patch:
+        torch.cuda.set_device(f"cuda:{rank}")
+        patch.setattr(source, "Future", lambda devices: Future())
+        patch.setattr(dist, "get_backend_config", lambda group: "cuda:nccl")
+        new_group = dist.new_group
+
+        def new(ranks: object, timeout: object, backend: str, **options: Any) -> Any:
+            return new_group(ranks, timeout, _gloo(backend), **options)
+
+        patch.setattr(dist, "new_group", new)
+        if put:
+            reduce = Reducer.reduce
+            patch.setattr(Reducer, "reduce", lambda *a: (waiting(), reduce(*a))[1])
+        step = {"hook": _hook_step, "local steps": _local_step, "islands": _islands_step}[kind]
+        counts = [[0, 0]]
+        counts += [[diary.waits.total(), diary.copies.total()] for _ in step(rank)]
+        return [b - a for a, b in zip(*counts[-2:], strict=True)]
+
+
+def _hook_step(rank: int) -> Iterator[None]:
+    case = Case(device=f"cuda:{rank}", ddp={"bucket_cap_mb": 0.004})
+    model, _, optimizer = cases.wrap(case)
+    for step in range(4):
+        x, y = (t.to(case.device) for t in cases.batch(step, 0, rank))
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x, True), y)
+        yield
+        loss.backward()
+        optimizer.step()
+        yield
+
+
+def _local_step(rank: int) -> Iterator[None]:
+    network = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 3)).to(f"cuda:{rank}")
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    local = regimes.local_steps(network, optimizer, policy=2, every=100)
+    x = torch.randn(5, 6).to(f"cuda:{rank}")
+    for _ in range(4):  # the last one is exchanged
+        optimizer.zero_grad()
+        network(x).square().mean().backward()
+        optimizer.step()
+        yield
+        local.step()
+        yield
+
+
+def _islands_step(rank: int) -> Iterator[None]:
+    """Gradients as FSDP2 would leave them: its own C++ cannot pretend."""
+    device = torch.device("cuda", rank)
+    across, inside = [[0, 2], [1, 3]], [[0, 1], [2, 3]]
+    groups = [
+        [dist.new_group(ranks, None, "gloo") for ranks in pairs] for pairs in (across, inside)
+    ]
+    mine = groups[0][rank % 2], groups[1][rank // 2]
+    world = IslandWorld(*mine, device, 20.0, "attach()")
+    ours = ShardedGradients.__new__(ShardedGradients)
+    ours.names, ours._world, ours.device = ["a", "b"], world, device
+    ours.bucket_bytes, ours.missing, ours.idle = 100, {1}, set()
+    ours.local = [torch.randn(4, 6).to(device) for _ in ours.names]
+    ours.parameters = dict(zip(ours.names, ours.local, strict=True))
+    layers = world.parts([Layer(name, (8, 6)) for name in ours.names])
+    reducer = Reducer(compressor({"name": "powersgd"}), layers, world, seed=0)
+    buckets = Buckets(ours, reducer, (), keep_gradients=False, scale=lambda: 1.0)
+    buckets.levels = [2, 2]
+    for _ in range(4):
+        gradients = {i: torch.randn(4, 6).to(device) for i in range(2)}
+        yield
+        buckets.begin()
+        buckets.add(gradients)
+        buckets.finish()
+        buckets.settle()
+        yield
+    assert ours.idle == {1}
 
 
 def _gloo_for_nccl(patch: pytest.MonkeyPatch, calls: list[str]) -> None:

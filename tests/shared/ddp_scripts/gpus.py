@@ -24,8 +24,7 @@ from torch import Tensor
 from torch.futures import Future
 
 import regimes
-from regimes.collectives import devices, group, processes
-from regimes.collectives.islands import IslandWorld
+from regimes.collectives import devices, group, islands, processes
 from regimes.collectives.overlap import Pipeline
 from regimes.collectives.requests import Layer
 from regimes.compression import compressor
@@ -187,6 +186,7 @@ def attached(rank: int, kind: str, put: bool) -> list[int]:
             return new_group(ranks, timeout, _gloo(backend), **options)
 
         patch.setattr(dist, "new_group", new)
+        patch.setattr(dist, islands.SCATTER, _scatter)  # gloo's own copies to the host
         if put:
             reduce = Reducer.reduce
             patch.setattr(Reducer, "reduce", lambda *a: (waiting(), reduce(*a))[1])
@@ -194,6 +194,13 @@ def attached(rank: int, kind: str, put: bool) -> list[int]:
         counts = [[0, 0]]
         counts += [[diary.waits.total(), diary.copies.total()] for _ in step(rank)]
         return [b - a for a, b in zip(*counts[-2:], strict=True)]
+
+
+def _scatter(mine: Tensor, whole: Tensor, group: Any, async_op: bool) -> Any:
+    work = dist.all_reduce(whole, group=group, async_op=async_op)
+    work.wait()
+    mine.copy_(whole.view(-1, len(mine))[dist.get_rank(group)])
+    return work
 
 
 def _hook_step(rank: int) -> Iterator[None]:
@@ -231,19 +238,20 @@ def _islands_step(rank: int) -> Iterator[None]:
         [dist.new_group(ranks, None, "gloo") for ranks in pairs] for pairs in (across, inside)
     ]
     mine = groups[0][rank % 2], groups[1][rank // 2]
-    world = IslandWorld(*mine, device, 20.0, "attach()")
+    world = islands.IslandWorld(*mine, device, 20.0, "attach()")
     ours = ShardedGradients.__new__(ShardedGradients)
     ours.names, ours._world, ours.device = ["a", "b"], world, device
-    ours.bucket_bytes, ours.missing, ours.idle = 100, {1}, set()
+    ours.bucket_bytes, ours.missing, ours.idle = 100, set(), set()
     ours.local = [torch.randn(4, 6).to(device) for _ in ours.names]
     ours.parameters = dict(zip(ours.names, ours.local, strict=True))
     layers = world.parts([Layer(name, (8, 6)) for name in ours.names])
     reducer = Reducer(compressor({"name": "powersgd"}), layers, world, seed=0)
     buckets = Buckets(ours, reducer, (), keep_gradients=False, scale=lambda: 1.0)
     buckets.levels = [2, 2]
-    for _ in range(4):
+    for step in range(4):
         gradients = {i: torch.randn(4, 6).to(device) for i in range(2)}
         yield
+        ours.missing = {1} if step == 3 else set()
         buckets.begin()
         buckets.add(gradients)
         buckets.finish()

@@ -2,7 +2,7 @@
 
 ``train FOLDER`` one run of ``$REGIMES_CONFIG``; ``alone FOLDER`` the same in a process group of one
 process on the device's own backend; ``hook DEVICE`` a DDP script with bucket views, a gradient
-scaler and clipping.
+scaler and clipping; ``island DEVICE`` a model of FSDP2 in islands of one shard each.
 """
 
 from __future__ import annotations
@@ -89,5 +89,33 @@ def hook(device: str) -> None:
     dist.destroy_process_group()
 
 
+def island(device: str) -> None:
+    """20 steps; prints the first and last loss."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    torch.manual_seed(0)
+    mesh = init_device_mesh(
+        device, (dist.get_world_size(), 1), mesh_dim_names=("replicate", "shard")
+    )
+    net = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 10)).to(device)
+    fully_shard(net, mesh=mesh["shard"])
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    attached = regimes.attach(net, replicas=mesh["replicate"], optimizer=optimizer, every=5)
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(1)).to(device)
+    losses = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(net(x), x[:, :10].argmax(1))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    attached.close()
+    print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
+    assert losses[-1] < losses[0], f"the loss rose from {losses[0]} to {losses[-1]}"
+    dist.destroy_process_group()
+
+
 if __name__ == "__main__":
-    {"train": train, "alone": alone, "hook": hook}[sys.argv[1]](sys.argv[2])
+    {"train": train, "alone": alone, "hook": hook, "island": island}[sys.argv[1]](sys.argv[2])

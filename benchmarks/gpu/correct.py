@@ -17,7 +17,7 @@ from benchmarks.gpu.curvature import largest
 from benchmarks.gpu.place import Place, ended, rows, short, start, trained
 from regimes import compression
 from regimes.compression.kernels import TINY
-from regimes.errors import ConfigError
+from regimes.errors import ConfigError, RegimesError
 
 INSTRUMENTS = (
     'instruments.norms.readings=["update","global","local-mean","worker0"]',
@@ -39,6 +39,8 @@ COMPLETED = dict.fromkeys(("powersgd", "acp-sgd"), 100 * TINY)
 # Instruments of such a run: a trace or an unbiased estimate is the difference of sums that are up
 # to a thousand times as large (measured: 7e-13 for the last bit of the momentum).
 MEASURED = 1000 * COMPLETED["powersgd"]
+ROUGH = 1e-6  # Adam divides by the gradient's own size, which for some coordinates is rounding
+HALF_PRECISION = 5e-2  # torch's Muon orthogonalises in bfloat16, of which 4e-3 is the last bit
 ALIKE = 2e-2  # two estimates of one eigenvalue in float32, each to a tolerance of 1e-3
 
 
@@ -210,6 +212,58 @@ def hook(number: int) -> Callable[[Place], str]:
     return check
 
 
+def island(place: Place) -> str:
+    """A model of FSDP2 in one island of one shard."""
+    words = ended(start("island", place.device))
+    return next(line for line in words.splitlines() if line.startswith("loss"))
+
+
+def optimizer(name: str, limit: float) -> Callable[[Place], str]:
+    def check(place: Place) -> str:
+        """Ten steps in float64, on the device and on the CPU."""
+        words = (f"optimizer={{name='{name}', lr=0.01}}", "dtype=float64")
+        folder = fresh(place, f"optimizer {name}")
+        here = trained(short(place.device, *words), folder / "here")
+        return within(limit, here, trained(short("cpu", *words), folder / "cpu"))
+
+    return check
+
+
+def not_finite(number: int, *words: str) -> Callable[[Place], str]:
+    def check(place: Place) -> str:
+        """At a learning rate of 1e30 the run must end, with its reason."""
+        rate = ("optimizer.lr=1e30", "optimizer.warmup_from=none")
+        config = short(place.device, *rate, *words)
+        folder = fresh(place, f"not finite, {number}")
+        try:
+            if number == 1:
+                trained(config, folder)
+            else:
+                ended(start("train", str(folder), processes=number, config=config))
+        except (RegimesError, RuntimeError) as error:
+            if "is not finite in" in str(error):
+                return "the run ended with its reason"
+            raise
+        raise Difference("the run ended without an error")
+
+    return check
+
+
+def curvature_of_lstm(place: Place) -> str:
+    """Hessian eigenvalues of an LSTM, which cuDNN cannot differentiate twice, in float64."""
+    words = (
+        "data={name='synthetic-text', sequence=8, train_size=150, test_size=60}",
+        "model={name='lstm', width=8, depth=1}",
+        "batch_size=2",
+        "dtype=float64",
+        "instruments={curvature={images=8, batch=4, max_products=12}}",
+    )
+    folder = fresh(place, "lstm")
+    here = trained(short(place.device, *words), folder / "here")
+    there = trained(short("cpu", *words), folder / "cpu")
+    return within(MEASURED, *([row["model"] for row in found] for found in (here, there)))
+
+
 def instruments(place: Place) -> str:
     """All of them, against the CPU's: in float64, so that both measure the same weights."""
     folder, words = fresh(place, "instruments"), ("dtype=float64", *INSTRUMENTS)
@@ -244,6 +298,12 @@ CHECKS: dict[str, Callable[[Place], str]] = {
     "2 processes": processes(2),
     "4 processes": processes(4),
     "2 processes, in buckets": processes(2, "bucket_mb=0.02"),
+    "not finite": not_finite(1),
+    "not finite, 2 processes, in buckets": not_finite(2, "bucket_mb=0.02"),
+    "optimizer adamw": optimizer("adamw", ROUGH),
+    "optimizer muon": optimizer("muon", HALF_PRECISION),
+    "LSTM with curvature": curvature_of_lstm,
+    "island of one shard": island,
     "hook": hook(1),
     "hook, 2 processes": hook(2),
     "instruments": instruments,

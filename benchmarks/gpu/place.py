@@ -76,7 +76,7 @@ def start(
 ) -> subprocess.Popen[str]:
     """``benchmarks.gpu.child`` in a process of its own, or as many under torchrun."""
     command = [sys.executable]
-    if processes > 1 or what == "hook":
+    if processes > 1 or what in ("hook", "island"):
         command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     if config is not None:
@@ -99,6 +99,7 @@ def ended(child: subprocess.Popen[str], seconds: float = 120) -> str:
         child.kill()
         raise RuntimeError(f"a child was still at work after {seconds:g} s") from None
     if child.returncode != 0:
-        said = [x for x in words.splitlines() if "Error" in x] or words.splitlines() or ["silent"]
+        lines = words.splitlines()
+        said = [x for x in lines if "Error: " in x] or lines[-1:] or ["silent"]
         raise RuntimeError(f"a child ended with code {child.returncode}: {said[0].strip()}")
     return words

@@ -13,6 +13,7 @@ import os
 import socket
 import subprocess
 import sys
+import tarfile
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -221,7 +222,7 @@ def test_each_run_of_the_study_has_a_configuration(device: str, tmp_path: Path) 
 
 def test_a_slice_ends_within_a_call(tmp_path: Path) -> None:
     """A call on a lent machine lasts 600 seconds; a row that begins late ends in it."""
-    assert command.SLICE + 120 <= 600
+    assert command.SLICE + 120 <= 540
     with pytest.raises(study.SliceOver):
         study.study(Place(CPU, tmp_path), Lines(tmp_path / "lines.jsonl"), end=0.0)
 
@@ -229,6 +230,19 @@ def test_a_slice_ends_within_a_call(tmp_path: Path) -> None:
 def test_the_command_starts_with_what_a_lent_machine_has(tmp_path: Path) -> None:
     (row,) = campaign(tmp_path, "--parts", "correct", "--only", "versions")
     assert (row["part"], row["name"], row["ok"]) == ("correct", "versions", True)
+
+
+def test_what_must_come_back_is_one_archive(tmp_path: Path) -> None:
+    run = tmp_path / "study" / "dense"
+    run.mkdir(parents=True)
+    for name in ("run.json", "epochs.jsonl", "checkpoint-1.pt"):
+        (run / name).write_text("{}")
+    Lines(tmp_path / "lines.jsonl").add("study", "dense", ok=True)
+    assert command.pack(tmp_path) == (tmp_path / command.ARCHIVE).stat().st_size
+    assert command.pack(tmp_path) < 1000  # again, and not with itself in it
+    with tarfile.open(tmp_path / command.ARCHIVE) as archive:
+        names = archive.getnames()
+    assert names == ["lines.jsonl", "study/dense/epochs.jsonl", "study/dense/run.json"]
 
 
 @pytest.mark.slow

@@ -117,5 +117,10 @@ def explain_nondeterminism() -> Iterator[None]:
     except RuntimeError as error:
         if "deterministic" not in str(error):
             raise
+        if WORKSPACE in str(error):  # cuBLAS has been used before the run set it
+            raise ConfigError(
+                "deterministic = true comes too late for cuBLAS, which this process has used: set "
+                f"{WORKSPACE}=:4096:8 in the environment before Python starts"
+            ) from error
         what = str(error).splitlines()[0].partition(", but")[0]
         raise ConfigError(f"{what}: set deterministic = false, or use another model") from error

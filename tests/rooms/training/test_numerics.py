@@ -241,6 +241,15 @@ def test_an_operation_that_is_not_deterministic_is_one_sentence() -> None:
     assert loop.explain_nondeterminism is explain_nondeterminism
 
 
+def test_cublas_that_was_used_before_is_named() -> None:
+    words = (
+        "Deterministic behavior was enabled, but this operation is not deterministic because it "
+        f"uses CuBLAS. Set {WORKSPACE}=:4096:8 before running your PyTorch application."
+    )
+    with pytest.raises(ConfigError, match="too late for cuBLAS"), explain_nondeterminism():
+        raise RuntimeError(words)
+
+
 def test_a_record_names_the_gpu_that_is_in_use_and_its_libraries(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -170,7 +170,8 @@ def hook(rank: int, case: Case) -> dict[str, Any]:
 
 
 def attached(rank: int, kind: str, put: bool) -> list[int]:
-    """Waits and copies of the last step of somebody's own loop on GPUs that talk over NCCL.
+    """Launches, waits, copies and memory of the last step of somebody's own loop, on GPUs that
+    talk over NCCL.
 
     Args:
         kind: "hook", "local steps", or "islands": of two shards, on four processes.
@@ -191,8 +192,8 @@ def attached(rank: int, kind: str, put: bool) -> list[int]:
             reduce = Reducer.reduce
             patch.setattr(Reducer, "reduce", lambda *a: (waiting(), reduce(*a))[1])
         step = {"hook": _hook_step, "local steps": _local_step, "islands": _islands_step}[kind]
-        counts = [[0, 0]]
-        counts += [[diary.waits.total(), diary.copies.total()] for _ in step(rank)]
+        parts = diary.ops, diary.waits, diary.copies, diary.memory
+        counts = [[part.total() for part in parts] for _ in step(rank)]
         return [b - a for a, b in zip(*counts[-2:], strict=True)]
 
 

@@ -7,6 +7,7 @@ epoch, sample), never of the number of workers, processes or the batch size.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -104,9 +105,16 @@ class ImageNoise(Deficit):
     """White noise in place of the images: sensory deprivation."""
 
     def inputs(self, x: Images, index: Index, seed: int, epoch: int) -> Images:
-        # From a bank, because noise for each sample and epoch would cost a generator per sample.
-        bank = torch.randn(BANK, *x.shape[1:], generator=stream(seed, "noise images"))
-        return bank[(index.cpu() * 7919 + epoch * 104729) % BANK].to(x)
+        bank = _noise_images(seed, x.shape[1:], x.dtype, x.device)
+        return bank[(index.to(x.device) * 7919 + epoch * 104729) % BANK]
+
+
+@functools.lru_cache(maxsize=1)
+def _noise_images(
+    seed: int, shape: torch.Size, dtype: torch.dtype, device: torch.device
+) -> Float[Tensor, "bank c h w"]:
+    """A bank, because noise for each sample and epoch would cost a generator per sample."""
+    return torch.randn(BANK, *shape, generator=stream(seed, "noise images")).to(device, dtype)
 
 
 @dataclass(frozen=True)
@@ -130,9 +138,13 @@ class GradientNoise(Deficit):
 
     def updates(self, updates: list[Tensor], seed: int, epoch: int, step: int) -> list[Tensor]:
         generator = stream(seed, "gradient noise", epoch, step)
-        noise = (torch.randn(u.shape, generator=generator).to(u) for u in updates)
+        noise = [torch.randn(u.shape, generator=generator) for u in updates]
+        if updates[0].device.type == "cuda":  # one copy, for which the host does not wait
+            flat = torch.cat([n.flatten() for n in noise]).pin_memory()
+            there = flat.to(updates[0].device, non_blocking=True)
+            noise = list(there.split([u.numel() for u in updates]))
         return [
-            u + self.scale * u.square().mean().sqrt() * n
+            u + self.scale * u.square().mean().sqrt() * n.view(u.shape).to(u.dtype)
             for u, n in zip(updates, noise, strict=True)
         ]
 

@@ -72,13 +72,16 @@ class NoiseGauge(StridedGauge):
 
     def _reset(self) -> None:
         self.seen = self.steps = 0
-        self.small = torch.zeros(len(self.sizes), dtype=torch.float64)  # sum of s, per layer
-        self.big = torch.zeros_like(self.small)  # sum of m
+        # sums of s and of m, per layer; from the first step on where the gradients are
+        self.small = torch.zeros(len(self.sizes), dtype=torch.float64)
+        self.big = torch.zeros_like(self.small)
 
     def measure(self, stack: Float[Tensor, "rows N"]) -> None:
         mean, squares = self.world.ask(Mean(stack), Mean(_layer_squares(stack, self.sizes)))
-        self.small += squares.double().cpu()
-        self.big += _layer_squares(mean[None], self.sizes)[0].double().cpu()
+        small, big = squares.double(), _layer_squares(mean[None], self.sizes)[0].double()
+        if self.steps:
+            small, big = self.small + small, self.big + big
+        self.small, self.big = small, big
         self.steps += 1
 
     def read(self, epoch: int) -> Reading:
@@ -129,20 +132,21 @@ class MsdrGauge(StatelessGauge):
     def __init__(self) -> None:
         self.steps = 0
         self.sums: list[Tensor] = []
-        self.squares: list[float] = []
+        self.squares = torch.zeros(0, dtype=torch.float64)
 
     def step(self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor]) -> None:
-        squares = squared_norms(updates).tolist()
+        squares = squared_norms(updates)
         if self.steps:
             torch._foreach_add_(self.sums, list(updates))
-            squares = [a + b for a, b in zip(self.squares, squares, strict=True)]
+            self.squares = self.squares + squares
         else:
-            self.sums = [update.clone() for update in updates]
-        self.squares, self.steps = squares, self.steps + 1
+            self.sums, self.squares = [update.clone() for update in updates], squares
+        self.steps += 1
 
     def read(self, epoch: int) -> Reading:
         """``msdr``; NaN after a single step, or where no update differs from another."""
-        totals, squares, steps = squared_norms(self.sums).tolist(), self.squares, self.steps
+        totals, squares = squared_norms(self.sums).tolist(), self.squares.tolist()
+        steps = self.steps
         self.steps = 0
         totals, squares = [*totals, math.fsum(totals)], [*squares, math.fsum(squares)]
         ratios = [_msdr(t, s, steps) for t, s in zip(totals, squares, strict=True)]

@@ -3,6 +3,7 @@
 Ours is the trainer as users run it, data, augmentation, instruments and record included: the median
 over units of 25 steps after the first two. The peers' loops have one batch on the device, no data:
 the least that a step can take. TopK's workers have a pass each, all else one pass over the union.
+GPT-2 124M in bfloat16 likewise: 4 workers x 4 texts of 1,024 random tokens, AdamW.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from benchmarks.gpu.curvature import largest
 from benchmarks.gpu.place import Place, numerics
 from regimes.config import RunConfig, override
 from regimes.models import build
+from regimes.models.transformer import GPT
 
 WAYS = {  # compressor, level
     "dense": ("powersgd", "dense"),
@@ -57,6 +60,53 @@ class Size:
 def size(place: Place) -> Size:
     """The paper's, or small enough to rehearse."""
     return Size() if place.gpu else Size("vgg7", 4, 4, 2)
+
+
+class Logits(nn.Module):
+    """A language model's logits alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.model(tokens)[0]
+        return logits
+
+
+@dataclass(frozen=True)
+class TextSize:
+    """Of GPT-2 124M and its batches; ``steps`` in a unit."""
+
+    vocabulary: int = 50257
+    sequence: int = 1024
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    batch: int = 4
+    steps: int = 10
+
+    def network(self) -> nn.Module:
+        return Logits(
+            GPT(
+                classes=self.vocabulary,
+                sequence=self.sequence,
+                width=self.width,
+                depth=self.depth,
+                heads=self.heads,
+                positions="learned",
+            )
+        )
+
+    def tokens(self, count: int) -> tuple[Tensor, Tensor]:
+        """Texts and their next tokens."""
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.randint(self.vocabulary, (count, self.sequence + 1), generator=generator)
+        return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
+
+
+def text_size(place: Place) -> TextSize:
+    return TextSize() if place.gpu else TextSize(300, 8, 16, 1, 2, 2, 2)
 
 
 def noise(place: Place, count: int) -> Path:
@@ -174,6 +224,37 @@ def ours(place: Place, way: str, precision: str) -> dict[str, Any]:
     return {**measured(place, stamps.seconds, size(place).steps), **stamps.counts}
 
 
+def ours_on_text(place: Place, way: str, precision: str) -> dict[str, Any]:
+    """GPT-2 by the trainer."""
+    compressor, level = WAYS[way]
+    s, stamps = text_size(place), Stamps(place, profile=True)
+    folder = place.out / "speed" / f"gpt2-{way}".replace(" ", "-")
+    shutil.rmtree(folder, ignore_errors=True)
+    if place.gpu:
+        torch.cuda.reset_peak_memory_stats()
+    regimes.simulate(
+        s.network,
+        s.tokens(4 * s.batch * s.steps),
+        s.tokens(4),
+        out=folder,
+        workers=4,
+        batch_size=s.batch,
+        compressor=compressor,
+        levels={} if level == "dense" else {"high": level},
+        policy={"name": "static", "level": level if level == "dense" else "high"},
+        optimizer={"name": "adamw", "lr": 1e-4},
+        set={
+            "device": place.device,
+            "precision": precision,
+            "steps": UNITS * s.steps,
+            "unit_steps": s.steps,
+            "checkpoint_every": 1000,
+        },
+        reporters=[stamps],
+    )
+    return {**measured(place, stamps.seconds, s.steps), **stamps.counts}
+
+
 def measured(place: Place, seconds: list[float], steps: int) -> dict[str, Any]:
     """A row's numbers."""
     per_step = [1e3 * s / steps for s in seconds]
@@ -191,37 +272,56 @@ def measured(place: Place, seconds: list[float], steps: int) -> dict[str, Any]:
 # -- peers -----------------------------------------------------------------------------------
 
 
-def loop(place: Place, precision: str, wrap: Callable[[nn.Module], nn.Module]) -> dict[str, Any]:
-    """A plain training loop, channels-last, on one batch that stays on the device."""
+Task = Callable[[Place], tuple[nn.Module, Tensor, Tensor, Callable[..., torch.optim.Optimizer]]]
+
+
+def images(place: Place) -> tuple[nn.Module, Tensor, Tensor, Callable[..., torch.optim.Optimizer]]:
+    """ResNet-18, channels-last."""
     s = size(place)
+    net = build(s.model, classes=10, channels=3, image_size=32, width=s.width)
+    net = net.to(place.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    x = torch.randn(s.shape).to(place.device, memory_format=torch.channels_last)
+    y = torch.randint(0, 10, (len(x),)).to(place.device)
+    sgd = partial(torch.optim.SGD, lr=0.01, momentum=0.9, nesterov=True, weight_decay=1e-4)
+    return net, x, y, sgd
+
+
+def texts(place: Place) -> tuple[nn.Module, Tensor, Tensor, Callable[..., torch.optim.Optimizer]]:
+    """GPT-2."""
+    s = text_size(place)
+    x, y = (t.to(place.device) for t in s.tokens(4 * s.batch))
+    return s.network().to(place.device), x, y, partial(torch.optim.AdamW, lr=1e-4)
+
+
+def loop(
+    place: Place, precision: str, wrap: Callable[[nn.Module], nn.Module], task: Task = images
+) -> dict[str, Any]:
+    """A plain training loop on one batch that stays on the device."""
+    steps = (size(place) if task is images else text_size(place)).steps
     torch.manual_seed(0)
     if place.gpu:
         torch.cuda.reset_peak_memory_stats()
-    net = build(s.model, classes=10, channels=3, image_size=32, width=s.width)
-    model = wrap(net.to(place.device, memory_format=torch.channels_last).train())  # type: ignore[call-overload]
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=0.01, momentum=0.9, nesterov=True, weight_decay=1e-4, fused=place.gpu
-    )
-    x = torch.randn(s.shape).to(place.device, memory_format=torch.channels_last)
-    y = torch.randint(0, 10, (len(x),)).to(place.device)
+    net, x, y, make = task(place)
+    model = wrap(net.train())
+    optimizer = make(model.parameters(), fused=place.gpu)
 
     def step() -> None:
         optimizer.zero_grad()
         with torch.autocast(place.device, torch.bfloat16, enabled=precision == "bfloat16"):
             out: Tensor = model(x)
-        F.cross_entropy(out.float(), y).backward()
+        F.cross_entropy(out.float().flatten(0, -2), y.flatten()).backward()
         optimizer.step()
 
     seconds = []
     for turn in range(UNITS):
         synchronise(place)
         began = time.perf_counter()
-        for _ in range(s.steps):
+        for _ in range(steps):
             step()
         synchronise(place)
         if turn > 1:
             seconds.append(time.perf_counter() - began)
-    return measured(place, seconds, s.steps)
+    return measured(place, seconds, steps)
 
 
 def ddp(hooked: bool) -> Callable[[nn.Module], nn.Module]:
@@ -247,17 +347,17 @@ PEERS: dict[str, Callable[[nn.Module], Any]] = {
 }
 
 
-def peer(place: Place, name: str, precision: str) -> dict[str, Any]:
+def peer(place: Place, name: str, precision: str, task: Task = images) -> dict[str, Any]:
     """One of them; DDP needs a process group, of one."""
     import torch.distributed as dist
 
     with numerics(place.device, precision):
         if not name.startswith("DDP"):
-            return loop(place, precision, PEERS[name])
+            return loop(place, precision, PEERS[name], task)
         store = dist.HashStore()
         dist.init_process_group("nccl" if place.gpu else "gloo", store=store, rank=0, world_size=1)
         try:
-            return loop(place, precision, PEERS[name])
+            return loop(place, precision, PEERS[name], task)
         finally:
             dist.destroy_process_group()
 
@@ -286,6 +386,11 @@ def rows(place: Place) -> dict[str, Callable[[], dict[str, Any]]]:
             found[f"{name}, {precision}"] = lambda n=name, p=precision: peer(place, n, p)
         for way in WAYS:
             found[f"{way}, {precision}"] = lambda w=way, p=precision: ours(place, w, p)
+    half = "bfloat16"
+    for name in PEERS:
+        found[f"GPT-2, {name}, {half}"] = lambda n=name: peer(place, n, half, texts)
+    for way in ("dense", "powersgd 4"):
+        found[f"GPT-2, {way}, {half}"] = lambda w=way: ours_on_text(place, w, half)
     for backend in ("lanczos", "pyhessian"):
         found[f"eigenvalue, {backend}"] = lambda b=backend: eigenvalue(place, b)
     return found

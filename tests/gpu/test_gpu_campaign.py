@@ -156,6 +156,7 @@ def test_each_row_of_speed_has_a_configuration(
         raise Configured
 
     monkeypatch.setattr(regimes, "run", run)
+    monkeypatch.setattr(regimes, "simulate", lambda *_, **__: run(RunConfig()))
     monkeypatch.setattr(speed, "noise", lambda *_: tmp_path)
     for name in ("peer", "eigenvalue"):
         monkeypatch.setattr(speed, name, lambda *_: run(RunConfig()))
@@ -176,6 +177,9 @@ KINDS = [
     "dense, strict",
     "powersgd 2, tf32",
     "topk 10 %, bfloat16",
+    "GPT-2, plain loop, bfloat16",
+    "GPT-2, dense, bfloat16",
+    "GPT-2, powersgd 4, bfloat16",
     "eigenvalue, lanczos",
     "eigenvalue, pyhessian",
 ]
@@ -199,7 +203,7 @@ def test_peers_compute_in_the_precision_of_their_row(
 ) -> None:
     cudnn, seen = torch.backends.cudnn, {}
 
-    def loop(place: Place, precision: str, _: Any) -> dict[str, Any]:
+    def loop(place: Place, precision: str, *_: Any) -> dict[str, Any]:
         seen[precision] = torch.get_float32_matmul_precision(), cudnn.conv.fp32_precision
         return {}
 

@@ -106,7 +106,7 @@ class Watcher:
         self.since = time.monotonic()  # when the oldest one became that
         self.lock = threading.Lock()  # of the pending ones
         self.closed = threading.Event()
-        # Weak: the thread of a watcher that nobody holds ends.
+        # Weak, so that the thread ends when the last reference to the watcher is gone.
         self.thread = threading.Thread(
             target=_watch, args=(weakref.ref(self), self.closed), daemon=True, name="watcher"
         )

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -212,47 +212,53 @@ def counted(profile: torch.profiler.profile, steps: int) -> dict[str, int]:
     return {name: round(n / steps) for name, n in seen.items()}
 
 
-def ours(place: Place, way: str, precision: str) -> dict[str, Any]:
-    """One way of ours: milliseconds, counts, memory."""
-    stamps = Stamps(place, profile=precision == PRECISIONS[0])
-    name = f"{way}-{precision}".replace(" ", "-").replace("%", "")
-    folder = place.out / "speed" / name
+def ours(
+    place: Place, name: str, steps: int, train: Callable[[Path, Stamps], object], *, profile: bool
+) -> dict[str, Any]:
+    """The trainer in units of so many steps: milliseconds, counts, memory."""
+    stamps = Stamps(place, profile=profile)
+    folder = place.out / "speed" / name.replace(" ", "-").replace("%", "")
     shutil.rmtree(folder, ignore_errors=True)
     if place.gpu:
         torch.cuda.reset_peak_memory_stats()
-    regimes.run(config(place, way, precision), folder, reporters=[stamps])
-    return {**measured(place, stamps.seconds, size(place).steps), **stamps.counts}
+    train(folder, stamps)
+    return {**measured(place, stamps.seconds, steps), **stamps.counts}
 
 
-def ours_on_text(place: Place, way: str, precision: str) -> dict[str, Any]:
-    """GPT-2 by the trainer."""
-    compressor, level = WAYS[way]
-    s, stamps = text_size(place), Stamps(place, profile=True)
-    folder = place.out / "speed" / f"gpt2-{way}".replace(" ", "-")
-    shutil.rmtree(folder, ignore_errors=True)
-    if place.gpu:
-        torch.cuda.reset_peak_memory_stats()
-    regimes.simulate(
-        s.network,
-        s.tokens(4 * s.batch * s.steps),
-        s.tokens(4),
-        out=folder,
-        workers=4,
-        batch_size=s.batch,
-        compressor=compressor,
-        levels={} if level == "dense" else {"high": level},
-        policy={"name": "static", "level": level if level == "dense" else "high"},
-        optimizer={"name": "adamw", "lr": 1e-4},
-        set={
-            "device": place.device,
-            "precision": precision,
-            "steps": UNITS * s.steps,
-            "unit_steps": s.steps,
-            "checkpoint_every": 1000,
-        },
-        reporters=[stamps],
-    )
-    return {**measured(place, stamps.seconds, s.steps), **stamps.counts}
+def on_images(place: Place, way: str, precision: str) -> dict[str, Any]:
+    def train(folder: Path, stamps: Stamps) -> None:
+        regimes.run(config(place, way, precision), folder, reporters=[stamps])
+
+    name, profile = f"{way}-{precision}", precision == PRECISIONS[0]
+    return ours(place, name, size(place).steps, train, profile=profile)
+
+
+def on_text(place: Place, way: str, precision: str) -> dict[str, Any]:
+    (compressor, level), s = WAYS[way], text_size(place)
+
+    def train(folder: Path, stamps: Stamps) -> None:
+        regimes.simulate(
+            s.network,
+            s.tokens(4 * s.batch * s.steps),
+            s.tokens(4),
+            out=folder,
+            workers=4,
+            batch_size=s.batch,
+            compressor=compressor,
+            levels={} if level == "dense" else {"high": level},
+            policy={"name": "static", "level": level if level == "dense" else "high"},
+            optimizer={"name": "adamw", "lr": 1e-4},
+            set={
+                "device": place.device,
+                "precision": precision,
+                "steps": UNITS * s.steps,
+                "unit_steps": s.steps,
+                "checkpoint_every": 1000,
+            },
+            reporters=[stamps],
+        )
+
+    return ours(place, f"gpt2-{way}-{precision}", s.steps, train, profile=True)
 
 
 def measured(place: Place, seconds: list[float], steps: int) -> dict[str, Any]:
@@ -272,10 +278,17 @@ def measured(place: Place, seconds: list[float], steps: int) -> dict[str, Any]:
 # -- peers -----------------------------------------------------------------------------------
 
 
-Task = Callable[[Place], tuple[nn.Module, Tensor, Tensor, Callable[..., torch.optim.Optimizer]]]
+class Task(NamedTuple):
+    """What a plain loop trains: one batch that stays on the device, ``steps`` in a unit."""
+
+    network: nn.Module
+    x: Tensor
+    y: Tensor
+    optimizer: Callable[..., torch.optim.Optimizer]
+    steps: int
 
 
-def images(place: Place) -> tuple[nn.Module, Tensor, Tensor, Callable[..., torch.optim.Optimizer]]:
+def images(place: Place) -> Task:
     """ResNet-18, channels-last."""
     s = size(place)
     net = build(s.model, classes=10, channels=3, image_size=32, width=s.width)
@@ -283,45 +296,48 @@ def images(place: Place) -> tuple[nn.Module, Tensor, Tensor, Callable[..., torch
     x = torch.randn(s.shape).to(place.device, memory_format=torch.channels_last)
     y = torch.randint(0, 10, (len(x),)).to(place.device)
     sgd = partial(torch.optim.SGD, lr=0.01, momentum=0.9, nesterov=True, weight_decay=1e-4)
-    return net, x, y, sgd
+    return Task(net, x, y, sgd, s.steps)
 
 
-def texts(place: Place) -> tuple[nn.Module, Tensor, Tensor, Callable[..., torch.optim.Optimizer]]:
+def texts(place: Place) -> Task:
     """GPT-2."""
     s = text_size(place)
     x, y = (t.to(place.device) for t in s.tokens(4 * s.batch))
-    return s.network().to(place.device), x, y, partial(torch.optim.AdamW, lr=1e-4)
+    adamw = partial(torch.optim.AdamW, lr=1e-4)
+    return Task(s.network().to(place.device), x, y, adamw, s.steps)
 
 
 def loop(
-    place: Place, precision: str, wrap: Callable[[nn.Module], nn.Module], task: Task = images
+    place: Place,
+    precision: str,
+    wrap: Callable[[nn.Module], nn.Module],
+    make: Callable[[Place], Task] = images,
 ) -> dict[str, Any]:
-    """A plain training loop on one batch that stays on the device."""
-    steps = (size(place) if task is images else text_size(place)).steps
+    """A plain training loop."""
     torch.manual_seed(0)
     if place.gpu:
         torch.cuda.reset_peak_memory_stats()
-    net, x, y, make = task(place)
-    model = wrap(net.train())
-    optimizer = make(model.parameters(), fused=place.gpu)
+    task = make(place)
+    model = wrap(task.network.train())
+    optimizer = task.optimizer(model.parameters(), fused=place.gpu)
 
     def step() -> None:
         optimizer.zero_grad()
         with torch.autocast(place.device, torch.bfloat16, enabled=precision == "bfloat16"):
-            out: Tensor = model(x)
-        F.cross_entropy(out.float().flatten(0, -2), y.flatten()).backward()
+            out: Tensor = model(task.x)
+        F.cross_entropy(out.float().flatten(0, -2), task.y.flatten()).backward()
         optimizer.step()
 
     seconds = []
     for turn in range(UNITS):
         synchronise(place)
         began = time.perf_counter()
-        for _ in range(steps):
+        for _ in range(task.steps):
             step()
         synchronise(place)
         if turn > 1:
             seconds.append(time.perf_counter() - began)
-    return measured(place, seconds, steps)
+    return measured(place, seconds, task.steps)
 
 
 def ddp(hooked: bool) -> Callable[[nn.Module], nn.Module]:
@@ -347,17 +363,19 @@ PEERS: dict[str, Callable[[nn.Module], Any]] = {
 }
 
 
-def peer(place: Place, name: str, precision: str, task: Task = images) -> dict[str, Any]:
+def peer(
+    place: Place, name: str, precision: str, make: Callable[[Place], Task] = images
+) -> dict[str, Any]:
     """One of them; DDP needs a process group, of one."""
     import torch.distributed as dist
 
     with numerics(place.device, precision):
         if not name.startswith("DDP"):
-            return loop(place, precision, PEERS[name], task)
+            return loop(place, precision, PEERS[name], make)
         store = dist.HashStore()
         dist.init_process_group("nccl" if place.gpu else "gloo", store=store, rank=0, world_size=1)
         try:
-            return loop(place, precision, PEERS[name], task)
+            return loop(place, precision, PEERS[name], make)
         finally:
             dist.destroy_process_group()
 
@@ -385,12 +403,12 @@ def rows(place: Place) -> dict[str, Callable[[], dict[str, Any]]]:
         for name in PEERS:
             found[f"{name}, {precision}"] = lambda n=name, p=precision: peer(place, n, p)
         for way in WAYS:
-            found[f"{way}, {precision}"] = lambda w=way, p=precision: ours(place, w, p)
+            found[f"{way}, {precision}"] = lambda w=way, p=precision: on_images(place, w, p)
     half = "bfloat16"
     for name in PEERS:
         found[f"GPT-2, {name}, {half}"] = lambda n=name: peer(place, n, half, texts)
     for way in ("dense", "powersgd 4"):
-        found[f"GPT-2, {way}, {half}"] = lambda w=way: ours_on_text(place, w, half)
+        found[f"GPT-2, {way}, {half}"] = lambda w=way: on_text(place, w, half)
     for backend in ("lanczos", "pyhessian"):
         found[f"eigenvalue, {backend}"] = lambda b=backend: eigenvalue(place, b)
     return found

@@ -226,8 +226,9 @@ class ProcessWorld(World):
             options.clear()
             watcher.check()  # where the watcher has aborted it, it knows why
             raise self._lost(collective.__name__, error) from error.with_traceback(None)
-        watcher.follow(work, collective.__name__)
-        self._marks.append((start, self._mark()))
+        end = self._mark()
+        watcher.follow(work, end, collective.__name__, id(options["group"]))
+        self._marks.append((start, end))
 
     def _mark(self) -> Any:
         event = torch.cuda.Event(enable_timing=True)

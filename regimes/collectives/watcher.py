@@ -23,16 +23,25 @@ from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
 from regimes.errors import RegimesError, TrainingError
 
 POLL = 0.1  # seconds between two looks at the oldest collective
+DOUBT = 1.0  # seconds that it may take before the processes are looked at
 BEAT = 2.0  # seconds between two signs of life in the store
 SILENCE = 30.0  # seconds without a sign after which a process on another machine is missing
 AT_ONCE = timedelta(milliseconds=1)  # to wait for a finished collective, which raises its error
+
+
+class Place(TypedDict):
+    """Where a process runs: ``machine`` as of ``_machine``, ``started`` as of ``_started``."""
+
+    machine: str | None
+    pid: int
+    started: str | None
 
 
 class Presence:
@@ -45,10 +54,14 @@ class Presence:
 
     def __init__(self, store: Any, rank: int, processes: int) -> None:
         self.store, self.rank = store.clone(), rank
-        self.others = {other for other in range(processes) if other != rank}
+        self.others = [other for other in range(processes) if other != rank]
+        self.machine = _machine()
         self.beats = 0
+        self.known: dict[int, Place] = {}
         self.seen: dict[int, tuple[bytes, float]] = {}  # the last count, and when it was new
-        own = {"machine": _machine(), "pid": os.getpid(), "started": _started(os.getpid())}
+        self.asked = 0.0  # when counts were read
+        pid = os.getpid()
+        own = Place(machine=self.machine, pid=pid, started=_started(pid))
         self.store.set(f"process/{rank}", json.dumps(own))
         self.beat()
 
@@ -59,17 +72,25 @@ class Presence:
 
     def missing(self) -> list[int]:
         """Processes that have died, or give no sign."""
-        return sorted(other for other in self.others if not self._lives(other))
+        fresh = time.monotonic() - self.asked > BEAT
+        if fresh:
+            self.asked = time.monotonic()
+        return [other for other in self.others if not self._lives(other, fresh)]
 
-    def _lives(self, other: int) -> bool:
-        if not self.store.check([f"process/{other}"]):
-            return True  # not there yet
-        its = json.loads(self.store.get(f"process/{other}"))
-        if its["machine"] == _machine() is not None:
-            return bool(its["started"] == _started(its["pid"]))
-        count, now = self.store.get(f"beat/{other}"), time.monotonic()
-        if self.seen.get(other, (b"", 0.0))[0] != count:
-            self.seen[other] = count, now
+    def _lives(self, other: int, fresh: bool) -> bool:
+        """``fresh``: read the count of a process on another machine anew."""
+        if other not in self.known:
+            if not self.store.check([f"process/{other}"]):
+                return True  # not there yet
+            self.known[other] = json.loads(self.store.get(f"process/{other}"))
+        its = self.known[other]
+        if its["machine"] == self.machine is not None:
+            return its["started"] == _started(its["pid"])
+        now = time.monotonic()
+        if fresh or other not in self.seen:
+            count = self.store.get(f"beat/{other}")
+            if self.seen.get(other, (b"", 0.0))[0] != count:
+                self.seen[other] = count, now
         return now - self.seen[other][1] < SILENCE
 
 
@@ -102,9 +123,11 @@ class Watcher:
         self.device, self.patience = device, patience
         self.suspect, self.settled = suspect, settled
         self.error: RegimesError | None = None
+        # An event after each collective; of works the last alone, because a work holds its tensors.
         self.pending: deque[tuple[Any, str]] = deque()
-        self.since = time.monotonic()  # when the oldest one became that
-        self.lock = threading.Lock()  # of the pending ones
+        self.last: dict[int, tuple[Any, str]] = {}  # by communicator
+        self.since = time.monotonic()  # when the oldest pending one became that
+        self.lock = threading.Lock()  # of the three above
         self.closed = threading.Event()
         # Weak, so that the thread ends when the last reference to the watcher is gone.
         self.thread = threading.Thread(
@@ -112,12 +135,13 @@ class Watcher:
         )
         self.thread.start()
 
-    def follow(self, work: Any, name: str) -> None:
-        """Watch a collective until it has ended."""
+    def follow(self, work: Any, event: Any, name: str, communicator: int = 0) -> None:
+        """Watch a collective until the event that was recorded after it has come."""
         with self.lock:
             if not self.pending:
                 self.since = time.monotonic()
-            self.pending.append((work, name))
+            self.pending.append((event, name))
+            self.last[communicator] = work, name
 
     def check(self) -> None:
         """
@@ -133,41 +157,66 @@ class Watcher:
         self.closed.set()
         if self.thread is not threading.current_thread():
             self.thread.join()
-        self.pending.clear()
+        self._clear()
 
     def look(self) -> None:
         """One look; called by the thread."""
         if self.error is not None:
             return
-        with self.lock:
-            oldest = self.pending[0] if self.pending else None
-        if oldest is None:
-            return
-        work, name = oldest
+        name = ""
         try:
-            while work.is_completed():
-                work.wait(AT_ONCE)  # raises the error of one that has failed
-                with self.lock:
-                    self.pending.popleft()
-                    oldest = self.pending[0] if self.pending else None
-                waited, self.since = time.monotonic() - self.since, time.monotonic()
-                if waited > self.patience:
-                    self.settled()
-                if oldest is None:
-                    return
-                work, name = oldest
-            waited = time.monotonic() - self.since
-            if missing := self.presence.missing():
-                numbers = ", ".join(map(str, missing))
-                self._fail(name, f"no sign of process {numbers}, which has died")
-            elif waited > self.limit:
-                self._fail(name, f"it has taken longer than {self.limit:g} s")
-            elif waited > self.patience:
-                self.suspect()
+            if self._failed():
+                return
+            name = self._oldest()
+            if name:
+                self._doubt(name, time.monotonic() - self.since)
         except RegimesError as error:
             self._stop(error)
-        except RuntimeError as error:  # of the collective, or of a store that has ended
+        except RuntimeError as error:  # of a store that has ended
             self._fail(name, str(error).splitlines()[0])
+
+    def _oldest(self) -> str:
+        """Forget the collectives that have ended; the name of the oldest other one, or ""."""
+        with self.lock:
+            count, waited = len(self.pending), time.monotonic() - self.since
+            while self.pending and self.pending[0][0].query():
+                self.pending.popleft()
+            progress = len(self.pending) < count
+            if progress:
+                self.since = time.monotonic()
+            name = self.pending[0][1] if self.pending else ""
+        if progress and waited > self.patience:
+            self.settled()
+        return name
+
+    def _failed(self) -> bool:
+        """Has a communicator failed? Each of its works knows, so the last one is asked."""
+        with self.lock:
+            last = list(self.last.items())
+        for communicator, (work, name) in last:
+            if not work.is_completed():  # True of a failed one
+                continue
+            try:
+                work.wait(AT_ONCE)
+            except RuntimeError as error:
+                self._fail(name, str(error).splitlines()[0])
+                return True
+            with self.lock:
+                if self.last.get(communicator) == (work, name):
+                    del self.last[communicator]
+        return False
+
+    def _doubt(self, name: str, waited: float) -> None:
+        """The oldest collective has not ended for so many seconds."""
+        if waited < min(DOUBT, self.limit):
+            return
+        if missing := self.presence.missing():
+            numbers = ", ".join(map(str, missing))
+            self._fail(name, f"no sign of process {numbers}, which has died")
+        elif waited > self.limit:
+            self._fail(name, f"it has taken longer than {self.limit:g} s")
+        elif waited > self.patience:
+            self.suspect()
 
     def _fail(self, name: str, reason: str) -> None:
         self._stop(TrainingError(f"{self.who} lost contact with the others in {name} ({reason})"))
@@ -175,9 +224,14 @@ class Watcher:
     def _stop(self, error: RegimesError) -> None:
         # in this order: who goes on after the abort must find the error
         self.error = error.with_traceback(None)  # its frames hold the collective, and so the group
-        self.pending.clear()
+        self._clear()
         if (abort := self.abort()) is not None:
             abort()
+
+    def _clear(self) -> None:
+        with self.lock:
+            self.pending.clear()
+            self.last.clear()
 
 
 def _watch(reference: weakref.ref[Watcher], closed: threading.Event) -> None:

@@ -60,8 +60,8 @@ def local_steps(
         policy: a period in steps, or a policy that decides it: a name, a table or an object.
         periods: what the policy's levels mean, by default ``{"low": 1, "high": 32}``.
         outer: what a synchronisation does, by default the mean; ``{"lr": 0.7, "momentum": 0.9,
-            "nesterov": True}`` is DiLoCo. With ``"fragments": 4, "delay": 5, "mixing": 0.5`` beside
-            these, Streaming DiLoCo: a quarter of the layers at a time is sent while the next five
+            "nesterov": True}`` is DiLoCo. With ``"fragments": 4, "delay": 5, "mixing": 0.5`` as
+            well, Streaming DiLoCo: a quarter of the layers at a time is sent while the next five
             steps are taken, and mixed with the process's own. ``close()`` leaves what all share.
         compressor, level: of the movement that is exchanged, e.g. "topk" and 1 (per cent).
         every: steps of a unit, after which the policy decides and a row is recorded.

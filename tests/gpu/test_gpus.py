@@ -85,8 +85,8 @@ def test_each_process_takes_its_gpu_first_and_only_gpu_tensors_travel(
 @pytest.mark.parametrize(
     ("fails", "heard"),
     [
-        ("nccl", "lost contact with the others in all_reduce (NCCL timeout)"),
-        ("never", "lost contact with the others in all_reduce (it has taken longer than 1 s)"),
+        ("nccl", "(NCCL timeout)"),
+        ("never", "in all_reduce (it has taken longer than 1 s)"),
         ("memory", "OutOfMemoryError: full"),
     ],
 )
@@ -97,13 +97,14 @@ def test_an_error_of_nccl_is_recorded_and_nobody_is_waited_for(
     c = config(*settings, "timeout=1" if fails == "never" else "timeout=60")
     answers = group.run(jobs.trained, 2, c, 2, out, fails)
     assert any(heard in answer["heard"] for answer in answers)  # the other may lose the first one
+    kind = heard if fails == "memory" else "lost contact with the others in"
     for rank, answer in enumerate(answers):
-        assert heard[:12] in answer["heard"]
+        assert kind in answer["heard"]
         ends = ["abort"] if fails == "memory" else ["communicator aborted", "abort"]
         assert answer["calls"] == [*met(rank), *ends]
     stopped = read_lines(out / "events.jsonl")[-1]
     assert stopped["event"] == "stopped"
-    assert heard[:12] in stopped["why"]
+    assert kind.split(":")[0] in stopped["why"]
 
 
 def test_objects_of_the_hook_do_not_travel_over_the_users_nccl() -> None:

@@ -10,12 +10,11 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import forked
 import pytest
 import torch
-from runs import weights
+from runs import resumed_alike, weights
 from torch import nn
 from torch.nn import functional as F
 
@@ -26,7 +25,7 @@ from regimes.data import load as load_task
 from regimes.errors import ConfigError, TrainingError
 from regimes.instruments.gradient_norm import Movement
 from regimes.records import read_lines
-from regimes.training import checkpoint, optimizers
+from regimes.training import optimizers
 from regimes.training.build import prepare
 from regimes.training.learning_rate import LearningRate
 
@@ -264,23 +263,7 @@ def test_resumed_equals_uninterrupted(
     settings: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     c = config(*settings, "dtype=float32")
-    regimes.run(c, tmp_path / "whole")
-    real = checkpoint.save
-
-    def killed(folder: Path, epochs: int, *rest: Any) -> None:
-        real(folder, epochs, *rest)
-        if epochs == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(checkpoint, "save", killed)
-    with pytest.raises(KeyboardInterrupt):
-        regimes.run(c, tmp_path / "broken")
-    monkeypatch.setattr(checkpoint, "save", real)
-    regimes.run(c, tmp_path / "broken", resume=True)
-    for name in ("epochs.jsonl",):
-        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "broken" / name).read_bytes()
-    for name, tensor in weights(tmp_path / "whole").items():
-        assert torch.equal(tensor, weights(tmp_path / "broken")[name])
+    resumed_alike(c, tmp_path, 2, monkeypatch)
 
 
 # -- the optimiser's step as a signal --------------------------------------------------------

@@ -26,13 +26,16 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 class Work:
-    """A collective that is ``done`` when a test says so, with an ``error`` or without."""
+    """A collective, and the event after it, which are ``done`` when a test says so, with an
+    ``error`` or without."""
 
     def __init__(self) -> None:
         self.done, self.error = False, ""
 
     def is_completed(self) -> bool:
         return self.done
+
+    query = is_completed
 
     def wait(self, patience: timedelta | None = None) -> None:
         if self.error and patience is not None:
@@ -71,6 +74,10 @@ def watched(store: dist.Store) -> Iterator[Callable[..., Owner]]:
         owner.watcher.close()
 
 
+def follow(owner: Owner, work: Work, name: str) -> None:
+    owner.watcher.follow(work, work, name)
+
+
 def heard(owner: Owner, kind: type[Exception] = TrainingError) -> str:
     wait(lambda: owner.aborted is not None, 10)
     with pytest.raises(kind) as error:
@@ -83,7 +90,7 @@ def test_collectives_that_end_leave_nothing_behind(watched: Callable[..., Owner]
     owner, works = watched(), [Work() for _ in range(3)]
     gone = [weakref.ref(work) for work in works]
     for work in works:
-        owner.watcher.follow(work, "all_reduce")
+        follow(owner, work, "all_reduce")
         work.done = True
     del work, works
     wait(lambda: not owner.watcher.pending, 10)
@@ -94,7 +101,7 @@ def test_collectives_that_end_leave_nothing_behind(watched: Callable[..., Owner]
 
 def test_a_failed_collective_is_named_with_its_reason(watched: Callable[..., Owner]) -> None:
     owner, work = watched(), Work()
-    owner.watcher.follow(work, "all_reduce")
+    follow(owner, work, "all_reduce")
     work.error, work.done = "remote process exited\nand more", True
     assert heard(owner) == (
         "process 0 of 2 lost contact with the others in all_reduce (remote process exited)"
@@ -103,7 +110,7 @@ def test_a_failed_collective_is_named_with_its_reason(watched: Callable[..., Own
 
 def test_a_collective_that_does_not_end_is_ended(watched: Callable[..., Owner]) -> None:
     owner = watched(limit=0.3)
-    owner.watcher.follow(Work(), "broadcast")
+    follow(owner, Work(), "broadcast")
     assert "in broadcast (it has taken longer than 0.3 s)" in heard(owner)
 
 
@@ -119,8 +126,8 @@ def test_a_killed_process_is_named_within_seconds(
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "store")]) as peer:
         wait(lambda: bool(store.check(["beat/1"])))
         owner = watched()
-        owner.watcher.follow(Work(), "all_reduce")
-        time.sleep(3 * module.POLL)
+        follow(owner, Work(), "all_reduce")
+        time.sleep(1.5 * module.DOUBT)
         owner.watcher.check()  # it lives
         peer.kill()  # and is a zombie until its end is read
         killed = time.monotonic()
@@ -136,12 +143,13 @@ def test_a_process_on_another_machine_is_missing_when_it_gives_no_sign(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "SILENCE", 1.0)
+    monkeypatch.setattr(module, "BEAT", 0.1)
     monkeypatch.setattr(module, "_machine", lambda: "elsewhere")
     peer = Presence(store, 1, 2)
     monkeypatch.setattr(module, "_machine", lambda: "here")
     owner = watched()
-    owner.watcher.follow(Work(), "all_reduce")
-    for _ in range(20):
+    follow(owner, Work(), "all_reduce")
+    for _ in range(35):
         if beating:
             peer.beat()
         time.sleep(0.1)
@@ -150,12 +158,54 @@ def test_a_process_on_another_machine_is_missing_when_it_gives_no_sign(
         assert "no sign of process 1" in heard(owner)
 
 
+def test_of_works_the_last_alone_is_held(watched: Callable[..., Owner]) -> None:
+    """A work holds its tensors, which the allocator would give to later steps."""
+    owner, first, second, other = watched(), Work(), Work(), Work()
+    gone = weakref.ref(first)
+    owner.watcher.follow(first, Work(), "all_reduce", 1)
+    owner.watcher.follow(second, Work(), "all_reduce", 1)
+    owner.watcher.follow(other, Work(), "all_reduce", 2)
+    del first
+    assert gone() is None
+    assert len(owner.watcher.pending) == 3
+
+
+class Counted:
+    """A store that counts what it is asked."""
+
+    def __init__(self, store: dist.Store) -> None:
+        self.store, self.asked = store, 0
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked += 1
+        return getattr(self.store, name)
+
+    def clone(self) -> Counted:
+        return self
+
+
+@pytest.mark.parametrize("machine", ["here", "elsewhere"])
+def test_looks_do_not_load_the_store(
+    machine: str, store: dist.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many processes look ten times a second; a job has one store."""
+    monkeypatch.setattr(module, "_machine", lambda: machine)
+    Presence(store, 1, 2)
+    monkeypatch.setattr(module, "_machine", lambda: "here")
+    counted = Counted(store)
+    presence = Presence(counted, 0, 2)
+    counted.asked = 0
+    for _ in range(100):
+        assert presence.missing() == []
+    assert counted.asked <= 3  # where it is, and once its count
+
+
 def test_another_call_of_a_process_is_its_own_error(watched: Callable[..., Owner]) -> None:
     def suspect() -> None:
         raise ConfigError("process 1 is in measure()")
 
     owner = watched(patience=0.2, suspect=suspect)
-    owner.watcher.follow(Work(), "all_reduce")
+    follow(owner, Work(), "all_reduce")
     assert heard(owner, ConfigError) == "process 1 is in measure()"
 
 
@@ -169,7 +219,7 @@ def test_the_end_of_a_long_wait_is_reported(watched: Callable[..., Owner]) -> No
         ),
         Work(),
     )
-    owner.watcher.follow(work, "all_reduce")
+    follow(owner, work, "all_reduce")
     wait(lambda: "suspect" in asked, 10)
     work.done = True
     wait(lambda: asked[-1] == "settled", 10)

@@ -9,7 +9,7 @@ import forked
 import pytest
 import torch
 from configs import smoke as config
-from runs import same_bits, same_run, stop_after, weights
+from runs import resumed_alike, same_run, weights
 from torch import nn
 
 import regimes
@@ -101,13 +101,7 @@ def test_resumed_before_and_after_the_event(
     stop: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     c = config(EVENT, "dtype=float32", epochs=5)
-    regimes.run(c, tmp_path / "whole")
-    stop_after(stop, monkeypatch)
-    with pytest.raises(KeyboardInterrupt):
-        regimes.run(c, tmp_path / "broken")
-    monkeypatch.undo()
-    regimes.run(c, tmp_path / "broken", resume=True)
-    same_bits(tmp_path / "whole", tmp_path / "broken")
+    resumed_alike(c, tmp_path, stop, monkeypatch)
 
 
 def test_processes_equal_simulation(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def trained(
 
     Args:
         fails: a key of ERRORS, or "never": how the third all-reduce ends. One of NCCL fails when
-            somebody asks for its end, not when the stream waits for it.
+            its end is asked for, not when the stream waits for it.
     """
     os.environ.update(
         RANK=str(rank),
@@ -170,7 +170,7 @@ def hook(rank: int, case: Case) -> dict[str, Any]:
 
 
 def attached(rank: int, kind: str, put: bool) -> list[int]:
-    """Launches, waits, copies and memory of the last step of somebody's own loop, on GPUs that
+    """Launches, waits, copies and memory of the last step of a user's own loop, on GPUs that
     talk over NCCL.
 
     Args:
@@ -304,7 +304,7 @@ def _spied(patch: pytest.MonkeyPatch, name: str) -> list[str]:
 
 
 class Stuck:
-    """A collective that does not end before its communicator is aborted."""
+    """A collective that does not end before its communicator is aborted, and the event after it."""
 
     def wait(self, patience: timedelta | None = None) -> None:
         """The stream waits, not the host."""
@@ -323,17 +323,32 @@ class Failed(Stuck):
 
 
 def _failing(patch: pytest.MonkeyPatch, how: str, calls: list[str]) -> None:
-    original, count = dist.all_reduce, [0]
+    """From the third all-reduce on: a communicator that has failed stays so."""
+    marked, count = processes.ProcessWorld._mark, [0]
 
-    def all_reduce(*args: Any, **options: Any) -> Any:
-        count[0] += 1
-        if count[0] < 3:
-            return original(*args, **options)
-        if how == "memory":
-            raise ERRORS["memory"]
-        return Failed() if how == "nccl" and count[0] == 3 else Stuck()
+    def failing(name: str) -> Any:
+        original = getattr(dist, name)
 
-    patch.setattr(dist, "all_reduce", all_reduce)
+        def collective(*args: Any, **options: Any) -> Any:
+            count[0] += name == "all_reduce"
+            if count[0] < 3:
+                return original(*args, **options)
+            if how == "memory":
+                raise ERRORS["memory"]
+            return Failed() if how == "nccl" else Stuck()
+
+        collective.__name__ = name
+        return collective
+
+    def mark(world: processes.ProcessWorld) -> Any:
+        event = marked(world)
+        if how == "never" and count[0] >= 3:
+            event.query = lambda: False
+        return event
+
+    for name in ("all_reduce", processes.GATHER, "broadcast"):
+        patch.setattr(dist, name, failing(name))
+    patch.setattr(processes.ProcessWorld, "_mark", mark)
     patch.setattr(processes, "_abort_nccl", lambda group: calls.append("communicator aborted"))
     if how != "memory":  # then the host, too, stands still when it reads the weights
         read = loop.fingerprint

@@ -4,7 +4,12 @@
 PYTHON ?= python3
 TORCH_INDEX ?=
 BIN := .venv/bin
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+# --no-compile: Python compiles a module at its first import; all at once take more than a minute.
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+define VENV
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(if $(TORCH_INDEX),$(PIP) --no-deps --index-url $(TORCH_INDEX) torch torchvision)
+endef
 
 .PHONY: help demo test test-all integrations minima lock same-bits mutants fuzz bench race gpu notebooks pages docs docs-serve release check clean
 
@@ -87,16 +92,14 @@ check: .venv/dev.stamp  ## lint, layout, types and order of imports
 	$(BIN)/lint-imports
 
 .venv/demo.stamp: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-ifneq ($(TORCH_INDEX),)
-	$(PIP) --no-deps --index-url $(TORCH_INDEX) torch torchvision
-endif
+	$(VENV)
 	$(PIP) -e ".[notebooks]"
 	touch $@
 
-.venv/dev.stamp: .venv/demo.stamp
+.venv/dev.stamp: pyproject.toml constraints.txt
+	$(VENV)
 	$(PIP) -e ".[dev]"
-	touch $@
+	touch .venv/demo.stamp $@  # dev has all of notebooks
 
 .venv/docs.stamp: .venv/demo.stamp
 	$(PIP) -e ".[docs]"

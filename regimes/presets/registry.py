@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from regimes.config import Registry, RunConfig
@@ -17,7 +16,7 @@ preset, grid = PRESETS.register, GRIDS.register
 
 
 class Group(NamedTuple):
-    """The presets or grids of one file, or of the files with one ``group``.
+    """The presets or grids of one module, or of the files with one ``group``.
 
     Attributes:
         kind: "preset" or "grid".
@@ -30,45 +29,31 @@ class Group(NamedTuple):
     rows: list[tuple[str, str]]
 
 
-def add(known: Registry, table: Mapping[str, tuple[str, Callable[[], Any]]]) -> None:
-    """Register a table of functions: name -> (options of the command and what it trains, function).
-
-    "--seeds 5: Figure 7" of a grid "mine" becomes the docstring "`regimes ablate mine --seeds 5`:
-    Figure 7."
-    """
-    verb = "run" if known is PRESETS else "ablate"
-    for name, (words, make) in table.items():
-        options, says = words.split(": ", 1) if words.startswith("--") else ("", words)
-        make.__doc__ = f"`{f'regimes {verb} {name} {options}'.rstrip()}`: {says}."
-        known[name] = make
-
-
 def groups(words: Sequence[str] = ()) -> list[Group]:
     """All groups, or what has each word in its name, its description or its group's.
 
     Raises:
         ConfigError: nothing matches.
     """
-    found: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    rows_of: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for known in (PRESETS, GRIDS):
         for name, make in known.items():
-            about, said = _words(make)
-            text = f"{known.kind} {name} {about} {said}".lower()
+            about, description = _words(make)
+            text = f"{known.kind} {name} {about} {description}".lower()
             if all(word.lower() in text for word in words):
-                found.setdefault((known.kind, about), []).append((name, said))
-    if not found:
+                rows_of.setdefault((known.kind, about), []).append((name, description))
+    if not rows_of:
         raise ConfigError(
             f"no preset or grid is about {' '.join(words)!r}: "
             f"{nearest(words[0], {*PRESETS, *GRIDS}, 'regimes presets')}"
         )
-    return [Group(*group, rows) for group, rows in found.items()]
+    return [Group(*group, rows) for group, rows in rows_of.items()]
 
 
 def _words(make: Any) -> tuple[str, str]:
-    """The first sentence of the file that makes it, and what is said of it there."""
-    if hasattr(make, "words"):  # of a package's file (`own`)
+    """(the heading under which a preset or grid is listed, its description)."""
+    if hasattr(make, "words"):  # a TOML file of a package (`own`)
         return make.words()
-    function = make.func if isinstance(make, functools.partial) else make
-    first = (sys.modules[function.__module__].__doc__ or "").strip().partition("\n\n")[0]
+    first = (sys.modules[make.__module__].__doc__ or "").strip().partition("\n\n")[0]
     about = " ".join(first.split()).partition(";")[0].rstrip(".")
     return about, " ".join((make.__doc__ or "").split())

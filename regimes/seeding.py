@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 Key = str | int
+Seed = int | Tensor
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # SplitMix64's constants, as signed integers
 FACTORS = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
 BLOCK = 1 << 14  # words that fit into a CPU's cache
@@ -48,8 +49,9 @@ def seed_generators(seed: int, device: torch.device) -> None:
             generator.manual_seed(seed)
 
 
-def uniform(wanted: Sequence[tuple[int, int]], device: torch.device) -> list[Tensor]:
-    """Multiples of 2^-24 in [0, 1) for each (seed by `derive`, how many), made on the device.
+def uniform(wanted: Sequence[tuple[Seed, int]], device: torch.device) -> list[Tensor]:
+    """Multiples of 2^-24 in [0, 1) for each (seed by `derive`, how many), made on the device. On a
+    GPU a seed may be an int64 scalar there.
 
     SplitMix64 (Steele, Lea & Flood, 2014): the i-th word is a hash of seed + i * GOLDEN, so that
     all are made at once. Each word gives two numbers, its lower half the first.
@@ -59,14 +61,45 @@ def uniform(wanted: Sequence[tuple[int, int]], device: torch.device) -> list[Ten
     pieces = flat.split([2 * count for count in counts])
     if device.type == "cpu":
         for (seed, _), piece in zip(wanted, pieces, strict=True):
-            _fill(piece.numpy(), seed)
+            _fill(piece.numpy(), int(seed))
     else:
         counters = torch.arange(1, max(counts) + 1, device=device).mul_(GOLDEN)
         pairs = zip(wanted, counts, strict=True)
-        state = torch.cat([counters[:count] + _signed(seed) for (seed, _), count in pairs])
+        state = torch.cat([counters[:count] + _word(seed) for (seed, _), count in pairs])
         _mix(state, lambda z, bits: (z >> bits) & (2 ** (64 - bits) - 1))
         torch.mul((state.view(torch.int32) >> 8) & (2**24 - 1), 2.0**-24, out=flat)
     return [piece[:size] for piece, (_, size) in zip(pieces, wanted, strict=True)]
+
+
+class SeedTable:
+    """Seeds in fixed places of a device, for a step that is captured and replayed with others.
+
+    Args:
+        room: the most seeds of a step.
+    """
+
+    def __init__(self, room: int, device: torch.device) -> None:
+        self.there = torch.zeros(room, dtype=torch.int64, device=device)
+        self.makers: list[Callable[[], int]] = []
+
+    def places(self, makers: Sequence[Callable[[], int]]) -> list[Tensor]:
+        """Places, scalars, for seeds that are made anew before each replay.
+
+        Raises:
+            RuntimeError: there is no more room.
+        """
+        first = len(self.makers)
+        self.makers += makers
+        if len(self.makers) > len(self.there):
+            raise RuntimeError(f"a step asks for more than {len(self.there)} seeds")
+        return list(self.there[first : len(self.makers)].unbind())
+
+    def fill(self) -> None:
+        """Make the seeds of the step to come. The copy does not wait, so its source is new each
+        time: torch leaves pinned memory alone until a copy from it has ended."""
+        if self.makers:
+            seeds = torch.tensor([make() for make in self.makers]).pin_memory()
+            self.there[: len(seeds)].copy_(seeds, non_blocking=True)
 
 
 def _fill(row: Float[np.ndarray, " numbers"], seed: int) -> None:
@@ -87,6 +120,11 @@ def _mix(state: Any, shifted: Callable[[Any, int], Any]) -> None:
         state ^= shifted(state, bits)
         state *= factor
     state ^= shifted(state, 31)
+
+
+def _word(seed: Seed) -> Seed:
+    """A seed by `derive` has 63 bits, so that one on a device needs no conversion."""
+    return seed if isinstance(seed, Tensor) else _signed(seed)
 
 
 def _signed(number: int) -> int:

@@ -90,6 +90,14 @@ class Meter:
         self.calls.update(state["calls"])
         self.sent.update(state["sent"])
 
+    def add(self, other: Meter) -> None:
+        """Count what another one has counted."""
+        for i, traffic in other.layers.items():
+            self.layers[i] = self.layers[i] + traffic
+        for own, more in ((self.calls, other.calls), (self.sent, other.sent)):
+            for kind, count in more.items():
+                own[kind] = own.get(kind, 0) + count
+
     def take(self) -> Meter:
         """Return the counts so far and start again from zero."""
         taken = Meter(self.dtype, self.workers, self.layers, self.calls, self.sent)

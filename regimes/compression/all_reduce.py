@@ -40,6 +40,7 @@ class QuantisedAllReduce(Rounding):
 
     block: Annotated[int, Bounds("a whole number from 1", low=1)] = 256
     usual: ClassVar[Mapping[str, Level]] = {"low": 8, "high": 4}
+    replayable: ClassVar[bool] = True
 
     def check(self, level: Level) -> None:
         good = level in (DENSE, 4, 8) and not isinstance(level, bool)

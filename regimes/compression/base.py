@@ -9,8 +9,9 @@ Error feedback (Stich & Karimireddy, 2019) and the level "dense" are handled her
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -21,6 +22,7 @@ from regimes.collectives.requests import Batched, Layer, Mean, Program, Request,
 from regimes.compression.kernels import Workspace, add_, clone, sub_
 from regimes.config import DENSE, Bounded, Level
 from regimes.errors import ConfigError, require
+from regimes.seeding import Seed, derive
 
 MOST = 1 << 16  # numbers of a layer that are compared; of more, every second, third, ...
 Unit = Literal["gradient", "update"]  # of a residual
@@ -53,6 +55,15 @@ class State(Workspace):
     unit: float = 1.0
     residual: Float[Tensor, "hosted n m"] | None = None
 
+    def seeds(self, what: str, workers: Iterable[int] | None = None) -> list[Seed]:
+        """Seeds of this step's random numbers for a purpose, one for each of some workers, or one
+        that all share. In a step that is captured they are places on the device (``SeedTable``)."""
+        tails = [()] if workers is None else [(worker,) for worker in workers]
+        return self._seeds([partial(self._seed, what, *tail) for tail in tails])
+
+    def _seed(self, what: str, *tail: int) -> int:
+        return derive(*self.key, what, self.step, *tail)
+
     def shared_state(self) -> dict[str, Any]:
         """What is the same on all workers and the next step depends on, for a checkpoint."""
         own = ("key", "first_worker", "workers", "shard", "residual")
@@ -80,6 +91,10 @@ class Compressor(Bounded, ABC):
             2019, algorithm 1). At a rate of zero it is left as it is.
         reads_rate: the result depends on the learning rate, which the reducer must know.
         data_dependent: how much is sent depends on the gradient; ``traffic`` is the most.
+        replayable: a CUDA graph may replay ``send``. What it launches then depends on the host by
+            the level, the hyper-parameters and the fields of the state alone, of which ``step`` and
+            ``rate`` do not count: random numbers have their seeds from ``State.seeds``. Fields are
+            tensors, numbers or words.
         linear: the update depends on the workers' gradients through their mean alone, residuals
             included; such a compressor may receive that mean in place of the workers.
         propagates_nonfinite: where the gradient of any worker is not finite, ``finite_probe`` is
@@ -96,6 +111,7 @@ class Compressor(Bounded, ABC):
     error_feedback: bool | float = True
     residual: Unit = "gradient"
     data_dependent: ClassVar[bool] = False
+    replayable: ClassVar[bool] = False
     linear: ClassVar[bool] = False
     propagates_nonfinite: ClassVar[bool] = False
     joins_shards: ClassVar[bool] = False

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -40,6 +40,7 @@ class ChunkedTopK(Sparsifier):
     error_feedback: bool | float = 0.95
     chunk: Chunk = 64
     bits: Literal[2, 4, 8, 32] = 2
+    replayable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

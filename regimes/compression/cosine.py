@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from regimes.collectives.requests import Batched, Gather, Layer, Traffic
 from regimes.compression.base import Sending, State
-from regimes.compression.kernels import batch_by_shape
+from regimes.compression.kernels import batch_by_shape, cached
 from regimes.compression.sparse import Sparsifier, in_each, num_kept, scatter_sum
 from regimes.config import Bounds, Level
 
@@ -39,6 +39,7 @@ class DCTTopK(Sparsifier):
 
     error_feedback: bool | float = 0.999
     chunk: Chunk = 64
+    replayable: ClassVar[bool] = True
 
     def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
         bases = [
@@ -79,7 +80,7 @@ def largest_divisor(size: int, most: int) -> int:
     return next(side for side in range(min(size, most), 0, -1) if size % side == 0)
 
 
-@lru_cache(maxsize=256)
+@cached(256)
 def basis(size: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "size size"]:
     """The orthonormal DCT-II: row k is a cosine of k half waves."""
     at = torch.arange(size, dtype=torch.float64)

@@ -21,13 +21,13 @@ from regimes.compression.kernels import random_rows
 from regimes.config import DENSE, Level
 from regimes.errors import ConfigError, require
 from regimes.precision import HALF
-from regimes.seeding import derive
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dense(Compressor):
     """No compression: the one level is "dense", which ``Compressor.reduce`` sends."""
 
+    replayable: ClassVar[bool] = True
     linear: ClassVar[bool] = True
     propagates_nonfinite: ClassVar[bool] = True
     usual: ClassVar[Mapping[str, Level]] = {"low": DENSE, "high": DENSE}
@@ -92,6 +92,7 @@ class Sign(Compressor):
     EF-SignSGD). Its one level is 1 (bit)."""
 
     usual: ClassVar[Mapping[str, Level]] = {"low": DENSE, "high": 1}
+    replayable: ClassVar[bool] = True
 
     def check(self, level: Level) -> None:
         good = level in (DENSE, 1) and not isinstance(level, bool)
@@ -142,7 +143,7 @@ class Rounding(Compressor):
         if not self.stochastic:
             return 0.5
         workers = range(state.first_worker, state.first_worker + len(numbers))
-        seeds = [derive(*state.key, what, state.step, worker) for worker in workers]
+        seeds = state.seeds(what, workers)
         return (yield Batched(random_rows, seeds, numbers[0])).to(numbers)
 
 
@@ -152,6 +153,7 @@ class Quantise(Rounding):
     the number of bits, 2, 4, 8 or 16; two bits are TernGrad (Wen et al., 2017)."""
 
     usual: ClassVar[Mapping[str, Level]] = {"low": 8, "high": 4}
+    replayable: ClassVar[bool] = True
 
     def check(self, level: Level) -> None:
         good = level in (DENSE, 2, 4, 8, 16)
@@ -182,6 +184,7 @@ class Cast(Compressor):
     are equal up to the rounding of that format, in which the processes add."""
 
     usual: ClassVar[Mapping[str, Level]] = {"low": DENSE, "high": "bf16"}
+    replayable: ClassVar[bool] = True
 
     def check(self, level: Level) -> None:
         require(level in (DENSE, *HALF), "level of cast", level, '"fp16", "bf16" or "dense"')

@@ -7,23 +7,59 @@ batch. On a CPU each layer is computed alone, because a batch would not fit its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache, wraps
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int32
 from torch import Tensor
 
 from regimes.config import Level
-from regimes.seeding import uniform
+from regimes.seeding import Seed, SeedTable, uniform
 
+T = TypeVar("T")
 Entries = Sequence[tuple[Tensor, ...]]
 BLOCK = 2**20  # bytes: the second cache of a core, or half of it
 TINY = 1e-10  # of a matrix's norm: what completes a basis, far below the rounding of float32
 FEW = 1 << 18  # numbers of a batch whose padding costs less than another batch's launches
 PLANS = 8  # of padding that stay in memory, one for each vector of levels and bucket
 SHIFTS = (1e-10, 0.0, 0.0)  # of the Gram matrix, pass by pass
+
+
+_held: list[Any] | None = None  # see ``holding``
+
+
+@contextmanager
+def holding() -> Iterator[list[Any]]:
+    """A list of what the caches of ``cached`` give inside. While it lives those tensors do, which a
+    captured graph reads at their addresses long after a cache has dropped them."""
+    global _held
+    _held = held = []
+    try:
+        yield held
+    finally:
+        _held = None
+
+
+def cached(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """``functools.lru_cache`` for tensors on a device, see ``holding``."""
+
+    def decorate(make: Callable[..., T]) -> Callable[..., T]:
+        remembered = lru_cache(maxsize=most)(make)
+
+        @wraps(make)
+        def get(*args: Any) -> T:
+            value = remembered(*args)
+            if _held is not None:
+                _held.append(value)
+            return value
+
+        get.forget = remembered.cache_clear  # type: ignore[attr-defined]
+        return get
+
+    return decorate
 
 
 def on_gpu(tensor: Tensor) -> bool:
@@ -88,7 +124,7 @@ def sub_(entries: Entries) -> list[Tensor]:
     return deltas
 
 
-def random_rows(entries: Sequence[tuple[Sequence[int], Tensor]]) -> list[Tensor]:
+def random_rows(entries: Sequence[tuple[Sequence[Seed], Tensor]]) -> list[Tensor]:
     """Random numbers in [0, 1), a row for each seed, of the size and on the device of a row."""
     wanted = [(seed, row.numel()) for seeds, row in entries for seed in seeds]
     rows = iter(uniform(wanted, entries[0][1].device))
@@ -103,7 +139,15 @@ class Workspace:
     copies them.
     """
 
-    __slots__ = ("_buffer", "_checked")
+    __slots__ = ("_buffer", "_checked", "_table")
+
+    def use_seeds_of(self, table: SeedTable | None) -> None:
+        """Seeds come from there while a step is captured; None: from the host."""
+        self._table = table
+
+    def _seeds(self, makers: Sequence[Callable[[], int]]) -> list[Seed]:
+        table: SeedTable | None = getattr(self, "_table", None)
+        return [make() for make in makers] if table is None else table.places(makers)
 
     def is_first(self, level: Level) -> bool:
         """Is this the first call with that level?"""
@@ -245,7 +289,7 @@ def _one_batch(matrices: Sequence[Tensor]) -> list[Tensor]:
     return [piece.view(rows.shape) for piece, rows in zip(pieces, matrices, strict=True)]
 
 
-@lru_cache(maxsize=PLANS)
+@cached(PLANS)
 def _padding(
     shapes: tuple[tuple[int, int], ...], device: torch.device
 ) -> tuple[

@@ -38,6 +38,7 @@ from regimes.seeding import stream
 class LowRank(Compressor):
     """Base of both."""
 
+    replayable: ClassVar[bool] = True
     linear: ClassVar[bool] = True
     usual: ClassVar[Mapping[str, Level]] = {"low": 4, "high": 1}
 

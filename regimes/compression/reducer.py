@@ -134,7 +134,7 @@ class Reducer:
         shards, too.
         """
         memories: Any = self.states if states is None else states
-        self._set_rates(bucket, memories)
+        self.set_rates(bucket, memories)
         # Generators: a compressor's code runs in `World.drive`, one collective after another.
         programs = [
             _mean(loss, self.world.shards)
@@ -149,7 +149,8 @@ class Reducer:
             self._check_traffic(i, levels[i], counted, memories[i], gradients[i].element_size())
         return dict(zip(bucket, results, strict=True))
 
-    def _set_rates(self, bucket: Sequence[int], memories: Any) -> None:
+    def set_rates(self, bucket: Sequence[int], memories: Any) -> None:
+        """Tell those compressors the rate of the step that read it."""
         rates = self.rates
         for i in bucket:
             if rates is not None and i != NO_LAYER and self.compressors[i].reads_rate:

@@ -21,7 +21,6 @@ from regimes.compression.base import Compressor, Sending, State
 from regimes.compression.kernels import Workspace, on_gpu, random_rows
 from regimes.config import DENSE, Level
 from regimes.errors import require
-from regimes.seeding import derive
 
 SMALL = 1 << 14  # values; for fewer the selection by a bound does not pay
 
@@ -63,6 +62,7 @@ class TopK(Sparsifier):
 
     reduction: str = "mean"
     count: str = "round"
+    replayable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -124,13 +124,13 @@ class RandomK(Sparsifier):
     drawn in each step from a shared stream, so that no index travels. Without error feedback the
     update is scaled by size / k, which makes it unbiased."""
 
+    replayable: ClassVar[bool] = True
     linear: ClassVar[bool] = True
 
     def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
         flat = delta.flatten(1)
         size = flat.shape[1]
-        seeds = [derive(*state.key, "random-k", state.step)]
-        draws = yield Batched(random_rows, seeds, flat[0])
+        draws = yield Batched(random_rows, state.seeds("random-k"), flat[0])
         index = top_indices(draws[0], num_kept(level, size)).long()
         mean = yield Mean(flat[:, index])
         update = state.buffer(delta.shape[1:], delta).zero_().view(-1)

@@ -7,11 +7,12 @@ together. How much is sent then varies: much while gradients and rate are large.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int32
 from torch import Tensor
 
 from regimes.collectives.requests import Batched, Gather, Layer, Traffic
@@ -50,17 +51,17 @@ class Threshold(Compressor):
     def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
         flat = delta.flatten(1)
         large = flat.abs() * state.rate >= float(level)
-        count = large.sum(1, dtype=torch.int32)  # [L]
-        counts = yield Gather(count)  # [W]
-        most = int(counts.max())  # a sync point: the size of the next two messages
+        taken = large.cumsum(1, dtype=torch.int32)  # chosen numbers up to each place
+        counts = yield Gather(taken[:, -1].contiguous())  # [W]
+        most = yield Batched(largest_counts, counts)
         if not most:
             return state.buffer(delta.shape[1:], delta).zero_(), torch.zeros_like(delta)
-        values, indices = flat.new_zeros(len(flat), most), count.new_zeros(len(flat), most)
-        for row, chosen in enumerate(large):
-            index = chosen.nonzero().flatten()
-            indices[row, : len(index)], values[row, : len(index)] = index.int(), flat[row, index]
-        values = yield Gather(values)  # [W, most]
-        indices = yield Gather(indices)
+        number = torch.arange(1, most + 1, dtype=torch.int32, device=flat.device)
+        places = torch.searchsorted(taken, number.repeat(len(flat), 1))
+        padding = number > taken[:, -1:]
+        places = places.masked_fill_(padding, 0)
+        values = yield Gather(flat.gather(1, places).masked_fill_(padding, 0))  # [W, most]
+        indices = yield Gather(places.int())
         weight, shape = 1 / len(values), delta[0].shape
         update = yield Batched(scatter_sum, indices, values, weight, shape, state)
         return update, torch.where(large, flat, 0).view(delta.shape)
@@ -68,3 +69,9 @@ class Threshold(Compressor):
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         """The most: all coordinates of all workers, and their numbers."""
         return Traffic((2 * layer.size + 1) * workers, layer.size * (itemsize + 4) + 4)
+
+
+def largest_counts(entries: Sequence[tuple[Int32[Tensor, " workers"]]]) -> list[int]:
+    """The largest count of each layer. A sync point, the only one of a step for each bucket: counts
+    are values, and they are the sizes of the next messages, which the host must know."""
+    return torch.stack([counts.max() for (counts,) in entries]).tolist()

@@ -199,6 +199,10 @@ class RunConfig:
         deterministic: on a GPU, only operations that give the same bits each time.
         compile: ``torch.compile`` for the forward and backward passes of training: faster steps
             after minutes of compiling, and other bits.
+        graphs: on a GPU, steps are CUDA graphs, recorded once and replayed by one call: of forward
+            and backward, and of the reduction at so many vectors of levels, of which the least
+            recently used is dropped (``training/graphs.py``). None: kernels are launched one by
+            one.
         reporters: what else reports each unit: "tensorboard", "wandb", a reporter of an installed
             package (``records/reporting.py``), or ``package.module:Class``.
         checkpoint_keep: which checkpoints stay, for branches: the "last" two, "all" that are
@@ -253,6 +257,7 @@ class RunConfig:
     precision: Literal["strict", "tf32", "bfloat16"] = "strict"
     deterministic: bool = True  # on a GPU
     compile: bool = False
+    graphs: Count | None = None  # on a GPU; a number of vectors of levels
     channels_last: bool = False  # of the activations; parameters stay as they are
     device: str = "auto"  # "auto", "cpu", "cuda", "cuda:0"
     checkpoint_every: Count = 1  # units

@@ -15,6 +15,7 @@ from regimes.compression.reducer import Reducer, check_order, costs_per_step
 from regimes.config import DENSE, Level, RunConfig, to_dict
 from regimes.data import Task
 from regimes.data import load as load_task
+from regimes.errors import ConfigError
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import PER_WORKER
 from regimes.instruments.panel import choose
@@ -22,8 +23,14 @@ from regimes.policies.controller import Controller, WholeController
 from regimes.policies.history import level_costs
 from regimes.precision import full_precision, is_half
 from regimes.records import Header, Row, provenance
-from regimes.training.checks import PlugIns, check_size, check_windows_fit
-from regimes.training.gradients import Gradients, draws_random_numbers, layer_table
+from regimes.training.checks import PlugIns, check_graphs, check_size, check_windows_fit
+from regimes.training.gradients import (
+    Gradients,
+    carries_state,
+    draws_random_numbers,
+    layer_table,
+)
+from regimes.training.graphs import GraphedStep
 from regimes.training.learning_rate import LearningRate
 from regimes.training.numerics import Numerics
 from regimes.training.optimizers import build as build_optimizer
@@ -59,6 +66,7 @@ class Run:
         self.device, self.numerics = device, numerics
         dtype = getattr(torch, config.dtype)
         world.meter.dtype = full_precision(torch.empty(0, dtype=dtype)).dtype
+        check_graphs(config, plug_ins, device, world.processes)
         self.task = task or load_task(config)
         check_size(config, self.task)
         world.agree(
@@ -93,7 +101,7 @@ class Run:
             self.local = Rounds(self.gradients, self.optimizer, build, late, config.outer)
         self.context = self._context()
         self.panel = choose(config.instruments, plug_ins.needs, signal, self.context)
-        self.step = TrainingStep(self.gradients, self.reducer)
+        self.step = self._step()
         self.header = cast("Header", {})
         self.rows: list[Row] = []
         self.saved = time.monotonic()
@@ -127,6 +135,23 @@ class Run:
             return False
         x, _ = next(iter(self.batches.epoch(0, [0])))
         return not draws_random_numbers(self.model, x[0])
+
+    def _step(self) -> TrainingStep:
+        if self.config.graphs is None:
+            return TrainingStep(self.gradients, self.reducer)
+        x, y = (t[0] for t in next(iter(self.batches.epoch(0, [0]))))
+        if draws_random_numbers(self.model, x):
+            raise ConfigError(
+                "graphs: the model draws random numbers (dropout), from a seed for each worker and "
+                "step, which a graph cannot change: leave graphs or the dropout out"
+            )
+        if carries_state(self.model, self.task.loss, x, y):
+            raise ConfigError(
+                "graphs: the model carries a state from batch to batch: leave graphs out, or read "
+                'the text in data.windows = "contiguous"'
+            )
+        self.gradients.seeded = False
+        return GraphedStep(self.gradients, self.reducer, self.config.graphs)
 
     def _controller(self) -> Controller:
         config, layers = self.config, self.layers

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+import torch
+
 from regimes.compression import Compressor, compressor
 from regimes.config import DENSE, OuterConfig, RunConfig, check_bounds
 from regimes.data import deficits
@@ -154,6 +156,26 @@ def check_fields(config: RunConfig) -> None:
                     f"{field}: a window starts in epoch {first}, but the run ends after "
                     f"{config.epochs} epochs"
                 )
+
+
+def check_graphs(
+    config: RunConfig, plug_ins: PlugIns, device: torch.device, processes: int
+) -> None:
+    """Raise ConfigError where ``graphs`` would have no effect, or other numbers."""
+    if config.graphs is None:
+        return
+    name = config.compressor.get("name")
+    reasons = {
+        "on a CPU: there is nothing to launch": device.type != "cuda",
+        "on several processes: collectives are not captured": processes > 1,
+        "with compile: torch decides there what is captured": config.compile,
+        "with a sync_policy: local steps are not captured": config.sync_policy is not None,
+        "with pruning: masks appear during the run": config.pruning is not None,
+        f"with the compressor {name!r}: what it launches depends on values, or its class does not "
+        "say replayable": not plug_ins.compressor.replayable,
+    }
+    for reason, applies in reasons.items():
+        require(not applies, "graphs", config.graphs, f"none {reason}")
 
 
 def check_outer(outer: OuterConfig) -> None:

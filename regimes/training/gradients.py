@@ -39,6 +39,14 @@ def draws_random_numbers(model: nn.Module, x: Tensor) -> bool:
         return not all(map(torch.equal, before, after))
 
 
+def carries_state(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> bool:
+    """Does one batch pass a hidden state on to the next?"""
+    if not isinstance(loss, CarryingLoss):
+        return False
+    with torch.random.fork_rng([x.device] if x.device.type == "cuda" else []), torch.no_grad():
+        return loss.carry(copy.deepcopy(model).train(), x, y, None)[1] is not None
+
+
 class Gradients:
     """Computes stacked gradients into one reused buffer.
 
@@ -46,6 +54,8 @@ class Gradients:
         stack: ``[G, N]``, all layers' gradients end to end; G is 1 in a union pass, else L. In
             float32 where the parameters are in half precision.
         layers: its views, ``[G, *shape]`` each, in parameter order.
+        seeded: whether generators are seeded before each worker's pass; False for a model that
+            draws no random numbers, whose steps are captured.
         hidden: by row, the state that a language model carries from batch to batch.
         replicas: the workers' own parameters while they step locally. Each worker then updates its
             own running statistics, and ``on_layer_complete`` is not called.
@@ -68,6 +78,7 @@ class Gradients:
         self.network: Any = torch.compile(model, dynamic=False) if compiled else model
         self.union, self.micro_batch, self.clip, self.autocast = union, micro_batch, clip, autocast
         self.hidden: dict[int, Any] = {}
+        self.seeded = True
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self._final_backward = False  # is the last backward pass of a step in progress?
         self.replicas: Replicas | None = None
@@ -140,7 +151,8 @@ class Gradients:
         each = hosted if self.replicas is None else self.replicas.each()
         for row, (worker, _) in enumerate(zip(hosted, each, strict=True)):
             self._final_backward = last and row == len(x) - 1 and not local
-            seed_generators(derive(self.seed, "dropout", *key, worker), x.device)
+            if self.seeded:
+                seed_generators(derive(self.seed, "dropout", *key, worker), x.device)
             mode = self.batchnorm.during(1, update=local or worker == 0)
             losses.append(self._forward_backward(row, x[row], y[row], share, mode))
         return torch.stack(losses)

@@ -24,6 +24,8 @@ from regimes.errors import TrainingError
 from regimes.training.clock import Clock
 from regimes.training.gradients import Gradients
 
+Reduced = tuple[list[Tensor], Tensor, Tensor]  # updates, mean loss, losses of this process
+
 
 def buckets_of(
     parameters: Sequence[nn.Parameter], bucket_mb: float, whole: bool
@@ -56,34 +58,43 @@ class TrainingStep:
 
     def take(
         self, x: Tensor, y: Tensor, epoch: int, step: int, levels: Sequence[Level], clock: Clock
-    ) -> tuple[list[Tensor], Tensor, Tensor]:
+    ) -> Reduced:
         """One batch ``x [L, b, ...]``, ``y [L, b]`` of the hosted workers.
 
         Returns:
             The updates ``[*shape]`` per layer, the mean loss, and the losses ``[rows]`` of this
             process, NaN if a gradient is not finite.
         """
-        g, world, self.levels = self.gradients, self.reducer.world, levels
+        world, self.levels = self.reducer.world, levels
         world.take_marks()  # of what came before
         if self.pipeline is not None:
             self.pipeline.begin()
         with clock("compute"):
-            losses = g.compute(x, y, epoch, step)
+            losses = self._backward(x, y, epoch, step)
         with clock.exchanging(world), clock("compress"):
-            self.loss = rows = self.reducer.losses_to_send(losses, g.stack)
-            if self.pipeline is None:
-                for bucket in self.reducer.buckets:
-                    self._reduce(bucket)
-            else:
-                # The last bucket waits for the loss (NO_LAYER); other buckets may still wait for
-                # layers that this pass did not use and backward therefore never reported.
-                self.pipeline.mark_ready(range(NO_LAYER, len(levels)))
-                self.pipeline.finish()
-            by_layer, self.updates = self.updates, {}
-            updates = [by_layer[i] for i in range(len(levels))]
-            mean = self.reducer.flag_mean(by_layer[NO_LAYER], updates, levels)
-            if mean is not by_layer[NO_LAYER]:  # the updates show a non-finite gradient
-                rows = loss_with_flag(losses, g.stack)
+            return self._reduction(losses)
+
+    def _backward(self, x: Tensor, y: Tensor, epoch: int, step: int) -> Float[Tensor, " rows"]:
+        """Fill the gradients; the losses of this process's rows."""
+        return self.gradients.compute(x, y, epoch, step)
+
+    def _reduction(self, losses: Float[Tensor, " rows"]) -> Reduced:
+        """What ``take`` returns, from the gradients and losses, at ``levels``."""
+        stack, levels = self.gradients.stack, self.levels
+        self.loss = rows = self.reducer.losses_to_send(losses, stack)
+        if self.pipeline is None:
+            for bucket in self.reducer.buckets:
+                self._reduce(bucket)
+        else:
+            # The last bucket waits for the loss (NO_LAYER); other buckets may still wait for
+            # layers that this pass did not use and backward therefore never reported.
+            self.pipeline.mark_ready(range(NO_LAYER, len(levels)))
+            self.pipeline.finish()
+        by_layer, self.updates = self.updates, {}
+        updates = [by_layer[i] for i in range(len(levels))]
+        mean = self.reducer.flag_mean(by_layer[NO_LAYER], updates, levels)
+        if mean is not by_layer[NO_LAYER]:  # the updates show a non-finite gradient
+            rows = loss_with_flag(losses, stack)
         return updates, mean, rows
 
     def _reduce(self, bucket: Sequence[int]) -> None:

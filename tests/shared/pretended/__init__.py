@@ -22,6 +22,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pretended import graphs
 from pretended.operations import Functions, Operations
 from pretended.places import CPU, GPU, cloned, device, on_gpu
 from pretended.streams import Diary, Generator, backward, diary, fakes
@@ -35,7 +36,7 @@ def gpu(count: int = 1) -> Iterator[Diary]:
     """Pretend in this process, in this thread and those that it starts."""
     diary.clear()
     with pytest.MonkeyPatch.context() as patch, Functions(), Operations():
-        for name, fake in fakes(count).items():
+        for name, fake in {**fakes(count), **graphs.fakes()}.items():
             patch.setattr(torch.cuda, name, fake)
         for name, found in (("device", device), ("is_cuda", on_gpu), ("is_cpu", _on_cpu)):
             patch.setattr(Tensor, name, property(found), raising=False)

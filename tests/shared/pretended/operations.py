@@ -111,8 +111,13 @@ class Operations(TorchDispatchMode):
         if gpus and space != "c10d":
             _check_places(name, inputs, places, gpus)
             _count(func, name, args, kwargs, places)
+        graph = diary.capturing
+        if graph is not None:
+            graph.before(inputs)
         with torch._C.DisableTorchFunction():
             out = func(*args, **kwargs)
+        if graph is not None and space != "c10d":
+            graph.record(func, args, kwargs, inputs, [*tensors([out])])
         where = min(gpus, default=HOST)
         if not gpus and (ANYWHERE in places or not (inputs or getattr(_here, "plain", False))):
             where = ANYWHERE  # made by C++ of nothing: it joins what it meets

@@ -17,16 +17,28 @@ _here = threading.local()  # stream: the thread's
 _Event, _Stream = torch.cuda.Event, torch.cuda.Stream
 
 
+class _Forbidden(Counter[str]):
+    """Counts what a graph that is captured must not have; there it is CUDA's error."""
+
+    def __setitem__(self, name: str, count: int) -> None:
+        if diary.capturing is not None and count:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
+        super().__setitem__(name, count)
+
+
 class Diary:
     """What has happened since ``clear``: ``ops`` launched and ``waits`` of the host, by name;
     ``copies`` between places, waited for or not, and ``memory`` taken there, by number;
     ``calls`` of ``set_device`` by the main thread; what ``streams`` record and wait for, in order;
-    GPUs that have ``contexts`` because a thread has left a stream there, as (thread, GPU)."""
+    ``graphs`` captured and replayed; GPUs that have ``contexts`` because a thread has left a
+    stream there, as (thread, GPU)."""
 
     def __init__(self) -> None:
         self.ops: Counter[str] = Counter()
-        self.waits: Counter[str] = Counter()
-        self.copies: Counter[str] = Counter()
+        self.capturing: Any = None  # the graph, see ``graphs``
+        self.graphs: Counter[str] = Counter()
+        self.waits: Counter[str] = _Forbidden()
+        self.copies: Counter[str] = _Forbidden()
         self.memory: Counter[str] = Counter()
         self.calls: list[str] = []
         self.streams: list[str] = []
@@ -34,6 +46,7 @@ class Diary:
 
     def clear(self) -> None:
         for part in (
+            self.graphs,
             self.ops,
             self.waits,
             self.copies,
@@ -62,7 +75,7 @@ class Event:
         (stream or _current()).wait_event(self)
 
     def query(self) -> bool:
-        return True
+        return _answered()
 
     def synchronize(self) -> None:
         diary.waits["event"] += 1
@@ -86,7 +99,7 @@ class Stream:
         diary.waits["stream"] += 1
 
     def query(self) -> bool:
-        return True
+        return _answered()
 
     def wait_stream(self, other: Stream) -> None:
         diary.streams.append(f"{self} waits for {other}")
@@ -98,6 +111,12 @@ class Stream:
         event = event or Event()
         event.record(self)
         return event
+
+
+def _answered() -> bool:
+    if diary.capturing is not None:
+        raise RuntimeError("operation not permitted when stream is capturing: query")
+    return True
 
 
 class Generator(torch.Generator):

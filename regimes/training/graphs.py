@@ -1,0 +1,276 @@
+"""Steps as CUDA graphs: the launches of a step are recorded once, and replayed by one call.
+
+A step has two graphs. *Forward and backward* is one for each shape of a batch, *reduction* one for
+each vector of levels and shape of the compressors' memories. Between the two the clock looks at the
+stream, so that "compute" and "compress" of a record stay true.
+
+Outside of the graphs are the batch, deficits, instruments and the optimiser's step. Instruments and
+deficits stand between reduction and optimiser, any optimiser may be chosen, and the learning rate
+stays a number of the host: inside it would be a tensor of the device, which "capturable" optimisers
+of torch round to float32, so that a run would have other bits. A step of an optimiser is a few
+launches for all layers.
+
+Without a graph are the first `WARM_UP` steps of each kind, a last, smaller batch, and a step at
+whose new rate a residual in the unit of the update is rescaled. They run in the stream in which
+graphs are captured: libraries prepare a stream at its first use, which a capture does not allow.
+
+What torch asks of a capture (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs), and
+where it is done: no wait of the host (the bounds of a step); fixed addresses (batch, losses, the
+gradients' stack, and `_Graph.inputs`); no random state of the host (``Gradients.seeded``,
+``seeding.SeedTable``); what a graph reads stays alive (``kernels.holding``).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regimes.collectives.world import Meter
+from regimes.compression.base import State
+from regimes.compression.kernels import holding
+from regimes.compression.reducer import Reducer
+from regimes.errors import ConfigError
+from regimes.seeding import SeedTable
+from regimes.training.gradients import Gradients
+from regimes.training.step import Reduced, TrainingStep
+
+WARM_UP = 3  # steps of a kind before it is captured, as torch advises
+SEEDS = 4  # at most for each layer and hosted worker
+PASSING = {"key", "first_worker", "workers", "shard", "step", "rate", "unit"}  # decide no launch
+T = TypeVar("T")
+Field = tuple[State, str]
+
+
+class _Graph:
+    """One kind of step, captured.
+
+    Attributes:
+        inputs: what a replay reads at these addresses; ``output``: what it leaves at others.
+        held: see ``kernels.holding``.
+        seeds, sent, after: of a reduction: its seeds, what one step sends, and the fields of each
+            memory after it.
+    """
+
+    def __init__(self, inputs: list[Tensor]) -> None:
+        self.graph = torch.cuda.CUDAGraph()
+        self.inputs = inputs
+        self.output: Any = None
+        self.held: list[Any] = []
+        self.seeds: SeedTable | None = None
+        self.sent: Meter | None = None
+        self.after: list[dict[str, Any]] = []
+
+
+class _Graphs:
+    """The graphs of one function by kind, of which the least recently used are dropped."""
+
+    def __init__(self, most: int, stream: torch.cuda.Stream) -> None:
+        self.most, self.stream = most, stream
+        # One pool of memory for all: graphs are replayed one after the other, and what one leaves
+        # is used before the next. The one exception is a compressor's memory; it is copied to the
+        # inputs of the graph that follows before that runs (`GraphedStep._move`).
+        self.pool = torch.cuda.graph_pool_handle()
+        self.kept: OrderedDict[Hashable, _Graph] = OrderedDict()
+        self._seen: OrderedDict[Hashable, int] = OrderedDict()  # steps of a kind without a graph
+
+    def get(self, kind: Hashable) -> _Graph | None:
+        if kind in self.kept:
+            self.kept.move_to_end(kind)
+        return self.kept.get(kind)
+
+    def is_due(self, kind: Hashable) -> bool:
+        """Have enough steps of a kind gone before? One more goes now, if not."""
+        count = self._seen.pop(kind, 0)
+        if count == WARM_UP:
+            return True
+        self._seen[kind] = count + 1
+        while len(self._seen) > 8 * self.most:  # of the many kinds that come once, at a change
+            self._seen.popitem(last=False)
+        return False
+
+    def without(self, work: Callable[[], T]) -> T:
+        """Do it in the stream of captures, in the order of the current one."""
+        current = torch.cuda.current_stream(self.stream.device)
+        self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
+            result = work()
+        current.wait_stream(self.stream)
+        return result
+
+    def capture(self, kind: Hashable, inputs: list[Tensor], work: Callable[[], Any]) -> _Graph:
+        """Record what it launches, and keep that; nothing is computed yet.
+
+        Raises:
+            ConfigError: it waits, or does something else that cannot be captured.
+        """
+        graph = _Graph(inputs)
+        # "thread_local": threads of reporters may use the GPU meanwhile, which "global" forbids.
+        recording = torch.cuda.graph(
+            graph.graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"
+        )
+        try:
+            with holding() as graph.held, recording:
+                graph.output = work()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            said = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ConfigError(
+                f"graphs: a step of this model or compressor cannot be captured ({said}): leave "
+                "graphs out"
+            ) from error
+        self.kept[kind] = graph
+        while len(self.kept) > self.most:
+            self.kept.popitem(last=False)
+        return graph
+
+
+class GraphedStep(TrainingStep):
+    """Takes steps as graphs, in one process on a GPU; the numbers are those without.
+
+    Args:
+        most: vectors of levels whose graphs are kept.
+    """
+
+    def __init__(self, gradients: Gradients, reducer: Reducer, most: int) -> None:
+        super().__init__(gradients, reducer)
+        stream = torch.cuda.Stream(gradients.stack.device)
+        self.passes, self.reductions = _Graphs(most, stream), _Graphs(most, stream)
+        self._losses = torch.zeros_like(gradients.stack[:, 0])  # where reductions read them
+
+    # -- forward and backward -------------------------------------------------------------------
+
+    def _backward(self, x: Tensor, y: Tensor, epoch: int, step: int) -> Float[Tensor, " rows"]:
+        g, kind = self.gradients, (_layout(x), _layout(y))
+        graph = self.passes.get(kind)
+        if graph is None:
+            last = g.micro_batch is not None and x.shape[1] % g.micro_batch > 0  # of an epoch
+            if last or not self.passes.is_due(kind):
+                work = partial(g.compute, x, y, epoch, step)
+                return self._losses.copy_(self.passes.without(work))
+            inputs = [x.clone(), y.clone()]
+            work = partial(g.compute, *inputs, epoch, step)
+            graph = self.passes.capture(kind, inputs, work)
+        for place, batch in zip(graph.inputs, (x, y), strict=True):
+            place.copy_(batch)
+        graph.graph.replay()
+        return self._losses.copy_(graph.output)
+
+    # -- reduction ------------------------------------------------------------------------------
+
+    def _reduction(self, losses: Float[Tensor, " rows"]) -> Reduced:
+        kind = (tuple(self.levels), tuple(map(_decisive, self.reducer.states)))
+        graph = self.reductions.get(kind)
+        if self._rescales() or (graph is None and not self.reductions.is_due(kind)):
+            return self.reductions.without(lambda: super(GraphedStep, self)._reduction(losses))
+        if graph is None:
+            graph = self._capture(kind, losses)
+        else:
+            self._move(graph)
+        if graph.seeds is not None:
+            graph.seeds.fill()
+        graph.graph.replay()
+        if graph.sent is not None:
+            self.reducer.world.meter.add(graph.sent)
+        updates, mean, rows = graph.output
+        return list(updates), mean, rows.clone()  # ``Losses`` looks at rows many steps later
+
+    def _rescales(self) -> bool:
+        """Does a residual change its unit in this step?"""
+        rates, reducer = self.reducer.rates, self.reducer
+        return rates is not None and any(
+            compressor.reads_rate and state.residual is not None and rate not in (0, state.unit)
+            for compressor, state, rate in zip(
+                reducer.compressors, reducer.states, rates, strict=True
+            )
+        )
+
+    def _capture(self, kind: Hashable, losses: Tensor) -> _Graph:
+        """Record the reduction. Its work on the host is done in passing, as that of a step."""
+        world, states = self.reducer.world, self.reducer.states
+        fields = _fields(states)
+        inputs = [getattr(state, name) for state, name in fields]
+        seeds = SeedTable(SEEDS * len(states) * world.local, losses.device)
+        before = world.meter.take()
+
+        def work() -> Reduced:
+            result = super(GraphedStep, self)._reduction(losses)
+            self._put_back(fields, inputs)
+            return result
+
+        for state in states:
+            state.use_seeds_of(seeds)
+        try:
+            graph = self.reductions.capture(kind, inputs, work)
+        finally:
+            for state in states:
+                state.use_seeds_of(None)
+        graph.seeds, graph.sent = seeds, world.meter.take()
+        world.meter.add(before)
+        graph.after = [_remembered(state) for state in states]
+        return graph
+
+    @staticmethod
+    def _put_back(fields: list[Field], inputs: list[Tensor]) -> None:
+        """Copy what a step has left of a memory to where the next one reads it, if it has the same
+        layout; of ACP-SGD, whose two factors take turns, it has not."""
+        new = [getattr(state, name) for state, name in fields]
+        back = [
+            (field, old, now)
+            for field, old, now in zip(fields, inputs, new, strict=True)
+            if isinstance(now, Tensor) and _layout(now) == _layout(old)
+        ]
+        _copy([old for _, old, _ in back], [now for _, _, now in back])
+        for (state, name), old, _ in back:
+            setattr(state, name, old)
+
+    def _move(self, graph: _Graph) -> None:
+        """What a step does on the host: memories where the graph reads them, and their fields after
+        the step."""
+        states, reducer = self.reducer.states, self.reducer
+        present = [getattr(state, name) for state, name in _fields(states)]
+        _copy(graph.inputs, present)
+        for bucket in reducer.buckets:
+            reducer.set_rates(bucket, states)
+        for state, after in zip(states, graph.after, strict=True):
+            vars(state).update(after)
+            state.step += 1
+
+
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+def _copy(places: list[Tensor], values: list[Tensor]) -> None:
+    """Copy what is not in its place."""
+    pairs = zip(places, values, strict=True)
+    if moved := [pair for pair in pairs if pair[0].data_ptr() != pair[1].data_ptr()]:
+        torch._foreach_copy_([place for place, _ in moved], [value for _, value in moved])
+
+
+def _remembered(state: State) -> dict[str, Any]:
+    return {name: value for name, value in vars(state).items() if name not in PASSING}
+
+
+def _decisive(state: State) -> tuple[Any, ...]:
+    """What decides the launches of a layer beside its level."""
+    return tuple(
+        (name, _layout(value) if isinstance(value, Tensor) else value)
+        for name, value in _remembered(state).items()
+    )
+
+
+def _fields(states: list[State]) -> list[Field]:
+    """The tensors of all memories, by name."""
+    return [
+        (state, name)
+        for state in states
+        for name, value in _remembered(state).items()
+        if isinstance(value, Tensor)
+    ]

@@ -1,0 +1,334 @@
+"""CUDA graphs of the trainer on a pretended GPU. Oracle: the same run without them, bit for bit.
+
+The pretended graph computes nothing while it is captured, refuses what waits, and reads and writes
+the addresses of the capture (``pretended.graphs``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pretended
+import pytest
+import torch
+from gpu_steps import (
+    LEVELS,
+    NETWORKS,
+    SMALL,
+    TABLES,
+    TEXT,
+    Steps,
+    config,
+    waiting,
+)
+from runs import same_bits, stop_after
+from torch import Tensor
+
+import regimes
+from regimes import compression
+from regimes.compression import kernels
+from regimes.compression.sparse import TopK
+from regimes.errors import ConfigError
+from regimes.training.checks import PlugIns, check_graphs
+from regimes.training.graphs import WARM_UP, GraphedStep, _Graphs
+
+TINY = ["model={name='gpu_steps:tiny'}", "workers=2", "batch_size=4"]
+ALTERNATING = ["policy={name='windows', windows=[[0, 1], [2, 3]], inside='low', outside='high'}"]
+HIGH = "policy={name='static', level='high'}"
+LONG = ["data.train_size=48", "data.test_size=20", "unit_steps=6", "steps=24", *ALTERNATING]
+POWERSGD = ["compressor={name='powersgd'}", "levels={low=2, high=1}"]
+
+
+def of(name: str) -> list[str]:
+    high = LEVELS[name]
+    return [f"compressor={{name='{name}'}}", f"levels={{high={high}}}"]
+
+
+CASES: dict[str, list[str]] = {
+    "ranks that change": [*TINY, *LONG, *POWERSGD],
+    "random numbers of the step": [*TINY, *of("randomk"), HIGH, "data.train_size=64"],
+}
+SLOW: dict[str, list[str]] = {
+    "dense and back": [*TINY, *LONG, *POWERSGD, "policy.inside=dense"],
+    "the first steps dense": [*TINY, *LONG, *POWERSGD, "start_compressing_after=9"],
+    "a last, smaller batch": [*TINY, *LONG, *POWERSGD, "data.train_size=44", "epochs=4"],
+    "batches that grow": [
+        *TINY,
+        *LONG,
+        *POWERSGD,
+        "unit_steps=none",
+        "steps=none",
+        "epochs=8",
+        "batch_levels={low=4, high=8}",
+        "batch_policy={name='windows', windows=[[0, 4]], inside='low', outside='high'}",
+    ],
+    "a rescaled residual": [
+        *TINY,
+        *LONG,
+        "compressor={name='topk', residual='update'}",
+        "levels={low=20, high=10}",
+        "optimizer={schedule='cosine', per='epoch', warmup_from=none}",
+    ],
+    "a warm-up by step": [
+        *TINY,
+        *LONG,
+        *POWERSGD,
+        "optimizer={schedule='cosine', per='step', warmup_steps=4, name='adamw', lr=0.01}",
+    ],
+    "gradient noise": [
+        *TINY,
+        *LONG,
+        *POWERSGD,
+        "deficit={name='gradient-noise', windows=[[0, 2]]}",
+    ],
+    "every instrument": [
+        *TINY,
+        *LONG,
+        *of("topk"),
+        HIGH,
+        "union_pass=false",
+        *(f"instruments.{name}={table}" for name, table in TABLES.items()),
+    ],
+    "bfloat16": [*TINY, *LONG, *POWERSGD, "precision='bfloat16'"],
+    "parameters in bfloat16": [*TINY, *LONG, *POWERSGD, "dtype='bfloat16'"],
+    "clipped": [*TINY, *LONG, *POWERSGD, "optimizer.clip=0.5"],
+    "gpt": [
+        *TEXT,
+        f"model={NETWORKS['gpt']}",
+        "compressor={name='powersgd'}",
+        "levels={high=2}",
+        "data.train_size=400",
+    ],
+    "resnet18": ["data.train_size=64"],
+    **{
+        name: [SMALL, "data.train_size=96", *of(name)]
+        for name in compression.REGISTRY
+        if name not in ("dense", "threshold")
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [*CASES.values(), *(pytest.param(s, marks=pytest.mark.slow) for s in SLOW.values())],
+    ids=[*CASES, *SLOW],
+)
+def test_a_run_has_the_bits_of_one_without(settings: list[str], tmp_path: Path) -> None:
+    with pretended.gpu() as diary:
+        regimes.run(config(*settings), tmp_path / "without")
+        regimes.run(config(*settings, "graphs=4"), tmp_path / "with")
+        assert diary.graphs["captured"] > 1
+        assert diary.graphs["replayed"] > diary.graphs["captured"]
+    same_bits(tmp_path / "without", tmp_path / "with")
+
+
+class Watched:
+    """Memory taken and addresses used by each step's gradients and reduction."""
+
+    def __init__(self, diary: pretended.Diary, patch: pytest.MonkeyPatch) -> None:
+        self.steps: list[tuple[bool, int, int, set[int]]] = []
+        take = GraphedStep.take
+
+        def watched(step: GraphedStep, *args: Any) -> Any:
+            before = [c.total() for c in (diary.ops, diary.memory)]
+            replays = diary.graphs["replayed"]
+            updates, loss, rows = take(step, *args)
+            after = [c.total() for c in (diary.ops, diary.memory)]
+            kept: list[Tensor] = [*updates, loss, step.gradients.stack]
+            for state in step.reducer.states:
+                kept += [x for x in vars(state).values() if isinstance(x, Tensor)]
+            launched, taken = (b - a for a, b in zip(before, after, strict=True))
+            whole = diary.graphs["replayed"] - replays == 2
+            self.steps.append((whole, launched, taken, {x.data_ptr() for x in kept}))
+            return updates, loss, rows
+
+        patch.setattr(GraphedStep, "take", watched)
+
+
+def test_a_replayed_step_takes_no_memory_and_stays_in_its_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pretended.gpu() as diary:
+        watched = Watched(diary, monkeypatch)
+        quiet = [*TINY, *POWERSGD, HIGH, "graphs=2"]
+        regimes.run(config(*quiet, "data.train_size=64"), tmp_path / "run")
+        assert diary.graphs == {"captured": 2, "replayed": diary.graphs["replayed"]}
+    # another kind is the first step, before there are residuals
+    replayed = [step for step in watched.steps if step[0]][1:]
+    assert len(replayed) >= len(watched.steps) - WARM_UP - 2
+    # two replays, three copies into their places, and a copy of this process's losses
+    assert {(launched, taken) for _, launched, taken, _ in replayed} == {(6, 1)}
+    assert len({frozenset(places) for *_, places in replayed}) == 1
+
+
+def test_a_bounded_number_of_graphs_is_kept() -> None:
+    with pretended.gpu() as diary:
+        graphs, x = _Graphs(2, torch.cuda.Stream()), torch.zeros(3, device="cuda")
+        made = {}
+
+        def use(kind: str) -> None:
+            if graphs.get(kind) is None and graphs.is_due(kind):
+                made[kind] = graphs.capture(kind, [], lambda: x.add_(1))
+
+        for kind in "aaaabbbbacccc":  # the fourth of a kind is captured; "a" is used after "b"
+            use(kind)
+        assert list(graphs.kept) == ["a", "c"]
+        assert diary.graphs["captured"] == 3
+        use("b")  # warmed up anew: what its capture has prepared may be gone
+        assert list(graphs.kept) == ["a", "c"]
+        for number in range(1000):
+            use(str(number))
+        assert len(graphs._seen) <= 16
+        made["a"].graph.replay()
+    assert x.tolist() == [1.0] * 3
+
+
+def test_a_graph_outlives_the_caches_of_what_it_reads(tmp_path: Path) -> None:
+    class Forgets(Steps):
+        def step(self, *_: Any) -> None:
+            if self.diary.graphs["captured"] == 2:
+                kernels._padding.forget()
+
+    with pretended.gpu() as diary:
+        quiet = [*TINY, *POWERSGD, HIGH, "graphs=2"]
+        c = config(*quiet, "data.train_size=64")
+        regimes.run(c, tmp_path / "run", reporters=[Forgets(diary)])
+        assert diary.graphs["replayed"] > 4
+
+
+@pytest.mark.slow
+def test_a_run_that_was_cut_off_goes_on_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c = config(*TINY, *LONG, *POWERSGD, "graphs=2")
+    with pretended.gpu():
+        regimes.run(c, tmp_path / "whole")
+        with monkeypatch.context() as patch:
+            stop_after(2, patch)
+            with pytest.raises(KeyboardInterrupt):
+                regimes.run(c, tmp_path / "broken")
+        regimes.run(c, tmp_path / "broken", resume=True)
+    same_bits(tmp_path / "whole", tmp_path / "broken")
+
+
+REFUSED: dict[str, tuple[list[str], str]] = {
+    "several levels of local steps": (
+        ["sync_policy={name='static', level='2'}", "sync_levels={'2'=2}"],
+        "none with a sync_policy",
+    ),
+    "pruning": (["pruning.epoch=0"], "none with pruning"),
+    "compiling": (["compile=true"], "none with compile"),
+    "a threshold": (of("threshold"), "none with the compressor 'threshold'"),
+    "dropout": (
+        [*TEXT, "model={name='gpt', width=16, depth=1, heads=2, dropout=0.1}"],
+        "the model draws random numbers",
+    ),
+    "a state": (
+        [*TEXT, "model={name='lstm', width=8, depth=1, dropout=0.0}", "data.windows=streams"],
+        "the model carries a state",
+    ),
+}
+
+
+@pytest.mark.parametrize(("settings", "said"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_captured_is_refused_at_the_start(
+    settings: list[str], said: str, tmp_path: Path
+) -> None:
+    with pretended.gpu(), pytest.raises(ConfigError, match=said):
+        regimes.run(config(*settings, "graphs=2"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_cpu_has_no_graphs(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="graphs = 2: expected none on a CPU"):
+        regimes.run(config(*TINY, "device=cpu", "graphs=2"), tmp_path / "run")
+
+
+def test_several_processes_have_no_graphs() -> None:
+    plug_ins = PlugIns.of(config(*TINY, *POWERSGD))
+    with pytest.raises(ConfigError, match="graphs = 2: expected none on several processes"):
+        check_graphs(config("graphs=2"), plug_ins, pretended.GPU, 2)
+
+
+def test_a_wait_within_a_step_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    send = TopK.send
+
+    def waits(*args: Any) -> Any:
+        waiting()
+        return send(*args)
+
+    monkeypatch.setattr(TopK, "send", waits)
+    settings = [*TINY, "compressor={name='topk'}", "levels={high=10}", "graphs=2"]
+    with pretended.gpu(), pytest.raises(ConfigError, match=r"cannot be captured .*stream.*leave"):
+        regimes.run(config(*settings, "data.train_size=64"), tmp_path / "run")
+
+
+# -- the pretended graph ---------------------------------------------------------------------
+
+
+def captured(work: Callable[[], Any]) -> Any:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph
+
+
+def test_a_capture_computes_nothing_and_a_replay_reads_what_is_there() -> None:
+    with pretended.gpu() as diary:
+        x, made = torch.ones(3, device="cuda"), []
+        graph = captured(lambda: made.append((x.add_(1) * 10).sum()))
+        assert x.tolist() == [1.0] * 3
+        assert made[0].isnan()
+        for expected in (60, 90):
+            diary.clear()
+            graph.replay()
+            assert diary.ops == {"replay": 1}
+            assert diary.memory.total() == 0
+            assert float(made[0]) == expected
+        x.fill_(0)
+        graph.replay()
+        assert x.tolist() == [1.0] * 3
+
+
+def test_a_backward_pass_is_captured() -> None:
+    with pretended.gpu():
+        weight = torch.ones(3, device="cuda", requires_grad=True)
+        weight.grad = torch.zeros(3, device="cuda")
+        x = torch.ones(3, device="cuda")
+        graph = captured(lambda: (weight * x).square().sum().backward())
+        assert weight.grad.tolist() == [0.0] * 3
+        x.fill_(3)
+        graph.replay()
+        graph.replay()
+        assert weight.grad.tolist() == [36.0] * 3
+
+
+FORBIDDEN: dict[str, Callable[[Tensor], Any]] = {
+    "a number": lambda x: float(x[0]),
+    "the stream": lambda _: torch.cuda.current_stream().synchronize(),
+    "a question": lambda _: torch.cuda.Event().query(),
+    "a copy": lambda _: torch.ones(3).to("cuda"),
+    "a list": lambda _: torch.tensor([1.0], device="cuda"),
+    "a mask": lambda x: x[x > 0],
+}
+
+
+@pytest.mark.parametrize("act", FORBIDDEN.values(), ids=FORBIDDEN)
+def test_what_a_capture_forbids(act: Callable[[Tensor], Any]) -> None:
+    with pretended.gpu() as diary:
+        x = torch.ones(3, device="cuda")
+        with pytest.raises(RuntimeError, match="stream is capturing"):
+            captured(lambda: act(x))
+        assert diary.capturing is None
+        assert float(x[0]) == 1  # and now one may ask
+
+
+def test_memory_that_has_been_freed_is_not_read() -> None:
+    with pretended.gpu():
+        there, total = [torch.ones(3, device="cuda")], torch.zeros((), device="cuda")
+        graph = captured(lambda: total.copy_(there[0].sum()))
+        there.clear()
+        with pytest.raises(RuntimeError, match="freed since its capture"):
+            graph.replay()

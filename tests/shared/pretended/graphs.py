@@ -1,0 +1,170 @@
+"""Graphs of a pretended GPU: launches of a capture with their addresses, which a replay repeats.
+
+A capture computes nothing: memory that was there before is as it was, and what the capture has made
+is NaN until a replay. A replay reads and writes the recorded addresses. Memory from outside that
+has been freed since is an error, where a GPU would read what lies there now.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
+
+from pretended.places import tensors
+from pretended.streams import Stream, _inside, diary
+
+
+class Place(NamedTuple):
+    """Where a tensor lies."""
+
+    storage: Any  # of the graph's own memory, or a weak reference
+    dtype: torch.dtype
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    def tensor(self) -> Tensor:
+        storage = self.storage
+        if isinstance(storage, StorageWeakRef):
+            storage = torch.UntypedStorage._new_with_weak_ptr(storage.cdata)
+            if storage is None:
+                raise RuntimeError("a graph reads memory that has been freed since its capture")
+        empty = torch.empty(0, dtype=self.dtype)
+        return empty.set_(storage, self.offset, self.size, self.stride)
+
+
+class Launch(NamedTuple):
+    """One operation: its arguments, and the places that its new tensors have."""
+
+    func: Any
+    args: Any
+    kwargs: Any
+    made: list[tuple[int, Place]]
+
+
+class Graph:
+    """In the place of ``torch.cuda.CUDAGraph``."""
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        self.launches: list[Launch] = []
+        self.own: dict[int, Any] = {}  # storages that the capture has made
+        self.outside: dict[int, tuple[Tensor, Tensor]] = {}  # others: whole, and as they were
+        self.ready = False
+
+    def pool(self) -> tuple[int, int]:
+        return (0, 1)
+
+    # -- capture --------------------------------------------------------------------------------
+
+    def before(self, inputs: list[Tensor]) -> None:
+        """Keep what lies in memory from outside."""
+        for x in inputs:
+            storage = x.untyped_storage()
+            if storage._cdata not in self.own and storage._cdata not in self.outside:
+                whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+                self.outside[storage._cdata] = whole, whole.clone()
+
+    def record(self, func: Any, args: Any, kwargs: Any, inputs: list[Tensor], outs: Any) -> None:
+        if not inputs and any(isinstance(x, torch.Generator) for x in kwargs.values()):
+            return  # drawn on the host
+        had = {x.untyped_storage()._cdata for x in inputs}
+        made = []
+        for i, out in enumerate(outs):
+            key = out.untyped_storage()._cdata
+            if key not in had:
+                self.own.setdefault(key, out.untyped_storage())
+                made.append((i, self._place(out)))
+        if made or not func.is_view:
+            args, kwargs = tree_map(self._placed, (args, kwargs))
+            self.launches.append(Launch(func, args, kwargs, made))
+
+    def _place(self, tensor: Tensor) -> Place:
+        storage = tensor.untyped_storage()
+        found = self.own.get(storage._cdata) or StorageWeakRef(storage)
+        size, stride = tuple(tensor.shape), tensor.stride()
+        return Place(found, tensor.dtype, tensor.storage_offset(), size, stride)
+
+    def _placed(self, value: Any) -> Any:
+        return self._place(value) if isinstance(value, Tensor) else value
+
+    def end(self) -> None:
+        """Nothing has been computed."""
+        for whole, as_it_was in self.outside.values():
+            whole.copy_(as_it_was)
+        self.outside.clear()
+        for launch in self.launches:
+            for _, at in launch.made:
+                if at.dtype.is_floating_point:
+                    at.tensor().fill_(torch.nan)
+        self.ready = True
+
+    # -- replay ---------------------------------------------------------------------------------
+
+    def replay(self) -> None:
+        if not self.ready:
+            raise RuntimeError("called CUDAGraph::replay without a preceding successful capture")
+        diary.graphs["replayed"] += 1
+        diary.ops["replay"] += 1
+        with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+            for launch in self.launches:
+                _repeat(launch)
+
+
+def _repeat(launch: Launch) -> None:
+    args, kwargs = tree_map(_found, (launch.args, launch.kwargs), is_leaf=_is_place)
+    out = launch.func(*args, **kwargs)
+    outs = [*tensors([out])]
+    for i, at in launch.made:
+        at.tensor().copy_(outs[i])
+
+
+def _is_place(value: Any) -> bool:
+    return isinstance(value, Place)
+
+
+def _found(value: Any) -> Any:
+    return value.tensor() if isinstance(value, Place) else value
+
+
+class Capture:
+    """In the place of ``torch.cuda.graph``."""
+
+    def __init__(
+        self,
+        cuda_graph: Graph,
+        pool: Any = None,
+        stream: Stream | None = None,
+        capture_error_mode: str = "global",
+    ) -> None:
+        if capture_error_mode not in ("global", "thread_local", "relaxed"):
+            raise RuntimeError(f"unknown capture error mode {capture_error_mode!r}")
+        self.graph, self.inside = cuda_graph, _inside(stream or Stream(name="capture"))
+
+    def __enter__(self) -> None:
+        diary.waits["device"] += 1
+        self.inside.__enter__()
+        diary.capturing = self.graph
+
+    def __exit__(self, *error: Any) -> None:
+        diary.capturing = None
+        self.inside.__exit__(*error)
+        with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+            self.graph.end()
+        if error[0] is None:
+            diary.graphs["captured"] += 1
+        else:
+            self.graph.ready = False
+
+
+def fakes() -> dict[str, Any]:
+    return {
+        "CUDAGraph": Graph,
+        "graph": Capture,
+        "graph_pool_handle": lambda: (0, 1),
+        "is_current_stream_capturing": lambda: diary.capturing is not None,
+    }

@@ -48,6 +48,11 @@ class Case:
     blocks: str = "plain"  # "checkpoint": recomputed in backward; "compile": block by block
     reshard: bool = True
     half: str = ""  # "parameters", or "reduce": with float32 parameters
+    rule: Any = None  # a policy in place of RULE
+    decay: float = 1.0  # of the rate, from one unit to the next
+
+    def rate(self, step: int) -> float:
+        return RATE / (10 if self.adamw else 1) * self.decay ** (step // STEPS)
 
 
 class Net(nn.Module):
@@ -99,8 +104,8 @@ def loss_of(net: nn.Module, case: Case, step: int, part: int, worker: int, rows:
 def optimiser(net: nn.Module, case: Case) -> torch.optim.Optimizer:
     trained = [p for p in net.parameters() if p.requires_grad]
     if case.adamw:
-        return torch.optim.AdamW(trained, lr=RATE / 10)
-    return torch.optim.SGD(trained, lr=RATE, momentum=0.9, weight_decay=1e-3)
+        return torch.optim.AdamW(trained, lr=case.rate(0))
+    return torch.optim.SGD(trained, lr=case.rate(0), momentum=0.9, weight_decay=1e-3)
 
 
 def shard(net: Net, case: Case, mesh: DeviceMesh) -> Net:
@@ -126,6 +131,7 @@ def weights(net: nn.Module) -> dict[str, Tensor]:
 
 def train(net: Any, optimizer: torch.optim.Optimizer, case: Case, worker: int, rows: slice) -> None:
     for step in range(UNITS * STEPS):
+        optimizer.param_groups[0]["lr"] = case.rate(step)
         optimizer.zero_grad()
         for part in range(case.accumulate):
             if case.accumulate > 1:
@@ -158,7 +164,7 @@ def trained(rank: int, islands: int, shards: int, cases: Sequence[Case]) -> list
             replicas=mesh["replicate"],
             optimizer=optimizer,
             every=STEPS,
-            policy=RULE,
+            policy=case.rule or RULE,
             compressor=case.compressor,
             levels=dict(case.levels),
             seed=7,
@@ -221,15 +227,19 @@ def simulated(islands: int, shards: int, case: Case) -> dict[str, Any]:
     flat = [piece for of_one in pieces for piece in of_one]
     reducer = Reducer(chosen, flat, world, seed=7)
     compressed = [i for i, layer in enumerate(layers) if layer.compressed]
-    rule, values, optimizer = policy(RULE), dict(case.levels), optimiser(net, case)
+    rule, values, optimizer = policy(case.rule or RULE), dict(case.levels), optimiser(net, case)
+    names = [layers[i].name for i in compressed]
     rows: list[dict[str, Any]] = []
     for unit in range(UNITS):
-        decisions = rule.decide(history(rows, compressed, "update"), [""] * len(compressed))
+        decisions = rule.decide(history(rows, compressed, "update"), names)
         levels = [DENSE] * len(layers)
         for i, decision in zip(compressed, decisions, strict=True):
             levels[i] = decision.level
         sums = [torch.zeros_like(p) for p in parameters]
         for step in range(unit * STEPS, (unit + 1) * STEPS):
+            rate = optimizer.param_groups[0]["lr"] = case.rate(step)
+            for state in reducer.states:
+                state.rate = rate if chosen.reads_rate else state.rate
             gradients = _gradients(net, parameters, case, step, islands)
             first = 0
             for i, (p, stack) in enumerate(zip(parameters, gradients, strict=True)):
@@ -251,8 +261,8 @@ def simulated(islands: int, shards: int, case: Case) -> dict[str, Any]:
         norms = [s.norm().item() for s in sums]
         rows.append(
             {
-                "lr": RATE,
-                "next_lr": RATE,
+                "lr": case.rate(unit * STEPS),
+                "next_lr": case.rate((unit + 1) * STEPS),
                 "layers": {"level": levels},
                 "model": {},
                 "statistics": {"norm:update": norms},

@@ -169,9 +169,9 @@ def sharding(tensor: Tensor) -> tuple[Any, list[str]] | None:
 
 
 def local_part(tensor: Any) -> Tensor:
-    """The memory of a DTensor on this process."""
+    """The memory of a DTensor on this process; any other tensor as it is."""
     with torch.no_grad():
-        return tensor.to_local()
+        return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def sharded_tensor(rows: Tensor, mesh: Any, shape: Sequence[int]) -> Tensor:

@@ -175,6 +175,37 @@ def test_a_resumed_job_has_the_same_bits_and_on_other_shards_the_same_numbers(
         assert torch.allclose(ours["weights"][name], tensor, rtol=0, atol=1e-10), name
 
 
+def joined(results: list[dict[str, Any]], key: str, shards: int) -> list[torch.Tensor]:
+    """The mean over islands of each compressed layer's whole residual."""
+    layers = zip(*(mine[key] for mine in results), strict=True)
+    parts = [[x[0] for x in layer if x is not None] for layer in layers]
+    means = [p for p in parts if p]
+    return [torch.cat(p).unflatten(0, (len(results) // shards, -1)).mean(0) for p in means]
+
+
+@pytest.mark.parametrize(
+    ("islands_after", "shards_after"),
+    [
+        (4, 1),
+        pytest.param(1, 2, marks=pytest.mark.slow),
+        pytest.param(3, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_another_number_of_islands_keeps_the_mean_of_residuals(
+    islands_after: int, shards_after: int, tmp_path: Path
+) -> None:
+    before = resume(case := Case(side=True), tmp_path / "before", 2, 0, 4)
+    shutil.copytree(tmp_path / "before" / "4", tmp_path / "4")
+    where = (islands_after, shards_after, case, str(tmp_path), 4, 9, None, True)
+    after = group.run(islands.resumed, islands_after * shards_after, *where)
+    ends, begins = joined(before, "residuals", 2), joined(after, "begin", shards_after)
+    assert len(ends) == len(begins) > 3
+    for ours, theirs in zip(begins, ends, strict=True):
+        assert torch.allclose(ours, theirs, rtol=0, atol=1e-12)
+    assert len(after[0]["rows"]) == 3
+    assert regimes.load(tmp_path / "run").finished
+
+
 def test_a_sharded_job_is_branched_at_a_unit(tmp_path: Path) -> None:
     """The policy of the trunk leaves its bits, another one decides from the branch on."""
     low, high = ({"name": "static", "level": level} for level in ("low", "high"))

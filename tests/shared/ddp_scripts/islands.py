@@ -314,11 +314,13 @@ def resumed(
     first: int,
     last: int,
     branch: dict[str, Any] | None = None,
+    regroup: bool = False,
 ) -> dict[str, Any]:
     """Steps ``first`` to ``last`` of the training, from a checkpoint and to another one.
 
     Args:
         branch: another policy from ``first`` on.
+        regroup: the checkpoint is of another number of islands.
     """
     mesh, (island, rows) = two_dimensions(islands, shards), place(rank, shards)
     net = shard(build(case), case, mesh["shard"])
@@ -335,20 +337,19 @@ def resumed(
         **options,
     )
 
-    def parts() -> dict[str, Any]:
+    def parts(saved: str | None = None) -> dict[str, Any]:
         model, state = get_state_dict(net, optimizer)
-        return {
-            "model": model,
-            "optimizer": state,
-            "hook": hook.sharded_state(branch=branch is not None),
-        }
+        own = hook.sharded_state(branch=branch is not None, saved=saved)
+        return {"model": model, "optimizer": state, "hook": own}
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch's, about itself
         if first:
-            dcp.load(found := parts(), checkpoint_id=f"{folder}/{first}")
+            before = f"{folder}/{first}"
+            dcp.load(found := parts(before if regroup else None), checkpoint_id=before)
             model, state = found["model"], found["optimizer"]
             set_state_dict(net, optimizer, model_state_dict=model, optim_state_dict=state)
+        begin = [None if s.residual is None else s.residual.clone() for s in hook.reducer.states]
         for step in range(first, last):
             optimizer.zero_grad()
             loss_of(net, case, step, 0, island, rows).backward()
@@ -357,4 +358,5 @@ def resumed(
             dcp.save(parts(), checkpoint_id=f"{folder}/{last}")
     residuals = [None if s.residual is None else s.residual.clone() for s in hook.reducer.states]
     hook.close()
-    return {"weights": weights(net), "residuals": residuals, "rows": hook.rows}
+    found = {"weights": weights(net), "residuals": residuals, "rows": hook.rows}
+    return found | {"begin": begin, "names": [layer.name for layer in hook.layers]}

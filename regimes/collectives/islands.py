@@ -185,6 +185,24 @@ def sharded_tensor(rows: Tensor, mesh: Any, shape: Sequence[int]) -> Tensor:
     )
 
 
+def saved_names(saved: Any) -> list[str]:
+    """The names of all that a checkpoint of ``torch.distributed.checkpoint`` holds.
+
+    Args:
+        saved: its folder, or a ``StorageReader``.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    from torch.distributed.checkpoint import FileSystemReader
+
+    try:
+        reader = saved if hasattr(saved, "read_metadata") else FileSystemReader(saved)
+        return list(reader.read_metadata().state_dict_metadata)
+    except Exception as error:  # of any storage
+        raise ConfigError(f"saved: {saved} cannot be read as a checkpoint ({error})") from None
+
+
 def _by_type(tensors: Sequence[Tensor]) -> list[list[int]]:
     """Places of the tensors that can travel together, the same order on all processes."""
     kinds = sorted({t.dtype for t in tensors}, key=str)

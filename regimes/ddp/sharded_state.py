@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import io
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from regimes.collectives.islands import local_part, sharded_tensor
+from regimes.collectives.islands import local_part, saved_names, sharded_tensor
 from regimes.collectives.requests import Layer
 from regimes.ddp.refit import damage_refused, refuse, residual_of
 from regimes.ddp.sharded import ShardedGradients
@@ -66,12 +67,16 @@ class ShardedState:
             )
         state = hook.state_dict()
         residuals, sums = state["residuals"], state["sums"].get("update")
-        memories = world.gather_object(state["memories"])[: world.shards]  # of the first island
+        own = [state["memories"], state["meter"], state["traffic"]]
+        first = world.gather_object(own)[: world.shards]  # the processes of the first island
+        memories, meters, traffic = (list(parts) for parts in zip(*first, strict=True))
         plain = {
             **state,
             "residuals": list(residuals),
             "sums": sums is not None,
             "memories": memories,
+            "meter": meters,
+            "traffic": traffic,
             "shards": world.shards,
         }
         everything = world.gather_object(packed(plain) if world.rank == 0 else None)[0]
@@ -113,6 +118,11 @@ class ShardedState:
             sums = [local_part(saved[f"sums/{x.name}"]).clone() for x in hook.layers]
             state["sums"] = {"update": sums} if state["sums"] else {}
             state["memories"] = self._memories(state["memories"])
+            if isinstance(state["meter"], list):  # not in states of version 0.2
+                here, alike = world.rank % world.shards, shards == world.shards
+                meters, traffic = state["meter"], state["traffic"]
+                state["meter"] = meters[here] if alike else _redistributed(meters, here)
+                state["traffic"] = traffic[here if alike else 0]
             state["worker"], state["workers"] = world.rank, world.processes
         hook.load_state_dict(state, branch=self.branch)
         self.islands = world.workers
@@ -155,6 +165,20 @@ class ShardedState:
         return sharded_tensor(rows, self.hook.source.mesh, shape)
 
 
+def _redistributed(by_shard: Sequence[Mapping[str, Any]], here: int) -> dict[str, Any]:
+    """What another number of shards has counted so far: all of it on the first."""
+    first = by_shard[0]
+    if here:  # the same kinds: they are added up over shards
+        return {"layers": {}, "calls": first["calls"], "sent": dict.fromkeys(first["sent"], 0)}
+    layers: dict[int, list[float]] = {}
+    sent: Counter[str] = Counter()
+    for meter in by_shard:
+        sent.update(meter["sent"])
+        for i, counts in meter["layers"].items():
+            layers[i] = [a + b for a, b in zip(layers.get(i, [0, 0]), counts, strict=True)]
+    return {"layers": layers, "calls": first["calls"], "sent": dict(sent)}
+
+
 def saved_islands(saved: Any) -> int:
     """How many islands have saved a checkpoint.
 
@@ -164,14 +188,7 @@ def saved_islands(saved: Any) -> int:
     Raises:
         ConfigError: it holds no residual of a hook, or cannot be read.
     """
-    from torch.distributed.checkpoint import FileSystemReader
-
-    try:
-        reader = saved if hasattr(saved, "read_metadata") else FileSystemReader(saved)
-        names = reader.read_metadata().state_dict_metadata
-    except Exception as error:  # of any storage
-        raise ConfigError(f"saved: {saved} cannot be read as a checkpoint ({error})") from None
-    found = [_RESIDUAL.search(name) for name in names]
+    found = [_RESIDUAL.search(name) for name in saved_names(saved)]
     islands = {int(match[1]) for match in found if match is not None}
     if not islands:
         raise ConfigError(

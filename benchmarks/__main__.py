@@ -34,6 +34,7 @@ CASES = (
     "language",
     "local",
     "policies",
+    "islands",
 )
 
 

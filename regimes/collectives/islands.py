@@ -169,9 +169,9 @@ def sharding(tensor: Tensor) -> tuple[Any, list[str]] | None:
 
 
 def local_part(tensor: Any) -> Tensor:
-    """The memory of a DTensor on this process."""
+    """The memory of a DTensor on this process; any other tensor as it is."""
     with torch.no_grad():
-        return tensor.to_local()
+        return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def sharded_tensor(rows: Tensor, mesh: Any, shape: Sequence[int]) -> Tensor:
@@ -183,6 +183,24 @@ def sharded_tensor(rows: Tensor, mesh: Any, shape: Sequence[int]) -> Tensor:
     return DTensor.from_local(
         rows, mesh, [Rows(0)], run_check=False, shape=full.shape, stride=full.stride()
     )
+
+
+def saved_names(saved: Any) -> list[str]:
+    """The names of all that a checkpoint of ``torch.distributed.checkpoint`` holds.
+
+    Args:
+        saved: its folder, or a ``StorageReader``.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    from torch.distributed.checkpoint import FileSystemReader
+
+    try:
+        reader = saved if hasattr(saved, "read_metadata") else FileSystemReader(saved)
+        return list(reader.read_metadata().state_dict_metadata)
+    except Exception as error:  # of any storage
+        raise ConfigError(f"saved: {saved} cannot be read as a checkpoint ({error})") from None
 
 
 def _by_type(tensors: Sequence[Tensor]) -> list[list[int]]:

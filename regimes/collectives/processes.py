@@ -147,9 +147,10 @@ class ProcessWorld(World):
             t.contiguous().view(self.local, self.workers, -1).view(torch.uint8) for t in tensors
         ]
         flat = torch.cat(wires, dim=2)  # [L, W, bytes]
-        flat = flat.unflatten(1, (self.processes, self.local)).transpose(0, 1).contiguous()
+        group, count = self.peers
+        flat = flat.unflatten(1, (count, self.local)).transpose(0, 1).contiguous()
         received = torch.empty_like(flat)  # [P, L of the sender, L of ours, bytes]
-        self._wait(dist.all_to_all_single, received, flat, async_op=True)
+        self._wait(dist.all_to_all_single, received, flat, group=group, async_op=True)
         everyone = received.flatten(0, 1).transpose(0, 1)  # [L, W, bytes]
         pieces = everyone.split([w.shape[2] for w in wires], dim=2)
         return [

@@ -217,22 +217,25 @@ class Hook(Job):
         self.world.guard.enter("load_full_state_dict()")
         self._continue(self._codec.scatter(full, branch))
 
-    def sharded_state(self, *, branch: bool = False) -> ShardedState:
+    def sharded_state(self, *, branch: bool = False, saved: Any = None) -> ShardedState:
         """The state of a hook on a sharded model, an object for ``torch.distributed.checkpoint``:
         save and load it with the model, on all processes.
 
         Args:
             branch: what is loaded may be of another policy, level or compressor, as in
                 ``load_state_dict``.
+            saved: to load from another number of islands: the checkpoint's folder, or its
+                ``StorageReader``. The residuals are then divided such that their mean over islands
+                is preserved.
 
         Raises:
-            ConfigError: the model is not sharded.
+            ConfigError: the model is not sharded, or ``saved`` is no checkpoint of a hook.
         """
         if not isinstance(self.source, ShardedGradients):
             raise ConfigError(
                 "sharded_state: this model is not sharded: save full_state_dict() instead"
             )
-        return ShardedState(self, branch)
+        return ShardedState(self, branch, saved)
 
     # -- units -------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from regimes.errors import ConfigError
 BUCKET = 25 * 2**20  # bytes of a shard, as DDP's; a bucket's collectives share a launch
 WRITE = (
     'mesh = init_device_mesh(device, (islands, gpus), mesh_dim_names=("replicate", "shard")), '
-    'fully_shard(model, mesh=mesh["shard"]), attach(model, replicas=mesh["replicate"])'
+    'fully_shard(model, mesh=mesh["shard"]), and here replicas=mesh["replicate"]'
 )
 _attached: WeakSet[nn.Module] = WeakSet()
 
@@ -70,22 +70,26 @@ class ShardedGradients:
         assert network is not None
         return network
 
-    def world(self, timeout: float) -> GroupWorld:
+    def world(self, timeout: float, call: str = "attach()") -> GroupWorld:
         replicas, island = self._replicas.get_group(), self.mesh.get_group()
-        self._world = IslandWorld(replicas, island, self.device, timeout, "attach()")
+        self._world = IslandWorld(replicas, island, self.device, timeout, call)
         return self._world
 
     def facts(self) -> dict[str, Any]:
         kinds = [str(p.dtype) for p in self.parameters.values()]
         return {"islands": {"shards": self.mesh.size(), "types": sorted({*kinds})}}
 
+    def start_alike(self) -> None:
+        """Make the islands' models the same; from now on this model has a hook."""
+        state = [*self.network.parameters(), *self.network.buffers()]  # frozen parameters, too
+        self._world.copy_first([local_part(t) for t in state])
+        _attached.add(self.network)
+
     def connect(self, receiver: Receiver) -> None:
         """Make the islands' models the same, and take their gradients from now on; the hooks live
         as long as the parameters."""
-        state = [*self.network.parameters(), *self.network.buffers()]  # frozen parameters, too
-        self._world.copy_first([t if sharding(t) is None else local_part(t) for t in state])
+        self.start_alike()
         self.receiver = receiver
-        _attached.add(self.network)
         for i, parameter in enumerate(self.parameters.values()):
             parameter.register_post_accumulate_grad_hook(lambda p, i=i: self._receive(i, p))
 

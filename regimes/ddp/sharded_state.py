@@ -8,15 +8,17 @@ else is saved as bytes, those of process 0: the record's pending rows are there.
 from __future__ import annotations
 
 import io
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from regimes.collectives.islands import local_part, sharded_tensor
+from regimes.collectives.islands import local_part, saved_names, sharded_tensor
 from regimes.collectives.requests import Layer
-from regimes.ddp.refit import damage_refused, refuse
+from regimes.ddp.refit import damage_refused, refuse, residual_of
 from regimes.ddp.sharded import ShardedGradients
 from regimes.errors import ConfigError
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from regimes.ddp.hook import Hook
 
 SHARED = "shared"  # the key of the bytes
+_RESIDUAL = re.compile(r"(?:^|\.)residuals/(\d+)/")
 
 
 class ShardedState:
@@ -32,12 +35,19 @@ class ShardedState:
         dcp.save({"model": ..., "hook": hook.sharded_state()}, checkpoint_id=folder)
 
     Loaded on the same mesh, the job goes on bit for bit; on another number of shards with the same
-    numbers, but that compressors which see each shard by itself begin with an empty memory. The
-    number of islands must be the same.
+    numbers, but that compressors which see each shard by itself begin with an empty memory. On
+    another number of islands, which ``saved`` tells, each island takes over a part of the saved
+    ones' residuals such that their mean over islands is preserved.
+
+    Attributes:
+        islands: of the checkpoint that is loaded next; those of the job once it is loaded.
     """
 
-    def __init__(self, hook: Hook, branch: bool = False) -> None:
+    def __init__(self, hook: Hook, branch: bool = False, saved: Any = None) -> None:
         self.hook, self.branch = hook, branch
+        self.islands = hook.world.workers
+        if saved is not None and any(map(self._keeps_residual, hook.layers)):
+            self.islands = saved_islands(saved)
 
     def state_dict(self) -> dict[str, Any]:
         """The sharded tensors, by island and layer, and the bytes of all else; all processes call
@@ -57,25 +67,29 @@ class ShardedState:
             )
         state = hook.state_dict()
         residuals, sums = state["residuals"], state["sums"].get("update")
-        memories = world.gather_object(state["memories"])[: world.shards]  # of the first island
+        own = [state["memories"], state["meter"], state["traffic"]]
+        first = world.gather_object(own)[: world.shards]  # the processes of the first island
+        memories, meters, traffic = (list(parts) for parts in zip(*first, strict=True))
         plain = {
             **state,
             "residuals": list(residuals),
             "sums": sums is not None,
             "memories": memories,
+            "meter": meters,
+            "traffic": traffic,
             "shards": world.shards,
         }
-        packed = world.gather_object(_packed(plain) if world.rank == 0 else None)[0]
-        island, parts = world.hosted.start, world.parts(hook.layers)
+        everything = world.gather_object(packed(plain) if world.rank == 0 else None)[0]
+        parts = world.parts(hook.layers)
         tensors = {}
         for i, (layer, part) in enumerate(zip(hook.layers, parts, strict=True)):
-            if self._keeps_residual(layer):
-                kept = residuals[layer.name]
+            for island in self._sources() if self._keeps_residual(layer) else ():
+                kept = residuals[layer.name] if self.islands == world.workers else None
                 rows = self._zeros(part.matrix) if kept is None else kept[0].view(part.matrix)
                 tensors[f"residuals/{island}/{layer.name}"] = self._sharded(rows, layer.matrix)
             total = self._zeros(part.shape) if sums is None else sums[i]
             tensors[f"sums/{layer.name}"] = self._sharded(total.view(part.shape), layer.shape)
-        return {**tensors, SHARED: packed}
+        return {**tensors, SHARED: everything}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue where it was saved; all processes call this, through ``dcp.load``.
@@ -87,18 +101,37 @@ class ShardedState:
         with damage_refused():
             state = torch.load(io.BytesIO(saved[SHARED]), weights_only=True)
             shards = state.pop("shards")
-            if (count := state["workers"] // shards) != world.workers:
-                refuse(f"it is of {count} islands, and here are {world.workers}")
+            count = state["workers"] // shards
+            if count != self.islands and state["residuals"].keys() & self._with_residual():
+                refuse(
+                    f"it is of {count} islands, and here are {self.islands}: load it with "
+                    "hook.sharded_state(saved=FOLDER)"
+                )
             state["residuals"] = dict.fromkeys(state["residuals"])
             for layer in hook.layers:
-                rows = saved.get(f"residuals/{world.hosted.start}/{layer.name}")
-                if rows is not None:
-                    state["residuals"][layer.name] = local_part(rows)[None].clone()
+                old = {i: saved.get(f"residuals/{i}/{layer.name}") for i in self._sources()}
+                rows = {i: local_part(t) for i, t in old.items() if t is not None}
+                if rows:
+                    everyone = [rows.get(i) for i in range(count)]
+                    kept = residual_of(world.hosted.start, world.workers, everyone)
+                    state["residuals"][layer.name] = None if kept is None else kept[None].clone()
             sums = [local_part(saved[f"sums/{x.name}"]).clone() for x in hook.layers]
             state["sums"] = {"update": sums} if state["sums"] else {}
             state["memories"] = self._memories(state["memories"])
+            if isinstance(state["meter"], list):  # not in states of version 0.2
+                here, alike = world.rank % world.shards, shards == world.shards
+                meters, traffic = state["meter"], state["traffic"]
+                state["meter"] = meters[here] if alike else _redistributed(meters, here)
+                state["traffic"] = traffic[here if alike else 0]
             state["worker"], state["workers"] = world.rank, world.processes
         hook.load_state_dict(state, branch=self.branch)
+        self.islands = world.workers
+
+    def _sources(self) -> list[int]:
+        """The saved islands that this one continues: itself, if there were as many."""
+        world = self.hook.world
+        first, stop = (x * self.islands for x in (world.hosted.start, world.hosted.stop))
+        return [*range(first // world.workers, -(-stop // world.workers))]
 
     def _memories(self, by_shard: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """This shard's; where there were as many others, or a shard's memory is its own, empty ones
@@ -121,6 +154,9 @@ class ShardedState:
     def _keeps_residual(self, layer: Layer) -> bool:
         return layer.compressed and bool(self.hook.chosen.compressor.error_feedback)
 
+    def _with_residual(self) -> set[str]:
+        return {layer.name for layer in self.hook.layers if self._keeps_residual(layer)}
+
     def _zeros(self, shape: Sequence[int]) -> Tensor:
         return torch.zeros(shape, dtype=self.hook.world.meter.dtype, device=self.hook.world.device)
 
@@ -129,7 +165,40 @@ class ShardedState:
         return sharded_tensor(rows, self.hook.source.mesh, shape)
 
 
-def _packed(state: dict[str, Any]) -> bytes:
+def _redistributed(by_shard: Sequence[Mapping[str, Any]], here: int) -> dict[str, Any]:
+    """What another number of shards has counted so far: all of it on the first."""
+    first = by_shard[0]
+    if here:  # the same kinds: they are added up over shards
+        return {"layers": {}, "calls": first["calls"], "sent": dict.fromkeys(first["sent"], 0)}
+    layers: dict[int, list[float]] = {}
+    sent: Counter[str] = Counter()
+    for meter in by_shard:
+        sent.update(meter["sent"])
+        for i, counts in meter["layers"].items():
+            layers[i] = [a + b for a, b in zip(layers.get(i, [0, 0]), counts, strict=True)]
+    return {"layers": layers, "calls": first["calls"], "sent": dict(sent)}
+
+
+def saved_islands(saved: Any) -> int:
+    """How many islands have saved a checkpoint.
+
+    Args:
+        saved: its folder, or a ``StorageReader`` of ``torch.distributed.checkpoint``.
+
+    Raises:
+        ConfigError: it holds no residual of a hook, or cannot be read.
+    """
+    found = [_RESIDUAL.search(name) for name in saved_names(saved)]
+    islands = {int(match[1]) for match in found if match is not None}
+    if not islands:
+        raise ConfigError(
+            f"saved: {saved} has no residuals of a hook: save hook.sharded_state() in it"
+        )
+    return 1 + max(islands)
+
+
+def packed(state: Mapping[str, Any]) -> bytes:
+    """A saved state as bytes, which ``torch.load(weights_only=True)`` reads back."""
     buffer = io.BytesIO()
-    torch.save(state, buffer)
+    torch.save(dict(state), buffer)
     return buffer.getvalue()

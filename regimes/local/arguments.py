@@ -7,16 +7,17 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from regimes import compression, policies
-from regimes.collectives.group import default_group
+from regimes.collectives.group import GroupWorld, default_group
 from regimes.collectives.requests import Layer
 from regimes.config import DENSE, Level, OuterConfig, check_bounds, from_dict
 from regimes.ddp import choices
 from regimes.ddp.job import Job
 from regimes.ddp.record import RecordOptions
+from regimes.ddp.sharded import ShardedGradients
 from regimes.ddp.source import check_parameters
 from regimes.errors import ConfigError, is_whole, require, unexpected
 from regimes.policies import Policy, Static, check_levels
@@ -26,6 +27,7 @@ from regimes.records import Header
 from regimes.training.checks import check_outer, check_periods
 
 MEASURED = ("norms", "noise", "error", "spread")  # instruments that need no data
+CALL = "local_steps()"
 PERIODS = {"low": 1, "high": 32}
 
 
@@ -89,32 +91,79 @@ def choose(
     return LocalChoice(rule, words, after, exchange, every)
 
 
-def trainable(model: nn.Module, optimizer: Any) -> dict[str, nn.Parameter]:
-    """The parameters that are trained, by name; ConfigError unless steps of them can be local."""
+@dataclass(frozen=True)
+class Trained:
+    """What is trained, of a bare model or of one that is divided within islands.
+
+    Attributes:
+        parameters: by name, as the optimiser has them.
+        local: this process's part of each.
+        sharded: of islands; None of a bare model.
+    """
+
+    parameters: dict[str, nn.Parameter]
+    local: list[Tensor]
+    sharded: ShardedGradients | None = None
+
+    def world(self, timeout: float) -> GroupWorld:
+        """A world of all processes, which all create it."""
+        if self.sharded is not None:
+            return self.sharded.world(timeout, CALL)
+        return GroupWorld(default_group(), self.local[0].device, timeout, CALL)
+
+    def start_alike(self, world: GroupWorld, model: nn.Module) -> None:
+        """All begin with the parameters, frozen ones too, and the buffers of process 0, or of the
+        first island."""
+        if self.sharded is not None:
+            self.sharded.start_alike()
+        else:
+            world.broadcast([*(p.data for p in model.parameters()), *model.buffers()])
+
+    def facts(self) -> dict[str, Any]:
+        """What must be the same on all processes, in plain types."""
+        return {} if self.sharded is None else self.sharded.facts()
+
+
+def trained(model: nn.Module, optimizer: Any, replicas: Any) -> Trained:
+    """What is trained; ConfigError unless steps of it can be local."""
     if default_group() is None:
         raise ConfigError(
             "local_steps: there is no process group: start with torchrun and call "
             "torch.distributed.init_process_group() first"
         )
-    kinds = {kind.__name__ for kind in type(model).__mro__}
-    if isinstance(model, DistributedDataParallel) or kinds & {"FSDPModule", "DataParallel"}:
-        raise ConfigError(
-            f"local_steps: {type(model).__name__} exchanges something at each step by itself: give "
-            "it the bare model"
-        )
     if not isinstance(model, nn.Module):
         raise unexpected("model", model, "a torch.nn.Module")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise unexpected("optimizer", optimizer, "an optimiser of torch")
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if replicas is None:
+        parameters = _bare(model)
+        found = Trained(parameters, [p.data for p in parameters.values()])
+    else:
+        source = ShardedGradients(model, replicas)
+        found = Trained(source.parameters, source.local, source)
     stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if not parameters or stepped != {id(p) for p in parameters.values()}:
+    if not found.parameters or stepped != {id(p) for p in found.parameters.values()}:
         raise ConfigError(
             "optimizer: it has other parameters than the model trains: build it from the "
             "model's parameters"
         )
-    check_parameters(parameters, half=False)
-    return parameters
+    check_parameters(found.parameters, half=False)
+    return found
+
+
+def _bare(model: nn.Module) -> dict[str, nn.Parameter]:
+    kinds = {kind.__name__ for kind in type(model).__mro__}
+    if "FSDPModule" in kinds:
+        raise ConfigError(
+            "local_steps: the model is divided by fully_shard: shard it over one dimension of a "
+            'mesh, mesh["shard"], and name the other, replicas=mesh["replicate"]'
+        )
+    if isinstance(model, DistributedDataParallel) or "DataParallel" in kinds:
+        raise ConfigError(
+            f"local_steps: {type(model).__name__} exchanges something at each step by itself: give "
+            "it the bare model"
+        )
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def _periods(given: Any) -> dict[str, int]:

@@ -8,6 +8,7 @@ period of 1 averages parameters after each step.
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regimes.collectives.group import GroupWorld, default_group
 from regimes.collectives.requests import Layer
 from regimes.compression.reducer import Reducer, loss_with_flag
 from regimes.config import DENSE, Level, OuterConfig
-from regimes.ddp.choices import check_timeout
+from regimes.ddp.choices import check_needs, check_timeout
 from regimes.ddp.job import Job
 from regimes.ddp.record import RecordOptions, record_options
 from regimes.ddp.schedule import StepClock, UnitSchedule
+from regimes.ddp.sharded_state import packed
 from regimes.errors import ConfigError, TrainingError
 from regimes.instruments.panel import Readings
-from regimes.local.arguments import LocalChoice, choose, header, trainable
+from regimes.local.arguments import LocalChoice, Trained, choose, header, trained
 from regimes.policies.controller import WholeController
 from regimes.policies.schedules import period_of
 from regimes.training.gradients import new_stack
@@ -38,6 +39,7 @@ def local_steps(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     *,
+    replicas: Any = None,
     policy: Any = 32,
     periods: Mapping[str, int] | None = None,
     outer: OuterConfig | Mapping[str, Any] | None = None,
@@ -55,8 +57,12 @@ def local_steps(
     ``optimizer.step()``, and ``close()`` at the end, which synchronises the last steps.
 
     Args:
-        model: the bare model.
+        model: the bare model; with ``replicas`` one that ``fully_shard`` (FSDP2) has divided over
+            another dimension of the same mesh.
         optimizer: this process's, over its parameters.
+        replicas: the mesh dimension between islands, ``mesh["replicate"]``. The processes of an
+            island then take each step together, and the islands synchronise; all begin with the
+            first island's parameters. Of compressors see ``regimes.attach``.
         policy: a period in steps, or a policy that decides it: a name, a table or an object.
         periods: what the policy's levels mean, by default ``{"low": 1, "high": 32}``.
         outer: what a synchronisation does, by default the mean; ``{"lr": 0.7, "momentum": 0.9,
@@ -73,10 +79,28 @@ def local_steps(
         ConfigError: one sentence, before anything is sent.
     """
     chosen = choose(policy, periods, outer, compressor, level, every)
-    parameters = trainable(model, optimizer)
+    what = trained(model, optimizer, replicas)
+    if replicas is not None:
+        check_needs(chosen.rule, ("norms",), "a sharded model gives")
     check_timeout(timeout)
     options = record_options(record)
-    return LocalSteps(model, optimizer, parameters, chosen, options, seed, float(timeout))
+    return LocalSteps(model, optimizer, what, chosen, options, seed, float(timeout))
+
+
+class ProcessState:
+    """A ``Stateful`` of ``torch.distributed.checkpoint``: the state of each process as bytes."""
+
+    def __init__(self, local: LocalSteps) -> None:
+        self.local = local
+
+    def state_dict(self) -> dict[str, bytes]:
+        return {str(self.local.world.rank): packed(self.local.state_dict())}
+
+    def load_state_dict(self, saved: Mapping[str, bytes]) -> None:
+        """Continue where it was saved; through ``dcp.load``, once the model and its optimiser have
+        their own states again."""
+        own = saved[str(self.local.world.rank)]
+        self.local.load_state_dict(torch.load(io.BytesIO(own), weights_only=True))
 
 
 class UnitClock(StepClock):
@@ -121,28 +145,28 @@ class LocalSteps(Job):
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        parameters: dict[str, nn.Parameter],
+        what: Trained,
         chosen: LocalChoice,
         options: RecordOptions | None,
         seed: int,
         timeout: float,
     ) -> None:
-        tensors, buffers = list(parameters.values()), list(model.buffers())
-        first = tensors[0]
-        layers = [Layer(name, tuple(p.shape)) for name, p in parameters.items()]
-        world = GroupWorld(default_group(), first.device, timeout, "local_steps()")
+        tensors, buffers = what.local, list(model.buffers())
+        layers = [Layer(name, tuple(p.shape)) for name, p in what.parameters.items()]
+        world = what.world(timeout)
         super().__init__(world, layers, UnitSchedule(chosen.every, optimizer))
         self.chosen, (self.levels, self.values) = chosen, chosen.levels(layers)
         self.total = self.rounds = 0
         self.next_period, self.to_agree = 1, False
-        world.meter.dtype = first.dtype
+        world.meter.dtype = tensors[0].dtype
         world.guard.done = lambda: self.total
         kinds = [[str(t.dtype), *t.shape] for t in buffers]
-        self._agree_on_start(chosen.facts(), seed, buffers=kinds)
-        world.broadcast([p.data for p in tensors] + buffers)
-        self.replicas = Replicas(tensors, buffers, [Optimizers([optimizer], 0.0)], in_place=True)
+        self._agree_on_start(chosen.facts(), seed, buffers=kinds, **what.facts())
+        what.start_alike(world, model)
+        own, keys = [Optimizers([optimizer], 0.0)], list(what.parameters.values())
+        self.replicas = Replicas(tensors, buffers, own, in_place=True, keys=keys)
         exchange = chosen.exchange
-        reducer = Reducer(exchange.compressor, layers, world, seed)
+        reducer = Reducer(exchange.compressor, world.parts(layers), world, seed)
         synced = self.replicas.synced_parameters
         self.exchange = Exchange(synced, reducer, chosen.outer, new_stack(tensors, 1))
         self.panel = self._choose_gauges(
@@ -319,9 +343,15 @@ class LocalSteps(Job):
         self.continued, self.record_opened = True, False
         self._decide()
 
+    def sharded_state(self) -> ProcessState:
+        """The state of all processes, an object for ``torch.distributed.checkpoint``: save and load
+        it on all processes of the same mesh. Between two synchronisations the model and the
+        optimiser of each island are its own: save them under a name of the island."""
+        return ProcessState(self)
+
     def _identity(self) -> dict[str, Any]:
         """What must be the same where the state is loaded."""
         return {
-            "process": [self.world.rank, self.world.workers],
+            "process": [self.world.rank, self.world.processes],
             "layers": [[layer.name, list(layer.shape)] for layer in self.layers],
         }

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regimes.collectives.islands import local_part
 from regimes.collectives.requests import NO_LAYER, Mean, Program
 from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
@@ -31,7 +32,8 @@ class Replicas:
     between they are those of the last synchronisation.
 
     Attributes:
-        parameters: of the module.
+        parameters: of the module, or of each this process's part.
+        keys: those parameters of the module by which the optimisers have their states.
         synced_tensors: parameters, then buffers, of the last synchronisation, ``[*shape]`` each.
         stacks: the workers' own, in the same order, ``[L, *shape]`` each.
         optimizers: one per hosted worker, all over the module's parameters.
@@ -39,18 +41,21 @@ class Replicas:
 
     def __init__(
         self,
-        parameters: Sequence[nn.Parameter],
+        parameters: Sequence[Tensor],
         buffers: Sequence[Tensor],
         optimizers: Sequence[Optimizers],
         *,
         in_place: bool = False,
+        keys: Sequence[nn.Parameter] | None = None,
     ) -> None:
         """
         Args:
+            keys: of parameters that are divided among processes (DTensors); else ``parameters``.
             in_place: the module holds the parameters of the only hosted worker, as in a user's
                 own loop, and the synchronised copy is separate; otherwise reversed.
         """
         self.parameters, self.optimizers = list(parameters), list(optimizers)
+        self.keys: list[Any] = list(parameters if keys is None else keys)
         self._all = [*parameters, *buffers]
         data, count = [t.data for t in self._all], len(optimizers)
         self.synced_tensors = [t.clone() for t in data] if in_place else data
@@ -121,7 +126,7 @@ class Replicas:
         layers; counts of steps are the same on all workers."""
         places = [
             (layer, part, key)
-            for layer, parameter in enumerate(self.parameters)
+            for layer, parameter in enumerate(self.keys)
             for part, optimizer in enumerate(self.optimizers[0].parts)
             for key, value in optimizer.state.get(parameter, {}).items()
             if isinstance(value, Tensor) and value.ndim and value.is_floating_point()
@@ -130,7 +135,7 @@ class Replicas:
         world.drive(programs, [layer for layer, *_ in places])
 
     def _mean_state(self, layer: int, part: int, key: str) -> Program:
-        states = [o.parts[part].state[self.parameters[layer]][key] for o in self.optimizers]
+        states = [local_part(o.parts[part].state[self.keys[layer]][key]) for o in self.optimizers]
         mean = yield Mean(torch.stack(states))
         for state in states:
             state.copy_(mean)

@@ -48,6 +48,11 @@ class Case:
     blocks: str = "plain"  # "checkpoint": recomputed in backward; "compile": block by block
     reshard: bool = True
     half: str = ""  # "parameters", or "reduce": with float32 parameters
+    rule: Any = None  # a policy in place of RULE
+    decay: float = 1.0  # of the rate, from one unit to the next
+
+    def rate(self, step: int) -> float:
+        return RATE / (10 if self.adamw else 1) * self.decay ** (step // STEPS)
 
 
 class Net(nn.Module):
@@ -99,8 +104,8 @@ def loss_of(net: nn.Module, case: Case, step: int, part: int, worker: int, rows:
 def optimiser(net: nn.Module, case: Case) -> torch.optim.Optimizer:
     trained = [p for p in net.parameters() if p.requires_grad]
     if case.adamw:
-        return torch.optim.AdamW(trained, lr=RATE / 10)
-    return torch.optim.SGD(trained, lr=RATE, momentum=0.9, weight_decay=1e-3)
+        return torch.optim.AdamW(trained, lr=case.rate(0))
+    return torch.optim.SGD(trained, lr=case.rate(0), momentum=0.9, weight_decay=1e-3)
 
 
 def shard(net: Net, case: Case, mesh: DeviceMesh) -> Net:
@@ -126,6 +131,7 @@ def weights(net: nn.Module) -> dict[str, Tensor]:
 
 def train(net: Any, optimizer: torch.optim.Optimizer, case: Case, worker: int, rows: slice) -> None:
     for step in range(UNITS * STEPS):
+        optimizer.param_groups[0]["lr"] = case.rate(step)
         optimizer.zero_grad()
         for part in range(case.accumulate):
             if case.accumulate > 1:
@@ -158,7 +164,7 @@ def trained(rank: int, islands: int, shards: int, cases: Sequence[Case]) -> list
             replicas=mesh["replicate"],
             optimizer=optimizer,
             every=STEPS,
-            policy=RULE,
+            policy=case.rule or RULE,
             compressor=case.compressor,
             levels=dict(case.levels),
             seed=7,
@@ -221,15 +227,19 @@ def simulated(islands: int, shards: int, case: Case) -> dict[str, Any]:
     flat = [piece for of_one in pieces for piece in of_one]
     reducer = Reducer(chosen, flat, world, seed=7)
     compressed = [i for i, layer in enumerate(layers) if layer.compressed]
-    rule, values, optimizer = policy(RULE), dict(case.levels), optimiser(net, case)
+    rule, values, optimizer = policy(case.rule or RULE), dict(case.levels), optimiser(net, case)
+    names = [layers[i].name for i in compressed]
     rows: list[dict[str, Any]] = []
     for unit in range(UNITS):
-        decisions = rule.decide(history(rows, compressed, "update"), [""] * len(compressed))
+        decisions = rule.decide(history(rows, compressed, "update"), names)
         levels = [DENSE] * len(layers)
         for i, decision in zip(compressed, decisions, strict=True):
             levels[i] = decision.level
         sums = [torch.zeros_like(p) for p in parameters]
         for step in range(unit * STEPS, (unit + 1) * STEPS):
+            rate = optimizer.param_groups[0]["lr"] = case.rate(step)
+            for state in reducer.states:
+                state.rate = rate if chosen.reads_rate else state.rate
             gradients = _gradients(net, parameters, case, step, islands)
             first = 0
             for i, (p, stack) in enumerate(zip(parameters, gradients, strict=True)):
@@ -251,8 +261,8 @@ def simulated(islands: int, shards: int, case: Case) -> dict[str, Any]:
         norms = [s.norm().item() for s in sums]
         rows.append(
             {
-                "lr": RATE,
-                "next_lr": RATE,
+                "lr": case.rate(unit * STEPS),
+                "next_lr": case.rate((unit + 1) * STEPS),
                 "layers": {"level": levels},
                 "model": {},
                 "statistics": {"norm:update": norms},
@@ -304,11 +314,13 @@ def resumed(
     first: int,
     last: int,
     branch: dict[str, Any] | None = None,
+    regroup: bool = False,
 ) -> dict[str, Any]:
     """Steps ``first`` to ``last`` of the training, from a checkpoint and to another one.
 
     Args:
         branch: another policy from ``first`` on.
+        regroup: the checkpoint is of another number of islands.
     """
     mesh, (island, rows) = two_dimensions(islands, shards), place(rank, shards)
     net = shard(build(case), case, mesh["shard"])
@@ -325,20 +337,19 @@ def resumed(
         **options,
     )
 
-    def parts() -> dict[str, Any]:
+    def parts(saved: str | None = None) -> dict[str, Any]:
         model, state = get_state_dict(net, optimizer)
-        return {
-            "model": model,
-            "optimizer": state,
-            "hook": hook.sharded_state(branch=branch is not None),
-        }
+        own = hook.sharded_state(branch=branch is not None, saved=saved)
+        return {"model": model, "optimizer": state, "hook": own}
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch's, about itself
         if first:
-            dcp.load(found := parts(), checkpoint_id=f"{folder}/{first}")
+            before = f"{folder}/{first}"
+            dcp.load(found := parts(before if regroup else None), checkpoint_id=before)
             model, state = found["model"], found["optimizer"]
             set_state_dict(net, optimizer, model_state_dict=model, optim_state_dict=state)
+        begin = [None if s.residual is None else s.residual.clone() for s in hook.reducer.states]
         for step in range(first, last):
             optimizer.zero_grad()
             loss_of(net, case, step, 0, island, rows).backward()
@@ -347,4 +358,5 @@ def resumed(
             dcp.save(parts(), checkpoint_id=f"{folder}/{last}")
     residuals = [None if s.residual is None else s.residual.clone() for s in hook.reducer.states]
     hook.close()
-    return {"weights": weights(net), "residuals": residuals, "rows": hook.rows}
+    found = {"weights": weights(net), "residuals": residuals, "rows": hook.rows}
+    return found | {"begin": begin, "names": [layer.name for layer in hook.layers]}

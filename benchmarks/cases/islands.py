@@ -1,0 +1,150 @@
+"""The hook on ResNet-18 in two islands of two shards, gloo over loopback
+
+CPU time of all four processes together, which is the time a step takes on one core: from the first
+gradient that `fully_shard` has reduced to the end of the step, with PowerSGD, ACCORDION's norm and
+the test for gradients that are not finite. Against its floor: three passes over the rows that are
+here (each reads and writes them once) and the collectives of that step, with as many numbers on the
+same groups, in the same order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.harness import Limits, Row, Seconds, compare, interleaved
+from regimes.collectives.processes import ProcessWorld
+from regimes.models import build
+
+RANKS, TARGET = (1, 2, 4), 1.6
+PROCESSES, ISLANDS = 4, 2
+PASSES = 3
+
+
+def attached(rank: int, mesh: Any) -> Any:
+    """A hook on a sharded ResNet-18."""
+    from torch.distributed.fsdp import fully_shard
+
+    import regimes
+
+    net = build("resnet18-cifar10", classes=10, channels=3, image_size=32)
+    fully_shard(net, mesh=mesh["shard"])
+    levels = {"low": rank, "high": rank}
+    return net, regimes.attach(net, replicas=mesh["replicate"], levels=levels)
+
+
+def step(hook: Any, gradients: list[Tensor]) -> None:
+    """What the hook does in a backward pass, last layers first."""
+    buckets = hook.buckets
+    buckets.begin()
+    for i in reversed(range(len(gradients))):
+        buckets.add({i: gradients[i]})
+    buckets.finish()
+    buckets.settle()
+
+
+def collectives(hook: Any, gradients: list[Tensor]) -> list[Callable[[], Any]]:
+    """Those of a step, to be called again with tensors of the same size."""
+    found: list[Callable[[], Any]] = []
+    original = ProcessWorld._wait
+
+    def noted(world: ProcessWorld, collective: Any, *args: Any, **options: Any) -> None:
+        group = options.get("group", world.group)
+        if all(isinstance(x, Tensor) for x in args):
+            copies = [torch.zeros_like(x) for x in args]
+            found.append(lambda: collective(*copies, group=group, async_op=True).wait())
+        original(world, collective, *args, **options)
+
+    ProcessWorld._wait = noted  # type: ignore[method-assign]
+    step(hook, gradients)
+    ProcessWorld._wait = original  # type: ignore[method-assign]
+    return found
+
+
+def process(at: int, rounds: int, folder: str) -> dict[str, Seconds]:
+    """CPU seconds of the hook and of its floor, by rank of PowerSGD."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=at, world_size=PROCESSES
+    )
+    shape = ISLANDS, PROCESSES // ISLANDS
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+    seconds: dict[str, Seconds] = {}
+    for rank in RANKS:
+        net, hook = attached(rank, mesh)
+        fresh = [torch.randn_like(x) for x in hook.source.local]
+        gradients = [x.clone() for x in fresh]
+        for _ in range(2):  # the first one agrees on the levels
+            step(hook, gradients)
+        repeated = collectives(hook, gradients)
+        one = torch.randn(sum(x.numel() for x in fresh))
+        other = torch.empty_like(one)
+
+        def floor(one: Tensor = one, other: Tensor = other, repeated: Any = repeated) -> None:
+            for _ in range(PASSES):
+                other.copy_(one)
+            for repeat in repeated:
+                repeat()
+
+        def before(gradients: Any = gradients, fresh: Any = fresh) -> None:
+            torch._foreach_copy_(gradients, fresh)
+            dist.barrier()
+
+        tasks = {"regimes": lambda h=hook, g=gradients: step(h, g), "floor": floor}
+        seconds[str(rank)] = interleaved(tasks, rounds, before=before)
+        del net
+    dist.destroy_process_group()
+    return seconds
+
+
+def together(rounds: int) -> dict[str, Seconds]:
+    """CPU seconds of all processes together."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.cases.islands"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        started = [
+            subprocess.Popen(
+                [*command, str(at), str(rounds), folder],
+                env=environment,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for at in range(PROCESSES)
+        ]
+        said = [p.communicate(timeout=1200)[1] for p in started]
+        for one, words in zip(started, said, strict=True):
+            if one.returncode:
+                raise RuntimeError((words.strip().splitlines() or ["no message"])[-1])
+        found = [json.loads(Path(folder, f"{r}.json").read_text()) for r in range(PROCESSES)]
+    return {
+        rank: {
+            name: [sum(taken) for taken in zip(*(one[rank][name] for one in found), strict=True)]
+            for name in found[0][rank]
+        }
+        for rank in found[0]
+    }
+
+
+def measure(limits: Limits, *, quick: bool) -> list[Row]:
+    seconds = together(2 if quick else 15)
+    return [
+        compare(f"2 x 2, rank {rank}", seconds[str(rank)], "regimes", "floor", TARGET)
+        for rank in RANKS
+    ]
+
+
+if __name__ == "__main__":
+    number, turns = map(int, sys.argv[1:3])
+    Path(sys.argv[3], f"{number}.json").write_text(json.dumps(process(number, turns, sys.argv[3])))

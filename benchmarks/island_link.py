@@ -1,0 +1,231 @@
+"""Two islands with a slow link: bytes of a step as counted, measured and predicted; seconds saved.
+
+    python -m benchmarks.island_link            # Linux, root, iproute2
+
+Four processes on four nodes (`benchmarks.nodes`), two islands of two whose one link is limited. A
+GPT of 2 million parameters is sharded by `fully_shard` within each island: by torch's own HSDP,
+whose dense gradient crosses the link, and with `regimes.attach(..., replicas=...)`, which
+compresses it. All methods live in the same processes and take their steps in turn, round by round.
+
+- *counted*: what the hook's meter says an island has handed to the collectives, as these send it;
+- *measured*: what the kernel has sent from an island over the link, headers included;
+- *predicted*: `regimes cost --model ... --nodes 2 --gpus 2 --shards 2`, from the shapes alone.
+
+All four share the cores of one machine, so compute and compression take longer than on nodes of
+their own; ratios of seconds are medians over the rounds. Leaves ``benchmarks/island_link.json`` and
+``island_link.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from regimes.records import provenance, write_output
+
+HSDP = "HSDP of torch"
+METHODS: dict[str, tuple[str, Any]] = {  # compressor and level, as `regimes cost` names them
+    "dense": ("dense", "dense"),
+    "half": ("cast", "bf16"),
+    "8 bits": ("quantised-all-reduce", 8),
+    "4 bits": ("quantised-all-reduce", 4),
+    "PowerSGD 4": ("powersgd", 4),
+    "PowerSGD 1": ("powersgd", 1),
+    "TopK 1 %": ("topk", 1),
+}
+WARM, STEPS, ROUNDS, RATES = 2, 4, 5, (100, 20)
+VOCABULARY, CONTEXT, WIDTH, HEADS, BLOCKS, BATCH = 256, 32, 192, 4, 4, 2
+
+
+def model() -> Any:
+    """A GPT whose embedding is its head."""
+    from regimes.models.transformer import GPT
+
+    return GPT(classes=VOCABULARY, sequence=CONTEXT, width=WIDTH, depth=BLOCKS, heads=HEADS)
+
+
+# -- on a node -------------------------------------------------------------------------------
+
+_jobs: dict[str, Any] = {}
+
+
+def take(method: str, steps: int) -> dict[str, Any]:
+    """Some steps of a method on this process: seconds, and what it has handed to the collectives
+    between islands, by kind."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn import functional as F
+
+    if not dist.is_initialized():
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo")
+    if method not in _jobs:
+        _jobs[method] = _built(method)
+    net, optimizer, hook = _jobs[method]
+    before = {} if hook is None else dict(hook.world.meter.sent)
+    dist.barrier()
+    began = time.perf_counter()
+    for step in range(steps):
+        draw = torch.Generator().manual_seed(10 * step + dist.get_rank())
+        x = torch.randint(VOCABULARY, (BATCH, CONTEXT + 1), generator=draw)
+        optimizer.zero_grad()
+        F.cross_entropy(net(x[:, :-1])[0].flatten(0, 1), x[:, 1:].flatten()).backward()
+        optimizer.step()
+    dist.barrier()
+    seconds = (time.perf_counter() - began) / steps
+    after = {} if hook is None else hook.world.meter.sent
+    return {
+        "seconds": seconds,
+        "sent": {k: (n - before.get(k, 0)) / steps for k, n in after.items()},
+    }
+
+
+def _built(method: str) -> tuple[Any, Any, Any]:
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    import regimes
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    torch.manual_seed(0)
+    net: Any = model()
+    over = mesh if method == HSDP else mesh["shard"]
+    for blocks in [m for m in net.modules() if isinstance(m, torch.nn.ModuleList)]:
+        for block in blocks:
+            fully_shard(block, mesh=over)
+    fully_shard(net, mesh=over)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    if method == HSDP:
+        return net, optimizer, None
+    name, level = METHODS[method]
+    hook = regimes.attach(
+        net,
+        replicas=mesh["replicate"],
+        optimizer=optimizer,
+        every=10**6,
+        policy="static",
+        compressor=name,
+        levels={"low": level},
+    )
+    return net, optimizer, hook
+
+
+# -- the benchmark ---------------------------------------------------------------------------
+
+
+def predictions() -> dict[str, float]:
+    """Bytes over the link in a step, by `regimes cost` from the shapes alone."""
+    from regimes.cost import methods, plan
+    from regimes.cost.options import JobOptions
+
+    options = JobOptions("benchmarks.island_link:model", step="1s", gpus=2, shards=2)
+    planned = plan.job(options, "gloo")
+    found = {}
+    for method, (name, level) in METHODS.items():
+        text = name if level == "dense" else f"{name}:{level}"
+        frame = methods.table(planned, [methods.parse(text)])
+        found[method] = float(frame["bytes"].iloc[-1])
+    return {HSDP: found["dense"], **found}
+
+
+def crossing(sent: dict[str, float]) -> float:
+    """Bytes over the link, from what the two processes of an island hand to the collectives."""
+    from regimes.cost.network import Work
+
+    kinds = {k: n for k, n in sent.items() if n and k not in ("sum", "join")}
+    return float(Work(0.0, 0.0, dict.fromkeys(kinds, 1.0), kinds).crossing(2, "gloo"))
+
+
+def measure(rounds: int, rates: list[int]) -> dict[str, Any]:
+    from benchmarks.nodes import Nodes, crossed, islands, limit_trunk
+
+    names = [HSDP, *METHODS]
+    rows: dict[str, dict[str, Any]] = {m: {"seconds": {}} for m in names}
+    with islands() as (spaces, hubs), Nodes(spaces, 600.0) as nodes:
+        for method in names:
+            nodes.ask("island", method=method, steps=WARM)
+        for rate in (None, *rates):
+            limit_trunk(hubs, rate)
+            times: dict[str, list[float]] = {m: [] for m in names}
+            for turn in range(rounds):
+                for method in names:
+                    before = crossed(hubs[0])
+                    answers = nodes.ask("island", method=method, steps=STEPS)
+                    row = rows[method]
+                    row.setdefault("measured", []).append((crossed(hubs[0]) - before) / STEPS)
+                    both = [answers[0]["sent"], answers[1]["sent"]]
+                    total = {k: sum(sent[k] for sent in both) for k in both[0]}
+                    row["counted"] = crossing(total) if total else None
+                    row["within"] = sum(total.get(k, 0) for k in ("sum", "join"))
+                    times[method].append(max(answer["seconds"] for answer in answers))
+                print(f"link {rate}, round {turn}", flush=True)
+            for method in names:
+                rows[method]["seconds"][str(rate)] = times[method]
+    for row in rows.values():
+        row["measured"] = statistics.median(row["measured"])
+    for method, expected in predictions().items():
+        rows[method]["predicted"] = expected
+    machine = {"cores": os.cpu_count(), "system": platform.platform()}
+    machine |= {"processor": provenance.processor(), "load": os.getloadavg()[0]}
+    return {"machine": machine, "rounds": rounds, "steps": STEPS, "rates": rates, "rows": rows}
+
+
+def markdown(result: dict[str, Any]) -> str:
+    rows, rates = result["rows"], result["rates"]
+    text = [
+        "This page compares the bytes of a step between two islands of shards as counted, "
+        "measured and predicted, and the seconds of a step. `python -m benchmarks.island_link` "
+        "measures; its docstring describes how.",
+        "",
+        "| method | kB counted | kB measured | kB predicted | measured / counted | "
+        "predicted / measured |" + "".join(f" s at {rate} Mbit/s | saved |" for rate in rates),
+        "|---|---:|---:|---:|---:|---:|" + "---:|---:|" * len(rates),
+    ]
+    for method, row in rows.items():
+        counted = row["counted"]
+        cells = [
+            method,
+            "" if counted is None else f"{counted / 1e3:.1f}",
+            f"{row['measured'] / 1e3:.1f}",
+            f"{row['predicted'] / 1e3:.1f}",
+            "" if counted is None else f"{row['measured'] / counted:.3f}",
+            f"{row['predicted'] / row['measured']:.3f}",
+        ]
+        for rate in rates:
+            own, dense = row["seconds"][str(rate)], rows[HSDP]["seconds"][str(rate)]
+            saved = statistics.median(1 - a / b for a, b in zip(own, dense, strict=True))
+            cells += [f"{statistics.median(own):.2f}", f"{100 * saved:.0f} %"]
+        text.append("| " + " | ".join(cells) + " |")
+    worst = max(abs(row["predicted"] / row["measured"] - 1) for row in rows.values())
+    machine = result["machine"]
+    text += [
+        "",
+        f"Largest error of a prediction: {100 * worst:.1f} %. Saved: seconds of a step, of those "
+        f"of {HSDP} in the same round; medians of {result['rounds']} rounds of {result['steps']} "
+        f"steps. {machine['processor']}, {machine['cores']} cores that four processes and others "
+        f"share (load average {machine['load']:.0f}).",
+    ]
+    return "\n".join(text) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--rates", type=int, nargs="+", default=list(RATES), help="Mbit/s")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks"))
+    chosen = parser.parse_args()
+    result = measure(chosen.rounds, chosen.rates)
+    write_output(chosen.out / "island_link.json", json.dumps(result, indent=1) + "\n")
+    write_output(chosen.out / "island_link.md", markdown(result))
+    print(markdown(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Local steps between islands equal those of whole models on as many processes as islands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from ddp_scripts import group, islands_local
+
+import regimes
+
+
+@pytest.mark.parametrize(("count", "shards"), [(2, 2), pytest.param(2, 4, marks=pytest.mark.slow)])
+def test_they_equal_local_steps_of_whole_models(count: int, shards: int) -> None:
+    ours = group.run(islands_local.trained, count * shards, count, shards, True)
+    (oracle, *_) = group.run(islands_local.trained, count, count, 1, False)
+    for mine in ours:
+        for way, expected in oracle.items():
+            for name, tensor in expected["weights"].items():
+                found = mine[way]["weights"][name]
+                assert torch.allclose(found, tensor, rtol=0, atol=1e-10), (way, name)
+            for row, theirs in zip(mine[way]["rows"], expected["rows"], strict=True):
+                assert row["sync"] == theirs["sync"]
+                assert row["floats"] == pytest.approx(theirs["floats"], rel=1e-12)
+
+
+def test_continued_within_a_round_they_have_the_same_bits(tmp_path: Path) -> None:
+    whole = group.run(islands_local.resumed, 4, str(tmp_path / "whole"), 0, 11)
+    group.run(islands_local.resumed, 4, str(tmp_path / "cut"), 0, 6)
+    cut = group.run(islands_local.resumed, 4, str(tmp_path / "cut"), 6, 11)
+    for mine, theirs in zip(cut, whole, strict=True):
+        for name, tensor in theirs["weights"].items():
+            assert torch.equal(mine["weights"][name], tensor), name
+        assert mine["rows"] == theirs["rows"]
+    record = regimes.load(tmp_path / "cut" / "run")
+    assert record.finished
+    assert record.header["world"]["shards"] == 2
+
+
+def test_held_wrong_they_say_so() -> None:
+    for said in group.run(islands_local.refused, 4):
+        for sentence, expected in zip(
+            said,
+            (
+                "the model is divided by fully_shard: shard it over one dimension of a mesh",
+                "replicas: got a mesh of 2 dimensions, expected one dimension of a mesh",
+                "but a sharded model gives norm",
+                "process 2 has policy.level = '3', process 0 has policy.level = '2'",
+            ),
+            strict=True,
+        ):
+            assert expected in sentence, said

@@ -89,9 +89,9 @@ def choose(
     return LocalChoice(rule, words, after, exchange, every)
 
 
-def trainable(model: nn.Module, optimizer: Any) -> dict[str, nn.Parameter]:
+def trainable(model: nn.Module, optimizer: Any, manager: Any = None) -> dict[str, nn.Parameter]:
     """The parameters that are trained, by name; ConfigError unless steps of them can be local."""
-    if default_group() is None:
+    if manager is None and default_group() is None:
         raise ConfigError(
             "local_steps: there is no process group: start with torchrun and call "
             "torch.distributed.init_process_group() first"

@@ -116,6 +116,15 @@ class ManagedWorld(ProcessWorld):
         self.members = {card["name"]: card["residual"] for card in cards}
         self.met, self.healed, self.dropped = self.manager._quorum_id, False, 0.0
 
+    def heal(self, members: Mapping[str, float], dropped: float) -> None:
+        """Another replica's state was loaded.
+
+        Args:
+            members: that replica's.
+            dropped: norm of the residual that this replica had.
+        """
+        self.healed, self.members, self.dropped = True, dict(members), dropped
+
     def _contribute(self, ranks: Sequence[int]) -> None:
         self.contributors = list(ranks)
         self.workers = self.meter.workers = max(1, len(self.contributors))

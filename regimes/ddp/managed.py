@@ -200,13 +200,14 @@ class HookQuorum:
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),
             "hook": state,
             "attendance": self.attendance.state_dict(),
+            "members": dict(self.world.members),
             "sizes": sizes(hook),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """The inverse, on the replica that joins, or that missed a step which the others took."""
         hook, world = self.hook, self.world
-        world.healed, world.dropped = True, hook.reducer.residual_norm()
+        world.heal(state["members"], hook.reducer.residual_norm())
         self.step = hook.buckets.last = None
         hook.source.network.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])

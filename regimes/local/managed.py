@@ -177,13 +177,13 @@ class ManagedSteps(LocalSteps):
             "local": state,
             "optimizer": copy.deepcopy(self.replicas.optimizers[0].state_dict()),
             "attendance": self.attendance.state_dict(),
+            "members": dict(self.world.members),
             "sizes": sizes(self),
         }
 
     def _load(self, state: Mapping[str, Any]) -> None:
         """The inverse, on the replica that joins, or that missed a step which the others took."""
-        world = self.world
-        world.healed, world.dropped = True, self.exchange.reducer.residual_norm()
+        self.world.heal(state["members"], self.exchange.reducer.residual_norm())
         self.replicas.optimizers[0].load_state_dict(state["optimizer"])
         self.load_state_dict({**state["local"], **self._identity()})
         self.replicas.receive(range(len(self.replicas.stacks)), 0.0)

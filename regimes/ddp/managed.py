@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from regimes.collectives.managed import ManagedWorld
 from regimes.compression.reducer import costs_per_step
 from regimes.ddp.own_hooks import BUCKET, OwnHooks
 from regimes.ddp.source import check_parameters, plain_names
-from regimes.errors import ConfigError
+from regimes.errors import ConfigError, RecordError
 
 if TYPE_CHECKING:
     from regimes.ddp.choices import Choice
@@ -129,15 +130,27 @@ class Attendance:
 
 def write_or_wait(job: Job, world: ManagedWorld) -> None:
     """The first replica of a quorum writes the record; one that no longer is lets go of the files.
-    On separate disks each has all units from its first turn on."""
+    On separate disks each has all units from its first turn on.
+
+    A replica that was only slow may still hold the files: the next unit tries again.
+
+    Raises:
+        RecordError: at the start of the job, if the record cannot be written.
+    """
     recorder = job.recorder
     if recorder is None or recorder.closed:
         return
     if world.rank and recorder.writer is not None:
         recorder.suspend()
     elif not world.rank and recorder.writer is None:
-        going_on = job.continued or bool(job.rows)
-        recorder.open(job.rows, going_on)
+        try:
+            recorder.open(job.rows, job.continued or bool(job.rows))
+        except RecordError as error:
+            if not world.manager.current_step():
+                raise
+            if not recorder.warned:
+                warnings.warn(f"{error}; training goes on, and rows wait", stacklevel=2)
+            recorder.warned = True
 
 
 class HookQuorum:

@@ -77,6 +77,13 @@ class Reducer:
             state.shard = layer.shard
             state.workers = world.workers
 
+    def place(self, workers: int, first: int) -> None:
+        """The world has another number of workers, and the first hosted one another place."""
+        for state in self.states:
+            if (state.workers, state.first_worker) != (workers, first):
+                state.workers, state.first_worker = workers, first
+                self._counted.clear()  # formulas may depend on the number
+
     def step(
         self,
         gradients: Stacks,
@@ -188,6 +195,11 @@ class Reducer:
     def residuals(self) -> list[Tensor | None]:
         """What each hosted worker has not sent yet, per layer."""
         return [state.residual for state in self.states]
+
+    def residual_norm(self) -> float:
+        """The Euclidean norm of all hosted residuals together."""
+        residuals = [r for r in self.residuals() if r is not None]
+        return float(torch.stack(torch._foreach_norm(residuals)).norm()) if residuals else 0.0
 
     # -- checkpoint --------------------------------------------------------------------------
 

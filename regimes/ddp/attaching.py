@@ -11,6 +11,7 @@ from torch import nn
 from regimes.config import Level
 from regimes.ddp import choices
 from regimes.ddp.hook import Hook
+from regimes.ddp.managed import ManagedGradients, inner
 from regimes.ddp.probe import pick
 from regimes.ddp.record import RecordOptions, record_options
 from regimes.ddp.schedule import unit_schedule
@@ -23,6 +24,7 @@ def attach(
     model: nn.Module,
     *,
     replicas: Any = None,
+    manager: Any = None,
     policy: Any = "accordion",
     compressor: Any = "powersgd",
     levels: Mapping[str, Level] | None = None,
@@ -51,6 +53,9 @@ def attach(
             are then averaged. The islands begin with the first one's parameters and buffers.
             To accumulate gradients, use ``set_requires_gradient_sync(False)``. PowerSGD compresses
             whole matrices, whatever the number of shards; other compressors each shard.
+        manager: a ``Manager`` of torchft, whose replicas come and go; ``model`` is then the bare
+            model, and ``optimizer`` ``torchft.Optimizer``. Model, optimiser and hook are
+            registered with it. See docs/how-to/sites.md.
         policy, compressor: a name, a table like ``{"name": "accordion", "interval": 5}``, or an
             object.
         levels: what the policy's words mean for the compressor, by default the compressor's own:
@@ -73,20 +78,29 @@ def attach(
         probe: a pair (loss, batches): ``loss(model, batch)`` is the mean over a batch, and batches
             is one batch or a list of them, this process's share of the samples, which all
             processes have as many of. ``model`` is the one inside DistributedDataParallel.
-        timeout: seconds until a process that the others wait for counts as lost.
+        timeout: seconds until a process that the others wait for counts as lost; with a manager
+            its own count.
 
     Raises:
         ConfigError: one sentence, before anything is registered.
     """
-    source: Source = DDPGradients(model) if replicas is None else ShardedGradients(model, replicas)
+    if manager is not None:
+        _check_managed(replicas, signal, every, optimizer, scaler, instruments, probe)
+        source: Source = ManagedGradients(model, manager)
+    elif replicas is None:
+        source = DDPGradients(model)
+    else:
+        source = ShardedGradients(model, replicas)
     choices.check_timeout(timeout)
     if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
         raise unexpected("scaler", scaler, "a GradScaler of torch, with get_scale(), or None")
     good = is_whole(seed, -(2**63)) and seed < 2**63  # as in a configuration
     require(good, "seed", seed, "a whole number of at most 63 bits")
-    schedule = unit_schedule(every, optimizer, model)
+    schedule = unit_schedule(every, inner(optimizer), model)
     probed = pick(probe, instruments, schedule.automatic)
     chosen = choices.choose(policy, compressor, levels, signal, start_compressing_after, probed)
+    if manager is not None:
+        choices.check_needs(chosen.policy, ("norms",), "with a manager a hook gives")
     if replicas is not None:
         if chosen.probe is not None:
             raise ConfigError(
@@ -104,4 +118,25 @@ def attach(
             f"{chosen.compressor.residual!r} reads the learning rate of each step: add "
             "optimizer=optimizer"
         )
-    return Hook(source, chosen, schedule, record_options(record), seed, scaler, float(timeout))
+    options = record_options(record)
+    return Hook(source, chosen, schedule, options, seed, scaler, float(timeout), optimizer)
+
+
+def _check_managed(
+    replicas: Any, signal: str, every: Any, optimizer: Any, scaler: Any, *measured: Any
+) -> None:
+    """Raise ConfigError for what replicas that come and go cannot have."""
+    given = {"replicas": replicas, "scaler": scaler, "instruments or probe": any(measured) or None}
+    for name, value in given.items():
+        if value is not None:
+            raise ConfigError(f"{name}: not together with a manager: leave it out")
+    if signal != "update":
+        raise ConfigError(
+            f"signal = {signal!r}: it is sent at the end of a unit, outside of a quorum: with a "
+            'manager use "update"'
+        )
+    if optimizer is None or not is_whole(every, 1):
+        raise ConfigError(
+            "manager: a replica that joins needs the optimiser's state, and units that end alike: "
+            "attach(..., optimizer=optimizer, every=STEPS)"
+        )

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regimes.collectives.managed import StepLost
 from regimes.collectives.overlap import Pipeline, make_buckets
 from regimes.collectives.requests import NO_LAYER
 from regimes.compression.base import State
@@ -36,6 +37,7 @@ from regimes.config import DENSE, Level
 from regimes.ddp.schedule import StepClock
 from regimes.ddp.source import Source
 from regimes.instruments.base import Gauge
+from regimes.instruments.gradient_norm import NormsGauge
 from regimes.precision import full_precision
 
 
@@ -51,6 +53,17 @@ class Step:
     unused: list[tuple[list[int], Tensor]] = field(default_factory=list)  # layers, their shares
     finite: bool = True
     failed: bool = False
+    lost: bool = False  # a replica has left in it
+
+
+@dataclass
+class Undo:
+    """What a step that may still be undone has replaced."""
+
+    states: list[State]
+    scales: list[float]
+    norms: list[tuple[NormsGauge, dict[str, list[Tensor]]]]
+    finite: bool
 
 
 class Buckets:
@@ -65,7 +78,12 @@ class Buckets:
         before_step: called at the first gradients of a backward pass.
         check: called once, in the pipeline's thread, before the next gradient is reduced.
         clock: where the time since ``restart`` went.
+        undoable: the last step can be undone, see ``undo``.
+        last: what that needs; None: there is nothing to undo.
     """
+
+    undoable = False
+    last: Undo | None = None
 
     def __init__(
         self,
@@ -130,7 +148,7 @@ class Buckets:
     def finish(self) -> None:
         with self.clock.waiting():
             self.pipeline.finish()
-            if self.step is not None and self.step.flags:
+            if self.step is not None and self.step.flags and not self.step.lost:
                 self._read(self.step)
 
     @torch.no_grad()
@@ -157,8 +175,16 @@ class Buckets:
         feedback would otherwise forget what was never applied."""
         step, self.step = self.step, None
         assert step is not None
+        states, self.last = self.reducer.states, None
+        if step.lost:
+            for i, new in step.states.items():
+                self.spare[i] = new.residual
+            self.clock.stop()
+            return
+        if self.undoable:
+            norms = [(g, copy.deepcopy(g.sums)) for g in self.gauges if isinstance(g, NormsGauge)]
+            self.last = Undo([*states], [*self.scales], norms, step.finite)
         unapplied = self.source.unwritten() if step.finite else set(step.states)
-        states = self.reducer.states
         for i, new in step.states.items():
             if i in unapplied:
                 self.spare[i] = new.residual
@@ -171,6 +197,22 @@ class Buckets:
             with self.on_hook_stream():
                 self._observe(step, unapplied)
         self.clock.stop()
+
+    def undo(self) -> None:
+        """Take the last step back: states, statistics and counts are as before it. Its traffic
+        stays counted, because it was sent."""
+        last, self.last = self.last, None
+        if last is None:
+            return
+        for i, (new, old) in enumerate(zip(self.reducer.states, last.states, strict=True)):
+            if new is not old:
+                self.spare[i] = new.residual
+        self.reducer.states, self.scales = last.states, last.scales
+        for gauge, sums in last.norms:
+            gauge.sums = sums
+        self.steps -= 1
+        self.total -= 1
+        self.finite_steps -= last.finite
 
     def _observe(self, step: Step, unapplied: Collection[int]) -> None:
         updates = [full_precision(step.gradients[i]) for i in range(len(self.scales))]
@@ -203,8 +245,12 @@ class Buckets:
         for them before ``finish`` can raise it."""
         step = self.step
         assert step is not None
+        if step.lost:
+            return
         try:
             self._reduce_in(step, bucket)
+        except StepLost:
+            step.lost = True
         except BaseException:
             step.failed = True
             self.source.release()

@@ -12,10 +12,11 @@ import sys
 import warnings
 import weakref
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import Any, SupportsFloat, cast
 
+from regimes.collectives.managed import ManagedWorld
 from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer, check_order, costs_per_step
@@ -24,6 +25,7 @@ from regimes.ddp.branching import as_decided
 from regimes.ddp.buckets import Buckets
 from regimes.ddp.choices import Choice
 from regimes.ddp.job import Job
+from regimes.ddp.managed import HookQuorum, ManagedGradients
 from regimes.ddp.record import RecordOptions
 from regimes.ddp.refit import damage_refused
 from regimes.ddp.schedule import UnitSchedule
@@ -63,6 +65,7 @@ class Hook(Job):
         seed: int,
         scaler: Any,
         timeout: float,
+        optimizer: Any = None,
     ) -> None:
         self.source = source
         layers, network = layers_of(source.parameters), source.network
@@ -98,6 +101,9 @@ class Hook(Job):
         self._agree_on_start(chosen.facts(), seed, scaler=scaled, **source.facts(), **probed)
         about = options or RecordOptions("")
         self._prepare_record(options, self._header(about, chosen, network, seed))
+        self.quorum: HookQuorum | None = None
+        if isinstance(world, ManagedWorld):
+            self.quorum = HookQuorum(self, world, optimizer)
         self._decide()
         buckets.before_step = self._begin_step
         source.connect(buckets)
@@ -161,6 +167,7 @@ class Hook(Job):
         Raises:
             ConfigError: within an epoch, when the policy reads more than the norm.
         """
+        self._resolve()
         return self._codec.save(self.levels)
 
     def load_state_dict(self, saved: Mapping[str, Any], *, branch: bool = False) -> None:
@@ -180,6 +187,8 @@ class Hook(Job):
                 of another compressor or policy; with it, see there.
         """
         self.world.guard.enter("load_state_dict()")
+        if self.quorum is not None:
+            saved = self.quorum.as_mine(saved)
         self._continue(self._codec.fit(saved, branch))
 
     def full_state_dict(self) -> dict[str, Any] | None:
@@ -239,8 +248,28 @@ class Hook(Job):
 
     # -- units -------------------------------------------------------------------------------
 
+    def no_sync(self) -> AbstractContextManager[None]:
+        """With a manager: backward passes inside add up gradients, and exchange nothing.
+
+        Raises:
+            ConfigError: there is no manager; the model has its own way then.
+        """
+        if not isinstance(self.source, ManagedGradients):
+            raise ConfigError(
+                "no_sync: use model.no_sync() of DistributedDataParallel, or "
+                "set_requires_gradient_sync(False) of a sharded model"
+            )
+        return self.source.no_sync()
+
+    def _resolve(self) -> None:
+        """Take back a last step that has not counted."""
+        if self.quorum is not None:
+            self.quorum.resolve()
+
     def _begin_step(self) -> None:
         """The first bucket of a backward pass is full; on every process."""
+        if self.quorum is not None:
+            self.quorum.begin()
         steps = self.buckets.steps
         if self.schedule.is_over(steps):
             self._end(*self.schedule.rates())
@@ -269,6 +298,7 @@ class Hook(Job):
             self.decided,
             b.clock.seconds,
             skipped=b.steps - b.finite_steps,
+            **({} if self.quorum is None else {"replicas": self.quorum.attendance.take()}),
         )
         b.restart()
         return self._decide()
@@ -289,6 +319,9 @@ class Hook(Job):
         self.world.guard.enter("the first step of an epoch", FIRST_STEP)
         b = self.buckets
         place = {"units": len(self.rows), "steps": [b.steps, b.total], "levels": self.decided.names}
+        if self.quorum is not None:
+            self.quorum.meet(state=place, lr=self.schedule.all_rates())
+            return
         self.world.agree(state=place, lr=self.schedule.all_rates())
         if not self.record_opened:
             self._open_record()
@@ -354,6 +387,7 @@ class Hook(Job):
         """
         if self.closed:
             return
+        self._resolve()
         self.closed, steps = True, self.buckets.steps
         if self.schedule.automatic and steps and not why and (together or not self.sends_at_end):
             self._end(*self.schedule.rates())

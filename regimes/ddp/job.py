@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from regimes import policies
 from regimes.collectives.group import GroupWorld
+from regimes.collectives.managed import ManagedWorld
 from regimes.collectives.requests import Layer, Traffic
 from regimes.compression.reducer import costs_per_step
 from regimes.config import Signal
@@ -49,7 +50,9 @@ class Job:
 
     panel: Panel
 
-    def __init__(self, world: GroupWorld, layers: Sequence[Layer], schedule: UnitSchedule) -> None:
+    def __init__(
+        self, world: GroupWorld | ManagedWorld, layers: Sequence[Layer], schedule: UnitSchedule
+    ) -> None:
         self.world, self.layers, self.schedule = world, list(layers), schedule
         self.rows: list[Row] = []
         self.past_traffic = Traffic(0, 0)
@@ -170,6 +173,7 @@ class Job:
 
     def _prepare_record(self, options: RecordOptions | None, header: Header) -> None:
         self.header = header
+        # with a manager all have one, because any may become the first
         if options is not None and self.world.rank == 0:
             self.recorder = JobRecorder(options, header)
             self.world.claim(self.recorder.key)
@@ -260,7 +264,9 @@ class Job:
 
 
 def on_all_processes(
-    world: GroupWorld, action: Callable[[], T], error: type[RegimesError] = ConfigError
+    world: GroupWorld | ManagedWorld,
+    action: Callable[[], T],
+    error: type[RegimesError] = ConfigError,
 ) -> T:
     """The result of an action on every process. If it fails on one, all raise an ``error``: the
     others would wait for that process in their next collective."""

@@ -9,32 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
-from weakref import WeakSet, ref
 
 import torch
 from torch import Tensor, nn
 
 from regimes.collectives.group import GroupWorld
 from regimes.collectives.islands import IslandWorld, local_part, mesh_dimension, sharding
-from regimes.ddp.refit import several
-from regimes.ddp.source import Receiver, after_backward, plain_names
+from regimes.ddp.own_hooks import BUCKET, OwnHooks
+from regimes.ddp.source import Receiver, plain_names
 from regimes.errors import ConfigError
 
-BUCKET = 25 * 2**20  # bytes of a shard, as DDP's; a bucket's collectives share a launch
 WRITE = (
     'mesh = init_device_mesh(device, (islands, gpus), mesh_dim_names=("replicate", "shard")), '
     'fully_shard(model, mesh=mesh["shard"]), and here replicas=mesh["replicate"]'
 )
-_attached: WeakSet[nn.Module] = WeakSet()
 
 
-class ShardedGradients:
-    """The gradients of the rows that this process holds; a ``Source`` (``ddp.source``).
+class ShardedGradients(OwnHooks):
+    """The gradients of the rows that this process holds."""
 
-    Attributes:
-        arrived: layers whose gradient this backward pass has completed.
-        idle: layers that no process has used in it.
-    """
+    advice = (
+        "shard a module around all of its calls with fully_shard, or use "
+        "set_requires_gradient_sync(False) for all but the last"
+    )
+    _world: IslandWorld
 
     def __init__(self, model: nn.Module, replicas: Any) -> None:
         """
@@ -49,26 +47,11 @@ class ShardedGradients:
             raise ConfigError(
                 f'replicas: got {got}, expected one dimension of a mesh, mesh["replicate"]: {WRITE}'
             )
-        self._network, self._replicas = ref(network), replicas
-        self.parameters = trainable(network)
-        self.local = [local_part(p) for p in self.parameters.values()]
-        self.names = list(self.parameters)
-        self.mesh = _one_mesh(self.parameters)
-        self.device = self.local[0].device
-        _check(network, self.parameters, self.local, self.mesh)
-        if network in _attached:
-            raise ConfigError("this model has a hook already: attach it once")
+        parameters = trainable(network)
+        super().__init__(network, parameters, [local_part(p) for p in parameters.values()])
+        self._replicas, self.mesh = replicas, _one_mesh(parameters)
+        _check(network, parameters, self.local, self.mesh)
         self.bucket_bytes = BUCKET * self.mesh.size()
-        self.arrived: set[int] = set()
-        self.idle: set[int] = set()
-        self.missing: set[int] = set()
-        self.backward = -1  # the autograd engine's number of the pass under way
-
-    @property
-    def network(self) -> nn.Module:
-        network: nn.Module | None = self._network()
-        assert network is not None
-        return network
 
     def world(self, timeout: float, call: str = "attach()") -> GroupWorld:
         replicas, island = self._replicas.get_group(), self.mesh.get_group()
@@ -79,73 +62,20 @@ class ShardedGradients:
         kinds = [str(p.dtype) for p in self.parameters.values()]
         return {"islands": {"shards": self.mesh.size(), "types": sorted({*kinds})}}
 
+    def gradient(self, parameter: Any) -> Tensor:
+        """FSDP2 has reduced it within the island."""
+        return local_part(parameter.grad)
+
     def start_alike(self) -> None:
         """Make the islands' models the same; from now on this model has a hook."""
         state = [*self.network.parameters(), *self.network.buffers()]  # frozen parameters, too
         self._world.copy_first([local_part(t) for t in state])
-        _attached.add(self.network)
+        self.mark_attached()
 
     def connect(self, receiver: Receiver) -> None:
-        """Make the islands' models the same, and take their gradients from now on; the hooks live
-        as long as the parameters."""
+        """Make the islands' models the same, and take their gradients from now on."""
         self.start_alike()
-        self.receiver = receiver
-        for i, parameter in enumerate(self.parameters.values()):
-            parameter.register_post_accumulate_grad_hook(lambda p, i=i: self._receive(i, p))
-
-    @torch.no_grad()
-    def _receive(self, layer: int, parameter: Any) -> None:
-        """A gradient is complete: FSDP2 has reduced it within the island."""
-        now = torch._C._current_graph_task_id()
-        if now != self.backward or not self.arrived:
-            self._begin(now)
-        if layer in self.arrived:
-            raise ConfigError(
-                f"the gradient of {self.names[layer]!r} came twice in one backward pass, because "
-                "its module is called several times in a step: shard a module around all of its "
-                "calls with fully_shard, or use set_requires_gradient_sync(False) for all but the "
-                "last"
-            )
-        self.arrived.add(layer)
-        self.receiver.add({layer: local_part(parameter.grad)})
-
-    def _begin(self, now: int) -> None:
-        # Twice, so that it comes after the callbacks of all FSDP2 modules, the last of which are
-        # queued during backward: they may complete gradients.
-        after_backward(lambda: after_backward(self._finish))
-        self.backward, self.arrived, self.idle, self.missing = now, set(), set(), set()
-        self.receiver.begin()
-
-    @torch.no_grad()
-    def _finish(self) -> None:
-        self.missing = set(range(len(self.names))) - self.arrived
-        if self.missing:  # all processes exchange all layers, used or not
-            self.receiver.add({i: torch.zeros_like(self.local[i]) for i in self.missing})
-        self.receiver.finish()
-        self.arrived = set()
-        self.receiver.settle()
-
-    def release(self) -> None:
-        pass
-
-    def unused(self, layers: Sequence[int]) -> Tensor | None:
-        marks = torch.zeros(len(layers), dtype=self._world.meter.dtype, device=self.device)
-        for place, i in enumerate(layers):
-            if i in self.missing:
-                marks[place].fill_(1.0)  # a list would have to be copied to a GPU
-        return marks
-
-    def note_unused(self, shares: Mapping[int, float]) -> None:
-        some = [self.names[i] for i, x in shares.items() if 0 < x < 1]
-        if some:
-            raise ConfigError(
-                f"some processes have used {several(some)} in this step and others have not: all "
-                "take the same path through the model, or add 0 times its output to the loss"
-            )
-        self.idle |= {i for i, x in shares.items() if x > 0}
-
-    def unwritten(self) -> set[int]:
-        return self.idle
+        super().connect(receiver)
 
 
 def trainable(network: nn.Module) -> dict[str, nn.Parameter]:

@@ -124,9 +124,14 @@ class Trained:
         return {} if self.sharded is None else self.sharded.facts()
 
 
-def trained(model: nn.Module, optimizer: Any, replicas: Any) -> Trained:
+def trained(model: nn.Module, optimizer: Any, replicas: Any, manager: Any = None) -> Trained:
     """What is trained; ConfigError unless steps of it can be local."""
-    if default_group() is None:
+    if manager is not None and replicas is not None:
+        raise ConfigError(
+            "local_steps: manager and replicas: a manager's replicas are not the islands of a "
+            "mesh: leave one of them out"
+        )
+    if manager is None and default_group() is None:
         raise ConfigError(
             "local_steps: there is no process group: start with torchrun and call "
             "torch.distributed.init_process_group() first"

@@ -10,81 +10,28 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from regimes.collectives.group import GroupWorld
+from regimes.collectives.managed import ManagedWorld
 from regimes.collectives.requests import Layer
 from regimes.compression.reducer import Reducer, loss_with_flag
-from regimes.config import DENSE, Level, OuterConfig
-from regimes.ddp.choices import check_needs, check_timeout
 from regimes.ddp.job import Job
-from regimes.ddp.record import RecordOptions, record_options
+from regimes.ddp.record import RecordOptions
 from regimes.ddp.schedule import StepClock, UnitSchedule
 from regimes.ddp.sharded_state import packed
 from regimes.errors import ConfigError, TrainingError
 from regimes.instruments.panel import Readings
-from regimes.local.arguments import LocalChoice, Trained, choose, header, trained
+from regimes.local.arguments import LocalChoice, Trained, header
 from regimes.policies.controller import WholeController
 from regimes.policies.schedules import period_of
 from regimes.training.gradients import new_stack
 from regimes.training.optimizers import Optimizers
 from regimes.training.replicas import Replicas
 from regimes.training.streaming import Exchange, whole_round
-
-
-def local_steps(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    *,
-    replicas: Any = None,
-    policy: Any = 32,
-    periods: Mapping[str, int] | None = None,
-    outer: OuterConfig | Mapping[str, Any] | None = None,
-    compressor: Any = "dense",
-    level: Level = DENSE,
-    every: int = 100,
-    record: str | Path | RecordOptions | None = None,
-    seed: int = 0,
-    timeout: float = 600.0,
-) -> LocalSteps:
-    """Let each process train ``model`` by itself, and synchronise all every so many steps.
-
-    Call it on every process, after ``init_process_group`` and instead of wrapping the model: all
-    begin with process 0's parameters. Call ``step()`` once per iteration, after
-    ``optimizer.step()``, and ``close()`` at the end, which synchronises the last steps.
-
-    Args:
-        model: the bare model; with ``replicas`` one that ``fully_shard`` (FSDP2) has divided over
-            another dimension of the same mesh.
-        optimizer: this process's, over its parameters.
-        replicas: the mesh dimension between islands, ``mesh["replicate"]``. The processes of an
-            island then take each step together, and the islands synchronise; all begin with the
-            first island's parameters. Of compressors see ``regimes.attach``.
-        policy: a period in steps, or a policy that decides it: a name, a table or an object.
-        periods: what the policy's levels mean, by default ``{"low": 1, "high": 32}``.
-        outer: what a synchronisation does, by default the mean; ``{"lr": 0.7, "momentum": 0.9,
-            "nesterov": True}`` is DiLoCo. With ``"fragments": 4, "delay": 5, "mixing": 0.5`` as
-            well, Streaming DiLoCo: a quarter of the layers at a time is sent while the next five
-            steps are taken, and mixed with the process's own. ``close()`` leaves what all share.
-        compressor, level: of the movement that is exchanged, e.g. "topk" and 1 (per cent).
-        every: steps of a unit, after which the policy decides and a row is recorded.
-        record: a folder for a record of the job; process 0 writes it.
-        seed: of the compressor's random numbers.
-        timeout: seconds until a process that the others wait for counts as lost.
-
-    Raises:
-        ConfigError: one sentence, before anything is sent.
-    """
-    chosen = choose(policy, periods, outer, compressor, level, every)
-    what = trained(model, optimizer, replicas)
-    if replicas is not None:
-        check_needs(chosen.rule, ("norms",), "a sharded model gives")
-    check_timeout(timeout)
-    options = record_options(record)
-    return LocalSteps(model, optimizer, what, chosen, options, seed, float(timeout))
 
 
 class ProcessState:
@@ -149,11 +96,10 @@ class LocalSteps(Job):
         chosen: LocalChoice,
         options: RecordOptions | None,
         seed: int,
-        timeout: float,
+        world: GroupWorld | ManagedWorld,
     ) -> None:
         tensors, buffers = what.local, list(model.buffers())
         layers = [Layer(name, tuple(p.shape)) for name, p in what.parameters.items()]
-        world = what.world(timeout)
         super().__init__(world, layers, UnitSchedule(chosen.every, optimizer))
         self.chosen, (self.levels, self.values) = chosen, chosen.levels(layers)
         self.total = self.rounds = 0
@@ -162,7 +108,7 @@ class LocalSteps(Job):
         world.guard.done = lambda: self.total
         kinds = [[str(t.dtype), *t.shape] for t in buffers]
         self._agree_on_start(chosen.facts(), seed, buffers=kinds, **what.facts())
-        what.start_alike(world, model)
+        self._start_alike(what, model)
         own, keys = [Optimizers([optimizer], 0.0)], list(what.parameters.values())
         self.replicas = Replicas(tensors, buffers, own, in_place=True, keys=keys)
         exchange = chosen.exchange
@@ -176,6 +122,10 @@ class LocalSteps(Job):
         self._prepare_record(options, header(options, self, chosen, model, seed))
         self.controller = WholeController(chosen.rule, "update", "sync")
         self._decide()
+
+    def _start_alike(self, what: Trained, model: nn.Module) -> None:
+        """All begin with the parameters and buffers of process 0, or of the first island."""
+        what.start_alike(self.world, model)
 
     @property
     def period(self) -> int:
@@ -236,21 +186,25 @@ class LocalSteps(Job):
             self.to_agree = False
         if last:
             self._apply(last)
+        self._send(last)
+        self._apply(last)
+
+    def _send(self, last: bool) -> None:
+        """Exchange what leaves, with a flag of what is not finite."""
         for fragment in self.exchange.leaving(last):
             movements = self.exchange.measure(fragment, self.replicas)
             flags = loss_with_flag(movements.new_zeros(1), movements)[:, None]
             self.exchange.send(fragment, self.values, flags)
-        self._apply(last)
 
-    def _apply(self, last: bool) -> None:
-        """The outer step of what has come back."""
+    def _apply(self, last: bool, means: Mapping[int, Tensor] | None = None) -> None:
+        """The outer step of what has come back; ``means`` of the buffers, if they are known."""
         for fragment, flight in self.exchange.arriving(last):
             if flight.sent is not None and flight.means is not None:
                 self._check(flight.sent, flight.means)
             if self.exchange.is_last(fragment):
                 self.panel.step(self.exchange.stack, self.exchange.updates)
                 self.rounds += 1
-            self.exchange.apply(fragment, flight, self.replicas)
+            self.exchange.apply(fragment, flight, self.replicas, means)
 
     def _check(self, flags: Tensor, mean: Tensor) -> None:
         """Raise TrainingError if a parameter is not finite, on all processes alike."""
@@ -283,9 +237,14 @@ class LocalSteps(Job):
             self.levels,
             self.clock.of_unit(steps),
             sync={**self.decided, "rounds": rounds},
+            **self._columns(),
         )
         self.clock = self.clock.next_unit(self.chosen.every)
         self._decide()
+
+    def _columns(self) -> dict[str, Any]:
+        """Further columns of the row of the unit that ends."""
+        return {}
 
     # -- state -------------------------------------------------------------------------------
 

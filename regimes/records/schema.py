@@ -34,6 +34,22 @@ Collectives = Annotated[dict[str, Any], Object({"calls": OPERATIONS, "bytes": OP
 Unit = Annotated[dict[str, int], Object({"first": kinds.COUNT, "stop": kinds.COUNT})]
 Batch = Annotated[dict[str, Any], Object({}, CHOICE | {"multiple": STEPS})]
 Sync = Annotated[dict[str, Any], Object({}, CHOICE | {"period": STEPS, "rounds": kinds.COUNT})]
+Replicas = Annotated[  # of a job whose replicas come and go
+    dict[str, Any],
+    Object(
+        {},
+        {
+            "least": kinds.COUNT,
+            "most": kinds.COUNT,
+            "mean": AMOUNT,
+            "joined": kinds.COUNT,
+            "left": kinds.COUNT,
+            "lost_residual": AMOUNT,
+            "uncommitted": kinds.COUNT,
+            "changes": kinds.TABLES,
+        },
+    ),
+]
 COUNTS = dict.fromkeys(("train", "test", "validation", "words"), Nullable(kinds.COUNT))
 Data = Annotated[dict[str, Any], Object({"digest": Nullable(kinds.TEXT)}, COUNTS)]
 COST = Object({"floats": AMOUNT, "bytes": AMOUNT}, {"layers": kinds.AMOUNTS})
@@ -69,6 +85,7 @@ class Row(TypedDict):
     batch: NotRequired[Batch]
     skipped: NotRequired[Count]
     sync: NotRequired[Sync]
+    replicas: NotRequired[Replicas]
     group_lr: NotRequired[Numbers | None]
     validation: NotRequired[dict[str, float | None]]
     model: NotRequired[dict[str, float | None]]

@@ -94,12 +94,16 @@ class Replicas:
             else:
                 stack.copy_(synced.expand_as(stack))
 
-    def average_buffers(self, world: World) -> None:
-        """Every worker goes on from the mean of all workers' floating-point buffers."""
+    def buffer_means(self, world: World) -> dict[int, Tensor]:
+        """The means of all workers' floating-point buffers, by their places in ``stacks``."""
         first, stop = len(self.parameters), len(self._all)
         floating = [i for i in range(first, stop) if self.stacks[i].is_floating_point()]
         means = world.drive([_mean(self.stacks[i]) for i in floating], [NO_LAYER] * len(floating))
-        mean_of = dict(zip(floating, means, strict=True))
+        return dict(zip(floating, means, strict=True))
+
+    def set_buffers(self, mean_of: Mapping[int, Tensor]) -> None:
+        """Every worker goes on from these means."""
+        first, stop = len(self.parameters), len(self._all)
         for i in range(first, stop):  # integers, counts of batches, are the same on all workers
             self.synced_tensors[i].copy_(mean_of.get(i, self.stacks[i][0]))
         self.receive(range(first, stop), 0.0)
@@ -187,17 +191,26 @@ class OuterStep:
         for i in layers:
             torch.sub(self.parameters[i].data, replicas.stacks[i], out=out[i])
 
-    def step(self, updates: Mapping[int, Tensor], replicas: Replicas, *, buffers: bool) -> None:
+    def step(
+        self,
+        updates: Mapping[int, Tensor],
+        replicas: Replicas,
+        *,
+        buffers: bool,
+        means: Mapping[int, Tensor] | None = None,
+    ) -> None:
         """Step the synchronised parameters of some layers by the shared pseudo-gradients
         ``[*shape]``; the workers go on from them, with the optimisers' states as configured.
 
         Args:
             buffers: average the floating-point buffers, too.
+            means: these means, if they are known already (``Replicas.buffer_means``).
         """
         for i, parameter in enumerate(self.parameters):
             parameter.grad = updates.get(i)
         self.optimizer.step()
         if buffers:
-            replicas.average_buffers(self.reducer.world)
+            world = self.reducer.world
+            replicas.set_buffers(replicas.buffer_means(world) if means is None else means)
         replicas.receive(updates, self.config.mixing)
         replicas.settle_states(self.config.states, self.reducer.world)

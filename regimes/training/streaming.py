@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -219,9 +219,17 @@ class Exchange:
         """Is it the fragment with which all have come back once more?"""
         return fragment is self.fragments[-1]
 
-    def apply(self, fragment: Fragment, flight: Flight, replicas: Replicas) -> None:
-        """The outer step of a fragment; running statistics go with the first one."""
-        self.outer.step(flight.updates, replicas, buffers=fragment is self.fragments[0])
+    def apply(
+        self,
+        fragment: Fragment,
+        flight: Flight,
+        replicas: Replicas,
+        means: Mapping[int, Tensor] | None = None,
+    ) -> None:
+        """The outer step of a fragment; running statistics go with the first one, whose ``means``
+        may be known already."""
+        first = fragment is self.fragments[0]
+        self.outer.step(flight.updates, replicas, buffers=first, means=means)
         fragment.flight = None
 
     def close(self) -> None:

@@ -1,0 +1,80 @@
+"""``regimes.local_steps``: its arguments, checked before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from regimes.collectives.managed import ManagedWorld
+from regimes.config import DENSE, Level, OuterConfig
+from regimes.ddp.choices import check_needs, check_timeout
+from regimes.ddp.record import RecordOptions, record_options
+from regimes.local.arguments import choose, trained
+from regimes.local.managed import ManagedSteps, check_managed
+from regimes.local.steps import LocalSteps
+
+
+def local_steps(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    replicas: Any = None,
+    policy: Any = 32,
+    periods: Mapping[str, int] | None = None,
+    outer: OuterConfig | Mapping[str, Any] | None = None,
+    compressor: Any = "dense",
+    level: Level = DENSE,
+    every: int = 100,
+    record: str | Path | RecordOptions | None = None,
+    seed: int = 0,
+    timeout: float = 600.0,
+    manager: Any = None,
+) -> LocalSteps:
+    """Let each process train ``model`` by itself, and synchronise all every so many steps.
+
+    Call it on every process, after ``init_process_group`` and instead of wrapping the model: all
+    begin with process 0's parameters. Call ``step()`` once per iteration, after
+    ``optimizer.step()``, and ``close()`` at the end, which synchronises the last steps.
+
+    Args:
+        model: the bare model; with ``replicas`` one that ``fully_shard`` (FSDP2) has divided over
+            another dimension of the same mesh.
+        optimizer: this process's, over its parameters.
+        replicas: the mesh dimension between islands, ``mesh["replicate"]``. The processes of an
+            island then take each step together, and the islands synchronise; all begin with the
+            first island's parameters. Of compressors see ``regimes.attach``.
+        policy: a period in steps, or a policy that decides it: a name, a table or an object.
+        periods: what the policy's levels mean, by default ``{"low": 1, "high": 32}``.
+        outer: what a synchronisation does, by default the mean; ``{"lr": 0.7, "momentum": 0.9,
+            "nesterov": True}`` is DiLoCo. With ``"fragments": 4, "delay": 5, "mixing": 0.5`` as
+            well, Streaming DiLoCo: a quarter of the layers at a time is sent while the next five
+            steps are taken, and mixed with the process's own. ``close()`` leaves what all share.
+        compressor, level: of the movement that is exchanged, e.g. "topk" and 1 (per cent).
+        every: steps of a unit, after which the policy decides and a row is recorded.
+        record: a folder for a record of the job; process 0 writes it.
+        seed: of the compressor's random numbers.
+        timeout: seconds until a process that the others wait for counts as lost; with a manager
+            its own count.
+        manager: a ``Manager`` of torchft, whose replicas come and go, in place of a process group.
+            Each synchronisation is a step of its own. See docs/how-to/sites.md.
+
+    Raises:
+        ConfigError: one sentence, before anything is sent.
+        TrainingError: with a manager: there is no quorum.
+    """
+    chosen = choose(policy, periods, outer, compressor, level, every)
+    what = trained(model, optimizer, replicas, manager)
+    if replicas is not None:
+        check_needs(chosen.rule, ("norms",), "a sharded model gives")
+    check_timeout(timeout)
+    options = record_options(record)
+    if manager is not None:
+        check_managed(chosen)
+        managed = ManagedWorld(manager, what.local[0].device)
+        return ManagedSteps(model, optimizer, what, chosen, options, seed, managed)
+    world = what.world(float(timeout))
+    return LocalSteps(model, optimizer, what, chosen, options, seed, world)

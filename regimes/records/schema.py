@@ -34,6 +34,14 @@ Collectives = Annotated[dict[str, Any], Object({"calls": OPERATIONS, "bytes": OP
 Unit = Annotated[dict[str, int], Object({"first": kinds.COUNT, "stop": kinds.COUNT})]
 Batch = Annotated[dict[str, Any], Object({}, CHOICE | {"multiple": STEPS})]
 Sync = Annotated[dict[str, Any], Object({}, CHOICE | {"period": STEPS, "rounds": kinds.COUNT})]
+LEFT = Object({"worker": kinds.COUNT, "step": kinds.COUNT}, extra=AMOUNT)
+Churn = Annotated[
+    dict[str, Any],
+    Object(
+        {"present": STEPS, "worker_steps": STEPS},
+        {"left": Items(LEFT), "joined": Items(LEFT), "residual": AMOUNT, "movement": AMOUNT},
+    ),
+]
 COUNTS = dict.fromkeys(("train", "test", "validation", "words"), Nullable(kinds.COUNT))
 Data = Annotated[dict[str, Any], Object({"digest": Nullable(kinds.TEXT)}, COUNTS)]
 COST = Object({"floats": AMOUNT, "bytes": AMOUNT}, {"layers": kinds.AMOUNTS})
@@ -69,6 +77,7 @@ class Row(TypedDict):
     batch: NotRequired[Batch]
     skipped: NotRequired[Count]
     sync: NotRequired[Sync]
+    churn: NotRequired[Churn]
     group_lr: NotRequired[Numbers | None]
     validation: NotRequired[dict[str, float | None]]
     model: NotRequired[dict[str, float | None]]

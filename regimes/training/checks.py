@@ -16,6 +16,7 @@ from regimes.detectors.statistics import Statistic
 from regimes.errors import ConfigError, DataError, require
 from regimes.policies import Policy, check_levels, policy
 from regimes.policies.schedules import period_of
+from regimes.training.presence import check_churn
 
 POLICIES = "policy", "batch_policy", "sync_policy"
 
@@ -57,6 +58,7 @@ class PlugIns:
         made = cls(chosen, rule, batch, sync, deficit)
         _check_local_steps(config, made)
         check_fields(config)
+        check_churn(config)
         check_levels(rule, config.levels)
         for level in config.levels.values():
             chosen.check(level)
@@ -179,6 +181,10 @@ def check_windows_fit(config: RunConfig, units: int) -> None:
     if isinstance(config.checkpoint_keep, tuple):
         for unit in config.checkpoint_keep:
             require(unit <= units, "checkpoint_keep", unit, f"units up to {units}, the run's last")
+    if config.churn is not None and config.churn.per == "unit":
+        expected = f"windows that start within the run's {units} units"
+        for window in config.churn.away:
+            require(window[1] < units, "churn.away", list(window), expected)
     expected = f"a window that starts within the run's {units} units"
     for field, first in _window_starts(config, *POLICIES):
         require(first < units, field, first, expected)

@@ -97,7 +97,13 @@ def trainable(model: nn.Module, optimizer: Any) -> dict[str, nn.Parameter]:
             "torch.distributed.init_process_group() first"
         )
     kinds = {kind.__name__ for kind in type(model).__mro__}
-    if isinstance(model, DistributedDataParallel) or kinds & {"FSDPModule", "DataParallel"}:
+    if "FSDPModule" in kinds:
+        raise ConfigError(
+            "local_steps: the parameters of a sharded model are not whole on any process, and an "
+            "island of several processes would be one worker, which local steps do not know: share "
+            "each step with regimes.attach(model, replicas=mesh), or give it the bare model"
+        )
+    if isinstance(model, DistributedDataParallel) or "DataParallel" in kinds:
         raise ConfigError(
             f"local_steps: {type(model).__name__} exchanges something at each step by itself: give "
             "it the bare model"

@@ -20,6 +20,8 @@ from runs import resumed_alike, rows, same_weights, weights
 
 import regimes
 from regimes.config import ChurnConfig, RunConfig, override
+from regimes.cost.cases import recorded
+from regimes.cost.network import Network
 from regimes.errors import ConfigError
 from regimes.training import checkpoint
 from regimes.training.build import prepare
@@ -278,6 +280,20 @@ def test_a_policy_decides_from_the_means(tmp_path: Path) -> None:
     record = regimes.run(c, tmp_path)
     assert {why["rule"] for why in record.rows[2]["layers"]["why"] if why}
     assert {row["churn"]["present"] for row in record.rows} == {3}
+
+
+def test_its_seconds_are_of_the_workers_that_are_there(tmp_path: Path) -> None:
+    """A run of three of four workers, then of all, on a link so slow that nothing else counts."""
+    c = text("unit_steps=5", "churn={away=[[2,0,2]]}", *TOP_HALF, *SGD)
+    run = regimes.run(c, tmp_path)
+    works = [work for _, work in recorded(run)]
+    assert [work.present for work in works] == [0.75, 0.75, 1.0, 1.0]
+    slow = Network(1.0)
+    for row, work, workers in zip(run.rows, works, (3, 3, 4, 4), strict=True):
+        size = {kind: n / row["steps"] for kind, n in row["collectives"]["bytes"].items()}
+        moved = size["gather"] * (workers - 1) + size["mean"] * 2 * (workers - 1) / workers
+        broadcast = size["broadcast"] * math.ceil(math.log2(workers))
+        assert work.communicate(slow, 4) == pytest.approx(8 * (moved + broadcast))
 
 
 # -- drawn schedules -------------------------------------------------------------------------

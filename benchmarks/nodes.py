@@ -231,7 +231,7 @@ def node() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # die with the parent
     answers, sys.stdout = sys.stdout, sys.stderr
     tasks: dict[str, Callable[..., Any]] = {"train": _train, "echo": _echo, "goodput": _goodput}
-    tasks |= {"race": _race, "island": _island}
+    tasks |= {"race": _race, "island": _island, "peak": _peak}
     for line in sys.stdin:
         command = json.loads(line)
         os.environ["MASTER_PORT"] = str(command.pop("port"))
@@ -280,6 +280,12 @@ def _island(**details: Any) -> dict[str, Any]:
     from benchmarks.island_link import take
 
     return take(**details)
+
+
+def _peak(**details: Any) -> dict[str, Any]:
+    from benchmarks.peak import train
+
+    return train(**details)
 
 
 def _echo(times: int, size: int = 1) -> float:

@@ -138,6 +138,7 @@ def configuration() -> str:
         "optimizer.": config.OptimizerConfig,
         "budget.": config.Budget,
         "pruning.": config.PruningConfig,
+        "churn.": config.ChurnConfig,
     }
     for prefix, cls in tables.items():
         said = comments(cls) | attributes(cls)

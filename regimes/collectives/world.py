@@ -110,9 +110,9 @@ class World:
     """W workers on this one process (simulated). ``ProcessWorld`` spreads them over several.
 
     Attributes:
-        workers: W, fixed by the run's configuration.
+        workers: W, fixed by the run's configuration; of simulated ones, how many are present.
         processes, rank: P and this process's place among them.
-        hosted: the workers of this process, ``W / P`` consecutive ones.
+        hosted: the workers of this process, ``W / P`` consecutive ones, less those that are absent.
         meter: the traffic so far.
         shards: processes that hold one worker together, each some rows of every layer.
         lockstep: programs run round by round, so that a round of all travels as one collective.
@@ -126,7 +126,7 @@ class World:
         require(shared, "workers", workers, f"a multiple of the number of processes, {processes}")
         self.workers, self.processes, self.rank = workers, processes, rank
         count = workers // processes
-        self.hosted = range(rank * count, (rank + 1) * count)
+        self.hosted: Sequence[int] = range(rank * count, (rank + 1) * count)
         self.meter = Meter(torch.float32, workers)
         # one assignment, because other threads read it
         self._clock: tuple[float, float | None] = 0.0, None
@@ -147,6 +147,17 @@ class World:
     def local(self) -> int:
         """L, the number of hosted workers."""
         return len(self.hosted)
+
+    @property
+    def leader(self) -> int:
+        """The worker whose buffers all take over: the first one that is present."""
+        return self.hosted[0] if self.rank == 0 else 0
+
+    def set_present(self, workers: Sequence[int]) -> None:
+        """From now on these workers are there, in ascending order, and a mean is over them; of a
+        world of one process."""
+        self.hosted, self.workers = tuple(workers), len(workers)
+        self.meter.workers = self.workers
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -295,7 +306,7 @@ class World:
     # -- plain services ----------------------------------------------------------------------
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        """Overwrite every process's tensors with those of worker 0: one collective per type,
+        """Overwrite every process's tensors with those of the leader: one collective per type,
         counted for no layer."""
         for dtype in sorted({t.dtype for t in tensors}, key=str):
             same = [t for t in tensors if t.dtype == dtype]

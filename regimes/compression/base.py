@@ -9,7 +9,7 @@ Error feedback (Stich & Karimireddy, 2019) and the level "dense" are handled her
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Generator, Iterable, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal, get_args
@@ -37,7 +37,9 @@ class State(Workspace):
     Attributes:
         key: the layer's stream key: (seed, layer name). Identity, not memory.
         first_worker: which worker the first hosted row belongs to. Identity, not memory.
-        workers: W, of the world that sends. Identity, not memory.
+        workers: how many send. Identity, not memory.
+        hosted: the workers of the rows, where some are absent; None: consecutive ones. Identity,
+            not memory.
         shard: which rows of the layer are here; None: all. Identity, not memory.
         step: how often this layer has been sent.
         rate: the learning rate of this step; 1 where nothing says it, as between local steps, whose
@@ -49,6 +51,7 @@ class State(Workspace):
     key: tuple[int, str]
     first_worker: int = 0
     workers: int = field(default=1, kw_only=True)
+    hosted: Sequence[int] | None = field(default=None, kw_only=True)
     shard: Shard | None = None
     step: int = 0
     rate: float = 1.0
@@ -66,7 +69,7 @@ class State(Workspace):
 
     def shared_state(self) -> dict[str, Any]:
         """What is the same on all workers and the next step depends on, for a checkpoint."""
-        own = ("key", "first_worker", "workers", "shard", "residual")
+        own = ("key", "first_worker", "workers", "hosted", "shard", "residual")
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def load_shared_state(
@@ -135,6 +138,11 @@ class Compressor(Bounded, ABC):
     @property
     def reads_rate(self) -> bool:
         return self.residual == "update"
+
+    @property
+    def holds_back(self) -> bool:
+        """Can a worker have a residual?"""
+        return bool(self.error_feedback)
 
     @abstractmethod
     def check(self, level: Level) -> None:

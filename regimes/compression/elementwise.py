@@ -32,6 +32,10 @@ class Dense(Compressor):
     propagates_nonfinite: ClassVar[bool] = True
     usual: ClassVar[Mapping[str, Level]] = {"low": DENSE, "high": DENSE}
 
+    @property
+    def holds_back(self) -> bool:
+        return type(self) is not Dense and super().holds_back
+
     def check(self, level: Level) -> None:
         require(level == DENSE, "level of dense", level, '"dense", there is no other level')
 
@@ -142,7 +146,8 @@ class Rounding(Compressor):
         for each worker and step."""
         if not self.stochastic:
             return 0.5
-        workers = range(state.first_worker, state.first_worker + len(numbers))
+        first = state.first_worker
+        workers = state.hosted or range(first, first + len(numbers))
         seeds = state.seeds(what, workers)
         return (yield Batched(random_rows, seeds, numbers[0])).to(numbers)
 

@@ -69,7 +69,7 @@ class Reducer:
         self.compressors = [compressor if layer.compressed else Dense() for layer in layers]
         # by layer and level: the traffic of a step of each phase; None: compared, or nothing to do
         self._counted: dict[tuple[int, Level], dict[int, Traffic] | None] = {}
-        first = world.hosted.start
+        first = world.hosted[0]
         self.states = [
             c.init(layer, seed, first) for c, layer in zip(self.compressors, layers, strict=True)
         ]
@@ -191,6 +191,13 @@ class Reducer:
             formula = compressor.traffic(layer, level, self.world.workers, itemsize)
             where = type(compressor).__name__, layer.name
             check_traffic(where, level, formula, steps.values(), compressor.data_dependent)
+
+    def set_rows(self, hosted: Sequence[int]) -> None:
+        """From now on rows are of these workers, all that are present; ``residuals`` stay as they
+        are. Of a world of one process."""
+        state: State
+        for state in self.states:
+            state.first_worker, state.workers, state.hosted = 0, len(hosted), tuple(hosted)
 
     def residuals(self) -> list[Tensor | None]:
         """What each hosted worker has not sent yet, per layer."""

@@ -14,6 +14,7 @@ from regimes.config.run import (
     DENSE,
     BranchConfig,
     Budget,
+    ChurnConfig,
     DataConfig,
     Level,
     ModelConfig,

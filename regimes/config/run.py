@@ -149,6 +149,33 @@ class PruningConfig:
 
 
 @dataclass(frozen=True)
+class ChurnConfig:
+    """Simulated workers that leave and join (`training.churn`).
+
+    Attributes:
+        absent: these workers are absent as long as this configuration holds.
+        away: ``[worker, first, stop]``: absent in the units ``[first, stop)``.
+        leave, join: in place of both, the probability that a present worker leaves, and that an
+            absent one joins, at the start of each unit; drawn from the run's seed.
+        per: what ``away``, ``leave`` and ``join`` count: units, or steps at ``batch_size``.
+        least: workers that are always present.
+        optimizer: with local steps, whose optimiser state one that joins starts from: a copy of
+            that of the first worker that stays, their mean, or none.
+    """
+
+    # expected of the number of processes
+    ALONE: ClassVar[str] = "1 with churn, as the process of an absent worker would be idle"
+
+    absent: tuple[Natural, ...] = ()
+    away: tuple[tuple[int, int, int], ...] = ()
+    leave: Share = 0.0
+    join: Share = 0.0
+    per: Literal["unit", "step"] = "unit"
+    least: Count = 1
+    optimizer: Literal["copy", "average", "reset"] = "copy"
+
+
+@dataclass(frozen=True)
 class BranchConfig:
     """The run continues another one, its trunk, under this configuration."""
 
@@ -185,6 +212,7 @@ class RunConfig:
         budget: floats after which the run ends.
         deficit: what impairs the training in chosen epochs (``data/deficits.py``).
         pruning: an event: the smallest weights become zero, and stay zero.
+        churn: which of the workers are absent, and when.
         branch: the run shares the first units of another, see ``regimes.branch``.
         signal: the norm that detectors read, per layer and unit: of the gradient ("update",
             "global", "local-mean", "worker0") or of the optimiser's step ("movement",
@@ -245,6 +273,7 @@ class RunConfig:
     budget: Budget | None = None
     deficit: dict[str, Any] | None = None
     pruning: PruningConfig | None = None
+    churn: ChurnConfig | None = None
     branch: BranchConfig | None = None
     start_compressing_after: Natural = 0
     signal: Signal = "update"

@@ -21,6 +21,7 @@ OPTIONAL = (
     *PLUG_INS,
     "budget",
     "pruning",
+    "churn",
     "branch",
 )  # tables that setting one of their fields creates
 

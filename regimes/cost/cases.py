@@ -1,10 +1,11 @@
 """The work of levels and policies, from records or timed here, for `regimes.cost.predict`.
 
-In a simulated run one process does the work of L = W / P workers. One worker's seconds are then
-compute / L and compress / L; after a union pass compress is not divided (one gradient is
-compressed once). Both quotients are lower bounds: a union pass of a large batch is a little faster
-than L small ones, and gathered tensors are decoded once for all hosted workers. A real run (L = 1)
-needs no division. Compute is the median over the epochs of all given runs, which do the same work.
+In a simulated run one process does the work of L = W / P workers, with churn of those that are
+present. One worker's seconds are then compute / L and compress / L; after a union pass compress is
+not divided (one gradient is compressed once). Both quotients are lower bounds: a union pass of a
+large batch is a little faster than L small ones, and gathered tensors are decoded once for all
+hosted workers. A real run (L = 1) needs no division. Compute is the median over the epochs of all
+given runs, which do the same work.
 Instruments, evaluation, checkpoints and waiting for a slower worker are left out.
 """
 
@@ -62,13 +63,16 @@ def recorded(run: Record, sample: float | None = None) -> list[Epoch]:
         sample: seconds of compute per sample; default the run's own median.
     """
     sample = per_sample([run]) if sample is None else sample
-    divisor = 1 if run.header["world"].get("union_pass") else _hosted(run)
+    union, workers = run.header["world"].get("union_pass"), run.config.get("workers") or 1
     epochs: list[Epoch] = []
-    for row, seconds, batch in zip(run.rows, _compress(run), _batches(run), strict=True):
+    units = zip(run.rows, _compress(run), _batches(run), _hosted(run), strict=True)
+    for row, seconds, batch, hosted in units:
         steps, sent = row["steps"], row["collectives"]
         calls = {kind: n / steps for kind, n in sent["calls"].items() if kind not in WITHIN}
         size = {kind: n / steps for kind, n in sent["bytes"].items() if kind not in WITHIN}
-        work = Work(sample * batch, seconds / divisor, calls, size, overlaps=not _is_local(row))
+        seconds /= 1 if union else hosted
+        share = hosted / workers if "churn" in row else 1.0
+        work = Work(sample * batch, seconds, calls, size, not _is_local(row), share)
         epochs.append((steps, work))
     return epochs
 
@@ -94,9 +98,14 @@ def _batches(run: Record) -> list[float]:
     return [1.0 if usual is None else float(row["batch_size"] or usual) for row in run.rows]
 
 
-def _hosted(run: Record) -> int:
+def _hosted(run: Record) -> list[float]:
+    """Workers of a process in the mean step, by epoch."""
     world = run.header["world"]
-    return max(1, world["workers"] // world["processes"])  # several processes may be one worker
+    all_present = max(1, world["workers"] // world["processes"])  # several may be one worker
+    return [
+        row["churn"]["worker_steps"] / row["steps"] if "churn" in row else all_present
+        for row in run.rows
+    ]
 
 
 def per_sample(runs: Iterable[Record]) -> float:

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from regimes.collectives.launcher import launched
-from regimes.config import RunConfig, to_toml
+from regimes.config import ChurnConfig, RunConfig, to_toml
 from regimes.console import stdout
 from regimes.errors import RegimesError, TrainingError, require
 from regimes.monitor import reporters as monitoring
@@ -63,6 +63,7 @@ def spawn(
     require(count >= 1, "--processes", count, "at least 1")
     multiple = f"a multiple of the number of processes, {count}"
     require(config.workers % count == 0, "workers", config.workers, multiple)
+    require(count == 1 or config.churn is None, "--processes", count, ChurnConfig.ALONE)
     grace = termination.grace_seconds()
     with tempfile.TemporaryDirectory(prefix="regimes-") as scratch:
         toml = Path(scratch, "run.toml")

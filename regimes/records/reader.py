@@ -180,7 +180,9 @@ def _scalars(row: Row) -> dict[str, Any]:
     validation = {f"validation_{k}": v for k, v in row.get("validation", {}).items()}
     sync = row.get("sync", {})
     local = {k: sync.get(k) for k in ("period", "rounds")} if sync.get("level") else {}
-    return plain | model | validation | local
+    churn: dict[str, Any] = row.get("churn", {})
+    there = {"present": churn["worker_steps"] / row["steps"]} if churn else {}
+    return plain | model | validation | local | there
 
 
 def layers_table(names: Sequence[str], rows: Sequence[Row]) -> pd.DataFrame:

@@ -50,6 +50,14 @@ Replicas = Annotated[  # of a job whose replicas come and go
         },
     ),
 ]
+LEFT = Object({"worker": kinds.COUNT, "step": kinds.COUNT}, extra=AMOUNT)
+Churn = Annotated[
+    dict[str, Any],
+    Object(
+        {"present": STEPS, "worker_steps": STEPS},
+        {"left": Items(LEFT), "joined": Items(LEFT), "residual": AMOUNT, "movement": AMOUNT},
+    ),
+]
 COUNTS = dict.fromkeys(("train", "test", "validation", "words"), Nullable(kinds.COUNT))
 Data = Annotated[dict[str, Any], Object({"digest": Nullable(kinds.TEXT)}, COUNTS)]
 COST = Object({"floats": AMOUNT, "bytes": AMOUNT}, {"layers": kinds.AMOUNTS})
@@ -86,6 +94,7 @@ class Row(TypedDict):
     skipped: NotRequired[Count]
     sync: NotRequired[Sync]
     replicas: NotRequired[Replicas]
+    churn: NotRequired[Churn]
     group_lr: NotRequired[Numbers | None]
     validation: NotRequired[dict[str, float | None]]
     model: NotRequired[dict[str, float | None]]

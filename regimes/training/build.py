@@ -12,10 +12,10 @@ from regimes.collectives.devices import pick_device
 from regimes.collectives.processes import connect
 from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer, check_order, costs_per_step
-from regimes.config import DENSE, Level, RunConfig, to_dict
+from regimes.config import DENSE, ChurnConfig, Level, RunConfig, to_dict
 from regimes.data import Task
 from regimes.data import load as load_task
-from regimes.errors import ConfigError
+from regimes.errors import ConfigError, require
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import PER_WORKER
 from regimes.instruments.panel import choose
@@ -24,6 +24,7 @@ from regimes.policies.history import level_costs
 from regimes.precision import full_precision, is_half
 from regimes.records import Header, Row, provenance
 from regimes.training.checks import PlugIns, check_graphs, check_size, check_windows_fit
+from regimes.training.churn import Churn
 from regimes.training.gradients import (
     Gradients,
     carries_state,
@@ -64,6 +65,8 @@ class Run:
         self.config, self.plug_ins, self.world = config, plug_ins, world
         self.phase = Phase(config, config)
         self.device, self.numerics = device, numerics
+        alone = config.churn is None or world.processes == 1
+        require(alone, "--processes", world.processes, ChurnConfig.ALONE)
         dtype = getattr(torch, config.dtype)
         world.meter.dtype = full_precision(torch.empty(0, dtype=dtype)).dtype
         check_graphs(config, plug_ins, device, world.processes)
@@ -99,6 +102,7 @@ class Run:
         if sync is not None:
             late = Reducer(chosen, self.layers, world, config.seed)
             self.local = Rounds(self.gradients, self.optimizer, build, late, config.outer)
+        self.churn = Churn(self)
         self.context = self._context()
         self.panel = choose(config.instruments, plug_ins.needs, signal, self.context)
         self.step = self._step()
@@ -129,6 +133,8 @@ class Run:
         config = self.config
         per_worker = config.signal in PER_WORKER or config.optimizer.clip is not None
         per_worker |= config.sync_policy is not None
+        # What a worker that leaves takes with it is known of single workers only.
+        per_worker |= config.churn is not None and self.plug_ins.compressor.holds_back
         # Half precision would round the workers' mean once, and not each worker's gradient.
         per_worker |= is_half(getattr(torch, config.dtype))
         if not config.union_pass or not self.plug_ins.compressor.linear or per_worker:

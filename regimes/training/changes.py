@@ -208,7 +208,7 @@ def _change_local_steps(
         shared["optimizer"] = run.optimizer.state_dict()
     elif by_worker:
         states = [by_worker[worker] for worker in sorted(by_worker)]
-        shared["optimizer"] = _mean_state(states)
+        shared["optimizer"] = optimizers.mean_state(states)
     del shared["local"]
     for file in files:
         del file["own"]["local"]
@@ -220,21 +220,6 @@ def _refuse_between(shared: SharedState, field: str) -> None:
             f"{field}: at this unit the workers are between two synchronisations: branch where "
             f"a period has just ended, or keep {'a ' * (field == 'sync_policy')}{field}"
         )
-
-
-def _mean_state(states: list[dict[str, Any]]) -> dict[str, Any]:
-    """One state for the workers' optimisers: each momentum's mean, all else from the first."""
-    return cast("dict[str, Any]", _mean(states))
-
-
-def _mean(values: list[Any]) -> Any:
-    first = values[0]
-    if isinstance(first, dict):
-        return {key: _mean([value[key] for value in values]) for key in first}
-    if isinstance(first, list):
-        return [_mean(list(column)) for column in zip(*values, strict=True)]
-    averaged = isinstance(first, Tensor) and first.ndim and first.is_floating_point()
-    return torch.stack(values).mean(0) if averaged else first
 
 
 # -- rates and decisions ---------------------------------------------------------------------

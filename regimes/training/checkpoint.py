@@ -66,7 +66,7 @@ class ProcessFile(TypedDict):
     """What one process writes; ``shared`` is in process 0's file only."""
 
     own: OwnState
-    workers: list[int]
+    workers: list[int]  # those that are present
     shared: NotRequired[SharedState]
 
 

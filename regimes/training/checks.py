@@ -18,6 +18,7 @@ from regimes.detectors.statistics import Statistic
 from regimes.errors import ConfigError, DataError, require
 from regimes.policies import Policy, check_levels, policy
 from regimes.policies.schedules import period_of
+from regimes.training.presence import check_churn
 
 POLICIES = "policy", "batch_policy", "sync_policy"
 
@@ -59,6 +60,7 @@ class PlugIns:
         made = cls(chosen, rule, batch, sync, deficit)
         _check_local_steps(config, made)
         check_fields(config)
+        check_churn(config)
         check_levels(rule, config.levels)
         for level in config.levels.values():
             chosen.check(level)
@@ -171,6 +173,7 @@ def check_graphs(
         "with compile: torch decides there what is captured": config.compile,
         "with a sync_policy: local steps are not captured": config.sync_policy is not None,
         "with pruning: masks appear during the run": config.pruning is not None,
+        "with churn: the workers present change during the run": config.churn is not None,
         f"with the compressor {name!r}: what it launches depends on values, or its class does not "
         "say replayable": not plug_ins.compressor.replayable,
     }
@@ -201,6 +204,10 @@ def check_windows_fit(config: RunConfig, units: int) -> None:
     if isinstance(config.checkpoint_keep, tuple):
         for unit in config.checkpoint_keep:
             require(unit <= units, "checkpoint_keep", unit, f"units up to {units}, the run's last")
+    if config.churn is not None and config.churn.per == "unit":
+        expected = f"windows that start within the run's {units} units"
+        for window in config.churn.away:
+            require(window[1] < units, "churn.away", list(window), expected)
     expected = f"a window that starts within the run's {units} units"
     for field, first in _window_starts(config, *POLICIES):
         require(first < units, field, first, expected)

@@ -90,6 +90,19 @@ class Gradients:
         if is_half(self._sum.dtype):
             self.stack = self._sum.float()
             self.layers = views(self.stack, self.parameters)
+        self._whole = self._sum, self.stack
+
+    def set_rows(self, count: int) -> None:
+        """From now on so many workers are there, at most as many as at first. The buffer of all
+        stays, and its first rows are used."""
+        if self.union:
+            return
+        summed, stack = self._whole
+        self._sum = self.stack = summed[:count]
+        self._summed = self.layers = views(self._sum, self.parameters)
+        if stack is not summed:
+            self.stack = stack[:count]
+            self.layers = views(self.stack, self.parameters)
 
     def on_layer_complete(self, callback: Callable[[Iterable[int]], None]) -> None:
         """Call ``callback([layer])`` from now on during the last backward pass of each step, as
@@ -144,7 +157,7 @@ class Gradients:
         are those of the random numbers."""
         if self.union:
             self._final_backward = last
-            mode = self.batchnorm.during(len(x), update=0 in self.world.hosted)
+            mode = self.batchnorm.during(len(x), update=self.world.leader in self.world.hosted)
             x, y = x.transpose(0, 1).flatten(0, 1), y.transpose(0, 1).flatten(0, 1)
             return self._forward_backward(0, x, y, share, mode)[None]
         losses, local, hosted = [], self.replicas is not None, self.world.hosted
@@ -153,7 +166,7 @@ class Gradients:
             self._final_backward = last and row == len(x) - 1 and not local
             if self.seeded:
                 seed_generators(derive(self.seed, "dropout", *key, worker), x.device)
-            mode = self.batchnorm.during(1, update=local or worker == 0)
+            mode = self.batchnorm.during(1, update=local or worker == self.world.leader)
             losses.append(self._forward_backward(row, x[row], y[row], share, mode))
         return torch.stack(losses)
 
@@ -191,6 +204,20 @@ class Gradients:
         except torch._dynamo.exc.TorchDynamoException as error:
             reason = str(error).strip().splitlines()[0]
             raise unexpected("compile", True, f"a model that torch can compile: {reason}") from None
+
+    def move_hidden(self, moved: Callable[[list[Any]], list[Any]]) -> Callable[[], None]:
+        """Before the present workers change: what is to be done after it.
+
+        Args:
+            moved: from the states of the workers before to those of the workers after it, None for
+                one that was not there.
+        """
+        before = self.hidden_states()
+        if not before:
+            return lambda: None
+        zeros = tuple(torch.zeros_like(part) for part in before[0])
+        after = [zeros if state is None else state for state in moved(before)]
+        return lambda: self.load_hidden_states(after)
 
     def hidden_states(self) -> list[Any]:
         """The state that each hosted worker's language model carries on; empty for other models."""

@@ -196,6 +196,7 @@ def _unit(
         **traffic_columns(run.world.meter.take(), plan.levels),
         "statistics": readings.layers,
         "model": readings.model,
+        **run.churn.take_row(),
         "weights": None,  # a column of the first records; nothing fills it
     }
     if exchanged and not any(row["statistics"] for row in run.rows[run.phase.first :]):
@@ -222,8 +223,8 @@ def _evaluate(run: Run, clock: Clock) -> dict[str, Any]:
 def _train(run: Run, plan: Plan, clock: Clock, reporters: Reporters) -> tuple[float, int]:
     """All steps of a unit; their mean loss and number."""
     by_layer = [run.value(name) for name in plan.levels.names]
-    steps, samples = minibatches(run, plan)
     losses = Losses(run.gradients, clock)
+    steps, samples = minibatches(run, plan, lambda at: _begin(run, plan, at, losses))
     for done, batch in enumerate(samples, start=1):
         dense = batch.at < run.config.start_compressing_after
         levels: list[Level] = [DENSE] * len(by_layer) if dense else by_layer
@@ -236,6 +237,18 @@ def _train(run: Run, plan: Plan, clock: Clock, reporters: Reporters) -> tuple[fl
         losses.add(*loss)
     losses.check()
     return losses.total / steps, steps
+
+
+def _begin(run: Run, plan: Plan, at: int, losses: Losses) -> None:
+    """Before a step, workers may leave and join."""
+    now = run.churn.due(plan.unit, at)
+    if now is not None:
+        # Losses so far are of other workers, by whose rows an error would name them.
+        for loss in run.local.flush_losses() if run.local else ():
+            losses.add(*loss)
+        losses.check()
+        run.churn.change(now, at)
+    run.churn.worker_steps += run.world.workers
 
 
 def _step_together(run: Run, batch: Minibatch, levels: list[Level], losses: Losses) -> None:

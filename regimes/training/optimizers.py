@@ -10,10 +10,10 @@ Its iteration runs in bfloat16, so runs on different processors agree to that pr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regimes.config import OptimizerConfig, Registry
 from regimes.errors import ConfigError, TrainingError
@@ -70,6 +70,21 @@ class Optimizers:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for part, saved in zip(self.parts, state["parts"], strict=True):
             part.load_state_dict(saved)
+
+
+def mean_state(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One state for several workers' optimisers: each momentum's mean, all else from the first."""
+    return cast("dict[str, Any]", _mean(states))
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, dict):
+        return {key: _mean([value[key] for value in values]) for key in first}
+    if isinstance(first, list):
+        return [_mean(list(column)) for column in zip(*values, strict=True)]
+    averaged = isinstance(first, Tensor) and first.ndim and first.is_floating_point()
+    return torch.stack(list(values)).mean(0) if averaged else first
 
 
 def build(config: OptimizerConfig, model: nn.Module, classes: int) -> Optimizers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,8 +75,14 @@ class Minibatch:
     y: Tensor
 
 
-def minibatches(run: Run, plan: Plan) -> tuple[int, Iterator[Minibatch]]:
-    """How many steps a unit has, and what they train on."""
+def minibatches(
+    run: Run, plan: Plan, begin: Callable[[int], None]
+) -> tuple[int, Iterator[Minibatch]]:
+    """How many steps a unit has, and what they train on.
+
+    Args:
+        begin: called with ``Minibatch.at`` before each; the hosted workers may be others after it.
+    """
     batches = run.batches.rebatched(plan.batch_size)
     multiple, per_epoch = plan.batch["multiple"], run.units.per_epoch
     # (epoch, first step, stop) in steps of this batch size; an epoch's last batch may be short
@@ -91,11 +97,17 @@ def minibatches(run: Run, plan: Plan) -> tuple[int, Iterator[Minibatch]]:
     def generate() -> Iterator[Minibatch]:
         left = count
         for epoch, first, stop in parts:
-            data = batches.epoch(epoch, run.world.hosted, first)
-            for step, (x, y) in zip(range(first, stop), data, strict=False):
-                left -= 1
+            data, readers = iter(()), None
+            for step in range(first, stop):
                 at = epoch * per_epoch + step * multiple
+                begin(at)
+                if readers != tuple(run.world.hosted):
+                    readers = tuple(run.world.hosted)
+                    data = batches.epoch(epoch, readers, step)
+                if (batch := next(data, None)) is None:
+                    break
+                left -= 1
                 lr = run.learning_rate(at) * plan.scale
-                yield Minibatch(epoch, step, at, lr, may_end and not left, x, y)
+                yield Minibatch(epoch, step, at, lr, may_end and not left, *batch)
 
     return count, generate()

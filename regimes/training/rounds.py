@@ -8,6 +8,7 @@ begin again, the workers' states become their mean (or are reset, with ``outer.s
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,7 +23,7 @@ from regimes.config import Level, OuterConfig
 from regimes.instruments.panel import Panel
 from regimes.training.clock import Clock
 from regimes.training.gradients import Gradients, install, new_stack
-from regimes.training.optimizers import Optimizers
+from regimes.training.optimizers import Optimizers, mean_state
 from regimes.training.replicas import Replicas
 from regimes.training.streaming import Exchange, Fragment, whole_round
 
@@ -51,13 +52,17 @@ class Rounds:
     ) -> None:
         self.gradients, self.world, self.config = gradients, gradients.world, config
         self.optimizer, self._build = optimizer, build
-        storage = gradients.stack, gradients.layers
-        if config.streams:  # a fragment's movements outlive the next gradient
-            storage = new_stack(gradients.parameters, len(gradients.stack))
-        self.exchange = Exchange(gradients.parameters, reducer, config, storage)
+        self.exchange = Exchange(gradients.parameters, reducer, config, self._storage())
         self.rounds, self.rates = 0, 0.0
         self.pending: list[tuple[Tensor, int, int]] = []
         self.sent: deque[list[tuple[Tensor, int, int]]] = deque()
+
+    def _storage(self) -> tuple[Tensor, list[Tensor]]:
+        """Where movements are measured: in place of gradients, unless a fragment's outlive the next
+        gradient."""
+        if not self.config.streams:
+            return self.gradients.stack, self.gradients.layers
+        return new_stack(self.gradients.parameters, len(self.gradients.stack))
 
     @property
     def replicas(self) -> Replicas | None:
@@ -172,6 +177,40 @@ class Rounds:
         buffers = list(self.gradients.model.buffers())
         self.gradients.replicas = Replicas(self.gradients.parameters, buffers, optimizers)
         return self.gradients.replicas
+
+    # -- workers that leave and join ---------------------------------------------------------
+
+    def set_rows(self, rows: Sequence[int | None]) -> None:
+        """The gradients have other rows from now on. What is on its way stays: it was sent; the
+        movements of a worker that has left are no longer shown to instruments.
+
+        Args:
+            rows: where each was before; None: nowhere.
+        """
+        before = self.exchange.stack
+        self.exchange.set_storage(*self._storage())
+        for i, row in enumerate(rows) if self.config.streams else ():
+            if row is not None:
+                self.exchange.stack[i].copy_(before[row])
+
+    def change(self, rows: Sequence[int | None], start: str) -> None:
+        """Other workers from now on; see ``Replicas.change``.
+
+        Args:
+            start: what the optimiser of one that joins continues, ``ChurnConfig.optimizer``.
+        """
+        if (replicas := self.replicas) is None:
+            return  # one model, and one optimiser
+        states = [copy.deepcopy(o.state_dict()) for o in replicas.optimizers]
+        staying = [states[row] for row in rows if row is not None]
+        fresh = {"copy": lambda: staying[0], "average": lambda: mean_state(staying)}
+        fresh["reset"] = lambda: self._build().state_dict()
+        own = [
+            copy.deepcopy(fresh[start]()) if row is None else states[row]  # each its own tensors
+            for row in rows
+        ]
+        more = [self._build() for _ in range(len(rows) - len(replicas.optimizers))]
+        replicas.change(rows, [*replicas.optimizers, *more][: len(rows)], own)
 
     # -- checkpoint --------------------------------------------------------------------------
 

@@ -127,7 +127,7 @@ def _header(run: Run) -> Header:
         "code": provenance.code(),
         "machine": provenance.machine(),
         "world": {
-            "workers": run.world.workers,
+            "workers": config.workers,
             "processes": run.world.processes,
             "device": str(run.device),
             "union_pass": run.gradients.union,
@@ -195,6 +195,7 @@ def _restore(run: Run, files: list[ProcessFile]) -> None:
     if run.pruning is not None:
         run.pruning.load_state_dict(shared["pruning"])
     workers = [file["workers"] for file in files]
+    run.churn.restore(sorted(worker for part in workers for worker in part))
     residuals = _residuals(run, workers, [file["own"]["residuals"] for file in files])
     run.reducer.load_state_dict(shared["memories"], residuals)
     run.reducer.to(run.device)

@@ -162,7 +162,8 @@ class Losses:
         """The error that names the workers; every process calls this together."""
         world, union = self.gradients.world, self.gradients.union
         finite = world.gather([rows.expand(world.local)])[0].isfinite().tolist()
-        workers = ", ".join(str(worker) for worker, ok in enumerate(finite) if not ok)
+        present = world.hosted if world.processes == 1 else range(world.workers)
+        workers = ", ".join(str(w) for w, ok in zip(present, finite, strict=True) if not ok)
         who = "the union of workers" if union and world.local > 1 else "worker"
         return TrainingError(
             f"the loss or a gradient of {who} {workers} is not finite in epoch {epoch}, step "

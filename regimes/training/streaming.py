@@ -112,13 +112,17 @@ class Exchange:
         expected = f"at most the number of layers, {len(sizes)}"
         require(config.fragments <= len(sizes), "outer.fragments", config.fragments, expected)
         self.fragments = [Fragment(layers) for layers in divide(sizes, config.fragments)]
-        self.stack, self.parts = storage
+        self.set_storage(*storage)
         self.updates = list[Tensor](part[0] for part in self.parts)
         self.begun = False
         world = reducer.world
         self.background: Background | None = None  # sends while workers go on
         if config.delay and world.processes > 1:
             self.background = Background(self.stack.device)
+
+    def set_storage(self, stack: Tensor, parts: list[Tensor]) -> None:
+        """Where movements are measured from now on."""
+        self.stack, self.parts = stack, parts
 
     # -- rounds ------------------------------------------------------------------------------
 

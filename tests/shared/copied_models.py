@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -66,11 +67,144 @@ def clip(model: nn.Module, largest: float | None) -> None:
 def step_each(c: RunConfig, models: Any, optimizers: Any, loss: Any, x: Any, y: Any) -> None:
     """A local step of each model, by its own optimiser, on its own samples."""
     for worker, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-        model.train()
-        optimizer.zero_grad()
-        loss(model, x[worker], y[worker]).backward()
-        clip(model, c.optimizer.clip)
-        optimizer.step()
+        step_one(c, model, optimizer, loss, x[worker], y[worker])
+
+
+def step_one(c: RunConfig, model: Any, optimizer: Any, loss: Any, x: Any, y: Any) -> None:
+    model.train()
+    optimizer.zero_grad()
+    loss(model, x, y).backward()
+    clip(model, c.optimizer.clip)
+    optimizer.step()
+
+
+class Feedback:
+    """Error feedback around what a worker sends of a matrix, ``send(delta)``; a vector travels as
+    it is. The residuals are by worker and layer."""
+
+    def __init__(
+        self, send: Callable[[torch.Tensor], torch.Tensor] | None = None, decay: float = 1.0
+    ) -> None:
+        self.send, self.decay = send, decay
+        self.residuals: dict[tuple[int, int], torch.Tensor] = {}
+
+    def mean(self, layer: int, rows: dict[int, torch.Tensor]) -> torch.Tensor:
+        """What comes back of the present workers' tensors."""
+        return torch.stack([self._sent(layer, w, row) for w, row in rows.items()]).mean(0)
+
+    def _sent(self, layer: int, worker: int, row: torch.Tensor) -> torch.Tensor:
+        if self.send is None or row.ndim < 2:
+            return row
+        before = self.residuals.get((worker, layer), torch.zeros_like(row))
+        delta = row + self.decay * before
+        sent = self.send(delta)
+        self.residuals[worker, layer] = delta - sent
+        return sent
+
+    def leave(self, worker: int) -> float:
+        """Forget a worker; the norm of what it had not sent."""
+        taken = [self.residuals.pop(key) for key in [*self.residuals] if key[0] == worker]
+        return math.sqrt(sum(float(t.square().sum()) for t in taken))
+
+
+def copied_state(states: list[dict[str, Any]], start: str) -> dict[str, Any] | None:
+    """What a worker's optimiser starts from, of those of the workers that stay."""
+    if start == "reset":
+        return None
+    mine = copy.deepcopy(states[0])
+    if start == "average":
+        for i, entry in mine["state"].items():
+            for name, value in entry.items():
+                if isinstance(value, torch.Tensor) and value.ndim:
+                    entry[name] = torch.stack([s["state"][i][name] for s in states]).mean(0)
+    return mine
+
+
+class Streaming:
+    """Algorithm 2 of Douillard et al. (2025), with a copy of the model for each worker that is
+    present; the whole model at once where ``parts`` is one.
+
+    Attributes:
+        taken: (step, worker, norm of the residual, norm of the movement) of each that left.
+    """
+
+    def __init__(
+        self,
+        c: RunConfig,
+        period: int,
+        parts: list[list[int]],
+        *,
+        present: Callable[[int], tuple[int, ...]] | None = None,
+        start: str = "copy",
+        feedback: Feedback | None = None,
+    ) -> None:
+        self.c, self.parts, self.feedback = c, parts, feedback or Feedback()
+        self.start, self.loss, self.batches, self.make = (start, *steps(c)[1:])
+        self.model = steps(c)[0]
+        self.synced = list(self.model.parameters())
+        self.velocity = [torch.zeros_like(p) for p in self.synced]
+        self.present = present or (lambda step: tuple(range(c.workers)))
+        self.workers: dict[int, tuple[nn.Module, torch.optim.Optimizer]] = {}
+        self.next_sent = [-(-period * (k + 1) // len(parts)) for k in range(len(parts))]
+        self.last_sent = [0] * len(parts)
+        self.sent: dict[int, tuple[int, list[torch.Tensor]]] = {}
+        self.taken: list[tuple[int, int, float, float]] = []
+        self.period = period
+
+    def tensors(self) -> dict[int, list[torch.Tensor]]:
+        return {w: list(model.parameters()) for w, (model, _) in self.workers.items()}
+
+    def run(self) -> dict[str, torch.Tensor]:
+        """The synchronised parameters at the end."""
+        todo = list(self.batches)
+        for done, (x, y) in enumerate(todo, start=1):
+            self._attend(done - 1)
+            for w, (model, optimizer) in self.workers.items():
+                step_one(self.c, model, optimizer, self.loss, x[w], y[w])
+            with torch.no_grad():
+                self._exchange(done, over=done == len(todo))
+        return dict(self.model.named_parameters())
+
+    def _attend(self, step: int) -> None:
+        now = self.present(step)
+        for w in [w for w in self.workers if w not in now]:
+            pairs = zip(self.tensors()[w], self.synced, strict=True)
+            moved = math.sqrt(sum(float((a - b).detach().square().sum()) for a, b in pairs))
+            self.taken.append((step, w, self.feedback.leave(w), moved))
+            del self.workers[w]
+        states = [self.workers[w][1].state_dict() for w in sorted(self.workers)]
+        for w in [w for w in now if w not in self.workers]:
+            model = copy.deepcopy(self.model)
+            optimizer = self.make(model)
+            if states and (state := copied_state(states, self.start)) is not None:
+                optimizer.load_state_dict(state)
+            self.workers[w] = model, optimizer
+        self.workers = {w: self.workers[w] for w in now}
+
+    def _exchange(self, done: int, over: bool) -> None:
+        for k in [k for k in self.sent if over]:
+            self._arrive(k)
+        for k, part in enumerate(self.parts):
+            if done == self.next_sent[k] or (over and self.last_sent[k] < done):
+                moved = [
+                    self.feedback.mean(
+                        i, {w: self.synced[i] - own[i] for w, own in self.tensors().items()}
+                    )
+                    for i in part
+                ]
+                self.sent[k] = done + self.c.outer.delay, moved
+                self.next_sent[k], self.last_sent[k] = done + self.period, done
+        for k in [k for k, (due, _) in self.sent.items() if over or due == done]:
+            self._arrive(k)
+
+    def _arrive(self, k: int) -> None:
+        outer = self.c.outer
+        for i, movement in zip(self.parts[k], self.sent.pop(k)[1], strict=True):
+            self.velocity[i].mul_(outer.momentum).add_(movement)
+            ahead = movement + outer.momentum * self.velocity[i]
+            self.synced[i] -= outer.lr * (ahead if outer.nesterov else self.velocity[i])
+            for own in self.tensors().values():
+                own[i].mul_(outer.mixing).add_((1 - outer.mixing) * self.synced[i])
 
 
 def close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], by: float) -> None:

@@ -2,62 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 import forked
 import pytest
 import torch
-from copied_models import ADAMW, DILOCO, SGD, close, every, step_each, steps, text
+from copied_models import ADAMW, DILOCO, SGD, Feedback, Streaming, close, every, text
 from hypothesis import given
 from hypothesis import strategies as st
 from runs import resumed_alike, weights
 
 import regimes
-from regimes.config import RunConfig
 from regimes.errors import ConfigError
 from regimes.training.build import prepare
 from regimes.training.streaming import divide
 
 torch.set_num_threads(1)
 STREAMING = (*DILOCO, "outer.fragments=3", "outer.delay=2", "outer.mixing=0.5")
-
-
-def naive(c: RunConfig, period: int, parts: list[list[int]]) -> dict[str, torch.Tensor]:
-    """Algorithm 2 of Douillard et al. (2025), with a copy of the model for each worker."""
-    start, loss, batches, make = steps(c)
-    models = [copy.deepcopy(start) for _ in range(c.workers)]
-    optimizers = [make(model) for model in models]
-    tensors = [list(model.parameters()) for model in models]
-    synced = list(start.parameters())
-    velocity = [torch.zeros_like(p) for p in synced]
-    next_sent = [-(-period * (k + 1) // len(parts)) for k in range(len(parts))]
-    sent: dict[int, tuple[int, list[torch.Tensor]]] = {}
-    last_sent = [0] * len(parts)
-
-    def arrive(k: int) -> None:
-        for i, movement in zip(parts[k], sent.pop(k)[1], strict=True):
-            velocity[i].mul_(c.outer.momentum).add_(movement)
-            ahead = movement + c.outer.momentum * velocity[i] if c.outer.nesterov else velocity[i]
-            synced[i] -= c.outer.lr * ahead
-            for own in tensors:
-                own[i].mul_(c.outer.mixing).add_((1 - c.outer.mixing) * synced[i])
-
-    todo = list(batches)
-    for done, (x, y) in enumerate(todo, start=1):
-        step_each(c, models, optimizers, loss, x, y)
-        over = done == len(todo)
-        with torch.no_grad():
-            for k in [k for k in sent if over]:
-                arrive(k)
-            for k, part in enumerate(parts):
-                if done == next_sent[k] or (over and last_sent[k] < done):
-                    moved = [synced[i] - torch.stack([t[i] for t in tensors]).mean(0) for i in part]
-                    sent[k] = done + c.outer.delay, moved
-                    next_sent[k], last_sent[k] = done + period, done
-            for k in [k for k, (due, _) in sent.items() if over or due == done]:
-                arrive(k)
-    return dict(start.named_parameters())
 
 
 @pytest.mark.parametrize("delay", [0, 3])
@@ -70,7 +31,60 @@ def test_it_is_the_naive_loop(
     c = text(every(6), *optimizer, *DILOCO, *more)
     regimes.run(c, tmp_path)
     sizes = [p.numel() for p in prepare(c).model.parameters()]
-    close(weights(tmp_path), naive(c, 6, divide(sizes, 3)), 1e-11)
+    close(weights(tmp_path), Streaming(c, 6, divide(sizes, 3)).run(), 1e-11)
+
+
+def two_bits(delta: torch.Tensor, chunk: int = 4, share: float = 0.25) -> torch.Tensor:
+    """What a worker sends by SparseLoCo: of each block the largest, each as the mean of those of
+    the whole matrix with its sign and in its half of the range of magnitudes."""
+    kept = torch.zeros(delta.shape, dtype=torch.bool)
+    for top in range(0, delta.shape[0], chunk):
+        for left in range(0, delta.shape[1], chunk):
+            place = slice(top, top + chunk), slice(left, left + chunk)
+            block = delta[place]
+            bound = block.abs().flatten().sort(descending=True).values[round(share * 16) - 1]
+            kept[place] = block.abs() >= bound
+    sizes = delta[kept].abs()
+    middle = (sizes.min() + sizes.max()) / 2
+    sent = torch.zeros_like(delta)
+    for negative in (False, True):
+        for large in (False, True):
+            alike = kept & ((delta < 0) == negative) & ((delta.abs() >= middle) == large)
+            if alike.any():
+                sent[alike] = delta[alike].mean()
+    return sent
+
+
+def four_bits(delta: torch.Tensor) -> torch.Tensor:
+    """Multiples of a seventh of the largest magnitude, rounded to the nearest."""
+    scale = delta.abs().max() / 7
+    return (delta / scale + 0.5).floor().clamp(-7, 7) * scale
+
+
+PRESSED = {
+    "sparseloco": (
+        "compressor={name='chunked-topk',chunk=4}",
+        "levels={high=25}",
+        Feedback(two_bits, 0.95),
+    ),
+    "4 bits": (
+        "compressor={name='quantise',stochastic=false,error_feedback=true}",
+        "levels={high=4}",
+        Feedback(four_bits),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRESSED)
+def test_compressed_fragments_are_the_naive_loop(name: str, tmp_path: Path) -> None:
+    compressor, levels, feedback = PRESSED[name]
+    pressed = (compressor, levels, "policy={name='static',level='high'}")
+    more = ("outer.fragments=3", "outer.delay=2", "outer.mixing=0.5", "model.width=16")
+    c = text(every(6), *ADAMW, *DILOCO, *more, *pressed)
+    regimes.run(c, tmp_path)
+    sizes = [p.numel() for p in prepare(c).model.parameters()]
+    close(weights(tmp_path), Streaming(c, 6, divide(sizes, 3), feedback=feedback).run(), 1e-11)
+    assert feedback.residuals
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.integers(1, 12))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import io
 import json
 import math
@@ -192,6 +193,7 @@ def decisions(size: int) -> list[Cost]:
         )
         done = list(long)
         controller.decide(done)
+        gc.collect()  # or one of all 20,000 units, 0.14 s, falls to whichever policy is timed then
         began = time.process_time()
         for more in past[:20]:
             done.append(more)

@@ -31,22 +31,23 @@ def allocate(errors: Table, floats: Table, bound: float, bins: int = 10_000) -> 
 
     if bound < 0 or not math.isfinite(bound):
         return None
-    fewest = np.zeros(bins + 1)  # floats of the layers so far, by the error that they may spend
-    choices = []
-    for row, costs in zip(errors, floats, strict=True):
-        options = np.full((len(row), bins + 1), np.inf)
-        for option, error, sent in zip(options, row, costs, strict=True):
-            spent = _spent(error, bound, bins)
-            if spent <= bins:
-                option[spent:] = fewest[: bins + 1 - spent] + sent
-        choices.append(options.argmin(0))
-        fewest = options.min(0)
-    if not np.isfinite(fewest[-1]):
+    spent = [[_spent(error, bound, bins) for error in row] for row in errors]
+    # after so many layers, the floats of these, by the error that they may spend
+    fewest = np.full((len(spent) + 1, bins + 1), np.inf)
+    fewest[0] = 0.0
+    sums = np.empty(bins + 1)
+    for before, after, row, costs in zip(fewest[:-1], fewest[1:], spent, floats, strict=True):
+        for bins_spent, sent in zip(row, costs, strict=True):
+            option, here = sums[bins_spent:], after[bins_spent:]
+            np.add(before[: len(here)], sent, out=option)
+            np.minimum(here, option, out=here)
+    if not np.isfinite(fewest[-1, -1]):
         return None
     left, columns = bins, []
-    for row, choice in zip(reversed(errors), reversed(choices), strict=True):
-        columns.append(int(choice[left]))
-        left -= _spent(row[columns[-1]], bound, bins)
+    for before, row, costs in zip(fewest[-2::-1], spent[::-1], floats[::-1], strict=True):
+        sent = [before[left - s] + x if s <= left else inf for s, x in zip(row, costs, strict=True)]
+        columns.append(sent.index(min(sent)))
+        left -= row[columns[-1]]
     return columns[::-1]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,18 +19,29 @@ MOST = 40_000_000  # bytes; every clone has them
 @pytest.mark.slow
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name.partition(".")[0])
 def test_committed_runs_decide_as_they_did(archive: Path) -> None:
-    for record in records.load_all(archive):
-        rule = policies.policy(record.config["policy"])
-        found = replay.replay(record, rule)
-        names = [x["name"] for x in record.header["layers"] if x["compressed"]]
-        trained = record.layers[record.layers["layer"].isin(names)]
-        assert found["level"].tolist() == trained["level"].tolist(), record.folder
-        assert found["why"].tolist() == trained["why"].tolist(), record.folder
-        if (table := record.config.get("batch_policy")) is not None:
-            batches = [row["batch"] for row in record.rows]
-            again = replay.replay_batch(record, policies.policy(table, "batch_policy"))
-            assert again["level"].tolist() == [batch["level"] for batch in batches]
-            assert again["why"].tolist() == [batch["why"] for batch in batches]
+    with records.unpacked(archive) as root:
+        for folder in records.find(root):
+            record, parts = records.load(folder), records.phases(folder)
+            stops = [*(first for first, _ in parts[1:]), len(record.rows)]
+            for (first, config), stop in zip(parts, stops, strict=True):
+                check_decisions(record, config, slice(first, stop))
+
+
+def check_decisions(record: records.Record, config: Mapping[str, Any], units: slice) -> None:
+    """The units of one configuration, a branch's or its trunk's, whose policy is replayed from the
+    start as if it had decided everything."""
+    found = replay.replay(record, policies.policy(config["policy"]))
+    names = [x["name"] for x in record.header["layers"] if x["compressed"]]
+    trained = record.layers[record.layers["layer"].isin(names)]
+    places = slice(units.start * len(names), units.stop * len(names))
+    for column in ("level", "why"):
+        same = found[column].tolist()[places] == trained[column].tolist()[places]
+        assert same, (record.folder, units, column)
+    if (table := config.get("batch_policy")) is not None:
+        batches = [row["batch"] for row in record.rows[units]]
+        again = replay.replay_batch(record, policies.policy(table, "batch_policy"))
+        for column in ("level", "why"):
+            assert again[column].tolist()[units] == [batch[column] for batch in batches]
 
 
 def test_committed_data_stay_small() -> None:

@@ -15,9 +15,19 @@
 4. The pages are plain Markdown, in ``docs/findings.md`` and ``docs/findings/``. They are committed.
 """
 
-from . import compressors, detection, differences, ladders, pulses, ranges, schedules, tournaments
+from . import (
+    compressors,
+    detection,
+    differences,
+    ladders,
+    pulses,
+    ranges,
+    schedules,
+    settings,
+    tournaments,
+)
 from .sources import number_functions
 
 NUMBERS = number_functions(
-    differences, tournaments, ladders, detection, ranges, compressors, pulses, schedules
+    differences, tournaments, ladders, detection, ranges, compressors, pulses, schedules, settings
 )

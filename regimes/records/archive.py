@@ -17,6 +17,7 @@ from pathlib import Path
 from regimes import inputs
 from regimes.console.progress import tracked
 from regimes.errors import RecordError, RegimesError
+from regimes.records import chain
 from regimes.records.branches import trunk_of
 from regimes.records.files import check_output, check_regular, write_output
 from regimes.records.lines import content
@@ -118,7 +119,8 @@ def load_all(*folders: str | Path, where: Sequence[str] = ()) -> list[Record]:
 
 def pack(folder: str | Path, archive: str | Path) -> int:
     """Write the records under a folder, without checkpoints, to a ``.tar.xz``, of the same bytes
-    for the same records; returns how many."""
+    for the same records; returns how many. Of a chain it has the last states (`chain.shortened`).
+    """
     folder, runs = Path(folder), find(folder)
     check_output(Path(archive))  # now, not after the compression
     if not runs:
@@ -126,12 +128,14 @@ def pack(folder: str | Path, archive: str | Path) -> int:
     _check_trunks(runs)
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:xz") as tar:
-        for path in [p for run in runs for p in sorted([run / "run.json", *run.glob("*.jsonl")])]:
+        paths = [p for run in runs for p in sorted([run / "run.json", *run.glob("*.jsonl")])]
+        for path in sorted(paths, key=lambda p: p.name):  # files of a kind compress best together
             try:
                 check_regular(path)  # a link may lead to any file of the user's
             except OSError as error:
                 raise RecordError(f"cannot pack {path}: {error.strerror}") from None
-            text, member = content(path), tarfile.TarInfo(path.relative_to(folder).as_posix())
+            text = chain.shortened(path.parent) if path.name == chain.CHAIN else content(path)
+            member = tarfile.TarInfo(path.relative_to(folder).as_posix())
             member.size = len(text)
             tar.addfile(member, io.BytesIO(text))
     write_output(Path(archive), buffer.getvalue())

@@ -8,6 +8,7 @@ leaves each file as the last line of the chain states it, as the line before doe
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -37,6 +38,24 @@ class Sum:
 def sums(folder: Path) -> dict[str, Sum]:
     """The checksum of each file of a record, by name."""
     return {name: Sum(_lines(folder / name)) for name in CHAINED}
+
+
+def shortened(folder: Path) -> bytes:
+    """The text of ``chain.jsonl`` for an archive: the last state of each file alone.
+
+    The states before it are digests of lines that the archive has, so they can be computed from it.
+    The empty last line says that nothing was announced and not written. A chain whose files are not
+    as it states them stays whole, so that `find_edit` still says which line is not.
+    """
+    text = content(folder / CHAIN)
+    last: dict[str, State] = {}
+    for row in read_lines(folder / CHAIN):
+        last |= row["files"]
+    there = {name: found.state for name, found in sums(folder).items() if found.lines}
+    last = {name: state for name, state in last.items() if state["lines"]}
+    if not last or there != last or find_edit(folder):
+        return text
+    return b"".join(json.dumps({"files": each}).encode() + b"\n" for each in (last, {}))
 
 
 def split(text: bytes) -> list[bytes]:

@@ -371,6 +371,43 @@ def test_an_edited_record_is_told_from_a_whole_one(edit: str, tmp_path: Path) ->
     assert (what, why.startswith(f"{name} {sentence}")) == ("edited", True)
 
 
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_archive_has_the_last_states_of_a_chain_and_its_edits_are_seen(
+    edit: str, tmp_path: Path
+) -> None:
+    """In the archive and after it was unpacked; the digests are those of the whole chain."""
+    folder = make(tmp_path / "runs" / "run")
+    writer = RecordWriter.resume(folder, 3)
+    writer.event("end")
+    writer.close()
+    packed, there = tmp_path / "packed.tar.xz", tmp_path / "there"
+    pack(folder.parent, packed)
+    with tarfile.open(packed) as tar:
+        tar.extractall(there, filter="data")
+    last: dict[str, object] = {}
+    for row in read_lines(folder / "chain.jsonl"):
+        last |= {name: state for name, state in row["files"].items() if state["lines"]}
+    assert read_lines(there / "run" / "chain.jsonl") == [{"files": last}, {"files": {}}]
+    assert find_edit(there / "run") is None
+    name, change, _ = EDITS[edit]
+    path = there / "run" / name
+    path.write_text(change(path.read_text()))
+    assert (find_edit(there / "run") or "").startswith(name)
+
+
+def test_an_archive_does_not_whitewash(tmp_path: Path) -> None:
+    folder = make(tmp_path / "runs" / "run")
+    path = folder / "epochs.jsonl"
+    path.write_text(path.read_text().replace('"metric":0.6', '"metric":0.9'))
+    RecordWriter.resume(folder, 3).close()  # its last states are those of the edited lines
+    said = find_edit(folder)
+    pack(folder.parent, tmp_path / "packed.tar.xz")
+    with tarfile.open(tmp_path / "packed.tar.xz") as tar:
+        tar.extractall(tmp_path / "there", filter="data")
+    assert said
+    assert find_edit(tmp_path / "there" / "run") == said
+
+
 def test_a_resume_does_not_whitewash(tmp_path: Path) -> None:
     folder = make(tmp_path / "run")
     path = folder / "epochs.jsonl"

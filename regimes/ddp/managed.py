@@ -196,7 +196,7 @@ class HookQuorum:
             write_or_wait(hook, world)
         world.meet(hook.reducer.residual_norm(), **facts)
         size_header(hook, hook.buckets.total, hook.chosen)
-        hook.reducer.place(world.workers, world.hosted.start)
+        hook.reducer.place(world.workers, world.hosted[0])
         self.attendance.changes += world.take_changes()
         write_or_wait(hook, world)
 

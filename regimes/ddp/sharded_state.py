@@ -113,7 +113,7 @@ class ShardedState:
                 rows = {i: local_part(t) for i, t in old.items() if t is not None}
                 if rows:
                     everyone = [rows.get(i) for i in range(count)]
-                    kept = residual_of(world.hosted.start, world.workers, everyone)
+                    kept = residual_of(world.hosted[0], world.workers, everyone)
                     state["residuals"][layer.name] = None if kept is None else kept[None].clone()
             sums = [local_part(saved[f"sums/{x.name}"]).clone() for x in hook.layers]
             state["sums"] = {"update": sums} if state["sums"] else {}
@@ -130,7 +130,7 @@ class ShardedState:
     def _sources(self) -> list[int]:
         """The saved islands that this one continues: itself, if there were as many."""
         world = self.hook.world
-        first, stop = (x * self.islands for x in (world.hosted.start, world.hosted.stop))
+        first, stop = (x * self.islands for x in (world.hosted[0], world.hosted[-1] + 1))
         return [*range(first // world.workers, -(-stop // world.workers))]
 
     def _memories(self, by_shard: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -129,7 +129,7 @@ class ManagedSteps(LocalSteps):
         rates = self.schedule.all_rates()
         world.meet(reducer.residual_norm(), self.moved, state=place, lr=rates)
         size_header(self, self.total, self.chosen.exchange)
-        reducer.place(world.workers, world.hosted.start)
+        reducer.place(world.workers, world.hosted[0])
         self.attendance.changes += world.take_changes()
         self.to_agree = False
 

@@ -18,10 +18,10 @@ from benchmarks.gpu.lines import Lines
 from benchmarks.gpu.place import Place, rows
 from regimes.config import RunConfig, override
 from regimes.launch import sweep, tune
-from regimes.presets.families import shortened
-from regimes.presets.paper import paper, schedules
+from regimes.presets import get_preset
+from regimes.presets.families import schedules, shortened
 
-NETWORKS = {"resnet18-cifar10": (2, 1), "vgg19bn-cifar10": (4, 1)}  # ranks: low, high
+NETWORKS = ("resnet18-cifar10", "vgg19bn-cifar10")
 ARMS = ("dense", "low", "high", "accordion", "low-early", "low-late")
 RATES = ["0.05", "0.1", "0.2", "0.4"]
 CHOOSING, SEEDS = (1000,), range(3)
@@ -60,7 +60,6 @@ class Slice:
 
 def base(place: Place, model: str) -> dict[str, RunConfig]:
     """The arms, with validation data; small enough to rehearse where there is no GPU."""
-    low, high = NETWORKS[model]
     words = [
         f"device={place.device}",
         "precision=bfloat16",
@@ -80,7 +79,8 @@ def base(place: Place, model: str) -> dict[str, RunConfig]:
             "model.width=4",
             "batch_size=16",
         ]
-    grid = schedules(paper("cifar10", model, low, high))
+    windows = [(0, 20), (152, 162)]  # the first epochs, and after the first decay
+    grid = schedules(get_preset(f"paper-{model}"), windows, late=(152, 172), interval=10)
     share = 0.1 if place.gpu else 0.02
     return {name: shortened(override(grid[name], words), share) for name in ARMS}
 

@@ -2,9 +2,9 @@
 
 A preset is a diff from the defaults; its docstring says the command, the machine and the minutes.
 A grid is a family of schedules of one preset: ``{schedule: configuration}``; every seed of a grid
-is a run of its own. ``families`` makes grids from a preset, ``cpu`` and ``paper`` are those of the
-two scales, ``language`` has language models on a text that is everywhere. ``own`` reads TOML files,
-also those that installed packages offer: the study's are among them.
+is a run of its own. ``families`` makes grids from a preset, ``cpu`` has those of minutes on two
+cores, ``language`` has language models on a text that is everywhere. ``own`` reads TOML files, also
+those that installed packages offer: the study's, the paper's scale included, are among them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from regimes.config import Registry, RunConfig, load_toml, override, to_dict
 from regimes.errors import ConfigError, nearest, require
 from regimes.policies import policy
-from regimes.presets import cpu, language, own, paper
+from regimes.presets import cpu, language, own
 from regimes.presets.families import schedules
 from regimes.presets.registry import GRIDS, PRESETS, Grid, grid, groups, preset
 
@@ -34,7 +34,6 @@ __all__ = [
     "language",
     "numbers",
     "own",
-    "paper",
     "preset",
     "schedules",
     "seeds_of",

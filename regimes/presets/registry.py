@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from regimes.config import Registry, RunConfig
@@ -17,7 +16,7 @@ preset, grid = PRESETS.register, GRIDS.register
 
 
 class Group(NamedTuple):
-    """The presets or grids of one file, or of the files with one ``group``.
+    """The presets or grids of one module, or of the files with one ``group``.
 
     Attributes:
         kind: "preset" or "grid".
@@ -28,19 +27,6 @@ class Group(NamedTuple):
     kind: str
     about: str
     rows: list[tuple[str, str]]
-
-
-def add(known: Registry, table: Mapping[str, tuple[str, Callable[[], Any]]]) -> None:
-    """Register a table of functions: name -> (options of the command and what it trains, function).
-
-    "--seeds 5: Figure 7" of a grid "mine" becomes the docstring "`regimes ablate mine --seeds 5`:
-    Figure 7."
-    """
-    verb = "run" if known is PRESETS else "ablate"
-    for name, (words, make) in table.items():
-        options, says = words.split(": ", 1) if words.startswith("--") else ("", words)
-        make.__doc__ = f"`{f'regimes {verb} {name} {options}'.rstrip()}`: {says}."
-        known[name] = make
 
 
 def groups(words: Sequence[str] = ()) -> list[Group]:
@@ -68,7 +54,6 @@ def _words(make: Any) -> tuple[str, str]:
     """The first sentence of the file that makes it, and what is said of it there."""
     if hasattr(make, "words"):  # of a package's file (`own`)
         return make.words()
-    function = make.func if isinstance(make, functools.partial) else make
-    first = (sys.modules[function.__module__].__doc__ or "").strip().partition("\n\n")[0]
+    first = (sys.modules[make.__module__].__doc__ or "").strip().partition("\n\n")[0]
     about = " ".join(first.split()).partition(";")[0].rstrip(".")
     return about, " ".join((make.__doc__ or "").split())

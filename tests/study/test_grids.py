@@ -32,8 +32,11 @@ def test_a_pre_registered_grid_is_as_it_was(path: Path) -> None:
 
 
 def test_every_grid_and_preset_of_the_study_is_offered() -> None:
-    assert {path.stem for path in FOLDER.glob("*.toml")} == {*DIGESTS} - {"preset deep-linear"}
-    assert digest({"none": get_preset("deep-linear")}) == DIGESTS["preset deep-linear"]
+    presets = {path.stem for path in (FOLDER / "presets").glob("*.toml")}
+    grids = {path.stem for path in FOLDER.glob("*.toml")}
+    assert grids | {f"preset {name}" for name in presets} == {*DIGESTS}
+    for name in presets:
+        assert digest({"none": get_preset(name)}) == DIGESTS[f"preset {name}"], name
 
 
 def python(code: str, folder: Path, *paths: Path) -> subprocess.CompletedProcess[str]:
@@ -57,7 +60,7 @@ from regimes.errors import ConfigError
 from regimes.presets import GRIDS, get_grid, get_preset, groups
 for name in GRIDS:
     get_grid(name)
-assert get_preset("smoke") and get_grid("paper-figure2") and groups()
+assert get_preset("smoke") and get_grid("lm-small") and groups()
 try:
     get_grid("tournament-smoke")
 except ConfigError as error:

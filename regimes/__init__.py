@@ -10,7 +10,7 @@ Vocabulary (one word for one thing, in code, command line and plots):
 - *detector*: a pure function from a statistic's history to "is this a critical regime?".
 - *policy*: turns detector answers, epochs and learning-rate events into the next levels.
 - *instrument*: measures a statistic during training and leaves no trace on the run.
-- *traffic*: what was handed to the collectives, as floats (the paper's count) and bytes.
+- *traffic*: what was passed to the collectives, as floats (the paper's count) and bytes.
 - *record*: what a run leaves on disk: enough for every figure and for replaying every policy.
 
 In five lines::

@@ -19,7 +19,7 @@ from torch import Tensor
 Key = str | int
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # SplitMix64's constants, as signed integers
 FACTORS = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
-BLOCK = 1 << 14  # words that a CPU's cache holds
+BLOCK = 1 << 14  # words that fit into a CPU's cache
 
 
 def derive(*key: Key) -> int:
@@ -54,15 +54,15 @@ def uniform(wanted: Sequence[tuple[int, int]], device: torch.device) -> list[Ten
     SplitMix64 (Steele, Lea & Flood, 2014): the i-th word is a hash of seed + i * GOLDEN, so that
     all are made at once. Each word gives two numbers, its lower half the first.
     """
-    words = [-(-size // 2) for _, size in wanted]
-    flat = torch.empty(2 * sum(words), device=device)
-    pieces = flat.split([2 * count for count in words])
+    counts = [-(-size // 2) for _, size in wanted]
+    flat = torch.empty(2 * sum(counts), device=device)
+    pieces = flat.split([2 * count for count in counts])
     if device.type == "cpu":
         for (seed, _), piece in zip(wanted, pieces, strict=True):
             _fill(piece.numpy(), seed)
     else:
-        counters = torch.arange(1, max(words) + 1, device=device).mul_(GOLDEN)
-        pairs = zip(wanted, words, strict=True)
+        counters = torch.arange(1, max(counts) + 1, device=device).mul_(GOLDEN)
+        pairs = zip(wanted, counts, strict=True)
         state = torch.cat([counters[:count] + _signed(seed) for (seed, _), count in pairs])
         _mix(state, lambda z, bits: (z >> bits) & (2 ** (64 - bits) - 1))
         torch.mul((state.view(torch.int32) >> 8) & (2**24 - 1), 2.0**-24, out=flat)
@@ -71,10 +71,10 @@ def uniform(wanted: Sequence[tuple[int, int]], device: torch.device) -> list[Ten
 
 def _fill(row: Float[np.ndarray, " numbers"], seed: int) -> None:
     """Fill a row by numpy, block by block in the cache: half the time of ``torch.rand``."""
-    words = len(row) // 2
-    counters = np.arange(1, min(BLOCK, words) + 1) * GOLDEN
-    for start in range(0, words, BLOCK):
-        state = counters[: words - start] + _signed(seed + start * GOLDEN)
+    count = len(row) // 2
+    counters = np.arange(1, min(BLOCK, count) + 1) * GOLDEN
+    for start in range(0, count, BLOCK):
+        state = counters[: count - start] + _signed(seed + start * GOLDEN)
         _mix(state, lambda z, bits: (z.view(np.uint64) >> np.uint64(bits)).view(np.int64))
         halves = (state.view(np.uint32) >> np.uint32(8)).view(np.int32)
         part = row[2 * start : 2 * (start + len(state))]
@@ -90,5 +90,5 @@ def _mix(state: Any, shifted: Callable[[Any, int], Any]) -> None:
 
 
 def _signed(number: int) -> int:
-    """Modulo 2^64, in a signed 64-bit integer."""
+    """The number modulo 2^64, as a signed 64-bit integer."""
     return (number + 2**63) % 2**64 - 2**63

@@ -184,9 +184,9 @@ def _run(
         clock.expected = before[0] + ended * step.minutes
         clock.taken = before[1] + (time.monotonic() - start) / 60
         rest = clock.left(later + (len(todo) - ended) * step.minutes)
-        said = f"failed: {error}" if error else "done"
+        result = f"failed: {error}" if error else "done"
         say(
-            f"{step.folder} [{ended}/{len(todo)}] {folder.parent.name}/{folder.name}: {said}, "
+            f"{step.folder} [{ended}/{len(todo)}] {folder.parent.name}/{folder.name}: {result}, "
             f"{rest} left"
         )
 

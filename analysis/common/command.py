@@ -4,7 +4,7 @@ A module's ``main`` reads records, prints tables and writes its files through `F
 
     files = Files(records, out)
     files.figure("levels", level_map(load_all(records)))
-    return files.said()
+    return files.print_paths()
 
 ``python -m analysis NAME WORDS`` runs it by `start`, ``regimes figure NAME WORDS`` by `call`.
 """
@@ -114,10 +114,12 @@ class Files:
         self.table(f"{prefix}differences", pairs)
         self.text(f"{prefix}table.md", compare.markdown(rows, pairs, about))
 
-    def said(self) -> list[Path]:
-        """Print what was written, and return it."""
+    def print_paths(self) -> list[Path]:
+        """Print the paths of the files that were written, and return them."""
         print(*self.paths, sep="\n")
         return self.paths
+
+    said = print_paths  # its name in version 0.2, which figures of other packages may call
 
 
 # -- start -----------------------------------------------------------------------------------

@@ -114,10 +114,10 @@ def table(
         baseline: compare each other schedule with this one, and nothing else.
     """
     by_schedule = groups(runs, needed)
-    shown, by_run = reached([run for group in by_schedule.values() for run in group])
+    metric, by_run = reached([run for group in by_schedule.values() for run in group])
     by_run["floats"] /= 1e6
     rows = by_run.groupby("name", sort=False).agg(
-        **{"n": ("seed", "size"), shown.name: (shown.name, "mean"), "sd": (shown.name, "std")},
+        **{"n": ("seed", "size"), metric.name: (metric.name, "mean"), "sd": (metric.name, "std")},
         floats_M=("floats", "mean"),
     )
     base = next((name for name in BASELINES if name in by_schedule), None)
@@ -129,9 +129,9 @@ def table(
         known = [{*two} for two in chosen]
         chosen += [two for two in pairs_of(list(by_schedule)) if {*two} not in known]
     if needed:
-        pairs = pd.DataFrame([pair(by_run, a, b, shown) for a, b in chosen])
+        pairs = pd.DataFrame([pair(by_run, a, b, metric) for a, b in chosen])
     else:
-        pairs = differences(by_run, chosen, shown)
+        pairs = differences(by_run, chosen, metric)
     return rows.rename_axis("schedule").reset_index(), pairs
 
 
@@ -158,11 +158,11 @@ def _mean_and_sd(row: Row, shown: looks.Metric) -> str:
 def show(rows: pd.DataFrame, pairs: pd.DataFrame) -> None:
     """Print both tables."""
     console = stdout.console(highlight=False)
-    for shown in as_text(rows, pairs)[: 2 if len(pairs) else 1]:
-        console.print(shown.drawn(), "")
+    for drawn in as_text(rows, pairs)[: 2 if len(pairs) else 1]:
+        console.print(drawn.drawn(), "")
 
 
 def markdown(rows: pd.DataFrame, pairs: pd.DataFrame, about: str) -> str:
     """Both tables, rounded, below words about their setting."""
-    parts = [about, *(shown.markdown() for shown in as_text(rows, pairs))]
+    parts = [about, *(table.markdown() for table in as_text(rows, pairs))]
     return "\n\n".join(parts) + "\n"

@@ -57,5 +57,7 @@ def outcome(expect: Expect, low: float, high: float, margin: float, p: float) ->
         return {"supported": "contradicted", "contradicted": "supported", "open": "open"}[other]  # type: ignore[return-value]
     if high < margin:
         return "contradicted"
-    shown = verdict(low, high, margin) == "better" and p < ALPHA and (low + high) / 2 >= margin
-    return "supported" if shown else "open"
+    significant = (
+        verdict(low, high, margin) == "better" and p < ALPHA and (low + high) / 2 >= margin
+    )
+    return "supported" if significant else "open"

@@ -228,4 +228,4 @@ def main(
     fig, numbers = figure_cost(runs, net, workers, algorithm=algorithm, buckets=buckets)
     show([str(records)], None, net, workers, algorithm=algorithm, buckets=buckets)
     files.figure("cost", (fig, numbers))
-    return files.said()
+    return files.print_paths()

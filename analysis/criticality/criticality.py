@@ -104,4 +104,4 @@ def main(records: Records, out: Out = None, known: bool = False, last: int = 1) 
     for name, rows in (("scores", scored), ("scores-by-seed", by_seed), ("against-dull", dull)):
         files.table(f"criticality-{name}", rows)
     files.page("criticality", "", *tables(curve, arms, scored, dull, tested_by(trunks[0])))
-    return files.said()
+    return files.print_paths()

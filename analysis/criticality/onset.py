@@ -137,4 +137,4 @@ def main(records: Several, out: Out = None) -> list[Path]:
         )
     files = Files(records[0], out)
     files.figure("onset", figure([tree(load_all(path)) for path in records]))
-    return files.said()
+    return files.print_paths()

@@ -135,4 +135,4 @@ def main(
     files.figure("agreement", figure(runs, reference, change))
     files.table("agreement-pairs", rows)
     files.table("agreement-detectors", in_other_runs.assign(**columns).reset_index())
-    return files.said()
+    return files.print_paths()

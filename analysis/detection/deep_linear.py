@@ -244,4 +244,4 @@ def main(records: Records, out: Out = None) -> list[Path]:
     about = f"{style.setting(plain[0])} (without a deficit)."
     files.page("deep-linear", about, *as_text(harm, finding))
     files.figure("deep-linear", figure([*plain, *runs], harm, called))
-    return files.said()
+    return files.print_paths()

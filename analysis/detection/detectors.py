@@ -61,4 +61,4 @@ def main(
     files = Files(f"{name_of(runs[0])}/detectors", out)
     result = detect.main(runs, detectors, files.folder)
     files.figure("bands", bands(detect.read(runs), result))
-    return files.said()
+    return files.print_paths()

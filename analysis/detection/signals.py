@@ -116,4 +116,4 @@ def main(run: Path, out: Out = None) -> list[Path]:
     record = load(run)
     files = Files(record.name, out)
     files.figure("signals", signals(record))
-    return files.said()
+    return files.print_paths()

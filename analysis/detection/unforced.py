@@ -37,8 +37,8 @@ class Change:
     """What a score is.
 
     Attributes:
-        back: epochs that it looks back.
-        absolute: the change itself, in place of its ratio to the older value.
+        back: epochs between the two values that are compared.
+        absolute: whether the score is the difference, in place of its ratio to the older value.
     """
 
     back: int = 1
@@ -74,9 +74,9 @@ def scores(run: Record, change: Change = RELATIVE) -> pd.DataFrame:
             "scored, too few to mark a quarter of them"
         )
     columns = {}
-    for name, made in known.items():
-        values = signal_values(past, made, 0)
-        both = [made((values[epoch - change.back], values[epoch])) for epoch in epochs]
+    for name, detector in known.items():
+        values = signal_values(past, detector, 0)
+        both = [detector((values[epoch - change.back], values[epoch])) for epoch in epochs]
         columns[name] = [
             v.score if v.score is None or not change.absolute else v.score * abs(v.old or 0.0)
             for v in both
@@ -90,8 +90,8 @@ def scored(runs: Iterable[Record], change: Change = RELATIVE) -> dict[int, pd.Da
 
 
 def calls(table: pd.DataFrame) -> pd.DataFrame:
-    """What each detector calls: its largest scores, of equal ones the first, an undefined one last;
-    and the first epochs, as many.
+    """The epochs that each detector calls: those with its largest scores (of equal ones the first;
+    undefined ones last); and as many of the first epochs.
 
     >>> calls(pd.DataFrame({"a": [0.1, 0.9, 0.2, 0.3], "b": [np.nan, 0.0, 0.0, 0.0]})).to_numpy()
     array([[False, False,  True],
@@ -144,11 +144,11 @@ def with_reference(rows: pd.DataFrame, reference: str = REFERENCE) -> pd.DataFra
     """The pairs of which one detector is the reference, by the other's name.
 
     Raises:
-        RecordError: it is in none.
+        RecordError: no pair has it.
     """
     agreed = rows[(rows["a"] == reference) | (rows["b"] == reference)]
     if agreed.empty:
-        raise RecordError(f"the runs recorded no {reference!r} to hold the others against")
+        raise RecordError(f"the runs recorded no {reference!r}, with which the others are compared")
     return agreed.assign(detector=agreed["a"].where(agreed["b"] == reference, agreed["b"]))
 
 

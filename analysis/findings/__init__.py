@@ -7,7 +7,7 @@
 
 1. `NUMBERS` holds functions of the committed records, such as ``effect("small", "low", "high")``.
 2. A template (``templates/*.md.jinja``) calls them by name where a sentence states the result, and
-   says beside the sentence what has to hold for it: ``{{ effect(...) | above | ci(2) }}`` fails
+   says next to the sentence what has to hold for it: ``{{ effect(...) | above | ci(2) }}`` fails
    where the interval does not lie above zero.
 3. Results are kept in ``docs/findings/numbers.json`` with a digest of each archive they come from.
    A number is computed again when one of its archives has changed, so that most edits of a text

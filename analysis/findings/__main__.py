@@ -21,8 +21,8 @@ def main(again: bool = False) -> None:
         changed = pages.write(store)
     except ClaimError as error:
         raise SystemExit(f"error: {error}") from None
-    said = "\n".join(str(path.relative_to(ROOT)) for path in changed)
-    stdout.console(highlight=False).print(said or "all pages are as they should be")
+    written = "\n".join(str(path.relative_to(ROOT)) for path in changed)
+    stdout.console(highlight=False).print(written or "all pages are as they should be")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from .values import Interval, decimal
 
 
 class ClaimError(Exception):
-    """The number beside a sentence does not say what the sentence says."""
+    """A number does not support the sentence that quotes it."""
 
 
 def above(value: Interval, least: float = 0.0) -> Interval:
@@ -92,7 +92,7 @@ def g(value: float, digits: int = 2) -> str:
 
 
 def named_verdict(value: Interval, margin: float = 1.0) -> str:
-    """What the interval says beside a margin (`analysis.common.verdicts`)."""
+    """What the interval says, compared with a margin (`analysis.common.verdicts`)."""
     return verdict(value.low, value.high, margin)
 
 

@@ -52,7 +52,7 @@ def instrument_cost(source: str, name: str) -> float:
 
 @number
 def agreement_table() -> str:
-    """Every detector beside the eigenvalue."""
+    """Every detector compared with the eigenvalue."""
     runs = records(SIGNALS)
     tables = unforced.scored(runs)
     rows, others = unforced.over_seeds(unforced.pairs(tables)), unforced.other_runs(tables, TOP)
@@ -82,9 +82,9 @@ def rule_kappa(a: str, b: str, granularity: str = "epoch") -> dict[str, float]:
     pairs = bench([run for run in records("small-signals") if run.name == "low"]).pairs
     kept = pairs[(pairs["a"] == a) & (pairs["b"] == b) & (pairs["granularity"] == granularity)]
     values = kept["kappa"].to_list()
-    found = mean_of(values)
-    half = found.mean - found.low
-    return {"value": found.mean, "half": half, "least": min(values), "most": max(values)}
+    kappa = mean_of(values)
+    half = kappa.mean - kappa.low
+    return {"value": kappa.mean, "half": half, "least": min(values), "most": max(values)}
 
 
 @number

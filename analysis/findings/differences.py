@@ -33,10 +33,10 @@ def effect(source: str, a: str, b: str) -> Interval:
 def family(source: str, *pairs: str) -> dict[str, Interval]:
     """Effects "a - b", with Holm's correction over all that are named."""
     effects = {pair: effect(source, *pair.split(" - ")) for pair in pairs}
-    corrected = holm([found.p for found in effects.values()])
+    corrected = holm([effect_of.p for effect_of in effects.values()])
     return {
-        pair: Interval(found.mean, found.low, found.high, found.n, found.p, p)
-        for (pair, found), p in zip(effects.items(), corrected, strict=True)
+        pair: Interval(effect_of.mean, effect_of.low, effect_of.high, effect_of.n, effect_of.p, p)
+        for (pair, effect_of), p in zip(effects.items(), corrected, strict=True)
     }
 
 

@@ -17,9 +17,9 @@ STATIC = ["rank 1", "rank 2", "rank 3"]
 
 def _wide(source: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Bits and the logarithm of floats, a row per seed and a column per arm."""
-    each, shown = entries(source)
+    runs, metric = entries(source)
     values, floats = (
-        each.pivot(index="seed", columns="name", values=x) for x in (shown.name, "floats")
+        runs.pivot(index="seed", columns="name", values=x) for x in (metric.name, "floats")
     )
     return values, floats.map(math.log)
 
@@ -69,12 +69,12 @@ def highest_without(source: str, seed: int, *arms: str) -> float:
 @number
 def mean_ranks(source: str, arm: str) -> list[float]:
     """The mean rank over compressed layers and seeds, unit by unit."""
-    each = []
+    ranks = []
     for run in records(source):
         if run.name == arm:
             rows = run.layers[run.layers["level"] != "dense"]
-            each.append(rows["level"].str[1:].astype(int).groupby(rows["epoch"]).mean())
-    return [float(x) for x in pd.concat(each, axis=1).mean(axis=1)]
+            ranks.append(rows["level"].str[1:].astype(int).groupby(rows["epoch"]).mean())
+    return [float(x) for x in pd.concat(ranks, axis=1).mean(axis=1)]
 
 
 @number

@@ -72,7 +72,7 @@ def _filled(block: str) -> str:
 
 
 def _environment(store: Store) -> jinja2.Environment:
-    made = jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         undefined=jinja2.StrictUndefined,
         autoescape=False,  # Markdown
@@ -80,10 +80,10 @@ def _environment(store: Store) -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters.update(FILTERS)
-    made.globals["check"] = check
-    made.globals.update({key: functools.partial(store.get, key) for key in store.functions})
-    return made
+    environment.filters.update(FILTERS)
+    environment.globals["check"] = check
+    environment.globals.update({key: functools.partial(store.get, key) for key in store.functions})
+    return environment
 
 
 def write(store: Store, chosen: Iterable[str] | None = None) -> list[Path]:

@@ -27,8 +27,8 @@ def _scores(source: str) -> pd.DataFrame:
 def _harms(source: str, arm: str, onset: int) -> list[float]:
     """Harm in the end of one pulse, a value per seed in the order of the seeds."""
     note(f"{source}.tar.xz")
-    each = _each(source)
-    rows = each[(each["arm"] == arm) & (each["onset"] == onset)].sort_values("seed")
+    runs = _each(source)
+    rows = runs[(runs["arm"] == arm) & (runs["onset"] == onset)].sort_values("seed")
     return [float(value) for value in rows["harm"]]
 
 
@@ -67,13 +67,13 @@ def harms_added(source: str, pulses: str, minus: str = "", times: float = 1.0) -
     Args:
         pulses, minus: "ARM from ONSET", separated by semicolons.
     """
-    terms = [(1.0, words) for words in pulses.split("; ")]
-    terms += [(-times, words) for words in minus.split("; ") if words]
+    terms = [(1.0, pulse) for pulse in pulses.split("; ")]
+    terms += [(-times, pulse) for pulse in minus.split("; ") if pulse]
     values = []
-    for factor, words in terms:
-        arm, _, onset = words.rpartition(" from ")
+    for factor, pulse in terms:
+        arm, _, onset = pulse.rpartition(" from ")
         values.append([factor * harm for harm in _harms(source, arm, int(onset))])
-    return mean_of([sum(each) for each in zip(*values, strict=True)])
+    return mean_of([sum(by_seed) for by_seed in zip(*values, strict=True)])
 
 
 @number
@@ -106,8 +106,8 @@ def signal_minus(source: str, arm: str, signal: str, dull: str) -> Interval:
 def pulses_table(source: str) -> str:
     """Harm by onset, of every pulse."""
     note(f"{source}.tar.xz")
-    shown = tested_by(harm.trunks(harm.pairs(records(source)))[0])
-    return criticality.onset_table(harm.curve(_each(source)), shown).markdown()
+    metric = tested_by(harm.trunks(harm.pairs(records(source)))[0])
+    return criticality.onset_table(harm.curve(_each(source)), metric).markdown()
 
 
 @number
@@ -118,13 +118,13 @@ def signals_table(source: str, arm: str) -> str:
 
 def _table(source: str, title: str) -> str:
     note(f"{source}.tar.xz")
-    each, by_seed = _each(source), _scores(source)
-    shown = tested_by(harm.trunks(harm.pairs(records(source)))[0])
-    made = criticality.tables(
-        harm.curve(each),
-        harm.arms(each),
+    runs, by_seed = _each(source), _scores(source)
+    metric = tested_by(harm.trunks(harm.pairs(records(source)))[0])
+    tables = criticality.tables(
+        harm.curve(runs),
+        harm.arms(runs),
         scores.over_seeds(by_seed),
         scores.against_dull(by_seed),
-        shown,
+        metric,
     )
-    return next(table for table in made if table.title == title).markdown()
+    return next(table for table in tables if table.title == title).markdown()

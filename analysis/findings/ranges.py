@@ -104,27 +104,27 @@ def bits_at(source: str, arm: str, rate: float) -> float:
 @number
 def better_seeds(source: str, arm: str, rate: float, other: float) -> int:
     """Seeds that have fewer bits at one rate than at the other."""
-    each = usable_runs(source, "bits per byte")
-    wide = each[each["arm"] == arm].pivot(index="seed", columns="rate", values="bits per byte")
+    runs = usable_runs(source, "bits per byte")
+    wide = runs[runs["arm"] == arm].pivot(index="seed", columns="rate", values="bits per byte")
     return int((wide[rate] < wide[other]).sum())
 
 
 @number
 def endless(source: str, arm: str, metric: str) -> int:
     """Seeds whose range goes on to the largest rate that was tried, against the arm's own best."""
-    found = usable.ends(usable_runs(source, metric), named(metric))
-    kept = found[(found["arm"] == arm) & (found["rule"] == found["rule"].unique()[0])]
-    return int(np.isinf(kept["largest"]).sum())
+    ends = usable.ends(usable_runs(source, metric), named(metric))
+    largest_rates = ends[(ends["arm"] == arm) & (ends["rule"] == ends["rule"].unique()[0])]
+    return int(np.isinf(largest_rates["largest"]).sum())
 
 
 @number
 def end_of_rank(rank: int, rule: int = 0, points: float = 5.0) -> Interval:
     """The largest usable rate at a rank divided by that of its low-pass, by rule number
     ``rule``."""
-    each = usable_runs("rates + rates-low-pass")
+    runs = usable_runs("rates + rates-low-pass")
     with mock.patch.dict(usable.TOLERANCE, accuracy=points):
-        found = usable.ends(each, named("accuracy"))
-    kept = found[found["rule"] == found["rule"].unique()[rule]]
+        ends = usable.ends(runs, named("accuracy"))
+    kept = ends[ends["rule"] == ends["rule"].unique()[rule]]
     wide = kept.pivot(index="seed", columns="arm", values="largest")
     return of_ratios(np.log(wide[f"rank {rank}"] / wide[f"low-pass as rank {rank}"]).to_list())
 
@@ -133,9 +133,9 @@ def end_of_rank(rank: int, rule: int = 0, points: float = 5.0) -> Interval:
 def loss_of_lateness(rank: int) -> Interval:
     """Training loss of a low-pass minus that of PowerSGD at the same rank, each at the rate where
     its loss is smallest."""
-    each = usable_runs("rates + rates-low-pass")
-    means = each.groupby(["arm", "rate"])["train_loss"].mean()
-    at = each.set_index(["arm", "rate", "seed"])["train_loss"]
+    runs = usable_runs("rates + rates-low-pass")
+    means = runs.groupby(["arm", "rate"])["train_loss"].mean()
+    at = runs.set_index(["arm", "rate", "seed"])["train_loss"]
     late, ours = (
         at[arm][means[arm].idxmin()] for arm in (f"low-pass as rank {rank}", f"rank {rank}")
     )
@@ -175,8 +175,8 @@ def when(nats: float, epochs: str) -> Interval:
 def loss_ratio(epochs: str, of: str = "") -> Interval:
     """Loss at rank 1 divided by dense's in a window, mean over rates up to 0.1; with ``of``, that
     ratio divided by another window's."""
-    each = _when()
-    low_rates = each[each["rate"] <= 0.1]
+    losses = _when()
+    low_rates = losses[losses["rate"] <= 0.1]
     ratios = (low_rates["loss"] / low_rates["dense"]).map(math.log)
     logs = ratios.groupby([low_rates["window"], low_rates["seed"]]).mean()
     values = logs[f"epochs {epochs}"]
@@ -185,9 +185,9 @@ def loss_ratio(epochs: str, of: str = "") -> Interval:
 
 @number
 def early_gap(rate: float, minus: float = 0.0) -> Interval:
-    """How far rank 1 is behind dense after epochs 2-7, in nats; or that, minus another rate's."""
-    each = _when()
-    at = each[each["window"] == "epochs 2-7"]
+    """The loss of rank 1 minus dense's after epochs 2-7, in nats; or that, minus another rate's."""
+    losses = _when()
+    at = losses[losses["window"] == "epochs 2-7"]
     gaps = (at["loss"] - at["dense"]).groupby([at["rate"], at["seed"]]).mean().unstack()
     rows = gaps.T
     return mean_of((rows[rate] - rows[minus] if minus else rows[rate]).to_list())
@@ -196,8 +196,8 @@ def early_gap(rate: float, minus: float = 0.0) -> Interval:
 @number
 def least_early_gap(largest_rate: float) -> float:
     """The smallest mean `early_gap` over rates up to ``largest_rate``."""
-    each = _when()
-    at = each[(each["window"] == "epochs 2-7") & (each["rate"] <= largest_rate)]
+    losses = _when()
+    at = losses[(losses["window"] == "epochs 2-7") & (losses["rate"] <= largest_rate)]
     return float((at["loss"] - at["dense"]).groupby(at["rate"]).mean().min())
 
 

@@ -1,4 +1,4 @@
-"""A schedule derived from harm, beside one rank and others at its floats: numbers for templates."""
+"""A schedule derived from harm, compared with others at its floats: numbers for templates."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .values import Interval, mean_of
 
 def _of_one_rank(source: str, arm: str) -> list[float]:
     """An arm minus one rank throughout at its floats, a value per seed in their order."""
-    each, shown = entries(source)
-    return at_same_floats(each, arm, LADDERS["static"], shown.name)
+    runs, metric = entries(source)
+    return at_same_floats(runs, arm, LADDERS["static"], metric.name)
 
 
 @number
@@ -24,14 +24,14 @@ def beside_one_rank(source: str, arm: str, *others: str) -> Interval:
     """An arm minus the mean of others, each minus one rank throughout at its own floats."""
     rest = zip(*(_of_one_rank(source, other) for other in others), strict=True)
     pairs = zip(_of_one_rank(source, arm), rest, strict=True)
-    return mean_of([mine - fmean(theirs) for mine, theirs in pairs])
+    return mean_of([mine - fmean(other_gain) for mine, other_gain in pairs])
 
 
 @number
 def gain_beyond_half(source: str, arm: str, other: str) -> Interval:
     """By how much an arm's gain over one rank exceeds half of another's."""
     pairs = zip(_of_one_rank(source, arm), _of_one_rank(source, other), strict=True)
-    return mean_of([theirs / 2 - mine for mine, theirs in pairs])
+    return mean_of([other_gain / 2 - mine for mine, other_gain in pairs])
 
 
 @number

@@ -39,11 +39,11 @@ def arms_table(source: str) -> str:
 @number
 def arm(source: str, name: str) -> dict[str, Any]:
     """One of them, with predicted seconds on a fast, a middle and a slow network."""
-    row, shown = row_of(arms(source).reset_index(), arm=name), entries(source)[1]
-    found = {key: float(row[key]) for key in ("rate", "floats", "bytes")}
+    row, metric = row_of(arms(source).reset_index(), arm=name), entries(source)[1]
+    numbers = {key: float(row[key]) for key in ("rate", "floats", "bytes")}
     return {
-        **found,
-        "value": Interval(row[shown.name], row["ci_low"], row["ci_high"], n=int(row["n"])),
+        **numbers,
+        "value": Interval(row[metric.name], row["ci_low"], row["ci_high"], n=int(row["n"])),
         "of_dense": float(row["floats_of_dense"]),
         "bytes_of_dense": float(row["bytes_of_dense"]),
         "beside": float(row["bytes_of_dense"] - row["floats_of_dense"]),
@@ -72,24 +72,24 @@ def floats_ratio(source: str, a: str, b: str) -> float:
 @number
 def identical(source: str, a: str, b: str) -> bool:
     """Do two arms end in the same numbers for every seed?"""
-    each, shown = entries(source)
-    wide = each.pivot(index="seed", columns="name", values=shown.name)
+    runs, metric = entries(source)
+    wide = runs.pivot(index="seed", columns="name", values=metric.name)
     return bool((wide[a] == wide[b]).all())
 
 
 @number
 def seed_value(source: str, name: str, seed: int) -> float:
     """The metric of one run."""
-    each, shown = entries(source)
-    return float(each.set_index(["name", "seed"])[shown.name][name, seed])
+    runs, metric = entries(source)
+    return float(runs.set_index(["name", "seed"])[metric.name][name, seed])
 
 
 @number
 def mean_at_rates(source: str, low: float, high: float) -> dict[str, float]:
     """The arms that chose rates in a range: how many, and the mean of their metrics."""
-    rows, shown = arms(source), entries(source)[1]
-    kept = rows[rows["rate"].between(low, high)]
-    return {"arms": len(kept), "value": float(kept[shown.name].mean())}
+    rows, metric = arms(source), entries(source)[1]
+    chosen = rows[rows["rate"].between(low, high)]
+    return {"arms": len(chosen), "value": float(chosen[metric.name].mean())}
 
 
 # -- against controls ------------------------------------------------------------------------
@@ -134,8 +134,8 @@ def timing(source: str, name: str, control: str) -> Interval:
 @number
 def minus_control_without_seed(source: str, name: str, control: str, seed: int) -> Interval:
     """`minus_control` without one seed."""
-    each, shown = entries(source)
-    return _row(comparisons(each[each["seed"] != seed], shown), name, control)
+    runs, metric = entries(source)
+    return _row(comparisons(runs[runs["seed"] != seed], metric), name, control)
 
 
 @number
@@ -146,10 +146,10 @@ def comparisons_table(source: str) -> str:
 
 def _summed_up(rows: pd.DataFrame) -> dict[str, Any]:
     known = rows[rows["n"] > 0]
-    kept = known[known["p_holm"] < 0.05]
+    significant = known[known["p_holm"] < 0.05]
     return {
         "tested": len(known),
-        "significant": [f"{row['arm']} - {row['control']}" for _, row in kept.iterrows()],
+        "significant": [f"{row['arm']} - {row['control']}" for _, row in significant.iterrows()],
         "least_p": float(known["p_holm"].min()),
         "largest_p": float(known["p_holm"].max()),
         "widest": float((known["ci_high"] - known["ci_low"]).max() / 2),
@@ -228,12 +228,12 @@ def events_table() -> str:
 def known_event(control: str) -> dict[str, Any]:
     """Arms that know the event, against one kind of control, over all settings."""
     rows = pd.concat([_pairs(name) for name in SETTINGS])
-    kept = rows[rows["arm"].str.startswith("event ") & (rows["control"] == control)]
+    against = rows[rows["arm"].str.startswith("event ") & (rows["control"] == control)]
     return {
-        "count": len(kept),
-        "above_zero": int((kept["ci_low"] > 0).sum()),
-        "below_zero": int((kept["ci_high"] < 0).sum()),
-        "highest_end": float(kept["ci_high"].max()),
+        "count": len(against),
+        "above_zero": int((against["ci_low"] > 0).sum()),
+        "below_zero": int((against["ci_high"] < 0).sum()),
+        "highest_end": float(against["ci_high"].max()),
     }
 
 
@@ -242,13 +242,13 @@ def accordion_at_events() -> dict[str, Any]:
     """ACCORDION against the arm that knows the event, and any arm against one rank throughout."""
     rows = pd.concat([_pairs(name).assign(setting=name) for name in SETTINGS])
     ours = rows[(rows["control"] == "event") & rows["arm"].isin(["accordion 1", "accordion 3"])]
-    kept = ours[ours["p_holm"] < 0.05]
+    significant = ours[ours["p_holm"] < 0.05]
     static = rows[rows["control"] == "static"]
     wins = static[(static["difference"] > 0) & (static["p_holm"] < 0.05)]
     return {
         "lowest": float(ours["difference"].min()),
         "highest": float(ours["difference"].max()),
-        "significant": [f"{row['arm']} in {row['setting']}" for _, row in kept.iterrows()],
+        "significant": [f"{row['arm']} in {row['setting']}" for _, row in significant.iterrows()],
         "above_one_rank": len(wins),
     }
 

@@ -84,9 +84,9 @@ def mean_of(values: Sequence[float]) -> Interval:
 
 def of_ratios(logarithms: Sequence[float]) -> Interval:
     """Geometric mean of ratios from their logarithms, with interval; p is against a ratio of 1."""
-    found = mean_of(logarithms)
-    mean, low, high = (math.exp(x) for x in (found.mean, found.low, found.high))
-    return Interval(mean, low, high, n=found.n, p=found.p)
+    logs = mean_of(logarithms)
+    mean, low, high = (math.exp(x) for x in (logs.mean, logs.low, logs.high))
+    return Interval(mean, low, high, n=logs.n, p=logs.p)
 
 
 # -- as JSON ---------------------------------------------------------------------------------

@@ -227,4 +227,4 @@ def main(
         )
     with pd.option_context("display.width", 250, "display.max_columns", None):
         print(table(setting, runs).round(3).to_string(), "\n")
-    return files.said()
+    return files.print_paths()

@@ -151,4 +151,4 @@ def main(
     tables = compare.table(chosen, needed=(), all_pairs=True)
     files.compared(tables, f"{style.setting(chosen[0])}.", f"{name}-")
     files.table(f"{name}-decided", steps)
-    return files.said()
+    return files.print_paths()

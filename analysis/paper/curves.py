@@ -172,4 +172,4 @@ def main(
     if all(has(run, compare.tested_by(run)) for run in runs):
         tables = compare.table(runs, needed=(), all_pairs=True, baseline=baseline)
         files.compared(tables, f"{style.setting(runs[0])}.", f"{name}-")
-    return files.said()
+    return files.print_paths()

@@ -77,4 +77,4 @@ def main(
     """
     files = Files(records, out)
     files.figure(name, level_map(load_all(records), schedule, seed))
-    return files.said()
+    return files.print_paths()

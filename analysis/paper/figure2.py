@@ -166,4 +166,4 @@ def main(records: Records, out: Out = None) -> list[Path]:
     files.compared(table(runs), about)
     for name, draw in (("figure2a", figure2a), ("figure2b", figure2b), ("levels", level_map)):
         files.figure(name, draw(runs))
-    return files.said()
+    return files.print_paths()

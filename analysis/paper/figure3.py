@@ -222,4 +222,4 @@ def main(
     files.figure(f"figure3-{schedule}", figure3(runs, schedule, interval, eta))
     files.table(f"figure3-{schedule}-detectors", alone)
     files.table(f"figure3-{schedule}-pairs", pairs)
-    return files.said()
+    return files.print_paths()

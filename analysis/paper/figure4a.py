@@ -242,4 +242,4 @@ def main(records: Records, out: Out = None) -> list[Path]:
                 for r in rows.itertuples()
             ]
             print(f"  {word} (epoch {epoch}, n = {rows['n'].iloc[0]}): {'; '.join(texts)}")
-    return files.said()
+    return files.print_paths()

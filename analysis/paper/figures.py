@@ -97,7 +97,7 @@ FIGURES = {
         ("paper-figure2",),
     ),
     "3": Drawn(
-        "Top Hessian eigenvalue beside the gradient norm, and the epochs that each marks critical.",
+        "Top Hessian eigenvalue and gradient norm, and the epochs that each marks critical.",
         "figure3",
         ("small-signals", "smoke-signals"),
         ("paper-figure3",),

@@ -220,4 +220,4 @@ def main(out: Out = None) -> list[Path]:
     last["log"] *= last["data"].map(lambda name: 1.0 if name == "wikitext-2" else 100.0)
     both = last.merge(tables()[[*KEYS, "level", "accuracy"]], how="left").round(2)
     print(both.rename(columns={"accuracy": "printed"}).to_string(index=False))
-    return files.said()
+    return files.print_paths()

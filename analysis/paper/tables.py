@@ -215,4 +215,4 @@ def main(
     files = Files("tables", out)
     files.table("tables", rows)
     files.text("tables.md", markdown(rows))
-    return files.said()
+    return files.print_paths()

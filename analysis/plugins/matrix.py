@@ -77,10 +77,10 @@ class MatrixTask:
         return task.build(config, classes=self.classes, rows=self.rows)
 
     def batches(self, config: RunConfig, device: torch.device, dtype: torch.dtype) -> Entries:
-        change, shown = deficit(config.deficit), self.matrix
+        change, targets = deficit(config.deficit), self.matrix
         if isinstance(change, OtherMatrix):
-            shown = low_rank(self.rows, change.rank)
-        right, wrong = (self.values(m).to(device, dtype) for m in (self.matrix, shown))
+            targets = low_rank(self.rows, change.rank)
+        right, wrong = (self.values(m).to(device, dtype) for m in (self.matrix, targets))
         return Entries(self.places.to(device), right, wrong, config, change)
 
     def values(self, matrix: Tensor) -> Tensor:

@@ -67,14 +67,14 @@ class Rival:
     """One compressor at one level, its memories and its sums."""
 
     def __init__(self, table: dict[str, Any], context: MeasurementContext) -> None:
-        made, layers = compressor(_plain(table)), list(context.layers)
+        chosen, layers = compressor(_plain(table)), list(context.layers)
         self.table, self.level = _plain(table), table["level"]
         self.levels: list[Level] = [self.level if x.compressed else DENSE for x in layers]
         workers = context.world.workers
-        self.traffic = traffic_table(made, layers, self.level, workers)  # floats, bytes
-        self.met: list[float] | None = [0, 0, 0] if made.data_dependent else None  # and steps
+        self.traffic = traffic_table(chosen, layers, self.level, workers)  # floats, bytes
+        self.counted: list[float] | None = [0, 0, 0] if chosen.data_dependent else None  # and steps
         self.once, self.summed = (
-            Reducer(made, layers, World(workers), context.seed) for _ in range(2)
+            Reducer(chosen, layers, World(workers), context.seed) for _ in range(2)
         )
         for reducer in (self.once, self.summed):
             reducer.world.meter.dtype = context.world.meter.dtype
@@ -88,30 +88,34 @@ class Rival:
         self.sum += self._sent(self.summed, gradients)
 
     def _sent(self, reducer: Reducer, gradients: Sequence[Tensor]) -> Float[Tensor, " N"]:
-        found = reducer.reduce(range(len(gradients)), gradients, self.levels, None)
+        updates = reducer.reduce(range(len(gradients)), gradients, self.levels, None)
         layers = reducer.world.meter.take().layers
-        if self.met is not None and reducer is self.summed:
+        if self.counted is not None and reducer is self.summed:
             sent = sum(layers.values(), Traffic(0, 0))
-            self.met = [self.met[0] + sent.floats, self.met[1] + sent.bytes, self.met[2] + 1]
-        return torch.cat([u.flatten() for u in found.values()]).double().cpu()
+            self.counted = [
+                self.counted[0] + sent.floats,
+                self.counted[1] + sent.bytes,
+                self.counted[2] + 1,
+            ]
+        return torch.cat([u.flatten() for u in updates.values()]).double().cpu()
 
     def state_dict(self) -> dict[str, Any]:
         memories = [reducer.state_dict() for reducer in (self.once, self.summed)]
-        return {"memories": memories, "sum": self.sum, "met": self.met}
+        return {"memories": memories, "sum": self.sum, "met": self.counted}
 
     @property
     def sent(self) -> tuple[float, float]:
         """(floats, bytes) of a step."""
-        if self.met is None:
+        if self.counted is None:
             return self.traffic
-        floats, sent, steps = self.met
+        floats, sent, steps = self.counted
         return floats / max(steps, 1), sent / max(steps, 1)
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
         for reducer, memory in zip((self.once, self.summed), state["memories"], strict=True):
             reducer.load_state_dict(*memory)
             reducer.to(device)
-        self.sum, self.met = state["sum"].cpu(), state.get("met")
+        self.sum, self.counted = state["sum"].cpu(), state.get("met")
 
 
 class RivalsGauge:
@@ -126,17 +130,17 @@ class RivalsGauge:
         self.rivals = [Rival(table, context) for table in settings.tables]
         self.device = context.parameters[0].device
         self.sum = torch.zeros(sum(context.sizes), dtype=torch.float64)
-        self.whole = 0.0
+        self.energy = 0.0
 
     def step(self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor]) -> None:
-        everyone = stack
+        stacked = stack
         if self.world.processes > 1:
-            (everyone,) = self.world.ask(Gather(stack))
-        parts = everyone.split([layer.size for layer in self.layers], dim=1)
+            (stacked,) = self.world.ask(Gather(stack))
+        parts = stacked.split([layer.size for layer in self.layers], dim=1)
         gradients = [p.view(-1, *x.shape) for p, x in zip(parts, self.layers, strict=True)]
-        mean = everyone.double().mean(0).cpu()
+        mean = stacked.double().mean(0).cpu()
         self.sum += mean
-        self.whole += float(mean.square().sum())
+        self.energy += float(mean.square().sum())
         for rival in self.rivals:
             rival.step(gradients, mean)
 
@@ -144,11 +148,11 @@ class RivalsGauge:
         """Detail ``rivals``: of each its table, level, floats and bytes of a step, and the errors
         ``once``, of the epoch, and ``summed``, of the run so far (None where all was zero)."""
         size = float(self.sum.norm())
-        found = []
+        rivals = []
         for rival in self.rivals:
-            once = ratio(rival.lost, self.whole) ** 0.5
+            once = ratio(rival.lost, self.energy) ** 0.5
             summed = ratio(float((self.sum - rival.sum).norm()), size)
-            found.append(
+            rivals.append(
                 {
                     "compressor": rival.table,
                     "level": rival.level,
@@ -159,8 +163,8 @@ class RivalsGauge:
                 }
             )
             rival.lost = 0.0
-        self.whole = 0.0
-        return Reading(detail={"rivals": found})
+        self.energy = 0.0
+        return Reading(detail={"rivals": rivals})
 
     def state_dict(self) -> dict[str, Any]:
         return {"sum": self.sum, "rivals": [rival.state_dict() for rival in self.rivals]}

@@ -126,7 +126,7 @@ class OverlapGauge(EndOfEpochGauge):
         masks = _unpack(in_order, kinds * self.size).view(count, kinds, self.size)
         if not masks.any(2).all():
             raise TrainingError(  # on every process
-                f"the overlap instrument met a gradient that is not finite in epoch {epoch}, batch "
+                f"the overlap instrument got a gradient that is not finite in epoch {epoch}, batch "
                 f"size {batch}: lower optimizer.lr; the record up to the epoch before is intact"
             )
         return masks

@@ -134,4 +134,4 @@ def main(records: Records, out: Out = None) -> list[Path]:
     rows = table(entries(runs))
     files.page("collapse", f"{style.setting(runs[0])}.", as_text(rows))
     files.table("collapse", rows)
-    return files.said()
+    return files.print_paths()

@@ -166,4 +166,4 @@ def main(records: Records, out: Out = None) -> list[Path]:
     files.page("edge", "", text)
     print(f"edge: {edge_of(runs):.2f}")
     files.figure("edge", (drawn, by_epoch))
-    return files.said()
+    return files.print_paths()

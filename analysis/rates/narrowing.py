@@ -181,10 +181,10 @@ def figure(by_run: pd.DataFrame, run: Record) -> tuple[Figure, pd.DataFrame]:
 def _words(counts: list[int], run: Record) -> str:
     nats = " and ".join(f"{limit:g}" for limit in LOSSES)
     return (
-        "Six epochs at rank 1 (of each panel) in runs that have no compression otherwise, beside "
-        f"runs without any. Dotted: {nats} nats above the lowest loss without compression, up to "
-        f"which a rate is called usable. {style.seeds_in_words(counts)}; bars: 95 % t intervals; "
-        f"constant rates after a warm-up. {style.setting(run)}."
+        "Six epochs at rank 1 (of each panel) in runs that have no compression otherwise, compared "
+        f"with runs without any. Dotted: {nats} nats above the lowest loss without compression, up "
+        f"to which a rate is called usable. {style.seeds_in_words(counts)}; bars: 95 % t "
+        f"intervals; constant rates after a warm-up. {style.setting(run)}."
     )
 
 
@@ -196,4 +196,4 @@ def main(records: Records, out: Out = None) -> list[Path]:
     files.page("largest", f"{style.setting(runs[0])}.", as_text(rows))
     files.figure("narrowing", figure(by_run, runs[0]))
     files.table("largest", rows)
-    return files.said()
+    return files.print_paths()

@@ -187,4 +187,4 @@ def main(out: Out = None) -> list[Path]:
     files, rows = Files("quadratic", out), table()
     files.page("quadratic", "", as_text(rows))
     files.figure("quadratic", figure(rows))
-    return files.said()
+    return files.print_paths()

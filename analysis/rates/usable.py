@@ -270,4 +270,4 @@ def main(records: Several, out: Out = None) -> list[Path]:
     files.page("ranges", about, *(replace(t, title=f"Usable: {rule}") for rule, t in texts.items()))
     files.figure("mechanism", (drawn, points))
     files.table("ranges", rows)
-    return files.said()
+    return files.print_paths()

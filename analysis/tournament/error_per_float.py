@@ -185,4 +185,4 @@ def main(records: Records, out: Out = None) -> list[Path]:
     rows = errors(runs)
     files.page("rivals", f"{style.setting(runs[0])}.", as_text(rows))
     files.figure("rivals", figure(rows, runs[0]))
-    return files.said()
+    return files.print_paths()

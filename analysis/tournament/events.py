@@ -69,23 +69,23 @@ def differences(runs: list[Record]) -> pd.DataFrame:
 # -- numbers to text and figure --------------------------------------------------------------
 
 
-def as_text(by_setting: Mapping[str, pd.DataFrame], shown: Metric) -> Table:
+def as_text(by_setting: Mapping[str, pd.DataFrame], metric: Metric) -> Table:
     """A column per setting; * where p is below 0.05 after the setting's correction."""
     lines = []
     for i, (arm, control) in enumerate(PAIRS):
-        cells = (_cell(rows.iloc[i].to_dict(), shown) for rows in by_setting.values())
+        cells = (_cell(rows.iloc[i].to_dict(), metric) for rows in by_setting.values())
         lines.append((arm, control, *cells))
     return Table(("arm", "minus", *by_setting), lines, texts=2)
 
 
-def _cell(row: Row, shown: Metric) -> str:
+def _cell(row: Row, metric: Metric) -> str:
     if not row["n"]:
         return "other floats"
-    return difference_text(shown, if_alike="")(row) + ("*" if row["p_holm"] < ALPHA else "")
+    return difference_text(metric, if_alike="")(row) + ("*" if row["p_holm"] < ALPHA else "")
 
 
 def figure(
-    by_setting: Mapping[str, pd.DataFrame], run: Record, shown: Metric
+    by_setting: Mapping[str, pd.DataFrame], run: Record, metric: Metric
 ) -> tuple[Figure, pd.DataFrame]:
     """A panel per setting, a line per pair; filled where the difference survives correction.
 
@@ -98,7 +98,7 @@ def figure(
         for ax, (name, rows) in zip(panels, by_setting.items(), strict=True):
             _panel(ax, rows)
             ax.set_title(WORDS.get(name, name), loc="left")
-            ax.set_xlabel(f"difference, {shown.unit}")
+            ax.set_xlabel(f"difference, {metric.unit}")
         panels[0].set_yticks(range(len(PAIRS)), [f"{arm} - {control}" for arm, control in PAIRS])
         counts = [int(n) for rows in by_setting.values() for n in rows["n"] if n]
         style.caption(fig, _words(counts, run))
@@ -130,7 +130,7 @@ def main(records: Several, out: Out = None) -> list[Path]:
         runs = load_all(path)
         by_setting[name_of(path)] = differences(runs)
         ones.append(runs[0])
-    shown = tested_by(ones[0])
-    files.page("events", "", as_text(by_setting, shown))
-    files.figure("events", figure(by_setting, ones[0], shown))
-    return files.said()
+    metric = tested_by(ones[0])
+    files.page("events", "", as_text(by_setting, metric))
+    files.figure("events", figure(by_setting, ones[0], metric))
+    return files.print_paths()

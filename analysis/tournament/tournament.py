@@ -55,7 +55,7 @@ def entries(runs: Iterable[Record], networks: Sequence[str] = NETWORKS) -> pd.Da
     """
     by_arm = groups(runs)
     every = [run for group in by_arm.values() for run in group]
-    shown, by_run = compare.reached(every)
+    metric, by_run = compare.reached(every)
     by_run["rate"] = [run.rate for run in every]
     spent = {case.name: case for case in cases(every) if case.runs}
     for text in networks:
@@ -69,7 +69,9 @@ def entries(runs: Iterable[Record], networks: Sequence[str] = NETWORKS) -> pd.Da
     for unit in ("floats", "bytes"):
         by_run[f"dense_{unit}"] = [_dense(run, unit) for run in every]
     uncompressed = ["dense_floats", "dense_bytes"]
-    return by_run[["name", "seed", "rate", shown.name, "floats", "bytes", *uncompressed, *networks]]
+    return by_run[
+        ["name", "seed", "rate", metric.name, "floats", "bytes", *uncompressed, *networks]
+    ]
 
 
 def _dense(run: Record, unit: str) -> float:
@@ -78,7 +80,7 @@ def _dense(run: Record, unit: str) -> float:
     return float(per_step * run.epochs["steps"].sum())
 
 
-def table(by_run: pd.DataFrame, shown: Metric, networks: Sequence[str] = NETWORKS) -> pd.DataFrame:
+def table(by_run: pd.DataFrame, metric: Metric, networks: Sequence[str] = NETWORKS) -> pd.DataFrame:
     """One row per arm, from few floats to many: rate, n, metric with its 95 % t interval, and means
     of floats, bytes and seconds, the first two also as a share of dense's, or of a period of 1; of
     what dense would have sent where neither was run (nan if that is not known)."""
@@ -86,7 +88,7 @@ def table(by_run: pd.DataFrame, shown: Metric, networks: Sequence[str] = NETWORK
     for name, runs in by_run.groupby("name", sort=False):
         costs = runs[["floats", "bytes", *networks]].mean().to_dict()
         row = {"arm": name, "rate": runs["rate"].iloc[0], "n": len(runs)}
-        rows.append(row | estimate(runs[shown.name].to_list(), shown.name, "ci") | costs)
+        rows.append(row | estimate(runs[metric.name].to_list(), metric.name, "ci") | costs)
     by_arm = pd.DataFrame(rows).sort_values("floats", kind="stable", ignore_index=True)
     dense = by_arm[by_arm["arm"].isin(WHOLE)]
     for column in ("floats", "bytes"):
@@ -160,13 +162,13 @@ def edges(trials: Path, rates: pd.Series) -> list[str]:
 # -- numbers to text -------------------------------------------------------------------------
 
 
-def arms_as_text(rows: pd.DataFrame, shown: Metric) -> Table:
+def arms_as_text(rows: pd.DataFrame, metric: Metric) -> Table:
     """`table`, rounded."""
     columns = {
         "arm": word("arm"),
         "rate": number("rate", "g"),
         "n": word("n"),
-        f"{shown.heading} [95 %]": mean(shown.name, f".{shown.digits}f", "ci", ALIKE),
+        f"{metric.heading} [95 %]": mean(metric.name, f".{metric.digits}f", "ci", ALIKE),
         "floats, of dense": _percent("floats_of_dense"),
         "bytes": _percent("bytes_of_dense"),
     }
@@ -177,20 +179,20 @@ def _percent(column: str) -> Cell:
     return lambda row: "" if math.isnan(row[column]) else f"{100 * row[column]:.1f} %"
 
 
-def differences_as_text(pairs: pd.DataFrame, shown: Metric) -> Table:
+def differences_as_text(pairs: pd.DataFrame, metric: Metric) -> Table:
     """`comparisons` or `moments`, rounded."""
-    return as_text(pairs, shown, "minus, at its floats", "other floats")
+    return as_text(pairs, metric, "minus, at its floats", "other floats")
 
 
-def own_minus_shared_as_text(rows: pd.DataFrame, shown: Metric) -> Table:
+def own_minus_shared_as_text(rows: pd.DataFrame, metric: Metric) -> Table:
     """`own_minus_shared`, rounded."""
     columns = {
         "arm": word("arm"),
         "n": word("n"),
         "own rate": number("rate", "g"),
-        shown.heading: number(shown.name, f".{shown.digits}f"),
-        f"at {rows['shared'].iloc[0]:g}": number(f"{shown.name}_shared", f".{shown.digits}f"),
-        f"own - shared, {shown.unit} [95 %]": difference_text(shown),
+        metric.heading: number(metric.name, f".{metric.digits}f"),
+        f"at {rows['shared'].iloc[0]:g}": number(f"{metric.name}_shared", f".{metric.digits}f"),
+        f"own - shared, {metric.unit} [95 %]": difference_text(metric),
     }
     return as_table(rows, columns)
 
@@ -211,14 +213,14 @@ def main(
         shared: the same arms and seeds, all at one rate: compared with these.
     """
     files, runs = Files(records, out), load_all(records)
-    by_run, shown = entries(runs), tested_by(runs[0])
-    rows = table(by_run, shown)
-    pairs = {"differences": comparisons(by_run, shown), "moments": moments(by_run, shown)}
-    texts = [arms_as_text(rows, shown)]
-    texts += [differences_as_text(table, shown) for table in pairs.values() if len(table)]
+    by_run, metric = entries(runs), tested_by(runs[0])
+    rows = table(by_run, metric)
+    pairs = {"differences": comparisons(by_run, metric), "moments": moments(by_run, metric)}
+    texts = [arms_as_text(rows, metric)]
+    texts += [differences_as_text(table, metric) for table in pairs.values() if len(table)]
     if shared:
-        differences = own_minus_shared(by_run, entries(load_all(shared)), shown.name)
-        texts.append(own_minus_shared_as_text(differences, shown))
+        differences = own_minus_shared(by_run, entries(load_all(shared)), metric.name)
+        texts.append(own_minus_shared_as_text(differences, metric))
         files.table("shared", differences)
     files.page("tables", f"{style.setting(runs[0])}.", *texts)
     if trials and (far := edges(trials, rows.set_index("arm")["rate"])):
@@ -227,4 +229,4 @@ def main(
     files.table("arms", rows)
     for name, pair_rows in pairs.items():
         files.table(name, pair_rows)
-    return files.said()
+    return files.print_paths()

@@ -109,11 +109,11 @@ def numbers(runs: Iterable[Record], base: str = "accordion") -> pd.DataFrame:
         RecordError: see `compare.groups`.
     """
     by_schedule = compare.groups(runs, [base])
-    shown, by_run = compare.reached([run for group in by_schedule.values() for run in group])
+    metric, by_run = compare.reached([run for group in by_schedule.values() for run in group])
     rows = []
     for name in [name for name in LABELS if name in by_schedule]:
-        reached = estimate(by_run.loc[by_run["name"] == name, shown.name].to_list(), shown.name)
-        rows.append({"schedule": name} | reached | compare.pair(by_run, name, base, shown))
+        reached = estimate(by_run.loc[by_run["name"] == name, metric.name].to_list(), metric.name)
+        rows.append({"schedule": name} | reached | compare.pair(by_run, name, base, metric))
     return pd.DataFrame(rows)
 
 
@@ -121,23 +121,23 @@ def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
     """Accuracy against traffic, and each schedule's paired difference to ACCORDION."""
     rows = numbers(runs)
     one = next(run for run in runs if run.name == "accordion")
-    shown = compare.tested_by(one)
+    metric = compare.tested_by(one)
     looks = {name: style_of(name, i) for i, name in enumerate(rows["schedule"])}
     with style.theme():
         fig = style.figure(3.2)
         left, right = fig.subplots(1, 2)
         for row in rows.to_dict("records"):
             bar = {**looks[row["schedule"]].line, "linestyle": "", "capsize": 2.5, "elinewidth": 1}
-            half = row[f"{shown.name}_high"] - row[shown.name]
-            left.errorbar(row["traffic_ratio"], row[shown.name], half, **bar)
+            half = row[f"{metric.name}_high"] - row[metric.name]
+            left.errorbar(row["traffic_ratio"], row[metric.name], half, **bar)
         controls = rows[rows["schedule"] != "accordion"].iloc[::-1].to_dict("records")
         for y, row in enumerate(controls):
             bar = {**looks[row["schedule"]].line, "linestyle": "", "capsize": 2.5, "elinewidth": 1}
             right.errorbar(row["difference"], y, xerr=row["ci_high"] - row["difference"], **bar)
-        left.set(xlabel="floats sent, of ACCORDION's", ylabel=shown.label)
+        left.set(xlabel="floats sent, of ACCORDION's", ylabel=metric.label)
         right.axvline(0, color="black", linewidth=0.8)
         right.set_yticks(range(len(controls)), [LABELS[row["schedule"]] for row in controls])
-        right.set(ylim=(-0.6, len(controls) - 0.4), xlabel=f"minus ACCORDION ({shown.unit})")
+        right.set(ylim=(-0.6, len(controls) - 0.4), xlabel=f"minus ACCORDION ({metric.unit})")
         style.caption(
             fig,
             f"Last {compare.LAST} epochs' mean, {style.seeds_in_words(list(rows['n']))}. Left: "
@@ -160,4 +160,4 @@ def main(records: Records, out: Out = None, name: str = "controls") -> list[Path
     controls = pairs[pairs["schedule"] != "accordion"]
     files.figure(name, (fig, pairs))
     files.compared((rows, controls), f"{style.setting(runs[0])}.", f"{name}-")
-    return files.said()
+    return files.print_paths()

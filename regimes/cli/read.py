@@ -183,9 +183,9 @@ def figure(
 def doctor(
     records: Annotated[tuple[Path, ...], tyro.conf.Positional] = (), links: Path | None = None
 ) -> None:
-    """What is installed, which devices and backends work, which data sets are found. Of records:
-    is each readable, and as it was written? Started by torchrun or srun: do all processes meet,
-    are they alike, and how fast is what is between them?
+    """Check the installation, devices, backends and data sets; or records: whether each is readable
+    and unchanged. Started by torchrun or srun: whether all processes connect and are alike, and how
+    fast their links are.
 
     Args:
         records: runs, folders of runs or archives to check instead of the machine.

@@ -88,7 +88,7 @@ def ablate(
 
     welcome_plug_ins()
     require(jobs >= 1, "--jobs", jobs, "at least 1")
-    require(executor is not None or not option, "--option", option[:1], "--executor beside it")
+    require(executor is not None or not option, "--option", option[:1], "--executor as well")
     for text in option:
         require("=" in text, "--option", text, "the form key=value")
     named = _presets.seeds_of(grid) if seeds is None else None
@@ -115,8 +115,8 @@ def tune(
     what is best as configurations: `regimes ablate OUT/chosen` runs them with other seeds.
 
     Args:
-        grid: a grid, see `regimes presets`, or one preset or GRID/SCHEDULE. Of a name that is both,
-            the grid.
+        grid: a grid, see `regimes presets`, or one preset or GRID/SCHEDULE; where a grid and a
+            preset have one name, the grid.
         values: of a field, e.g. --values optimizer.lr=0.1,0.2,0.4; all combinations are tried.
         set: change a field in all runs; data.validation_size is needed.
         seeds: how many seeds choose.
@@ -144,7 +144,7 @@ def tune(
 
 @app.command
 def presets(words: Annotated[tuple[str, ...], tyro.conf.Positional] = ()) -> None:
-    """List presets and grids, or those that some words are about, or print one preset as TOML.
+    """List presets and grids, or those whose descriptions have some words; print one as TOML.
 
     Args:
         words: a preset, or GRID/SCHEDULE; or words to search for, e.g. topk gpu.

@@ -43,9 +43,9 @@ class GroupWorld(ProcessWorld):
     the default group, with ``close``, or when Python ends.
 
     Args:
-        call: what the processes are in, for errors about those that are not.
-        ranks: of more processes than the group has, by their ranks in the default group; they are
-            workers for the calls that all make together.
+        call: the user's call that all processes make, for errors about a process that does not.
+        ranks: the workers, by their ranks in the default group, where they are more than the group
+            has.
     """
 
     _guard_group: weakref.ref[Any] | None = None
@@ -112,13 +112,14 @@ class GroupWorld(ProcessWorld):
         return mine[0]
 
     def claim(self, what: str) -> None:
-        """Post that this group wants what only one group of the job can have; see ``claimants``."""
+        """Post this group's claim to something that only one group of a job can have, such as the
+        name of a record; see ``claimants``."""
         if self.processes < dist.get_world_size():
             _store(f"claim/{what}").set(str(self.first), "")
 
     def claimants(self, what: str) -> list[int]:
-        """The first processes of the groups that want it, this one included, in order. To be called
-        in a backward pass, with ``claim`` before the forward pass: groups that share a forward pass
+        """The first processes of the groups that claim it, this one included, in order. Call it in
+        a backward pass, with ``claim`` before the forward pass: groups that share a forward pass
         (a mesh of data and tensor parallel processes) have then all posted their claims."""
         store, count = _store(f"claim/{what}"), dist.get_world_size()
         others = range(count) if self.processes < count else ()

@@ -161,10 +161,10 @@ def sharding(tensor: Tensor) -> tuple[Any, list[str]] | None:
 
     if not isinstance(tensor, DTensor):
         return None
-    words: dict[Placement, str] = {Rows(0): "rows"}
+    names: dict[Placement, str] = {Rows(0): "rows"}
     places = tensor.placements
     return tensor.device_mesh, [
-        words.get(p, "copies" if p.is_replicate() else f"{p}") for p in places
+        names.get(p, "copies" if p.is_replicate() else f"{p}") for p in places
     ]
 
 
@@ -179,9 +179,9 @@ def sharded_tensor(rows: Tensor, mesh: Any, shape: Sequence[int]) -> Tensor:
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor import Shard as Rows
 
-    whole = torch.empty(tuple(shape), device="meta")
+    full = torch.empty(tuple(shape), device="meta")
     return DTensor.from_local(
-        rows, mesh, [Rows(0)], run_check=False, shape=whole.shape, stride=whole.stride()
+        rows, mesh, [Rows(0)], run_check=False, shape=full.shape, stride=full.stride()
     )
 
 
@@ -215,8 +215,8 @@ def _all_ranks(
             ) from error.with_traceback(None)
         columns.append(json.loads(store.get(str(rank))))
     ranks = [rank for island in zip(*columns, strict=False) for rank in island]
-    whole = len({*map(len, columns)}) == 1
-    if not whole or len({*ranks}) < len(ranks) or set(inside) - set(ranks):
+    alike = len({*map(len, columns)}) == 1
+    if not alike or len({*ranks}) < len(ranks) or set(inside) - set(ranks):
         raise ConfigError(
             f"replicas: the processes {sorted({*across})} hold the same rows as process "
             f"{dist.get_rank()}, and {sorted({*inside})} are its island: expected the other "

@@ -132,7 +132,7 @@ class Batched:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one step hands to the collectives.
+    """What one step passes to the collectives.
 
     Attributes:
         floats: the paper's convention, in elements of the model's dtype (other dtypes count by

@@ -98,7 +98,7 @@ class Watcher:
     """Watches the collectives of one process.
 
     Args:
-        who: names this process in errors.
+        label: names this process in errors.
         abort: weak reference to a method that aborts the communicators, which ends what hangs in a
             stream. Weak, because what has that method holds the group.
         limit: seconds that a collective may take once it is the oldest.
@@ -110,7 +110,7 @@ class Watcher:
     def __init__(
         self,
         presence: Presence,
-        who: str,
+        label: str,
         abort: weakref.WeakMethod[Callable[[], object]],
         limit: float,
         *,
@@ -119,7 +119,7 @@ class Watcher:
         suspect: Callable[[], object] = lambda: None,
         settled: Callable[[], object] = lambda: None,
     ) -> None:
-        self.presence, self.who, self.abort, self.limit = presence, who, abort, limit
+        self.presence, self.label, self.abort, self.limit = presence, label, abort, limit
         self.device, self.patience = device, patience
         self.suspect, self.settled = suspect, settled
         self.error: RegimesError | None = None
@@ -219,10 +219,10 @@ class Watcher:
             self.suspect()
 
     def _fail(self, name: str, reason: str) -> None:
-        self._stop(TrainingError(f"{self.who} lost contact with the others in {name} ({reason})"))
+        self._stop(TrainingError(f"{self.label} lost contact with the others in {name} ({reason})"))
 
     def _stop(self, error: RegimesError) -> None:
-        # in this order: who goes on after the abort must find the error
+        # in this order: a thread that goes on after the abort must find the error
         self.error = error.with_traceback(None)  # its frames hold the collective, and so the group
         self._clear()
         if (abort := self.abort()) is not None:

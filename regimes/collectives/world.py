@@ -48,7 +48,7 @@ FEW = 1 << 16  # numbers; to copy fewer costs less than a launch
 
 @dataclass
 class Meter:
-    """What was handed to the collectives since the last ``take``.
+    """What was passed to the collectives since the last ``take``.
 
     Attributes:
         layers: traffic per layer index; ``NO_LAYER`` has that of none (loss, buffers).
@@ -67,9 +67,9 @@ class Meter:
         """Count one request; ``tensor`` is stacked, its first row is one worker's share."""
         numbers = tensor.numel() // tensor.shape[0]
         size = numbers * tensor.element_size()
-        words = numbers if tensor.dtype == self.dtype else size / 4
+        floats_sent = numbers if tensor.dtype == self.dtype else size / 4
         times = {"gather": self.workers, "exchange": 0}.get(kind, 1)
-        floats = words * times if convention else 0
+        floats = floats_sent * times if convention else 0
         self.layers[layer] = self.layers[layer] + Traffic(floats, size)
         self.sent[kind] = self.sent.get(kind, 0) + size
         self.calls["broadcast"] += kind == "broadcast"

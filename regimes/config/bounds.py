@@ -72,9 +72,9 @@ def check_bounds(config: Any, where: str = "") -> None:
         if dataclasses.is_dataclass(value) and hint is not Any:  # a plug-in checks its own
             check_bounds(value, f"{name}.")
         elif (bounds := _declared(hint)) is not None:
-            for place, shown, number in _numbers(name, value):
+            for place, given, number in _numbers(name, value):
                 if number not in bounds:
-                    raise unexpected(place, shown, bounds.text)
+                    raise unexpected(place, given, bounds.text)
 
 
 @functools.cache

@@ -41,9 +41,9 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     for key in values:
         if key not in names:
             raise ConfigError(f"unknown key {where + key!r}: {nearest(key, names)}")
-    made = {k: convert(hints[k], v, where + k) for k, v in values.items()}
+    arguments = {k: convert(hints[k], v, where + k) for k, v in values.items()}
     try:
-        return cls(**made)
+        return cls(**arguments)
     except TypeError as error:
         raise ConfigError(f"{where.rstrip('.') or cls.__name__}: {error}") from None
 
@@ -116,9 +116,9 @@ def _convert_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
 
 
 def _describe(kind: Any) -> str:
-    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-    if kind in words:
-        return words[kind]
+    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    if kind in names:
+        return names[kind]
     if get_origin(kind) is tuple:
         inner = _describe(get_args(kind)[0]).removeprefix("a ")
         return f"a list of {f'{inner}s'.replace('list of', 'lists of').replace('ss', 's')}"

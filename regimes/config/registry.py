@@ -116,11 +116,11 @@ class Registry(dict[str, Any]):
         name = values.pop("name", None)
         if not isinstance(name, str):
             raise ConfigError(f"{where}.name is missing: {nearest('', self)}")
-        made: Any = from_dict(self.dataclass(name), values, f"{where}.")
+        plug_in: Any = from_dict(self.dataclass(name), values, f"{where}.")
         for part in self.has:
-            if not hasattr(made, part):
+            if not hasattr(plug_in, part):
                 raise ConfigError(f"{where}.name = {name!r} is no {self.kind}: it has no {part}")
-        return made
+        return plug_in
 
 
 def _plain(value: Any) -> Any:

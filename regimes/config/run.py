@@ -26,7 +26,7 @@ from regimes.config.bounds import (
 from regimes.config.convert import to_dict
 from regimes.errors import ConfigError
 
-Level = float | int | str  # a rank, a kept percentage, a number of bits, or "dense"
+Level = float | int | str  # a rank, the percentage that is sent, a number of bits, or "dense"
 DENSE = "dense"
 Signal = Literal["update", "global", "local-mean", "worker0", "movement", "movement/lr"]
 Schedules = Literal["step", "constant", "cosine", "linear", "wsd", "cyclic"]
@@ -52,7 +52,7 @@ class DataConfig:
     sequence: int = 35  # tokens of a window of a text
     windows: Literal["streams", "contiguous", "sampled"] | None = None  # how a text is read
     tokenizer: Literal["bytes", "bpe"] | None = None  # of a text but WikiText-2; None = "bytes"
-    vocabulary: int | None = None  # words of WikiText-2 that are kept, None = all; byte pairs
+    vocabulary: int | None = None  # of WikiText-2, in words, None = all; of "bpe", in byte pairs
     rows: int | None = None  # and columns, of a "matrix"; None = 100
     rank: int | None = None  # of a "matrix"; None = 5
 

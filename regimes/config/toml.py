@@ -164,11 +164,15 @@ def load_toml(path: str | Path) -> RunConfig:
         if table.keys() & {"schedules", "include"}:
             raise ConfigError(f"{path} is a grid of schedules: regimes ablate {path} trains it")
         for key in table:
-            _present_name(key)  # for its warning
+            _present_name(key)  # warns of an old name
         return from_dict(RunConfig, table)
     except FileNotFoundError:
         raise ConfigError(f"cannot read the configuration {path}: no such file") from None
-    except (OSError, ValueError, RecursionError) as error:  # of TOML, of UTF-8, of long numbers
+    except (
+        OSError,
+        ValueError,
+        RecursionError,
+    ) as error:  # no TOML, no UTF-8, or a number with thousands of digits
         raise ConfigError(f"cannot read the configuration {path}: {error}") from None
 
 

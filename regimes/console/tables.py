@@ -56,21 +56,21 @@ class Table:
         def text(cell: Any) -> Any:
             return Text(escape_control(cell)) if isinstance(cell, str) else cell
 
-        shown = Drawn(**{"box": None, "header_style": "bold", "pad_edge": False, **options})
-        shown.title, shown.caption = text(self.title) or None, text(self.note) or None
-        shown.title_justify = shown.caption_justify = "left"
-        for i, (head, words) in enumerate(zip(self.heads, self._words(), strict=True)):
-            width = max(least or 0, self._longest_word(i, word) if words else 0)
-            shown.add_column(
+        drawing = Drawn(**{"box": None, "header_style": "bold", "pad_edge": False, **options})
+        drawing.title, drawing.caption = text(self.title) or None, text(self.note) or None
+        drawing.title_justify = drawing.caption_justify = "left"
+        for i, (head, is_text) in enumerate(zip(self.heads, self._words(), strict=True)):
+            width = max(least or 0, self._longest_word(i, word) if is_text else 0)
+            drawing.add_column(
                 text(head),
-                justify="left" if words else "right",
-                no_wrap=not words,
+                justify="left" if is_text else "right",
+                no_wrap=not is_text,
                 overflow="fold",
                 min_width=width or None,
             )
         for row in self.rows:
-            shown.add_row(*map(text, row))
-        return shown
+            drawing.add_row(*map(text, row))
+        return drawing
 
     def markdown(self) -> str:
         """For a document, without title and note.
@@ -80,5 +80,5 @@ class Table:
         | --- | ---: |
         | low | 5 |
         """
-        rules = ["---" if words else "---:" for words in self._words()]
+        rules = ["---" if is_text else "---:" for is_text in self._words()]
         return "\n".join(f"| {' | '.join(line)} |" for line in (self.heads, rules, *self.rows))

@@ -65,9 +65,9 @@ def device(text: str) -> Device:
     if text in DEVICES:
         return DEVICES[text]
     if match := _DEVICE.fullmatch(text):
-        found = Device(float(match[1]) * 1e12, float(match[2]) * 1e9)
-        if min(found.flops, found.memory) > 0:
-            return found
+        given = Device(float(match[1]) * 1e12, float(match[2]) * 1e9)
+        if min(given.flops, given.memory) > 0:
+            return given
     raise ConfigError(
         f"--device {text}: no such device, {nearest(text, DEVICES)} Or give its speed, as "
         "312TFLOP/s,2039GB/s"
@@ -148,7 +148,7 @@ class Job:
     @property
     def sharding(self) -> Values:
         """Seconds of one device's link for FSDP: all parameters are gathered twice, in two bytes
-        each, and gradients are reduced once. They run beside the step's products."""
+        each, and gradients are reduced once. They run during the step's products."""
         share = (self.shards - 1) / self.shards
         moved = share * self.model.size * (2 * HALF + self.itemsize)
         return moved * 8 / self.within.bandwidth

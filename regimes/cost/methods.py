@@ -135,7 +135,7 @@ def table(job: Job, methods: Iterable[Method]) -> pd.DataFrame:
     """One row per method, the dense one first.
 
     Columns: method, seconds of a step; its parts compute, compress and communicate; ``hidden``, the
-    share of the communication that runs beside the backward pass; bytes that a slow link carries in
+    share of the communication that runs during the backward pass; bytes that a slow link carries in
     a step and ``bytes_per_day``; ``speed_up`` over dense, and ``break_even``, the bandwidth in
     bits/s below which the method is faster than dense (as `network.crossing`).
     """
@@ -213,5 +213,5 @@ def _text(seconds: float) -> str:
 
 
 def usual(job: Job) -> Sequence[Method]:
-    """The methods of a table whose user names none. In half precision a cast changes nothing."""
+    """The methods of a table by default. With a gradient in half precision a cast is left out."""
     return [parse(text) for text in USUAL if not (job.itemsize < WIDE and text.startswith("cast"))]

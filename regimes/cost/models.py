@@ -144,11 +144,11 @@ def from_callable(text: str) -> Model:
 
     if "" not in sys.path:
         sys.path.append("")  # modules of the current folder, after installed packages
-    made = _imported(text)
-    if isinstance(made, nn.Module):
-        return from_module(made, text)
-    require(callable(made), f"--model {text}", made, "a module, or a function that returns one")
-    return from_module(_on_meta(text, made), text)
+    target = _imported(text)
+    if isinstance(target, nn.Module):
+        return from_module(target, text)
+    require(callable(target), f"--model {text}", target, "a module, or a function that returns one")
+    return from_module(_on_meta(text, target), text)
 
 
 def _imported(text: str) -> Any:
@@ -160,7 +160,7 @@ def _imported(text: str) -> Any:
     if text.startswith("torchvision."):
         from regimes.data.sources import torchvision_datasets
 
-        torchvision_datasets()  # imports torchvision, even beside another torch than its own
+        torchvision_datasets()  # imports torchvision, even if it was built for another torch
     try:
         return Registry("model", {}).load(text)
     except ConfigError:

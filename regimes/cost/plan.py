@@ -136,7 +136,7 @@ def drawn(frame: pd.DataFrame, nodes: int) -> Table:
         )
     whose = "node" if nodes > 1 else "device"
     note = (
-        "ms of a step; hidden: share of the network's time that runs beside the backward pass; a "
+        "ms of a step; hidden: share of the network's time that runs during the backward pass; a "
         f"day: sent by each {whose}. Compression at the speed of the memory, a lower bound"
     )
     return Table(HEADS, lines, note)

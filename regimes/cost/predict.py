@@ -105,8 +105,8 @@ def main(
     frame = predict(work, network, workers, algorithm, buckets)
     console = new_console(highlight=False)
     console.print(f"{workers} workers, {network}, {algorithm}; ms per step")
-    shown = table(frame, unit="unit" if unit else "epoch")
-    console.print(shown.drawn(padding=(0, 0, 0, 1)))
+    result = table(frame, unit="unit" if unit else "epoch")
+    console.print(result.drawn(padding=(0, 0, 0, 1)))
     for sentence in mixed_circumstances({"levels": runs} if runs else {}):
         console.print(f"note: {sentence}", markup=False)
     if csv:

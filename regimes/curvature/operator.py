@@ -165,7 +165,9 @@ class HessianProduct:
                 room, needed = room - held, held
             flat = torch.cat([value.reshape(1), *(g.reshape(-1) for g in gradient)])
             total.add_(flat, alpha=weight)
-            del product  # before the next graph is built: memory for one beside those retained
+            del (
+                product
+            )  # before the next graph is built, so that only one is added to those retained
         if self.mean is not None:
             total = self.mean(total)
         if not bool(torch.isfinite(total).all()):

@@ -1,5 +1,5 @@
-"""What a measurement is taken of (a model, a `loss(model, batch)` and batches), and what keeps it
-from leaving a trace.
+"""The probe of a measurement: a model, a `loss(model, batch)` and batches. `preserved` restores the
+model after it.
 
 Instruments run in the middle of training. Inside `preserved(model)` they may run forward passes
 that update BatchNorm statistics, fill `.grad` and draw random numbers, and the run still ends in
@@ -147,7 +147,7 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
     if a.is_complex():
         a, b = torch.view_as_real(a), torch.view_as_real(b)
     if a.is_floating_point():
-        # of the same size: a tensor of no dimension, or of strides, has no other view
+        # an integer of the same size: only that view exists of a 0-d or strided tensor
         integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
         a, b = a.detach().view(integer), b.view(integer)
     return torch.equal(a, b)

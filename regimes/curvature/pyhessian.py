@@ -1,4 +1,4 @@
-"""PyHessian (Yao et al. 2020) behind the same signatures: its eigenvalues and its trace.
+"""PyHessian (Yao et al. 2020) with the same signatures: its eigenvalues and its trace.
 
 The paper's follow-ups use this library. It leaves the model in eval mode with `.grad` filled and
 draws from the global random stream, so it runs inside `preserved`. Its density no longer runs.

@@ -22,7 +22,7 @@ from regimes.curvature.probe import Estimate
 from regimes.errors import ConfigError, require
 from regimes.seeding import stream
 
-AT_ONCE = 4  # products that share a graph which has to be rebuilt
+AT_ONCE = 4  # products per graph, where graphs are rebuilt
 
 
 def eigenvalues(
@@ -69,8 +69,8 @@ def eigenvalues(
 def warm_start(previous: Eigenpairs | Float[Tensor, "k d"]) -> Float[Tensor, " d"]:
     """The sum of the previous eigenvectors (those that exist), as one start vector.
 
-    It keeps the polynomial degree of a single Krylov sequence and needed fewer products than a
-    block start of all of them.
+    A single vector keeps the polynomial degree of a single Krylov sequence. In measurements it
+    needed fewer products than a block of all vectors.
     """
     vectors = previous.vectors if isinstance(previous, Eigenpairs) else previous
     return vectors[torch.isfinite(vectors[:, 0])].sum(0)

@@ -24,7 +24,8 @@ def load(config: RunConfig) -> Task:
         )
     if only_for not in (None, name):
         given = (config.deficit or {})["name"]
-        require(False, "deficit.name", given, f"another, the data are no {only_for}")
+        expected = f"another deficit, this one is for data.name = {only_for!r}"
+        require(False, "deficit.name", given, expected)
     if name in TASKS:
         return TASKS.find(name)(config)
     if name in TEXTS:

@@ -85,7 +85,7 @@ def _training_order(
         return balanced_order(y, classes, config.train_size, "train"), None
     order, held = hold_out(y, classes, config.validation_size)
     if config.train_size is not None:
-        what = f"train, beside the {len(held)} for validation"
+        what = f"train, without the {len(held)} for validation"
         balanced_order(y[order], classes, config.train_size, what)  # raises if it is too small
     return order, held
 

@@ -73,10 +73,10 @@ class TextTask:
     def __init__(self, config: RunConfig) -> None:
         check(config)
         data = config.data
-        words = data.name == "wikitext-2"
-        self.corpus = (wikitext if words else tokens).load(data)
+        of_words = data.name == "wikitext-2"
+        self.corpus = (wikitext if of_words else tokens).load(data)
         self.sequence = data.sequence
-        self.layout: Layout = data.windows or ("streams" if words else "contiguous")
+        self.layout: Layout = data.windows or ("streams" if of_words else "contiguous")
         self.digest, self.size = self.corpus.digest, len(self.corpus.train)
         self.metric = "perplexity" if self.corpus.lengths is None else BITS
         self.splits = self.layout != "streams"  # else micro-batches would pass on hidden states

@@ -1,4 +1,4 @@
-"""A model and data that a program hands over, as a task (``regimes.simulate``)."""
+"""A model and data that a program passes to ``regimes.simulate``, as a task."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ Metric = Callable[[Any, Tensor], Tensor | float]  # likewise, a mean over the ba
 
 def logits(output: Any) -> Tensor:
     """A model's output, or the ``logits`` of an output object."""
-    found = getattr(output, "logits", output)
-    return full_precision(found) if isinstance(found, Tensor) else found
+    values = getattr(output, "logits", output)
+    return full_precision(values) if isinstance(values, Tensor) else values
 
 
 def usual_loss(output: Any, target: Tensor) -> Float[Tensor, ""]:
     """Mean cross-entropy of classes ``[b]`` or tokens ``[b, time]``, or the mean squared error of
     real targets."""
-    found = logits(output)
+    values = logits(output)
     if target.is_floating_point():
-        return F.mse_loss(found, target.view_as(found))
-    return F.cross_entropy(found.flatten(0, -2), target.flatten())
+        return F.mse_loss(values, target.view_as(values))
+    return F.cross_entropy(values.flatten(0, -2), target.flatten())
 
 
 def accuracy(output: Any, target: Tensor) -> Float[Tensor, ""]:
@@ -53,18 +53,18 @@ class Samples:
     """A map-style data set, or two tensors.
 
     Attributes:
-        whole: inputs and targets of all samples, where they are tensors.
+        tensors: inputs and targets of all samples, where they are tensors; else None.
     """
 
     def __init__(self, data: Any, name: str) -> None:
-        self.name, self.whole = name, None
+        self.name, self.tensors = name, None
         if isinstance(data, TensorDataset) and len(data.tensors) == 2:
             data = data.tensors
         if isinstance(data, tuple | list) and data and all(isinstance(x, Tensor) for x in data):
             good = len(data) == 2 and len(data[0]) == len(data[1]) > 0
             shapes = [tuple(part.shape) for part in data]
             require(good, name, shapes, "inputs and targets, as many of each")
-            self.whole = data[0].detach().cpu(), data[1].detach().cpu()
+            self.tensors = data[0].detach().cpu(), data[1].detach().cpu()
         elif not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
             kind = type(data).__name__
             raise DataError(
@@ -72,13 +72,13 @@ class Samples:
                 "a tuple of two tensors (a DataLoader has its data set in .dataset)"
             )
         self.data = data
-        self.count = len(self.whole[0]) if self.whole else len(data)
+        self.count = len(self.tensors[0]) if self.tensors else len(data)
         require(self.count > 0, name, self.count, "at least one sample")
 
     def take(self, index: Int64[Tensor, " n"]) -> Batch:
         """Inputs ``[n, ...]`` and targets ``[n, ...]`` of some samples."""
-        if self.whole is not None:
-            return self.whole[0][index], self.whole[1][index]
+        if self.tensors is not None:
+            return self.tensors[0][index], self.tensors[1][index]
         items = [self._item(i) for i in index.tolist()]
         try:
             return torch.stack([x for x, _ in items]), torch.stack([y for _, y in items])
@@ -100,18 +100,18 @@ class Samples:
         return x, y
 
     def digest(self) -> str:
-        """SHA-256 of samples at equal distances, and of their number."""
-        found = hashlib.sha256(str(self.count).encode())
+        """SHA-256 of the number of samples, and of `DIGESTED` of them at equal distances."""
+        digest = hashlib.sha256(str(self.count).encode())
         index = torch.arange(0, self.count, max(1, self.count // DIGESTED))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # for a data set that augments its samples
             for part in self.take(index):
-                found.update(part.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        return found.hexdigest()
+                digest.update(part.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
 
 class ObjectBatches(Shuffled):
-    """The training batches, in an order of their own each epoch."""
+    """The training batches, in a new order each epoch."""
 
     unit = "samples"
 
@@ -137,7 +137,7 @@ class ObjectBatches(Shuffled):
             yield self.moved(x), self.moved(y)
 
     def _drawn(self, index: Tensor, epoch: int, step: int, worker: int) -> Batch:
-        if self.samples.whole is not None:
+        if self.samples.tensors is not None:
             return self.samples.take(index)
         with torch.random.fork_rng(devices=[]):
             seed_generators(derive(self.seed, "samples", epoch, step, worker), torch.device("cpu"))
@@ -166,7 +166,7 @@ class ObjectTask:
         loss: Loss | None = None,
         metric: Metric | None = None,
     ) -> None:
-        self.made = model
+        self.model = model
         self.train, self.test = Samples(train, "train_data"), Samples(test, "test_data")
         self.size, self.outputs = self.train.count, 1
         self.criterion = loss or usual_loss
@@ -193,12 +193,12 @@ class ObjectTask:
 
     def build(self, config: RunConfig) -> nn.Module:
         """A copy of the module, or what the function returns under the run's seed."""
-        if isinstance(self.made, nn.Module):
-            model = copy.deepcopy(self.made)
+        if isinstance(self.model, nn.Module):
+            model = copy.deepcopy(self.model)
         else:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(derive(config.seed, "init"))
-                model = self.made()
+                model = self.model()
         require(isinstance(model, nn.Module), "model", type(model), "an nn.Module")
         self._check(model, getattr(torch, config.dtype))
         return model
@@ -220,9 +220,9 @@ class ObjectTask:
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             kind = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise ConfigError(f"the loss of a batch is {kind}: expected one number, a mean")
-        found = logits(output)
-        if isinstance(found, Tensor) and found.ndim:
-            self.outputs = found.shape[-1]
+        values = logits(output)
+        if isinstance(values, Tensor) and values.ndim:
+            self.outputs = values.shape[-1]
 
     def batches(self, config: RunConfig, device: torch.device, dtype: torch.dtype) -> ObjectBatches:
         return ObjectBatches(self.train, config, device, dtype)

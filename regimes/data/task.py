@@ -47,7 +47,7 @@ class Batches(ABC):
     def __len__(self) -> int:
         return self.steps
 
-    def rebatched(self, batch_size: int, workers: int | None = None) -> Any:  # own class
+    def rebatched(self, batch_size: int, workers: int | None = None) -> Any:  # of the same class
         """The same samples in the same order, in batches of another size; copies no tensor."""
         other = copy.copy(self)
         other.workers = workers or self.workers
@@ -56,8 +56,8 @@ class Batches(ABC):
 
 
 class Shuffled(Batches):
-    """Samples in an order of their own each epoch: step k takes the next W x b, and of these worker
-    w takes the positions w, w + W, w + 2 W, ..."""
+    """Samples in a new order each epoch: step k takes the next W x b, and of these worker w takes
+    the positions w, w + W, w + 2 W, ..."""
 
     count: int  # samples per epoch
     drop_last: bool
@@ -96,7 +96,7 @@ class Task(Protocol):
 
     @property
     def classes(self) -> int:
-        """Outputs of the network."""
+        """The number of outputs of the network."""
 
     def header(self) -> dict[str, Any]:
         """The data's entry in the record's header."""
@@ -119,7 +119,7 @@ class Task(Protocol):
         """The same on the ``data.validation_size`` held-out samples; DataError without any."""
 
     def extra_metrics(self, loss: float) -> dict[str, float]:
-        """Further metrics of a mean test loss for the record, by name."""
+        """Further metrics that follow from a mean test loss, by their names in the record."""
 
     def probe(self, batches: Any, world: World, size: int, batch: int) -> list[Batch]:
         """See `regimes.instruments.base.MeasurementContext`."""
@@ -134,8 +134,11 @@ def own_batches(world: World) -> Iterator[int]:
 
 
 def total(world: World, own: Mapping[int, Float64[Tensor, " k"]]) -> list[float]:
-    """The sums of ``k`` numbers over all batches of an evaluation, whose own part each process
-    passes by batch number."""
+    """The sums of ``k`` numbers over all batches of an evaluation, on every process.
+
+    Args:
+        own: of this process's batches, by batch number.
+    """
     # One transfer from the device for all batches, in place of one per batch.
     numbers = torch.stack(list(own.values())).tolist() if own else []
     gathered = world.gather_object(list(zip(own, numbers, strict=True)))

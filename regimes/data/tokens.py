@@ -61,7 +61,7 @@ class Corpus:
 
 def make(
     parts: Mapping[Split, Integer[Tensor, " n"]],
-    words: Sequence[str],
+    vocabulary: Sequence[str],
     config: DataConfig,
     lengths: Int64[Tensor, " words"] | None = None,
     facts: Mapping[str, Any] | None = None,
@@ -76,12 +76,14 @@ def make(
     if config.validation_size is not None:
         sizes["validation"] = config.validation_size
     cut = {split: _first(parts[split], size, split) for split, size in sizes.items()}
-    digest = hashlib.sha256(repr(tuple(words)).encode())
+    digest = hashlib.sha256(repr(tuple(vocabulary)).encode())
     for part in cut.values():
         digest.update(repr(len(part)).encode())
         digest.update(part.numpy().data)
-    words, hexdigest = tuple(words), digest.hexdigest()
-    return Corpus(**cut, words=words, digest=hexdigest, lengths=lengths, facts=dict(facts or {}))
+    vocabulary, hexdigest = tuple(vocabulary), digest.hexdigest()
+    return Corpus(
+        **cut, words=vocabulary, digest=hexdigest, lengths=lengths, facts=dict(facts or {})
+    )
 
 
 def _first(ids: Integer[Tensor, " n"], size: int | None, split: Split) -> Integer[Tensor, " m"]:
@@ -103,10 +105,10 @@ def load(config: DataConfig) -> Corpus:
         DataError: the text cannot be read, is too small, or for byte pairs is not in UTF-8.
     """
     parts, pairs = texts.read(config), config.tokenizer == "bpe"
-    words, ids = _pairs(parts, config.vocabulary or VOCABULARY) if pairs else _bytes(parts)
-    lengths = torch.tensor([len(word) for word in words])  # one character stands for one byte
+    vocabulary, ids = _pairs(parts, config.vocabulary or VOCABULARY) if pairs else _bytes(parts)
+    lengths = torch.tensor([len(word) for word in vocabulary])  # one character stands for one byte
     facts = {"tokenizer": config.tokenizer or "bytes", **parts.facts}
-    corpus = make(ids, words, config, lengths, facts)
+    corpus = make(ids, vocabulary, config, lengths, facts)
     cut = {split: getattr(corpus, split) for split in SPLITS}
     counts = {s: int(lengths[part.long()].sum()) for s, part in cut.items() if part is not None}
     return replace(corpus, facts={**facts, "bytes": counts})

@@ -94,7 +94,7 @@ def _zip_name(info: zipfile.ZipInfo) -> str:
 
 
 def _checked(member: tarfile.TarInfo, root: str) -> tarfile.TarInfo | None:
-    """The filter of ``extractall``. All files are kept: an image may be a link to any of them."""
+    """The filter of ``extractall``. All files pass: an image may be a link to any of them."""
     try:
         check_size(member.name, member.size)
         return tarfile.data_filter(member, root)
@@ -183,8 +183,8 @@ def plain_places(
     """The place of each image of a plain tree, by name; folders that hold all images are no class.
 
     Raises:
-        DataError: a class has no two images, images lie beside the classes, or these are named like
-            splits.
+        DataError: a class has no two images, images lie outside class folders, or these are
+            named like splits.
     """
     parts = [name.split("/") for name in names]
     shared = len(Path(os.path.commonpath(names)).parts) if names else 0
@@ -198,8 +198,8 @@ def plain_places(
     suffixes = ", ".join(sorted(SUFFIXES))
     if not classes:
         raise DataError(
-            f"it has no images in folders, and {len(loose)} beside them: expected train/<class>/ "
-            f"and test/<class>/, or <class>/ alone, with files {suffixes}"
+            f"it has no images in folders, and {len(loose)} outside: expected train/<class>/ and "
+            f"test/<class>/, or <class>/ alone, with files {suffixes}"
         )
     if len(classes) > 1 and {label.lower() for label in classes} <= SPLIT_NAMES:
         raise DataError(
@@ -207,13 +207,15 @@ def plain_places(
             "a folder of each class into each"
         )
     if loose:
-        raise DataError(f"{loose[0]} lies beside the classes: put it into one, or elsewhere")
+        raise DataError(
+            f"{loose[0]} lies outside the class folders: move it into one, or elsewhere"
+        )
     for folder in subfolders(root.joinpath(*parts[0][:skip])):
         if (count := len(classes.get(folder.name, ()))) < 2:
             raise DataError(
                 f"{folder.relative_to(root)} has {('no images', 'one image')[count]} ({suffixes}): "
-                "a class needs two, one to train and one to test; a folder that is none has no "
-                "place here"
+                "a class needs two, one to train and one to test; remove a folder that is no "
+                "class"
             )
     places = {}
     for label, members in classes.items():

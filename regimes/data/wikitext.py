@@ -27,7 +27,7 @@ from regimes.data.texts import STANDARD
 from regimes.data.tokens import Corpus, make
 from regimes.errors import DataError
 
-ARCHIVE = "https://wikitext.smerity.com/wikitext-2-v1.zip"  # kept by an author of the data set
+ARCHIVE = "https://wikitext.smerity.com/wikitext-2-v1.zip"  # hosted by an author of the data set
 MD5 = "542ccefacc6c27f945fb54453812b3cd"
 FOLDER = "wikitext-2"
 EOS, UNK = "<eos>", "<unk>"
@@ -40,22 +40,22 @@ def load(config: DataConfig) -> Corpus:
         files["validation"] = STANDARD["validation"]
     folder = _folder(config, tuple(files.values()))
     texts = {split: _tokens(folder / name) for split, name in files.items()}
-    words = vocabulary(texts["train"], config.vocabulary)
-    number = {word: i for i, word in enumerate(words)}
+    known = vocabulary(texts["train"], config.vocabulary)
+    number = {word: i for i, word in enumerate(known)}
     for split, name in files.items():
         missing = sorted(set(texts[split]) - number.keys())
         if missing and UNK not in number:
             raise DataError(
                 f"{folder / name} has {len(missing)} words that {folder / files['train']} lacks, "
                 f"{missing[0]!r} the first, and there is no {UNK} to stand for them: set "
-                f"data.vocabulary to {len(words) + 1} or fewer, which makes one."
+                f"data.vocabulary to {len(known) + 1} or fewer, which makes one."
             )
     unknown = number.get(UNK, -1)
 
     def ids(tokens: Sequence[str]) -> Int64[Tensor, " n"]:
         return torch.tensor([number.get(t, unknown) for t in tokens])
 
-    return make({split: ids(tokens) for split, tokens in texts.items()}, words, config)
+    return make({split: ids(tokens) for split, tokens in texts.items()}, known, config)
 
 
 def vocabulary(tokens: Sequence[str], size: int | None = None) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ def vocabulary(tokens: Sequence[str], size: int | None = None) -> tuple[str, ...
 
 
 def _folder(config: DataConfig, wanted: Sequence[str]) -> Path:
-    """The folder with the files, downloaded if needed and configured."""
+    """The folder with the files, downloaded if one is missing and ``data.download`` is set."""
     root = user_path(config.path) if config.path else data_root()
     folder = root if any((root / name).is_file() for name in wanted[:2]) else root / FOLDER
     if config.download and _missing(folder, wanted):

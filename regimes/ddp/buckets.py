@@ -107,7 +107,7 @@ class Buckets:
         self.restart()
 
     def restart(self) -> None:
-        """A unit begins."""
+        """Begin a unit: counts and clock start at zero."""
         self.steps = self.finite_steps = 0
         self.clock = StepClock(self.reducer.world)
 
@@ -236,9 +236,9 @@ class Buckets:
             flag = flag[0]
         for i, update in updates.items():
             gradients[i].copy_(update)
-        # of what was written: float16 may overflow where float32 does not
+        # tested as written: float16 may overflow where float32 does not
         flag = flag + finite_flag([full_precision(gradient) for gradient in gradients.values()])
-        # a GradScaler must see it, as without compression
+        # NaN in the gradients, as without compression: a GradScaler then skips the step
         _blank([*gradients.values()], flag, torch.nan)
         step.flags.append(flag)
         if len(step.states) == len(self.scales):  # here: a static graph's first pass waits for it

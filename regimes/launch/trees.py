@@ -26,17 +26,17 @@ def placed(grid: Grid, out: Path, seed: int) -> Grid:
     Raises:
         ConfigError: a trunk is neither in the grid nor among the records.
     """
-    kept: dict[str, set[int]] = {}
+    needed: dict[str, set[int]] = {}
     for config in grid.values():
         if config.branch is not None:
-            kept.setdefault(config.branch.of, set()).add(config.branch.at)
-    made = {}
+            needed.setdefault(config.branch.of, set()).add(config.branch.at)
+    configurations = {}
     for name, config in grid.items():
-        if name in kept and config.checkpoint_keep != "all":
+        if name in needed and config.checkpoint_keep != "all":
             own = config.checkpoint_keep if isinstance(config.checkpoint_keep, tuple) else ()
-            config = replace(config, checkpoint_keep=tuple(sorted({*own, *kept[name]})))
-        made[name] = _with_path(name, config, grid, out, seed)
-    return made
+            config = replace(config, checkpoint_keep=tuple(sorted({*own, *needed[name]})))
+        configurations[name] = _with_path(name, config, grid, out, seed)
+    return configurations
 
 
 def _with_path(

@@ -223,11 +223,11 @@ def _trials(config: RunConfig, values: Mapping[str, Sequence[str]]) -> list[Tria
     trials = []
     for texts in itertools.product(*values.values()):
         settings = [f"{field}={text}" for field, text in zip(values, texts, strict=True)]
-        made, before = override(config, settings), config.optimizer
+        changed, before = override(config, settings), config.optimizer
         if before.warmup_from and "optimizer.warmup_from" not in values:
-            start = before.warmup_from * made.optimizer.lr / before.lr
-            made = replace(made, optimizer=replace(made.optimizer, warmup_from=start))
-        trials.append(Trial(" ".join(settings) or "as it is", made))
+            start = before.warmup_from * changed.optimizer.lr / before.lr
+            changed = replace(changed, optimizer=replace(changed.optimizer, warmup_from=start))
+        trials.append(Trial(" ".join(settings) or "as it is", changed))
     return trials
 
 

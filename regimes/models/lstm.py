@@ -66,7 +66,7 @@ class LSTM(nn.Module):
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(classes, width)
-        between = dropout if depth > 1 else 0.0  # torch warns of one that has no effect
+        between = dropout if depth > 1 else 0.0  # torch warns of a dropout between no layers
         self.lstm = Layers(width, width, depth, batch_first=True, dropout=between)
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(width, classes)
@@ -80,7 +80,7 @@ class LSTM(nn.Module):
         """Logits of each next word, and the state to continue from; ``hidden`` None is zeros."""
         x = self.dropout(self.embedding(tokens))
         # cuDNN's LSTM has no backward pass in evaluation mode, nor a second derivative.
-        instrument = torch.is_grad_enabled() and not self.training
-        with cudnn.flags(enabled=False) if instrument else nullcontext():
+        measuring = torch.is_grad_enabled() and not self.training
+        with cudnn.flags(enabled=False) if measuring else nullcontext():
             x, hidden = self.lstm(x, hidden)
         return self.head(self.dropout(x)), hidden

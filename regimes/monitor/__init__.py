@@ -1,1 +1,1 @@
-"""What a person sees of a run while it goes on."""
+"""Live tables, log lines and checks of a run, a group of processes or a machine."""

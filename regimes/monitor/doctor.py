@@ -67,8 +67,8 @@ def report() -> bool:
     rows = [(name, *_tried(attempt)) for name, attempt in (needed | useful).items()]
     good = all(state == "ok" for name, state, _ in rows if name in needed)
     rows += [
-        (f"data: {found.name}", "found" if found.available else "not found", found.where)
-        for found in sources.find()
+        (f"data: {data.name}", "found" if data.available else "not found", data.where)
+        for data in sources.find()
     ]
     heads = ("what", "state", "detail")
     console().print(Table(heads, rows, title="regimes doctor", texts=3).drawn())
@@ -85,9 +85,9 @@ def _tried(attempt: Callable[[], str]) -> tuple[str, str]:
 
 def _torchvision() -> str:
     """Import torchvision alone in another Python, as a user's script does."""
-    words = [sys.executable, "-c", "import torchvision"]
+    command = [sys.executable, "-c", "import torchvision"]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=MINUTE, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=MINUTE, check=False)
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"not imported within {MINUTE:.0f} s") from None
     if done.returncode:
@@ -179,16 +179,16 @@ def group_report(patience: float = 60.0, links: Path | None = None) -> bool:
         for count in (1, FLOATS):  # numbers in a mean over all processes
             mean = functools.partial(world.mean, [torch.ones(1, count, device=device)])
             seconds[count] = median_seconds(mean, TIMES, device)
-        found = measure(world, [str(process["host"]) for process in processes], device)
+        networks = measure(world, [str(process["host"]) for process in processes], device)
     finally:
         world.close()
     differ = differences(processes)
     if place.rank == 0:
         _print(processes, seconds, differ)
-        for name, link in found.items():
+        for name, link in networks.items():
             console(highlight=False).print(f"{name} machines: {link} a message", markup=False)
         if links:
-            write(links, found)
+            write(links, networks)
     return not any(name in FATAL for name, _ in differ)
 
 
@@ -245,15 +245,15 @@ def _print(
     ]
     heads = ("process", "host", "device", "threads", "ms of a product")
     out, first = console(highlight=False), processes[0]
-    out.print(Table(heads, rows, title=f"{len(processes)} processes met", texts=3).drawn())
+    out.print(Table(heads, rows, title=f"{len(processes)} processes connected", texts=3).drawn())
     versions = ", ".join(f"{name} {first[name]}" for name in ALIKE if first[name] != "none")
     rate, size = human(4 * FLOATS / seconds[FLOATS], "B"), human(4 * FLOATS, "B")
     lines = [
         f"process 0: {versions}",
         f"a mean over all: {1e6 * seconds[1]:.0f} us of one number, {rate}/s of {size}",
     ]
-    for name, words in differ:
-        lines.append(f"{name}: {words}" + ": runs would be refused or differ" * (name in FATAL))
+    for name, text in differ:
+        lines.append(f"{name}: {text}" + ": runs would be refused or differ" * (name in FATAL))
     out.print("\n".join(lines if differ else [*lines, "all processes are alike"]), markup=False)
 
 

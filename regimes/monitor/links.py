@@ -37,7 +37,7 @@ def measure(world: World, hosts: Sequence[str], device: torch.device) -> dict[st
     members = {host: [r for r, h in enumerate(hosts) if h == host] for host in dict.fromkeys(hosts)}
     alike = min(len(ranks) for ranks in members.values())
     across = [[ranks[i] for ranks in members.values()] for i in range(alike)]
-    found = {}
+    networks = {}
     for name, groups in (("within", [*members.values()]), ("between", across)):
         own = _own_link(world, [ranks for ranks in groups if len(ranks) > 1], device)
         links: list[Network | None] = world.gather_object(own)
@@ -51,8 +51,8 @@ def measure(world: World, hosts: Sequence[str], device: torch.device) -> dict[st
                 sum(float(known[r].bandwidth) for r in ranks if r in known)
                 for ranks in members.values()
             ]
-        found[name] = Network(min(speeds), latency)
-    return found
+        networks[name] = Network(min(speeds), latency)
+    return networks
 
 
 def _own_link(

@@ -111,7 +111,7 @@ def cells(header: Header, row: Row, seconds: float | None, sent: Sent) -> dict[s
         texts |= {"of low": of_low, "at low": f"{low}/{layers}"}
     if sync.get("level"):
         texts["period"] = str(sync["period"])
-        if not has_low:  # beside the columns of low, 80 characters have no room for it
+        if not has_low:  # with the columns of low, 80 characters have no room for it
             texts["rounds"] = format_value(sync.get("rounds"), "d")
     return texts | {"s": format_value(seconds, ".1f")}
 

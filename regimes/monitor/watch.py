@@ -229,8 +229,8 @@ def _many(folder: Path, height: int | None, title: str = "") -> tuple[Renderable
     excess = max(0, len(lines) - height + 8) if height else 0
     hidden = [entries for what, entries, _ in lines if what == "finished"][:excess]
     heads = ("run", "", "epochs", metrics, "floats", "of low", "state")
-    shown = [entries for _, entries, _ in lines if entries not in hidden]
-    table = Table(heads, shown, texts=2, ends=1).drawn(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    visible = [entries for _, entries, _ in lines if entries not in hidden]
+    table = Table(heads, visible, texts=2, ends=1).drawn(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     total = f"{len(lines)} runs: {', '.join(f'{n} {what}' for what, n in counts.items())}"
     if hidden:
         total += f" ({len(hidden)} finished ones not shown)"

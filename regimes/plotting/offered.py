@@ -74,7 +74,7 @@ def begin(name: str, words: Sequence[str]) -> None:
 
 
 def conditions(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(values of ``--where``, which every figure takes; the other words).
+    """(the values of ``--where``, an option of every figure; the other words).
 
     >>> conditions(["runs/small", "--where", "optimizer.lr=0.4", "--out", "figures"])
     (['optimizer.lr=0.4'], ['runs/small', '--out', 'figures'])
@@ -107,6 +107,4 @@ def show() -> None:
         table = Table(heads, [row[: len(heads)] for row in rows], texts=len(heads), title=title)
         console.print(table.drawn(), "")
     print("regimes figure NAME RECORDS draws; regimes figure NAME --help says what else it takes;")
-    print(
-        "all take --where FIELD=VALUE, e.g. --where optimizer.lr=0.4: only runs of which it is true"
-    )
+    print("all take --where FIELD=VALUE, e.g. --where optimizer.lr=0.4: only runs with that value")

@@ -40,17 +40,17 @@ def branches_of(
     trunks = of_schedule.get(of) or [of] * (of in cells)
     if not trunks:
         raise ConfigError(f"{where}.branch.of = {of!r}: {nearest(of, cells)}")
-    made: Grid = {}
+    branches: Grid = {}
     for trunk in trunks:
         for unit in units:
             own = f"{name}{FROM}{unit}{trunk.removeprefix(of)}"
             branch = BranchConfig(trunk, unit, table.get("length"))
             base = replace(cells[trunk], name=own, branch=None)
             try:
-                made[own] = replace(override_table(base, fields), branch=branch)
+                branches[own] = replace(override_table(base, fields), branch=branch)
             except ConfigError as error:
                 raise ConfigError(f"{where}: {error}") from None
-    return made
+    return branches
 
 
 def _units(where: str, table: Any) -> list[Any]:

@@ -75,13 +75,13 @@ def shortened(config: RunConfig, share: float) -> RunConfig:
         return number and max(1, round(share * number))
 
     def table(rule: dict[str, Any]) -> dict[str, Any]:
-        made = dict(rule)
+        changed_rule = dict(rule)
         if "interval" in rule:
-            made["interval"] = scaled(rule["interval"])
+            changed_rule["interval"] = scaled(rule["interval"])
         if "windows" in rule:
             ends = [(round(share * first), scaled(stop)) for first, stop in rule["windows"]]
-            made["windows"] = [(first, max(first + 1, stop)) for first, stop in ends]
-        return made
+            changed_rule["windows"] = [(first, max(first + 1, stop)) for first, stop in ends]
+        return changed_rule
 
     optimizer, budget = config.optimizer, config.budget
     counts = ("decay_epochs", "decay_steps", "warmup_epochs", "warmup_steps", "cycle_epochs")

@@ -81,9 +81,9 @@ def lm_demo() -> Grid:
     """`regimes ablate lm-demo --seeds 3 --jobs 2`: `lm-small` in 192 steps, 24 units of 8: dense,
     ranks 4, 2 and 1, rank 4 in the first or last quarter, ACCORDION, each at its own learning
     rate; 3.5 minutes, 2 cores."""
-    every = lm_small_grid()
+    arms = lm_small_grid()
     cells = families.follow(
-        _in_steps(192, 8, 128), {name: every[name].policy for name in DEMO_RATES}
+        _in_steps(192, 8, 128), {name: arms[name].policy for name in DEMO_RATES}
     )
     return {name: families.at_rate(cell, DEMO_RATES[name]) for name, cell in cells.items()}
 
@@ -136,8 +136,8 @@ def sparseloco_grid() -> Grid:
 
 @preset("lm-gpu")
 def lm_gpu() -> RunConfig:
-    """`regimes run lm-gpu`: all of it in 2,000 steps, a GPT of 10.7 M parameters, 4 workers x 16
-    windows of 256; one GPU, minutes (not timed)."""
+    """`regimes run lm-gpu`: the whole text in 2,000 steps, a GPT of 10.7 M parameters, 4 workers x
+    16 windows of 256; one GPU, minutes (not timed)."""
     base = lm_small()
     return replace(
         base,

@@ -70,7 +70,7 @@ Table = dict[str, Any]  # of TOML
 
 
 def is_file(name: str) -> bool:
-    """Is it the name of a grid's file, and not that of a grid or a folder?"""
+    """Is it the name of a TOML file, in place of a registered grid or a folder?"""
     return name.endswith(".toml") and not Path(name).is_dir()
 
 
@@ -78,7 +78,8 @@ def read_grid(path: str, preset: Presets) -> Grid:
     """The schedules of a file.
 
     Raises:
-        ConfigError: it cannot be read, or is one configuration; what a schedule says is unknown.
+        ConfigError: it cannot be read, or is one configuration; a schedule has an unknown key or a
+            wrong value.
     """
     table = _table(path)
     common = _base(path, table, preset)
@@ -91,7 +92,7 @@ def read_grid(path: str, preset: Presets) -> Grid:
         if not isinstance(changes, Mapping):
             raise unexpected(where, changes, "a table of keys and values")
         if "branch" in changes:
-            continue  # after the schedules that it may be of
+            continue  # read below, after all schedules that can be its trunk
         fields = {key: changes[key] for key in changes if key not in NOT_CONFIGURATION}
         own = {**table, "base": changes["base"]} if "base" in changes else None
         base = _base(where, own, preset) if own else common
@@ -99,9 +100,9 @@ def read_grid(path: str, preset: Presets) -> Grid:
             cell = override_table(replace(base, name=name), fields)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
-        says_rates = changes if changes.keys() & {"rate", "rates"} else table
-        made = _at_rates(where, cell, says_rates)
-        cells, of_schedule[name] = cells | made, list(made)
+        rates_from = changes if changes.keys() & {"rate", "rates"} else table
+        at_rates = _at_rates(where, cell, rates_from)
+        cells, of_schedule[name] = cells | at_rates, list(at_rates)
     for name, changes in table["schedules"].items():
         if "branch" in changes:
             where = f"{path}: schedules.{name}"
@@ -125,8 +126,8 @@ def read_seeds(path: str) -> list[int] | None:
         return None
     few = is_whole(given, 1) and given <= MOST_SEEDS
     numbers = list(range(given)) if few else given
-    whole = isinstance(numbers, list) and all(is_whole(number, 0) for number in numbers)
-    if not whole or not numbers or len({*numbers}) < len(numbers):
+    valid = isinstance(numbers, list) and all(is_whole(number, 0) for number in numbers)
+    if not valid or not numbers or len({*numbers}) < len(numbers):
         expected = f"a number of seeds up to {MOST_SEEDS}, or a list of different ones"
         raise unexpected(f"{path}: seeds", given, expected)
     return numbers
@@ -206,7 +207,8 @@ def _base(path: str, table: Table, preset: Presets) -> RunConfig:
 
 @dataclass(frozen=True)
 class OfferedFile:
-    """Gives what a package's file describes when it is called, as the toolkit's functions do."""
+    """A function without arguments, like those of the toolkit's presets, that reads a package's
+    file."""
 
     path: str
     read: Callable[[str, Presets], Grid | RunConfig]
@@ -223,8 +225,11 @@ class OfferedFile:
 
 
 def register(preset: Presets) -> None:
-    """Add what installed packages offer to the names that are known; ``preset`` finds a file's
-    base. A name that the toolkit has already stands for the toolkit's."""
+    """Register the grids and presets of installed packages, which replace none of the toolkit's.
+
+    Args:
+        preset: gives the configuration that a file names as its base.
+    """
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         try:
             spec = find_spec(point.value)

@@ -35,24 +35,24 @@ def groups(words: Sequence[str] = ()) -> list[Group]:
     Raises:
         ConfigError: nothing matches.
     """
-    found: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    rows_of: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for known in (PRESETS, GRIDS):
         for name, make in known.items():
-            about, said = _words(make)
-            text = f"{known.kind} {name} {about} {said}".lower()
+            about, description = _words(make)
+            text = f"{known.kind} {name} {about} {description}".lower()
             if all(word.lower() in text for word in words):
-                found.setdefault((known.kind, about), []).append((name, said))
-    if not found:
+                rows_of.setdefault((known.kind, about), []).append((name, description))
+    if not rows_of:
         raise ConfigError(
             f"no preset or grid is about {' '.join(words)!r}: "
             f"{nearest(words[0], {*PRESETS, *GRIDS}, 'regimes presets')}"
         )
-    return [Group(*group, rows) for group, rows in found.items()]
+    return [Group(*group, rows) for group, rows in rows_of.items()]
 
 
 def _words(make: Any) -> tuple[str, str]:
-    """The first sentence of the file that makes it, and what is said of it there."""
-    if hasattr(make, "words"):  # of a package's file (`own`)
+    """(the heading under which a preset or grid is listed, its description)."""
+    if hasattr(make, "words"):  # a TOML file of a package (`own`)
         return make.words()
     first = (sys.modules[make.__module__].__doc__ or "").strip().partition("\n\n")[0]
     about = " ".join(first.split()).partition(";")[0].rstrip(".")

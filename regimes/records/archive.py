@@ -95,7 +95,7 @@ def load_all(*folders: str | Path, where: Sequence[str] = ()) -> list[Record]:
     `experiment.separate`.
 
     Args:
-        where: conditions that a run must meet, e.g. ``["optimizer.lr=0.4"]``; see `select`.
+        where: conditions that a run fulfils, e.g. ``["optimizer.lr=0.4"]``; see `select`.
 
     Raises:
         RecordError: no run, a damaged one, or two runs of one experiment and seed.

@@ -90,7 +90,7 @@ def _variants(runs: Sequence[Record]) -> dict[int, str]:
 
 
 def _distinguishing(differences: Mapping[str, Sequence[str]]) -> list[str]:
-    """A few of the fields that tell apart all runs that differ, chosen greedily."""
+    """A few fields, chosen greedily, in which all runs that differ can be distinguished."""
 
     def count(names: Iterable[str]) -> int:
         return len({*zip(*(differences[name] for name in names), strict=True)})
@@ -136,16 +136,17 @@ def sibling_difference(config: Mapping[str, Any], folder: Path) -> str:
     Args:
         config: plain and resolved.
     """
-    ours = _comparable(config)
+    fields = _comparable(config)
     for path in sorted(folder.parent.glob("*/run.json")):
         if path.parent == folder:
             continue
         with contextlib.suppress(RecordError):  # a damaged record, which is not compared
-            theirs = _comparable(read_header(path.parent)["config"])
-            differences = differing([theirs, ours])
-            if theirs.get("name") == ours.get("name") and differences:
+            recorded = _comparable(read_header(path.parent)["config"])
+            differences = differing([recorded, fields])
+            name = fields.get("name")
+            if recorded.get("name") == name and differences:
                 return (
-                    f"{path.parent} is a run of the same name {ours.get('name')!r} that differs in "
+                    f"{path.parent} is a run of the same name {name!r} that differs in "
                     f"{differences_text(differences)}: tables show them apart; choose another "
                     "--out, or name this one with --set name=..."
                 )

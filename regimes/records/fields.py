@@ -12,7 +12,8 @@ from regimes.records.schema import Header, Row, hooked
 
 SAVING = ("checkpoint_every", "checkpoint_seconds", "checkpoint_keep", "reporters", "timeout")
 STORAGE = (*SAVING, "data.path", "data.download", "branch.of", "machine.command", "schema")
-CIRCUMSTANCES = ("code", "machine", "world", "device", "bucket_mb")  # but "world.workers"
+# Runs of one experiment may differ in these, except in world.workers.
+CIRCUMSTANCES = ("code", "machine", "world", "device", "bucket_mb")
 LONGEST = 24  # letters of a value in a name
 Fields = dict[str, Any]
 
@@ -20,11 +21,11 @@ Fields = dict[str, Any]
 def resolved(config: Mapping[str, Any]) -> Fields:
     """A recorded configuration, with defaults for the fields that an older version lacked."""
     plain = dict(config)
-    if plain.get("instruments") == []:  # in the first records, for none
+    if plain.get("instruments") == []:  # the first records wrote a list where there were none
         plain["instruments"] = {}
     try:
         return to_dict(from_dict(RunConfig, plain))
-    except ConfigError:  # of a later version, or edited: its own values over the defaults
+    except ConfigError:  # written by a later version, or edited: its values replace the defaults
         own, defaults = current_names(RunConfig, plain), to_dict(RunConfig())
         for name in ("data", "model", "optimizer", "outer"):
             if isinstance(own.get(name), Mapping):
@@ -33,10 +34,12 @@ def resolved(config: Mapping[str, Any]) -> Fields:
 
 
 def header_fields(header: Header, rows: Sequence[Row]) -> Fields:
-    """A header but name and `STORAGE`: ``{"optimizer.lr": 0.4, "data.digest": "e12f..."}``. Fields
-    without a value are left out."""
+    """The fields of a header without its name and `STORAGE`: ``{"optimizer.lr": 0.4,
+    "data.digest": "e12f..."}``. Fields without a value are left out."""
     config = header["config"]
-    table: Fields = {"units": config.get("epochs")}  # for versions without the field
+    table: Fields = {
+        "units": config.get("epochs")
+    }  # where an older version did not write the field
     table |= {key: value for key, value in header.items() if key != "config"}
     if not hooked(header):
         config = resolved(config)
@@ -72,7 +75,11 @@ def is_circumstance(field: str) -> bool:
 
 
 def identifying(fields: Fields, per_seed: Iterable[str]) -> Fields:
-    """Without the seed, circumstances, and the fields or tables that each seed has of its own."""
+    """The fields without the seed, circumstances, and what each seed has of its own.
+
+    Args:
+        per_seed: fields or tables that differ between the seeds of one experiment.
+    """
     free = ("seed", *per_seed)
     return {
         field: value

@@ -1,4 +1,4 @@
-"""Checks of values read from JSON: what a value may be, and the first that is not so."""
+"""Checks of values read from JSON: which values are allowed, and where the first other one is."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-DEPTH = 16  # tables and lists of a free value within each other, at most
+DEPTH = 16  # how deep tables and lists of a free value may be nested
 BIG, LARGEST = 2**63, sys.float_info.max
 MOST = 1e100  # of counts and durations: sums and squares of them stay finite
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 NUMBERS_OR_NULL = {int, float, type(None)}
-SINGLE = {*NUMBERS_OR_NULL, bool, str}  # values that hold no others
+SINGLE = {*NUMBERS_OR_NULL, bool, str}  # neither lists nor tables
 
 
 class Kind(NamedTuple):
-    """A single value: a test, and the words for it in an error."""
+    """A kind of single value: the test, and how an error describes what was expected."""
 
     expected: str
     fits: Callable[[Any], bool]
@@ -100,7 +100,7 @@ TABLES = Kind(
 
 
 def fault(value: Any, kind: Any) -> str | None:
-    """The place of the first value that is of another kind, and what was expected; or None.
+    """The first value of another kind, its place and what was expected, in words; None if all fit.
 
     >>> fault({"time": {"end": "noon"}}, Object({"time": Object(extra=COUNT)}))
     "time.end is 'noon', expected a whole number from 0 up"
@@ -121,7 +121,7 @@ def _first_fault(value: Any, kind: Any) -> Any:
     known, other = ({}, kind.of) if is_list else (kind.known, kind.extra or FREE)
     for key, inner in enumerate(value) if isinstance(value, list) else value.items():
         own = known.get(key, other)
-        if type(own) is Kind and own.fits(inner):  # most are; a call less
+        if type(own) is Kind and own.fits(inner):  # the usual case, without another call
             continue
         if problem := _first_fault(inner, own):
             return f".{key!s:.40}{problem[0]}", problem[1]

@@ -150,12 +150,12 @@ class Growing:
 def file_state(path: Path) -> tuple[int, int, int]:
     """What changes with a file: its number, time of change and size; zeros if there is none."""
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return 0, 0, 0
-    except OSError:  # to be told where it is read
+    except OSError:  # reading the file reports it
         return -1, 0, 0
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def share(row: dict[str, Any], before: dict[str, Any]) -> None:
@@ -226,18 +226,18 @@ def read_header(folder: Path) -> Header:
     path = folder / "run.json"
     if not os.path.lexists(path):
         raise RecordError(f"{folder} holds no run: expected a file run.json in it")
-    found = parse(content(path))
-    if found is None:
+    table = parse(content(path))
+    if table is None:
         raise RecordError(f"{path} is damaged: not a run's header")
-    if type(found.get("schema")) is int and found["schema"] > SCHEMA:
+    if type(table.get("schema")) is int and table["schema"] > SCHEMA:
         raise RecordError(
-            f"{path} has schema {found['schema']}, this version reads up to {SCHEMA}: "
+            f"{path} has schema {table['schema']}, this version reads up to {SCHEMA}: "
             "update regimes"
         )
-    if why := header_fault(found):
+    if why := header_fault(table):
         raise RecordError(f"{path} is damaged: {why}")
-    found["config"] = current_names(RunConfig, found["config"])
-    return without_defaults(cast("Header", found))
+    table["config"] = current_names(RunConfig, table["config"])
+    return without_defaults(cast("Header", table))
 
 
 def branch_table(folder: Path) -> dict[str, Any]:
@@ -245,5 +245,5 @@ def branch_table(folder: Path) -> dict[str, Any]:
     table: Any = parse(content(folder / "run.json"))
     for key in ("config", "branch"):
         table = table.get(key) if isinstance(table, dict) else None
-    whole = isinstance(table, dict) and type(table.get("at")) is int and "of" in table
-    return table if whole else {}
+    complete = isinstance(table, dict) and type(table.get("at")) is int and "of" in table
+    return table if complete else {}

@@ -38,7 +38,7 @@ def check_reporters(names: Sequence[str]) -> None:
 def reporters(names: Sequence[str], folder: Path) -> list[Any]:
     """The reporters of these names, for the run in a folder. ConfigError for an unknown name, a
     missing package or method, or an exception while one is made."""
-    known, made = registry(), []
+    known, instances = registry(), []
     for name in names:
         cls = known.load(name)
         try:
@@ -51,5 +51,5 @@ def reporters(names: Sequence[str], folder: Path) -> list[Any]:
         for call in CALLS:
             if not callable(getattr(reporter, call, None)):
                 raise ConfigError(f"the reporter {name} has no {call}: it needs {', '.join(CALLS)}")
-        made.append(reporter)
-    return made
+        instances.append(reporter)
+    return instances

@@ -143,7 +143,9 @@ def _kind(hint: Any) -> Any:
         return Object({}, {name: Nullable(_kind(hints[name])) for name in names})
     if origin in (typing.Union, types.UnionType):
         known = [x for x in args if x is not type(None)]
-        lists = any(typing.get_origin(x) is tuple for x in known)  # a word in place of a list
+        lists = any(
+            typing.get_origin(x) is tuple for x in known
+        )  # a text may stand in place of a list
         kind = _kind(known[0]) if len(known) == 1 else kinds.FREE if lists else kinds.LEVEL
         return kind if len(known) == len(args) else Nullable(kind)
     if origin is dict:
@@ -193,20 +195,20 @@ def header() -> Object:
         "branch": Nullable(Object({"of": NAME, "at": EPOCHS}, {"length": Nullable(STEPS)})),
         "dtype": kinds.Kind("float32, float64, bfloat16 or float16", DTYPES.__contains__),
     }
-    found: Object = _kind(Header)
-    found.required["config"] = Object(required, fields)
-    found.optional["machine"] = Object({}, {"gpus": kinds.TEXTS})
-    return found
+    kind: Object = _kind(Header)
+    kind.required["config"] = Object(required, fields)
+    kind.optional["machine"] = Object({}, {"gpus": kinds.TEXTS})
+    return kind
 
 
-def header_fault(found: Any) -> str | None:
+def header_fault(table: Any) -> str | None:
     """What in a header is of another kind or contradicts itself, or None."""
-    if why := fault(found, header()):
+    if why := fault(table, header()):
         return why
-    names, world = [layer["name"] for layer in found["layers"]], found["world"]
-    if found["config"]["epochs"] is None and not hooked(found):
+    names, world = [layer["name"] for layer in table["layers"]], table["world"]
+    if table["config"]["epochs"] is None and not hooked(table):
         return f"config.epochs is None, expected {EPOCHS.expected}"
-    if bool(found["config"].get("branch")) != ("trunk" in found):
+    if bool(table["config"].get("branch")) != ("trunk" in table):
         return "config.branch and trunk do not fit: both are there, or neither"
     if len({*names}) < len(names):
         return "two layers have one name"
@@ -215,7 +217,7 @@ def header_fault(found: Any) -> str | None:
             return f"{world['workers']} islands of {world['shards']} are not {world['processes']}"
     elif world["workers"] % world["processes"]:
         return f"{world['workers']} workers are not shared by {world['processes']} processes"
-    if any(len(x.get("layers", names)) != len(names) for x in found["per_step"].values()):
+    if any(len(x.get("layers", names)) != len(names) for x in table["per_step"].values()):
         return f"per_step has no cost for each of {len(names)} layers"
     return None
 

@@ -105,17 +105,17 @@ class RecordWriter:
     def _rewind(self, epochs: int) -> None:
         """Copy the lines of later epochs to superseded.jsonl, then rewrite the files without them;
         epochs.jsonl first, so that it is never ahead of the others."""
-        superseded, kept = [], {}
+        superseded, earlier = [], {}
         for name in REWOUND:
             lines = read_lines(self.folder / name)
             later = [{"file": name, **row} for row in lines if row["epoch"] >= epochs]
             if later:
                 superseded += later
                 texts = chain.split(content(self.folder / name))
-                kept[name] = b"".join(texts[: len(lines) - len(later)])
-        if kept:
+                earlier[name] = b"".join(texts[: len(lines) - len(later)])
+        if earlier:
             self._append([("superseded.jsonl", row) for row in superseded])
-            self._replace(kept)
+            self._replace(earlier)
 
     def amend(self, **fields: Any) -> None:
         """Change fields of the header."""

@@ -100,8 +100,8 @@ def lag(a: Calls, b: Calls, farthest: int = FARTHEST) -> tuple[float, float]:
     reach = min(farthest, len(a) // 4)
     for shift in sorted(range(-reach, reach + 1), key=abs):
         early, late = (a, b) if shift >= 0 else (b, a)
-        kept = len(a) - abs(shift)
-        value = jaccard(early[:kept], late[len(a) - kept :])
+        overlapping = len(a) - abs(shift)
+        value = jaccard(early[:overlapping], late[len(a) - overlapping :])
         if not math.isnan(value) and (math.isnan(best) or value > best + 1e-12):
             best, where = value, float(shift)
     return where, best

@@ -102,7 +102,7 @@ def _cell(row: Any, name: str, digits: int = 2, times: float = 1) -> str:
 
 def tables(result: Comparison) -> list[Table]:
     """Two tables per schedule, legible at 80 columns; no second one for a single detector."""
-    shown = []
+    result_tables = []
     pairs = over_seeds(result.pairs, "pairs").to_dict("records")
     for schedule, rows in over_seeds(result.detectors, "detectors").groupby("schedule", sort=False):
         n = rows["n"].iloc[0]
@@ -111,7 +111,7 @@ def tables(result: Comparison) -> list[Table]:
             for row in rows.to_dict("records")
         ]
         title = f"{schedule}, {n} seed{'s' if n > 1 else ''}"
-        shown.append(Table(("detector", *COLUMNS), lines, title=title))
+        result_tables.append(Table(("detector", *COLUMNS), lines, title=title))
         lines = []
         for row in pairs:
             if row["schedule"] == schedule:
@@ -119,13 +119,13 @@ def tables(result: Comparison) -> list[Table]:
                 numbers = (_cell(row, *column) for column in PAIR_COLUMNS.values())
                 lines.append((row["a"], row["b"], by, *numbers))
         if lines:
-            shown.append(Table(("detector", "beside", "by", *PAIR_COLUMNS), lines, texts=2))
-    return shown
+            result_tables.append(Table(("detector", "with", "by", *PAIR_COLUMNS), lines, texts=2))
+    return result_tables
 
 
 EXPLAINED = (
     "critical: share of epochs (and layers). of low: traffic over low compression throughout. "
-    "s / epoch, % of training: what the signal costs, beside compute, compression and "
+    "s / epoch, % of training: what the signal costs in addition to compute, compression and "
     "communication. by: epoch and layer, or epoch (a detector per layer is critical when at least "
     "half of the layers are). lag: epochs by which the second follows the first. "
     "±: 95 % t interval over seeds, of three or more. -: undefined."

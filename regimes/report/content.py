@@ -143,8 +143,10 @@ def read(root: Path, place: Path) -> Study:
         by_name = groups(begun, unfinished=True)
     except RecordError as error:
         raise RecordError(relative(root, error)) from None
-    shown = {name: [run for run in runs if run.finished] or runs for name, runs in by_name.items()}
-    return Study(place, root, entries, shown)
+    by_schedule = {
+        name: [run for run in runs if run.finished] or runs for name, runs in by_name.items()
+    }
+    return Study(place, root, entries, by_schedule)
 
 
 def _entry(path: Path, root: Path) -> RunEntry:
@@ -154,8 +156,8 @@ def _entry(path: Path, root: Path) -> RunEntry:
     except RecordError as error:
         return RunEntry(place, "damaged", relative(root, error))
     what, more = state(path, record.header, record.rows)
-    words = progress(record.header, record.rows, " of ")
-    return RunEntry(place, what, more if what == "stopped" else "", words, record)
+    trained = progress(record.header, record.rows, " of ")
+    return RunEntry(place, what, more if what == "stopped" else "", trained, record)
 
 
 def unit(study: Study) -> str:
@@ -171,15 +173,15 @@ def relative(root: Path, error: RegimesError) -> str:
 def results(study: Study) -> Table:
     """One row per schedule: metric, n, traffic; or how far it is."""
     columns = ("metric", "n", "floats", "of_base", "bytes")
-    shown = Table(("schedule", study.metric.heading, "n", "floats", "of low throughout", "bytes"))
+    table = Table(("schedule", study.metric.heading, "n", "floats", "of low throughout", "bytes"))
     if finished := [run for run in study.runs if run.finished]:
-        shown = schedules(finished).table(columns)
-    rows = {row[0]: row for row in shown.rows}
+        table = schedules(finished).table(columns)
+    rows = {row[0]: row for row in table.rows}
     for name, runs in study.groups.items():
         longest = max(runs, key=lambda run: len(run.rows))
-        words = f"unfinished: {progress(longest.header, longest.rows, ' of ')}"
-        rows.setdefault(name, (name, words, *[DASH] * (len(columns) - 1)))
-    return Table(shown.heads, [rows[name] for name in study.groups])
+        trained = f"unfinished: {progress(longest.header, longest.rows, ' of ')}"
+        rows.setdefault(name, (name, trained, *[DASH] * (len(columns) - 1)))
+    return Table(table.heads, [rows[name] for name in study.groups])
 
 
 def differences(study: Study, baseline: str | None = None) -> Table:
@@ -289,8 +291,8 @@ def _comments(run: Record) -> str:
 
 
 def _toml(config: dict[str, Any], keys: Iterable[str] = ()) -> str:
-    shown = {k: v for k, v in config.items() if (not keys or k in keys) and v != {"name": OWN}}
-    return tomli_w.dumps(_writable(shown)).strip()
+    recorded = {k: v for k, v in config.items() if (not keys or k in keys) and v != {"name": OWN}}
+    return tomli_w.dumps(_writable(recorded)).strip()
 
 
 def _writable(value: Any) -> Any:
@@ -309,8 +311,8 @@ def provenance(study: Study) -> list[tuple[str, list[str]]]:
     events = [e for run in study.records for e in read_lines(run.folder / "events.jsonl")]
     days = sorted(event["time"][:10] for event in events)
     trained = [("trained", [" to ".join(dict.fromkeys([days[0], days[-1]]))])] if days else []
-    kept = [("checkpoints", [text])] if (text := _checkpoints(study.records)) else []
-    return [*values, *trained, *kept, ("this page", [f"regimes {__version__}"])]
+    checkpoints = [("checkpoints", [text])] if (text := _checkpoints(study.records)) else []
+    return [*values, *trained, *checkpoints, ("this page", [f"regimes {__version__}"])]
 
 
 def _checkpoints(runs: Iterable[Record]) -> str:

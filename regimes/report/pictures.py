@@ -65,9 +65,9 @@ def _curves(study: Study, against: str, metric: Metric | None = None, title: str
     except RecordError as error:
         return Picture(name, f"Nothing: {relative(study.root, error)}.")
     left_out = ", ".join(name for name, runs in logged_by.items() if not runs)
-    words = _caption(study, groups, against) + (f" Not logged: {left_out}." if left_out else "")
+    caption = _caption(study, groups, against) + (f" Not logged: {left_out}." if left_out else "")
     axis = unit(study) if against == "epoch" else against
-    return _picture(fig, title or f"{name} against {axis}", words)
+    return _picture(fig, title or f"{name} against {axis}", caption)
 
 
 def _logged(study: Study) -> list[Picture]:

@@ -16,8 +16,8 @@ from regimes.records import Header, Row, count_units
 def inactivity_warnings(header: Header, rows: Sequence[Row]) -> list[str]:
     """One sentence for each way in which the policies of a run made no difference.
 
-    A policy chose one level for everything in the whole run; its interval is as long as the run;
-    or a decay of the learning rate decided most of the time, in place of the detector.
+    A policy chose one level throughout; its interval is as long as the run; or decays of the
+    learning rate decided most of the time, in place of the detector.
     """
     config, warnings = header["config"], list[str]()
     if len(rows) < 2:
@@ -76,6 +76,6 @@ def _interval(table: dict[str, Any]) -> int | None:
     does not import, has what the table says."""
     interval = table.get("interval")
     if table["name"] in REGISTRY:
-        with contextlib.suppress(RegimesError):  # a field of another version
+        with contextlib.suppress(RegimesError):  # the table has a field of another version
             interval = getattr(policy(table), "interval", None)
     return interval if type(interval) is int else None

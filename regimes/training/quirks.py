@@ -1,4 +1,4 @@
-"""``quirks = "authors"``: do what the published code does where it differs from the paper. Every
+"""``quirks = "authors"``: train as the published code does where it differs from the paper. Every
 quirk is an ordinary field of the configuration:
 
 - the detector reads worker 0's own accumulated gradient;

@@ -176,6 +176,31 @@ def test_files_that_are_named_are_there(page: Path) -> None:
             assert (ROOT / path).exists() or (ROOT / "regimes" / path).exists(), path
 
 
+ROWS = [line for line in text(ROOT / "CONTRIBUTING.md").splitlines() if line.startswith("| ")]
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if "`" in row], ids=lambda row: row[2:40])
+def test_what_contributing_names_is_in_the_files_of_its_row(row: str) -> None:
+    """Each word in backticks is a file, a folder, or a name in one of the row's files."""
+    places, names = [], []
+    for word in re.findall(r"`([^`]+)`", row):
+        path = re.sub(r"/?\b(NAME|ROOM)\b.*", "", word)  # up to what the reader fills in
+        found = [
+            base / path for base in (ROOT, ROOT / "regimes") if path and (base / path).exists()
+        ]
+        places += found
+        if "/" in word or found:
+            assert found, word
+        elif not word.startswith(("make ", "python ", "regimes ", "--")):
+            names.append(word)
+    sources = [text(place) for place in places if place.is_file()]
+    folders = [path for place in places if place.is_dir() for path in place.glob("*.py")]
+    sources += [path.read_text(encoding="utf-8") for path in folders]
+    for name in names:
+        *_, last = re.findall(r"[A-Za-z_]\w*", name.partition("(")[0])
+        assert any(re.search(rf"\b{last}\b", source) for source in sources), name
+
+
 @pytest.mark.parametrize("kind", ["compressors", "policies", "detectors", "instruments"])
 def test_every_option_has_its_row(kind: str) -> None:
     """The hand-written tables name what is registered, no more and no less."""

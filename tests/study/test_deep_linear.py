@@ -242,7 +242,7 @@ def test_what_a_matrix_does_not_have(settings: list[str], sentence: str, tmp_pat
 
 def test_images_have_no_other_matrix_and_need_another_model(tmp_path: Path) -> None:
     smoke = get_preset("smoke")
-    with pytest.raises(ConfigError, match="the data are no matrix"):
+    with pytest.raises(ConfigError, match=r"this one is for data\.name = 'matrix'"):
         regimes.run(replace(smoke, deficit={"name": "other-matrix"}), tmp_path / "run")
     with pytest.raises(ConfigError, match="takes a matrix, the data are images"):
         regimes.run(replace(smoke, model=ModelConfig(name="deep-linear")), tmp_path / "run")

@@ -36,7 +36,7 @@ def test_the_version(command: Command) -> None:
         ("ablate smoke --seeds 1000000000", "--seeds = 1000000000: expected 1 to 10000"),
         (
             "ablate smoke --option timeout_min=5",
-            "--option = ('timeout_min=5',): expected --executor beside it",
+            "--option = ('timeout_min=5',): expected --executor as well",
         ),
         (
             "ablate smoke --executor local --option timeout_min",
@@ -67,7 +67,7 @@ def test_a_table_breaks_no_name_within_a_word() -> None:
     from regimes.replay import detect
 
     name = "norm-change statistic=norm*lr"
-    heads = ("detector", "beside", "by", "Jaccard", "kappa", "lag")
+    heads = ("detector", "with", "by", "Jaccard", "kappa", "lag")
     numbers = ("layer", "0.64 ± 0.08", "-0.46 ± 0.20", "0.0 ± 0.0")
     out = io.StringIO()
     table = Table(heads, [(name, name, *numbers), ("random-windows", name, *numbers)], texts=2)

@@ -206,10 +206,13 @@ BAD = [
     ),
     (
         lambda t: [f.rename(t / (f.parent.name + f.name)) for f in t.glob("[a-z]*/*")],
-        "has no images in folders, and 103 beside them",
+        "has no images in folders, and 103 outside",
     ),
     (lambda t: [shutil.rmtree(t / name) for name in COUNTS], "has no images in folders, and 0"),
-    (lambda t: shutil.copy(t / "cat/00.jpg", t / "stray.jpg"), "stray.jpg lies beside the classes"),
+    (
+        lambda t: shutil.copy(t / "cat/00.jpg", t / "stray.jpg"),
+        "stray.jpg lies outside the class folders",
+    ),
     (
         lambda t: [shutil.copytree(t / "cat", t / split / "cat") for split in ("train", "Val")],
         "or <class>/ alone, which is split. If Val/ is to test, name it test.",

@@ -310,8 +310,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "few": ({"data": points(1)}, "too few"),
     "workers": ({"workers": 0}, "workers"),
     "epochs": ({"epochs": 0}, "epochs"),
-    "validation": ({"set": {"data.validation_size": 5}}, "set: data is of the data sets"),
-    "augment": ({"set": {"data.augment": True}}, "set: data is of the data sets"),
+    "validation": ({"set": {"data.validation_size": 5}}, "set: data is for data sets"),
+    "augment": ({"set": {"data.augment": True}}, "set: data is for data sets"),
     "deficit": ({"set": {"deficit.name": "blur"}}, "set: deficit"),
     "width": ({"set": {"model.width": 3}}, "set: model"),
 }

@@ -44,7 +44,7 @@ LEFT_OUT = {
     "regimes/plotting/style.py": "fonts, margins and captions",
     **{
         f"regimes/presets/{name}.py": "values that were chosen; what makes grids of them is in"
-        for name in ("cpu", "language", "paper")
+        for name in ("cpu", "language")
     },
     "regimes/report/pictures.py": "how a page's pictures are laid out",
     "analysis/__main__.py": "the words of commands; what they call is in",

@@ -99,6 +99,8 @@ def page(models: Mapping[str, Sequence[Line]], system: str) -> str:
         models: of each grid, the lines.
     """
     out = [
+        "# Seconds until a loss, on a slow link",
+        "",
         "This page races methods on a slow link: seconds of training until a loss. `python -m "
         "benchmarks.race` measures; its docstring describes the method.",
         "",

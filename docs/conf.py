@@ -57,6 +57,12 @@ def escape(
             lines[i] = "".join(parts)
 
 
+def skip(_app: Any, _kind: str, _name: str, member: Any, skipped: bool, _options: Any) -> bool:
+    """Leave out what matplotlib adds to each of its subclasses: `set`, with a role of its own."""
+    return skipped or getattr(member, "__module__", None) == "matplotlib.artist"
+
+
 def setup(app: Any) -> None:
     """Called by Sphinx."""
+    app.connect("autodoc-skip-member", skip)
     app.connect("autodoc-process-docstring", escape, priority=400)  # before napoleon

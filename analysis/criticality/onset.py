@@ -1,6 +1,6 @@
 """Two panels per trunk: harm of pulses by the unit where they start, and the learning rate.
 
-The first panel of `criticality`, for runs of several trees beside one another::
+The first panel of `criticality`, for runs of several trees, side by side::
 
     regimes figure onset runs/harm-lm runs/harm-lm-constant
 """

@@ -108,11 +108,13 @@ def moments(numbers: pd.DataFrame, config: dict[str, Any]) -> dict[str, int]:
     return dict(zip(WHEN, (epochs[0], middle, epochs[-1]), strict=True))
 
 
-def verdict(numbers: pd.DataFrame, train: int) -> str:
-    """At what batch size the overlap reaches the paper's 90 %, in words."""
+def verdict(numbers: pd.DataFrame, train: int | None) -> str:
+    """At what batch size the overlap reaches the paper's 90 %, in words; ``train``: the training
+    images, None if the record does not say."""
     largest = int(numbers["batch"].max())
     top = numbers.sort_values("overlap").iloc[-1]
-    half = "half of the training set" if 2 * largest >= train - 1 else "the largest one measured"
+    is_half = train is not None and 2 * largest >= train - 1
+    half = "half of the training set" if is_half else "the largest one measured"
     if float(top["overlap"]) < CLAIM:
         return (
             f"90 % is not reached at any batch size up to {largest:,} images ({half}) in any "

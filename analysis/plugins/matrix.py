@@ -133,9 +133,7 @@ class Entries(Shuffled):
     def epoch(
         self, epoch: int, workers: Sequence[int], start: int = 0
     ) -> Iterator[tuple[Int64[Tensor, "L b 2"], Tensor]]:
-        key = epoch if self.reshuffle else 0
-        order = torch.randperm(self.count, generator=stream(self.seed, "order", key))
-        order, values = order.to(self.x.device), self.y
+        order, values = self.order(epoch).to(self.x.device), self.y
         if self.deficit.active(epoch):
             values = self.wrong
         for step in range(start, self.steps):

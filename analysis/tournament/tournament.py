@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -76,8 +76,8 @@ def entries(runs: Iterable[Record], networks: Sequence[str] = NETWORKS) -> pd.Da
 
 def _dense(run: Record, unit: str) -> float:
     """What a run would have sent without compression; nan where its record does not say."""
-    per_step = run.header["per_step"].get(DENSE, {}).get(unit, math.nan)
-    return float(per_step * run.epochs["steps"].sum())
+    cost: Mapping[str, Any] = run.header["per_step"].get(DENSE) or {}
+    return float(cost.get(unit, math.nan) * run.epochs["steps"].sum())
 
 
 def table(by_run: pd.DataFrame, metric: Metric, networks: Sequence[str] = NETWORKS) -> pd.DataFrame:

@@ -120,8 +120,4 @@ class ImageTask:
     def samples(
         self, batches: ImageBatches, seed: int, epoch: int, count: int, batch: int
     ) -> list[Batch]:
-        """Batches of the epoch, augmented as in training."""
-        steps = task.draw(seed, epoch, count, self.size // batch, f"batches of {batch} images")
-        alone = batches.rebatched(batch, workers=1)
-        stacked = (next(alone.epoch(epoch, [0], step)) for step in steps.tolist())
-        return [(x[0], y[0]) for x, y in stacked]
+        return task.training_batches(batches, seed, epoch, count, batch)

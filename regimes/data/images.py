@@ -163,25 +163,21 @@ class ImageBatches(Shuffled):
         channels_last: bool = False,
         deficit: Deficit | None = None,
     ) -> None:
-        self.config, self.seed, self.workers = config, seed, workers
+        self.seed, self.workers = seed, workers
         self.device, self.dtype = torch.device(device), dtype
         self.normalise = Normaliser(images, device, dtype, channels_last)
         self.y = images.train_y.to(device)
         self.count, self.drop_last = len(self.y), config.drop_last
+        self.augment, self.reshuffle = config.augment, config.reshuffle
         self.deficit = deficit or Deficit()
         self.deficit_y = self.deficit.labels(self.y, len(images.classes), seed)
         x = images.train_x.to(device)
-        if config.augment:  # every crop of every image is a view: [n, 9, 9, c, h, w]
+        if self.augment:  # every crop of every image is a view: [n, 9, 9, c, h, w]
             h, w = x.shape[2:]
             padded = functional.pad(x, (PADDING,) * 4).permute(0, 2, 3, 1).contiguous()
             x = padded.unfold(1, h, 1).unfold(2, w, 1)
         self.x = x
         self._set(batch_size)
-
-    def order(self, epoch: int) -> Int64[Tensor, " n"]:
-        """The permutation of one epoch, on the CPU."""
-        key = epoch if self.config.reshuffle else 0
-        return torch.randperm(len(self.y), generator=stream(self.seed, "order", key))
 
     def crops(self, epoch: int) -> Int64[Tensor, "3 n"]:
         """Row offset, column offset (0..8) and flip (0 or 1) of each sample, on the CPU."""
@@ -198,7 +194,7 @@ class ImageBatches(Shuffled):
         order of the permutation, and a view.
         """
         order = self.order(epoch).to(self.device)
-        crops = self.crops(epoch).to(self.device) if self.config.augment else None
+        crops = self.crops(epoch).to(self.device) if self.augment else None
         hosted = torch.tensor(list(workers), device=self.device)
         has_deficit = self.deficit.active(epoch)
         labels = self.deficit_y if has_deficit else self.y

@@ -21,7 +21,7 @@ from regimes.errors import ConfigError, DataError, require
 from regimes.models.loss import Batch
 from regimes.models.loss import Loss as TaskLoss
 from regimes.precision import full_precision
-from regimes.seeding import derive, seed_generators, stream
+from regimes.seeding import derive, seed_generators
 
 EVALUATED = 256  # samples of an evaluation batch
 DIGESTED = 256  # samples of a data set, of which the digest is made
@@ -118,8 +118,8 @@ class ObjectBatches(Shuffled):
     def __init__(
         self, samples: Samples, config: RunConfig, device: torch.device, dtype: torch.dtype
     ) -> None:
-        self.samples, self.config, self.seed = samples, config, config.seed
-        self.workers, self.drop_last = config.workers, config.data.drop_last
+        self.samples, self.seed, self.workers = samples, config.seed, config.workers
+        self.drop_last, self.reshuffle = config.data.drop_last, config.data.reshuffle
         self.device, self.dtype, self.count = device, dtype, samples.count
         self._set(config.batch_size)
 
@@ -128,8 +128,7 @@ class ObjectBatches(Shuffled):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and targets ``[L, b, ...]``. Random numbers of a data set that augments its
         samples depend on the seed, the epoch, the step and the worker alone."""
-        key = epoch if self.config.data.reshuffle else 0
-        order = torch.randperm(self.count, generator=stream(self.seed, "order", key))
+        order = self.order(epoch)
         for step in range(start, self.steps):
             index = self._union(order, step)
             parts = [self._drawn(index[:, worker], epoch, step, worker) for worker in workers]
@@ -273,8 +272,4 @@ class ObjectTask:
     def samples(
         self, batches: ObjectBatches, seed: int, epoch: int, count: int, batch: int
     ) -> list[Batch]:
-        """Batches of the epoch."""
-        steps = task.draw(seed, epoch, count, self.size // batch, f"batches of {batch} samples")
-        alone = batches.rebatched(batch, workers=1)
-        stacked = (next(alone.epoch(epoch, [0], step)) for step in steps.tolist())
-        return [(x[0], y[0]) for x, y in stacked]
+        return task.training_batches(batches, seed, epoch, count, batch)

@@ -59,9 +59,16 @@ class Shuffled(Batches):
     """Samples in a new order each epoch: step k takes the next W x b, and of these worker w takes
     the positions w, w + W, w + 2 W, ..."""
 
+    seed: int
     count: int  # samples per epoch
     drop_last: bool
+    reshuffle: bool  # False: one order for all epochs
     unit: ClassVar[str]  # of a sample, in errors
+
+    def order(self, epoch: int) -> Int64[Tensor, " n"]:
+        """The permutation of one epoch, on the CPU."""
+        key = epoch if self.reshuffle else 0
+        return torch.randperm(self.count, generator=stream(self.seed, "order", key))
 
     def _set(self, batch_size: int) -> None:
         union = self.workers * batch_size
@@ -167,6 +174,17 @@ def draw(seed: int, epoch: int, count: int, below: int, what: str) -> Int64[Tens
     if count > below:
         raise ConfigError(f"{what}: the training data hold {below}, expected at least {count}")
     return torch.randperm(below, generator=stream(seed, "samples", epoch))[:count]
+
+
+def training_batches(
+    batches: Shuffled, seed: int, epoch: int, count: int, batch: int
+) -> list[Batch]:
+    """``count`` random batches of an epoch as one worker trains on them, augmentation included."""
+    below = batches.count // batch
+    steps = draw(seed, epoch, count, below, f"batches of {batch} {batches.unit}")
+    alone = batches.rebatched(batch, workers=1)
+    stacked = (next(alone.epoch(epoch, [0], step)) for step in steps.tolist())
+    return [(x[0], y[0]) for x, y in stacked]
 
 
 def pairs(x: Tensor, y: Tensor, batch: int) -> list[Batch]:

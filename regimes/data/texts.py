@@ -102,8 +102,10 @@ def _text(config: DataConfig) -> Parts:
         standard = {split: _content(path / name) for split, name in STANDARD.items()}
         return Parts(**standard, facts={"files": len(standard)})
     paths = _walk(path, lambda name: name.startswith(".") or name == "__pycache__")
-    shown = (p for p in paths if not p.name.startswith(".") and p.is_file() and not p.is_symlink())
-    contents = [_content(file) for file in in_order(shown, path)]
+    visible = (
+        p for p in paths if not p.name.startswith(".") and p.is_file() and not p.is_symlink()
+    )
+    contents = [_content(file) for file in in_order(visible, path)]
     texts = [c for c in contents if c and 0 not in c[:BINARY]]
     if not texts:
         raise DataError(f"{path} has no text: all its files are empty, binary or hidden.")

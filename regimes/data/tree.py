@@ -127,16 +127,18 @@ def find_images(root: Path, nested: bool = False) -> dict[str, Path]:
             lead to one folder of a class, whose images would count twice.
     """
     splits = [folder for split in SPLITS for folder in root.glob("**/" * nested + split)]
-    shown = [s for s in splits if s.is_dir() and not is_hidden(s.relative_to(root).as_posix())]
-    classes = [folder for split in shown for folder in subfolders(split)]
+    splits_there = [
+        s for s in splits if s.is_dir() and not is_hidden(s.relative_to(root).as_posix())
+    ]
+    classes = [folder for split in splits_there for folder in subfolders(split)]
     files = [file for folder in classes for file in _walk(folder, root)] or _walk(root, root)
     return {file.relative_to(root).as_posix(): file for file in sorted(files)}
 
 
 def subfolders(parent: Path) -> list[Path]:
     """Raises OSError for a link that leads nowhere, which might be a class."""
-    shown = sorted(entry for entry in parent.iterdir() if not is_hidden(entry.name))
-    return [entry for entry in shown if stat.S_ISDIR(entry.stat().st_mode)]
+    visible = sorted(entry for entry in parent.iterdir() if not is_hidden(entry.name))
+    return [entry for entry in visible if stat.S_ISDIR(entry.stat().st_mode)]
 
 
 def _walk(start: Path, root: Path) -> list[Path]:
@@ -152,9 +154,9 @@ def _walk(start: Path, root: Path) -> list[Path]:
             raise OSError(f"{folder} is {first} once more, through a link")
         # Sorted, so that the error above names the same two paths on every file system.
         below[:] = sorted(name for name in below if not is_hidden(name))
-        shown = [folder / name for name in names if not is_hidden(name)]
+        visible = [folder / name for name in names if not is_hidden(name)]
         # A link that leads nowhere might be to a folder of images: reading it raises.
-        files += [file for file in shown if is_image(file.name) or not file.exists()]
+        files += [file for file in visible if is_image(file.name) or not file.exists()]
     return files
 
 

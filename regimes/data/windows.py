@@ -110,10 +110,9 @@ class Windows(task.Shuffled):
 
     def offsets(self, epoch: int) -> Int64[Tensor, " n"]:
         """The first token of each window of an epoch, on the CPU."""
-        key = epoch if self.reshuffle else 0
         if self.layout == "contiguous":
-            order = torch.randperm(self.count, generator=stream(self.seed, "order", key))
-            return order * self.sequence
+            return self.order(epoch) * self.sequence
+        key = epoch if self.reshuffle else 0
         generator, last = stream(self.seed, "offsets", key), len(self.ids) - self.sequence
         return torch.randint(0, last, (self.count,), generator=generator)
 

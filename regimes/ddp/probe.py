@@ -34,7 +34,7 @@ class Probe:
         return sum(batch_size(batch) for batch in self.batches)
 
     def take(self, images: int, batch: int) -> list[tuple[Any]]:
-        """The batches, as an instrument wants them; the numbers of its table are not used."""
+        """The batches in the form that instruments take; ``images`` and ``batch`` are not used."""
         return [(batch,) for batch in self.batches]
 
     def mean(self, model: nn.Module, batch: Any) -> Tensor:

@@ -247,7 +247,7 @@ def wrapped(model: nn.Module) -> DistributedDataParallel:
         )
     if getattr(model, "_use_python_reducer", False):
         raise ConfigError(
-            'torch._dynamo.config.optimize_ddp is "python_reducer", which hands over gradients one '
+            'torch._dynamo.config.optimize_ddp is "python_reducer", which reduces gradients one '
             "by one and not in buckets: set it to True before wrapping the model"
         )
     hooks = getattr(model, "_comm_hooks", [])

@@ -154,7 +154,7 @@ class StateCodec:
         if self.job.world.shards > 1:
             raise ConfigError(
                 f"{call}: this model is sharded, and no process holds whole layers: save "
-                '{"hook": hook.sharded_state()} with torch.distributed.checkpoint, beside the model'
+                '{"hook": hook.sharded_state()} with torch.distributed.checkpoint, with the model'
             )
 
     # -- fit ---------------------------------------------------------------------------------

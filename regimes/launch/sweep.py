@@ -30,8 +30,8 @@ from regimes.records import (
     check_same,
     complete,
     ended,
+    read_events,
     read_header,
-    read_lines,
     read_rows,
     trunk_of,
 )
@@ -65,9 +65,7 @@ def done(folder: Path, config: RunConfig) -> bool:
     if trunk is not None and not (trunk / "run.json").exists():  # it will be trained again
         return False
     header = read_header(folder)
-    return complete(header, read_rows(folder, header)) and ended(
-        read_lines(folder / "events.jsonl")
-    )
+    return complete(header, read_rows(folder, header)) and ended(read_events(folder))
 
 
 def ablate(todo: list[Cell], jobs: int, progress: Progress) -> list[str]:

@@ -24,6 +24,7 @@ from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.monitor import text
 from regimes.records import (
+    Event,
     Header,
     Row,
     complete,
@@ -106,7 +107,7 @@ def _wait_for_run(folder: Path, once: bool, console: Console) -> None:
 
 def state(folder: Path, header: Header, rows: Sequence[Row]) -> tuple[str, str]:
     """(finished, running, starting, stopped or broken off; details)."""
-    events = _lines(folder / "events.jsonl")
+    events = cast("list[Event]", _lines(folder / "events.jsonl"))
     if complete(header, rows) and ended(events):
         return "finished", ""
     if events and events[-1]["event"] == "stopped":

@@ -65,7 +65,7 @@ def cost(past: PastEpoch, level: str) -> LevelCost:
     return past.costs[level]
 
 
-def level_costs(per_step: Mapping[str, dict[str, Any]], compressed: Sequence[int]) -> Costs:
+def level_costs(per_step: Mapping[str, Mapping[str, Any]], compressed: Sequence[int]) -> Costs:
     """The costs in a record's header, of the compressed layers."""
     return {
         name: LevelCost([cost["layers"][i] for i in compressed], cost["bytes"])

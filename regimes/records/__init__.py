@@ -44,6 +44,7 @@ from regimes.records.extent import (
     count_units,
     ended,
     length,
+    low_floats,
     progress,
     sent,
     share_of_low,
@@ -53,9 +54,9 @@ from regimes.records.extent import (
 from regimes.records.fields import SAVING, differing, resolved
 from regimes.records.files import check_output, write_atomically, write_output, write_table
 from regimes.records.hooked import NOT_SAID, OWN, unknown_fields
-from regimes.records.lines import read_header, read_lines
+from regimes.records.lines import read_events, read_header, read_lines
 from regimes.records.reader import Record, find, load
 from regimes.records.reporting import check_reporters, reporters
-from regimes.records.schema import Header, Row
+from regimes.records.schema import Event, Header, Row
 from regimes.records.selection import select, select_and_separate, selecting, summary
 from regimes.records.writer import RecordWriter

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from regimes.records.schema import Header, Row
+from regimes.records.schema import Event, Header, Row
 
 
 def complete(header: Header, rows: Sequence[Row]) -> bool:
@@ -15,7 +15,7 @@ def complete(header: Header, rows: Sequence[Row]) -> bool:
     return spent or (wanted is not None and len(rows) >= wanted)
 
 
-def ended(events: Sequence[dict[str, Any]]) -> bool:
+def ended(events: Sequence[Event]) -> bool:
     """Did the run end by itself since its last start or resume? A trainer writes the event "end"
     after its last checkpoint: a run that has all rows but not the event has no final weights."""
     kinds = ("start", "resume", "end", "stopped")
@@ -59,6 +59,11 @@ def share_of_low(header: Header, rows: Sequence[Row]) -> float | None:
     return sent(rows).of_low(header)
 
 
+def low_floats(header: Header) -> float:
+    """Floats that a step at low compression sends; 0 if the run has no level "low"."""
+    return header["per_step"]["low"]["floats"] if "low" in header["per_step"] else 0.0
+
+
 class Sent(NamedTuple):
     """What was sent in some rows, and in how many steps."""
 
@@ -72,7 +77,7 @@ class Sent(NamedTuple):
     def of_low(self, header: Header) -> float | None:
         """The floats divided by those of low compression in the same steps; None if the run has no
         level "low"."""
-        low = header["per_step"].get("low", {}).get("floats")
+        low = low_floats(header)
         return self.floats / (low * self.steps) if low and self.steps else None
 
 

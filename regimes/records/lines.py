@@ -15,7 +15,7 @@ from regimes.errors import RecordError
 from regimes.records.files import opened_to_read
 from regimes.records.hooked import without_defaults
 from regimes.records.kinds import fault
-from regimes.records.schema import SCHEMA, Header, header_fault, rows
+from regimes.records.schema import SCHEMA, Event, Header, header_fault, rows
 
 ONE_PER_EPOCH = ("epochs.jsonl", "seconds.jsonl")  # row i is epoch i, of a branch at + i
 LARGEST_FILE, LONGEST_LINE = 2**31, 2**24  # bytes
@@ -82,6 +82,11 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
             epoch i, ``instruments.jsonl`` has each instrument at most once per epoch, in order.
     """
     return Growing(path).read()
+
+
+def read_events(folder: Path) -> list[Event]:
+    """The event log of a record; see `read_lines`."""
+    return cast("list[Event]", read_lines(folder / "events.jsonl"))
 
 
 class Growing:

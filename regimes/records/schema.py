@@ -28,12 +28,59 @@ Amounts = Annotated[list[float], kinds.AMOUNTS]
 Numbers = Annotated[list[float | None], kinds.NUMBERS]
 Texts = Annotated[list[str], kinds.TEXTS]
 Name = Annotated[str, NAME]
-OPERATIONS = Object({"mean": AMOUNT, "gather": AMOUNT}, extra=AMOUNT)
-CHOICE = {"level": Nullable(kinds.TEXT)}  # of a policy for the whole model
-Collectives = Annotated[dict[str, Any], Object({"calls": OPERATIONS, "bytes": OPERATIONS})]
-Unit = Annotated[dict[str, int], Object({"first": kinds.COUNT, "stop": kinds.COUNT})]
-Batch = Annotated[dict[str, Any], Object({}, CHOICE | {"multiple": STEPS})]
-Sync = Annotated[dict[str, Any], Object({}, CHOICE | {"period": STEPS, "rounds": kinds.COUNT})]
+ByOperation = Annotated[dict[str, float], Object({"mean": AMOUNT, "gather": AMOUNT}, extra=AMOUNT)]
+
+
+class Collectives(TypedDict):
+    """What one worker's part of a unit was sent in, by operation ("mean", "gather", ...)."""
+
+    calls: ByOperation
+    bytes: ByOperation
+
+
+class Unit(TypedDict):
+    """Steps, counted at ``batch_size``."""
+
+    first: Count
+    stop: Count
+
+
+class Batch(TypedDict, total=False):
+    """What the policy of the batch size chose: ``multiple`` times ``batch_size``."""
+
+    level: str | None
+    multiple: Steps
+    why: Any
+
+
+class Sync(TypedDict, total=False):
+    """What the policy of local steps chose, and how many synchronisations there were."""
+
+    level: str | None
+    period: Steps
+    rounds: Count
+    why: Any
+
+
+class Data(TypedDict):
+    """The data set: SHA-256 and numbers of samples, or of tokens and of words."""
+
+    digest: str | None
+    train: NotRequired[Count | None]
+    test: NotRequired[Count | None]
+    validation: NotRequired[Count | None]
+    words: NotRequired[Count | None]
+    classes: NotRequired[Any]
+
+
+class Cost(TypedDict):
+    """What one worker sends in a step at one level; ``layers`` are the floats of each layer."""
+
+    floats: Amount
+    bytes: Amount
+    layers: NotRequired[Amounts]
+
+
 Replicas = Annotated[  # of a job whose replicas come and go
     dict[str, Any],
     Object(
@@ -58,9 +105,6 @@ Churn = Annotated[
         {"left": Items(LEFT), "joined": Items(LEFT), "residual": AMOUNT, "movement": AMOUNT},
     ),
 ]
-COUNTS = dict.fromkeys(("train", "test", "validation", "words"), Nullable(kinds.COUNT))
-Data = Annotated[dict[str, Any], Object({"digest": Nullable(kinds.TEXT)}, COUNTS)]
-COST = Object({"floats": AMOUNT, "bytes": AMOUNT}, {"layers": kinds.AMOUNTS})
 
 
 class LayerColumns(TypedDict):
@@ -136,7 +180,7 @@ class Header(TypedDict):
     world: World
     data: Data
     steps_per_epoch: Steps | None
-    per_step: Annotated[dict[str, dict[str, Any]], Object(extra=COST)]
+    per_step: dict[str, Cost]
     layers: list[Layer]
     written_by: NotRequired[str]
     units: NotRequired[Epoch | None]
@@ -144,6 +188,20 @@ class Header(TypedDict):
     trunk: NotRequired[Trunk]
     code: NotRequired[dict[str, str | None]]
     machine: NotRequired[dict[str, Any]]
+
+
+class Event(TypedDict):
+    """A line of ``events.jsonl``: "start", "resume", "stopped", "end", ..."""
+
+    time: str
+    event: Name
+    why: NotRequired[str]  # it has stopped
+
+
+class Announcement(TypedDict):
+    """A line of ``chain.jsonl``: the states that files are going to have, see `chain`."""
+
+    files: dict[str, FileState]
 
 
 def hooked(header: Mapping[str, Any]) -> bool:
@@ -169,9 +227,8 @@ def _kind(hint: Any) -> Any:
         return Object({}, {name: Nullable(_kind(hints[name])) for name in names})
     if origin in (typing.Union, types.UnionType):
         known = [x for x in args if x is not type(None)]
-        lists = any(
-            typing.get_origin(x) is tuple for x in known
-        )  # a text may stand in place of a list
+        # A text may stand in place of a list, such as "last" for `checkpoint_keep`.
+        lists = any(typing.get_origin(x) is tuple for x in known)
         kind = _kind(known[0]) if len(known) == 1 else kinds.FREE if lists else kinds.LEVEL
         return kind if len(known) == len(args) else Nullable(kind)
     if origin is dict:
@@ -185,15 +242,14 @@ def _kind(hint: Any) -> Any:
 @functools.cache
 def rows() -> dict[str, Object]:
     """The kind of each file's lines."""
-    file_state = Object({"lines": kinds.COUNT, "sha256": kinds.TEXT})
     clocks = Object(extra=Items(kinds.SECONDS))
     return {
         "epochs.jsonl": _kind(Row),
         "seconds.jsonl": Object({"epoch": EPOCHS}, {"processes": clocks}, kinds.SECONDS),
         "instruments.jsonl": Object({"epoch": EPOCHS, "instrument": NAME}),
-        "events.jsonl": Object({"time": kinds.TEXT, "event": NAME}, {"why": kinds.TEXT}),
+        "events.jsonl": _kind(Event),
         "superseded.jsonl": Object({"file": NAME, "epoch": EPOCHS}),
-        "chain.jsonl": Object({"files": Object(extra=file_state)}),
+        "chain.jsonl": _kind(Announcement),
     }
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from regimes.errors import RecordError
-from regimes.records import Record
+from regimes.records import Record, low_floats
 from regimes.replay.replay import (
     Rule,
     as_policy,
@@ -116,7 +116,7 @@ def _row(
     except RecordError as error:
         floats = np.nan
         notes.append(str(error))
-    low = record.header["per_step"].get("low", {}).get("floats") or np.nan
+    low = low_floats(record.header) or np.nan
     seconds, share = signal_cost(record, rule)
     return {
         "detector": name,

@@ -35,7 +35,7 @@ from regimes.records import (
     find,
     load,
     progress,
-    read_lines,
+    read_events,
     select_and_separate,
 )
 from regimes.training.idle_policy import inactivity_warnings
@@ -308,7 +308,7 @@ def provenance(study: Study) -> list[tuple[str, list[str]]]:
     """(what, its distinct values over all runs)."""
     rows = [_origin(run) for run in study.records]
     values = [(key, _distinct(row[key] for row in rows)) for key in rows[0]]
-    events = [e for run in study.records for e in read_lines(run.folder / "events.jsonl")]
+    events = [e for run in study.records for e in read_events(run.folder)]
     days = sorted(event["time"][:10] for event in events)
     trained = [("trained", [" to ".join(dict.fromkeys([days[0], days[-1]]))])] if days else []
     checkpoints = [("checkpoints", [text])] if (text := _checkpoints(study.records)) else []

@@ -181,7 +181,7 @@ def load(folder: Path) -> tuple[int, list[ProcessFile]] | None:
             reason = str(error).partition("\n")[0] or type(error).__name__
             log.warning("checkpoint %s is damaged and passed over: %s", path, reason)
     if candidates:
-        raise RecordError(f"no checkpoint of {folder} is whole: train anew in another folder")
+        raise RecordError(f"no checkpoint of {folder} is complete: train anew in another folder")
     return None
 
 

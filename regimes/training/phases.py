@@ -102,7 +102,7 @@ def phases(config: RunConfig, out: Path) -> list[Phase]:
     check_bounds(config.branch, "branch.")
     trunk = located(out, config.branch.of)
     if (header := read_header(trunk)).get("written_by") == "hook":
-        raise ConfigError(f"{trunk} is of a training of your own, of which no state is saved there")
+        raise ConfigError(f"{trunk} records a training of your own, which saves no state there")
     every = [
         (first, from_dict(RunConfig, resolved(plain)))
         for first, plain in spliced(recorded_phases(trunk), to_dict(config))

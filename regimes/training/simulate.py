@@ -1,4 +1,4 @@
-"""One call from Python: a model and data that a program hands over, trained and recorded."""
+"""One call from Python that trains and records a model on data of the program's own."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ def _check(config: RunConfig) -> None:
     ):
         if value != usual:
             raise ConfigError(
-                f"set: {name} is of the data sets and networks that Regimes names; of your own, "
-                "change the model and the data that you pass (data.drop_last and data.reshuffle "
+                f"set: {name} is for data sets and networks that Regimes names: change the "
+                "model and the data that you pass instead (data.drop_last and data.reshuffle "
                 "can be set)"
             )
 

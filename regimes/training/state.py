@@ -232,7 +232,7 @@ def _residuals(run: Run, workers: list[list[int]], saved: list[Residuals]) -> Re
     """Each layer's residual rows of this process's workers."""
     return {
         layer.name: _hosted_rows(
-            run, [(who, part[layer.name]) for who, part in zip(workers, saved, strict=True)]
+            run, [(worker, part[layer.name]) for worker, part in zip(workers, saved, strict=True)]
         )
         for layer in run.layers
     }

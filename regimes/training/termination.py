@@ -17,7 +17,7 @@ from regimes.errors import TrainingError, unexpected
 
 GRACE = "REGIMES_GRACE"
 SECONDS = 30.0  # between SIGTERM and the end, at most; REGIMES_GRACE overrides it
-LONGEST = 1e6  # seconds that REGIMES_GRACE may ask for
+LONGEST = 1e6  # seconds, of REGIMES_GRACE
 # Many schedulers signal every process of a job, and a launcher passes on its own signal. Signals
 # within so many seconds of the first are copies of it, not a second request.
 DUPLICATE_SECONDS = 1.0

@@ -34,7 +34,7 @@ def test_processes_that_are_alike() -> None:
     assert good
     assert also
     assert silent == ""
-    assert "2 processes met" in said
+    assert "2 processes connected" in said
     assert f"torch {torch.__version__}" in said
     assert "us of one number" in said
     assert "runs would be refused" not in said

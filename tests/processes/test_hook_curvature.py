@@ -50,9 +50,12 @@ def job(rank: int, folder: str, measured: bool, view: bool = False) -> dict[str,
         tables = {"curvature": {"largest": 2, "tolerance": 1e-9}, "sharpness": {}}
         more = {"instruments": tables, "probe": probe}
     hook = regimes.attach(
-        model, optimizer=optimizer, policy={"name": "accordion", "interval": 1},
-        record=f"{folder}/{measured}", **more,
-    )  # fmt: skip
+        model,
+        optimizer=optimizer,
+        policy={"name": "accordion", "interval": 1},
+        record=f"{folder}/{measured}",
+        **more,
+    )
     weights = []
     for unit in range(UNITS):
         for step in range(STEPS):
@@ -132,9 +135,12 @@ def by_eigenvalue(rank: int) -> list[str]:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         detector = {"name": "eigenvalue-change", "interval": 1}
         hook = regimes.attach(
-            model, optimizer=optimizer, policy={"name": "detected", "detector": detector},
-            instruments={"curvature": {}}, probe=(mean_loss, {"x": x, "y": y}),
-        )  # fmt: skip
+            model,
+            optimizer=optimizer,
+            policy={"name": "detected", "detector": detector},
+            instruments={"curvature": {}},
+            probe=(mean_loss, {"x": x, "y": y}),
+        )
         return model, optimizer, hook
 
     model, optimizer, hook = made()

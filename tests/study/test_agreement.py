@@ -155,7 +155,7 @@ def test_the_command_draws_and_says(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_runs_without_statistics_or_a_reference_are_one_sentence(runs: list[Record]) -> None:
-    with pytest.raises(RecordError, match="recorded no 'sharpness' to hold the others against"):
+    with pytest.raises(RecordError, match="recorded no 'sharpness', with which"):
         with_reference(over_seeds(pairs(scored(runs))), "sharpness")
     short = load_all(REFERENCE / "lm-rivals.tar.xz")[0]
     short.rows[:] = short.rows[:5]

@@ -209,7 +209,7 @@ def test_the_python_reducer_is_refused_in_a_sentence() -> None:
 
     with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
         model = wrapped()
-    with pytest.raises(ConfigError, match='optimize_ddp is "python_reducer", which hands over'):
+    with pytest.raises(ConfigError, match='optimize_ddp is "python_reducer", which reduces'):
         regimes.attach(model)
 
 

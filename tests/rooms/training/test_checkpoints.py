@@ -171,7 +171,7 @@ def test_an_odd_checkpoint_is_passed_over_for_the_one_before(
     ODD[odd](out / "checkpoints/epoch-0002")
     if odd == "other epochs":
         manifest('{"epochs": 7}')(out / "checkpoints/epoch-0002")
-    with pytest.raises(RecordError, match=r"no checkpoint of .* is whole"):
+    with pytest.raises(RecordError, match=r"no checkpoint of .* is complete"):
         checkpoint.load(out)
 
 

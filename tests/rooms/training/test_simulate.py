@@ -48,9 +48,16 @@ def simulated(out: Path, model: Any = network, **changes: Any) -> regimes.Record
 def test_a_preset_given_as_objects_has_the_same_bits(tmp_path: Path) -> None:
     config = regimes.override(
         regimes.get_preset("smoke"),
-        ["epochs=2", "optimizer.decay_epochs=[]", "union_pass=false", "data.augment=false",
-         "data.train_size=200", "data.test_size=100", "policy={name='accordion', interval=1}"],
-    )  # fmt: skip
+        [
+            "epochs=2",
+            "optimizer.decay_epochs=[]",
+            "union_pass=false",
+            "data.augment=false",
+            "data.train_size=200",
+            "data.test_size=100",
+            "policy={name='accordion', interval=1}",
+        ],
+    )
     expected = regimes.run(config, tmp_path / "preset")
     digits = images.load(config.data)
     normalise = Normaliser(digits, "cpu", torch.float32)
@@ -158,9 +165,16 @@ class Tokens(Dataset[Any]):
 
 def test_a_causal_language_model_learns_the_next_token(tmp_path: Path) -> None:
     record = regimes.simulate(
-        Causal, Tokens(), Tokens(), out=tmp_path, workers=2, batch_size=8, epochs=12,
-        policy=STATIC, optimizer={"name": "adamw", "lr": 0.05},
-    )  # fmt: skip
+        Causal,
+        Tokens(),
+        Tokens(),
+        out=tmp_path,
+        workers=2,
+        batch_size=8,
+        epochs=12,
+        policy=STATIC,
+        optimizer={"name": "adamw", "lr": 0.05},
+    )
     assert record.header["metric"] == "loss"
     assert record.epochs["metric"].iloc[-1] < 0.2 < record.epochs["metric"].iloc[0]
     assert record.config["model"]["name"] == "Causal"
@@ -174,9 +188,14 @@ def test_a_regression_with_a_loss_and_a_metric_of_its_own(tmp_path: Path) -> Non
         return float((output - target).abs().max())
 
     record = regimes.simulate(
-        nn.Linear(6, 1), (x, y), (x, y), out=tmp_path, loss=F.l1_loss, metric=worst,
+        nn.Linear(6, 1),
+        (x, y),
+        (x, y),
+        out=tmp_path,
+        loss=F.l1_loss,
+        metric=worst,
         **{**QUICK, "epochs": 8, "policy": STATIC},
-    )  # fmt: skip
+    )
     assert record.header["metric"] == "worst"
     assert record.epochs["test_loss"].iloc[-1] < 0.5 * record.epochs["test_loss"].iloc[0]
     assert (record.epochs["metric"] > record.epochs["test_loss"]).all()
@@ -241,10 +260,15 @@ def test_another_run_in_the_folder_is_refused(tmp_path: Path) -> None:
 
 def test_records_are_compared_and_drawn(tmp_path: Path) -> None:
     runs = [
-        simulated(tmp_path / f"{level}-{seed}", seed=seed, name=level,
-                  policy={"name": "static", "level": level})
-        for level in ("low", "dense") for seed in (0, 1, 2)
-    ]  # fmt: skip
+        simulated(
+            tmp_path / f"{level}-{seed}",
+            seed=seed,
+            name=level,
+            policy={"name": "static", "level": level},
+        )
+        for level in ("low", "dense")
+        for seed in (0, 1, 2)
+    ]
     assert regimes.compare(runs)["n"].tolist() == [3]
     figure = regimes.plot(runs)
     assert figure.axes[0].get_ylabel() == "test accuracy (%)"
@@ -286,8 +310,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "few": ({"data": points(1)}, "too few"),
     "workers": ({"workers": 0}, "workers"),
     "epochs": ({"epochs": 0}, "epochs"),
-    "validation": ({"set": {"data.validation_size": 5}}, "set: data is of the data sets"),
-    "augment": ({"set": {"data.augment": True}}, "set: data is of the data sets"),
+    "validation": ({"set": {"data.validation_size": 5}}, "set: data is for data sets"),
+    "augment": ({"set": {"data.augment": True}}, "set: data is for data sets"),
     "deficit": ({"set": {"deficit.name": "blur"}}, "set: deficit"),
     "width": ({"set": {"model.width": 3}}, "set: model"),
 }

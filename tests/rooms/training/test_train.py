@@ -237,7 +237,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     assert all(torch.equal(t, weights(tmp_path / "run")[n]) for n, t in before.items())
     for folder in (newest, older):
         (folder / "process-0.pt").write_bytes(b"nothing")
-    with pytest.raises(RecordError, match=r"no checkpoint of .* is whole"):
+    with pytest.raises(RecordError, match=r"no checkpoint of .* is complete"):
         regimes.run(c, tmp_path / "run", resume=True)
 
 

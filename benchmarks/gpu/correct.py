@@ -249,6 +249,20 @@ def not_finite(number: int, *words: str) -> Callable[[Place], str]:
     return check
 
 
+def graphs(place: Place) -> str:
+    """Ranks that change from unit to unit, with and without CUDA graphs: the same numbers."""
+    windows = "policy={name='windows', windows=[[0, 1], [2, 3]], inside='low', outside='high'}"
+    words, folder = ("steps=40", windows), fresh(place, "graphs")
+    plain = trained(short(place.device, *words), folder / "plain")
+    try:
+        captured = trained(short(place.device, *words, "graphs=2"), folder / "captured")
+    except ConfigError as error:
+        if place.gpu or "none on a CPU" not in str(error):
+            raise
+        return f"not measured: {error}"
+    return within(0, plain, captured)
+
+
 def curvature_of_lstm(place: Place) -> str:
     """Hessian eigenvalues of an LSTM, which cuDNN cannot differentiate twice, in float64."""
     words = (
@@ -295,6 +309,7 @@ CHECKS: dict[str, Callable[[Place], str]] = {
     "decisions": decisions,
     "the same bits twice": same_bits,
     "killed and resumed": killed,
+    "CUDA graphs": graphs,
     "2 processes": processes(2),
     "4 processes": processes(4),
     "2 processes, in buckets": processes(2, "bucket_mb=0.02"),

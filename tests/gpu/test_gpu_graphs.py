@@ -69,7 +69,7 @@ SLOW: dict[str, list[str]] = {
         *LONG,
         "compressor={name='topk', residual='update'}",
         "levels={low=20, high=10}",
-        "optimizer={schedule='cosine', per='epoch', warmup_from=none}",
+        "optimizer={schedule='cosine', per='epoch'}",
     ],
     "a warm-up by step": [
         *TINY,

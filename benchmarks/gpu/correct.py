@@ -229,6 +229,14 @@ def optimizer(name: str, limit: float) -> Callable[[Place], str]:
     return check
 
 
+def local_steps(place: Place) -> str:
+    """Rounds of two steps of each worker's own, in float64, on the device and on the CPU."""
+    words = ("sync_policy={name='static', level='2'}", "sync_levels={'2'=2}", "dtype=float64")
+    folder = fresh(place, "local steps")
+    here = trained(short(place.device, *words), folder / "here")
+    return within(ROUNDED, here, trained(short("cpu", *words), folder / "cpu"))
+
+
 def not_finite(number: int, *words: str) -> Callable[[Place], str]:
     def check(place: Place) -> str:
         """At a learning rate of 1e30 the run must end, with its reason."""
@@ -317,6 +325,7 @@ CHECKS: dict[str, Callable[[Place], str]] = {
     "not finite, 2 processes, in buckets": not_finite(2, "bucket_mb=0.02"),
     "optimizer adamw": optimizer("adamw", ROUGH),
     "optimizer muon": optimizer("muon", HALF_PRECISION),
+    "local steps": local_steps,
     "LSTM with curvature": curvature_of_lstm,
     "island of one shard": island,
     "hook": hook(1),

@@ -208,7 +208,10 @@ def test_a_row_of_speed_is_measured(
 
 @pytest.mark.parametrize(
     "name",
-    ["powersgd 2 as graphs, tf32", pytest.param("GPT-2, dense as graphs, bfloat16")],
+    [
+        "powersgd 2 as graphs, tf32",
+        pytest.param("GPT-2, dense as graphs, bfloat16", marks=pytest.mark.slow),
+    ],
 )
 def test_a_row_of_graphs_is_measured(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -261,7 +264,6 @@ def test_each_run_of_the_study_has_a_configuration(device: str, tmp_path: Path) 
                 network = models.build(**vars(config.model), classes=256, sequence=64)
             count = sum(p.numel() for p in network.parameters())
             assert 10 * 115_000 < count < 100 * 115_000
-            assert model == f"{round(count / 1e5)}00k"
 
 
 def test_a_slice_ends_within_a_call(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """One GPU in half an hour: is it right, how fast is it, and then a study, as far as time allows.
 
-    python -m benchmarks.gpu --data cifar10.tar.xz
+    python -m benchmarks.gpu
 
 Three parts in this order: ``correct``, ``speed``, ``study``. Each result is one line of JSON,
 printed and kept in ``OUT/lines.jsonl``; the same command goes on where it was stopped. At the end
@@ -34,7 +34,6 @@ def main() -> None:
     parser.add_argument("--slice", type=float, default=SLICE, help="seconds in which rows begin")
     parser.add_argument("--parts", default=",".join(PARTS), help="some of them, with commas")
     parser.add_argument("--only", default="", help="rows whose name has these letters")
-    parser.add_argument("--data", type=Path, help="CIFAR-10: an image folder, or its archive")
     parser.add_argument("--out", type=Path, default=Path("runs", "gpu"))
     chosen = parser.parse_args()
     if unknown := set(chosen.parts.split(",")) - set(PARTS):
@@ -47,9 +46,7 @@ def main() -> None:
 
     end = time.monotonic() + chosen.slice
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    place = Place(device, chosen.out.resolve(), chosen.data.resolve() if chosen.data else None)
-    if place.gpu and place.data is None and "study" in chosen.parts:
-        parser.error("--data: the study needs CIFAR-10; leave it out with --parts correct,speed")
+    place = Place(device, chosen.out.resolve())
     lines = Lines(place.out / "lines.jsonl")
     checks = {name: checked(check, place) for name, check in correct.CHECKS.items()}
     for part, rows in (("correct", checks), ("speed", speed.rows(place))):

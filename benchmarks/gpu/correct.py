@@ -229,6 +229,14 @@ def optimizer(name: str, limit: float) -> Callable[[Place], str]:
     return check
 
 
+def local_steps(place: Place) -> str:
+    """Rounds of two steps of each worker's own, in float64, on the device and on the CPU."""
+    words = ("sync_policy={name='static', level='2'}", "sync_levels={'2'=2}", "dtype=float64")
+    folder = fresh(place, "local steps")
+    here = trained(short(place.device, *words), folder / "here")
+    return within(ROUNDED, here, trained(short("cpu", *words), folder / "cpu"))
+
+
 def not_finite(number: int, *words: str) -> Callable[[Place], str]:
     def check(place: Place) -> str:
         """At a learning rate of 1e30 the run must end, with its reason."""
@@ -247,6 +255,20 @@ def not_finite(number: int, *words: str) -> Callable[[Place], str]:
         raise Difference("the run ended without an error")
 
     return check
+
+
+def graphs(place: Place) -> str:
+    """Ranks that change from unit to unit, with and without CUDA graphs: the same numbers."""
+    windows = "policy={name='windows', windows=[[0, 1], [2, 3]], inside='low', outside='high'}"
+    words, folder = ("steps=40", windows), fresh(place, "graphs")
+    plain = trained(short(place.device, *words), folder / "plain")
+    try:
+        captured = trained(short(place.device, *words, "graphs=2"), folder / "captured")
+    except ConfigError as error:
+        if place.gpu or "none on a CPU" not in str(error):
+            raise
+        return f"not measured: {error}"
+    return within(0, plain, captured)
 
 
 def curvature_of_lstm(place: Place) -> str:
@@ -295,6 +317,7 @@ CHECKS: dict[str, Callable[[Place], str]] = {
     "decisions": decisions,
     "the same bits twice": same_bits,
     "killed and resumed": killed,
+    "CUDA graphs": graphs,
     "2 processes": processes(2),
     "4 processes": processes(4),
     "2 processes, in buckets": processes(2, "bucket_mb=0.02"),
@@ -302,6 +325,7 @@ CHECKS: dict[str, Callable[[Place], str]] = {
     "not finite, 2 processes, in buckets": not_finite(2, "bucket_mb=0.02"),
     "optimizer adamw": optimizer("adamw", ROUGH),
     "optimizer muon": optimizer("muon", HALF_PRECISION),
+    "local steps": local_steps,
     "LSTM with curvature": curvature_of_lstm,
     "island of one shard": island,
     "hook": hook(1),

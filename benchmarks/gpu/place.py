@@ -27,16 +27,21 @@ class Place:
     """Attributes:
     device: "cuda", or "cpu" for a rehearsal.
     out: everything is left in here.
-    data: CIFAR-10 as an image folder or an archive of one; None: noise.
+    rehearsal: toy sizes, as on a CPU.
     """
 
     device: str
     out: Path
-    data: Path | None = None
+    rehearsal: bool = False
 
     @property
     def gpu(self) -> bool:
         return self.device != "cpu"
+
+    @property
+    def large(self) -> bool:
+        """Networks and data of the real size?"""
+        return self.gpu and not self.rehearsal
 
 
 @contextmanager

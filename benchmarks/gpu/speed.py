@@ -3,7 +3,8 @@
 Ours is the trainer as users run it, data, augmentation, instruments and record included: the median
 over units of 25 steps after the first two. The peers' loops have one batch on the device, no data:
 the least that a step can take. TopK's workers have a pass each, all else one pass over the union.
-GPT-2 124M in bfloat16 likewise: 4 workers x 4 texts of 1,024 random tokens, AdamW.
+GPT-2 124M in bfloat16 likewise: 4 workers x 4 texts of 1,024 random tokens, AdamW. Rows "as graphs"
+are the trainer with ``graphs``; a CPU has none, which their rehearsal there says.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import regimes
 from benchmarks.gpu.curvature import largest
 from benchmarks.gpu.place import Place, numerics
 from regimes.config import RunConfig, override
+from regimes.errors import ConfigError
 from regimes.models import build
 from regimes.models.transformer import GPT
 
@@ -40,6 +42,7 @@ WAYS = {  # compressor, level
     "topk 99 %": ("topk", 99),
 }
 PRECISIONS = ("strict", "tf32", "bfloat16")
+GRAPHS = ("dense", "powersgd 2", "topk 10 %")  # also measured as CUDA graphs
 UNITS = 6
 
 
@@ -59,7 +62,7 @@ class Size:
 
 def size(place: Place) -> Size:
     """The paper's, or small enough to rehearse."""
-    return Size() if place.gpu else Size("vgg7", 4, 4, 2)
+    return Size() if place.large else Size("vgg7", 4, 4, 2)
 
 
 class Logits(nn.Module):
@@ -106,7 +109,7 @@ class TextSize:
 
 
 def text_size(place: Place) -> TextSize:
-    return TextSize() if place.gpu else TextSize(300, 8, 16, 1, 2, 2, 2)
+    return TextSize() if place.large else TextSize(300, 8, 16, 1, 2, 2, 2)
 
 
 def noise(place: Place, count: int) -> Path:
@@ -122,7 +125,7 @@ def noise(place: Place, count: int) -> Path:
     return folder
 
 
-def config(place: Place, way: str, precision: str) -> RunConfig:
+def config(place: Place, way: str, precision: str, graphs: str = "none") -> RunConfig:
     compressor, level = WAYS[way]
     s = size(place)
     words = [
@@ -143,6 +146,7 @@ def config(place: Place, way: str, precision: str) -> RunConfig:
         "policy=static",
         f"compressor={compressor}",
         "checkpoint_every=1000",
+        f"graphs={graphs}",
     ]
     levels = (
         ["policy.level=dense"]
@@ -225,15 +229,15 @@ def ours(
     return {**measured(place, stamps.seconds, steps), **stamps.counts}
 
 
-def on_images(place: Place, way: str, precision: str) -> dict[str, Any]:
+def on_images(place: Place, way: str, precision: str, graphs: str = "none") -> dict[str, Any]:
     def train(folder: Path, stamps: Stamps) -> None:
-        regimes.run(config(place, way, precision), folder, reporters=[stamps])
+        regimes.run(config(place, way, precision, graphs), folder, reporters=[stamps])
 
-    name, profile = f"{way}-{precision}", precision == PRECISIONS[0]
+    name, profile = f"{way}-{precision}-{graphs}", precision == PRECISIONS[0]
     return ours(place, name, size(place).steps, train, profile=profile)
 
 
-def on_text(place: Place, way: str, precision: str) -> dict[str, Any]:
+def on_text(place: Place, way: str, precision: str, graphs: int | None = None) -> dict[str, Any]:
     (compressor, level), s = WAYS[way], text_size(place)
 
     def train(folder: Path, stamps: Stamps) -> None:
@@ -254,11 +258,22 @@ def on_text(place: Place, way: str, precision: str) -> dict[str, Any]:
                 "steps": UNITS * s.steps,
                 "unit_steps": s.steps,
                 "checkpoint_every": 1000,
+                "graphs": graphs,
             },
             reporters=[stamps],
         )
 
-    return ours(place, f"gpt2-{way}-{precision}", s.steps, train, profile=True)
+    return ours(place, f"gpt2-{way}-{precision}-{graphs}", s.steps, train, profile=True)
+
+
+def as_graphs(place: Place, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The row, or that a CPU has none; a wrong setting of it is seen in any case."""
+    try:
+        return measure()
+    except ConfigError as error:
+        if place.gpu or "none on a CPU" not in str(error):
+            raise
+        return {"detail": f"not measured: {error}"}
 
 
 def measured(place: Place, seconds: list[float], steps: int) -> dict[str, Any]:
@@ -404,11 +419,18 @@ def rows(place: Place) -> dict[str, Callable[[], dict[str, Any]]]:
             found[f"{name}, {precision}"] = lambda n=name, p=precision: peer(place, n, p)
         for way in WAYS:
             found[f"{way}, {precision}"] = lambda w=way, p=precision: on_images(place, w, p)
+        for way in GRAPHS:
+            found[f"{way} as graphs, {precision}"] = lambda w=way, p=precision: as_graphs(
+                place, lambda: on_images(place, w, p, "4")
+            )
     half = "bfloat16"
     for name in PEERS:
         found[f"GPT-2, {name}, {half}"] = lambda n=name: peer(place, n, half, texts)
     for way in ("dense", "powersgd 4"):
         found[f"GPT-2, {way}, {half}"] = lambda w=way: on_text(place, w, half)
+        found[f"GPT-2, {way} as graphs, {half}"] = lambda w=way: as_graphs(
+            place, lambda: on_text(place, w, half, 4)
+        )
     for backend in ("lanczos", "pyhessian"):
         found[f"eigenvalue, {backend}"] = lambda b=backend: eigenvalue(place, b)
     return found

@@ -1,13 +1,15 @@
-"""Part 3: schedules of a ResNet-18 and of a VGG-19, which has no skip connections, on CIFAR-10.
+"""Part 3: a rank that falls with the rate, at 16 and 93 times the parameters of committed runs.
 
-The paper's setting (Table 7) in 30 of its 300 epochs. Each arm's rate is chosen on 5,000 images
-held out, by one seed in a third of the epochs; the result has other seeds. A queue that is
-continued: a run is started only if it will end within the slice.
+The arms of ``analysis/grids/arms/ladder.toml`` on the standard library's source, as `lm-small`
+trains it (600 steps). Each arm's rate is chosen on text held out, by one seed; the result has
+others. The runs are small, so several share the device side by side. A queue that is continued: a
+set of runs is started only if it will end within the slice.
 """
 
 from __future__ import annotations
 
 import time
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,28 +17,32 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.lines import Lines
-from benchmarks.gpu.place import Place, rows
-from regimes.config import RunConfig, override
+from benchmarks.gpu.place import ROOT, Place, rows
+from regimes.config import ModelConfig, RunConfig, override
 from regimes.launch import sweep, tune
 from regimes.presets import get_preset
-from regimes.presets.families import schedules, shortened
 
-NETWORKS = ("resnet18-cifar10", "vgg19bn-cifar10")
-ARMS = ("dense", "low", "high", "accordion", "low-early", "low-late")
-RATES = ["0.05", "0.1", "0.2", "0.4"]
-CHOOSING, SEEDS = (1000,), range(3)
+ARMS = tomllib.loads((ROOT / "analysis/grids/arms/ladder.toml").read_text())["schedules"]
+NETWORKS = {  # the committed runs have 115 k, 460 k and 1.8 M
+    "1800k": ModelConfig(name="gpt", width=256, depth=2, heads=4),
+    "10700k": ModelConfig(name="gpt", width=384, depth=6, heads=6),
+}
+RATES = (0.0015, 0.0021, 0.003, 0.0042, 0.006)  # at a width of 64; others by the root of the width
+CHOOSING, SEEDS = (1000,), range(9000, 9003)
+JOBS = 8  # side by side
 
 
 class SliceOver(Exception):
-    """The next run would not end in time."""
+    """The next runs would not end in time."""
 
 
 @dataclass
 class Slice:
-    """Runs cells one after the other until ``end``, a time of ``time.monotonic``."""
+    """Runs cells, ``jobs`` side by side, until ``end``, a time of ``time.monotonic``."""
 
     end: float
-    longest: float = 0.0  # seconds per epoch of training so far
+    jobs: int
+    longest: float = 0.0  # seconds of a set of runs so far
 
     def run(
         self,
@@ -49,40 +55,38 @@ class Slice:
         Raises:
             SliceOver: what is left is for the next slice.
         """
-        for folder, config in todo:
+        for first in range(0, len(todo), self.jobs):
             began = time.monotonic()
-            if began + 1.1 * self.longest * config.epochs > self.end:
+            if began + 1.1 * self.longest > self.end:
                 raise SliceOver
-            error = sweep.run_cell(folder, config)
-            self.longest = max(self.longest, (time.monotonic() - began) / config.epochs)
-            progress(folder, error)
+            sweep.ablate(todo[first : first + self.jobs], self.jobs, progress)
+            self.longest = max(self.longest, time.monotonic() - began)
 
 
-def base(place: Place, model: str) -> dict[str, RunConfig]:
+def base(place: Place, size: str) -> dict[str, RunConfig]:
     """The arms, with validation data; small enough to rehearse where there is no GPU."""
-    words = [
-        f"device={place.device}",
-        "precision=bfloat16",
-        "channels_last=true",
-        "checkpoint_every=10",
-    ]
-    if place.gpu:
-        words += ["data.name=folder", f"data.path={place.data}", "data.validation_size=5000"]
-    else:
-        words += [
-            "data.name=digits",
-            "data.augment=false",
-            "data.validation_size=60",
-            "data.train_size=128",
-            "data.test_size=60",
-            "model.name=vgg7",
-            "model.width=4",
-            "batch_size=16",
+    words = ["levels={r3=3, r2=2, r1=1}", "data.validation_size=16385", "checkpoint_every=100"]
+    common = replace(get_preset("lm-small"), model=NETWORKS[size])
+    if not place.large:
+        words[1:2] = [
+            "data={name='synthetic-text', sequence=8, windows='contiguous', train_size=1537}",
+            "data.test_size=129",
+            "data.validation_size=129",
+            "model={name='gpt', width=8, depth=1, heads=2}",
+            "batch_size=2",
+            "unit_steps=1",
+            "optimizer.warmup_steps=2",
+            "optimizer.decay_steps=[14, 19]",
         ]
-    windows = [(0, 20), (152, 162)]  # the first epochs, and after the first decay
-    grid = schedules(get_preset(f"paper-{model}"), windows, late=(152, 172), interval=10)
-    share = 0.1 if place.gpu else 0.02
-    return {name: shortened(override(grid[name], words), share) for name in ARMS}
+    common = override(common, [*words, f"device={place.device}"])
+    return {
+        name: replace(common, name=name, policy=table["policy"]) for name, table in ARMS.items()
+    }
+
+
+def rates(size: str) -> list[str]:
+    width = NETWORKS[size].width or 64
+    return [f"{rate * (64 / width) ** 0.5:.2g}" for rate in RATES]
 
 
 def study(place: Place, lines: Lines, end: float) -> None:
@@ -91,26 +95,22 @@ def study(place: Place, lines: Lines, end: float) -> None:
     Raises:
         SliceOver: there is more to do.
     """
-    this = Slice(end)
-    for model in NETWORKS:
-        cells, folder = base(place, model), place.out / "study" / model
-        thirds = {name: shortened(config, 1 / 3) for name, config in cells.items()}
+    this = Slice(end, JOBS if place.large else 1)
+    for size in NETWORKS:
+        cells, folder = base(place, size), place.out / "study" / size
         found = tune.tune(
-            thirds,
-            {"optimizer.lr": RATES},
+            cells,
+            {"optimizer.lr": rates(size)[:: 1 if place.large else 4]},
             CHOOSING,
             folder / "tune",
             run=this.run,
             progress=partial(_told, lines, folder, "tuning"),
         )
-        rates = {name: trial.config.optimizer for name, trial in found.chosen.items()}
         todo = []
         for seed in SEEDS:
             for name, config in cells.items():
-                o = replace(
-                    config.optimizer, lr=rates[name].lr, warmup_from=rates[name].warmup_from
-                )
-                made = replace(config, optimizer=o, seed=seed, tuned_on=CHOOSING)
+                chosen = found.chosen[name].config.optimizer
+                made = replace(config, optimizer=chosen, seed=seed, tuned_on=CHOOSING)
                 todo.append((folder / name / f"seed-{seed}", made))
         left = [cell for cell in todo if not sweep.done(*cell)]
         this.run(left, 1, partial(_told, lines, folder, "study"))

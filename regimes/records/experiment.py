@@ -31,7 +31,7 @@ from regimes.records.fields import (
 from regimes.records.lines import read_header
 from regimes.records.reader import Record
 
-FREE_ON_RESUME = {*SAVING, "device", "bucket_mb", "quirks"}  # quirks show in other fields
+FREE_ON_RESUME = {*SAVING, "device", "graphs", "bucket_mb", "quirks"}  # quirks show in other fields
 
 
 def identity(run: Record) -> Fields:

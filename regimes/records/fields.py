@@ -13,7 +13,7 @@ from regimes.records.schema import Header, Row, hooked
 SAVING = ("checkpoint_every", "checkpoint_seconds", "checkpoint_keep", "reporters", "timeout")
 STORAGE = (*SAVING, "data.path", "data.download", "branch.of", "machine.command", "schema")
 # Runs of one experiment may differ in these, except in world.workers.
-CIRCUMSTANCES = ("code", "machine", "world", "device", "bucket_mb")
+CIRCUMSTANCES = ("code", "machine", "world", "device", "graphs", "bucket_mb")
 LONGEST = 24  # letters of a value in a name
 Fields = dict[str, Any]
 

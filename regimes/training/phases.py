@@ -38,7 +38,8 @@ from regimes.records import phases as recorded_phases
 FIXED = ("seed", "workers", "unit_steps", "dtype", "data", "model")
 FREE = ("data.augment", "model.dropout")
 LENGTH = ("epochs", "steps", "budget")  # a pulse returns to its trunk's
-OF_THE_MACHINE = (*SAVING, "device", "bucket_mb", "name")  # a returning trunk has the branch's
+# a returning trunk has the branch's
+OF_THE_MACHINE = (*SAVING, "device", "graphs", "bucket_mb", "name")
 
 
 @dataclass(frozen=True)

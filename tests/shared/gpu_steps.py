@@ -150,12 +150,12 @@ def compressed(name: str) -> list[str]:
     return [SMALL, f"compressor={{name='{name}'}}", f"levels={{high={LEVELS[name]}}}"]
 
 
-GRAPHED = {  # the last of five steps is replayed
+GRAPHED = {  # more steps, of which the last is replayed
     "dense": DENSE,
     "powersgd": compressed("powersgd"),
     "quantise": compressed("quantise"),
     "adamw": [*DENSE, "optimizer={name='adamw', lr=0.01}"],
-    "gpt": [*TEXT, f"model={NETWORKS['gpt']}"],
+    "gpt": [*TEXT, f"model={NETWORKS['gpt']}", "data.train_size=400", "data.drop_last=true"],
     "resnet18, powersgd": [],
 }
 
@@ -183,7 +183,10 @@ STEPS: dict[str, list[str]] = {
         for name in DEFICITS
     },
     "local steps": [*DENSE, "sync_policy={name='static', level='2'}", "sync_levels={'2'=2}"],
-    **{f"{name}, graphs": [*table, "graphs=4"] for name, table in GRAPHED.items()},
+    **{
+        f"{name}, graphs": ["data.train_size=56", *table, "graphs=4"]
+        for name, table in GRAPHED.items()
+    },
     "resnet18, powersgd": [],
     "resnet18, topk worker by worker": [
         "compressor={name='topk'}",

@@ -279,6 +279,10 @@ class World:
         """A small tensor's sum over the shards of a worker, the same on each."""
         return tensor
 
+    def whole_norms(self, norms: Tensor) -> Tensor:
+        """Norms of whole layers, ``[layers]``, from those of what this process holds of each."""
+        return norms
+
     def take_meter(self, count: int) -> Meter:
         """The counts of a whole worker since the last time, of ``count`` layers; with several
         shards all processes call this."""

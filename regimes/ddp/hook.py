@@ -83,6 +83,7 @@ class Hook(Job):
         }
         keeps_gradients = not on_steps.keys() <= from_updates
         self.sends_at_end = keeps_gradients or world.shards > 1 or chosen.probe is not None
+        self.sends_at_end |= world.divided and bool(on_steps)
         self.buckets = buckets = Buckets(
             source,
             self.reducer,

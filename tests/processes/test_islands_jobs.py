@@ -14,8 +14,8 @@ def test_wrapped_compiled_or_with_muon_they_equal_torchs_hsdp() -> None:
             assert "2.base.weight" not in sides["ours"]["layers"], way
             for name, tensor in sides["theirs"]["weights"].items():
                 mine = sides["ours"]["weights"][name]
-                # Muon's iteration runs in bfloat16
-                assert torch.allclose(mine, tensor, rtol=0, atol=1e-3 if way == "Muon" else 1e-6), (
+                # Muon's iteration runs in bfloat16 and magnifies small singular values
+                assert torch.allclose(mine, tensor, rtol=0, atol=5e-3 if way == "Muon" else 1e-6), (
                     way,
                     name,
                 )

@@ -114,6 +114,15 @@ class GroupWorld(ProcessWorld):
         """Whether the norm of a layer is a sum over processes of other groups."""
         return self._shares is not None
 
+    def fewest(self, count: int) -> int:
+        """The least of the counts of the processes among which layers are divided."""
+        if self._tensor_group is None:
+            return count
+        found = torch.tensor([count], device=self.device)
+        least = {"op": dist.ReduceOp.MIN, "group": _alive(self._tensor_group), "async_op": True}
+        self._wait(dist.all_reduce, found, **least)
+        return int(found)
+
     def whole_norms(self, norms: Tensor) -> Tensor:
         if self._tensor_group is None or self._shares is None:
             return norms

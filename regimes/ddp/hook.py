@@ -262,7 +262,11 @@ class Hook(Job):
         if self.sends_at_end:
             self.world.guard.enter("the end of an epoch")
         with b.on_hook_stream():
-            readings = self.panel.read(len(self.rows)) if b.finite_steps else Readings()
+            # a norm is read by all processes that share a layer, or by none
+            seen = self.world.fewest(b.finite_steps) if self.sends_at_end else b.finite_steps
+            if not seen:
+                self._norm_sums().clear()
+            readings = self.panel.read(len(self.rows)) if seen else Readings()
         self._end_unit(
             (b.steps, b.total),
             (lr, next_lr),

@@ -49,6 +49,8 @@ class GroupWorld(ProcessWorld):
     """
 
     _guard_group: weakref.ref[Any] | None = None
+    _tensor_group: weakref.ref[Any] | None = None
+    _shares: Tensor | None = None
 
     def __init__(
         self,
@@ -95,6 +97,38 @@ class GroupWorld(ProcessWorld):
     @property
     def group(self) -> Any:
         return _alive(self._group)
+
+    def divide(self, group: Any, shares: Sequence[float]) -> None:
+        """Layers are divided among the processes of another group, too (tensor parallel), each of
+        which calls this.
+
+        Args:
+            shares: of each layer, how much of the group's sum of squares is the layer's: 1, or
+                1 / processes where each of them has a copy.
+        """
+        self._tensor_group = self._make(dist.get_process_group_ranks(group), self._kind)
+        self._shares = torch.tensor(shares, dtype=torch.float64, device=self.device)
+
+    @property
+    def divided(self) -> bool:
+        """Whether the norm of a layer is a sum over processes of other groups."""
+        return self._shares is not None
+
+    def fewest(self, count: int) -> int:
+        """The least of the counts of the processes among which layers are divided."""
+        if self._tensor_group is None:
+            return count
+        found = torch.tensor([count], device=self.device)
+        least = {"op": dist.ReduceOp.MIN, "group": _alive(self._tensor_group), "async_op": True}
+        self._wait(dist.all_reduce, found, **least)
+        return int(found)
+
+    def whole_norms(self, norms: Tensor) -> Tensor:
+        if self._tensor_group is None or self._shares is None:
+            return norms
+        total = norms.square() * self._shares.to(norms.dtype)
+        self._wait(dist.all_reduce, total, group=_alive(self._tensor_group), async_op=True)
+        return total.sqrt()
 
     def _broadcast(self, flat: Tensor) -> None:
         self._wait(dist.broadcast, flat, self.first, async_op=True)
@@ -148,7 +182,8 @@ class GroupWorld(ProcessWorld):
             _destroy(group)
 
     def _all_groups(self) -> list[weakref.ref[Any]]:
-        return [self._group] + ([] if self._guard_group is None else [self._guard_group])
+        others = [g for g in (self._guard_group, self._tensor_group) if g is not None]
+        return [self._group, *others]
 
 
 def _alive(group: weakref.ref[Any]) -> Any:

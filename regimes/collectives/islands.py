@@ -130,6 +130,9 @@ class IslandWorld(GroupWorld):
         self._wait(dist.all_reduce, total, group=self.inside, async_op=True)
         return total
 
+    def whole_norms(self, norms: Tensor) -> Tensor:
+        return norms if self.shards == 1 else self.add_shards(norms.square()).sqrt()
+
     def take_meter(self, count: int) -> Meter:
         meter = self.meter.take()
         layers = [NO_LAYER, *range(count)]

@@ -201,8 +201,10 @@ class World:
             results = self._run_in_lockstep(programs, batched, count)
         else:
             results = [self._run_one(i, program, count) for i, program in enumerate(programs)]
-        for _, kind, _ in collectives:
-            self.meter.calls[kind] = self.meter.calls.get(kind, 0) + 1
+        made = [kind for _, kind, _ in collectives]
+        for kind in KIND.values():  # a set's order, and so a record's bytes, differ between runs
+            if kind in made:
+                self.meter.calls[kind] = self.meter.calls.get(kind, 0) + made.count(kind)
         return results
 
     def _run_in_lockstep(
@@ -297,6 +299,10 @@ class World:
     def add_shards(self, tensor: Tensor) -> Tensor:
         """A small tensor's sum over the shards of a worker, the same on each."""
         return tensor
+
+    def whole_norms(self, norms: Tensor) -> Tensor:
+        """Norms of whole layers, ``[layers]``, from those of what this process holds of each."""
+        return norms
 
     def take_meter(self, count: int) -> Meter:
         """The counts of a whole worker since the last time, of ``count`` layers; with several

@@ -86,6 +86,7 @@ class Hook(Job):
         }
         keeps_gradients = not on_steps.keys() <= from_updates
         self.sends_at_end = keeps_gradients or world.shards > 1 or chosen.probe is not None
+        self.sends_at_end |= world.divided and bool(on_steps)
         self.buckets = buckets = Buckets(
             source,
             self.reducer,
@@ -290,7 +291,11 @@ class Hook(Job):
         if self.sends_at_end:
             self.world.guard.enter("the end of an epoch")
         with b.on_hook_stream():
-            readings = self.panel.read(len(self.rows)) if b.finite_steps else Readings()
+            # a norm is read by all processes that share a layer, or by none
+            seen = self.world.fewest(b.finite_steps) if self.sends_at_end else b.finite_steps
+            if not seen:
+                self._norm_sums().clear()
+            readings = self.panel.read(len(self.rows)) if seen else Readings()
         self._end_unit(
             (b.steps, b.total),
             (lr, next_lr),

@@ -189,9 +189,11 @@ class Job:
         if self.recorder is not None:
             first, *others = self.world.claimants(self.recorder.key)
             if first != self.world.first:
+                # the groups of a tensor-parallel mesh have the same norms, and so the same levels
+                missing = "traffic" if self.world.divided else "levels and traffic"
                 warnings.warn(
-                    f"hook: {self.recorder.folder} has the record of the group of process {first}: "
-                    f"levels and traffic of the group of process {self.world.first} are not in it",
+                    f"hook: {self.recorder.folder} has the record of the group of process {first}, "
+                    f"without the {missing} of the group of process {self.world.first}",
                     stacklevel=2,
                 )
                 self.recorder = None

@@ -99,7 +99,15 @@ def trainable(network: nn.Module) -> dict[str, nn.Parameter]:
                 f"parameter {name!r} is sharded over a mesh of {mesh.ndim} dimensions, where FSDP2 "
                 f"exchanges between islands itself, uncompressed: write {WRITE}"
             )
-        if ways != ["rows"]:
+        if ways == ["copies"] and mesh.size() > 1:
+            raise ConfigError(
+                f"parameter {name!r} has copies on {mesh.size()} processes, between which replicate"
+                "() exchanges uncompressed: give it a dimension of one process, "
+                'mesh = init_device_mesh(device, (processes, 1), mesh_dim_names=("replicate", '
+                '"shard")), replicate(model, mesh=mesh["shard"]), and here replicas='
+                'mesh["replicate"]'
+            )
+        if ways not in (["rows"], ["copies"]):
             raise ConfigError(
                 f"parameter {name!r} is divided as {', '.join(ways)}: the hook needs its rows "
                 "divided over one dimension of a mesh, which is what fully_shard does by itself"

@@ -140,7 +140,10 @@ class DDPGradients:
         return self.model.module
 
     def world(self, timeout: float) -> GroupWorld:
-        return GroupWorld(self.model.process_group, self.device, timeout)
+        world = GroupWorld(self.model.process_group, self.device, timeout)
+        if (tensor := tensor_parallel([*self.parameters.values()])) is not None:
+            world.divide(*tensor)
+        return world
 
     def facts(self) -> dict[str, Any]:
         return {"ddp": {name: getattr(self.model, name) for name in SAME}}
@@ -211,6 +214,21 @@ class DDPGradients:
         return {
             i for p, i in self.index.items() if not used[i] and not (inside and p.grad is not None)
         }
+
+
+def tensor_parallel(parameters: Sequence[Any]) -> tuple[Any, list[float]] | None:
+    """The group among which layers are divided and each layer's share, see ``GroupWorld.divide``;
+    None without tensor parallelism. DDP trains the local tensors of DTensors, and notes in each
+    which part it is."""
+    parts = [getattr(p, "_st_info", None) for p in parameters]
+    meshes = [part.mesh for part in parts if part is not None]
+    if not meshes or meshes[0].ndim > 1 or any(mesh != meshes[0] for mesh in meshes):
+        return None
+    copies = 1 / meshes[0].size()
+    shares = [
+        copies if part is None or part.placements[0].is_replicate() else 1.0 for part in parts
+    ]
+    return meshes[0].get_group(), shares
 
 
 def after_backward(callback: Callable[[], None]) -> None:

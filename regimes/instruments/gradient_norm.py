@@ -112,9 +112,7 @@ class NormsGauge(StatelessGauge):
 
     def _of_whole(self, norms: Float[Tensor, " layers"]) -> Float[Tensor, " layers"]:
         """Norms of whole layers, from those of their shards."""
-        if self.world.shards == 1:
-            return norms
-        return self.world.add_shards(norms.square()).sqrt()
+        return self.world.whole_norms(norms)
 
     def _means(self, parts: Iterable[Float[Tensor, "rows ..."]]) -> list[Tensor]:
         """Over all workers, of one part per layer; the bytes are counted for that layer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from ddp_scripts import group, mesh
 
@@ -25,4 +26,13 @@ def test_a_job_of_two_groups_has_one_record(tmp_path: Path) -> None:
     assert not find_edit(record.folder)
     said = [process["said"] for process in found]
     assert [len(words) for words in said] == [0, 1, 0, 0]
-    assert "run has the record of the group of process 0: levels and traffic of the" in said[1][0]
+    assert "run has the record of the group of process 0, without the traffic of the" in said[1][0]
+
+
+def test_groups_of_a_tensor_parallel_mesh_have_the_norms_and_levels_of_whole_layers() -> None:
+    whole = group.run(mesh.norms, 2, False)
+    for rows in group.run(mesh.norms, 4, True):
+        assert len(rows) == 3
+        for (norms, levels), (expected, theirs) in zip(rows, whole[0], strict=True):
+            assert norms == pytest.approx(expected, rel=1e-9)
+            assert levels == theirs

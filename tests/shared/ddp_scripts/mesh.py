@@ -29,6 +29,34 @@ class Net(nn.Module):
         return self.down(torch.tanh(self.up(x)))
 
 
+def norms(rank: int, parallel: bool) -> list[Any]:
+    """Norms and levels of two units, with matrices divided among two processes and without."""
+    torch.manual_seed(1)
+    net: Any = Net().double()
+    group: dict[str, Any] = {}
+    place = rank
+    if parallel:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+        plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        net, group = parallelize_module(net, mesh["tensor"], plan), {"device_mesh": mesh["data"]}
+        place = mesh["data"].get_local_rank()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = DistributedDataParallel(net, **group)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    rule = {"name": "accordion", "interval": 1}
+    options = {"compressor": "dense", "levels": {"low": "dense", "high": "dense"}}
+    hook = regimes.attach(model, policy=rule, optimizer=optimizer, every=2, **options)
+    draw = torch.Generator().manual_seed(place)
+    for _ in range(6):
+        x = torch.randn(4, 6, generator=draw, dtype=torch.float64)
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    hook.close()
+    return [[row["statistics"]["norm:update"], row["layers"]["level"]] for row in hook.rows]
+
+
 def trained(rank: int, folder: Path, records: bool) -> dict[str, Any]:
     """What a process has after three units of two steps, and what it has been warned of."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))

@@ -1,0 +1,111 @@
+"""A script like that of torch's FSDP2 tutorial: it gets the hook's lines, is cut off and continued,
+and its record is read by the commands."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import regimes
+
+SCRIPT = Path(__file__).parents[1] / "shared/ddp_scripts/stock/fsdp2.py"
+EXAMPLE = Path(__file__).parents[2] / "examples/gpt_hsdp.py"
+LINES = {  # what docs/how-to/islands.md says
+    'fsdp_kwargs = {"mesh": mesh}  # MESH': 'fsdp_kwargs = {"mesh": mesh["shard"]}',
+    "# HOOK": """hook = regimes.attach(
+        model, replicas=mesh["replicate"], optimizer=optim, every=4, record="run",
+        policy={"name": "accordion", "interval": 2},
+    )""",
+    '"optim": optim_state}': '"optim": optim_state, "hook": hook.sharded_state()}',
+    "# LOG": "hook.log(train_loss=loss.detach())",
+    "# CLOSE": "hook.close()",
+    "import torch\n": "import regimes\nimport torch\n",
+}
+
+
+def hooked(folder: Path) -> Path:
+    text = SCRIPT.read_text()
+    for before, after in LINES.items():
+        assert before in text
+        text = text.replace(before, after, 1)
+    (folder / "train.py").write_text(text)
+    return folder / "train.py"
+
+
+def launched(
+    folder: Path, *words: str, script: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    return subprocess.run(
+        [sys.executable, *command, str(script or hooked(folder)), *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=540,
+        check=False,
+    )
+
+
+def read(folder: Path, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "regimes", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_it_is_cut_off_continued_and_read(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir()
+    cut.mkdir()
+    first = launched(whole)
+    assert first.returncode == 0, first.stderr
+    assert launched(cut, "--die").returncode != 0
+    second = launched(cut)
+    assert second.returncode == 0, second.stderr
+    loss = re.compile(r"loss [\d.]+")
+    assert loss.findall(second.stdout) == loss.findall(first.stdout) != []
+    ours, theirs = ((x / "run" / "epochs.jsonl").read_bytes() for x in (cut, whole))
+    assert ours == theirs
+    record = regimes.load(cut / "run")
+    assert record.finished
+    assert record.header["world"]["shards"] == 2
+    assert "train_loss" in record.epochs
+    assert "accordion" in read(cut, "watch", "run", "--once")
+    assert read(cut, "report", "run")
+    assert "accordion" in read(cut, "detect", "run")
+    assert "dense" in read(cut, "cost", "run", "--network", "1Gbit/s,50us")
+
+
+@pytest.mark.slow
+def test_in_mixed_precision(tmp_path: Path) -> None:
+    done = launched(tmp_path, "--mixed-precision", "--steps", "8")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_the_example_continues_from_its_checkpoint(tmp_path: Path) -> None:
+    script, words = EXAMPLE, ("--steps", "220", "--out")
+    assert launched(tmp_path, *words, "whole", script=script).returncode == 0
+    first = launched(tmp_path, *words, "cut", "--stop", "130", script=script)
+    assert first.returncode == 0, first.stderr
+    second = launched(tmp_path, *words, "cut", script=script)
+    assert second.returncode == 0, second.stderr
+    cut, whole = (regimes.load(tmp_path / name) for name in ("cut", "whole"))
+    assert cut.finished
+    assert len(cut.rows) == 11
+    assert [row["train_loss"] for row in cut.rows] == [row["train_loss"] for row in whole.rows]
+    assert cut.rows[-1]["train_loss"] < 4.0 < cut.rows[0]["train_loss"]

@@ -30,7 +30,7 @@ from regimes.records import provenance
 from regimes.training.fingerprint import fingerprint
 
 LIMIT = timedelta(seconds=20)  # of a collective, and of torchft's calls
-HEARTBEAT = 1000  # milliseconds without a sign after which the lighthouse counts a replica as dead
+HEARTBEAT = 2000  # milliseconds without a sign after which the lighthouse counts a replica as dead
 
 
 @dataclass

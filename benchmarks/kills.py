@@ -240,6 +240,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100, help="of each kind")
     parser.add_argument("--out", type=Path, default=Path("runs/kills"))
     parser.add_argument("--results", type=Path, default=HERE / "kills.jsonl")
+    parser.add_argument("--lighthouse", action=argparse.BooleanOptionalAction, default=True)
     chosen = parser.parse_args()
     done = read_notes(chosen.results)
     preload()
@@ -247,7 +248,7 @@ def main() -> None:
         for kind in KINDS:
             if not any(d["kind"] == kind and d.get("seed") == number for d in done):
                 add(chosen.results, session(chosen.out, kind, min(SESSION, chosen.kills), number))
-    for kind in KINDS:
+    for kind in KINDS if chosen.lighthouse else ():
         if not any(d["kind"] == kind and d.get("lighthouse") for d in done):
             add(chosen.results, without_lighthouse(chosen.out, kind))
 

@@ -61,6 +61,7 @@ class ManagedWorld(ProcessWorld):
         self.manager = _checked(manager)
         # Until the first quorum the least that it may have: formulas of costs need a number.
         World.__init__(self, max(2, manager._min_replica_size))
+        self.hosted = range(1)
         self.device, self.guard = device, NoGuard()
         name = manager._replica_id or "replica"
         self.name = f"{name}/{uuid.uuid4().hex[:8]}"  # of this life: a replica may come back

@@ -120,8 +120,8 @@ def dying_page(runs: Sequence[dict[str, Any]]) -> str:
         "",
         f"Time to that loss, relative to the undisturbed job of the same seed: {spread}.",
         "",
-        f"Load averages from {min(loads):.0f} to {max(loads):.0f}. {NOTE} The job that starts again "
-        "is favoured: a death is known at once, all processes start from one that has torch "
+        f"Load averages from {min(loads):.0f} to {max(loads):.0f}. {NOTE} The job that starts "
+        "again is favoured: a death is known at once, all processes start from one that has torch "
         "imported, and checkpoints are two seconds apart.",
         "",
     ]

@@ -181,8 +181,8 @@ class ManagedWorld(ProcessWorld):
         Raises:
             StepLost: it has failed, or one before it in this step.
         """
-        if (error := self.manager.errored()) is not None:
-            raise StepLost(str(error.original_exception))
+        if (failed := self.manager.errored()) is not None:
+            raise StepLost(str(failed.original_exception))
         spent, start = self._clock[0], time.perf_counter()
         self._clock, why = (spent, start), ""
         try:
@@ -255,6 +255,10 @@ class ManagedWorld(ProcessWorld):
 
     def claim(self, what: str) -> None:
         """There is one group."""
+
+    def claimants(self, what: str) -> list[int]:
+        """Only this one."""
+        return [self.first]
 
     def close(self) -> None:
         """The manager is the user's."""

@@ -1,10 +1,10 @@
 """Kills one of three replicas at random moments and lets it join again: does training go on, are
 the replicas the same, is the record whole?
 
-    python -m benchmarks.kills      # Linux; torchft must be installed; half an hour, of which most is waiting for replicas to start
+    python -m benchmarks.kills      # Linux; torchft must be installed; half an hour
 
 It does this to a compressed mean in each step and to compressed local steps, and then kills the
-lighthouse. Sessions of 25 kills are added to ``kills.jsonl``; those that are there are left out.
+lighthouse. Sessions of 10 kills are added to ``kills.jsonl``; those that are there are left out.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from regimes.records.chain import find_edit
 HERE = Path(__file__).parent
 NAMES = ("a", "b", "c")
 BATCH, UNIT = 32, 20  # samples of a replica and step; steps of a unit
-SESSION = 25  # kills
+SESSION = 10  # kills
 HOOK: dict[str, Any] = {"policy": "accordion", "levels": {"low": 4, "high": 1}}
 LOCAL: dict[str, Any] = {"policy": 8, "compressor": "topk", "level": 10.0}
 KINDS = {"PowerSGD in each step": HOOK, "TopK every 8 steps": LOCAL}
@@ -240,6 +240,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100, help="of each kind")
     parser.add_argument("--out", type=Path, default=Path("runs/kills"))
     parser.add_argument("--results", type=Path, default=HERE / "kills.jsonl")
+    parser.add_argument("--lighthouse", action=argparse.BooleanOptionalAction, default=True)
     chosen = parser.parse_args()
     done = read_notes(chosen.results)
     preload()
@@ -247,7 +248,7 @@ def main() -> None:
         for kind in KINDS:
             if not any(d["kind"] == kind and d.get("seed") == number for d in done):
                 add(chosen.results, session(chosen.out, kind, min(SESSION, chosen.kills), number))
-    for kind in KINDS:
+    for kind in KINDS if chosen.lighthouse else ():
         if not any(d["kind"] == kind and d.get("lighthouse") for d in done):
             add(chosen.results, without_lighthouse(chosen.out, kind))
 

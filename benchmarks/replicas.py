@@ -12,8 +12,6 @@ import logging
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -30,38 +28,57 @@ from regimes.records import provenance
 from regimes.training.fingerprint import fingerprint
 
 LIMIT = timedelta(seconds=20)  # of a collective, and of torchft's calls
-HEARTBEAT = 1000  # milliseconds without a sign after which the lighthouse counts a replica as dead
+HEARTBEAT = 2000  # milliseconds without a sign after which the lighthouse counts a replica as dead
 
 
 @dataclass
 class Lighthouse:
     """The process that says which replicas take part."""
 
-    process: subprocess.Popen[bytes]
+    process: int
     address: str
 
     def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        if self.process:
+            os.kill(self.process, signal.SIGKILL)
+            os.waitpid(self.process, 0)
+        self.process = 0
 
 
 @contextmanager
 def lighthouse(log: Path, least: int = 1) -> Iterator[Lighthouse]:
-    """A lighthouse that waits two seconds for a replica that is alive and not there yet."""
+    """A lighthouse that waits two seconds for a replica that is alive and not there yet.
+
+    Forked like the replicas: its command imports torch first.
+    """
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
-    program = Path(sys.executable).with_name("torchft_lighthouse")
-    words = ["--min_replicas", least, "--join_timeout_ms", 2000]
-    words += ["--heartbeat_timeout_ms", HEARTBEAT, "--bind", f"[::]:{port}"]
-    with log.open("ab") as file:
-        process = subprocess.Popen([str(program), *map(str, words)], stdout=file, stderr=file)
-    one = Lighthouse(process, f"http://localhost:{port}")
+    if (child := os.fork()) == 0:
+        try:
+            _shine(log, least, port)
+        finally:
+            os._exit(1)
+    one = Lighthouse(child, f"http://localhost:{port}")
     try:
-        time.sleep(0.5)
         yield one
     finally:
         one.kill()
+
+
+def _shine(log: Path, least: int, port: int) -> None:
+    from torchft.coordination import LighthouseServer
+
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+    server = LighthouseServer(
+        bind=f"[::]:{port}",
+        min_replicas=least,
+        join_timeout_ms=2000,
+        heartbeat_timeout_ms=HEARTBEAT,
+    )
+    while server.address():
+        time.sleep(60)
 
 
 def preload() -> None:

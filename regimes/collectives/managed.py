@@ -61,6 +61,7 @@ class ManagedWorld(ProcessWorld):
         self.manager = _checked(manager)
         # Until the first quorum the least that it may have: formulas of costs need a number.
         World.__init__(self, max(2, manager._min_replica_size))
+        self.hosted = range(1)
         self.device, self.guard = device, NoGuard()
         name = manager._replica_id or "replica"
         self.name = f"{name}/{uuid.uuid4().hex[:8]}"  # of this life: a replica may come back
@@ -180,8 +181,8 @@ class ManagedWorld(ProcessWorld):
         Raises:
             StepLost: it has failed, or one before it in this step.
         """
-        if (error := self.manager.errored()) is not None:
-            raise StepLost(str(error.original_exception))
+        if (failed := self.manager.errored()) is not None:
+            raise StepLost(str(failed.original_exception))
         spent, start = self._clock[0], time.perf_counter()
         self._clock, why = (spent, start), ""
         try:
@@ -254,6 +255,10 @@ class ManagedWorld(ProcessWorld):
 
     def claim(self, what: str) -> None:
         """There is one group."""
+
+    def claimants(self, what: str) -> list[int]:
+        """Only this one."""
+        return [self.first]
 
     def close(self) -> None:
         """The manager is the user's."""

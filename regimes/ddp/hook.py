@@ -54,6 +54,7 @@ class Hook(Job):
     Attributes:
         rows: the units (epochs, or of so many steps) so far, as a record has them.
         sends_at_end: whether the end of a unit contains a collective.
+        quorum: what a manager adds, whose replicas come and go; None without one.
     """
 
     def __init__(

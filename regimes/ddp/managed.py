@@ -43,6 +43,7 @@ class ManagedGradients(OwnHooks):
         "call it through one module, or use hook.no_sync() for all backward passes but the last"
     )
     bucket_bytes = BUCKET
+    _world: ManagedWorld
 
     def __init__(self, model: nn.Module, manager: Any) -> None:
         """

@@ -17,6 +17,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from regimes.collectives.group import GroupWorld
+from regimes.collectives.managed import ManagedWorld
 from regimes.collectives.requests import Layer
 from regimes.errors import ConfigError
 from regimes.precision import HALF
@@ -80,7 +81,7 @@ class Source(Protocol):
     @property
     def network(self) -> nn.Module: ...
 
-    def world(self, timeout: float) -> GroupWorld:
+    def world(self, timeout: float) -> GroupWorld | ManagedWorld:
         """A world of the processes among which gradients are shared; all create it."""
         ...
 

@@ -158,11 +158,17 @@ class ManagedSteps(LocalSteps):
         self._apply(last, means)
         if contributors:
             self.attendance.note(len(contributors))
-        self.record_opened = False  # another replica may have become the first
+        if self.total:  # before the first step a state may still be loaded, and a record continued
+            write_or_wait(self, self.world)  # another replica may have become the first
 
     def _open_record(self) -> None:
         self.record_opened = True
         write_or_wait(self, self.world)
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """As of ``LocalSteps``; a replica's place changes with the quorum."""
+        super().load_state_dict({**saved, "process": self._identity()["process"]})
+        self.moved = True
 
     def _columns(self) -> dict[str, Any]:
         return {"replicas": self.attendance.take()}
@@ -185,7 +191,7 @@ class ManagedSteps(LocalSteps):
         """The inverse, on the replica that joins, or that missed a step which the others took."""
         self.world.heal(state["members"], self.exchange.reducer.residual_norm())
         self.replicas.optimizers[0].load_state_dict(state["optimizer"])
-        self.load_state_dict({**state["local"], **self._identity()})
+        self.load_state_dict(state["local"])
         self.replicas.receive(range(len(self.replicas.stacks)), 0.0)
         self.moved = False
         self.attendance.load_state_dict(state["attendance"])

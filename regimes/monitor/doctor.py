@@ -11,6 +11,7 @@ group is checked by ::
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import platform
 import socket
@@ -60,6 +61,7 @@ def report() -> bool:
     }
     useful: dict[str, Callable[[], str]] = {
         **{f"{name} (optional)": functools.partial(version, name) for name in EXTRAS},
+        "torchft (optional)": _torchft,
         "import torchvision": _torchvision,
         "CUDA": _cuda,
         "NCCL": lambda: _backend("nccl"),
@@ -98,6 +100,19 @@ def _torchvision() -> str:
         missing = error.startswith("ModuleNotFoundError")
         raise RuntimeError(error if missing else f"{error}. {TWO_INDEXES}")
     return "as a script of your own would"
+
+
+def _torchft() -> str:
+    """Load the library in its wheel, which is built for some machines only."""
+    found = version("torchft-nightly")
+    try:
+        importlib.import_module("torchft.coordination")
+    except (ImportError, OSError) as error:
+        raise RuntimeError(
+            f"{found} is installed and does not run on this machine ({error}): all works without "
+            "it but manager= of attach and local_steps"
+        ) from error
+    return found
 
 
 def _data_sets() -> str:

@@ -1,0 +1,171 @@
+"""The pages and the figure of ``benchmarks.kills`` and ``benchmarks.dying``.
+
+python -m benchmarks.replicas_report
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.dying import ARMS, DEATHS, SECONDS, STEP, UNIT
+from benchmarks.replicas import HEARTBEAT, read_notes
+
+HERE = Path(__file__).parent
+NOTE = (
+    "The machine, two cores of an AMD EPYC, was shared with many other programs: seconds say "
+    "little about torchft, and only jobs of one run are compared."
+)
+
+
+def kills_page(found: Sequence[dict[str, Any]]) -> str:
+    """What became of the kills, by kind of job."""
+    lines = [
+        "This page shows what happens to a job of three replicas when one is killed (`kill -9`) at "
+        "a random moment and started again at once or within two seconds. `python -m "
+        "benchmarks.kills` does it on one machine, with real processes, torchft's lighthouse and "
+        "managers. In the first session of each kind a replica is killed once the last one has "
+        "joined again; in the others at any time, so that two or three may be dead together.",
+        "",
+        "| | " + " | ".join(kinds := sorted({f["kind"] for f in found})) + " |",
+        "|---|" + "---:|" * len(kinds),
+    ]
+    sessions = {k: [f for f in found if f["kind"] == k and "kills" in f] for k in kinds}
+    rows = {
+        "kills": lambda s: sum(f["kills"] for f in s),
+        "jobs": lambda s: len(s),
+        "synchronisations": lambda s: sum(f["synchronisations"] for f in s),
+        "of these with replicas that differ": lambda s: sum(f["differing"] for f in s),
+        "jobs that went on to their end": lambda s: sum(not f["ended badly"] for f in s),
+        "jobs whose three replicas are the same at the end": lambda s: sum(
+            f["equal at the end"] for f in s
+        ),
+        "records that are whole": lambda s: sum(f["record"] == "whole" for f in s),
+        "replicas that left, by the records": lambda s: sum(f["left"] for f in s),
+        "replicas that joined, by the records": lambda s: sum(f["joined"] for f in s),
+        "steps that did not count": lambda s: sum(f["uncommitted"] for f in s),
+        "replicas that ended by an error": lambda s: sum(f["ended by themselves"] for f in s),
+        "seconds from start to joined, median": lambda s: statistics.median(
+            f["seconds to join, median"] for f in s
+        ),
+        "longest pause between two synchronisations, s": lambda s: max(
+            f["longest pause"] for f in s
+        ),
+    }
+    for name, count in rows.items():
+        lines.append(f"| {name} | " + " | ".join(str(count(sessions[k])) for k in kinds) + " |")
+    lines += [
+        "",
+        "A kill that hits a replica before it has joined is no replica that left. After a kill the "
+        f"lighthouse counts a replica as dead after {HEARTBEAT / 1000:g} s without a sign, and it "
+        "forms a quorum only of more than half of the replicas that give signs: a survivor next to "
+        f"two that start waits for them. {NOTE}",
+        "",
+    ]
+    for dead in (f for f in found if f.get("lighthouse")):
+        said = "; ".join(f"`{text}`" for text in dead["said"])
+        lines += [
+            f"**The lighthouse is killed** ({dead['kind']}): exit codes {dead['codes']} after "
+            f"{dead['seconds']} s. They say {said}. The record's last event is "
+            f"`{dead['last event']}`.",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def seconds_to(run: dict[str, Any], loss: float) -> float | None:
+    """When a run was first at this loss."""
+    reached = zip(run["seconds"], run["losses"], strict=True)
+    return next((t for t, x in reached if x <= loss), None)
+
+
+def pause(run: dict[str, Any]) -> float:
+    """The longest time without a synchronisation, the end of the run included."""
+    moments = [0.0, *run["seconds"], SECONDS]
+    return max(b - a for a, b in itertools.pairwise(moments))
+
+
+def dying_page(runs: Sequence[dict[str, Any]]) -> str:
+    seeds = sorted({r["seed"] for r in runs})
+    whole = [s for s in seeds if sum(r["seed"] == s for r in runs) == len(ARMS)]
+    lines = [
+        "This page compares two jobs of three replicas, one of which is killed every "
+        f"{DEATHS:g} s and started again: one goes on with those present (torchft, "
+        "`local_steps(..., manager=manager)`), the other ends and starts again from its last "
+        f"checkpoint, at most {UNIT} steps old. Both take local steps and average every 8; a step "
+        f"waits {1000 * STEP:g} ms in place of computing. `python -m benchmarks.dying`, "
+        f"{SECONDS:g} s each, {len(whole)} seeds.",
+        "",
+        "![Test loss against seconds of the three jobs](dying.png)",
+        "",
+        "Seconds until the test loss that all three jobs of a seed reach; steps, and the longest "
+        f"time without a synchronisation, in {SECONDS:g} s:",
+        "",
+        "| seed | loss | " + " | ".join(f"{arm}: s | steps | longest pause" for arm in ARMS) + " |",
+        "|---:|---:|" + "---:|---:|---:|" * len(ARMS),
+    ]
+    ratios: dict[str, list[float]] = {arm: [] for arm in ARMS}
+    for seed in whole:
+        own = {r["arm"]: r for r in runs if r["seed"] == seed}
+        target = max(min(r["losses"]) for r in own.values())
+        times = {arm: seconds_to(own[arm], target) or float("nan") for arm in ARMS}
+        for arm in ARMS:
+            ratios[arm].append(times[arm] / times[ARMS[0]])
+        cells = " | ".join(
+            f"{times[a]:.1f} | {max(own[a]['steps'])} | {pause(own[a]):.0f} s" for a in ARMS
+        )
+        lines.append(f"| {seed} | {target:.3f} | {cells} |")
+    spread = "; ".join(
+        f"{arm} {statistics.mean(ratios[arm]):.2f} ({', '.join(f'{x:.2f}' for x in ratios[arm])})"
+        for arm in ARMS[1:]
+        if ratios[arm]
+    )
+    loads = [r["load"] for r in runs]
+    lines += [
+        "",
+        f"Time to that loss, relative to the undisturbed job of the same seed: {spread}.",
+        "",
+        f"Load averages from {min(loads):.0f} to {max(loads):.0f}. {NOTE} The job that starts "
+        "again is favoured: a death is known at once, all processes start from one that has torch "
+        "imported, and checkpoints are 40 steps apart. What it pays for is that all processes must "
+        "start before any trains: on this busy machine a start took tens of seconds, longer than "
+        "some distances between two deaths. The job that goes on pays a step that does not count, "
+        "and the time until the lighthouse counts the dead replica as dead.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    looks = dict(zip(ARMS, ("0.6", "tab:blue", "tab:orange"), strict=True))
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    for run in runs:
+        style = {"color": looks[run["arm"]], "linewidth": 1.2, "alpha": 0.8}
+        label = run["arm"] if run["seed"] == 0 else None
+        axes.plot(run["seconds"], run["losses"], label=label, **style)
+    for k in range(1, int(SECONDS / DEATHS) + 1):
+        axes.axvline(k * DEATHS, color="0.85", linewidth=0.8, zorder=0)
+    axes.set(xlabel="seconds (grey lines: a replica dies)", ylabel="test loss", yscale="log")
+    axes.set_title("One of three replicas dies again and again; lower is better", loc="left")
+    axes.legend(frameon=False, title="the job")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def main() -> None:
+    if found := read_notes(HERE / "kills.jsonl"):
+        (HERE / "kills.md").write_text(kills_page(found))
+    if (HERE / "dying.json").exists():
+        runs = json.loads((HERE / "dying.json").read_text())
+        (HERE / "dying.md").write_text(dying_page(runs))
+        draw(runs, HERE / "dying.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -145,7 +145,7 @@ def measure(rounds: int, pace: float, times: int) -> dict[str, Any]:
     """All methods in turn, so often."""
     config = configuration(rounds)
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in METHODS}
-    with star() as names, Nodes(names) as nodes:
+    with star() as names, Nodes(names, deadline=900.0) as nodes:
         limit(names, RATE)
         for _ in range(times):
             for name, options in METHODS.items():

@@ -1,7 +1,7 @@
 """Workers that leave and join during a simulated run.
 
 A mean is over the workers that are present. The samples of an absent one are left out: those of a
-present one are keyed by (seed, epoch, worker), whoever else is there.
+present one are keyed by (seed, epoch, worker), whichever others are there.
 
 - **One that leaves** takes with it what it has not sent: its residual and, between two
   synchronisations of local steps, its movement since the last one. The record has both norms. What
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class Churn:
-    """Of one run: changes its parts where a worker leaves or joins.
+    """Changes the parts of one run where a worker leaves or joins.
 
     Attributes:
         worker_steps: of the unit so far, steps times the workers present.

@@ -5,7 +5,9 @@
 Records of random numbers, whose levels ACCORDION has chosen: of 62 layers (ResNet-18's tensors), up
 to 20,000 units, and 1,000 runs of 24 units and 14 layers (10 schedules, 100 seeds). Each task runs
 in a process of its own. Times are CPU seconds of that process, without its imports; the exponent e
-is that of cost ~ size^e between the last two sizes.
+is that of cost ~ size^e between the last two sizes. Of a hook's checkpoint: the units, the time to
+make and pack it, and its size. Of a PowerSGD step of rank 4: the parameters, the time of the second
+step, and memory above gradients and residuals, most of which is the update, as large as a gradient.
 """
 
 from __future__ import annotations
@@ -30,8 +32,17 @@ from typing import Any
 
 import matplotlib.pyplot  # noqa: F401 -- not of a task's seconds
 import pandas  # noqa: F401
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
+import regimes
+from benchmarks.harness import Step
 from regimes import report
+from regimes.collectives.requests import Layer
+from regimes.collectives.world import World
+from regimes.compression.powersgd import PowerSGD
+from regimes.compression.reducer import Reducer
 from regimes.monitor import watch
 from regimes.plotting import offered
 from regimes.policies import REGISTRY, Decision, Policy, policy
@@ -245,7 +256,18 @@ def refreshed(folder: Path) -> float:
     return statistics.fmean(taken[1:])
 
 
-def task(name: str, folder: Path) -> float:
+def task(name: str, folder: Path) -> tuple[float, float]:
+    """CPU seconds of one task, and megabytes that it has added."""
+    before = peak()
+    if name.startswith("hook checkpoint"):
+        return hook_checkpoint(folder, int(name.split()[-1]))
+    if name in STEPS:
+        return powersgd_step(gpt2(*STEPS[name]))
+    seconds = timed(name, folder)
+    return seconds, peak() - before
+
+
+def timed(name: str, folder: Path) -> float:
     """CPU seconds of one task."""
     began = time.process_time()
     if name == "json.loads":
@@ -271,6 +293,55 @@ def task(name: str, folder: Path) -> float:
     return time.process_time() - began
 
 
+def hook_checkpoint(folder: Path, units: int) -> tuple[float, float]:
+    """Seconds and megabytes of a recorded job's checkpoint after so many units."""
+    dist.init_process_group("gloo", init_method=(folder / "meet").as_uri(), rank=0, world_size=1)
+    model = DistributedDataParallel(torch.nn.Linear(64, 64))
+    hook = regimes.attach(
+        model, policy="accordion", levels={"low": 4, "high": 1}, record=folder / str(units)
+    )
+    for _ in range(2):  # the record opens with the first unit, the second is open
+        model(torch.ones(2, 64)).sum().backward()
+        hook.epoch_end(lr=0.1)
+    assert hook.recorder is not None
+    first = hook.rows[-1]
+    for unit in range(len(hook.rows), units):  # as units end, without their steps
+        hook.rows.append({**first, "epoch": unit, "unit": {"first": unit, "stop": unit + 1}})
+        hook.recorder.flush()
+        hook.recorder.add(hook.rows[-1], {"compute": 1.0}, {})
+    began, buffer = time.process_time(), io.BytesIO()
+    torch.save(hook.state_dict(), buffer)
+    taken = time.process_time() - began
+    hook.close()
+    dist.destroy_process_group()
+    return taken, len(buffer.getvalue()) / 2**20
+
+
+def powersgd_step(layers: list[Layer]) -> tuple[float, float]:
+    """Seconds of a step at rank 4, and megabytes above gradients and residuals."""
+    torch.set_num_threads(1)
+    stack = torch.ones(1, sum(layer.size for layer in layers)).normal_()
+    before = peak()
+    step = Step(Reducer(PowerSGD(), layers, World(1), 0), 4, stack)
+    step()  # of which the residuals remain
+    began = time.process_time()
+    step()
+    taken = time.process_time() - began
+    return taken, peak() - before - stack.nbytes / 2**20
+
+
+def gpt2(width: int, blocks: int) -> list[Layer]:
+    """GPT-2's parameters; its head is tied to the embedding."""
+    matrices = [("wte", 50_257, width), ("wpe", 1_024, width)]
+    for i in range(blocks):
+        shapes = {"qkv": (3, 1), "out": (1, 1), "up": (4, 1), "down": (1, 4)}
+        matrices += [(f"{i}.{name}", n * width, m * width) for name, (n, m) in shapes.items()]
+    vectors = [Layer(f"{i}.norm", (2 * width,)) for i in range(2 * blocks + 1)]
+    return [Layer(name, (n, m)) for name, n, m in matrices] + vectors
+
+
+STEPS = {"GPT-2 124M": (768, 12), "GPT-2, embedding and a block of width 2,048": (2_048, 1)}
+CHECKPOINTS = (20, 2_000, 20_000)
 GOALS = {  # seconds at the largest size, at the one before
     "json.loads": (None, None),
     "load": (2.5, None),
@@ -313,6 +384,13 @@ def measure() -> list[Cost]:
             for name, goals in OF_MANY.items():
                 many = alone(name, folder, size, goals[i])
                 costs.append(replace(many, task=f"{name}, many runs"))
+        for units in CHECKPOINTS:
+            one = alone(f"hook checkpoint, units: {units}", Path(place), units, None)
+            costs.append(replace(one, task="hook checkpoint"))
+        for name, shape in STEPS.items():
+            size = sum(layer.size for layer in gpt2(*shape))
+            one = alone(name, Path(place), size, None)
+            costs.append(replace(one, task=f"PowerSGD step: {name}"))
     return costs
 
 
@@ -328,16 +406,16 @@ def page(costs: list[Cost]) -> str:
         by_task.setdefault(cost.task, []).append(cost)
     lines += ["| task | size: ms (MB) | e | goal, ms | |", "|---|---|---:|---:|---|"]
     for task, found in by_task.items():
-        e = exponent(*found[-2:])
+        e = f"{exponent(*found[-2:]):.2f}" if len(found) > 1 else ""
         sizes = "; ".join(
-            f"{x.size:,}: {1e3 * x.seconds:.3g}" + (f" ({x.megabytes:.0f})" if x.megabytes else "")
+            f"{x.size:,}: {1e3 * x.seconds:.3g}" + (f" ({x.megabytes:.3g})" if x.megabytes else "")
             for x in found
         )
         goals = [x for x in found if x.most is not None]
         goal = ", ".join(dict.fromkeys(f"{1e3 * (x.most or 0):.3g}" for x in goals))
         reached = all(x.seconds <= (x.most or 0) for x in goals)
         verdict = ("reached" if reached else "missed") if goals else ""
-        lines.append(f"| {task} | {sizes} | {e:.2f} | {goal} | {verdict} |")
+        lines.append(f"| {task} | {sizes} | {e} | {goal} | {verdict} |")
     return "\n".join([*lines, ""])
 
 
@@ -359,10 +437,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.task:
-        before = peak()
         with contextlib.redirect_stdout(io.StringIO()):
-            seconds = task(arguments.task, arguments.folder)
-        print(seconds, peak() - before)
+            seconds, megabytes = task(arguments.task, arguments.folder)
+        print(seconds, megabytes)
         return
     costs = measure()
     write_output(arguments.report, json.dumps([asdict(cost) for cost in costs], indent=1) + "\n")

@@ -163,7 +163,7 @@ class World:
 
     def drive(
         self,
-        programs: Sequence[Program],
+        programs: Sequence[Program | Mean],
         layers: Sequence[int],
         *,
         signal: bool = False,
@@ -178,7 +178,8 @@ class World:
         layer stays in the cache; it counts the same collectives.
 
         Args:
-            programs: generators that yield requests and return a tensor.
+            programs: generators that yield requests and return a tensor; or a mean, whose answer is
+                the result: a generator costs more than the mean of a small tensor.
             layers: the layer index that each one's traffic is counted for, or ``NO_LAYER``.
             signal: these are a detector's statistics: bytes, but no floats of the paper's count.
             batched: join ``Batched`` requests, in lockstep in any world. For a GPU: on a CPU all
@@ -198,9 +199,10 @@ class World:
             return kind
 
         if batched or self.lockstep:
-            results = self._run_in_lockstep(programs, batched, count)
+            whole = [_single(x) if isinstance(x, Mean) else x for x in programs]
+            results = self._run_in_lockstep(whole, batched, count)
         else:
-            results = [self._run_one(i, program, count) for i, program in enumerate(programs)]
+            results = self._run_one_by_one(programs, count)
         made = [kind for _, kind, _ in collectives]
         for kind in KIND.values():  # a set's order, and so a record's bytes, differ between runs
             if kind in made:
@@ -235,6 +237,16 @@ class World:
             "sum": self.sum_shards,
         }
         return collectives[kind]([request.tensor for request in requests])
+
+    def _run_one_by_one(self, programs: Sequence[Program | Mean], count: Count) -> list[Any]:
+        means = {i: program for i, program in enumerate(programs) if isinstance(program, Mean)}
+        for i, mean in means.items():
+            count(i, mean, 0)
+        answers = iter(self.mean([mean.tensor for mean in means.values()]))
+        return [
+            next(answers) if isinstance(program, Mean) else self._run_one(i, program, count)
+            for i, program in enumerate(programs)
+        ]
 
     def _run_one(self, i: int, program: Program, count: Count) -> Any:
         """As in lockstep, of one program; the bookkeeping for several takes twice as long."""

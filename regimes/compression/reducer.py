@@ -146,7 +146,7 @@ class Reducer:
         programs = [
             _mean(loss, self.world.shards)
             if i == NO_LAYER and loss is not None
-            else self.compressors[i].reduce(gradients[i], memories[i], levels[i])
+            else self._program(i, gradients[i], memories[i], levels[i])
             for i in bucket
         ]
         before = {i: self.world.meter.layers[i] for i in self._unchecked(bucket, gradients, levels)}
@@ -155,6 +155,16 @@ class Reducer:
         for i, counted in before.items():
             self._check_traffic(i, levels[i], counted, memories[i], gradients[i].element_size())
         return dict(zip(bucket, results, strict=True))
+
+    def _program(self, i: int, gradient: Tensor, state: State, level: Level) -> Program | Mean:
+        """What reduces a layer: for one that is always dense, as the many small ones of a network
+        are, a mean without a generator."""
+        compressor = self.compressors[i]
+        unsent = state.residual is not None or state.shard is not None
+        if type(compressor) is not Dense or unsent or level != DENSE:
+            return compressor.reduce(gradient, state, level)
+        state.step += 1
+        return Mean(gradient)
 
     def set_rates(self, bucket: Sequence[int], memories: Any) -> None:
         """Tell those compressors the rate of the step that read it."""
@@ -303,9 +313,11 @@ def check_order(
             )
 
 
-def _mean(value: Tensor, shards: int = 1) -> Program:
+def _mean(value: Tensor, shards: int) -> Program | Mean:
+    return Mean(value) if shards == 1 else _mean_of_shards(value, shards)
+
+
+def _mean_of_shards(value: Tensor, shards: int) -> Program:
     mean = yield Mean(value)
-    if shards > 1:
-        joined = yield JoinShards(mean, len(mean), shards * len(mean))
-        mean = joined.view(shards, -1).mean(0)
-    return mean
+    joined = yield JoinShards(mean, len(mean), shards * len(mean))
+    return joined.view(shards, -1).mean(0)

@@ -33,6 +33,7 @@ from regimes.ddp.sharded import ShardedGradients
 from regimes.ddp.sharded_state import ShardedState
 from regimes.ddp.source import Source, layers_of
 from regimes.ddp.state import Fitted, StateCodec
+from regimes.ddp.units import with_all_units
 from regimes.detectors.statistics import Statistic
 from regimes.errors import ConfigError
 from regimes.instruments.base import EndOfEpochGauge
@@ -191,6 +192,8 @@ class Hook(Job):
         self.world.guard.enter("load_state_dict()")
         if self.quorum is not None:
             saved = self.quorum.as_mine(saved)
+        else:
+            saved = with_all_units(saved, self.world, self.recorder)
         self._continue(self._codec.fit(saved, branch))
 
     def full_state_dict(self) -> dict[str, Any] | None:
@@ -339,7 +342,7 @@ class Hook(Job):
         is damaged, the hook is put back, unless it is within an epoch that cannot be saved."""
         before = None
         with suppress(ConfigError):
-            before = self._codec.fit(self.state_dict()).state
+            before = self._codec.fit(self._codec.save(self.levels, whole=True)).state
         try:
             with damage_refused():
                 self._restore(fitted.state)

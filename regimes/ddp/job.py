@@ -23,6 +23,7 @@ from regimes.config import Signal
 from regimes.ddp.choices import Choice
 from regimes.ddp.record import JobRecorder, RecordOptions
 from regimes.ddp.schedule import UnitSchedule, described
+from regimes.ddp.units import saved_units
 from regimes.errors import ConfigError, RecordError, RegimesError
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import NormsGauge
@@ -44,6 +45,7 @@ class Job:
         recorder: writes the record; None without one, and on all processes but 0.
         past_traffic: of units that are over.
         continued: a state was loaded.
+        has_record: process 0 writes the units of this job to a record, which has been opened.
         branched: units that another configuration has trained, the last of which may not have ended
             yet; None: this job is no branch.
     """
@@ -57,7 +59,7 @@ class Job:
         self.rows: list[Row] = []
         self.past_traffic = Traffic(0, 0)
         self.recorder: JobRecorder | None = None
-        self.closed = self.continued = self.record_opened = False
+        self.closed = self.continued = self.record_opened = self.has_record = False
         self.branched: int | None = None
 
     @property
@@ -205,6 +207,7 @@ class Job:
             lambda: None if recorder is None else recorder.open(self.rows, self.continued),
             RecordError,
         )
+        self.has_record = any(self.world.gather_object(recorder is not None))
 
     def _end_unit(
         self,
@@ -233,12 +236,16 @@ class Job:
 
     # -- state -------------------------------------------------------------------------------
 
-    def _job_state(self) -> dict[str, Any]:
-        """The part of a saved state that hooks and local steps have alike."""
+    def _job_state(self, whole: bool = False) -> dict[str, Any]:
+        """The part of a saved state that hooks and local steps have alike.
+
+        Args:
+            whole: with all units, also those that the record has.
+        """
         if self.recorder is not None:
             self.recorder.merge_logged()  # into the rows, which are saved next
         return {
-            "rows": self.rows,
+            **({"rows": self.rows} if whole else saved_units(self)),
             "sums": self._norm_sums(),
             "traffic": [self.past_traffic.floats, self.past_traffic.bytes],  # of past units
             "meter": self.world.meter.state_dict(),  # of the unit under way

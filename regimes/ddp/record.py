@@ -34,6 +34,7 @@ from regimes.records import (
     read_lines,
     reporters,
 )
+from regimes.records.schema import FileState
 from regimes.training.reporters import Reporters
 
 LOSSES = ("train_loss", "test_loss")
@@ -129,6 +130,11 @@ class JobRecorder:
     def key(self) -> str:
         """Names the folder in the store of the process group (``GroupWorld.claim``)."""
         return hashlib.sha256(str(self.folder.resolve()).encode()).hexdigest()
+
+    @property
+    def written(self) -> FileState | None:
+        """The lines of the file of units and their digest; None while it is not open."""
+        return None if self.writer is None else self.writer.state("epochs.jsonl")
 
     # -- start and continue ------------------------------------------------------------------
 

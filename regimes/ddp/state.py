@@ -20,6 +20,7 @@ from regimes.ddp.choices import Choice
 from regimes.ddp.job import Job, on_all_processes
 from regimes.ddp.refit import LayerMatch, damage_refused, redistribute, refuse, several
 from regimes.ddp.source import plain_names
+from regimes.ddp.units import with_all_units_of_full
 from regimes.errors import ConfigError
 from regimes.instruments.base import EndOfEpochGauge
 from regimes.instruments.compression_loss import CompressionLossGauge
@@ -74,8 +75,13 @@ class StateCodec:
 
     # -- save and restore --------------------------------------------------------------------
 
-    def save(self, levels: Mapping[str, str]) -> dict[str, Any]:
-        """See ``Hook.state_dict``; ``levels`` are those of the layers now."""
+    def save(self, levels: Mapping[str, str], whole: bool = False) -> dict[str, Any]:
+        """See ``Hook.state_dict``.
+
+        Args:
+            levels: those of the layers now.
+            whole: with all units, also those that the record has.
+        """
         job, b = self.job, self.buckets
         if b.steps and not self.within_unit:
             steps = job.schedule.steps
@@ -101,7 +107,7 @@ class StateCodec:
                 "lr": job.schedule.lr,
                 "seconds": {} if job.recorder is None else dict(b.clock.seconds),
                 "branched": job.branched,  # units of the trunk
-                **job._job_state(),
+                **job._job_state(whole),
             }
         )
         for residual, scale in zip(state["residuals"].values(), b.scales, strict=True):
@@ -144,11 +150,15 @@ class StateCodec:
         """This process's part of the full state of process 0, see ``Hook.load_full_state_dict``."""
         world = self.job.world
         self._check_whole("load_full_state_dict")
-        parts = on_all_processes(
-            world, lambda: redistribute(full, world.workers) if world.rank == 0 else None
-        )
+        parts = on_all_processes(world, lambda: self._parts(full) if world.rank == 0 else None)
         mine = world.scatter(parts)
         return on_all_processes(world, lambda: self.fit(mine, branch))
+
+    def _parts(self, full: Any) -> list[dict[str, Any]]:
+        """One state for each process, from the full state."""
+        if isinstance(full, Mapping) and "processes" in full:  # else it is refused below
+            full = with_all_units_of_full(full, self.job.recorder)
+        return redistribute(full, self.job.world.workers)
 
     def _check_whole(self, call: str) -> None:
         if self.job.world.shards > 1:

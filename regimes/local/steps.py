@@ -23,6 +23,7 @@ from regimes.ddp.job import Job
 from regimes.ddp.record import RecordOptions
 from regimes.ddp.schedule import StepClock, UnitSchedule
 from regimes.ddp.sharded_state import packed
+from regimes.ddp.units import with_all_units
 from regimes.errors import ConfigError, TrainingError
 from regimes.instruments.panel import Readings
 from regimes.local.arguments import LocalChoice, Trained, header
@@ -282,7 +283,7 @@ class LocalSteps(Job):
                     f"{here}"
                 )
         self.world.guard.enter("load_state_dict()")
-        state = copy.deepcopy(dict(saved))
+        state = copy.deepcopy(dict(with_all_units(saved, self.world, self.recorder)))
         for tensor, value in zip(self.replicas.synced_tensors, state["common"], strict=True):
             tensor.copy_(value)
         self.exchange.outer.optimizer.load_state_dict(state["outer"])

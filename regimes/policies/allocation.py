@@ -45,8 +45,10 @@ def allocate(errors: Table, floats: Table, bound: float, bins: int = 10_000) -> 
         return None
     left, columns = bins, []
     for before, row, costs in zip(fewest[-2::-1], spent[::-1], floats[::-1], strict=True):
-        sent = [before[left - s] + x if s <= left else inf for s, x in zip(row, costs, strict=True)]
-        columns.append(sent.index(min(sent)))
+        options = [
+            before[left - s] + x if s <= left else inf for s, x in zip(row, costs, strict=True)
+        ]
+        columns.append(options.index(min(options)))
         left -= row[columns[-1]]
     return columns[::-1]
 

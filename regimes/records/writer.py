@@ -25,7 +25,7 @@ from regimes.records.lines import (
     read_header,
     read_lines,
 )
-from regimes.records.schema import SCHEMA, Header, Row, header_fault, row_fault, rows
+from regimes.records.schema import SCHEMA, FileState, Header, Row, header_fault, row_fault, rows
 
 REWOUND = ("epochs.jsonl", "seconds.jsonl", "instruments.jsonl")  # by a resume
 
@@ -147,6 +147,10 @@ class RecordWriter:
         ]
         # epochs.jsonl last: readers take an epoch in it for complete.
         self._append([("seconds.jsonl", {**at, **seconds}), *instruments, ("epochs.jsonl", row)])
+
+    def state(self, name: str) -> FileState:
+        """The number of lines of a file, as written so far, and their digest."""
+        return self._sums[name].state
 
     def event(self, what: str, **details: Any) -> None:
         """Append to the run's event log."""

@@ -106,6 +106,19 @@ def test_logged_values_are_those_of_their_unit(tmp_path: Path) -> None:
 # -- continued, broken off -------------------------------------------------------------------
 
 
+def test_states_of_a_recorded_job_do_not_grow(tmp_path: Path) -> None:
+    """All units come back from the record, on each process and from the single file."""
+    results = group.run(recorded.grown, 2, tmp_path, [4, 40])
+    for process, found in enumerate(results):
+        for early, late in zip(*found["bytes"], strict=True):
+            assert len(late) <= len(early) + 200, process  # digits of longer numbers
+        gone, changed, right = zip(*[iter(found["said"])] * 2, strict=True)
+        for sentences in (gone, changed):
+            for said in sentences:
+                assert "units are in the record" in said, process
+        assert right == (True, True)
+
+
 @pytest.mark.parametrize("stop", [recorded.STEPS, 4, 2 * recorded.STEPS])
 def test_a_continued_record_is_an_unbroken_one(stop: int, tmp_path: Path) -> None:
     """From a state at a unit's end, and from one in its middle."""

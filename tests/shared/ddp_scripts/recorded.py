@@ -110,6 +110,55 @@ def resumed(rank: int, folder: Path, stop: int) -> dict[str, Any]:
     return found
 
 
+def grown(rank: int, folder: Path, units: list[int]) -> dict[str, list[Any]]:
+    """The states, as bytes, after so many units of one step; what a load of the last one says where
+    the record is elsewhere, has changed, and where it is right again."""
+    policy = {"name": "static", "level": "high"}  # a residual at every unit
+    job = parts(every=1, record=folder / "run", policy=policy)
+    found: dict[str, list[Any]] = {"bytes": [], "said": []}
+    for number in range(units[-1] + 1):
+        if number in units:  # the last unit's row waits for the next step
+            saved = job["hook"].state_dict(), job["hook"].full_state_dict()
+            found["bytes"].append([packed(state) for state in saved])
+        if number < units[-1]:
+            step(job, number, rank)
+    before = [*job["hook"].rows]  # to end the job adds the step under way
+    job["hook"].close()
+    states = [torch.load(io.BytesIO(x), weights_only=True) for x in found["bytes"][-1]]
+    for place in ("moved", "changed", "whole"):
+        torch.distributed.barrier()
+        if rank == 0:
+            spoil(folder, place)
+        torch.distributed.barrier()
+        for name, state in zip(("load_state_dict", "load_full_state_dict"), states, strict=True):
+            again = parts(every=1, policy=policy)
+            try:
+                getattr(again["hook"], name)(state)
+                found["said"].append(again["hook"].rows == before)
+            except regimes.ConfigError as error:
+                found["said"].append(str(error))
+            del again
+    return found
+
+
+def packed(state: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+def spoil(folder: Path, how: str) -> None:
+    """Move the record, put it back with another first unit, or as it was."""
+    if how == "moved":
+        (folder / "run").rename(folder / "moved")
+        return
+    if how == "changed":
+        (folder / "moved").rename(folder / "run")
+    lines = folder / "run" / "epochs.jsonl"
+    swapped = {"changed": (b'"steps":1', b'"steps":2'), "whole": (b'"steps":2', b'"steps":1')}
+    lines.write_bytes(lines.read_bytes().replace(*swapped[how], 1))
+
+
 def trained_like(rank: int, config: RunConfig, folder: Path) -> None:
     """The trainer's run (``jobs.smoke``) with a record of the hook's."""
     from ddp_scripts import jobs

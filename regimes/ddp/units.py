@@ -1,0 +1,104 @@
+"""The units of a job in its saved state: by reference to the record, where there is one.
+
+A policy may read every unit so far, so that without a record all of them are saved. With one a
+checkpoint does not grow with the job: the state of process 0 says how many lines the record's file
+of units had and their digest, and has the units that were not written yet; the states of the other
+processes have none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regimes.collectives.group import GroupWorld
+from regimes.collectives.managed import ManagedWorld
+from regimes.ddp.record import JobRecorder
+from regimes.ddp.refit import damage_refused, refuse
+from regimes.errors import RegimesError
+from regimes.records.chain import Sum
+from regimes.records.lines import complete_lines
+
+if TYPE_CHECKING:
+    from regimes.ddp.job import Job
+
+FILE = "epochs.jsonl"
+
+
+def saved_units(job: Job) -> dict[str, Any]:
+    """ "rows", and "recorded" where the record has some of them."""
+    if isinstance(job.world, ManagedWorld):  # another replica loads it, which may have no record
+        return {"rows": job.rows}
+    count, recorder = len(job.rows), job.recorder
+    written = None if recorder is None else recorder.written
+    if written is not None and recorder is not None:
+        place = {"units": count, "folder": str(recorder.folder.resolve()), **written}
+        return {"rows": job.rows[written["lines"] :], "recorded": place}
+    if job.has_record and job.world.rank:
+        return {"rows": [], "recorded": {"units": count}}
+    return {"rows": job.rows}
+
+
+def with_all_units(
+    saved: Any, world: GroupWorld | ManagedWorld, recorder: JobRecorder | None
+) -> Any:
+    """A saved state with the units that it leaves to the record; all processes call this.
+
+    Raises:
+        ConfigError: on all processes: the record is gone, or has changed since; on this one: its
+            state is of another unit than that of process 0.
+    """
+    if isinstance(world, ManagedWorld):  # one replica loads it, while the others go on
+        return saved
+    refers = isinstance(saved, Mapping) and "recorded" in saved
+    if not any(world.gather_object(refers)):
+        return saved
+    found = world.gather_object(_of_process_0(saved, recorder) if world.rank == 0 else None)[0]
+    if isinstance(found, str):
+        refuse(found)
+    if not refers:
+        return saved
+    with damage_refused():
+        if (units := saved["recorded"]["units"]) != len(found):
+            refuse(f"it is of unit {units}, and that of process 0 is of unit {len(found)}")
+    return {key: value for key, value in saved.items() if key != "recorded"} | {"rows": found}
+
+
+def with_all_units_of_full(full: Any, recorder: JobRecorder | None) -> Any:
+    """The state of all processes with the units that it leaves to the record.
+
+    Raises:
+        ConfigError: the record is gone, or has changed since.
+    """
+    with damage_refused():
+        states = full["processes"]
+        if "recorded" not in states[0]:
+            return full
+        if isinstance(found := _of_process_0(states[0], recorder), str):
+            refuse(found)
+        own = [{key: x for key, x in state.items() if key != "recorded"} for state in states]
+        return {**full, "processes": [state | {"rows": found} for state in own]}
+
+
+def _of_process_0(saved: Any, recorder: JobRecorder | None) -> list[Any] | str:
+    """All units; or why they cannot be read, which all processes raise together."""
+    try:
+        place = saved.get("recorded", {})
+        if "folder" not in place:
+            return saved["rows"]
+        expected = {"lines": place["lines"], "sha256": place["sha256"]}
+        own = [] if recorder is None else [recorder.folder]
+        for folder in (*own, Path(place["folder"])):
+            lines = complete_lines(folder / FILE)[: place["lines"]]
+            if Sum(line + b"\n" for line in lines).state == expected:
+                return [*map(json.loads, lines), *saved["rows"]]
+    except RegimesError as error:
+        return str(error)
+    except (LookupError, TypeError, ValueError, AttributeError, OSError) as error:
+        return f"it is damaged ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+    return (
+        f"its first {place['lines']} units are in the record {place['folder']}, which is not there "
+        "or has changed: put it back, or attach with record= the folder where it is now"
+    )

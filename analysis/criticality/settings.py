@@ -1,6 +1,6 @@
 """Harm by phase of the learning rate, and scores of signals, of several trees of pulses at once.
 
-A row for each tree, of one arm::
+A row for each tree and arm::
 
     regimes figure settings data/reference/harm-lm.tar.xz data/reference/harm-smoke.tar.xz
 
@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import tyro
 
 from regimes.console.tables import Table
 from regimes.errors import RecordError
@@ -26,9 +27,10 @@ from regimes.plotting.groups import tested_by
 from regimes.records import Record, load_all
 
 from ..common.command import Files, Out, Several, name_of
-from ..common.estimates import as_table, estimate, mean, number, word
+from ..common.estimates import as_table, estimate, mean, number, over_seeds, word
 from . import harm, scores
 
+Arms = tyro.conf.UseAppendAction[tuple[str, ...]]
 START, HIGH, FALLEN = PHASES = ("start", "high rate", "after its fall")
 ARM = "rank 1"
 ALL = "mean of all"
@@ -116,30 +118,28 @@ def of_tree(name: str, runs: Sequence[Record], arm: str) -> tuple[pd.DataFrame, 
     if each.empty:
         raise RecordError(f"{name} has no pulses {arm!r}: choose others with --arm")
     shape = harm.arms(each).iloc[0]
-    about = {"setting": name, **described(trunks[0]), "reliability": shape["reliability"]}
+    label = name if arm == ARM else f"{name}: {arm}"
+    about = {"setting": label, **described(trunks[0]), "reliability": shape["reliability"]}
     try:
         scored = scores.scores(each, scores.by_seed(trunks, runs))
     except RecordError:  # no harm, or too few onsets
         scored = pd.DataFrame(columns=["arm", "seed", "signal", "rank", "auc"])
-    return by_phase(trunks[0], each).assign(**about), scored.assign(setting=name)
+    return by_phase(trunks[0], each).assign(**about), scored.assign(setting=label)
 
 
-def over_trees(scored: pd.DataFrame) -> pd.DataFrame:
-    """One row per setting and signal, and per signal over all settings (setting `ALL`): n, rank and
-    auc with 95 % t intervals, over seeds; of `ALL`, over the settings' means."""
-    rows = []
-    for (setting, signal), part in scored.groupby(["setting", "signal"], sort=False):
-        row: dict[str, Any] = {"setting": setting, "signal": signal, "n": part["seed"].nunique()}
-        for column in ("rank", "auc"):
-            row |= estimate(part[column].dropna().to_list(), column)
-        rows.append(row)
-    table = pd.DataFrame(rows)
-    for signal, part in table.groupby("signal", sort=False):
-        row = {"setting": ALL, "signal": signal, "n": int(part["rank"].notna().sum())}
-        for column in ("rank", "auc"):
-            row |= estimate(part[column].dropna().to_list(), column)
-        rows.append(row)
-    return pd.DataFrame(rows)
+def over_trees(scored: pd.DataFrame, pooled: bool = False) -> pd.DataFrame:
+    """One row per setting and signal: n, rank and auc with 95 % t intervals over seeds.
+
+    Args:
+        pooled: also a row per signal over all settings, `ALL`, with n, means and intervals over the
+            settings' means. It is true of settings that share no runs.
+    """
+    by = ["setting", "signal"]
+    table = over_seeds(scored, by, ["rank", "auc"])
+    if not pooled:
+        return table
+    means = table.dropna(subset="rank")[["signal", "rank", "auc"]].assign(setting=ALL)
+    return pd.concat([table, over_seeds(means, by, ["rank", "auc"])], ignore_index=True)
 
 
 def tables(harms: pd.DataFrame, scored: pd.DataFrame) -> tuple[Table, Table, Table]:
@@ -173,23 +173,23 @@ def _cell(name: str) -> Any:
     return lambda row: row[name] if isinstance(row[name], str) else ""
 
 
-def main(records: Several, out: Out = None, arm: tuple[str, ...] = (ARM,)) -> list[Path]:
+def main(records: Several, out: Out = None, arm: Arms = (ARM,)) -> list[Path]:
     """Harm by phase of the learning rate and scores of signals, a row for each tree of pulses.
 
     Args:
         records: folders of branches and their trunk, or archives of them.
-        arm: the pulses of each tree, those of its first name that it has.
+        arm: which pulses, a row for each that a tree has; may be given several times.
     """
     if not records:
         raise RecordError("give trees of pulses, e.g. the folder of `regimes ablate harm-lm`")
     parts = []
     for path in records:
-        runs = load_all(path)
+        runs, name = load_all(path), name_of(path)
         there = {harm.arm_of(run) for run, _ in harm.pairs(runs)}
-        parts.append(of_tree(name_of(path), runs, next((a for a in arm if a in there), arm[0])))
+        parts += [of_tree(name, runs, one) for one in arm if one in there or not there & {*arm}]
     harms = pd.concat([part[0] for part in parts], ignore_index=True)
     by_seed = pd.concat([part[1] for part in parts if len(part[1])], ignore_index=True)
-    scored = over_trees(by_seed)
+    scored = over_trees(by_seed, pooled=len(parts) == len(records) > 1)
     files = Files(records[0] if len(records) == 1 else "settings", out)
     files.table("settings-harm", harms)
     files.table("settings-scores", scored)

@@ -7,51 +7,61 @@ import functools
 import pandas as pd
 
 from ..criticality import layers, settings
-from .sources import note, number, records, row_of
+from .sources import note, number, records
 from .values import Interval, mean_of
 
-BETWEEN = "; "  # names of archives
 
-
-def _names(sources: str) -> list[str]:
-    names = sources.split(BETWEEN)
-    for name in names:
+def _split(sources: str) -> list[tuple[str, str]]:
+    """Archives and arms of "ARCHIVE; ARCHIVE: ARM"."""
+    parts = [words.partition(": ") for words in sources.split("; ")]
+    for name, _, _ in parts:
         note(f"{name}.tar.xz")
-    return names
+    return [(name, arm or settings.ARM) for name, _, arm in parts]
 
 
 @functools.cache
-def _trees(sources: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    parts = [settings.of_tree(n, records(n), settings.ARM) for n in sources.split(BETWEEN)]
-    scored = pd.concat([part[1] for part in parts if len(part[1])], ignore_index=True)
-    return pd.concat([part[0] for part in parts], ignore_index=True), settings.over_trees(scored)
+def _tree(name: str, arm: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    return settings.of_tree(name, records(name), arm)
+
+
+def _scored(sources: str) -> pd.DataFrame:
+    parts = [_tree(*each)[1] for each in _split(sources)]
+    return settings.over_trees(pd.concat([p for p in parts if len(p)], ignore_index=True))
 
 
 @number
 def settings_table(sources: str, which: int) -> str:
     """Of trees of pulses, a row each: 0: harm by phase of the learning rate; 1: rank correlations
     of signals with harm; 2: areas under the ROC curve for the worst third."""
-    _names(sources)
-    return settings.tables(*_trees(sources))[which].markdown()
+    harms = pd.concat([_tree(*each)[0] for each in _split(sources)], ignore_index=True)
+    return settings.tables(harms, _scored(sources))[which].markdown()
 
 
 @number
-def over_settings(sources: str, signal: str, column: str) -> Interval:
-    """Mean over trees of a signal's rank correlation with harm ("rank") or its area ("auc"); the
-    interval is that over trees."""
-    _names(sources)
-    row = row_of(_trees(sources)[1], setting=settings.ALL, signal=signal)
-    return Interval(row[column], row[f"{column}_low"], row[f"{column}_high"], int(row["n"]))
+def settings_above(sources: str, signal: str) -> int:
+    """In how many of the settings a signal's rank correlation has an interval above 0."""
+    rows = _scored(sources)
+    return int((rows.loc[rows["signal"] == signal, "rank_low"] > 0).sum())
 
 
 @number
-def settings_best(sources: str, signal: str) -> int:
-    """In how many of the trees a signal has the highest mean rank correlation of all signals."""
-    _names(sources)
-    rows = _trees(sources)[1]
-    rows = rows[rows["setting"] != settings.ALL].dropna(subset="rank")
-    best = rows.loc[rows.groupby("setting")["rank"].idxmax(), "signal"]
-    return int((best == signal).sum())
+def settings_open(sources: str, signal: str) -> int:
+    """In how many of the settings a signal's rank correlation has an interval with 0 in it."""
+    rows = _scored(sources)
+    rows = rows[rows["signal"] == signal]
+    return int(((rows["rank_low"] <= 0) & (rows["rank_high"] >= 0)).sum())
+
+
+@number
+def settings_fallen(sources: str) -> list[int]:
+    """In how many of the settings whose rate falls the mean harm after its fall is below that in
+    the middle of the high rate, and in how many it could be."""
+    both = []
+    for each in _split(sources):
+        harm = _tree(*each)[0].set_index("phase")["harm"]
+        if harm[settings.FALLEN] == harm[settings.FALLEN]:  # not nan
+            both.append(bool(harm[settings.FALLEN] < harm[settings.HIGH]))
+    return [sum(both), len(both)]
 
 
 @functools.cache

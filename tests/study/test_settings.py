@@ -90,7 +90,7 @@ def test_harm_by_phase_and_scores_of_a_committed_tree() -> None:
             assert row["rank"] == pytest.approx(spearman(pulses, harm)), name
             area = roc_auc_score(worst, [round(x, 12) for x in pulses])
             assert row["auc"] == pytest.approx(area), name
-    over = settings.over_trees(scored).set_index(["setting", "signal"])
+    over = settings.over_trees(scored, pooled=True).set_index(["setting", "signal"])
     each = scores.xs("norm", level="signal")["rank"].to_list()
     row = over.loc[("harm-lm", "norm")]
     assert (row["rank"], row["rank_low"], row["rank_high"]) == pytest.approx(t_interval(each))

@@ -99,7 +99,8 @@ def answer(by_schedule: Groups, shown: Metric, names: Mapping[str, str]) -> str:
     }
     if len(ends) == 1:
         (name,) = ends
-        return f"{_first(names[name])} ends at {mean[name]:.{shown.digits}f} {_unit(shown)}"
+        unit = "%" if shown.name == "accuracy" else _unit(shown)
+        return f"{_first(names[name])} ends at {mean[name]:.{shown.digits}f}\xa0{unit}"
     sign = -1.0 if shown.lower else 1.0
     a, b = _two(mean, sent, sign)
     common = sorted(ends[a].keys() & ends[b].keys())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regimes.plotting import style
-from regimes.plotting.bandwidth import apart
+from regimes.plotting.words import apart, headline
 from regimes.records import write_output
 from regimes.statistics import t_interval
 
@@ -27,6 +27,13 @@ SHOWN = (  # there; the table has all
     *("4 bits every 8", "4 bits", "every 8", "rank 4", "accordion"),
     *("DDP", "DDP, fp16 hook", "DDP, PowerSGD hook", "DDP, PostLocalSGD"),
 )
+NAMES = {  # in the figure
+    "4 bits every 8": "4 bits every 8 steps",
+    "4 bits": "4 bits, each step",
+    "every 8": "average every 8 steps",
+    "rank 4": "PowerSGD, rank 4",
+    "accordion": "ACCORDION",
+}
 DASHES = ("-", (0, (6, 1.2)), (0, (2, 1)), (0, (4, 1, 1, 1)))
 Line = dict[str, Any]
 
@@ -235,7 +242,7 @@ def figure(lines: Sequence[Line], link: int = AT) -> Figure:
     places = apart(np.array([(end[0] - low) / (high - low) for end in ends]), 0.045)
     for (loss, time, name, colour), at in zip(ends, places, strict=True):
         ax.annotate(
-            name,
+            NAMES.get(name, name),
             xy=(time, loss),
             xytext=(1.03, at),
             textcoords="axes fraction",
@@ -252,10 +259,10 @@ def figure(lines: Sequence[Line], link: int = AT) -> Figure:
         for name in (first, peer)
     )
     ax.axhline(TARGETS[0], color="#bbbbbb", linewidth=0.8, zorder=0)
-    ax.set_title(
-        f"{link} Mbit/s: {first} steps reaches {TARGETS[0]:g} bits per byte in {soon:.0f} s, the "
-        f"fastest of torch's in {late:.0f} s",
-        fontsize=9,
+    headline(
+        fig,
+        f"{link} Mbit/s: {NAMES.get(first, first)} reaches {TARGETS[0]:g} bits per byte in "
+        f"{soon:.0f} s, torch's fastest in {late:.0f} s",
     )
     seeds = max(len(x) for x in found.values())
     style.caption(

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import LogLocator, NullLocator
 
-from regimes.plotting.looks import Look
+from regimes.plotting.looks import Look, Metric
 
 from .estimates import estimate
 
@@ -39,6 +39,16 @@ def draw_over_rates(ax: Axes, points: pd.DataFrame, look: Look) -> None:
         elinewidth=0.6,
         **look.line,
     )
+
+
+def hold(ax: Axes, points: pd.DataFrame, metric: Metric) -> None:
+    """A linear y axis that holds the means: intervals may leave it, as those of a few bad runs do,
+    which go below 0 % or far above all losses."""
+    low, high = float(points["mean"].min()), float(points["mean"].max())
+    room = 0.06 * (high - low)
+    top = min(101.0, high + room) if metric.name == "accuracy" else high + room
+    if math.isfinite(room) and room > 0:
+        ax.set_ylim(low - room, top)
 
 
 def rates_axis(ax: Axes) -> None:

@@ -27,6 +27,7 @@ from regimes.cost.network import Network, Values, Work, spell
 from regimes.cost.predict import predict
 from regimes.plotting import style
 from regimes.plotting.looks import style_of
+from regimes.plotting.words import headline
 from regimes.records import Record, load_all
 from regimes.statistics import t_interval
 
@@ -137,17 +138,33 @@ def figure_cost(
         left.set(
             xscale="log",
             xlabel=f"bandwidth of a link (bit/s), W = {workers}",
-            ylabel="speed-up over dense",
+            ylabel="speed-up over dense\nhigher is better",
         )
         left.set_xticks(ticks := [10**k for k in range(6, 12)], [spell(t)[:-5] for t in ticks])
         style.log_axis(left)
         right.set_xscale("log", base=2)
         right.set_xticks(ticks := [4**k for k in range(1, 7)], [f"{t:,}" for t in ticks])
-        right.set(yscale="log", xlabel=f"workers W, at {network}", ylabel="seconds per step")
+        right.set(
+            yscale="log",
+            xlabel=f"workers W, at {network}",
+            ylabel="seconds per step\nlower is better",
+        )
         handles, labels = right.get_legend_handles_labels()
-        fig.legend(handles, labels, loc="outside upper center", ncols=4, handlelength=3.4)
+        fig.legend(handles, labels, loc="outside upper left", ncols=4, handlelength=3.4)
+        headline(fig, _title(marked))
         style.caption(fig, _caption(chosen_cases, chosen, network, algorithm, buckets))
     return fig, pd.concat([numbers.drop(columns="dense"), marked], ignore_index=True)
+
+
+def _title(marked: pd.DataFrame) -> str:
+    """Below which bandwidth each policy is faster than dense."""
+    said = [
+        f"{style_of(row['case']).label} below {spell(row['x'])}"
+        for row in marked.sort_values("x").to_dict("records")
+    ]
+    if not said:
+        return "No schedule becomes faster than dense at any bandwidth from 1 Mbit/s to 1 Tbit/s"
+    return f"Faster than dense: {', '.join(said)} (predicted)"
 
 
 def _draw(ax: Axes, numbers: pd.DataFrame, panel: str, name: str, y: str) -> None:

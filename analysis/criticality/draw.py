@@ -9,9 +9,11 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 
+from regimes.console.units import interval_text
 from regimes.plotting import style
-from regimes.plotting.groups import tested_by
+from regimes.plotting.groups import decays, tested_by
 from regimes.plotting.looks import Look, Metric
+from regimes.plotting.words import headline
 from regimes.records import Record, unit_name
 
 from .harm import is_null
@@ -76,11 +78,29 @@ def figure(
             _recovery(ax, part, onsets, trunk, shown)
             ax.set_title(f"after a pulse: {arm}", loc="left")
         image, forest = _signals(fig, grid[2], cells, scored, looks, trunk)
-        _legends(fig, looks, onsets)
+        _legend(fig, looks, onsets)
+        headline(fig, worst(curve, trunk))
         style.caption(fig, _caption(trunk, curve, shown, known))
     drawn = recovery[recovery["arm"].isin(first)]
     tables = {"harm": curve, "recovery": drawn, "signals": image, "scores": forest}
     return fig, pd.concat([t.assign(panel=n) for n, t in tables.items()], ignore_index=True)
+
+
+def worst(curve: pd.DataFrame, trunk: Record) -> str:
+    """When a pulse of the first arm harms most, and how much at most once the rate has fallen."""
+    shown, arm = tested_by(trunk), curve["arm"].iloc[0]
+    part = curve[curve["arm"] == arm]
+    part = part[part["left"] > 0] if (part["left"] > 0).any() else part
+    top = part.loc[part["harm"].idxmax()]
+    form = f".{max(1, shown.digits - 1)}f"
+    ends = interval_text(top["ci_low"], top["ci_high"], form)
+    at = f"from unit {top['onset']:.0f}: {top['harm']:{form}}{f' {ends}' if ends else ''}"
+    said = f"A pulse of {arm} harms most {at} {shown.unit}"
+    fell = decays(trunk)
+    late = part[part["onset"] >= fell[0][0]] if fell else part[:0]
+    if late.empty or top["onset"] >= fell[0][0]:
+        return said
+    return f"{said}; once the learning rate has fallen, at most {late['harm'].max():{form}}"
 
 
 def _harm(
@@ -92,7 +112,10 @@ def _harm(
         bars = np.nan_to_num([part["harm"] - part["ci_low"], part["ci_high"] - part["harm"]])
         ax.errorbar(part["onset"], part["harm"], bars, elinewidth=0.9, capsize=2, **look.line)
     ax.set(xlabel=f"{unit_name(trunk.config)} in which the pulse starts")
-    ax.set(ylabel=f"harm in the end ({shown.unit})", xlim=(-0.7, len(trunk.rows) - 0.3))
+    ax.set(
+        ylabel=f"harm in the end ({shown.unit})\nlower is better",
+        xlim=(-0.7, len(trunk.rows) - 0.3),
+    )
     style.mark_decays(ax, trunk)
 
 
@@ -169,13 +192,14 @@ def _places(scored: pd.DataFrame, rows: Sequence[str]) -> pd.DataFrame:
     return scored.assign(place=places)
 
 
-def _legends(fig: Figure, looks: Mapping[str, Look], onsets: Sequence[int]) -> None:
+def _legend(fig: Figure, looks: Mapping[str, Look], onsets: Sequence[int]) -> None:
     from matplotlib.lines import Line2D
 
-    arms = [Line2D([], [], label=look.label, **look.line) for look in looks.values()]
-    fig.legend(handles=arms, loc="outside upper left", ncols=3, handlelength=3.5)
-    lines = [Line2D([], [], label=f"from {n}", **line) for n, line in _by_onset(onsets).items()]
-    fig.legend(handles=lines, loc="outside upper right", ncols=4, title="onset of a pulse")
+    lines = [Line2D([], [], label=look.label, **look.line) for look in looks.values()]
+    of_onsets = _by_onset(onsets).items()
+    lines += [Line2D([], [], label=f"pulse from {n}", **line) for n, line in of_onsets]
+    place: Any = "outside upper left"
+    fig.legend(handles=lines, loc=place, ncols=4, handlelength=3.5, fontsize=7)
 
 
 def _caption(trunk: Record, curve: pd.DataFrame, shown: Metric, known: bool) -> str:

@@ -18,11 +18,12 @@ from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.groups import decays, tested_by
 from regimes.plotting.looks import Look
+from regimes.plotting.words import headline
 from regimes.records import Record, load_all, unit_name
 
 from ..common.command import Files, Out, Several
 from . import harm
-from .draw import LINES
+from .draw import LINES, worst
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,10 +70,12 @@ def figure(trees: Sequence[Tree]) -> tuple[Figure, pd.DataFrame]:
         tables = [t.assign(tree=i // 2) for i, t in enumerate(tables)]
         least = every[["harm", "ci_low"]].min().min()
         axes[0, 0].set(ylim=(min(-0.05 * top, 1.2 * float(least)), top))
-        axes[0, 0].set(ylabel=f"harm in the end ({tested_by(trees[0][0]).unit})")
+        unit = tested_by(trees[0][0]).unit
+        axes[0, 0].set(ylabel=f"harm in the end ({unit})\nlower is better")
         axes[1, 0].set_ylabel("learning rate\n(of its peak)", fontsize=7)
         lines = [Line2D([], [], label=look.label, **look.line) for look in looks.values()]
         fig.legend(handles=lines, loc="outside upper left", ncols=3, handlelength=3.5)
+        headline(fig, worst(trees[0][1], trees[0][0]))
         style.caption(fig, _caption(trees, top))
     return fig, pd.concat(tables, ignore_index=True)
 

@@ -28,6 +28,7 @@ from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.plotting import style
 from regimes.plotting.panels import draw_bands
+from regimes.plotting.words import headline
 from regimes.records import Record, load_all, unit_name
 
 from ..common.command import Files, Out, Records
@@ -84,8 +85,10 @@ def figure(
         style.mark_decays(left, runs[0])
         fig.colorbar(image, ax=left, aspect=12, pad=0.02).set_label("share of seeds")
         ends = agreed.reindex(shares.index)
-        draw_forest(right, ends, "kappa", "kappa", [True] * len(ends))
-        right.set_xlabel(f"kappa with {reference}")
+        draw_forest(right, ends, "kappa", "kappa", list(ends["kappa_low"] > 0))
+        right.set_xlabel(f"kappa with {reference}\nright: agrees more")
+        left.set_title("which epochs each statistic marks", loc="left", pad=13)
+        headline(fig, _title(ends, reference))
         right.set_yticks(range(len(ends)), [""] * len(ends))  # the lines are those of the bands
         style.caption(fig, _words(runs, len(shares.columns), reference, change))
     numbers = shares.rename_axis("detector").reset_index()
@@ -94,13 +97,29 @@ def figure(
     return fig, pd.concat([numbers, agreed[kept].reset_index()], ignore_index=True)
 
 
+def _title(ends: pd.DataFrame, reference: str) -> str:
+    """Which statistics are shown to agree with the reference beyond chance."""
+    sure = ends[ends["kappa_low"] > 0]
+    said = [
+        f"{name} (kappa {row['kappa']:.2f} [{row['kappa_low']:.2f}, {row['kappa_high']:.2f}])"
+        for name, row in sure.iterrows()
+    ]
+    count = int(ends["kappa"].notna().sum())
+    of = (
+        f"Of {count} detectors {' and '.join(said)} alone" if said else f"None of {count} detectors"
+    )
+    verb = "are" if len(said) > 1 else "is"
+    return f"{of} {verb} shown to mark the same epochs as the {reference}"
+
+
 def _words(runs: Sequence[Record], counted: int, reference: str, change: Change) -> str:
     ago = "the epoch before" if change.back == 1 else f"{change.back} epochs before"
     return (
         f"Left: the epochs that each detector marks, share of {style.seeds_in_words([len(runs)])}: "
         f"the {round(SHARE * counted)} of {counted} after the warm-up in which its statistic "
         f"changed most since {ago}{'' if change.absolute else ', relatively'}. Right: agreement "
-        f"with {reference} beyond chance (Cohen's kappa, 0 by chance), mean and 95 % t interval. "
+        f"with {reference} beyond chance (Cohen's kappa, 0 by chance), mean and 95 % t "
+        "interval; filled: above 0. "
         f"{style.setting(runs[0])}."
     )
 

@@ -27,8 +27,9 @@ from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.groups import groups
-from regimes.plotting.looks import SPARE
-from regimes.records import Record, load_all
+from regimes.plotting.panels import draw_bands
+from regimes.plotting.words import headline
+from regimes.records import Record, load_all, unit_name
 from regimes.replay.detect import rule
 from regimes.replay.replay import measured, replay
 from regimes.statistics import holm, p_value
@@ -182,7 +183,7 @@ def figure(
     """Harm by length and by onset, and the detectors' calls."""
     with style.theme():
         fig = style.figure(3.5)
-        left, middle, right = fig.subplots(1, 3)
+        left, middle, right = fig.subplots(1, 3, width_ratios=[2, 2, 2.4])
         middle.sharey(left)
         early = harm[harm["first"] == 0]
         _harm(left, early["stop"], early, "length of the deficit (steps)")
@@ -193,22 +194,21 @@ def figure(
                 moved,
                 "onset of the deficit (step)",
                 linestyle=dashes,
-                label=f"{length:,} steps",
+                label=f"{length:,} steps long",
             )
-        middle.legend()
-        left.set_ylabel("final error, of none's")
-        unit = int(runs[0].config["unit_steps"])
-        for (name, share), (colour, dash, _) in zip(called.items(), SPARE, strict=False):
-            steps = unit * np.arange(len(share))
-            right.step(steps, share, color=colour, linestyle=dash, where="post", label=name)
-        right.set(xlabel="step, without a deficit", ylabel="share called critical")
-        fig.legend(
-            *right.get_legend_handles_labels(),
-            loc="outside upper right",
-            ncols=3,
-            title="right",
-            handlelength=4,
-        )
+        middle.legend(loc="upper left", fontsize=6.5, borderpad=0)
+        left.set_ylabel("final error, of that without a deficit\nlower is better")
+        image = draw_bands(right, pd.DataFrame(called).T)
+        right.set_xlabel(unit_name(runs[0].config))
+        right.locator_params(axis="x", nbins=5)
+        fig.colorbar(image, ax=right, aspect=14, pad=0.02).set_label("share called critical")
+        for ax, title in zip(
+            (left, middle, right),
+            ("from step 0 on", "by onset", "what detectors mark"),
+            strict=True,
+        ):
+            ax.set_title(title, loc="left")
+        headline(fig, _title(harm))
         style.caption(
             fig,
             f"{style.seeds_in_words(harm['n'].to_list())}, bars: 95 % t interval of the mean "
@@ -218,6 +218,18 @@ def figure(
         )
     table = pd.DataFrame(called).rename_axis("unit").reset_index()
     return fig, pd.concat([harm, table], axis=1)
+
+
+def _title(harm: pd.DataFrame) -> str:
+    """How the harm of the longest moved deficit goes from its earliest onset to its latest."""
+    moved = next(iter(by_length(harm).values())).sort_values("first")
+    early, late = moved.iloc[0], moved.iloc[-1]
+    words = "the later the more" if late["harm"] > early["harm"] else "the later the less"
+    return (
+        f"A deficit harms {words}: {early['stop'] - early['first']:,.0f} steps from step "
+        f"{early['first']:,.0f} leave {early['harm']:,.0f} times the error, from "
+        f"step {late['first']:,.0f} on {late['harm']:,.0f} times"
+    )
 
 
 def _other(runs: Sequence[Record]) -> int:

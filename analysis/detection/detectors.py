@@ -18,6 +18,7 @@ import pandas as pd
 
 from regimes.plotting import panels as drawing
 from regimes.plotting import style
+from regimes.plotting.words import headline
 from regimes.records import Record
 from regimes.replay import detect
 from regimes.replay.compare import Comparison
@@ -32,8 +33,18 @@ def bands(runs: Sequence[Record], result: Comparison) -> tuple[Figure, pd.DataFr
     """`regimes.plotting.panels.bands`, with a caption."""
     fig, numbers = drawing.bands(runs, result)
     with style.theme():
+        headline(fig, _title(result))
         style.caption(fig, _words(runs, result))
     return fig, numbers
+
+
+def _title(result: Comparison) -> str:
+    """Which detectors mark the least and the most."""
+    share = result.detectors.groupby("detector")["critical"].mean().sort_values()
+    low, high = (
+        f"{name} {100 * share[name]:.0f}\xa0%" for name in (share.index[0], share.index[-1])
+    )
+    return f"Of layers and epochs detectors mark as critical: at least {low}, at most {high}"
 
 
 def _words(runs: Sequence[Record], result: Comparison) -> str:

@@ -24,6 +24,7 @@ import pandas as pd
 
 from regimes.errors import RecordError
 from regimes.plotting import style
+from regimes.plotting.words import headline
 from regimes.records import Record, load, unit_name
 
 from ..common.command import Files, Out
@@ -43,6 +44,11 @@ PANELS = {  # title: columns of ``record.epochs``, and their words
         "eigenvalue": "running statistics",
         "eigenvalue:batch": "batch statistics",
     },
+}
+FALLS = {  # of the title
+    "the gradient norm": "norm",
+    "the eigenvalue": "eigenvalue",
+    "the Fisher trace": "fisher_trace",
 }
 WORDS = ("running statistics", "batch statistics")
 LINES = (("#0173b2", "-"), ("#de8f05", (0, (4, 1.5))))
@@ -92,19 +98,32 @@ def signals(record: Record) -> tuple[Figure, pd.DataFrame]:
         fig.legend(
             handles.values(),
             handles.keys(),
-            loc="outside upper right",
+            loc="outside upper left",
             ncols=2,
-            title="BatchNorm in the curvature",
             handlelength=4,
         )
+        headline(fig, _title(table))
         probe = record.config["instruments"].get("curvature", {}).get("images", 200)
         style.caption(
             fig,
             f"One run ({record.name}, seed {record.seed}). Norm: of the gradient accumulated over "
-            f"an epoch, all compressed layers. Curvature: of the loss on {probe} training images. "
+            f"an epoch, all compressed layers. Curvature: of the loss on {probe} training images, "
+            "with BatchNorm's running or batch statistics. "
             f"{style.setting(record)}.",
         )
     return fig, table
+
+
+def _title(table: pd.DataFrame) -> str:
+    """How far each signal falls from its highest value to its last."""
+    known = {words: column for words, column in FALLS.items() if column in table}
+    series = {words: table[column].dropna() for words, column in known.items()}
+    said = [
+        f"{words} {values.max() / values.iloc[-1]:.2g} times"
+        for words, values in series.items()
+        if len(values) and values.iloc[-1] > 0
+    ]
+    return f"From its highest value to its last one falls: {', '.join(said)}"
 
 
 def main(run: Path, out: Out = None) -> list[Path]:

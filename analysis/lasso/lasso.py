@@ -24,6 +24,7 @@ import tyro
 from scipy.stats import norm
 
 from regimes.plotting import style
+from regimes.plotting.words import headline
 from regimes.records import Record, load_all
 
 from ..common.command import Files, Out, Several
@@ -79,6 +80,9 @@ def lasso(s: Setting, runs: list[Record]) -> tuple[Figure, pd.DataFrame]:
         if below is not None:
             _network(axes[1, 0], axes[1, 1], below, runs[0])
             words += " " + _network_words(below, runs)
+        headline(
+            fig, "Lemma 1 in a LASSO: how sparse the mean gradient is, and how much noise hides it"
+        )
         style.caption(fig, words)
     return fig, pd.concat([*above, *([below] if below is not None else [])], ignore_index=True)
 

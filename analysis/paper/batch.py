@@ -21,6 +21,7 @@ from matplotlib.ticker import NullLocator
 from regimes.errors import RecordError
 from regimes.plotting import panels, style
 from regimes.plotting.looks import styles_of
+from regimes.plotting.words import answer, headline, names_of
 from regimes.records import Record, load_all
 
 from ..common import compare
@@ -71,14 +72,15 @@ def figure(
     by_schedule = compare.groups(runs, schedules, only=bool(schedules))
     shown = compare.tested_by(next(iter(by_schedule.values()))[0])
     numbers, last, steps = lines.curves(by_schedule), lines.ends(by_schedule), decided(by_schedule)
+    names = names_of(by_schedule)
     with style.theme():
         fig = style.figure(5.4)
         grid = fig.subplots(2, 2, height_ratios=[3, 2])
         for ax, against in zip(grid[0], ("epoch", "floats"), strict=True):
-            panels.fill(ax, against, numbers, last, shown)
+            panels.fill(ax, against, numbers, last, shown, names, marks=against == "floats")
             panels.format_axis(ax, against, last, lines.decaying(by_schedule).config)
-            panels.limits(ax, numbers, shown, last)
-            ax.set_ylabel(shown.label)
+            cut = panels.limits(ax, numbers, shown, last)
+            ax.set_ylabel(shown.axis)
         for ax, (column, label) in zip(grid[1], DECIDED.items(), strict=True):
             _step(ax, steps, column)
             ax.set(xlabel=grid[0, 0].get_xlabel(), ylabel=label)
@@ -86,14 +88,10 @@ def figure(
         for ax in (grid[0, 0], *grid[1]):
             style.shade(ax, compare.windows(by_schedule))
             style.mark_decays(ax, lines.decaying(by_schedule), labelled=ax is grid[0, 0])
-        fig.legend(
-            *grid[0, 0].get_legend_handles_labels(),
-            loc="outside upper center",
-            ncols=3,
-            handlelength=4,
-        )
+        lines.name_ends(grid[0, 1], "floats", last, shown, names)
+        headline(fig, answer(by_schedule, shown, names))
         below = "Below, thin: each seed; thick: the median. "
-        style.caption(fig, below + lines.words(by_schedule, ("epoch", "floats")))
+        style.caption(fig, below + lines.words(by_schedule, ("epoch", "floats"), cut=cut))
     return fig, pd.concat([numbers.assign(part="curve"), last.assign(part="end")]), steps
 
 

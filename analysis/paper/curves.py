@@ -14,7 +14,7 @@ same setting. `figures` says which figure of the paper is which grid.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -26,7 +26,8 @@ from regimes.plotting.curves import CLOCK as CLOCK
 from regimes.plotting.curves import curves, ends, has
 from regimes.plotting.curves import seconds as seconds
 from regimes.plotting.groups import decay_epochs, decaying, measured
-from regimes.plotting.looks import style_of
+from regimes.plotting.looks import Metric
+from regimes.plotting.words import answer, headline, label_ends, names_of
 from regimes.records import Record, length, load_all, unit_name
 
 from ..common import compare
@@ -35,9 +36,11 @@ from ..common.compare import Groups
 from . import published as logs
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Against = Literal["epoch", "floats", "seconds"]
+MOST = 12  # schedules that have their names at the ends of their curves
 
 
 # -- the figure ------------------------------------------------------------------------------
@@ -66,36 +69,66 @@ def figure(
     shown = measured(one, column) if column else compare.tested_by(one)
     numbers, last = curves(by_schedule, shown), ends(by_schedule, shown)
     authors = logs.of(one, shown) if overlay else None
+    names = names_of(by_schedule)
     with style.theme():
         fig = style.figure(3.7)
         axes = fig.subplots(1, len(x), sharey=True, squeeze=False)[0]
         for ax, against in zip(axes, x, strict=True):
-            panels.fill(ax, against, numbers, last, shown)
+            marks = against != "epoch" or len(x) == 1  # at one x they would cover each other
+            panels.fill(ax, against, numbers, last, shown, names, marks)
             if authors is not None and against == "epoch":
                 logs.overlay(ax, authors[authors["schedule"].isin(by_schedule)], shown)
             panels.format_axis(ax, against, last, decaying(by_schedule).config)
             if against == "epoch":
                 style.shade(ax, compare.windows(by_schedule))
                 style.mark_decays(ax, decaying(by_schedule))
-        axes[0].set_ylabel(shown.label)
-        panels.limits(axes[0], numbers, shown, last)
-        shown_in = axes[list(x).index("epoch") if "epoch" in x else 0]
-        handles, labels = shown_in.get_legend_handles_labels()
-        fig.legend(
-            handles,
-            labels,
-            loc="outside upper center",
-            handlelength=4,
-            ncols=style.legend_columns(labels, style.WIDTH, 3),
-        )
-        style.caption(fig, words(by_schedule, x, authors is not None))
+        axes[0].set_ylabel(shown.axis)
+        cut = panels.limits(axes[0], numbers, shown, last)
+        _name(fig, axes, x, last, shown, names)
+        headline(fig, answer(by_schedule, shown, names))
+        style.caption(fig, words(by_schedule, x, authors is not None, cut))
     parts = {"curve": numbers, "end": last, "authors": authors}
     drawn = [frame.assign(part=part) for part, frame in parts.items() if frame is not None]
     return fig, pd.concat(drawn, ignore_index=True)
 
 
-def words(by_schedule: Groups, x: Sequence[str], overlay: bool = False) -> str:
-    """The caption."""
+def _name(
+    fig: Figure,
+    axes: Sequence[Axes],
+    x: Sequence[Against],
+    last: pd.DataFrame,
+    shown: Metric,
+    names: Mapping[str, str],
+) -> None:
+    """The schedules' names at the ends of the last panel; of many a legend."""
+    if len(last) > MOST:
+        at = list(x).index("epoch") if "epoch" in x else 0
+        handles, labels = axes[at].get_legend_handles_labels()
+        columns = style.legend_columns(labels, style.WIDTH, 3)
+        fig.legend(handles, labels, loc="outside upper left", handlelength=4, ncols=columns)
+        return
+    name_ends(axes[-1], x[-1], last, shown, names)
+
+
+def name_ends(
+    ax: Axes, against: str, last: pd.DataFrame, shown: Metric, names: Mapping[str, str]
+) -> None:
+    """The schedules' names right of a panel, joined to the ends of their curves."""
+    looks = panels.named_looks(last["schedule"], names)
+    ends = [
+        (float(row[against]), float(row[shown.name]), looks[row["schedule"]])
+        for row in last.to_dict("records")
+        if math.isfinite(row[shown.name])
+    ]
+    label_ends(ax, [(x, y, look.label, look) for x, y, look in ends])
+
+
+def words(by_schedule: Groups, x: Sequence[str], overlay: bool = False, cut: bool = False) -> str:
+    """The caption.
+
+    Args:
+        cut: whether the axis leaves out values.
+    """
     one, counts = decaying(by_schedule), [len(runs) for runs in by_schedule.values()]
     parts = [
         f"Mean over {style.seeds_in_words(counts)}; "
@@ -105,9 +138,10 @@ def words(by_schedule: Groups, x: Sequence[str], overlay: bool = False) -> str:
     if compare.windows(by_schedule) and "epoch" in x:
         parts.append("Shaded: the hand-made critical windows")
     notes: dict[str, list[str]] = {}
+    names = names_of(by_schedule)
     for name, runs in by_schedule.items():
         for note in _differences(runs, one):
-            notes.setdefault(note, []).append(style_of(name).label)
+            notes.setdefault(note, []).append(names[name])
     parts += [f"{' and '.join(labels)}: {note}" for note, labels in notes.items()]
     if "seconds" in x:
         world = one.header["world"]
@@ -116,6 +150,8 @@ def words(by_schedule: Groups, x: Sequence[str], overlay: bool = False) -> str:
             f"Seconds: compute, compression and communication of {world['processes']} "
             f"process{plural} on {world.get('device', 'cpu')}"
         )
+    if cut:
+        parts.append("The axis leaves out the first values")
     if overlay:
         parts.append("Thin: the authors' logs, one seed")
     return ". ".join([*parts, f"{style.setting(one)}."])

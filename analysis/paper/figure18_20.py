@@ -20,9 +20,11 @@ import pandas as pd
 from regimes.errors import RecordError
 from regimes.plotting import panels as drawing
 from regimes.plotting import style
+from regimes.plotting.looks import style_of
 from regimes.plotting.panels import layer_name as layer_name
 from regimes.plotting.panels import levels as levels
 from regimes.plotting.panels import palette as palette
+from regimes.plotting.words import headline
 from regimes.records import Record, load_all
 
 from ..common.command import Files, Out, Records
@@ -51,6 +53,7 @@ def level_map(
         )
     fig, numbers = drawing.level_map(chosen, shown)
     with style.theme():
+        headline(fig, f"{style_of(schedule).label} chose {drawing.level_share(chosen, numbers)}")
         style.caption(
             fig,
             f"Top: compression level of each compressed layer (network order) in the run of seed "

@@ -15,7 +15,7 @@ Run, then draw (2 minutes and 10 seconds on two cores)::
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,8 @@ import pandas as pd
 import seaborn as sns
 
 from regimes.plotting import panels, style
-from regimes.plotting.looks import LOOKS, style_of
+from regimes.plotting.looks import LOOKS, Metric, style_of
+from regimes.plotting.words import answer, headline, names_of
 from regimes.records import Record, load_all, unit_name
 
 from ..common.command import Files, Out, Records
@@ -34,12 +35,14 @@ from ..common.compare import (
     compressed,
     groups,
     norms,
+    pair,
+    reached,
     schedules,
     table,
     tested_by,
     windows,
 )
-from .curves import curves, ends
+from .curves import curves, ends, name_ends
 from .figure18_20 import layer_name, level_map
 
 if TYPE_CHECKING:
@@ -89,6 +92,7 @@ def figure2a(runs: Iterable[Record], schedule: str = "low") -> tuple[Figure, pd.
             ncols=1 if len(layers) <= 14 else 2,
             fontsize=size,
         )
+        ax.set_title(_fall(numbers, critical), loc="left", fontsize=9.5, pad=13)
         shaded = "Shaded: the hand-made critical windows. " if critical else ""
         style.caption(
             fig,
@@ -106,7 +110,7 @@ def figure2b(runs: Iterable[Record]) -> tuple[Figure, pd.DataFrame]:
     shown_here = {*strangers, *sum(PANELS.values(), ())}
     by_schedule = {name: group for name, group in every.items() if name in shown_here}
     numbers, last, one = curves(by_schedule), ends(by_schedule), by_schedule["low"][0]
-    shown = tested_by(one)
+    shown, said = tested_by(one), names_of(by_schedule)
     with style.theme():
         fig = style.figure(6.6)
         grid = fig.add_gridspec(2, 1, hspace=0.04)
@@ -116,32 +120,42 @@ def figure2b(runs: Iterable[Record]) -> tuple[Figure, pd.DataFrame]:
             style.shade(left, windows(by_schedule))
             style.mark_decays(left, one)
             drawn = names + (strangers if title == RECOVER else ())
+            part = numbers[numbers["schedule"].isin(drawn)]
             for ax, against in ((left, "epoch"), (right, "floats")):
-                panels.fill(ax, against, numbers[numbers["schedule"].isin(drawn)], last, shown)
+                panels.fill(ax, against, part, last, shown, said, marks=ax is right)
                 panels.format_axis(ax, against, last, one.config)
             panels.limits(left, numbers, shown, last)
-            left.set_ylabel(shown.label)
-            half.legend(
-                *left.get_legend_handles_labels(),
-                loc="outside upper center",
-                ncols=3,
-                title=title,
-                handlelength=4,
-            )
+            left.set_ylabel(shown.axis)
+            name_ends(right, "floats", last[last["schedule"].isin(drawn)], shown, said)
+            half.suptitle(title, x=0.012, ha="left", fontsize=8.5)
         counts = [len(group) for group in by_schedule.values()]
         sooner = by_schedule.get("dense-deleted", [one])[0].config["epochs"] - one.config["epochs"]
         early = f"The last control decays {-sooner} epochs earlier. " if sooner else ""
         most = max(len([n for n in names if n in by_schedule]) for names in PANELS.values())
+        headline(fig, _claim(by_schedule, shown, said))
         style.caption(
             fig,
             f"Mean over {style.seeds_in_words(counts)}; "
             f"{style.intervals_in_words(counts, most + len(strangers))}. Shaded: the hand-made "
             "critical windows. Right: the same curves; a large marker is the end of training. "
+            "The axes leave out the first epochs. "
             f"{early}{_rates(by_schedule)}{style.setting(one)}.",
         )
     parts = {"curve": numbers, "end": last}
     tables = [rows.assign(part=part) for part, rows in parts.items()]
     return fig, pd.concat(tables, ignore_index=True)
+
+
+def _claim(by_schedule: Groups, shown: Metric, said: Mapping[str, str]) -> str:
+    """What the windows are worth: low compression in them alone, against high throughout."""
+    few = {name: by_schedule[name] for name in ("high", "low-in-critical") if name in by_schedule}
+    less = few.get("low-in-critical")
+    if len(few) < 2 or less is None:
+        return answer(by_schedule, shown, said)
+    _, by_run = reached([run for runs in few.values() for run in runs])
+    row = pair(by_run, "low-in-critical", "high", shown)
+    size = f"{row['difference']:.1f} [{row['ci_low']:.1f}, {row['ci_high']:.1f}] {shown.unit}"
+    return f"Low compression in the shaded epochs alone ends {size} above high compression"
 
 
 def _rates(by_schedule: Groups) -> str:
@@ -151,6 +165,19 @@ def _rates(by_schedule: Groups) -> str:
         by_rate.setdefault(runs[0].rate, []).append(style_of(name).label)
     said = (f"{rate:g} ({'; '.join(labels)})" for rate, labels in sorted(by_rate.items()))
     return f"Learning rates: {', '.join(said)}. " if len(by_rate) > 1 else ""
+
+
+def _fall(numbers: pd.DataFrame, critical: Sequence[Sequence[int]]) -> str:
+    """How far the norm of the layers falls in the first window, and after it."""
+    wide = numbers.pivot(index="epoch", columns="layer", values="norm")
+    stop = critical[0][1] if critical else 1
+    if not 0 < stop < len(wide):
+        return "The gradient norm of each layer"
+    ends = [float((wide.iloc[i] / wide.iloc[j]).median()) for i, j in ((0, stop), (stop, -1))]
+    return (
+        f"The gradient norm of a layer falls to 1 / {ends[0]:.1f} in the first window,\nand then "
+        f"goes to {1 / ends[1]:.1f} times that (median)"
+    )
 
 
 # -- the command -----------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from regimes.detectors import Detector, FixedWindows, NormChange, RelativeChange
 from regimes.detectors.statistics import setting
 from regimes.errors import RecordError
 from regimes.plotting import style
+from regimes.plotting.words import headline
 from regimes.records import Record, load_all, unit_name
 from regimes.replay.compare import compare
 from regimes.statistics import t_interval
@@ -132,11 +133,12 @@ def figure3(
         top.set_ylabel("top eigenvalue\nof the Hessian")
         middle.set_ylabel("gradient norm,\nwhole model")
         fig.legend(
-            *top.get_legend_handles_labels(), loc="outside upper right", ncols=2, handlelength=4
+            *top.get_legend_handles_labels(), loc="outside upper left", ncols=2, handlelength=4
         )
         _bands(bottom, numbers)
         style.mark_decays(bottom, chosen[0], labelled=False, behind="white")
         bottom.set_xlabel(unit_name(chosen[0].config))
+        headline(fig, _title(pairs))
         style.caption(fig, _words(chosen, alone, pairs, interval_, eta))
     return fig, numbers
 
@@ -169,6 +171,16 @@ def _bands(ax: Axes, numbers: pd.DataFrame) -> None:
     ax.grid(False)
     for edge in range(1, len(table)):
         ax.axhline(edge - 0.5, color="white", linewidth=2)
+
+
+def _title(pairs: pd.DataFrame) -> str:
+    """How far the norm's rule and the eigenvalue's mark the same epochs."""
+    both = pairs[(pairs["a"] == NORM) & (pairs["b"] == EVAL)]
+    rows = both if len(both) else pairs[(pairs["a"] == EVAL) & (pairs["b"] == NORM)]
+    return (
+        "Gradient norm and Hessian eigenvalue mark the same epochs with a kappa of "
+        f"{_spread(rows.iloc[0], 'kappa')} (0: by chance, 1: always)"
+    )
 
 
 def _words(

@@ -23,6 +23,7 @@ import pandas as pd
 
 from regimes.errors import RecordError
 from regimes.plotting import style
+from regimes.plotting.words import headline
 from regimes.records import Record, load_all, unit_name
 
 from ..common.command import Files, Out, Records
@@ -163,8 +164,19 @@ def figure4a(runs: Iterable[Record], schedule: str = "dense") -> tuple[Figure, p
                 title=title,
                 handlelength=3,
             )
+        headline(fig, _title(numbers, max(shown)))
         style.caption(fig, _caption(numbers, one, schedule, len(chosen)))
     return fig, numbers
+
+
+def _title(numbers: pd.DataFrame, batch: int) -> str:
+    """What two large batches have in common, over the epochs."""
+    shares = 100 * numbers.loc[numbers["batch"] == batch, "overlap"]
+    return (
+        f"Two gradients of {batch} images share {shares.min():.0f} to {shares.max():.0f}\xa0% of "
+        f"their top {numbers['percent'].iloc[0]:g}\xa0% coordinates, by epoch; the paper says "
+        f"over {100 * CLAIM:.0f}\xa0%"
+    )
 
 
 def _draw(ax: Axes, rows: pd.DataFrame, x: str, label: str, i: int) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -25,7 +25,7 @@ from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.looks import styles_of
-from regimes.presets.own import AT
+from regimes.plotting.words import headline, label_ends
 from regimes.records import Record, load_all
 
 from ..common.command import Files, Out, Records
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLUMN = "eigenvalue:batch"
+NEAR = 0.75  # of the edge, from where on a mean over training is called near it
 
 
 def edge(momentum: float) -> float:
@@ -128,20 +129,52 @@ def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
         for ax, rate in zip(panels, rates, strict=True):
             _panel(ax, by_epoch[by_epoch["rate"] == rate])
             ax.axhline(limit, color="black", linewidth=0.8, linestyle=style.DOTTED)
-            ax.set_title(f"rate {rate:g}", loc="left")
+            ax.set_title(f"learning rate {rate:g}", loc="left")
             ax.set(xlabel="epoch", yscale="log")
-        panels[0].set_ylabel("top eigenvalue x rate")
-        handles = panels[0].get_legend_handles_labels()
-        fig.legend(*handles, loc="outside upper center", ncols=4, handlelength=4)
+        panels[0].set_ylabel("top eigenvalue x learning rate")
+        low, high = by_epoch["product"].quantile([0.01, 1.0])
+        panels[0].set_ylim(0.7 * low, max(1.3 * limit, 1.2 * high))
+        look: Any = {"fontsize": 6.5, "va": "bottom", "ha": "left"}
+        along = panels[0].get_yaxis_transform()
+        panels[0].text(0.03, 1.03 * limit, "unstable above", transform=along, **look)
+        _name(panels[-1], by_epoch[by_epoch["rate"] == rates[-1]])
+        headline(fig, _title(by_epoch, limit))
         counts = by_epoch.groupby(["arm", "rate"])["seed"].nunique().to_list()
         style.caption(
             fig,
-            "Top Hessian eigenvalue of the training loss, of batch statistics, times the rate of "
-            f"the epoch{_how_often(runs[0])}. Dotted: where a quadratic becomes unstable with this "
-            f"momentum, without compression. Mean over {style.seeds_in_words(counts)}, thin: "
-            f"each seed. {style.setting(runs[0])} ({runs[0].name.partition(AT)[0]}).",
+            "Top Hessian eigenvalue of the training loss, of batch statistics, times the "
+            f"learning rate{_how_often(runs[0])}. Dotted: where a quadratic becomes unstable with "
+            f"this momentum, without compression. Mean over {style.seeds_in_words(counts)}, thin: "
+            f"each seed. Rank: of PowerSGD. {style.setting(runs[0], compression=False)}.",
         )
     return fig, by_epoch
+
+
+def _name(ax: Axes, rows: pd.DataFrame) -> None:
+    """The arms' names at the ends of their means."""
+    ends = []
+    for arm, look in styles_of(rows["arm"]).items():
+        mean = rows[rows["arm"] == arm].groupby("epoch")["product"].mean()
+        ends.append((float(mean.index[-1]), float(mean.iloc[-1]), look.label, look))
+    label_ends(ax, ends, 24)
+
+
+def _title(by_epoch: pd.DataFrame, limit: float) -> str:
+    """Which arm first trains near the edge, and where dense is then."""
+    last = by_epoch.groupby(["rate", "arm", "seed"])["product"].mean()
+    means = last.groupby(["rate", "arm"]).mean().unstack("arm")
+    arms = [arm for arm in means if arm != "dense"]
+    near = [
+        (rate, arm) for rate in means.index for arm in arms if means.loc[rate, arm] >= NEAR * limit
+    ]
+    if not near:
+        return f"No level trains near the edge of stability, {limit:.2f}"
+    (rate, arm), value = near[0], means.loc[near[0]]
+    dense = f", dense at {means.loc[rate, 'dense']:.2f}" if "dense" in means else ""
+    return (
+        f"{arm[:1].upper()}{arm[1:]} trains at {value:.2f}, near the edge of stability of "
+        f"{limit:.2f}, from a learning rate of {rate:g}{dense}"
+    )
 
 
 def _how_often(run: Record) -> str:

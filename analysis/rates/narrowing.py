@@ -29,6 +29,7 @@ from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.looks import styles_of
+from regimes.plotting.words import headline
 from regimes.records import Record, load_all
 from regimes.statistics import p_value
 
@@ -164,27 +165,58 @@ def figure(by_run: pd.DataFrame, run: Record) -> tuple[Figure, pd.DataFrame]:
                 points = over_rates(part, column)
                 numbers.append(points.assign(window=window, run=name))
                 draw_over_rates(ax, points, looks[name])
-            lowest = float(part.groupby("rate")["dense"].mean().min())
             for limit in LOSSES:
-                ax.axhline(lowest + limit, color="black", linewidth=0.8, linestyle=style.DOTTED)
-            ax.set_title(window, loc="left")
+                ax.axhline(
+                    _lowest(by_run, window) + limit,
+                    color="black",
+                    linewidth=0.8,
+                    linestyle=style.DOTTED,
+                )
+            ax.set_title(f"rank 1 in {window}", loc="left")
             ax.set(yscale="log", xlabel="learning rate")
             rates_axis(ax)
-        panels[0].set_ylabel("training loss of the window's\nlast epoch (nats)")
-        panels[0].set_ylim(bottom=float(pd.concat(numbers)["mean"].min()) / 3)
-        panels[0].legend()
+        panels[0].set_ylabel("training loss (nats)\nlower is better")
+        panels[0].set_ylim(bottom=float(pd.concat(numbers)["mean"].min()) / 1.5)
+        look: Any = {"fontsize": 6.5, "va": "bottom", "ha": "left"}
+        for limit in LOSSES:
+            at, y = panels[0].get_yaxis_transform(), limit + _lowest(by_run, windows[0])
+            panels[0].text(0.03, 1.04 * y, f"usable below: + {limit:g}", transform=at, **look)
+        panels[0].legend(loc="lower left")
+        headline(fig, _title(table(by_run)))
         counts = by_run.groupby(["window", "rate"]).size().to_list()
         style.caption(fig, _words(counts, run))
     return fig, pd.concat(numbers, ignore_index=True)
 
 
+def _lowest(by_run: pd.DataFrame, window: str) -> float:
+    """The lowest loss without compression at the end of a window."""
+    part = by_run[by_run["window"] == window]
+    return float(part.groupby("rate")["dense"].mean().min())
+
+
+def _title(rows: pd.DataFrame) -> str:
+    """Where rank 1's range ends, of dense's, in the first window and the last."""
+    part = rows[rows["limit"] == LOSSES[0]]
+    first, last = part.iloc[0], part.iloc[-1]
+    said = [
+        f"{row['ratio']:.2f} [{row['ratio_low']:.2f}, {row['ratio_high']:.2f}]"
+        for row in (first, last)
+    ]
+    verb = "narrows" if first["ratio"] < last["ratio"] else "does not narrow"
+    return (
+        f"Rank 1 {verb} the usable learning rates most early: to {said[0]} of dense's in "
+        f"{first['window']}, to {said[1]} in {last['window']}"
+    )
+
+
 def _words(counts: list[int], run: Record) -> str:
     nats = " and ".join(f"{limit:g}" for limit in LOSSES)
     return (
-        "Six epochs at rank 1 (of each panel) in runs that have no compression otherwise, compared "
-        f"with runs without any. Dotted: {nats} nats above the lowest loss without compression, up "
-        f"to which a rate is called usable. {style.seeds_in_words(counts)}; bars: 95 % t "
-        f"intervals; constant rates after a warm-up. {style.setting(run)}."
+        "Training loss of the last of six epochs at rank 1 in runs that have no compression "
+        "otherwise, beside "
+        f"runs without any. Dotted: {nats} nats above the lowest loss without compression, up to "
+        f"which a rate is called usable. {style.seeds_in_words(counts)}; bars: 95 % t intervals; "
+        f"constant rates after a warm-up. PowerSGD. {style.setting(run, compression=False)}."
     )
 
 

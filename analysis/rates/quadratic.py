@@ -23,6 +23,7 @@ from regimes.config import DENSE, Level
 from regimes.console.tables import Table
 from regimes.plotting import style
 from regimes.plotting.looks import SPARE
+from regimes.plotting.words import headline
 
 from ..common.command import Files, Out
 from ..common.estimates import Cell, as_table, number, word
@@ -160,11 +161,14 @@ def figure(rows: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
                     markerfacecolor=fill,
                     label=f"{name}, simulated",
                 )
-            ax.set(xscale="log", xlabel="share of the energy sent", title=f"momentum {momentum:g}")
+            ax.set(xscale="log", xlabel="share of the energy sent")
+            ax.set_title(f"momentum {momentum:g}", loc="left")
             style.log_axis(ax)
             ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        fig.axes[0].set_ylabel("largest stable rate, of dense's")
-        fig.axes[0].legend(loc="lower right", fontsize=5.5, handlelength=3, borderpad=0.2)
+        fig.axes[0].set_ylabel("largest stable rate, of dense's\nhigher is better")
+        handles, labels = fig.axes[0].get_legend_handles_labels()
+        fig.legend(handles, labels, loc="outside upper left", ncols=3, handlelength=3)
+        headline(fig, _title(rows))
         style.caption(
             fig,
             "Computed: one direction of a quadratic. Delayed: a delay of p - 1 steps is drawn at "
@@ -173,6 +177,17 @@ def figure(rows: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
             "largest rate at which the weights do not grow.",
         )
     return fig, rows
+
+
+def _title(rows: pd.DataFrame) -> str:
+    """The lowest simulated limit of PowerSGD, with the largest momentum, and without feedback."""
+    fast = rows[rows["momentum"] == rows["momentum"].max()]
+    low = {how: float(fast.loc[fast["how"] == how, "of_dense"].min()) for how in (WITH, WITHOUT)}
+    return (
+        "On a quadratic, error feedback narrows the stable learning rates: PowerSGD's fall to "
+        f"{low[WITH]:.2f} of dense's with momentum {rows['momentum'].max():g}, without feedback to "
+        f"{low[WITHOUT]:.2f}"
+    )
 
 
 def table() -> pd.DataFrame:

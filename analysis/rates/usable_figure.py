@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.lines import Line2D
 
 from regimes.console.tables import Table
 from regimes.plotting import style
 from regimes.plotting.looks import named, styles_of
+from regimes.plotting.words import headline
 
 from ..common.estimates import Row, as_table, mean, number, word
-from ..common.panels import draw_over_rates, over_rates, rates_axis
+from ..common.panels import draw_over_rates, hold, over_rates, rates_axis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,8 +70,10 @@ def figure(
                 numbers.append(_curves(ax, part, metric, column, looks))
             ranges = rows[(rows["rule"] == first) & rows["arm"].isin(looks)]
             _ranges(axes[2], ranges, looks)
-            axes[0].set_title("AdamW" if kind < 0 else f"momentum {kind:g}", loc="left")
+            axes[0].set_title("AdamW" if kind < 0 else f"SGD, momentum {kind:g}", loc="left")
         counts = by_run.groupby(["arm", "rate"]).size().to_list()
+        _key(fig, every)
+        headline(fig, _title(rows[rows["rule"] == first], every))
         style.caption(fig, _caption(first, counts, run))
     return fig, pd.concat(numbers, ignore_index=True)
 
@@ -89,11 +93,13 @@ def _curves(
         points = over_rates(part[part["arm"] == arm], column)
         draw_over_rates(ax, points, look)
         drawn.append(points.assign(panel=metric.name, arm=arm))
-    ax.set(xlabel="learning rate", ylabel=metric.label)
+    ax.set(xlabel="learning rate", ylabel=metric.axis)
     rates_axis(ax)
+    hold(ax, pd.concat(drawn), metric)
     low, high = ax.get_ylim()
     if metric.name == "train_loss" and not high < 4 * low:  # with less, no power of ten is there
         ax.set_yscale("log")
+        ax.set_ylim(bottom=0.7 * float(pd.concat(drawn)["mean"].min()))
     return pd.concat(drawn, ignore_index=True)
 
 
@@ -117,17 +123,46 @@ def _ranges(ax: Axes, rows: pd.DataFrame, looks: dict[str, Any]) -> None:
                 elinewidth=0.8,
                 capsize=2,
             )
-    names = [looks[arm].label for arm in kept["arm"]]
+    names = [_with_share(row, looks[row["arm"]].label) for row in kept.to_dict("records")]
     ax.set_yticks(range(len(kept)), names, fontsize=6)
-    ax.set(xlabel="usable learning rates")
+    ax.set(xlabel="usable learning rates\nlonger is better")
     rates_axis(ax)
     ax.invert_yaxis()
+
+
+def _with_share(row: Row, label: str) -> str:
+    """The name of an arm, with where its range ends, of dense's."""
+    short, share = label.partition(" (")[0], row["of_dense"]
+    return f"{short}: {share:.2f}" if np.isfinite(share) and short != "dense" else short
+
+
+def _key(fig: Figure, looks: dict[str, Any]) -> None:
+    """One legend of all panels, an entry per look."""
+    lines = {look.label: Line2D([], [], label=look.label, **look.line) for look in looks.values()}
+    columns = style.legend_columns([*lines], style.WIDTH, 4)
+    place: Any = "outside upper left"
+    fig.legend(handles=[*lines.values()], loc=place, ncols=columns, handlelength=3.5)
+
+
+def _title(rows: pd.DataFrame, looks: dict[str, Any]) -> str:
+    """Whose range ends the lowest, and whether it is shown to end below dense's."""
+    known = rows[np.isfinite(rows["of_dense_high"]) & np.isfinite(rows["of_dense"])]
+    known = known[known["of_dense"] < 1]
+    if known.empty:
+        return "No level of compression has a narrower range of usable learning rates than dense"
+    row = known.loc[known["of_dense"].idxmin()]
+    words = f"{row['of_dense']:.2f} [{row['of_dense_low']:.2f}, {row['of_dense_high']:.2f}]"
+    name = str(row["arm"])
+    if row["of_dense_high"] < 1:
+        return f"Compression narrows the usable learning rates: {name} ends at {words} of dense's"
+    return f"No narrower range of usable learning rates is shown: {name} ends at {words} of dense's"
 
 
 def _caption(rule: str, counts: list[int], run: Record) -> str:
     return (
         f"Means of the last units, {style.seeds_in_words(counts)}; bars: 95 % t intervals. No "
-        f"point where a run is not finite. Right, with each arm's line and its marker at the best "
-        f"rate: usable is {rule}; an arrow where the rates that were tried do not reach the end of "
-        f"the range. {style.setting(run)} (dense)."
+        "point where a run is not finite. Right, with the marker at the best rate: usable is "
+        f"{rule}; the number is where the range ends, of dense's; an arrow where the rates that "
+        "were tried do not reach its end. Compression: PowerSGD by rank, or TopK, with error "
+        f"feedback but where it says so. {style.setting(run, compression=False)}."
     )

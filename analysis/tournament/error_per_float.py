@@ -27,7 +27,8 @@ from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.groups import groups
-from regimes.plotting.looks import SPARE, SPELT
+from regimes.plotting.looks import SPARE, SPELT, Look
+from regimes.plotting.words import headline, label_ends
 from regimes.records import Record, load_all
 
 from ..common.command import Files, Out, Records
@@ -37,8 +38,22 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ERRORS = {"once": "relative error of a step", "summed": "relative error of the sum"}
-COSTS = {"floats": "floats of a step, of dense's", "bytes": "bytes of a step, of dense's"}
+ERRORS = {
+    "once": "relative error of a step",
+    "summed": "relative error of all steps,\nwith error feedback",
+}
+NAMES = {  # of compressors
+    "powersgd": "PowerSGD",
+    "acp-sgd": "ACP-SGD",
+    "acp-sgd, iterations 2": "ACP-SGD, 2 iterations",
+    "topk": "TopK",
+    "randomk": "RandomK",
+    "dct-topk": "TopK of a cosine transform",
+    "quantise": "quantised",
+    "sign": "signs",
+    "cast": "half precision",
+}
+FEW = 0.1  # of dense's bytes: what the title compares
 KEY = ["compressor", "level"]
 LINES = (("#000000", "-", "o"), *SPARE)
 
@@ -127,29 +142,22 @@ def as_text(rows: pd.DataFrame) -> Table:
 
 
 def figure(rows: pd.DataFrame, run: Record) -> tuple[Figure, pd.DataFrame]:
-    """Both errors against floats and bytes: a line per compressor, a point per level."""
+    """Both errors against bytes: a line per compressor, a point per level."""
     with style.theme():
-        fig = style.figure(5.2)
-        panels = fig.subplots(2, 2, sharey="row", sharex="col")
-        for line, (error, label) in zip(panels, ERRORS.items(), strict=True):
-            for ax, cost in zip(line, COSTS, strict=True):
-                _draw(ax, rows, cost, error)
-            line[0].set_ylabel(label)
-        for ax, label in zip(panels[1], COSTS.values(), strict=True):
-            ax.set_xlabel(label)
-        fig.legend(
-            *panels[0][0].get_legend_handles_labels(),
-            loc="outside upper center",
-            ncols=3,
-            handlelength=3.4,
-        )
+        fig = style.figure(3.9)
+        panels = fig.subplots(1, 2)
+        for ax, (error, label) in zip(panels, ERRORS.items(), strict=True):
+            _draw(ax, rows, "bytes", error)
+            ax.set(xlabel="bytes of a step, of dense's", ylabel=f"{label}\nlower is better")
+        _name(panels[1], rows)
+        headline(fig, _title(rows))
         style.caption(
             fig,
             "What each compressor makes of the gradients of one dense training, "
             f"{style.seeds_in_words(rows['n'].to_list())}, geometric means, bars: 95 % t "
-            "interval. Above: a step without error feedback, mean over the run. Below: all "
+            "interval. Left: a step without error feedback, mean over the run. Right: all "
             f"updates of the run, with the error feedback that each has by default. "
-            f"{style.setting(run)}.",
+            f"{style.setting(run, compression=False)}.",
         )
     return fig, rows
 
@@ -169,7 +177,7 @@ def _draw(ax: Axes, rows: pd.DataFrame, cost: str, error: str) -> None:
             markersize=5,
             linewidth=1.2,
             elinewidth=0.8,
-            label=str(name),
+            label=NAMES.get(str(name), str(name)),
         )
     if error == "summed":
         style.log_axis(ax)
@@ -177,6 +185,36 @@ def _draw(ax: Axes, rows: pd.DataFrame, cost: str, error: str) -> None:
     ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.xaxis.set_minor_locator(NullLocator())
+
+
+def _name(ax: Axes, rows: pd.DataFrame) -> None:
+    """The compressors' names, each joined to its level with the most bytes."""
+    ends = []
+    for place, (name, levels) in enumerate(rows.groupby("compressor", sort=False)):
+        last, text = levels.sort_values("bytes").iloc[-1], NAMES.get(str(name), str(name))
+        look = Look(text, *LINES[place % len(LINES)])
+        ends.append((float(last["bytes"]), float(last["summed"]), text, look))
+    label_ends(ax, ends)
+
+
+def _title(rows: pd.DataFrame) -> str:
+    """Which compressor has the smallest error of all steps at few bytes, and the next other one."""
+    few = rows[rows["bytes"] <= FEW].sort_values("summed")
+    best = few.groupby("compressor", sort=False).first().reset_index()
+    if len(best) < 2:
+        return "The error of compressors against the bytes that they send"
+    said = [_with_error(row) for row in best.iloc[:2].to_dict("records")]
+    return (
+        f"At up to {100 * FEW:.0f}\xa0% of dense's bytes the error of all steps is smallest for "
+        f"{said[0]}; next: {said[1]}"
+    )
+
+
+def _with_error(row: dict[str, Any]) -> str:
+    """ "TopK, K = 3 % (1.1 %)"."""
+    level = level_label(row["compressor"], row["level"])
+    name = NAMES.get(row["compressor"], row["compressor"])
+    return f"{name}{', ' if level else ''}{level} ({100 * row['summed']:.2g}\xa0%)"
 
 
 def main(records: Records, out: Out = None) -> list[Path]:

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 from regimes.console.tables import Table
@@ -23,11 +24,13 @@ from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.groups import tested_by
 from regimes.plotting.looks import Metric
+from regimes.plotting.words import headline
 from regimes.records import Record, load_all
 
 from ..common.command import Files, Out, Several, name_of
 from ..common.estimates import Row
 from ..common.paired import ALPHA, difference_text, draw_forest
+from ..grids.names import spoken
 from .equal_floats import comparisons
 from .tournament import entries
 
@@ -43,9 +46,15 @@ PAIRS = (  # arm, control
 )
 WORDS = {  # of a grid; a line break, because panels are narrow
     "shift-smoke": "another task\nuntil epoch 12",
-    "restarts-smoke": "the rate restarts\nat 8 and 16",
+    "restarts-smoke": "learning rate\nrestarts at 8, 16",
     "ramp-smoke": "batches x 4\nfrom epoch 12",
-    "pruned-smoke": "90 % of weights\npruned at 12",
+    "pruned-smoke": "90 % of weights\npruned at epoch 12",
+}
+
+MINUS = {  # controls
+    "static": "minus a constant rank",
+    "first": "minus rank 4 first",
+    "event": "minus rank 4\nat the event",
 }
 
 # -- records to numbers ----------------------------------------------------------------------
@@ -94,13 +103,16 @@ def figure(
     """
     with style.theme():
         fig = style.figure(1.6 + 0.19 * len(PAIRS))
-        panels = fig.subplots(1, len(by_setting), sharex=True, sharey=True, squeeze=False)[0]
-        for ax, (name, rows) in zip(panels, by_setting.items(), strict=True):
+        axes = fig.subplots(1, len(by_setting), sharex=True, sharey=True, squeeze=False)[0]
+        for ax, (name, rows) in zip(axes, by_setting.items(), strict=True):
             _panel(ax, rows)
             ax.set_title(WORDS.get(name, name), loc="left")
-            ax.set_xlabel(f"difference, {metric.unit}")
-        panels[0].set_yticks(range(len(PAIRS)), [f"{arm} - {control}" for arm, control in PAIRS])
+            side = "left" if metric.lower else "right"
+            ax.set_xlabel(f"difference, {metric.unit}\n{side}: better")
+        axes[0].set_yticks(range(len(PAIRS)), [spoken(arm) for arm, _ in PAIRS])
+        _name_controls(axes[-1])
         counts = [int(n) for rows in by_setting.values() for n in rows["n"] if n]
+        headline(fig, _title(pd.concat(by_setting.values()), metric))
         style.caption(fig, _words(counts, run))
     return fig, pd.concat([rows.assign(setting=name) for name, rows in by_setting.items()])
 
@@ -113,11 +125,32 @@ def _panel(ax: Axes, rows: pd.DataFrame) -> None:
             ax.axhline(place - 0.5, color="#bbbbbb", linewidth=0.8)
 
 
+def _name_controls(ax: Axes) -> None:
+    """Right of the panel, what each group of lines is held against."""
+    kinds = [control for _, control in PAIRS]
+    for kind, words in MINUS.items():
+        middle = float(np.mean([place for place, one in enumerate(kinds) if one == kind]))
+        look: Any = {"rotation": -90, "va": "center", "ha": "left", "fontsize": 7}
+        ax.text(1.04, middle, words, transform=ax.get_yaxis_transform(), **look)
+
+
+def _title(rows: pd.DataFrame, metric: Metric) -> str:
+    """How many policies that do not know the event are better than a control, or worse."""
+    known = rows[rows["arm"].isin(POLICIES) & (rows["n"] > 0)]
+    gain = known.loc[known["p_holm"] < ALPHA, "difference"] * (-1 if metric.lower else 1)
+    return (
+        f"Policies at an event: of {len(known)} comparisons with controls of as many floats, "
+        f"{(gain > 0).sum()} is shown to be better and {(gain < 0).sum()} worse"
+    )
+
+
 def _words(counts: list[int], run: Record) -> str:
     return (
-        "An arm minus what controls reach at its floats: the same rank throughout (static), rank 4 "
-        "first, rank 4 at the event, which is known (event). Mean and 95 % t interval, "
-        f"{style.seeds_in_words(counts)}, every arm at its own rate. Filled: p < {ALPHA} after "
+        "A schedule minus what the controls at the right reach with as many floats; the last group "
+        "is "
+        "held against rank 4 at the event, which that control knows. Mean and 95 % t interval, "
+        f"{style.seeds_in_words(counts)}, every schedule at its own learning rate. "
+        f"Filled: p < {ALPHA} after "
         f"Holm's correction over all comparisons of the setting. {style.setting(run)} (the first)."
     )
 

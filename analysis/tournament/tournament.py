@@ -199,8 +199,9 @@ def own_minus_shared_as_text(rows: pd.DataFrame, metric: Metric) -> Table:
 
 def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
     """The fronts of these runs, and what is drawn; errors as `entries`."""
-    by_run = entries(runs)
-    return tournament_figure.figure(table(by_run, tested_by(runs[0])), runs[0], NETWORKS)
+    by_run, shown = entries(runs), tested_by(runs[0])
+    pairs = comparisons(by_run, shown)
+    return tournament_figure.figure(table(by_run, shown), runs[0], NETWORKS, pairs)
 
 
 def main(
@@ -225,7 +226,8 @@ def main(
     files.page("tables", f"{style.setting(runs[0])}.", *texts)
     if trials and (far := edges(trials, rows.set_index("arm")["rate"])):
         print(f"at the edge of the rates that were tried: {', '.join(far)}")
-    files.figure("tournament", tournament_figure.figure(rows, runs[0], NETWORKS))
+    drawn = tournament_figure.figure(rows, runs[0], NETWORKS, pairs["differences"])
+    files.figure("tournament", drawn)
     files.table("arms", rows)
     for name, pair_rows in pairs.items():
         files.table(name, pair_rows)

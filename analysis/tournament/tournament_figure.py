@@ -1,25 +1,27 @@
-"""The figure of `tournament`: the metric against floats, bytes and predicted seconds."""
+"""The figure of `tournament`: a line per arm, the best at the top."""
 
 from __future__ import annotations
 
-import string
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
-from matplotlib.lines import Line2D
-from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from regimes.console.units import human
 from regimes.plotting import style
 from regimes.plotting.groups import tested_by
+from regimes.plotting.words import headline
 
+from ..common.paired import ALPHA
 from ..grids import names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from regimes.plotting.looks import Metric
     from regimes.records import Record
 
 LADDERS = {  # controls of one kind, by their floats
@@ -27,14 +29,8 @@ LADDERS = {  # controls of one kind, by their floats
     "period": names.PERIODS,
     "event": names.EVENTS,
 }
-LINES: dict[str, dict[str, Any]] = {  # of the controls, distinguished without colour
-    "static": {"linestyle": "-", "marker": "o", "label": "the same rank throughout, and dense"},
-    "first": {"linestyle": "--", "marker": "^", "label": "rank 4 first, then rank 1"},
-    "last": {"linestyle": (0, (5, 1, 1, 1, 1, 1)), "marker": "v", "label": "rank 1, then rank 4"},
-    "coin": {"linestyle": ":", "marker": "x", "label": "rank 4 or 1 by a coin"},
-    "event": {"linestyle": "-.", "marker": "", "label": "rank 4 at the event, which it knows"},
-    "period": {"linestyle": "-", "marker": "s", "label": "the same period throughout"},
-}
+BLIND = {"static": "a constant rank", "period": "a constant period"}  # what needs no schedule
+SLOW = "100Mbit/s,50us"  # the network whose seconds are drawn
 GREY, INK = "#8a8a8a", "#0b3c6f"
 CONTROLS = frozenset(  # but those that know an event, which are held against the others, too
     name for kind, ladder in LADDERS.items() if kind != "event" for name in ladder
@@ -54,146 +50,146 @@ def kinds(arms: set[str]) -> list[str]:
     ]
 
 
-def front(cost: Sequence[float], reached: Sequence[float], lower: bool) -> list[bool]:
-    """Which arms are on the Pareto front: no other arm is better in one and at least equal in the
-    other.
-
-    >>> front([1, 2, 3], [90, 95, 94], lower=False)
-    [True, True, False]
-    """
-    sign = 1 if lower else -1
-    points = [(c, sign * value) for c, value in zip(cost, reached, strict=True)]
-    return [not any(b != a and b[0] <= a[0] and b[1] <= a[1] for b in points) for a in points]
-
-
-def figure(rows: pd.DataFrame, run: Record, networks: Sequence[str]) -> tuple[Figure, pd.DataFrame]:
-    """A panel per cost, the controls as lines and each contestant as a letter; and what is drawn.
+def figure(
+    rows: pd.DataFrame, run: Record, networks: Sequence[str], pairs: pd.DataFrame
+) -> tuple[Figure, pd.DataFrame]:
+    """A line per arm, from the best to the worst: the metric; the difference to the simplest
+    control at the same floats; floats and bytes; seconds on a slow network. And what is drawn.
 
     Args:
         rows: of `tournament.table`.
         run: any of them, for the setting.
+        networks: of ``rows``; the seconds of `SLOW`, or of the first, are drawn.
+        pairs: of `equal_floats.comparisons`.
     """
-    shown = tested_by(run)
-    costs = {"floats": "floats of a run", "bytes": "bytes that each worker sends"}
-    costs |= {text: f"s on {text.replace(',', ', ')} (predicted)" for text in networks}
-    contestants = [arm for arm in rows["arm"] if arm not in CONTROLS]
-    letters = dict(zip(contestants, string.ascii_uppercase, strict=False))
-    numbers = []
+    shown, kind = tested_by(run), _simplest({*rows["arm"]})
+    rows = rows.sort_values(shown.name, ascending=shown.lower, kind="stable", ignore_index=True)
+    rows = rows.assign(place=range(len(rows)), control=rows["arm"].isin(CONTROLS))
+    network = SLOW if SLOW in networks else networks[0]
+    against = rows[["arm", "place"]].merge(pairs[pairs["control"] == kind], on="arm")
+    against = against[against["n"] > 0].reset_index(drop=True)
     with style.theme():
-        fig = style.figure(5.4)
-        panels = list(fig.subplots(2, 3, sharey=True).flat)
-        for ax, (column, words) in zip(panels, costs.items(), strict=False):
-            on = front(rows[column].to_list(), rows[shown.name].to_list(), shown.lower)
-            numbers.append(_numbers(rows, column, shown.name, on))
-            _controls(ax, rows, column, shown.name)
-            _contestants(ax, rows, column, shown.name, letters)
-            _front(ax, rows[on], column, shown.name)
-            ax.set(xscale="log", xlabel=words)
-            ax.xaxis.set_major_locator(_ticks(rows[column].max() / rows[column].min()))
-            ax.xaxis.set_major_formatter(lambda value, _: _tick(value))
-            ax.xaxis.set_minor_locator(NullLocator())
-        for ax in panels[::3]:
-            ax.set_ylabel(shown.label)
-        _legend(panels[-1], letters, {*rows["arm"]})
-        style.caption(fig, _caption(rows, run))
-    return fig, pd.concat(numbers, ignore_index=True)
+        fig = style.figure(1.9 + 0.165 * len(rows))
+        axes = fig.subplots(1, 4, sharey=True, width_ratios=[3, 3, 3, 2.4])
+        _metric(axes[0], rows, shown)
+        _against(axes[1], against, shown, BLIND[kind])
+        _traffic(axes[2], rows)
+        _seconds(axes[3], rows, network)
+        axes[0].set_yticks(range(len(rows)), [names.spoken(arm) for arm in rows["arm"]], fontsize=7)
+        for label, control in zip(axes[0].get_yticklabels(), rows["control"], strict=True):
+            label.set_color("#666666" if control else "black")
+        axes[0].set_ylim(len(rows) - 0.5, -0.5)
+        headline(fig, _title(against, shown, BLIND[kind]))
+        style.caption(fig, _caption(rows, run, BLIND[kind], network))
+    return fig, _numbers(rows, against, shown, network)
 
 
-def _numbers(rows: pd.DataFrame, column: str, metric: str, on: Sequence[bool]) -> pd.DataFrame:
-    points = rows[["arm", "n", column, metric, "ci_low", "ci_high"]].rename(
-        columns={column: "cost"}
-    )
-    return points.assign(panel=column, front=list(on))
+def _simplest(arms: set[str]) -> str:
+    """The kind of control that the others are held against: the first that was run."""
+    return next((kind for kind in kinds(arms) if kind in BLIND), "static")
 
 
-def _controls(ax: Axes, rows: pd.DataFrame, column: str, metric: str) -> None:
-    at = rows.set_index("arm")
-    for kind in kinds({*rows["arm"]}):
-        points = at.loc[[name for name in LADDERS[kind] if name in at.index]]
-        look = {key: value for key, value in LINES[kind].items() if key != "label"}
-        ax.plot(points[column], points[metric], color=GREY, linewidth=1, markersize=4, **look)
+def _numbers(
+    rows: pd.DataFrame, against: pd.DataFrame, shown: Metric, network: str
+) -> pd.DataFrame:
+    """What is drawn: a row per arm and panel."""
+    metric = rows.rename(columns={shown.name: "value"})
+    parts = {shown.name: metric[["arm", "place", "n", "value", "ci_low", "ci_high"]]}
+    columns = ["arm", "place", "n", "difference", "ci_low", "ci_high", "p_holm"]
+    parts["difference"] = against[columns].rename(columns={"difference": "value"})
+    for name, column in (
+        ("floats", "floats_of_dense"),
+        ("bytes", "bytes_of_dense"),
+        (network, network),
+    ):
+        factor = 1.0 if name == network else 100.0
+        parts[name] = rows[["arm", "place", "n"]].assign(value=factor * rows[column])
+    return pd.concat([part.assign(panel=name) for name, part in parts.items()], ignore_index=True)
 
 
-def _contestants(
-    ax: Axes, rows: pd.DataFrame, column: str, metric: str, letters: dict[str, str]
-) -> None:
+def _metric(ax: Axes, rows: pd.DataFrame, shown: Metric) -> None:
+    for control, colour in ((False, INK), (True, GREY)):
+        part = rows[rows["control"] == control]
+        bars = [part[shown.name] - part["ci_low"], part["ci_high"] - part[shown.name]]
+        look: Any = {"marker": "s" if control else "o", "markersize": 4, "linestyle": ""}
+        ends = np.nan_to_num(bars)
+        ax.errorbar(part[shown.name], part["place"], xerr=ends, color=colour, capsize=2, **look)
+    ax.set_xlabel(shown.axis.replace("lower is", "left:").replace("higher is", "right:"))
+    ax.xaxis.set_major_locator(MaxNLocator(4))
+
+
+def _against(ax: Axes, rows: pd.DataFrame, shown: Metric, control: str) -> None:
+    """Filled where the difference survives correction."""
+    ax.axvline(0, color="black", linewidth=0.8, linestyle=style.DOTTED)
     for row in rows.to_dict("records"):
-        if row["arm"] in letters:
-            ends = [[row[metric] - row["ci_low"]], [row["ci_high"] - row[metric]]]
-            look: dict[str, Any] = {"marker": _letter(letters[row["arm"]]), "markersize": 7}
-            ax.errorbar(
-                row[column],
-                row[metric],
-                ends,
-                color=INK,
-                elinewidth=0.7,
-                zorder=4,
-                linestyle="",
-                **look,
-            )
-
-
-def _front(ax: Axes, best: pd.DataFrame, column: str, metric: str) -> None:
-    points = best.sort_values(column)
-    ax.plot(
-        points[column],
-        points[metric],
-        drawstyle="steps-post",
-        color="black",
-        linewidth=0.6,
-        marker="o",
-        markersize=11,
-        markerfacecolor="none",
-        markeredgewidth=0.6,
-    )
-
-
-def _ticks(ratio: float) -> Locator:
-    """Few ticks, of costs that differ by a ratio."""
-    if ratio < 5:
-        return MaxNLocator(3, steps=(1, 2, 5, 10))
-    return LogLocator(subs=(1, 3) if ratio > 30 else (1, 2, 5))
-
-
-def _tick(value: float) -> str:
-    return human(value) if value >= 1000 else f"{value:g}"
-
-
-def _letter(letter: str) -> str:
-    """A marker."""
-    return rf"$\mathrm{{{letter}}}$"
-
-
-def _legend(ax: Axes, letters: dict[str, str], arms: set[str]) -> None:
-    ax.set_axis_off()
-    handles = [
-        Line2D([], [], color=GREY, linewidth=1, markersize=4, **LINES[kind]) for kind in kinds(arms)
-    ]
-    handles += [
-        Line2D([], [], color=INK, linestyle="", marker=_letter(letter), markersize=6, label=arm)
-        for arm, letter in letters.items()
-    ]
-    handles.append(
-        Line2D(
-            [],
-            [],
-            color="black",
-            linewidth=0.6,
+        ends = [row["difference"] - row["ci_low"]], [row["ci_high"] - row["difference"]]
+        ax.errorbar(
+            row["difference"],
+            row["place"],
+            xerr=np.nan_to_num(ends),
+            color=INK,
             marker="o",
-            markersize=8,
-            markerfacecolor="none",
-            label="Pareto front",
+            markersize=4,
+            markerfacecolor=INK if row["p_holm"] < ALPHA else "white",
+            capsize=2,
         )
+    side = "left" if shown.lower else "right"
+    ax.set_xlabel(f"minus {control}\nat its floats ({shown.unit})\n{side}: better")
+    ax.xaxis.set_major_locator(MaxNLocator(4))
+
+
+def _traffic(ax: Axes, rows: pd.DataFrame) -> None:
+    """Bytes where they are more than the floats: what a policy's instruments send."""
+    for column, look in (
+        ("bytes_of_dense", {"markerfacecolor": "white", "markersize": 6.5}),
+        ("floats_of_dense", {"markersize": 3.5}),
+    ):
+        ax.plot(100 * rows[column], rows["place"], "o", color=INK, linestyle="", **look)
+    ax.set(
+        xscale="log",
+        xlabel="sent, of dense's (%)\n\N{BLACK CIRCLE} floats   \N{WHITE CIRCLE} bytes",
     )
-    ax.legend(handles=handles, loc="center", handlelength=2.6, labelspacing=0.35)
+    values = pd.concat([rows["floats_of_dense"], rows["bytes_of_dense"]]).dropna()
+    _few_ticks(ax, float(values.max() / values.min()) if len(values) else 1.0)
 
 
-def _caption(rows: pd.DataFrame, run: Record) -> str:
+def _seconds(ax: Axes, rows: pd.DataFrame, network: str) -> None:
+    ax.plot(rows[network], rows["place"], "D", color=INK, markersize=3.5)
+    ax.set(xscale="log", xlabel="seconds (predicted)\n" + network.replace(",", ", "))
+    _few_ticks(ax, rows[network].max() / rows[network].min())
+
+
+def _few_ticks(ax: Axes, ratio: float) -> None:
+    if ratio < 5:
+        ax.xaxis.set_major_locator(MaxNLocator(3, steps=(1, 2, 5, 10)))
+    else:
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 3) if ratio > 30 else (1, 2, 5)))
+    ax.xaxis.set_major_formatter(lambda value, _: human(value) if value >= 1000 else f"{value:g}")
+    ax.xaxis.set_minor_locator(NullLocator())
+
+
+def _title(against: pd.DataFrame, shown: Metric, control: str) -> str:
+    """Which arms are better than the control at their floats, after correction."""
+    sign = -1 if shown.lower else 1
+    sure = against[against["p_holm"] < ALPHA]
+    better = [names.spoken(arm) for arm in sure.loc[sign * sure["difference"] > 0, "arm"]]
+    worse = int((sign * sure["difference"] < 0).sum())
+    lose = f"; {worse} of {len(against)} lose to it" if worse else ""
+    if not len(against):
+        return f"No arm sends as much as {control} does"
+    if not better:
+        return f"No schedule of {len(against)} is shown to beat {control} with as many floats{lose}"
+    said = " and ".join(better) if len(better) < 3 else f"{len(better)} of {len(against)} schedules"
+    return f"{said} beat{'s' if len(better) == 1 else ''} {control} with as many floats{lose}"
+
+
+def _caption(rows: pd.DataFrame, run: Record, control: str, network: str) -> str:
     return (
-        f"Mean of the last units, {style.seeds_in_words(rows['n'].to_list())}; every arm at its "
-        "own learning rate, chosen on validation data with other seeds. Bars: 95 % t intervals. "
-        "Ringed: no other arm costs as little and reaches as much. Seconds are predicted from "
-        "recorded traffic and measured compute and compression (regimes.cost, ring, no overlap), "
-        "without what instruments compute for a policy; bytes with what they send. "
+        f"Mean of the last units, {style.seeds_in_words(rows['n'].to_list())}, the best arm at the "
+        "top; every arm at its own learning rate, chosen on validation data with other seeds. "
+        "Bars: 95 % t intervals. Grey: controls, which measure nothing. Second panel: minus what "
+        f"{control} reaches with as many floats (interpolated); filled: p < {ALPHA} after Holm's "
+        f"correction. Seconds on {network.replace(',', ', ')} are predicted from recorded traffic "
+        "and measured compute and compression (regimes.cost, ring, no overlap). "
         f"{style.setting(run)}."
     )

@@ -21,15 +21,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 from regimes.config import RunConfig, from_dict
+from regimes.console.units import interval_text
 from regimes.detectors.baselines import place
 from regimes.errors import RecordError
 from regimes.plotting import style
-from regimes.plotting.looks import style_of
+from regimes.plotting.looks import Metric
+from regimes.plotting.words import headline
 from regimes.records import Record, load_all
 
 from ..common import compare
@@ -37,6 +40,7 @@ from ..common.command import Files, Out, Records
 from ..common.estimates import estimate
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Windows = list[tuple[int, int]]
@@ -118,34 +122,56 @@ def numbers(runs: Iterable[Record], base: str = "accordion") -> pd.DataFrame:
 
 
 def figure(runs: Sequence[Record]) -> tuple[Figure, pd.DataFrame]:
-    """Accuracy against traffic, and each schedule's paired difference to ACCORDION."""
+    """A line per schedule, the best at the top: the metric, its paired difference to ACCORDION, and
+    what it sends."""
     rows = numbers(runs)
     one = next(run for run in runs if run.name == "accordion")
     metric = compare.tested_by(one)
-    looks = {name: style_of(name, i) for i, name in enumerate(rows["schedule"])}
+    rows = rows.sort_values(metric.name, ascending=metric.lower, ignore_index=True)
+    rows = rows.assign(place=range(len(rows)))
+    others = rows[rows["schedule"] != "accordion"]
+    side = "left" if metric.lower else "right"
     with style.theme():
         fig = style.figure(3.2)
-        left, right = fig.subplots(1, 2)
-        for row in rows.to_dict("records"):
-            bar = {**looks[row["schedule"]].line, "linestyle": "", "capsize": 2.5, "elinewidth": 1}
-            half = row[f"{metric.name}_high"] - row[metric.name]
-            left.errorbar(row["traffic_ratio"], row[metric.name], half, **bar)
-        controls = rows[rows["schedule"] != "accordion"].iloc[::-1].to_dict("records")
-        for y, row in enumerate(controls):
-            bar = {**looks[row["schedule"]].line, "linestyle": "", "capsize": 2.5, "elinewidth": 1}
-            right.errorbar(row["difference"], y, xerr=row["ci_high"] - row["difference"], **bar)
-        left.set(xlabel="floats sent, of ACCORDION's", ylabel=metric.label)
-        right.axvline(0, color="black", linewidth=0.8)
-        right.set_yticks(range(len(controls)), [LABELS[row["schedule"]] for row in controls])
-        right.set(ylim=(-0.6, len(controls) - 0.4), xlabel=f"minus ACCORDION ({metric.unit})")
+        left, middle, right = fig.subplots(1, 3, sharey=True, width_ratios=[3, 3, 2])
+        _bars(left, rows, metric.name, f"{metric.name}_low", f"{metric.name}_high")
+        middle.axvline(0, color="black", linewidth=0.8, linestyle=style.DOTTED)
+        _bars(middle, others, "difference", "ci_low", "ci_high")
+        right.plot(rows["traffic_ratio"], rows["place"], "D", color="black", markersize=3.5)
+        left.set_yticks(rows["place"], [LABELS[name] for name in rows["schedule"]])
+        left.set(ylim=(len(rows) - 0.5, -0.5), xlabel=f"{metric.label}\n{side}: better")
+        middle.set_xlabel(f"minus ACCORDION ({metric.unit})\n{side}: better")
+        right.set(xlabel="floats sent,\nof ACCORDION's", xlim=(0, None))
+        headline(fig, _title(rows, metric))
         style.caption(
             fig,
-            f"Last {compare.LAST} epochs' mean, {style.seeds_in_words(list(rows['n']))}. Left: "
-            "ACCORDION is the star. Right: differences paired over seeds. Bars: 95 % t "
+            f"Last {compare.LAST} epochs' mean, {style.seeds_in_words(list(rows['n']))}. Middle: "
+            "differences paired over seeds. Bars: 95 % t "
             "intervals. Every control sends, layer by layer, what ACCORDION sent with its seed, at "
             f"other times; with layers exchanged, nearly so. {style.setting(one)}.",
         )
     return fig, rows
+
+
+def _bars(ax: Axes, rows: pd.DataFrame, column: str, low: str, high: str) -> None:
+    ends = np.nan_to_num([rows[column] - rows[low], rows[high] - rows[column]])
+    look: Any = {"marker": "o", "markersize": 4, "linestyle": "", "capsize": 2.5, "elinewidth": 1}
+    ax.errorbar(rows[column], rows["place"], xerr=ends, color="black", **look)
+
+
+def _title(rows: pd.DataFrame, metric: Metric) -> str:
+    """How as many floats at the start, and at the end, compare with ACCORDION's."""
+    said = []
+    for row in rows.to_dict("records"):
+        if row["schedule"] not in ("yoked first", "yoked last"):
+            continue
+        when = row["schedule"].replace("yoked", "in the")
+        gap, low, high = row["difference"], row["ci_low"], row["ci_high"]
+        ends = interval_text(low, high, f"+.{metric.digits}f")
+        said.append(f"{when} epochs: {gap:+.{metric.digits}f} {ends}")
+    if not said:
+        return "Does it matter where ACCORDION spends its floats?"
+    return f"ACCORDION's floats in other epochs, {metric.unit}: {', '.join(said)}"
 
 
 def main(records: Records, out: Out = None, name: str = "controls") -> list[Path]:

@@ -11,6 +11,8 @@ import pandas as pd
 
 from regimes.errors import ConfigError
 from regimes.plotting import style
+from regimes.plotting.words import apart as apart
+from regimes.plotting.words import headline
 from regimes.records import write_output
 
 if TYPE_CHECKING:
@@ -59,12 +61,13 @@ def figure(
         colour, dash = ("black", "-") if i == 0 else (f"C{i % 10}", DASHES[i % len(DASHES)])
         ax.plot(rows["bandwidth"], rows["seconds"], color=colour, linestyle=dash, linewidth=1.3)
     ax.set(xscale="log", yscale="log", ylabel="seconds of a step (lower is better)")
-    ax.set(xlabel="bandwidth of the slow link", title=title)
+    ax.set(xlabel="bandwidth of the slow link")
     ax.set_xticks(list(TICKS), list(TICKS.values()))
     ax.margins(x=0)
     style.log_axis(ax)
     _mark(ax, numbers, table, here)
     _label(ax, numbers, names)
+    headline(fig, title)
     style.caption(
         fig,
         f"{about}. Predicted, not measured. Rings: below this bandwidth the "
@@ -90,7 +93,7 @@ def _label(ax: Axes, numbers: pd.DataFrame, names: Sequence[str]) -> None:
     bottom, top = (np.log(edge) for edge in ax.get_ylim())
     order = sorted(names, key=lambda name: float(first[name]))
     ends = np.array([(np.log(first[name]) - bottom) / (top - bottom) for name in order])
-    for name, end, at in zip(order, ends, apart(ends), strict=True):
+    for name, end, at in zip(order, ends, apart(ends, APART), strict=True):
         colour = "black" if name == names[0] else f"C{names.index(name) % 10}"
         ax.annotate(
             name,
@@ -105,17 +108,3 @@ def _label(ax: Axes, numbers: pd.DataFrame, names: Sequence[str]) -> None:
         )
     ax.yaxis.tick_right()
     ax.yaxis.set_label_position("right")
-
-
-def apart(places: np.ndarray, least: float = APART) -> np.ndarray:
-    """Increasing places, moved as little as possible (in squares) to be ``least`` apart.
-
-    The differences to an even ladder must not decrease: their isotonic regression.
-
-    >>> apart(np.array([0.0, 0.1, 0.1]), 0.1).round(3).tolist()
-    [-0.033, 0.067, 0.167]
-    """
-    from scipy.optimize import isotonic_regression
-
-    ladder = least * np.arange(len(places))
-    return np.asarray(isotonic_regression(places - ladder).x) + ladder

@@ -14,6 +14,7 @@ from regimes.plotting.curves import curves, ends, has
 from regimes.plotting.groups import Groups, decaying, measured, tested_by, windows
 from regimes.plotting.looks import Metric
 from regimes.plotting.schedules import given
+from regimes.plotting.words import answer, headline, names_of
 from regimes.records import Record
 
 WIDTH = 4.8  # inches: letters are legible on a phone
@@ -53,7 +54,10 @@ def plot(
         if not all(has(run, shown) for run in runs):
             known = nearest(shown.name, map(str, runs[0].epochs.columns))
             raise RecordError(f"{runs[0].folder} has no column {shown.name!r}, {known}")
-    return lines(by_schedule, against, shown, example)
+    fig = lines(by_schedule, against, shown, example)
+    with style.theme():
+        headline(fig, answer(by_schedule, shown, names_of(by_schedule)))
+    return fig
 
 
 def lines(by_schedule: Groups, against: str, shown: Metric, example: Record) -> Figure:
@@ -66,9 +70,9 @@ def lines(by_schedule: Groups, against: str, shown: Metric, example: Record) -> 
     with style.theme():
         fig = style.figure(2.7 + 0.17 * ((len(by_schedule) + 1) // 2), WIDTH)
         ax = fig.add_subplot()
-        panels.fill(ax, against, numbers, last, shown)
+        panels.fill(ax, against, numbers, last, shown, names_of(by_schedule))
         panels.format_axis(ax, against, last, example.config)
-        ax.set_ylabel(shown.label)
+        ax.set_ylabel(shown.axis)
         if shown not in (TRAFFIC, BATCH):
             panels.limits(ax, numbers, shown, last)
         elif numbers[shown.name].max() > panels.WIDE * numbers[shown.name].min():

@@ -155,6 +155,17 @@ class Metric:
     digits: int = 1
     lower: bool = False
 
+    @property
+    def directed(self) -> bool:
+        """Is it known which way is better?"""
+        return self.name in METRICS
+
+    @property
+    def axis(self) -> str:
+        """The label of its axis, with the direction in which it is better."""
+        way = "lower" if self.lower else "higher"
+        return f"{self.label}\n{way} is better" if self.directed else self.label
+
 
 _METRICS = (
     Metric("accuracy", "test accuracy (%)", "accuracy %", "points", 100.0),

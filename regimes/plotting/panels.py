@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,15 +29,25 @@ LONG = 100  # epochs from which lines are thinner
 WIDE = 4  # from this ratio an axis is logarithmic: of the schedules' ends, of a metric's values
 
 
-def fill(ax: Axes, against: str, numbers: pd.DataFrame, last: pd.DataFrame, shown: Metric) -> None:
+def fill(
+    ax: Axes,
+    against: str,
+    numbers: pd.DataFrame,
+    last: pd.DataFrame,
+    shown: Metric,
+    names: Mapping[str, str] | None = None,
+    marks: bool = True,
+) -> None:
     """One curve per schedule: mean and band against epochs, otherwise the mean alone. More than
     `style.MANY` curves are thin, with fewer markers and without bands.
 
     Args:
         against: "epoch", "floats" or "seconds".
         numbers, last: of `curves.curves` and `curves.ends`.
+        names: of the schedules, in place of their looks' labels.
+        marks: whether the ends have a large marker and bars.
     """
-    looks = styles_of(numbers["schedule"])
+    looks = named_looks(numbers["schedule"], names)
     many = len(looks) > style.MANY
     for name, look in looks.items():
         rows = numbers[numbers["schedule"] == name].dropna(subset=[shown.name])
@@ -49,10 +60,19 @@ def fill(ax: Axes, against: str, numbers: pd.DataFrame, last: pd.DataFrame, show
             floor = rows["ci_low"].clip(lower=rows[shown.name].min() / 10 if shown.log else None)
             band: Any = {"color": look.colour, "alpha": 0.12, "linewidth": 0}
             ax.fill_between(rows["epoch"], floor, rows["ci_high"], **band)
-        _end(ax, against, last[last["schedule"] == name].iloc[0], look, shown)
+        if marks:
+            _end(ax, against, last[last["schedule"] == name].iloc[0], look, shown)
     extremes = numbers[against].agg(["min", "max"])  # epochs without a value included
     ax.update_datalim([(x, 0.0) for x in extremes], updatey=False)
     ax.autoscale_view()
+
+
+def named_looks(
+    schedules: Iterable[str], names: Mapping[str, str] | None = None
+) -> dict[str, Look]:
+    """`styles_of`, with other labels."""
+    looks, given = styles_of(schedules), names or {}
+    return {name: replace(look, label=given.get(name, look.label)) for name, look in looks.items()}
 
 
 def _end(ax: Axes, against: str, end: pd.Series, look: Look, shown: Metric) -> None:
@@ -87,25 +107,38 @@ def format_axis(ax: Axes, against: str, last: pd.DataFrame, config: dict[str, An
 
 def limits(
     ax: Axes, numbers: pd.DataFrame, shown: Metric, last: pd.DataFrame | None = None
-) -> None:
-    """The y axis, with room for all curves and for the intervals at their ends. An accuracy stays
-    inside 0 to 100 %. A logarithmic metric leaves out first epochs that are more than three times
-    as high as any end."""
+) -> bool:
+    """The y axis, with room for the intervals at the ends of curves. The ends have about half of
+    it: what is farther away, as the first epochs are, is left out. An accuracy stays inside 0 to
+    100 %. Gives whether something is left out."""
     ends = [] if last is None else [last["ci_low"], last["ci_high"]]
     low, high = pd.concat([numbers[shown.name], *ends]).agg(["min", "max"])
     if not math.isfinite(low) or not math.isfinite(high):  # a record's 1e308, as a percentage
-        return
+        return False
+    lowest, highest = low, high
     if shown.log:
         low = max(low, float(numbers[shown.name].min()) / 2)
         high = high if last is None else min(high, 3 * float(last[shown.name].max()))
         if high > WIDE * low:
             style.log_axis(ax)
         ax.set_ylim(0.93 * low, 1.05 * high)
-    elif shown.name == "accuracy":
-        ax.set_ylim(max(0.0, low - 4), min(101.0, high + 4))
+        return bool(highest > 1.05 * high)
+    if last is not None and shown.directed:
+        low, high = _cut(low, high, pd.concat([last[shown.name], *ends]), shown.lower)
+    if shown.name == "accuracy":
+        ax.set_ylim(max(0.0, low - 1 if low > lowest else low - 4), min(101.0, high + 4))
+    elif shown.directed and last is not None and high > low:
+        ax.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+    return bool(low > lowest or high < highest)
 
 
-# -- levels and detectors over epochs --------------------------------------------------------
+def _cut(low: float, high: float, ends: pd.Series, lower: bool) -> tuple[float, float]:
+    """Without the side that is worse, if the ends would have less than a third of the axis."""
+    least, most = ends.min(), ends.max()
+    room = max(most - least, 0.15 * (high - low))
+    if high - low < 3 * room:
+        return low, high
+    return (low, min(high, most + room)) if lower else (max(low, least - room), high)
 
 
 # -- levels: the darker, the more a layer sends ----------------------------------------------
@@ -144,7 +177,7 @@ def level_map(
             Patch(facecolor=colour, edgecolor="#888888", label=_label(shown, level))
             for level, colour in colours.items()
         ]
-        fig.legend(handles=entries, loc="outside upper right", ncols=4 if width > 6 else 2)
+        fig.legend(handles=entries, loc="outside upper left", ncols=4 if width > 6 else 2)
         top.set_yticks(range(len(layers)), [layer_name(layer) for layer in layers], fontsize=size)
         _shares(bottom, numbers, colours)
         bottom.set_xlabel(unit_name(shown.config))
@@ -152,6 +185,14 @@ def level_map(
         for ax in (top, bottom):
             style.mark_decays(ax, shown, labelled=ax is top)
     return fig, numbers
+
+
+def level_share(runs: Sequence[Record], numbers: pd.DataFrame) -> str:
+    """How often the lowest compression was chosen, in words: of all layers, units and seeds."""
+    colours = palette(runs[0], {*numbers["level"], *runs[0].config["levels"]})
+    level = [*colours][-1]
+    share = 100 * (numbers["level"] == level).mean()
+    return f"{_label(runs[0], level)} in {share:.0f}\xa0% of layers and epochs"
 
 
 def palette(run: Record, present: Iterable[str]) -> dict[str, Any]:

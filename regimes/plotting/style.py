@@ -73,8 +73,12 @@ def figure(height: float, width: float = WIDTH) -> Figure:
 # -- texts of all figures --------------------------------------------------------------------
 
 
-def setting(run: Record) -> str:
-    """Data set, model, scale and workers of a run, in words."""
+def setting(run: Record, compression: bool = True) -> str:
+    """Data set, model, scale and workers of a run, in words.
+
+    Args:
+        compression: and compressor and levels; False where what is drawn differs in them.
+    """
     c, h = run.config, run.header
     parameters = sum(math.prod(layer["shape"]) for layer in h["layers"])
     unit, batch = _samples(run)
@@ -85,7 +89,7 @@ def setting(run: Record) -> str:
     return (
         f"Setting: {_data(run, unit)}; {c['model']['name']}, {parameters:,} parameters; "
         f"{count_units(h, run.rows)}; W\xa0=\xa0{c['workers']} worker"
-        f"{'' if c['workers'] == 1 else 's'}{samples}; {levels(c)}"
+        f"{'' if c['workers'] == 1 else 's'}{samples}{f'; {levels(c)}' if compression else ''}"
     )
 
 
@@ -233,12 +237,23 @@ def save(fig: Figure, stem: Path, numbers: pd.DataFrame) -> list[Path]:
     return paths
 
 
-def drawn(fig: Figure, kind: str = "svg") -> bytes:
+def drawn(fig: Figure, kind: str = "svg", dpi: int = DPI) -> bytes:
     """A figure as a file without date and version."""
     buffer = io.BytesIO()
     unsaid = dict.fromkeys(("Software",) if kind == "png" else ("Date", "Creator"))
     with theme():
-        fig.savefig(buffer, format=kind, dpi=DPI, metadata=unsaid)
+        fig.savefig(buffer, format=kind, dpi=dpi, metadata=unsaid)
+    return _smaller(buffer) if kind == "png" else buffer.getvalue()
+
+
+def _smaller(png: io.BytesIO) -> bytes:
+    """With a palette of 256 colours, a third of the size."""
+    from PIL import Image
+
+    with Image.open(png) as image:
+        colours = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    buffer = io.BytesIO()
+    colours.save(buffer, "png", optimize=True, dpi=(DPI, DPI))
     return buffer.getvalue()
 
 

@@ -25,7 +25,7 @@ from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.offsetbox import DrawingArea
 from matplotlib.patches import Patch
-from matplotlib.text import Text
+from matplotlib.text import Annotation, Text
 from matplotlib.ticker import FixedLocator
 
 from regimes.plotting.looks import style_of
@@ -241,10 +241,28 @@ def legends(figure: Figure) -> list[Legend]:
     return [legend for legend in found if legend.get_visible()]
 
 
+def names(figure: Figure) -> list[Annotation]:
+    """Names that are joined to what they name: they have its colour."""
+    return [
+        text
+        for ax in figure.axes
+        for text in ax.texts
+        if isinstance(text, Annotation) and text.arrow_patch and text.get_visible()
+    ]
+
+
+def title(figure: Figure) -> str:
+    """Of the whole figure: by itself, or above a legend."""
+    found = [figure.get_suptitle(), *(legend.get_title().get_text() for legend in figure.legends)]
+    return " ".join(next(filter(None, found), "").split())
+
+
 def entries(shown: Shown) -> list[dict[str, Seen]]:
-    """How a text of the legends, or at the left of a line of its own, is drawn: for each axes, by
-    its own legend, or by all of them."""
-    shared: dict[str, Seen] = {}
+    """How a text of the legends, at the left of a line of its own, or joined to a line, is drawn:
+    for each axes, by its own legend, or by all of them."""
+    shared = {
+        " ".join(t.get_text().split()): Seen(to_hex(t.get_color())) for t in names(shown.figure)
+    }
     for ax, parts in zip(shown.figure.axes, shown.parts, strict=True):
         at = _written(ax.yaxis)
         for line in sorted(parts.lines, key=lambda part: len(part.points)) if at else ():
@@ -265,6 +283,8 @@ def _written(axis: Axis) -> dict[float, str]:
     if not isinstance(axis.get_major_locator(), FixedLocator):
         return {}
     texts = [text.get_text() for text in axis.get_ticklabels()]
+    if not texts:  # they stand at the axes that it shares the axis with
+        return {}
     return dict(zip(map(float, axis.get_ticklocs()), texts, strict=True))
 
 
@@ -539,7 +559,8 @@ def misplaced(figure: Figure) -> list[str]:
 
     def note(text: Text, renderer: Any, *rest: Any, **more: Any) -> None:
         if text.get_visible() and text.get_text().strip():
-            texts.append((text.get_text(), text.get_window_extent(renderer)))
+            # of a name without the line that joins it
+            texts.append((text.get_text(), Text.get_window_extent(text, renderer)))
         plain(text, renderer, *rest, **more)
 
     Text.draw = note  # type: ignore[method-assign]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,12 +14,13 @@ from drawn import Image, Panel, Shown
 from matplotlib.figure import Figure
 
 from analysis.detection import signals
+from analysis.grids.names import spoken
 from analysis.lasso import lasso
 from analysis.paper import figure2
 from analysis.paper.figure3 import BATCH, EVAL, NORM
 from analysis.rates import quadratic, usable_figure
 from analysis.tournament import error_per_float, events, tournament_figure, yoked
-from regimes.plotting import style
+from regimes.plotting import looks, style, words
 from regimes.records import Record, unit_name
 
 CI = ("ci_low", "ci_high")
@@ -74,28 +74,40 @@ def where(**wanted: Any) -> Callable[[Frame], Frame]:
 
 
 def of_curves(made: Made, *against: str, **more: Any) -> Shown:
-    panels = curve_panels(made.table, against)
-    return made.shown(panels, windows=windows(made), **more)
+    several = len(against) > 1
+    panels = curve_panels(made.table, against, names=spoken_by(made), several=several)
+    return made.shown(panels, windows=windows(made), cut=range(len(against)), **more)
+
+
+def spoken_by(made: Made) -> dict[str, str]:
+    """What each schedule is called."""
+    return {name: words.spoken(name, config) for name, config in made.configs.items()}
 
 
 def curve_panels(
-    table: Frame, against: tuple[str, ...], first: int = 0, names: set[str] | None = None
+    table: Frame,
+    against: tuple[str, ...],
+    first: int = 0,
+    only: set[str] | None = None,
+    names: dict[str, str] | None = None,
+    several: bool = False,
 ) -> list[Panel]:
+    """Curves, and their ends; beside others a panel against epochs has no ends."""
     metric = str(table.columns[3])
-    names = names or {*table["schedule"]}
-    band = CI if len({*table["schedule"]} & names) <= style.MANY else None
+    only = only or {*table["schedule"]}
+    band = CI if len({*table["schedule"]} & only) <= style.MANY else None
+    label = (names or {}).get if names else lambda name: looks.style_of(name).label
     found = []
     for at, x in enumerate(against, first):
         for part, of_y, of_x in (
             ("curve", band if x == "epoch" else None, None),
             ("end", CI, (f"{x}_ci_low", f"{x}_ci_high")),
         ):
-            rows = lambda t, p=part: t[(t["part"] == p) & t["schedule"].isin(names)]  # noqa: E731
-            found.append(
-                Panel(
-                    at, x, metric, rows, ("schedule",), ends=of_y, xends=of_x, bands=part == "curve"
-                )
-            )
+            if part == "end" and x == "epoch" and several:
+                continue
+            rows = lambda t, p=part: t[(t["part"] == p) & t["schedule"].isin(only)]  # noqa: E731
+            more: Any = {"ends": of_y, "xends": of_x, "bands": part == "curve"}
+            found.append(Panel(at, x, metric, rows, ("schedule",), label, **more))
     return found
 
 
@@ -131,8 +143,9 @@ def layers_of(run: Record) -> list[tuple[dict[str, Any], str]]:
 def halves(made: Made) -> Shown:
     panels: list[Panel] = []
     for first, names in zip((0, 2), figure2.PANELS.values(), strict=True):
-        panels += curve_panels(made.table, ("epoch", "floats"), first, {*names})
-    return made.shown(panels, windows=windows(made))
+        axes = ("epoch", "floats")
+        panels += curve_panels(made.table, axes, first, {*names}, spoken_by(made), several=True)
+    return made.shown(panels, windows=windows(made), cut=range(4))
 
 
 def level_map(made: Made, **more: Any) -> Shown:
@@ -225,18 +238,34 @@ def overlaps(made: Made) -> Shown:
 
 def batches(made: Made) -> Shown:
     (steps,) = (rows for name, rows in made.tables.items() if name.endswith("-decided"))
-    panels = curve_panels(made.table, ("epoch", "floats"))
+    name = spoken_by(made)
+    panels = curve_panels(made.table, ("epoch", "floats"), names=name, several=True)
     for at, column in ((2, "batch"), (3, "lr")):
         median = steps.groupby(["schedule", "epoch"], as_index=False)[column].median()
         panels.append(
-            Panel(at, "epoch", column, lambda _, rows=median: rows, ("schedule",), steps="mid")
+            Panel(
+                at,
+                "epoch",
+                column,
+                lambda _, rows=median: rows,
+                ("schedule",),
+                name.__getitem__,
+                steps="mid",
+            )
         )
         panels.append(
             Panel(
-                at, "epoch", column, lambda _: steps, ("schedule", "seed"), thin=True, steps="mid"
+                at,
+                "epoch",
+                column,
+                lambda _: steps,
+                ("schedule", "seed"),
+                name.__getitem__,
+                thin=True,
+                steps="mid",
             )
         )
-    return made.shown(panels, windows=windows(made))
+    return made.shown(panels, windows=windows(made), cut=(0, 1))
 
 
 def calls_and_kappa(made: Made) -> Shown:
@@ -269,29 +298,14 @@ def calls_and_kappa(made: Made) -> Shown:
 
 
 def yoked_controls(made: Made) -> Shown:
-    metric, name = str(made.table.columns[1]), yoked.LABELS.__getitem__
-    others = (
-        made.table[made.table["schedule"] != "accordion"]
-        .iloc[::-1]
-        .assign(place=lambda t: range(len(t)))
-    )
+    metric, others = str(made.table.columns[1]), lambda t: t[t["schedule"] != "accordion"]
+    ticks = lambda row: yoked.LABELS[row["schedule"]]  # noqa: E731
     bar = (f"{metric}_low", f"{metric}_high")
     return made.shown(
         [
-            Panel(
-                0, "traffic_ratio", metric, where(schedule="accordion"), ("schedule",), None, bar
-            ),
-            Panel(0, "traffic_ratio", metric, lambda _: others, ("schedule",), name, bar),
-            Panel(
-                1,
-                "difference",
-                "place",
-                lambda _: others,
-                ("schedule",),
-                name,
-                xends=CI,
-                ticks=lambda row: name(row["schedule"]),
-            ),
+            Panel(0, metric, "place", xends=bar, ticks=ticks),
+            Panel(1, "difference", "place", others, xends=CI),
+            Panel(2, "traffic_ratio", "place"),
         ]
     )
 
@@ -310,23 +324,14 @@ def deficits(made: Made) -> Shown:
     harm = made.table.dropna(subset="harm").assign(length=lambda t: t["stop"] - t["first"])
     several = harm[harm.groupby("length")["length"].transform("size") > 1]
     names = [*made.table.columns[made.table.columns.get_loc("unit") + 1 :]]
-    called = made.table.dropna(subset="unit").melt("unit", names, "detector", "share")
-    unit = made.one.config["unit_steps"]
+    called = made.table.dropna(subset="unit").set_index("unit")[names].T
+    called.columns = called.columns.astype(int)
+    length = lambda n: f"{n:,.0f} steps long"  # noqa: E731
     return made.shown(
         [
             Panel(0, "stop", "harm", lambda _: harm[harm["first"] == 0], ends=CI),
-            Panel(
-                1, "first", "harm", lambda _: several, ("length",), lambda n: f"{n:,.0f} steps", CI
-            ),
-            Panel(
-                2,
-                "step",
-                "share",
-                lambda _: called.assign(step=unit * called["unit"]),
-                ("detector",),
-                str,
-                steps="post",
-            ),
+            Panel(1, "first", "harm", lambda _: several, ("length",), length, CI),
+            Image(2, lambda _: called, lambda name: name.replace(" ", "\n", 1)),
         ]
     )
 
@@ -360,7 +365,7 @@ def products(made: Made) -> Shown:
             Panel(at, "epoch", "product", lambda _, r=rows: r, ("arm", "seed"), thin=True),
             Panel(at, "epoch", "product", lambda _, r=mean: r, ("arm",)),
         ]
-    return made.shown(panels)
+    return made.shown(panels, cut=range(len(rates)))
 
 
 def lemma(made: Made) -> Shown:
@@ -390,12 +395,14 @@ def lemma(made: Made) -> Shown:
 
 
 def usable(made: Made) -> Shown:
-    looks = usable_figure._looks(made.table.assign(momentum=math.nan))
-    name = lambda arm: looks[arm].label  # noqa: E731
+    known = usable_figure._looks(made.table.assign(momentum=math.nan))
+    name = lambda arm: known[arm].label  # noqa: E731
     ranges = made.tables["ranges"]
     first = ranges[(ranges["rule"] == ranges["rule"].iloc[0]) & (ranges["n"] > 0)]
     first = first.assign(place=range(len(first)))
-    wide = first.melt(["arm", "place"], ["smallest", "best", "largest"], value_name="rate")
+    wide = first.melt(
+        ["arm", "place", "of_dense"], ["smallest", "best", "largest"], value_name="rate"
+    )
     metric, loss = dict.fromkeys(made.table["panel"])
     return made.shown(
         [
@@ -408,7 +415,7 @@ def usable(made: Made) -> Shown:
                 lambda _: wide,
                 ("arm",),
                 name,
-                ticks=lambda row: name(row["arm"]),
+                ticks=lambda row: usable_figure._with_share(row, name(row["arm"])),
             ),
             *(
                 Panel(
@@ -422,7 +429,8 @@ def usable(made: Made) -> Shown:
                 )
                 for side in ("smallest", "largest")
             ),
-        ]
+        ],
+        cut=(0, 1),
     )
 
 
@@ -467,61 +475,54 @@ def logs(made: Made) -> Shown:
 
 
 def errors(made: Made) -> Shown:
-    places = itertools.product(error_per_float.ERRORS, error_per_float.COSTS)
     return made.shown(
         [
             Panel(
                 at,
-                cost,
+                "bytes",
                 error,
                 by=("compressor",),
-                label=str,
+                label=lambda name: error_per_float.NAMES.get(name, name),
                 ends=(f"{error}_low", f"{error}_high"),
             )
-            for at, (error, cost) in enumerate(places)
+            for at, error in enumerate(error_per_float.ERRORS)
         ]
     )
 
 
-def fronts(made: Made) -> Shown:
-    table, metric = made.table, str(made.table.columns[3])
-    panels = []
-    for at, cost in enumerate(dict.fromkeys(table["panel"])):
-        rows = table[table["panel"] == cost].set_index("arm", drop=False).rename_axis("index")
-        arms = rows[~rows["arm"].isin(tournament_figure.CONTROLS)]
-        panels.append(Panel(at, "cost", metric, lambda _, r=arms: r, ("arm",), str, CI))
-        for kind in tournament_figure.kinds({*rows["arm"]}):
-            ladder = rows.loc[[n for n in tournament_figure.LADDERS[kind] if n in rows.index]]
-            label = tournament_figure.LINES[kind]["label"]
-            panels.append(
+def lines_of_arms(made: Made) -> Shown:
+    """Controls and others have looks of their own; each has its floats and its bytes."""
+    names = [*dict.fromkeys(made.table["panel"])]
+    metric, network = names[0], names[-1]
+    control = made.table["arm"].isin(tournament_figure.CONTROLS)
+    ticks = lambda row: spoken(row["arm"])  # noqa: E731
+    of_metric = where(panel=metric)
+    return made.shown(
+        [
+            *(
                 Panel(
-                    at,
-                    "cost",
-                    metric,
-                    lambda _, r=ladder, k=label: r.assign(kind=k),
-                    ("kind",),
-                    str,
+                    0,
+                    "value",
+                    "place",
+                    lambda t, c=kind: of_metric(t[control == c]),
+                    xends=CI,
+                    ticks=ticks,
                 )
-            )
-        panels.append(
-            Panel(
-                at,
-                "cost",
-                metric,
-                lambda _, r=rows: r[r["front"]].assign(kind="Pareto front"),
-                ("kind",),
-                str,
-                steps="post",
-            )
-        )
-    return made.shown(panels)
+                for kind in (False, True)
+            ),
+            Panel(1, "value", "place", where(panel="difference"), ("arm",), None, xends=CI),
+            Panel(2, "value", "place", where(panel="bytes")),
+            Panel(2, "value", "place", where(panel="floats")),
+            Panel(3, "value", "place", where(panel=network)),
+        ]
+    )
 
 
 def forests(made: Made) -> Shown:
     panels = []
     for at, name in enumerate(dict.fromkeys(made.table["setting"])):
         rows = where(setting=name)(made.table).assign(place=range(len(events.PAIRS)))
-        ticks = None if at else lambda row: f"{row['arm']} - {row['control']}"
+        ticks = None if at else lambda row: spoken(row["arm"])
         panels.append(
             Panel(
                 at,
@@ -572,7 +573,7 @@ def pulses(made: Made) -> Shown:
                 "harm",
                 where(panel="recovery", arm=arm),
                 ("onset",),
-                lambda n: f"from {int(n)}",
+                lambda n: f"pulse from {int(n)}",
             )
             for i, arm in enumerate(("rank 1", "rank 1, no feedback"))
         ),
@@ -609,7 +610,7 @@ CASES: dict[str, Case] = {  # name of the figure: command, records, other words,
         "11",
         "lstm-small",
         (),
-        lambda m: of_curves(m, "epoch", "floats", "seconds", cut=(0, 1, 2)),
+        lambda m: of_curves(m, "epoch", "floats", "seconds"),
     ),
     "agreement": ("agreement", "detection-signals-smoke", (), calls_and_kappa),
     "controls": ("controls", "smoke-controls", (), yoked_controls),
@@ -626,7 +627,7 @@ CASES: dict[str, Case] = {  # name of the figure: command, records, other words,
     "onset": ("onset", "harm-lm", (), onsets),
     "published": ("published", None, (), logs),
     "rivals": ("rivals", "smoke-rivals", (), errors),
-    "tournament": ("tournament", "falling-lm", (), fronts),
+    "tournament": ("tournament", "falling-lm", (), lines_of_arms),
     "events": ("events", "shift-smoke", (), forests),
     "signals": ("signals", "small-signals/low/seed-1000", (), of_one_run),
 }

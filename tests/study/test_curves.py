@@ -24,7 +24,8 @@ from analysis.paper import batch, curves, figure18_20, figures
 from regimes.errors import ConfigError, RecordError
 from regimes.plotting import looks, panels, style
 from regimes.plotting.groups import decays
-from regimes.plotting.looks import LEVELS, style_of, styles_of
+from regimes.plotting.looks import LEVELS, styles_of
+from regimes.plotting.words import spoken
 from regimes.presets import GRIDS
 from regimes.records import Record, load_all, read_lines
 
@@ -112,7 +113,7 @@ def test_perplexity_is_shown_as_it_is(tmp_path: Path) -> None:
     low = [run.rows[2]["metric"] for run in runs if run.name == "low"]
     drawn = numbers[(numbers["schedule"] == "low") & (numbers["epoch"] == 2)]
     assert drawn["perplexity"].iloc[0] == pytest.approx(np.mean(low))
-    assert fig.axes[0].get_ylabel() == "test perplexity"
+    assert fig.axes[0].get_ylabel() == "test perplexity\nlower is better"
     rows, pairs = compare.table(runs, needed=())
     three = [np.mean([r["metric"] for r in run.rows[-3:]]) for run in runs if run.name == "low"]
     assert rows.set_index("schedule").loc["low", "perplexity"] == pytest.approx(np.mean(three))
@@ -135,7 +136,7 @@ def test_another_column(runs: list[Record]) -> None:
     values = [run.rows[3]["test_loss"] for run in runs if run.name == "high"]
     assert row["test_loss"] == pytest.approx(np.mean(values))
     assert set(numbers["schedule"]) == {"low", "high"}
-    assert [ax.get_ylabel() for ax in fig.axes] == ["test loss (nats)"]
+    assert [ax.get_ylabel() for ax in fig.axes] == ["test loss (nats)\nlower is better"]
 
 
 def test_what_cannot_be_drawn(runs: list[Record]) -> None:
@@ -323,7 +324,7 @@ def test_many_curves_are_thin_and_without_bands(runs: list[Record]) -> None:
         words = " ".join(fig.get_supxlabel().split())
         assert ("; bars: 95 % t interval" in words) == (not bands)
         assert ("; bands and bars: 95 % t interval" in words) == bool(bands)
-    label = style_of(names[0]).label
+    label = spoken(names[0], next(run for run in runs if run.name == names[0]).config)
     assert widths[9][label] < widths[6][label]
 
 

@@ -133,6 +133,21 @@ def test_what_is_drawn_is_the_table(name: str, make: Callable[..., list[Made]]) 
     offer, source, words, expected = CASES[name]
     (made,) = (one for one in make(offer, source, *words) if one.name == name)
     check(expected(made))
+    answers(name, made.figure)
+
+
+NEUTRAL = {  # nothing in them is better or worse
+    *("figure2a", "levels", "figure3-low", "figure4a-dense", "bands", "lasso", "signals"),
+    *("criticality", "edge"),
+}
+
+
+def answers(name: str, figure: Figure) -> None:
+    """Its title is a sentence, and an axis says which way is better."""
+    assert len(drawn.title(figure).split()) >= 6, f"{name}: {drawn.title(figure)!r} is no answer"
+    labels = [f"{ax.get_xlabel()} {ax.get_ylabel()}" for ax in figure.axes]
+    said = " ".join([*labels, figure.get_supylabel()])
+    assert name in NEUTRAL or re.search(r"better|agrees more", said), f"{name}: which is better?"
 
 
 def test_every_offered_figure_is_one_of_these() -> None:
@@ -173,6 +188,10 @@ def damages(shown: Shown) -> Iterator[Damage]:
         if first is not None:
             yield "two labels are swapped", *swapped(first, last)
             yield "a legend is gone", *hidden(legend)
+    ends = drawn.names(shown.figure)
+    if len(ends) > 1:
+        yield "two names are swapped", *swapped(ends[0], ends[-1])
+        yield "a name is gone", *hidden(ends[0])
     words = next(ax.get_xlabel() for ax in axes if ax.axison and ax.get_xlabel())
     alike = [ax.xaxis.label for ax in axes if ax.get_xlabel() == words]
     yield (

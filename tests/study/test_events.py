@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import regimes
-from analysis.grids.names import EVENTS
+from analysis.grids.names import EVENTS, spoken
 from analysis.tournament import events as apart
 from analysis.tournament import tournament, tournament_figure
 from regimes.config import in_windows, override
@@ -130,12 +130,12 @@ def test_settings_beside_each_other(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert row["p_holm"] == every["p_holm"][row["arm"], row["control"]]
     fig, _ = apart.figure({"shift-smoke": rows, "again": rows}, runs[0], ACCURACY)
     for ax in fig.axes:
-        assert ax.get_xlabel() == f"difference, {ACCURACY.unit}"
+        assert ax.get_xlabel() == f"difference, {ACCURACY.unit}\nright: better"
         drawn = [bar.lines[0].get_xydata().tolist() for bar in ax.containers]
         assert drawn == [[[value, place]] for place, value in enumerate(rows["difference"])]
     assert fig.axes[1].get_title(loc="left") == "again"
     labels = [label.get_text() for label in fig.axes[0].get_yticklabels()]
-    assert labels == [f"{arm} - {control}" for arm, control in apart.PAIRS]
+    assert labels == [spoken(arm) for arm, _ in apart.PAIRS]
     paths = apart.main((SHIFT,), tmp_path)
     assert {path.name for path in paths} == {"events.png", "events.svg", "events.csv", "events.md"}
     words = (tmp_path / "events.md").read_text()

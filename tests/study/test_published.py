@@ -94,14 +94,14 @@ def test_overlay_of_the_same_setting(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(
         authors[oracle.columns].reset_index(drop=True), oracle, check_dtype=False
     )
-    labels = [text.get_text() for text in fig.legends[0].get_texts()]
+    drawn = {str(line.get_label()): line for line in fig.axes[0].lines}
+    labels = [label for label in drawn if not label.startswith("_")]
     assert labels == [
-        "low compression",
-        "ACCORDION",
+        "rank 4 (low)",
+        "ACCORDION (rank 4 or 1)",
         "low compression: authors' log",
         "ACCORDION: authors' log",
     ]
-    drawn = {line.get_label(): line for line in fig.axes[0].lines}
     low = oracle[oracle["schedule"] == "low"]
     assert drawn[labels[2]].get_ydata().tolist() == low["accuracy"].tolist()
     assert len(fig.axes[1].lines) < len(fig.axes[0].lines)  # no floats are known of the logs

@@ -147,7 +147,7 @@ def test_a_panel_has_the_limits_of_its_momentum(monkeypatch: pytest.MonkeyPatch)
     fig, numbers = quadratic.figure(rows)
     assert numbers is rows
     for ax, momentum in zip(fig.axes, dict.fromkeys(rows["momentum"]), strict=True):
-        assert ax.get_title() == f"momentum {momentum:g}"
+        assert ax.get_title(loc="left") == f"momentum {momentum:g}"
         here = rows[rows["momentum"] == momentum]
         for line in ax.lines:
             name = str(line.get_label()).rpartition(", ")[0]

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from analysis.grids.names import LADDERS
-from analysis.tournament import tournament
+from analysis.tournament import tournament, tournament_figure
 from analysis.tournament.equal_floats import at_same_floats, comparisons, moments
 from analysis.tournament.tournament import (
     differences_as_text,
@@ -21,7 +21,7 @@ from analysis.tournament.tournament import (
     own_minus_shared_as_text,
     table,
 )
-from analysis.tournament.tournament_figure import front, kinds
+from analysis.tournament.tournament_figure import kinds
 from regimes.compression import compressor
 from regimes.compression.reducer import costs_per_step
 from regimes.config import Budget, RunConfig, in_windows
@@ -271,16 +271,22 @@ def test_the_table_counts_from_dense() -> None:
     assert rows.loc["mine", "ci_high"] == pytest.approx(92 + half, rel=1e-4)
 
 
-def test_the_front_is_what_no_other_beats() -> None:
-    assert front([1, 2, 2, 3, 4], [90, 91, 92, 92, 95], lower=False) == [
-        True,
-        False,
-        True,
-        False,
-        True,
-    ]
-    assert front([1, 2, 3], [2.0, 2.5, 1.0], lower=True) == [True, False, True]
-    assert front([1, 1], [90, 90], lower=False) == [True, True]
+def test_the_title_counts_what_survives_correction() -> None:
+    """Bits: less is better. L-GreCo is below the control, ACCORDION above, AdaQS is open."""
+    rows = pd.DataFrame(
+        {
+            "arm": ["l-greco", "accordion", "adaqs"],
+            "difference": [-0.2, 0.1, -0.1],
+            "p_holm": [0.01, 0.04, 0.2],
+        }
+    )
+    bits = named("bits per byte")
+    said = tournament_figure._title(rows, bits, "a constant rank")
+    assert said == "L-GreCo beats a constant rank with as many floats; 1 of 3 lose to it"
+    said = tournament_figure._title(rows[1:], bits, "a constant rank")
+    assert said.startswith("No schedule of 2 is shown to beat a constant rank")
+    turned = tournament_figure._title(rows, named("accuracy"), "a constant rank")
+    assert turned.startswith("ACCORDION beats a constant rank")
 
 
 def test_rates_at_the_edge_are_named(tmp_path: Path) -> None:
@@ -330,8 +336,11 @@ def test_the_command_leaves_its_files(tmp_path: Path, capsys: pytest.CaptureFixt
         "tables.md",
     }
     drawn = pd.read_csv(tmp_path / "tournament.csv")
-    assert list(dict.fromkeys(drawn["panel"])) == ["floats", "bytes", *tournament.NETWORKS]
-    assert drawn.groupby("panel")["front"].any().all()
+    network = tournament_figure.SLOW
+    panels = ["accuracy", "difference", "floats", "bytes", network]
+    assert list(dict.fromkeys(drawn["panel"])) == panels
+    best = drawn[drawn["panel"] == "accuracy"].set_index("place")["value"].sort_index()
+    assert best.is_monotonic_decreasing
     said = capsys.readouterr().out
     assert "minus, at its floats" in said
     assert "accordion 4-1" in said

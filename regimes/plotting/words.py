@@ -1,0 +1,224 @@
+"""What a reader takes in first: the title of a figure, and names at the ends of its lines.
+
+A title is an answer. Where a figure is of a user's own records, `answer` computes it from them.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from regimes.console.units import interval_text
+from regimes.plotting.curves import values
+from regimes.plotting.groups import BASELINES, Groups
+from regimes.plotting.looks import SPELT, Look, Metric, style_of
+from regimes.statistics import LEAST, t_interval
+
+TITLE_LETTERS = 96  # of size 9.5 that fit into 7.2 inches
+LINE = 0.145  # inches, of a name beside the axes
+LETTERS = 30  # of a line of such a name
+LAST = 3  # units whose mean a run has reached, as in tables
+SUBJECTS = ("accordion", "accordion-batch")  # of a title
+SPOKEN = {  # a schedule as one says it, by what its levels mean
+    "low": "{low} (low)",
+    "mid": "{mid} (middle)",
+    "high": "{high} (high)",
+    "accordion": "ACCORDION ({low} or {high})",
+    "low-first": "{low} first, then {high}",
+    "low-last": "{high} first, then {low}",
+    "low-early": "control: {low} early, then {high}",
+    "low-late": "control: {high}, then {low} late",
+    "low-in-critical": "{low} where critical, else {high}",
+    "high-in-critical": "{high} where critical, else dense",
+    "dense-deleted": "control: dense, early epochs deleted",
+}
+
+
+# -- names ---------------------------------------------------------------------------------------
+
+
+def spoken(name: str, config: Mapping[str, Any]) -> str:
+    """A schedule's name in a figure, with the meaning of its levels where they have one.
+
+    >>> spoken("low", {"levels": {"low": 4, "high": 1}, "compressor": {"name": "powersgd"}})
+    'rank 4 (low)'
+    """
+    form = SPELT.get((config.get("compressor") or {}).get("name", ""))
+    known = {level: form.format(value) for level, value in config["levels"].items()} if form else {}
+    try:
+        words = SPOKEN[name].format_map(known)
+    except KeyError:  # another schedule, or without these levels
+        return style_of(name).label
+    first = known.get("low", "").rpartition(" ")[0]  # "rank 4 or 1"
+    return words.replace(f"or {first} ", "or ").replace(f"then {first} ", "then ")
+
+
+def names_of(by_schedule: Groups) -> dict[str, str]:
+    """`spoken` of each schedule; two that would have one name have that of their look."""
+    names = {name: spoken(name, runs[0].config) for name, runs in by_schedule.items()}
+    said = [*names.values()]
+    return {k: v if said.count(v) == 1 else style_of(k).label for k, v in names.items()}
+
+
+# -- the title -----------------------------------------------------------------------------------
+
+
+def headline(fig: Figure, text: str) -> None:
+    """The title of a whole figure, at its upper left; above a legend that stands there."""
+    letters = round(TITLE_LETTERS * fig.get_size_inches()[0] / 7.2)
+    wrapped = "\n".join(textwrap.wrap(text, letters))
+    look: Any = {"fontsize": 9.5, "color": "#111111"}
+    if fig.legends:  # the layout makes no room for both
+        legend = fig.legends[0]
+        legend.set_title(wrapped)
+        legend.get_title().set(**look, linespacing=1.3)
+        legend.set_alignment("left")
+        legend.set_loc("outside upper left")
+        return
+    fig.suptitle(wrapped, x=0.012, ha="left", linespacing=1.3, **look)  # with y it has no room
+
+
+def answer(by_schedule: Groups, shown: Metric, names: Mapping[str, str]) -> str:
+    """What curves say, in a sentence with its number: ACCORDION against the best schedule that
+    sends no more; without it the cheapest schedule against the usual baseline, or the best."""
+    ends = {name: _reached(by_schedule[name], shown) for name in by_schedule}
+    ends = {name: found for name, found in ends.items() if found}
+    if not ends:
+        return ""
+    mean = {name: float(np.mean([*found.values()])) for name, found in ends.items()}
+    sent = {
+        name: float(np.mean([run.epochs["total_floats"].iloc[-1] for run in by_schedule[name]]))
+        for name in ends
+    }
+    if len(ends) == 1:
+        (name,) = ends
+        unit = "%" if shown.name == "accuracy" else _unit(shown)
+        return f"{_first(names[name])} ends at {mean[name]:.{shown.digits}f}\xa0{unit}"
+    sign = -1.0 if shown.lower else 1.0
+    a, b = _two(mean, sent, sign)
+    common = sorted(ends[a].keys() & ends[b].keys())
+    gaps = [sign * (ends[a][seed] - ends[b][seed]) for seed in common]
+    if not gaps:  # no seed in common
+        gaps = [sign * (mean[a] - mean[b])]
+    less, more = (b, a) if a in SUBJECTS else (a, b)
+    share = f"{100 * sent[less] / (sent[more] or 1.0):.0f}\xa0%"
+    return _sentence(names, a, b, gaps, share, shown)
+
+
+def _reached(runs: Sequence[Any], shown: Metric) -> dict[int, float]:
+    """The mean of each seed's last values."""
+    found = {run.seed: values(run, shown)[-LAST:] for run in runs}
+    return {s: float(np.nanmean(v)) for s, v in found.items() if np.isfinite(v).any()}
+
+
+def _two(mean: Mapping[str, float], sent: Mapping[str, float], sign: float) -> tuple[str, str]:
+    """The schedule that the title is about, and the one that it is held against."""
+    if subject := next((name for name in SUBJECTS if name in mean), None):
+        others = [name for name in mean if name != subject]
+        cheap = [name for name in others if sent[name] <= 1.001 * sent[subject]]
+        return subject, max(cheap or others, key=lambda name: sign * mean[name])
+    cheapest = min(mean, key=lambda name: sent[name])
+    base = next((name for name in BASELINES if name in mean and name != cheapest), None)
+    rest = [name for name in mean if name != cheapest]
+    return cheapest, base or max(rest, key=lambda name: sign * mean[name])
+
+
+def _sentence(
+    names: Mapping[str, str], a: str, b: str, gaps: Sequence[float], share: str, shown: Metric
+) -> str:
+    one, other = _first(names[a]), names[b]
+    gap, low, high = t_interval([*gaps])
+    form = f".{max(1, shown.digits - 1)}f"
+    about = f", which sends {share} of its floats" if a in SUBJECTS else ""
+    sends = "" if a in SUBJECTS else f", and sends {share} of its floats"
+    if len(gaps) >= LEAST and low < 0 < high:
+        verb = "is not shown to beat" if a in SUBJECTS else "is not shown to lose to"
+        return f"{one} {verb} {other}{about}{sends}"
+    ends = interval_text(min(abs(low), abs(high)), max(abs(low), abs(high)), form)
+    size = f"{abs(gap):{form}} {_unit(shown)}{f' {ends}' if ends and len(gaps) >= LEAST else ''}"
+    if not shown.directed:
+        return f"{one} ends {size} {'above' if gap > 0 else 'below'} {other}{about}{sends}"
+    if gap >= 0:
+        return f"{one} is {size} better than {other}{about}{sends}"
+    return f"{one} loses {size} to {other}{about}{sends}"
+
+
+def _first(words: str) -> str:
+    """With a capital."""
+    return words[:1].upper() + words[1:]
+
+
+def _unit(shown: Metric) -> str:
+    return "bits per byte" if shown.unit == "bits" else shown.unit
+
+
+# -- names at the ends of lines ------------------------------------------------------------------
+
+
+def label_ends(
+    ax: Axes, ends: Sequence[tuple[float, float, str, Look]], letters: int = LETTERS
+) -> None:
+    """Names right of the axes, each joined to the end of its line by a thin one, and moved apart
+    where they would overlap. Call it when the limits are final.
+
+    Args:
+        ends: x, y, name, look.
+        letters: of a line of a name.
+    """
+    low, high = ax.get_ylim()
+    if ax.get_yscale() == "log":
+        low, high = math.log(low), math.log(high)
+    # the layout is not yet made: title and caption take about a quarter
+    height = 0.72 * ax.figure.bbox.height / ax.figure.dpi * ax.get_position().height
+    rows = []
+    for x, y, name, look in ends:
+        at = math.log(y) if ax.get_yscale() == "log" else y
+        rows.append(
+            ((at - low) / (high - low), x, y, "\n".join(textwrap.wrap(name, letters)), look)
+        )
+    rows.sort(key=lambda row: row[0])
+    room = [LINE * (1 + row[3].count("\n")) / height for row in rows]
+    centres = [(a + b) / 2 for a, b in pairwise(room)]
+    places = apart(np.array([row[0] for row in rows]), np.cumsum([0.0, *centres]))
+    for (_, x, y, name, look), at in zip(rows, places, strict=True):
+        ax.annotate(
+            name,
+            xy=(x, y),
+            xytext=(1.04, at),
+            textcoords="axes fraction",
+            va="center",
+            fontsize=7,
+            color=look.colour,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": look.colour,
+                "linewidth": 0.5,
+                "relpos": (0, 0.5),
+                "shrinkB": 3,
+            },
+        )
+
+
+def apart(places: np.ndarray, ladder: np.ndarray | float) -> np.ndarray:
+    """Increasing places, moved as little as possible (in squares) to have at least the distances of
+    a ladder.
+
+    The differences to the ladder must not decrease: their isotonic regression.
+
+    Args:
+        ladder: increasing numbers, one per place; or the distance of each two.
+
+    >>> apart(np.array([0.0, 0.1, 0.1]), 0.1).round(3).tolist()
+    [-0.033, 0.067, 0.167]
+    """
+    from scipy.optimize import isotonic_regression
+
+    steps = np.asarray(ladder) * (np.arange(len(places)) if np.ndim(ladder) == 0 else 1.0)
+    return np.asarray(isotonic_regression(places - steps).x) + steps

@@ -1,0 +1,113 @@
+"""Titles and names of figures (oracle: differences of a few written numbers)."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from regimes.plotting import looks, style, words
+
+BITS = looks.named("bits per byte")
+POINTS = looks.named("accuracy")
+LEVELS = {"levels": {"low": 4, "high": 1}, "compressor": {"name": "powersgd"}}
+
+
+def run(name: str, seed: int, value: float, floats: float, metric: str = "accuracy") -> Any:
+    """A record of three units, as far as a title reads it."""
+    epochs = pd.DataFrame({"metric": [value] * 3, "total_floats": [1.0, 2.0, floats]})
+    header = {"metric": metric, "config": LEVELS}
+    return SimpleNamespace(
+        name=name, seed=seed, epochs=epochs, header=header, config=LEVELS, hooked=False, folder=""
+    )
+
+
+def groups(table: dict[str, tuple[list[float], float]], metric: str = "accuracy") -> Any:
+    return {
+        name: [run(name, seed, value, sent, metric) for seed, value in enumerate(values)]
+        for name, (values, sent) in table.items()
+    }
+
+
+def said(found: Any, shown: looks.Metric) -> str:
+    return words.answer(found, shown, words.names_of(found)).replace("\xa0", " ")
+
+
+def test_accordion_is_held_against_the_best_that_sends_no_more() -> None:
+    """`low` is better and sends more: it is no rival."""
+    found = groups(
+        {
+            "low": ([0.99, 0.98, 0.99], 100.0),
+            "high": ([0.70, 0.71, 0.70], 20.0),
+            "accordion": ([0.90, 0.91, 0.92], 40.0),
+        }
+    )
+    text = said(found, POINTS)
+    assert text.startswith("ACCORDION (rank 4 or 1) is 20.7 points [17.8, 23.5] better than rank 1")
+    assert text.endswith("(high), which sends 50 % of its floats")
+
+
+def test_a_gap_smaller_than_its_interval_is_not_shown() -> None:
+    found = groups({"high": ([0.9, 0.8, 0.7], 20.0), "accordion": ([0.8, 0.9, 0.7], 20.0)})
+    text = said(found, POINTS)
+    assert "is not shown to beat rank 1 (high), which sends 100 % of its floats" in text
+
+
+def test_less_is_better_turns_the_sign() -> None:
+    found = groups(
+        {"low": ([3.0, 3.1, 3.2], 100.0), "high": ([3.5, 3.62, 3.7], 25.0)}, "bits per byte"
+    )
+    text = said(found, BITS)
+    assert text.startswith("Rank 1 (high) loses 0.51 bits per byte [0.48, 0.54] to rank 4 (low)")
+    assert text.endswith("and sends 25 % of its floats")
+
+
+def test_two_seeds_have_no_interval_and_one_schedule_no_comparison() -> None:
+    text = said(groups({"low": ([0.9, 0.8], 9.0), "high": ([0.7, 0.6], 3.0)}), POINTS)
+    assert text == "Rank 1 (high) loses 20.0 points to rank 4 (low), and sends 33 % of its floats"
+    assert said(groups({"low": ([0.9], 9.0)}), POINTS) == "Rank 4 (low) ends at 90.0 %"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("low-first", "rank 4 first, then 1"),
+        ("low-last", "rank 1 first, then 4"),
+        ("accordion", "ACCORDION (rank 4 or 1)"),
+        ("mid", "middle compression"),  # the configuration has no such level
+        ("mine", "mine"),
+    ],
+)
+def test_names_say_what_levels_mean(name: str, text: str) -> None:
+    assert words.spoken(name, LEVELS).replace("then rank", "then") == text
+
+
+def test_names_at_the_ends_do_not_overlap() -> None:
+    with style.theme():
+        fig = style.figure(3.0)
+        ax = fig.add_subplot()
+        ends = [(1.0, 0.5 + 0.001 * i, f"name {i}", looks.LOOKS["low"]) for i in range(6)]
+        ax.plot([0, 1], [0, 1])
+        words.label_ends(ax, ends)
+        fig.draw_without_rendering()
+    boxes = [text.get_bbox_patch() or text for text in ax.texts]
+    heights = sorted(text.xyann[1] for text in boxes)  # type: ignore[union-attr]
+    inches = ax.get_position().height * 3.0
+    assert (np.diff(heights) * inches > 0.1).all()  # seven points
+
+
+def test_a_title_stands_above_a_legend() -> None:
+    with style.theme():
+        fig = style.figure(3.0)
+        ax = fig.add_subplot()
+        ax.plot([0, 1], [0, 1], label="a line")
+        words.headline(fig, "alone")
+        assert fig.get_suptitle() == "alone"
+        fig.suptitle("")
+        fig.legend(loc="outside upper center")
+        words.headline(fig, "above it")
+    assert fig.legends[0].get_title().get_text() == "above it"
+    assert not fig.get_suptitle()

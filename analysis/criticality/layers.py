@@ -48,10 +48,14 @@ def group_of(branch: Record, trunk: Record) -> list[int]:
     return [place for place, (a, b) in enumerate(zip(own, others, strict=True)) if a != b]
 
 
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
 def norms(trunk: Record, group: Sequence[int]) -> pd.Series:
     """The norm of a group's update in each unit."""
     values = [row["statistics"]["norm:update"] for row in trunk.rows]
-    return pd.Series([math.hypot(*(unit[place] for place in group)) for unit in values])
+    return pd.Series([math.hypot(*(_number(unit[place]) for place in group)) for unit in values])
 
 
 def signals_of(trunk: Record, group: Sequence[int], at: int, length: int) -> dict[str, float]:
@@ -85,7 +89,7 @@ def pulses(runs: Sequence[Record]) -> pd.DataFrame:
         compressed = sum(layer["compressed"] for layer in trunk.header["layers"])
         if 0 < len(group) < compressed:
             key = (harm.arm_of(branch), branch.config["branch"]["at"], branch.seed)
-            one = each.loc[key]
+            one = each.loc[key, :]
             names = dict(zip(("arm", "onset", "seed"), key, strict=True))
             values = signals_of(trunk, group, key[1], int(one["length"]))
             rows.append(names | {"harm": float(one["harm"])} | values)

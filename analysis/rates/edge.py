@@ -164,13 +164,13 @@ def _title(by_epoch: pd.DataFrame, limit: float) -> str:
     last = by_epoch.groupby(["rate", "arm", "seed"])["product"].mean()
     means = last.groupby(["rate", "arm"]).mean().unstack("arm")
     arms = [arm for arm in means if arm != "dense"]
-    near = [
-        (rate, arm) for rate in means.index for arm in arms if means.loc[rate, arm] >= NEAR * limit
-    ]
+    rates = [float(rate) for rate in means.index]
+    near = [(x, str(arm)) for x in rates for arm in arms if means[arm][x] >= NEAR * limit]
     if not near:
         return f"No level trains near the edge of stability, {limit:.2f}"
-    (rate, arm), value = near[0], means.loc[near[0]]
-    dense = f", dense at {means.loc[rate, 'dense']:.2f}" if "dense" in means else ""
+    rate, arm = near[0]
+    value = means[arm][rate]
+    dense = f", dense at {means['dense'][rate]:.2f}" if "dense" in means else ""
     return (
         f"{arm[:1].upper()}{arm[1:]} trains at {value:.2f}, near the edge of stability of "
         f"{limit:.2f}, from a learning rate of {rate:g}{dense}"

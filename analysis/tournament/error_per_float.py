@@ -203,7 +203,9 @@ def _title(rows: pd.DataFrame) -> str:
     best = few.groupby("compressor", sort=False).first().reset_index()
     if len(best) < 2:
         return "The error of compressors against the bytes that they send"
-    said = [_with_error(row) for row in best.iloc[:2].to_dict("records")]
+    said = [
+        _with_error({str(k): v for k, v in row.items()}) for row in best.iloc[:2].to_dict("records")
+    ]
     return (
         f"At up to {100 * FEW:.0f}\xa0% of dense's bytes the error of all steps is smallest for "
         f"{said[0]}; next: {said[1]}"

@@ -111,11 +111,9 @@ class GroupWorld(ProcessWorld):
 
     @property
     def divided(self) -> bool:
-        """Whether the norm of a layer is a sum over processes of other groups."""
         return self._shares is not None
 
     def fewest(self, count: int) -> int:
-        """The least of the counts of the processes among which layers are divided."""
         if self._tensor_group is None:
             return count
         found = torch.tensor([count], device=self.device)

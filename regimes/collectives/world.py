@@ -312,6 +312,15 @@ class World:
         """A small tensor's sum over the shards of a worker, the same on each."""
         return tensor
 
+    @property
+    def divided(self) -> bool:
+        """Whether the norm of a layer is a sum over processes of other groups."""
+        return False
+
+    def fewest(self, count: int) -> int:
+        """The least of the counts of the processes among which layers are divided."""
+        return count
+
     def whole_norms(self, norms: Tensor) -> Tensor:
         """Norms of whole layers, ``[layers]``, from those of what this process holds of each."""
         return norms

@@ -36,7 +36,8 @@ def holding() -> Iterator[list[Any]]:
     """A list of what the caches of ``cached`` give inside. While it lives those tensors do, which a
     captured graph reads at their addresses long after a cache has dropped them."""
     global _held
-    _held = held = []
+    held: list[Any] = []
+    _held = held
     try:
         yield held
     finally:
@@ -147,7 +148,9 @@ class Workspace:
 
     def _seeds(self, makers: Sequence[Callable[[], int]]) -> list[Seed]:
         table: SeedTable | None = getattr(self, "_table", None)
-        return [make() for make in makers] if table is None else table.places(makers)
+        if table is None:
+            return [make() for make in makers]
+        return [*table.places(makers)]
 
     def is_first(self, level: Level) -> bool:
         """Is this the first call with that level?"""

@@ -13,7 +13,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 
@@ -22,6 +22,7 @@ from regimes.compression.reducer import costs_per_step
 from regimes.ddp.own_hooks import BUCKET, OwnHooks
 from regimes.ddp.source import check_parameters, plain_names
 from regimes.errors import ConfigError, RecordError
+from regimes.records.schema import Cost
 
 if TYPE_CHECKING:
     from regimes.ddp.choices import Choice
@@ -243,9 +244,8 @@ def size_header(job: Job, steps: int, chosen: Choice) -> None:
         workers = job.world.workers
         job.header["world"] |= {"workers": workers, "processes": workers}
         job.header["config"]["workers"] = workers
-        job.header["per_step"] = costs_per_step(
-            chosen.compressor, job.layers, chosen.levels, workers
-        )
+        costs = costs_per_step(chosen.compressor, job.layers, chosen.levels, workers)
+        job.header["per_step"] = cast("dict[str, Cost]", costs)
 
 
 def sizes(job: Job) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -152,7 +152,7 @@ class StateCodec:
         self._check_whole("load_full_state_dict")
         parts = on_all_processes(world, lambda: self._parts(full) if world.rank == 0 else None)
         mine = world.scatter(parts)
-        return on_all_processes(world, lambda: self.fit(mine, branch))
+        return on_all_processes(world, lambda: self.fit(cast("dict[str, Any]", mine), branch))
 
     def _parts(self, full: Any) -> list[dict[str, Any]]:
         """One state for each process, from the full state."""

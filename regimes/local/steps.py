@@ -126,6 +126,7 @@ class LocalSteps(Job):
 
     def _start_alike(self, what: Trained, model: nn.Module) -> None:
         """All begin with the parameters and buffers of process 0, or of the first island."""
+        assert isinstance(self.world, GroupWorld)
         what.start_alike(self.world, model)
 
     @property

@@ -155,7 +155,7 @@ class GraphedStep(TrainingStep):
                 work = partial(g.compute, x, y, epoch, step)
                 return self._losses.copy_(self.passes.without(work))
             inputs = [x.clone(), y.clone()]
-            work = partial(g.compute, *inputs, epoch, step)
+            work = partial(g.compute, inputs[0], inputs[1], epoch, step)
             graph = self.passes.capture(kind, inputs, work)
         for place, batch in zip(graph.inputs, (x, y), strict=True):
             place.copy_(batch)

@@ -83,13 +83,14 @@ def pulses(runs: Sequence[Record]) -> pd.DataFrame:
     """
     found = harm.pairs(runs)
     each = harm.by_run(harm.by_unit(found)).set_index(["arm", "onset", "seed"])
+    by_key = dict(zip(each.index, each.to_dict("records"), strict=True))
     rows = []
     for branch, trunk in found:
         group = group_of(branch, trunk)
         compressed = sum(layer["compressed"] for layer in trunk.header["layers"])
         if 0 < len(group) < compressed:
             key = (harm.arm_of(branch), branch.config["branch"]["at"], branch.seed)
-            one = each.loc[key, :]
+            one = by_key[key]
             names = dict(zip(("arm", "onset", "seed"), key, strict=True))
             values = signals_of(trunk, group, key[1], int(one["length"]))
             rows.append(names | {"harm": float(one["harm"])} | values)

@@ -43,7 +43,11 @@ from regimes.training.rounds import Rounds
 PRODUCT = 40, 2  # launches and waits of a step of Lanczos beside the product itself
 
 
-SLOW = [name for name in STEPS if name.endswith("-cifar10") or name == "instrument moments"]
+SLOW = [
+    name
+    for name in STEPS
+    if name.endswith(("-cifar10", ", graphs")) or name == "instrument moments"
+]
 UNBOUNDED = {  # they need another task or network than these
     "instrument sharpness",
     "instrument spread",

@@ -252,6 +252,12 @@ BOUNDS = {  # waits of a run include those of first uses, which later runs of a 
     "deficit labels": Counts(121, 0, 0, 141, 75),
     "deficit gradient-noise": Counts(241, 0, 1, 261, 73),
     "local steps": Counts(437, 0, 0, 463, 53),
+    "dense, graphs": Counts(21, 0, 0, 28, 95),  # with the two replays, each a launch
+    "powersgd, graphs": Counts(21, 0, 0, 28, 112),
+    "quantise, graphs": Counts(22, 0, 1, 28, 82),
+    "adamw, graphs": Counts(31, 0, 0, 28, 95),
+    "gpt, graphs": Counts(22, 0, 0, 19, 35),
+    "resnet18, powersgd, graphs": Counts(21, 0, 0, 70, 308),
     "resnet18, powersgd": Counts(326, 0, 0, 411, 244),
     "resnet18, topk worker by worker": Counts(1169, 0, 0, 1387, 137),
 }

@@ -40,6 +40,7 @@ METHODS: dict[str, tuple[str, Any]] = {  # compressor and level, as `regimes cos
     "TopK 1 %": ("topk", 1),
 }
 WARM, STEPS, ROUNDS, RATES = 2, 4, 5, (100, 20)
+GOAL, BUSY = 0.07, 8
 VOCABULARY, CONTEXT, WIDTH, HEADS, BLOCKS, BATCH = 256, 32, 192, 4, 4, 2
 
 
@@ -147,7 +148,7 @@ def measure(rounds: int, rates: list[int]) -> dict[str, Any]:
     from benchmarks.nodes import Nodes, crossed, islands, limit_trunk
 
     names = [HSDP, *METHODS]
-    rows: dict[str, dict[str, Any]] = {m: {"seconds": {}} for m in names}
+    rows: dict[str, dict[str, Any]] = {m: {"seconds": {}, "measured": {}} for m in names}
     with islands() as (spaces, hubs), Nodes(spaces, 600.0) as nodes:
         for method in names:
             nodes.ask("island", method=method, steps=WARM)
@@ -159,7 +160,8 @@ def measure(rounds: int, rates: list[int]) -> dict[str, Any]:
                     before = crossed(hubs[0])
                     answers = nodes.ask("island", method=method, steps=STEPS)
                     row = rows[method]
-                    row.setdefault("measured", []).append((crossed(hubs[0]) - before) / STEPS)
+                    sent = (crossed(hubs[0]) - before) / STEPS
+                    row["measured"].setdefault(str(rate), []).append(sent)
                     both = [answers[0]["sent"], answers[1]["sent"]]
                     total = {k: sum(sent[k] for sent in both) for k in both[0]}
                     row["counted"] = crossing(total) if total else None
@@ -168,8 +170,11 @@ def measure(rounds: int, rates: list[int]) -> dict[str, Any]:
                 print(f"link {rate}, round {turn}", flush=True)
             for method in names:
                 rows[method]["seconds"][str(rate)] = times[method]
-    for row in rows.values():
-        row["measured"] = statistics.median(row["measured"])
+    return finished(rows, rounds, rates)
+
+
+def finished(rows: dict[str, Any], rounds: int, rates: list[int]) -> dict[str, Any]:
+    """With the predictions, and the machine."""
     for method, expected in predictions().items():
         rows[method]["predicted"] = expected
     machine = {"cores": os.cpu_count(), "system": platform.platform()}
@@ -178,39 +183,53 @@ def measure(rounds: int, rates: list[int]) -> dict[str, Any]:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    rows, rates = result["rows"], result["rates"]
+    rows, rates, machine = result["rows"], result["rates"], result["machine"]
+    link, busy = rates[0], machine["load"] > BUSY * machine["cores"]
+    rates = [] if busy else rates  # seconds of a crowded machine show its crowd
     text = [
         "This page compares the bytes of a step between two islands of shards as counted, "
         "measured and predicted, and the seconds of a step. `python -m benchmarks.island_link` "
         "measures; its docstring describes how.",
         "",
-        "| method | kB counted | kB measured | kB predicted | measured / counted | "
-        "predicted / measured |" + "".join(f" s at {rate} Mbit/s | saved |" for rate in rates),
+        f"| method | kB counted | kB measured, {link} Mbit/s | kB predicted | "
+        "measured / counted | predicted / measured |"
+        + "".join(f" s at {rate} Mbit/s | saved |" for rate in rates),
         "|---|---:|---:|---:|---:|---:|" + "---:|---:|" * len(rates),
     ]
     for method, row in rows.items():
-        counted = row["counted"]
+        counted, measured = row["counted"], statistics.median(row["measured"][str(link)])
         cells = [
             method,
             "" if counted is None else f"{counted / 1e3:.1f}",
-            f"{row['measured'] / 1e3:.1f}",
+            f"{measured / 1e3:.1f}",
             f"{row['predicted'] / 1e3:.1f}",
-            "" if counted is None else f"{row['measured'] / counted:.3f}",
-            f"{row['predicted'] / row['measured']:.3f}",
+            "" if counted is None else f"{measured / counted:.3f}",
+            f"{row['predicted'] / measured:.3f}",
         ]
         for rate in rates:
             own, dense = row["seconds"][str(rate)], rows[HSDP]["seconds"][str(rate)]
             saved = statistics.median(1 - a / b for a, b in zip(own, dense, strict=True))
             cells += [f"{statistics.median(own):.2f}", f"{100 * saved:.0f} %"]
         text.append("| " + " | ".join(cells) + " |")
-    worst = max(abs(row["predicted"] / row["measured"] - 1) for row in rows.values())
-    machine = result["machine"]
+    errors = {
+        m: abs(row["predicted"] / statistics.median(row["measured"][str(link)]) - 1)
+        for m, row in rows.items()
+    }
+    worst = max(errors, key=lambda m: errors[m])
+    within = sum(error <= GOAL for error in errors.values())
+    seconds = (
+        f"Saved: seconds of a step, of those of {HSDP} in the same round; medians of "
+        f"{result['rounds']} rounds of {result['steps']} steps."
+    )
+    if busy:
+        seconds = "Seconds are left out, because other programs had most of the machine."
     text += [
         "",
-        f"Largest error of a prediction: {100 * worst:.1f} %. Saved: seconds of a step, of those "
-        f"of {HSDP} in the same round; medians of {result['rounds']} rounds of {result['steps']} "
-        f"steps. {machine['processor']}, {machine['cores']} cores that four processes and others "
-        f"share (load average {machine['load']:.0f}).",
+        f"Predictions within {100 * GOAL:.0f} %: {within} of {len(rows)}; the largest error is "
+        f"{100 * errors[worst]:.1f} %, of {worst}. The kernel counts headers and confirmations, "
+        f"which no prediction has; small messages have more of them. {seconds} "
+        f"{machine['processor']}, {machine['cores']} cores that four processes and others share "
+        f"(load average {machine['load']:.0f}).",
     ]
     return "\n".join(text) + "\n"
 

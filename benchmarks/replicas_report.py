@@ -131,7 +131,9 @@ def dying_page(runs: Sequence[dict[str, Any]]) -> str:
         "imported, and checkpoints are 40 steps apart. What it pays for is that all processes must "
         "start before any trains: on this busy machine a start took tens of seconds, longer than "
         "some distances between two deaths. The job that goes on pays a step that does not count, "
-        "and the time until the lighthouse counts the dead replica as dead.",
+        "and the time until the lighthouse counts the dead replica as dead. After the second death "
+        "it waited, too: the replica that had died first had not joined again, and one of three is "
+        "not a majority.",
         "",
     ]
     return "\n".join(lines)
@@ -148,7 +150,7 @@ def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
         axes.plot(run["seconds"], run["losses"], label=label, **style)
     for k in range(1, int(SECONDS / DEATHS) + 1):
         axes.axvline(k * DEATHS, color="0.85", linewidth=0.8, zorder=0)
-    axes.set(xlabel="seconds (grey lines: a replica dies)", ylabel="test loss", yscale="log")
+    axes.set(xlabel="seconds (grey lines: a replica dies)", ylabel="test loss")
     axes.set_title("One of three replicas dies again and again; lower is better", loc="left")
     axes.legend(frameon=False, title="the job")
     figure.savefig(path, dpi=150)

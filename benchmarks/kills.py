@@ -68,11 +68,11 @@ def is_over(out: Path, step: int) -> bool:
     return stop.exists() and step >= int(stop.read_text())
 
 
-def each_step(out: Path, address: str, data: Any, name: str, notes: Notes) -> None:
+def each_step(out: Path, address: str, data: Any, patience: float, name: str, notes: Notes) -> None:
     """The life of a replica with a hook."""
     import torchft
 
-    manager, (model, inner) = manager_of(address, name), network()
+    manager, (model, inner) = manager_of(address, name, patience), network()
     optimizer = torchft.Optimizer(manager, inner)
     hook = regimes.attach(
         model, optimizer=optimizer, manager=manager, every=UNIT, record=out / "record", **HOOK
@@ -89,9 +89,9 @@ def each_step(out: Path, address: str, data: Any, name: str, notes: Notes) -> No
     manager.shutdown(wait=False)
 
 
-def every_8(out: Path, address: str, data: Any, name: str, notes: Notes) -> None:
+def every_8(out: Path, address: str, data: Any, patience: float, name: str, notes: Notes) -> None:
     """The life of a replica with local steps."""
-    manager, (model, optimizer) = manager_of(address, name), network()
+    manager, (model, optimizer) = manager_of(address, name, patience), network()
     local = regimes.local_steps(
         model, optimizer, manager=manager, every=UNIT, record=out / "record", **LOCAL
     )
@@ -123,7 +123,7 @@ def session(out: Path, kind: str, kills: int, seed: int) -> dict[str, Any]:
     out.mkdir(parents=True)
     draw, data = random.Random(seed), digits()
     with lighthouse(out / "lighthouse.log") as light:
-        fleet = Fleet(out, partial(LIVES[kind], out, light.address, data))
+        fleet = Fleet(out, partial(LIVES[kind], out, light.address, data, 600.0))
         for name in NAMES:
             fleet.start(name)
         wait_for(fleet, 3)
@@ -140,7 +140,7 @@ def session(out: Path, kind: str, kills: int, seed: int) -> dict[str, Any]:
                 wait_for(fleet, fleet.lives[name], name)
         wait_for(fleet, fleet.lives[name], name)
         (out / "stop").write_text(str(last_step(fleet) + 2 * UNIT))
-        codes = fleet.join(90)
+        codes = fleet.join(300)
     about = {"kind": kind, "kills": kills, "seed": seed, "one at a time": one_at_a_time}
     return about | judged(fleet, out, died, codes)
 
@@ -149,7 +149,7 @@ def last_step(fleet: Fleet) -> int:
     return max(note.get("total", note.get("step", 0)) for note in fleet.notes())
 
 
-def wait_for(fleet: Fleet, life: int, name: str = "", seconds: float = 90) -> None:
+def wait_for(fleet: Fleet, life: int, name: str = "", seconds: float = 300) -> None:
     """Until this life of a replica has synchronised, or all three have."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -215,7 +215,7 @@ def without_lighthouse(out: Path, kind: str) -> dict[str, Any]:
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     with lighthouse(out / "lighthouse.log") as light:
-        fleet = Fleet(out, partial(LIVES[kind], out, light.address, digits()))
+        fleet = Fleet(out, partial(LIVES[kind], out, light.address, digits(), 30.0))
         for name in NAMES:
             fleet.start(name)
         wait_for(fleet, 3)

@@ -93,8 +93,13 @@ def preload() -> None:
     provenance.code_digest()
 
 
-def manager_of(address: str, name: str) -> Any:
-    """The manager of this process's replica."""
+def manager_of(address: str, name: str, patience: float = 600) -> Any:
+    """The manager of this process's replica.
+
+    Args:
+        patience: seconds that it waits for a quorum. A survivor that ends takes the state with
+            it, so this must be longer than a replica takes to start.
+    """
     from torchft import Manager, ProcessGroupGloo
 
     for logger in ("torchft", "torchft.manager"):
@@ -107,7 +112,7 @@ def manager_of(address: str, name: str) -> Any:
         min_replica_size=1,
         use_async_quorum=False,
         timeout=LIMIT,
-        quorum_timeout=timedelta(seconds=60),
+        quorum_timeout=timedelta(seconds=patience),
         rank=0,
         world_size=1,
         store_addr="localhost",

@@ -115,12 +115,15 @@ def test_the_mean_is_over_those_present_and_a_replica_joins(address: str, tmp_pa
     left, attached = threading.Event(), threading.Event()
     options = {"policy": {"name": "accordion", "interval": 1}, "start_compressing_after": 99}
     first: list[int] = []
+    barrier = threading.Barrier(3)  # or one of them would begin alone
 
     def live(i: int) -> Any:
         if i == 3:
             left.wait(60)
         with managed(address, f"r{i}") as manager:
             replica = Replica(manager, i, record=tmp_path / "record", **options)
+            if i < 3:
+                barrier.wait(60)
             if i == 2:
                 replica.until(4)
                 left.set()

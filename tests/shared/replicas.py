@@ -20,7 +20,7 @@ def lighthouse(least: int = 1, join_ms: int = 10_000) -> Iterator[str]:
     from torchft.coordination import LighthouseServer
 
     server = LighthouseServer(
-        bind="[::]:0", min_replicas=least, join_timeout_ms=join_ms, heartbeat_timeout_ms=1000
+        bind="[::]:0", min_replicas=least, join_timeout_ms=join_ms, heartbeat_timeout_ms=5000
     )
     try:
         yield server.address()

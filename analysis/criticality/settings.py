@@ -92,7 +92,7 @@ def by_phase(trunk: Record, pulses: pd.DataFrame) -> pd.DataFrame:
 
 
 def described(trunk: Record) -> dict[str, Any]:
-    """Of a trunk: data, optimiser and its schedule, peak rate, thousands of parameters, unit."""
+    """The data of a trunk, its optimiser and schedule, peak rate, thousands of parameters, unit."""
     data, optimizer = trunk.config["data"], trunk.config["optimizer"]
     path = data.get("path")
     size = sum(math.prod(layer["shape"]) for layer in trunk.header["layers"])

@@ -31,8 +31,12 @@ def _scored(sources: str) -> pd.DataFrame:
 
 @number
 def settings_table(sources: str, which: int) -> str:
-    """Of trees of pulses, a row each: 0: harm by phase of the learning rate; 1: rank correlations
-    of signals with harm; 2: areas under the ROC curve for the worst third."""
+    """A table with a row for each tree and arm.
+
+    Args:
+        which: 0: harm by phase of the learning rate; 1: rank correlations of signals with harm; 2:
+            areas under the ROC curve for the worst third.
+    """
     harms = pd.concat([_tree(*each)[0] for each in _split(sources)], ignore_index=True)
     return settings.tables(harms, _scored(sources))[which].markdown()
 

@@ -27,7 +27,7 @@ from regimes.plotting.curves import curves, ends, has
 from regimes.plotting.curves import seconds as seconds
 from regimes.plotting.groups import decay_epochs, decaying, measured
 from regimes.plotting.looks import Metric
-from regimes.plotting.words import answer, headline, label_ends, names_of
+from regimes.plotting.words import LAST, answer, headline, label_ends, names_of
 from regimes.records import Record, length, load_all, unit_name
 
 from ..common import compare
@@ -150,6 +150,8 @@ def words(by_schedule: Groups, x: Sequence[str], overlay: bool = False, cut: boo
             f"Seconds: compute, compression and communication of {world['processes']} "
             f"process{plural} on {world.get('device', 'cpu')}"
         )
+    if len(by_schedule) > 1:
+        parts.append(f"In the title: means of the last {LAST} values")
     if cut:
         parts.append("The axis leaves out the first values")
     if overlay:

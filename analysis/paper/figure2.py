@@ -155,6 +155,11 @@ def _claim(by_schedule: Groups, shown: Metric, said: Mapping[str, str]) -> str:
     _, by_run = reached([run for runs in few.values() for run in runs])
     row = pair(by_run, "low-in-critical", "high", shown)
     size = f"{row['difference']:.1f} [{row['ci_low']:.1f}, {row['ci_high']:.1f}] {shown.unit}"
+    if row["ci_low"] < 0 < row["ci_high"]:
+        return (
+            "Low compression in the shaded epochs alone is not shown to end above high "
+            f"compression: {size}"
+        )
     return f"Low compression in the shaded epochs alone ends {size} above high compression"
 
 

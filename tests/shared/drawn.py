@@ -254,6 +254,7 @@ def names(figure: Figure) -> list[Annotation]:
 def title(figure: Figure) -> str:
     """Of the whole figure: by itself, or above a legend."""
     found = [figure.get_suptitle(), *(legend.get_title().get_text() for legend in figure.legends)]
+    found.append(figure.axes[0].get_title(loc="left"))  # where a legend stands at the right
     return " ".join(next(filter(None, found), "").split())
 
 

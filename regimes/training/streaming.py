@@ -120,7 +120,7 @@ class Exchange:
         if config.delay and world.processes > 1:
             self.background = Background(self.stack.device)
 
-    def set_storage(self, stack: Tensor, parts: list[Tensor]) -> None:
+    def set_storage(self, stack: Tensor, parts: Sequence[Tensor]) -> None:
         """Where movements are measured from now on."""
         self.stack, self.parts = stack, parts
 

@@ -94,7 +94,7 @@ def peak(readings: Sequence[Reading], window: float = 1.0) -> int:
 
 
 def train(config: dict[str, Any], options: dict[str, Any], rounds: int, pace: float) -> Any:
-    """On a node: its readings from the first round to the last, and the loss on the test set."""
+    """On a node: its readings between the first round and the last, and the test loss."""
     import torch
 
     import regimes

@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -126,7 +126,7 @@ class World:
         require(shared, "workers", workers, f"a multiple of the number of processes, {processes}")
         self.workers, self.processes, self.rank = workers, processes, rank
         count = workers // processes
-        self.hosted: Sequence[int] = range(rank * count, (rank + 1) * count)
+        self.hosted = range(rank * count, (rank + 1) * count)
         self.meter = Meter(torch.float32, workers)
         # one assignment, because other threads read it
         self._clock: tuple[float, float | None] = 0.0, None
@@ -156,7 +156,9 @@ class World:
     def set_present(self, workers: Sequence[int]) -> None:
         """From now on these workers are there, in ascending order, and a mean is over them; of a
         world of one process."""
-        self.hosted, self.workers = tuple(workers), len(workers)
+        # a tuple, as gaps have no range; only processes, whose workers are all there, read its ends
+        self.hosted = cast("range", tuple(workers))
+        self.workers = len(workers)
         self.meter.workers = self.workers
 
     # -- requests ----------------------------------------------------------------------------

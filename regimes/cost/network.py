@@ -209,7 +209,7 @@ class Work:
     ) -> Values:
         """Seconds in collectives; those of the gradient are cut into ``buckets``."""
         total: Values = 0.0
-        there = np.maximum(1.0, workers * self.present)
+        there = workers if self.present == 1 else np.maximum(1.0, workers * self.present)
         for kind, calls in self.calls.items():
             parts = calls * (1 if kind == "broadcast" else buckets)
             if parts > 0:

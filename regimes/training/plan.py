@@ -97,7 +97,8 @@ def minibatches(
     def generate() -> Iterator[Minibatch]:
         left = count
         for epoch, first, stop in parts:
-            data, readers = iter(()), None
+            data: Iterator[tuple[Tensor, Tensor]] = iter(())
+            readers: tuple[int, ...] | None = None
             for step in range(first, stop):
                 at = epoch * per_epoch + step * multiple
                 begin(at)

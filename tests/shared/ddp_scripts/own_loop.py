@@ -253,12 +253,22 @@ def resumed(rank: int, folder: Path, stop: int) -> list[Any]:
     return [flat(network), local.traffic.floats, local.rows]
 
 
+def sharded(network: nn.Module) -> nn.Module:
+    """The shards of a network on all processes of the group."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(network, mesh=init_device_mesh("cpu", (2,)))
+    return network
+
+
 def refused(rank: int, name: str) -> str:
     """What one is told who holds it wrong."""
     network = model()
     own = optimizer(network, "sgd")
     wrong: dict[str, Callable[[], Any]] = {
         "wrapped": lambda: regimes.local_steps(nn.parallel.DistributedDataParallel(network), own),
+        "sharded": lambda: regimes.local_steps(sharded(network), own),
         "another optimizer": lambda: regimes.local_steps(network, optimizer(model(), "sgd")),
         "no period": lambda: regimes.local_steps(network, own, policy=0),
         "no such policy": lambda: regimes.local_steps(network, own, policy="accordeon"),

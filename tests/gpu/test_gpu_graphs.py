@@ -111,14 +111,11 @@ SLOW: dict[str, list[str]] = {
 }
 
 
-KNOWN = {"gpt": [pytest.mark.xfail(strict=True, reason="other numbers; the cause is not found")]}
-
-
 @pytest.mark.parametrize(
     "settings",
     [
         *CASES.values(),
-        *(pytest.param(s, marks=[pytest.mark.slow, *KNOWN.get(n, [])]) for n, s in SLOW.items()),
+        *(pytest.param(s, marks=pytest.mark.slow) for s in SLOW.values()),
     ],
     ids=[*CASES, *SLOW],
 )

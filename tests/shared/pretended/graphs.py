@@ -27,6 +27,8 @@ class Place(NamedTuple):
     offset: int
     size: tuple[int, ...]
     stride: tuple[int, ...]
+    conjugate: bool = False  # a complex tensor that is read as its conjugate
+    negative: bool = False
 
     def tensor(self) -> Tensor:
         storage = self.storage
@@ -35,7 +37,9 @@ class Place(NamedTuple):
             if storage is None:
                 raise RuntimeError("a graph reads memory that has been freed since its capture")
         empty = torch.empty(0, dtype=self.dtype)
-        return empty.set_(storage, self.offset, self.size, self.stride)
+        found = empty.set_(storage, self.offset, self.size, self.stride)
+        found = torch._conj(found) if self.conjugate else found
+        return torch._neg_view(found) if self.negative else found
 
 
 class Launch(NamedTuple):
@@ -87,7 +91,8 @@ class Graph:
         storage = tensor.untyped_storage()
         found = self.own.get(storage._cdata) or StorageWeakRef(storage)
         size, stride = tuple(tensor.shape), tensor.stride()
-        return Place(found, tensor.dtype, tensor.storage_offset(), size, stride)
+        reading = tensor.is_conj(), tensor.is_neg()
+        return Place(found, tensor.dtype, tensor.storage_offset(), size, stride, *reading)
 
     def _placed(self, value: Any) -> Any:
         return self._place(value) if isinstance(value, Tensor) else value

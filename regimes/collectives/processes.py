@@ -128,7 +128,7 @@ class ProcessWorld(World):
         return answers
 
     def gather(self, tensors: list[Tensor]) -> list[Tensor]:
-        wires = [t.contiguous().view(self.local, -1).view(torch.uint8) for t in tensors]
+        wires = [_packed(t.reshape(self.local, -1)).view(torch.uint8) for t in tensors]
         flat = torch.cat(wires, dim=1)  # [L, bytes]
         everyone = flat.new_empty((self.workers, flat.shape[1]))
         self._wait(getattr(dist, GATHER), everyone, flat, group=self.peers[0], async_op=True)
@@ -143,9 +143,8 @@ class ProcessWorld(World):
 
     def exchange(self, tensors: list[Tensor]) -> list[Tensor]:
         """The parts for one process, of all its workers and tensors, travel together."""
-        wires = [
-            t.contiguous().view(self.local, self.workers, -1).view(torch.uint8) for t in tensors
-        ]
+        shape = self.local, self.workers, -1
+        wires = [_packed(t.reshape(shape)).view(torch.uint8) for t in tensors]
         flat = torch.cat(wires, dim=2)  # [L, W, bytes]
         group, count = self.peers
         flat = flat.unflatten(1, (count, self.local)).transpose(0, 1).contiguous()
@@ -407,3 +406,11 @@ def _leave(*, at_once: bool = False) -> None:
         dist.destroy_process_group()
     elif "nccl" in dist.get_backend_config():
         dist.distributed_c10d._abort_process_group()
+
+
+def _packed(t: Tensor) -> Tensor:
+    """The same numbers without gaps: a last dimension of one number may have any stride, with which
+    torch calls a tensor contiguous but does not view it as bytes."""
+    if t.is_contiguous() and t.stride(-1) == 1:
+        return t
+    return t.clone(memory_format=torch.contiguous_format)

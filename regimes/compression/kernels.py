@@ -57,7 +57,7 @@ def cached(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
                 _held.append(value)
             return value
 
-        get.forget = remembered.cache_clear  # type: ignore[attr-defined]
+        get.most = most  # type: ignore[attr-defined]
         return get
 
     return decorate

@@ -7,7 +7,8 @@ Embedding to Improve Language Models", 2017).
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import ClassVar
 
 import torch
@@ -15,6 +16,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.backends import cudnn
 from torch.nn import functional as F
+
+from regimes.precision import is_half
 
 Hidden = tuple[Float[Tensor, "layers batch width"], Float[Tensor, "layers batch width"]]
 
@@ -32,7 +35,10 @@ class Layers(nn.LSTM):
         for layer, weights in enumerate(self.all_weights):
             state = [t[layer : layer + 1] for t in (h, c)]
             x = F.dropout(x, self.dropout, self.training and layer > 0)
-            x, *state = torch.lstm(x, state, (*weights,), True, 1, 0.0, self.training, False, False)
+            with _torch_kernels(x):
+                x, *state = torch.lstm(
+                    x, state, [*weights], True, 1, 0.0, self.training, False, False
+                )
             last.append(state)
         h, c = (torch.cat(parts) for parts in zip(*last, strict=True))
         return x.transpose(0, 1), (h, c)
@@ -45,6 +51,19 @@ class Layers(nn.LSTM):
                 sizes = weights[0].shape[1], kind, self.hidden_size, 0, 1
                 with torch.no_grad(), torch.cuda.device_of(weights[0]):
                     torch._cudnn_rnn_flatten_weight((*weights,), 4, *sizes, True, False)
+
+
+@contextmanager
+def _torch_kernels(x: Tensor) -> Iterator[None]:
+    """In half precision on a CPU torch's own kernels: oneDNN's LSTM needs a processor that computes
+    with bfloat16, and raises a RuntimeError on others."""
+    before = torch.backends.mkldnn.enabled
+    if x.is_cpu and is_half(x.dtype):
+        torch.backends.mkldnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = before
 
 
 class LSTM(nn.Module):

@@ -25,6 +25,9 @@ from regimes.models.classifier import Classifier, Features, Images, conv_unit, s
 
 REDUCTION = 16  # of the channels, inside SqueezeExcite
 WIDEN = 10
+# On processors with AVX2 and without AVX-512, oneDNN 3.12 (torch 2.13) computes wrong gradients of
+# the weights of a 1x1 convolution with a stride and fewer channels, in channels-last memory.
+FEWEST = 8
 WIDE_BLOCKS = 4  # per stage: (28 - 4) / 6
 
 
@@ -44,10 +47,20 @@ class Block(nn.Module):
         return functional.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
 
 
+class Shortcut(nn.Conv2d):
+    """A 1x1 convolution with a stride."""
+
+    def forward(self, x: Images) -> Features:
+        if self.in_channels >= FEWEST or self.stride[0] == 1:
+            return super().forward(x)
+        across, down = self.stride
+        return functional.conv2d(x[:, :, ::across, ::down], self.weight, self.bias)
+
+
 def _shortcut(channels: int, width: int, stride: int, bias: bool) -> nn.Sequential:
     if stride == 1 and channels == width:
         return nn.Sequential()
-    return nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=bias), nn.BatchNorm2d(width))
+    return nn.Sequential(Shortcut(channels, width, 1, stride, bias=bias), nn.BatchNorm2d(width))
 
 
 def resnet18(*, classes: int, channels: int, image_size: int, width: int = 64) -> Classifier:
@@ -117,7 +130,7 @@ class PreActivationBlock(nn.Module):
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.shortcut = None
         if stride != 1 or channels != width:
-            self.shortcut = nn.Conv2d(channels, width, 1, stride, bias=False)
+            self.shortcut = Shortcut(channels, width, 1, stride, bias=False)
         self.weigh = SqueezeExcite(width)
 
     def forward(self, x: Images) -> Features:
@@ -153,7 +166,7 @@ class WideBlock(nn.Module):
         self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or channels != width:
-            self.shortcut = nn.Conv2d(channels, width, 1, stride)
+            self.shortcut = Shortcut(channels, width, 1, stride)
 
     def forward(self, x: Images) -> Features:
         y = self.dropout(self.conv1(functional.relu(self.bn1(x))))

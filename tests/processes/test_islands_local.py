@@ -32,7 +32,10 @@ def test_continued_within_a_round_they_have_the_same_bits(tmp_path: Path) -> Non
     for mine, theirs in zip(cut, whole, strict=True):
         for name, tensor in theirs["weights"].items():
             assert torch.equal(mine["weights"][name], tensor), name
-        assert mine["rows"] == theirs["rows"]
+        for row, expected in zip(mine["rows"], theirs["rows"], strict=True):
+            if expected["train_loss"] is None:  # only process 0 has what was logged, and the record
+                row = row | {"train_loss": None}
+            assert row == expected
     record = regimes.load(tmp_path / "cut" / "run")
     assert record.finished
     assert record.header["world"]["shards"] == 2

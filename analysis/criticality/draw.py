@@ -95,7 +95,8 @@ def worst(curve: pd.DataFrame, trunk: Record) -> str:
     form = f".{max(1, shown.digits - 1)}f"
     ends = interval_text(top["ci_low"], top["ci_high"], form)
     at = f"from unit {top['onset']:.0f}: {top['harm']:{form}}{f' {ends}' if ends else ''}"
-    said = f"A pulse of {arm} harms most {at} {shown.unit}"
+    of = "" if str(arm).startswith("pulse") else f" of {arm}"
+    said = f"A pulse{of} harms most {at} {shown.unit}"
     fell = decays(trunk)
     late = part[part["onset"] >= fell[0][0]] if fell else part[:0]
     if late.empty or top["onset"] >= fell[0][0]:

@@ -252,10 +252,10 @@ def names(figure: Figure) -> list[Annotation]:
 
 
 def title(figure: Figure) -> str:
-    """Of the whole figure: by itself, or above a legend."""
+    """Of the whole figure: by itself, above a legend or above its first axes; the longest."""
     found = [figure.get_suptitle(), *(legend.get_title().get_text() for legend in figure.legends)]
     found.append(figure.axes[0].get_title(loc="left"))  # where a legend stands at the right
-    return " ".join(next(filter(None, found), "").split())
+    return " ".join(max(found, key=len).split())
 
 
 def entries(shown: Shown) -> list[dict[str, Seen]]:

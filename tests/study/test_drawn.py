@@ -44,6 +44,7 @@ from regimes.plotting import style
 from regimes.plotting.curves import curves, ends
 from regimes.plotting.looks import style_of
 from regimes.plotting.panels import levels
+from regimes.plotting.words import names_of
 from regimes.records import load, load_all
 from regimes.report import content, pictures
 
@@ -258,10 +259,11 @@ def test_the_pictures_of_a_report_are_the_curves(
             Shown(
                 figure,
                 table,
-                curve_panels(table, (against,)),
+                curve_panels(table, (against,), names=names_of(study.groups)),
                 words,
                 ["n = 3 seeds"],
                 decays=fallen(one),
+                cut=(0,),
             )
         )
     for title in maps:

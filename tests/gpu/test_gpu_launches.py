@@ -74,6 +74,8 @@ def exceeded(found: Counts, bound: Counts) -> list[str]:
     "name", [pytest.param(x, marks=[pytest.mark.slow] * (x in SLOW)) for x in STEPS]
 )
 def test_a_step_costs_no_more_than_its_bounds(name: str, tmp_path: Path) -> None:
+    if name == "lstm, bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("a CPU under the name of a GPU computes this, and it has no LSTM in bfloat16")
     assert not exceeded(counted(STEPS[name], tmp_path / "run"), BOUNDS[name])
 
 

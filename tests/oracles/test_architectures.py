@@ -10,7 +10,8 @@ from torch.nn import functional
 from regimes.data.sources import torchvision_datasets
 from regimes.models import build, resnet
 from regimes.models.googlenet import Inception
-from regimes.models.resnet import SqueezeExcite, WideBlock
+from regimes.models.lstm import LSTM
+from regimes.models.resnet import Shortcut, SqueezeExcite, WideBlock
 
 # -- another library ------------------------------------------------------------------------------
 
@@ -98,3 +99,38 @@ def test_the_three_branches_of_an_inception_see_1_3_and_5_pixels():
         assert len(rows) == seen**2
         assert (rows.min(), rows.max()) == (4 - seen // 2, 4 + seen // 2)
         assert (columns.min(), columns.max()) == (4 - seen // 2, 4 + seen // 2)
+
+
+@pytest.mark.parametrize("channels", [4, 7, 8])
+def test_a_narrow_shortcut_is_a_convolution_with_a_stride(channels: int) -> None:
+    """In channels-last memory, where oneDNN is wrong below 8 channels on some processors."""
+    torch.manual_seed(0)
+    ours = Shortcut(channels, 8, 1, 2)
+    x = torch.randn(20, channels, 9, 9).to(memory_format=torch.channels_last).requires_grad_()
+    ours(x).square().sum().backward()
+    with torch.no_grad():
+        rows = x[:, :, ::2, ::2].permute(0, 2, 3, 1).reshape(-1, channels).double()
+        weight = ours.weight.flatten(1).double()
+        out = rows @ weight.T + ours.bias.double()
+    assert torch.allclose(ours.weight.grad.flatten(1).double(), 2 * out.T @ rows, rtol=1e-4)
+    expected = torch.zeros_like(x)
+    images = (2 * out @ weight).float().view(20, 5, 5, channels)
+    expected[:, :, ::2, ::2] = images.permute(0, 3, 1, 2)
+    assert torch.allclose(x.grad, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", ["parameters", "autocast"])
+def test_an_lstm_in_bfloat16_on_a_cpu(way: str) -> None:
+    """Against float32, within a few roundings to 8 bits; also where oneDNN has none in bfloat16."""
+    torch.manual_seed(0)
+    model = LSTM(classes=50, width=16, depth=2, dropout=0.0)
+    words = torch.randint(0, 50, (3, 7))
+    expected, _ = model(words, None)
+    if way == "parameters":
+        model = model.bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=way == "autocast"):
+        found, _ = model(words, None)
+    found.float().sum().backward()
+    assert found.dtype == torch.bfloat16
+    assert (found.float() - expected).abs().max() < 2**-6 * expected.abs().max()
+    assert torch.backends.mkldnn.enabled

@@ -375,11 +375,13 @@ ARCHIVE = {  # records that each command without grids of its own can draw
     "figure2": "small",
     "figure3": "small-signals",
     "figure4a": "small-overlap",
+    "layers": "harm-layers",
     "levels": "lstm-small",
     "mechanism": "rates-lm",
     "narrowing": "rates-when",
     "onset": "harm-lm",
     "rivals": "smoke-rivals",
+    "settings": "harm-lm",
     "tournament": "tournament-lm",
 }
 NO_MEAN = {  # read no records of ours, or draw one run

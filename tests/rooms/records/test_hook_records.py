@@ -515,7 +515,7 @@ def test_a_loss_of_unknown_unit_is_drawn_without_one(
     paths = curves.main(train, tmp_path / "figures", metric="train_loss")
     assert [path.suffix for path in paths] == [".png", ".svg", ".csv"]  # no table: never tested
     epochs, _ = panels(load(train), column="train_loss")
-    assert epochs.get_ylabel() == "training loss"
+    assert epochs.get_ylabel() == "training loss\nlower is better"
     (trainers, _) = panels(load(trained), column="train_loss")
     assert trainers.get_ylabel() == "training loss (nats)"
 

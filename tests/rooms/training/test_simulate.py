@@ -271,7 +271,7 @@ def test_records_are_compared_and_drawn(tmp_path: Path) -> None:
     ]
     assert regimes.compare(runs)["n"].tolist() == [3]
     figure = regimes.plot(runs)
-    assert figure.axes[0].get_ylabel() == "test accuracy (%)"
+    assert figure.axes[0].get_ylabel() == "test accuracy (%)\nhigher is better"
     assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
     assert regimes.plot(tmp_path, "bytes", against="floats").axes
     with pytest.raises(RecordError, match="has no column 'los', did you mean"):

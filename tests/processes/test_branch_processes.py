@@ -33,8 +33,11 @@ def test_two_processes_end_in_their_trunks_bits(tmp_path: Path) -> None:
     "changed",
     [
         ["compressor=topk", "levels.low=20", "levels.high=5"],
-        ["optimizer.weight_decay=0.01", "policy={name='static', level='high'}"],
-        ["sync_policy={name='static', level='5'}"],
+        pytest.param(
+            ["optimizer.weight_decay=0.01", "policy={name='static', level='high'}"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(["sync_policy={name='static', level='5'}"], marks=pytest.mark.slow),
     ],
 )
 def test_processes_only_divide_the_work_of_a_pulse(changed: list[str], tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from ddp_scripts import group, islands_jobs
 
 
+@pytest.mark.slow
 def test_wrapped_compiled_or_with_muon_they_equal_torchs_hsdp() -> None:
     for found in group.run(islands_jobs.trained, 4):
         assert found.keys() == islands_jobs.WAYS.keys()
@@ -27,6 +29,7 @@ def test_todays_replicate_is_an_island_of_one() -> None:
             assert torch.allclose(ours[name], tensor, rtol=0, atol=1e-12), name
 
 
+@pytest.mark.slow
 def test_mixed_precision_stays_near_float32() -> None:
     """Four steps of AdamW at 0.01 move a weight by 0.04 at most; bfloat16 has eight bits."""
     for found in group.run(islands_jobs.precisions, 4):

@@ -149,7 +149,7 @@ def test_the_time_of_a_unit_is_that_of_all_its_steps(tmp_path: Path) -> None:
 
 TOLD = {
     "wrapped": "DistributedDataParallel exchanges something at each step by itself",
-    "sharded": "local_steps: the parameters of a sharded model are not whole on any process",
+    "sharded": "local_steps: the model is divided by fully_shard: shard it over one dimension",
     "another optimizer": "optimizer: it has other parameters than the model trains",
     "no period": "policy = 0: expected a period from 1 step up, or a policy",
     "no such policy": "unknown policy 'accordeon': did you mean 'accordion'",

@@ -517,7 +517,7 @@ def test_a_loss_of_unknown_unit_is_drawn_without_one(
     epochs, _ = panels(load(train), column="train_loss")
     assert epochs.get_ylabel() == "training loss\nlower is better"
     (trainers, _) = panels(load(trained), column="train_loss")
-    assert trainers.get_ylabel() == "training loss (nats)"
+    assert trainers.get_ylabel() == "training loss (nats)\nlower is better"
 
 
 def test_a_unit_of_ones_own_training_by_hand() -> None:

@@ -1,4 +1,4 @@
-"""Part 3: a rank that falls with the rate, at 16 and 93 times the parameters of committed runs.
+"""Part 3: a rank that falls with the rate, at 14 and 93 times the parameters of committed runs.
 
 The arms of ``analysis/grids/arms/ladder.toml`` on the standard library's source, as `lm-small`
 trains it (600 steps). Each arm's rate is chosen on text held out, by one seed; the result has

@@ -152,7 +152,7 @@ class ManagedSteps(LocalSteps):
 
     def _commit(self, last: bool, means: Mapping[int, Tensor] | None) -> None:
         contributors = self.world.contributors
-        if self.world.rank not in contributors:  # it has added nothing, and so is owed nothing
+        if self.world.rank not in contributors:  # it has added nothing, so it keeps no residual
             for state in self.exchange.reducer.states:
                 state.residual = None if state.residual is None else state.residual.zero_()
         self._apply(last, means)

@@ -22,7 +22,7 @@ from regimes.plotting.looks import SPELT, Look, Metric, style_of
 from regimes.statistics import LEAST, t_interval
 
 TITLE_LETTERS = 96  # of size 9.5 that fit into 7.2 inches
-LINE = 0.145  # inches, of a name beside the axes
+LINE = 0.145  # inches, of a name next to the axes
 LETTERS = 30  # of a line of such a name
 LAST = 3  # units whose mean a run has reached, as in tables
 SUBJECTS = ("accordion", "accordion-batch")  # of a title

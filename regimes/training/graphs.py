@@ -259,7 +259,7 @@ def _remembered(state: State) -> dict[str, Any]:
 
 
 def _decisive(state: State) -> tuple[Any, ...]:
-    """What decides the launches of a layer beside its level."""
+    """What decides the launches of a layer, apart from its level."""
     return tuple(
         (name, _layout(value) if isinstance(value, Tensor) else value)
         for name, value in _remembered(state).items()

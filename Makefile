@@ -1,6 +1,8 @@
 # `make demo` and `make test` do all their set-up on a fresh machine, in .venv, and then their job.
 # `make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu` takes torch and torchvision, and only
 # them, from that index: without it, from the usual one, which may offer CUDA builds (constraints.txt).
+# Where this variable is set, each process would compile torch's modules again, which takes seconds.
+unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
 TORCH_INDEX ?=
 BIN := .venv/bin
@@ -26,7 +28,7 @@ test: .venv/dev.stamp check  ## checks, and all tests but the slow ones
 	$(BIN)/python -m pytest -n 3
 
 test-all: .venv/dev.stamp check  ## all tests, the slow ones too
-	$(BIN)/python -m pytest -n 2 -m "not integrations"
+	CHECKED_CALLS=inf $(BIN)/python -m pytest -n 3 -m "not integrations"
 
 integrations: .venv-integrations/stamp  ## test Hugging Face's Trainer, Accelerate, Lightning and torchft, on real processes
 	.venv-integrations/bin/python -m pytest -m integrations tests/rooms/integrations/test_integrations.py \

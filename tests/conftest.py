@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -18,6 +18,36 @@ from hypothesis import settings
 shapes.install()  # before any test imports a regimes module
 settings.register_profile("untimed", deadline=None)  # a test is no benchmark
 settings.load_profile("untimed")
+
+
+SLOW = Path(__file__).with_name("slow.txt")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests of ``slow.txt``: further cases of tests of which others stay, and tests whose
+    subject shorter ones cover."""
+    names = set(SLOW.read_text().splitlines())
+    for item in items:
+        if item.nodeid in names:
+            item.add_marker(pytest.mark.slow)
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS:  # the whole suite
+        unknown = sorted(names - {item.nodeid for item in items})
+        if unknown:
+            raise pytest.UsageError(f"tests/slow.txt names no test: {unknown[0]}")
+
+
+@pytest.fixture(autouse=True)
+def _checked_shapes() -> None:
+    shapes.begin_test()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_waiting_for_disks() -> Iterator[None]:
+    """Files survive a killed process without ``fsync``; no test cuts the power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
 
 
 @pytest.fixture

@@ -101,8 +101,11 @@ class Churn:
 
     def restore(self, workers: Sequence[int]) -> None:
         """Those that were present when a checkpoint was written."""
-        if list(workers) == list(range(self.run.config.workers)):
+        known = list(range(self.run.config.workers))
+        if list(workers) == known:
             return
+        if not workers or not {*workers} < {*known}:
+            raise ValueError(f"its workers are {list(workers)}")
         if self.run.world.processes > 1:
             raise ConfigError(
                 f"--processes: only workers {list(workers)} are present where this run continues: "
